@@ -1,0 +1,46 @@
+# make run    serve the example on http://127.0.0.1:8000      make test   every test, a private Redis included
+# make check  style, types, import directions                 make bench  cost per request, measured
+# make demo   a real access log through the limiter           make fuzz   the property tests, for much longer
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: run test check bench demo fuzz redis clean
+
+run: .venv/example
+	$(BIN)/uvicorn example_app.main:app --host 127.0.0.1 --port 8000
+
+test: .venv/dev redis
+	$(BIN)/pytest --cov --cov-report=term-missing:skip-covered --cov-fail-under=95
+
+check: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest tests/test_imports.py
+
+bench: .venv/dev redis
+	$(BIN)/python -m benchmarks.cost
+
+demo: .venv/dev redis
+	$(BIN)/python -m tests.access_log
+
+fuzz: .venv/dev redis
+	LIMITGATE_TEST_EXAMPLES=100000 $(BIN)/pytest -k "differential or property or fuzz"
+
+redis:
+	@scripts/ensure-redis
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/example: .venv/bin/python pyproject.toml
+	$(BIN)/pip install --quiet --editable '.[example]'
+	@touch $@
+
+.venv/dev: .venv/bin/python pyproject.toml
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -1,0 +1,1 @@
+"""A small service behind LimitGate: `main` on ASGI, `wsgi` on WSGI."""

@@ -1,0 +1,96 @@
+"""The callers that a rule file lists: how they prove who they are, and the tier they belong to."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StrictStr, model_validator
+
+from limitgate.client import Proxies
+from limitgate.errors import ConfigError
+from limitgate.request import Request
+
+DEFAULT_TIER = "default"
+
+Text = Annotated[StrictStr, Field(min_length=1, max_length=256)]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: an identity of the application's own, and the tier whose rules apply. What ``identify`` returns."""
+
+    id: str
+    tier: str = DEFAULT_TIER
+
+
+class KnownCaller(BaseModel):
+    """A caller as listed in a rule file: recognised by an API key's digest, or by headers from a trusted peer."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: Text
+    api_key: Annotated[StrictStr, Field(pattern=r"^sha256:[0-9a-fA-F]{64}\z")] | None = None
+    """``sha256:`` and the 64 hex digits of the key's SHA-256."""
+    header: dict[Text, Text] | None = None
+    """Headers that must all have these values; believed only from a peer in ``trusted_proxies``."""
+    tier: Text | None = None
+    """The tier, if it is not the one of the file."""
+
+    @model_validator(mode="after")
+    def _can_be_recognised(self) -> KnownCaller:
+        if not self.api_key and not self.header:
+            raise ConfigError(f"caller {self.id!r} has neither api_key nor header, expected one of them")
+        return self
+
+
+class Callers:
+    """Finds the listed caller that a request comes from. Raises `ConfigError` where two cannot be told apart."""
+
+    def __init__(self, listed: Iterable[KnownCaller] = ()) -> None:
+        self._by_key: dict[bytes, list[tuple[bytes, Caller]]] = {}
+        self._by_header: list[tuple[dict[str, str], Caller]] = []
+        for place, entry in enumerate(listed):
+            caller = Caller(entry.id, entry.tier or DEFAULT_TIER)
+            if entry.api_key:
+                digest = bytes.fromhex(entry.api_key.removeprefix("sha256:"))
+                alike = self._by_key.setdefault(digest[:8], [])
+                for other in (other for listed, other in alike if listed == digest):
+                    message = f"caller {entry.id!r} has the api_key of caller {other.id!r}, expected another"
+                    raise ConfigError(message, ("callers", place, "api_key"))
+                alike.append((digest, caller))
+            if entry.header:
+                self._by_header.append((entry.header, caller))
+
+    @property
+    def list_keys(self) -> bool:
+        """Whether any API keys are listed; then a key that is not counts as no key."""
+        return bool(self._by_key)
+
+    def __bool__(self) -> bool:
+        return bool(self._by_key or self._by_header)
+
+    def with_key(self, api_key: str) -> Caller | None:
+        """The caller with this API key.
+
+        Whole digests are compared in constant time. They are found by their first bytes, which tells nothing about the
+        key: nobody can choose keys whose SHA-256 begins as they like.
+        """
+        digest = hashlib.sha256(api_key.encode("utf-8", "surrogatepass")).digest()
+        for listed, caller in self._by_key.get(digest[:8], ()):
+            if hmac.compare_digest(listed, digest):
+                return caller
+        return None
+
+    def with_headers(self, request: Request, proxies: Proxies) -> Caller | None:
+        """The caller that a trusted peer's headers name."""
+        if not self._by_header or not proxies.trust(request.peer):
+            return None
+        headers = request.headers
+        for expected, caller in self._by_header:
+            if all(hmac.compare_digest(headers.get(name, "").encode(), value.encode()) for name, value in expected.items()):
+                return caller
+        return None

@@ -1,0 +1,149 @@
+"""Who is at the other end: the client's address behind trusted proxies, and the network it is counted as."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+from limitgate.errors import ConfigError
+from limitgate.request import Request
+
+MAX_HOPS = 32
+"""Elements of a forwarding header that are looked at, from the right."""
+MAX_LENGTH = 100
+"""Characters of an address with everything around it; anything longer is none."""
+UNIX = "unix"
+"""Stands in a list of trusted proxies for a peer on a unix socket."""
+
+_NAT64 = IPv6Network("64:ff9b::/96")  # RFC 6052 section 2.1
+_BRACKETED = re.compile(r"\[([^\]]*)\](?::[0-9]{1,5})?\Z")
+_V4_WITH_PORT = re.compile(r"([0-9.]+):[0-9]{1,5}\Z", re.ASCII)
+_FORWARDED_FOR = re.compile(
+    r"\s*(?:[^\s;=\"]+=(?:[^\s;\"]*|\"[^\"\\]*\")\s*;\s*)*for=(?:([^\s;,\"]+)|\"([^\"\\]*)\")"
+    r"(?:\s*;\s*[^\s;=\"]+=(?:[^\s;\"]*|\"[^\"\\]*\"))*\s*\Z",
+    re.IGNORECASE,
+)
+
+
+def canonical(text: str) -> IPv4Address | IPv6Address | None:
+    """The address in ``text``, without port, brackets and zone; IPv4 inside IPv6 as IPv4. None if there is none.
+
+    The forms are those of RFC 7239 section 6, with or without a port, since some proxies append one.
+    """
+    return _parsed(text.strip()) if len(text) <= MAX_LENGTH else None
+
+
+@lru_cache(maxsize=65536)
+def _parsed(text: str) -> IPv4Address | IPv6Address | None:
+    if bracketed := _BRACKETED.match(text):
+        text = bracketed[1]
+    elif with_port := _V4_WITH_PORT.match(text):
+        text = with_port[1]
+    try:
+        address = ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    if isinstance(address, IPv6Address):
+        if address.ipv4_mapped:
+            return address.ipv4_mapped
+        if address in _NAT64:
+            return IPv4Address(int(address) & 0xFFFFFFFF)
+    return address
+
+
+@lru_cache(maxsize=65536)
+def grouped(client: str, ipv6_prefix: int) -> str:
+    """What a client is counted as: its IPv4 address, or the IPv6 network of ``ipv6_prefix`` bits that it is in."""
+    address = canonical(client)
+    if isinstance(address, IPv6Address):
+        return str(IPv6Network((address, ipv6_prefix), strict=False))
+    return client if address is None else str(address)
+
+
+class Proxies:
+    """Which peers' word is taken for where a request came from, and the one header they say it in.
+
+    ``trusted`` holds addresses, CIDRs and the word ``unix``; ``header`` is ``x-forwarded-for`` (or another header that
+    holds addresses), or ``forwarded`` for RFC 7239. Raises `ConfigError` for anything else.
+    """
+
+    def __init__(self, trusted: Sequence[str], header: str) -> None:
+        self._unix = UNIX in trusted
+        self._networks = [_network(entry) for entry in trusted if entry != UNIX]
+        self._header = header.lower()
+        self._elements = _forwarded if self._header == "forwarded" else _addresses
+
+    def trust(self, peer: str | None) -> bool:
+        """Whether the headers of this peer are believed. A peer without an address is one on a unix socket."""
+        if peer is None:
+            return self._unix
+        return self._trusted(canonical(peer))
+
+    def client(self, request: Request) -> str | None:
+        """The client's address: the first one from the right, beginning with the peer, that is no trusted proxy.
+
+        An element that is no address stops the walk at the last good hop. If every hop is trusted, it is the leftmost.
+        """
+        peer = None if request.peer is None else canonical(request.peer)
+        client = request.peer if peer is None else str(peer)
+        if not self.trust(request.peer):
+            return client
+        for element in self._elements(request.headers.get(self._header, "")):
+            address = canonical(element)
+            if address is None:
+                break
+            client = str(address)
+            if not self._trusted(address):
+                break
+        return client
+
+    def _trusted(self, address: IPv4Address | IPv6Address | None) -> bool:
+        return address is not None and any(address in network for network in self._networks)
+
+
+def _network(entry: str) -> IPv4Network | IPv6Network:
+    try:
+        network = ip_network(entry)
+    except ValueError as error:
+        raise ConfigError(
+            f"trusted_proxies: {entry!r} is no address or CIDR ({error}), expected for example '10.0.0.0/8', '::1' or {UNIX!r}"
+        ) from error
+    mapped = network.network_address.ipv4_mapped if isinstance(network, IPv6Network) else None
+    return IPv4Network((mapped, max(0, network.prefixlen - 96))) if mapped else network
+
+
+def _addresses(value: str) -> Iterator[str]:
+    """The elements of an X-Forwarded-For style header, from the right."""
+    for _ in range(MAX_HOPS):
+        value, comma, element = value.rpartition(",")
+        yield element
+        if not comma:
+            return
+
+
+def _forwarded(value: str) -> Iterator[str]:
+    """The nodes of a Forwarded header (RFC 7239 section 4) from the right; an empty one where an element names none.
+
+    Reading from the right keeps what the nearest proxy wrote apart from whatever a client put to the left of it,
+    unbalanced quotes included.
+    """
+    for _ in range(MAX_HOPS):
+        comma = _last_comma(value)
+        match = _FORWARDED_FOR.match(value[comma + 1 :])
+        yield (match[1] or match[2] or "") if match else ""
+        if comma < 0:
+            return
+        value = value[:comma]
+
+
+def _last_comma(value: str) -> int:
+    """The place of the last comma outside of quotes, -1 if there is none."""
+    end, quotes = len(value), 0
+    while (comma := value.rfind(",", 0, end)) >= 0:
+        quotes += value.count('"', comma, end)
+        if quotes % 2 == 0:
+            return comma
+        end = comma
+    return -1

@@ -1,0 +1,192 @@
+"""``@limit`` and ``@exempt``: limits written beside the code they are for.
+
+A decorator only leaves a mark. The gate finds the marks of the endpoint that a request will reach and decides on them together
+with the rules, before the body is read. What the decorator wraps around the endpoint is a guard: it raises where no gate has
+seen the endpoint, so a limited route never runs unlimited in silence.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import re
+from collections import Counter
+from collections.abc import Callable, Container, Iterable
+from contextvars import ContextVar
+from typing import Any, Literal, TypeVar
+
+from limitgate.errors import ConfigError
+from limitgate.limits import Limit
+from limitgate.rules import Cost, OnError, Rule
+
+F = TypeVar("F", bound=Callable[..., Any])
+Mark = Rule | Literal["exempt"]
+
+_MARKS = "__limitgate_marks__"
+_GUARDED = "__limitgate_guarded__"
+_DISPATCHERS = ("dispatch", "dispatch_request")
+"""The methods through which class-based endpoints are run: Starlette's and Flask's."""
+
+seen_by_gate: ContextVar[Container[Mark] | None] = ContextVar("limitgate_seen", default=None)
+"""The marks that a gate has weighed for the request at hand."""
+
+_places: Counter[str] = Counter()
+
+
+class _Everything:
+    """Contains every mark: for requests that a gate has let through unweighed."""
+
+    def __contains__(self, mark: object) -> bool:
+        return True
+
+
+EVERYTHING: Container[Mark] = _Everything()
+
+
+def limit(
+    *limits: Limit | str,
+    name: str | None = None,
+    qps: int | None = None,
+    qpm: int | None = None,
+    qph: int | None = None,
+    qpd: int | None = None,
+    key: Iterable[str] = ("ip",),
+    methods: Iterable[str] | None = None,
+    cost: Cost = 1,
+    on_error: OnError | None = None,
+    shadow: bool = False,
+) -> Callable[[F], F]:
+    """Limit an endpoint: a Starlette or FastAPI route, an ``HTTPEndpoint`` class or one of its methods, a Flask view.
+
+    Takes what `Rule` takes, and stacks. Without a ``name`` each decorated place has one of its own, from its module and
+    qualified name; places that are given the same name share a bucket. Raises `ConfigError` like `Rule`, and the
+    decorated endpoint raises it when it is called without a gate around it.
+    """
+    options = {"qps": qps, "qpm": qpm, "qph": qph, "qpd": qpd, "cost": cost, "on_error": on_error, "shadow": shadow}
+
+    def decorate(endpoint: F) -> F:
+        rule = Rule(name or _place_of(endpoint), *limits, key=key, methods=methods, **options)
+        if any(isinstance(mark, Rule) and mark.name == rule.name for mark in marks_of(endpoint)):
+            raise ConfigError(f"limit {rule.name!r} is on {_name_of(endpoint)} twice, expected different names")
+        guarded: F = _guarded(endpoint, rule)
+        return guarded
+
+    return decorate
+
+
+def exempt(endpoint: F) -> F:
+    """Switch off every rule for an endpoint: no decision, no headers, no charge."""
+    _mark(endpoint, "exempt")
+    return endpoint
+
+
+def marks_of(endpoint: Any, method: str = "") -> tuple[Mark, ...]:
+    """The marks on an endpoint, and on the method of a class-based one that serves ``method``."""
+    while isinstance(endpoint, functools.partial):
+        endpoint = endpoint.func
+    marks: tuple[Mark, ...] = getattr(endpoint, _MARKS, ())
+    view_class = getattr(endpoint, "view_class", endpoint)
+    if view_class is not endpoint:
+        marks += getattr(view_class, _MARKS, ())
+    if method and inspect.isclass(view_class):
+        marks += getattr(getattr(view_class, method.lower(), None), _MARKS, ())
+    return marks
+
+
+def has_marks(endpoint: Any) -> bool:
+    """Whether an endpoint is marked, or any method of a class-based one."""
+    view_class = getattr(endpoint, "view_class", endpoint)
+    methods = [getattr(view_class, name) for name in dir(view_class)] if inspect.isclass(view_class) else []
+    return bool(marks_of(endpoint)) or any(hasattr(method, _MARKS) for method in methods)
+
+
+def outermost(endpoint: Any) -> Any:
+    """What the decorators above made of an endpoint; itself if it was not limited."""
+    while (guarded := getattr(endpoint, "__dict__", {}).get(_GUARDED)) is not None:
+        endpoint = guarded
+    return endpoint
+
+
+def _guarded(endpoint: Any, rule: Rule) -> Any:
+    """The endpoint with a guard around it and the mark upon it; the class itself for a class-based one."""
+    if inspect.isclass(endpoint):
+        dispatchers = [name for name in _DISPATCHERS if hasattr(endpoint, name)]
+        if not dispatchers:
+            raise ConfigError(f"{_name_of(endpoint)} is no class-based endpoint, expected one or a function")
+        for name in dispatchers:
+            setattr(endpoint, name, _guard(getattr(endpoint, name), rule))
+        _mark(endpoint, rule)
+        return endpoint
+    guarded = _guard(endpoint, rule)
+    _mark(guarded, rule)
+    if inspect.isfunction(endpoint):
+        setattr(endpoint, _GUARDED, guarded)
+    return guarded
+
+
+def _guard(function: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
+    """A function of the same kind that first makes sure that a gate has weighed ``rule``."""
+    guard: Callable[..., Any]
+    if inspect.iscoroutinefunction(function):
+
+        async def guard(*args: Any, **kwargs: Any) -> Any:
+            _check(rule)
+            return await function(*args, **kwargs)
+
+    elif inspect.isasyncgenfunction(function):
+
+        async def guard(*args: Any, **kwargs: Any) -> Any:
+            _check(rule)
+            async for item in function(*args, **kwargs):
+                yield item
+
+    elif inspect.isgeneratorfunction(function):
+
+        def guard(*args: Any, **kwargs: Any) -> Any:
+            _check(rule)
+            return (yield from function(*args, **kwargs))
+
+    else:
+
+        def guard(*args: Any, **kwargs: Any) -> Any:
+            _check(rule)
+            return function(*args, **kwargs)
+
+    return functools.wraps(function)(guard)
+
+
+def _check(rule: Rule) -> None:
+    seen = seen_by_gate.get()
+    if (seen is None or rule not in seen) and _enabled():
+        raise ConfigError(
+            f"{rule.name} is limited, but no LimitGate has seen this request for it; expected "
+            "app.add_middleware(LimitGate, rules=...) or LimitGateWSGI around the application that routes to it"
+        )
+
+
+def _enabled() -> bool:
+    from limitgate.settings import Settings  # noqa: PLC0415 - only here, where something is wrong or switched off
+
+    return Settings().enabled
+
+
+def _mark(endpoint: Any, mark: Mark) -> None:
+    setattr(endpoint, _MARKS, (*getattr(endpoint, _MARKS, ()), mark))
+
+
+def _name_of(endpoint: Any) -> str:
+    function = inspect.unwrap(endpoint)
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"{getattr(function, '__module__', '')}.{name}".replace(".<locals>", "")
+
+
+def _place_of(endpoint: Any) -> str:
+    """A name for a decorated place: stable between processes, different from that of every other place."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", _name_of(endpoint))
+    if len(name) > 50:
+        name = f"{name[-41:]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    _places[name] += 1
+    return name if _places[name] == 1 else f"{name}-{_places[name]}"

@@ -1,0 +1,58 @@
+"""The errors that LimitGate raises. All of them derive from LimitGateError."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+    from limitgate.decision import Decision
+
+StoreFault = Literal["timeout", "connection", "oom", "reply"]
+"""Why a store did not answer: too late, unreachable, out of memory, or an answer that is an error or no answer of ours."""
+
+
+class LimitGateError(Exception):
+    """Base class of every error raised by LimitGate."""
+
+
+class ConfigError(LimitGateError, ValueError):
+    """A mistake in a rule, a limit, a file or an option; the message says what was expected.
+
+    ``field`` leads to the mistake inside of what was checked, for example ``("limits", 0)``; ``reason`` is the message
+    without it.
+    """
+
+    def __init__(self, message: str, field: tuple[str | int, ...] = (), reason: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+        self.reason = message if reason is None else reason
+
+    @classmethod
+    def explaining(cls, error: ValidationError, what: str, known: Iterable[str]) -> ConfigError:
+        """The first mistake that pydantic found in ``what``, whose fields are ``known``."""
+        first = error.errors(include_url=False)[0]
+        field, message = first["loc"], first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            message = f"unknown field, expected one of {', '.join(known)}"
+        elif first["type"] != "value_error" and not isinstance(first["input"], dict):
+            message += f", not {first['input']!r:.80}"
+        return cls(f"{what}: {'.'.join(map(str, field)) or 'all'}: {message}", field, message)
+
+
+class StoreError(LimitGateError):
+    """The store could not decide in time. ``fault`` names the kind of failure."""
+
+    def __init__(self, message: str, fault: StoreFault = "connection") -> None:
+        super().__init__(message)
+        self.fault: StoreFault = fault
+
+
+class RateLimited(LimitGateError):  # noqa: N818 - the name is part of the public contract
+    """A call was refused. ``decision`` says by what and for how long."""
+
+    def __init__(self, decision: Decision) -> None:
+        super().__init__(f"rate limited, retry in {decision.retry_after:g} s")
+        self.decision = decision

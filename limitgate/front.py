@@ -1,0 +1,90 @@
+"""What both doors do when they are built: read the options, load the rules, open the store, make the gate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict, Unpack
+
+from limitgate.client import Proxies
+from limitgate.config import load_rules
+from limitgate.errors import ConfigError
+from limitgate.gate import Gate, Identify
+from limitgate.planner import Planner
+from limitgate.routes import Routes
+from limitgate.rules import OnError, Rule, RuleSet
+from limitgate.settings import Settings, warn_about_environment
+
+
+class Options(TypedDict, total=False):
+    """The options of a door; `Settings` says what each means. What is left out comes from ``LIMITGATE_*``."""
+
+    enabled: bool
+    rules: str | Path | Iterable[Rule] | RuleSet
+    store: Any
+    on_error: OnError
+    timeout: float
+    trusted_proxies: Sequence[str]
+    forwarded_header: str
+    ipv6_prefix: int
+    api_key_header: str
+    identify: Identify | None
+    headers: Sequence[str]
+    shadow: bool
+    on_denied: Callable[..., Any] | None
+    key_prefix: str
+    secret: str | None
+
+
+class Front(NamedTuple):
+    """A door's gate and what else it needs to know."""
+
+    gate: Gate | None
+    """None where LimitGate is switched off."""
+    on_denied: Callable[..., Any] | None
+    owns_store: bool
+    """Whether the store was opened here, and so is to be closed here."""
+
+
+def open_front(routes: Routes, open_store: Callable[[str], Any], **options: Unpack[Options]) -> Front:
+    """Set up what a door needs. Raises `ConfigError` for any mistake, `TypeError` for an unknown option."""
+    settings = Settings(**options)
+    if not settings.enabled:
+        return Front(None, None, owns_store=False)
+    warn_about_environment(settings.store)
+    owns_store = isinstance(settings.store, str)
+    planner = Planner(
+        _rules(settings.rules),
+        routes,
+        Proxies(settings.trusted_proxies, settings.forwarded_header),
+        identifies=settings.identify is not None,
+        api_key_header=settings.api_key_header,
+        ipv6_prefix=settings.ipv6_prefix,
+        key_prefix=settings.key_prefix,
+        secret=settings.secret.get_secret_value().encode() if settings.secret else b"",
+        shadow=settings.shadow,
+    )
+    gate = Gate(
+        planner,
+        open_store(settings.store) if owns_store else settings.store,
+        timeout=settings.timeout,
+        on_error=settings.on_error,
+        styles=settings.headers,
+        identify=settings.identify,
+    )
+    return Front(gate, settings.on_denied, owns_store)
+
+
+def _rules(given: object) -> RuleSet:
+    if given is None:
+        raise ConfigError("rules are missing, expected rules=... or LIMITGATE_RULES: a file, a folder, or a list of Rule")
+    if isinstance(given, RuleSet):
+        return given
+    if isinstance(given, str | Path):
+        return load_rules(given)
+    rules: list[Rule] = []
+    for rule in given if isinstance(given, Iterable) else [given]:
+        if not isinstance(rule, Rule):
+            raise ConfigError(f"rules: {rule!r:.80} is no Rule, expected a path, a list of Rule, or a RuleSet")
+        rules.append(rule)
+    return RuleSet(rules)

@@ -1,0 +1,130 @@
+"""The gate: a request goes in, an answer comes out. Pure but for asking the store.
+
+Both doors go through here. They differ in one thing, whether asking is awaited: `Gate.check` and `Gate.acheck`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Container
+from inspect import isawaitable
+from typing import Any, NamedTuple, cast
+
+from limitgate.callers import Caller
+from limitgate.decision import Decision, decide, undecided
+from limitgate.decorators import EVERYTHING, Mark
+from limitgate.errors import StoreError
+from limitgate.headers import Fields, Refusal, rate_fields, refusal, unavailable
+from limitgate.plan import Plan, Reading
+from limitgate.planner import Bound, Considered, Planner
+from limitgate.request import Request
+from limitgate.rules import OnError
+from limitgate.stores.base import AsyncStore, SyncStore
+from limitgate.stores.memory import MemoryStore
+
+log = logging.getLogger("limitgate")
+
+Identify = Callable[[Request], Caller | Awaitable[Caller | None] | None]
+
+
+class Answer(NamedTuple):
+    """What a door does with a request."""
+
+    decision: Decision | None
+    """None where no rule applies."""
+    fields: Fields
+    """Rate fields for whatever response is sent."""
+    refusal: Refusal | None
+    """The response to send instead of the application's; None to let the request pass."""
+    seen: Container[Mark]
+    """The decorators that were taken into account."""
+
+
+OFF = Answer(None, [], None, EVERYTHING)
+"""The answer of a gate that is switched off."""
+
+
+class Gate:
+    """Decides about requests, by the plans of a planner and what a store says to them.
+
+    ``styles`` are the header styles; ``on_error`` is for rules that have none of their own; ``timeout`` is in seconds.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        store: Any,
+        *,
+        timeout: float,
+        on_error: OnError,
+        styles: tuple[str, ...],
+        identify: Identify | None = None,
+    ) -> None:
+        self.store = store
+        self.failures = 0
+        """How often the store did not answer."""
+        self._planner = planner
+        self._timeout = timeout
+        self._on_error: OnError = on_error
+        self._styles = styles
+        self._identify = identify
+        self._local = MemoryStore()
+        self._failing = False
+
+    def check(self, request: Request) -> Answer:
+        """The answer to a request, by a `SyncStore`."""
+        identified = self._identify(request) if self._identify else None
+        considered = self._planner.plan(request, cast("Caller | None", identified))
+        if considered.plan is None:
+            return Answer(None, [], None, considered.seen)
+        try:
+            reading = cast(SyncStore, self.store).spend(considered.plan, self._timeout)
+        except StoreError as error:
+            return self._degraded(considered, error)
+        return self._decided(considered, considered.plan, reading)
+
+    async def acheck(self, request: Request) -> Answer:
+        """The answer to a request, by an `AsyncStore`; ``identify`` may be async."""
+        identified = self._identify(request) if self._identify else None
+        if isawaitable(identified):
+            identified = await identified
+        considered = self._planner.plan(request, identified)
+        if considered.plan is None:
+            return Answer(None, [], None, considered.seen)
+        try:
+            reading = await cast(AsyncStore, self.store).aspend(considered.plan, self._timeout)
+        except StoreError as error:
+            return self._degraded(considered, error)
+        return self._decided(considered, considered.plan, reading)
+
+    def _decided(self, considered: Considered, plan: Plan, reading: Reading) -> Answer:
+        if self._failing:
+            self._failing = False
+            log.warning("the store answers again")
+        return self._answer(considered, plan, reading, decide(plan, reading))
+
+    def _answer(self, considered: Considered, plan: Plan, reading: Reading, decision: Decision) -> Answer:
+        fields = rate_fields(self._styles, plan, decision, reading.now)
+        return Answer(decision, fields, None if decision.allowed else refusal(plan, decision), considered.seen)
+
+    def _degraded(self, considered: Considered, error: StoreError) -> Answer:
+        """The answer when the store failed: closed beats local beats open. A rule that cannot refuse has no say."""
+        self.failures += 1
+        if not self._failing:
+            self._failing = True
+            log.warning("the store failed, on_error decides until it answers again: %s", error)
+        policies = [self._policy(bound, error) if bound.binding else "open" for bound in considered.bounds]
+        if "closed" in policies:
+            return Answer(undecided(allowed=False), [], unavailable(), considered.seen)
+        if "local" not in policies or considered.plan is None:
+            return Answer(undecided(allowed=True), [], None, considered.seen)
+        charges = zip(considered.plan.charges, policies, strict=True)
+        plan = Plan(tuple(charge for charge, policy in charges if policy == "local"))
+        reading = self._local.spend(plan)
+        return self._answer(considered, plan, reading, decide(plan, reading)._replace(degraded=True))
+
+    def _policy(self, bound: Bound, error: StoreError) -> OnError:
+        """What a rule wants done. Out of memory, only its own word for ``open`` lets everything through."""
+        if bound.rule.on_error:
+            return bound.rule.on_error
+        return "local" if error.fault == "oom" and self._on_error == "open" else self._on_error

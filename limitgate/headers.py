@@ -1,0 +1,147 @@
+"""A decision as HTTP fields and as a refusal's body. Pure: names and values as text, in the case people write them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import islice
+from typing import NamedTuple
+
+from limitgate.decision import SECOND, Decision, Window
+from limitgate.limits import Windows, unit_of
+from limitgate.plan import Charge, Plan
+
+Fields = list[tuple[str, str]]
+
+_PROBLEMS = "https://iana.org/assignments/http-problem-types#"
+
+
+class Refusal(NamedTuple):
+    """A response that the gate gives itself."""
+
+    status: int
+    fields: Fields
+    body: bytes
+
+    @property
+    def waiting(self) -> Fields:
+        """The ``Retry-After`` among the fields, if there is one."""
+        return [field for field in self.fields if field[0] == "Retry-After"]
+
+    @property
+    def reason(self) -> str:
+        """The reason phrase of the status."""
+        return "Too Many Requests" if self.status == 429 else "Service Unavailable"
+
+
+def rate_fields(styles: Sequence[str], plan: Plan, decision: Decision, now: int) -> Fields:
+    """The rate fields of a response in each of ``styles``; ``now`` is the store's clock in Unix µs."""
+    fields: Fields = []
+    for style in styles:
+        fields += STYLES[style](plan, decision, now)
+    return fields
+
+
+def retry_after(decision: Decision) -> Fields:
+    """``Retry-After`` in whole seconds, at least 1 (RFC 9110 section 10.2.3); nothing where waiting cannot help."""
+    if decision.allowed or math.isinf(decision.retry_after):
+        return []
+    return [("Retry-After", str(max(1, math.ceil(decision.retry_after))))]
+
+
+def refusal(plan: Plan, decision: Decision) -> Refusal:
+    """The 429 (RFC 6585 section 4) with a problem body (RFC 9457) as draft-ietf-httpapi-ratelimit-headers-11 names it."""
+    waiting = retry_after(decision)
+    if waiting:
+        detail = f"Too many requests. Try again in {waiting[0][1]} s."
+    else:
+        detail = "This request costs more than its limit ever allows at once. Waiting does not help."
+    names = [charge.rule for charge, windows in _by_charge(plan, decision) if _refused(charge, windows)]
+    return _problem(429, "Quota Exceeded", detail, waiting, **{"violated-policies": names})
+
+
+def unavailable() -> Refusal:
+    """The 503 of ``on_error: closed``."""
+    detail = "The rate limit cannot be checked at the moment. Try again shortly."
+    return _problem(503, "Temporary Reduced Capacity", detail, [("Retry-After", "1")])
+
+
+def _problem(status: int, title: str, detail: str, fields: Fields, **extra: object) -> Refusal:
+    kind = title.lower().replace(" ", "-")
+    members = {"type": _PROBLEMS + kind, "title": title, "status": status, "detail": detail, **extra}
+    body = json.dumps(members).encode()
+    fixed = [
+        ("Content-Type", "application/problem+json"),
+        ("Content-Length", str(len(body))),
+        ("Cache-Control", "no-store"),
+    ]
+    return Refusal(status, fixed + fields, body)
+
+
+def _by_charge(plan: Plan, decision: Decision) -> Iterator[tuple[Charge, list[Window]]]:
+    windows = iter(decision.windows)
+    for charge in plan.charges:
+        yield charge, list(islice(windows, len(charge.windows.limits)))
+
+
+def _refused(charge: Charge, windows: list[Window]) -> bool:
+    return charge.binding and any(window.retry_after > 0 for window in windows)
+
+
+def _x_ratelimit(_: Plan, decision: Decision, now: int) -> Fields:
+    """The commonest convention: the tightest window, the reset as Unix time."""
+    reset_at = now + round(decision.reset_after * SECOND)
+    return [
+        ("X-RateLimit-Limit", str(decision.limit)),
+        ("X-RateLimit-Remaining", str(decision.remaining)),
+        ("X-RateLimit-Reset", str(-(-reset_at // SECOND))),
+    ]
+
+
+def _x_ratelimit_windows(_: Plan, decision: Decision, __: int) -> Fields:
+    """Two fields per unit of time; of several windows of one unit the one with the least remaining."""
+    tightest: dict[str, Window] = {}
+    for window in decision.windows:
+        unit = unit_of(window.period)
+        if unit and (unit not in tightest or window.remaining < tightest[unit].remaining):
+            tightest[unit] = window
+    fields: Fields = []
+    for unit, window in tightest.items():
+        fields.append((f"X-RateLimit-Limit-{unit.title()}", str(window.limit)))
+        fields.append((f"X-RateLimit-Remaining-{unit.title()}", str(window.remaining)))
+    return fields
+
+
+def _draft_11(plan: Plan, decision: Decision, _: int) -> Fields:
+    """draft-ietf-httpapi-ratelimit-headers-11 sections 3 and 4: RFC 9651 lists of strings with parameters."""
+    policies, states = [], []
+    for charge, windows in _by_charge(plan, decision):
+        for (name, policy), window in zip(_policies(charge.rule or "", charge.windows), windows, strict=True):
+            policies.append(policy)
+            wait = window.retry_after or window.reset_after
+            until = "" if math.isinf(wait) else f";t={math.ceil(wait)}"
+            states.append(f'"{name}";r={window.remaining}{until}')
+    return [("RateLimit-Policy", ", ".join(policies)), ("RateLimit", ", ".join(states))]
+
+
+@lru_cache(maxsize=4096)
+def _policies(rule: str, windows: Windows) -> list[tuple[str, str]]:
+    """The name and the policy item of each window of a rule. A rule's name needs no escaping, see `Rule`."""
+    found: list[tuple[str, str]] = []
+    seen: Counter[str] = Counter()
+    for limit in windows.limits:
+        name = rule if len(windows.limits) == 1 else f"{rule}-{unit_of(limit.period) or f'{limit.period}s'}"
+        seen[name] += 1
+        name = name if seen[name] == 1 else f"{name}-{seen[name]}"
+        found.append((name, f'"{name}";q={limit.count};w={limit.period}'))
+    return found
+
+
+STYLES: dict[str, Callable[[Plan, Decision, int], Fields]] = {
+    "x-ratelimit": _x_ratelimit,
+    "x-ratelimit-windows": _x_ratelimit_windows,
+    "draft-11": _draft_11,
+}

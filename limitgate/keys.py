@@ -1,0 +1,145 @@
+"""Which bucket a request falls into: the parts of a composite key, and the digest they become.
+
+Every part's value is taken down with its name and length, so no value can pass for another part's or spell a separator. A
+part that is absent is replaced by the client's address under a name of its own: leaving something out neither opens a
+fresh bucket nor joins strangers in one, and never equals a value that merely spells the address.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from limitgate.callers import Caller
+from limitgate.client import grouped
+from limitgate.errors import ConfigError
+from limitgate.request import Request
+
+PARTS = ("path", "ip", "api_key", "method", "host", "user", "caller", "tier", "global")
+_HEADER_PART = re.compile(r"header:[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}", re.ASCII)
+_PORT = re.compile(r":[0-9]*\Z", re.ASCII)
+_EXPECTED = f"expected one of {', '.join(PARTS)} or header:NAME, alternatives separated by '|'"
+
+
+class Subject:
+    """Who asks for what, as far as keys can tell one from another."""
+
+    __slots__ = ("api_key", "caller", "ipv6_prefix", "request", "route", "tier")
+
+    def __init__(self, request: Request, caller: Caller | None, tier: str, api_key: str | None, ipv6_prefix: int) -> None:
+        self.request = request
+        self.caller = caller
+        self.tier = tier
+        self.api_key = api_key
+        """The API key if it is one to go by, else None."""
+        self.ipv6_prefix = ipv6_prefix
+        self.route: str | None = None
+        """The template of the framework's route, None where it is not known."""
+
+    def address(self) -> str | None:
+        """What the client is counted as by address, None without a peer address."""
+        client = self.request.client
+        return None if client is None else grouped(client, self.ipv6_prefix)
+
+
+class Key:
+    """A composite key, compiled for the rule ``owner``. Raises `ConfigError` for a part that is unknown.
+
+    ``names`` are the parts as written, ``pattern`` is what stands for ``path`` where the framework's route is not known, and
+    ``secret`` keys the digest (BLAKE2b, RFC 7693, 128 bits).
+    """
+
+    __slots__ = ("_hash", "_parts", "asks_api_key", "asks_route")
+
+    def __init__(self, names: Sequence[str], owner: str, pattern: str = "", secret: bytes = b"") -> None:
+        labels = [check_part(name) for name in names]
+        self.asks_route = any("path" in choice for choice in labels)
+        self.asks_api_key = any("api_key" in choice for choice in labels)
+        self._parts = [_part(choice, pattern) for choice in labels]
+        self._hash = hashlib.blake2b(_field("owner", owner).encode(), digest_size=16, key=secret)
+
+    def digest(self, subject: Subject) -> str:
+        """The 32 hex digits that name this subject's bucket."""
+        return self.digest_of("".join([part(subject) for part in self._parts]))
+
+    def digest_of(self, text: str) -> str:
+        """The 32 hex digits that name the bucket of ``text``."""
+        digest = self._hash.copy()
+        digest.update(text.encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()
+
+
+def check_part(name: str) -> tuple[str, ...]:
+    """The alternatives in one part of a key, as they are known inside. Raises `ConfigError`."""
+    labels = tuple(label.strip() for label in name.split("|"))
+    for label in labels:
+        if label not in PARTS and not _HEADER_PART.fullmatch(label):
+            raise ConfigError(f"key part {label!r} is unknown, {_EXPECTED}")
+    return tuple(label if label in PARTS else label.lower() for label in labels)
+
+
+def _part(labels: Sequence[str], pattern: str) -> Callable[[Subject], str]:
+    """What one part contributes to the digest: the first alternative that is present, else the client's address."""
+    readers = [(label, _reader(label)) for label in labels]
+    own_pattern = _field("pattern", pattern) if "path" in labels else None
+
+    def contribution(subject: Subject) -> str:
+        for label, read in readers:
+            value = read(subject)
+            if value:
+                return _field(label, value)
+        if own_pattern is not None:
+            return own_pattern
+        address = subject.address()
+        return "nobody," if address is None else _field("absent", address)
+
+    return contribution
+
+
+def _field(label: str, value: str) -> str:
+    return f"{label}:{len(value)}:{value},"
+
+
+def _reader(label: str) -> Callable[[Subject], str | None]:
+    if label.startswith("header:"):
+        name = label.removeprefix("header:")
+        return lambda subject: subject.request.headers.get(name, "").strip()
+    return _READERS[label]
+
+
+def _host(subject: Subject) -> str:
+    """The host without port, spelled one way (RFC 9110 section 4.2.3)."""
+    host = subject.request.headers.get("host", "").strip().lower()
+    return _PORT.sub("", host).removesuffix(".")
+
+
+def _user(subject: Subject) -> str | None:
+    """Whatever tells the application's users apart; None for an anonymous one."""
+    user: Any = subject.request.user
+    if isinstance(user, str):
+        return user
+    if user is None or not getattr(user, "is_authenticated", True):
+        return None
+    for name in ("identity", "id", "pk", "username", "display_name"):
+        try:
+            value = getattr(user, name, None)
+        except NotImplementedError:
+            continue
+        if value is not None and value != "":
+            return str(value)
+    return None
+
+
+_READERS: dict[str, Callable[[Subject], str | None]] = {
+    "path": lambda subject: subject.route,
+    "ip": Subject.address,
+    "api_key": lambda subject: subject.api_key,
+    "method": lambda subject: subject.request.method_class,
+    "host": _host,
+    "user": _user,
+    "caller": lambda subject: subject.caller.id if subject.caller else None,
+    "tier": lambda subject: subject.tier,
+    "global": lambda _: "all",
+}

@@ -1,0 +1,163 @@
+"""What a limit is: a count per period with a burst, in integers. Knows no clock, no store and no HTTP.
+
+One request weighs ``period_us`` ticks and time drains ``count`` ticks per microsecond, so every amount that
+GCRA needs for this limit is a whole number of ticks (a tick is 1/count µs).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from limitgate.errors import ConfigError
+
+ALGORITHMS = ("gcra", "token_bucket", "leaky_bucket")
+"""Three names for the same decisions; a place in this tuple is part of the stored state, so new ones go to the end."""
+
+SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
+"""The units a limit can be written in. Those of other lengths are written as ``5 per 15 minutes``."""
+
+MAX_PERIOD = 366 * SECONDS["day"]
+MAX_RATE = 1_000_000
+"""Requests per second up to which the arithmetic is exact in Lua's doubles, see docs/architecture.md."""
+MAX_REFILL_US = 10 * MAX_PERIOD * 1_000_000
+"""The longest time that an empty bucket may take to fill: ten times the longest period."""
+MAX_OWED_US = 2**52
+"""Microseconds (142 years) at which a debt is cut off that a lowered limit has stretched; keeps Lua's doubles exact."""
+MAX_EQUALS = 256
+"""Limits of one period and algorithm in one bucket."""
+
+_ABBREVIATIONS = {"s": "second", "sec": "second", "m": "minute", "min": "minute", "h": "hour", "hr": "hour", "d": "day"}
+_LIMIT = re.compile(
+    r"\s*(?P<count>[0-9]{1,18})\s*(?:/|\bper\b)\s*(?:(?P<many>[0-9]{1,9})\s*)?(?P<unit>[a-z]{1,10})"
+    r"(?:\s+burst\s+(?P<burst>[0-9]{1,18}))?\s*",
+    re.ASCII | re.IGNORECASE,
+)
+_EXPECTED = "expected for example '100/minute', '5 per 15 minutes' or '10/s burst 20'"
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class Limit:
+    """``count`` requests per ``period`` seconds, of which ``burst`` may come at once from a full bucket.
+
+    Written ``Limit("100/minute")``, ``Limit("10/s burst 20")``, ``Limit("5 per 15 minutes")``. ``burst`` defaults to the
+    count. Raises `ConfigError` for text that is no limit, and for a limit outside the range in which every decision is
+    exact: up to 1,000,000 requests per second and periods up to 366 days.
+    """
+
+    count: int
+    period: int
+    """Seconds."""
+    burst: int
+    algorithm: str
+    period_us: int = field(compare=False)
+    """The period in microseconds; also what one request weighs, in ticks."""
+    capacity: int = field(compare=False)
+    """What a full bucket holds, in ticks: ``burst`` requests."""
+    ceiling: int = field(compare=False)
+    """The most that is remembered of a debt, in ticks: `MAX_OWED_US`."""
+
+    def __init__(self, text: str, *, burst: int | None = None, algorithm: str = "gcra") -> None:
+        count, period, written_burst = _parse(text)
+        if burst is not None and written_burst is not None:
+            raise ConfigError(f"limit {text!r} gives its burst twice, expected it once")
+        burst = next(number for number in (burst, written_burst, count) if number is not None)
+        _check(count, period, burst, algorithm)
+        period_us = period * 1_000_000
+        for name, value in (
+            ("count", count),
+            ("period", period),
+            ("burst", burst),
+            ("algorithm", algorithm),
+            ("period_us", period_us),
+            ("capacity", burst * period_us),
+            ("ceiling", MAX_OWED_US * count),
+        ):
+            object.__setattr__(self, name, value)
+
+    def __str__(self) -> str:
+        unit = unit_of(self.period)
+        rate = f"{self.count}/{unit}" if unit else f"{self.count} per {self.period} seconds"
+        return rate if self.burst == self.count else f"{rate} burst {self.burst}"
+
+    def __repr__(self) -> str:
+        named = "" if self.algorithm == "gcra" else f", algorithm={self.algorithm!r}"
+        return f"Limit({str(self)!r}{named})"
+
+
+class Windows:
+    """The limits of one bucket, checked together, each with the number that names it inside the bucket.
+
+    A window's number holds what tells it from the others of its bucket: its period, its algorithm, and its place among
+    those equal in both. Count and burst are left out, so a changed count finds what was owed before.
+    """
+
+    __slots__ = ("ids", "limits")
+
+    def __init__(self, limits: tuple[Limit, ...], ids: tuple[int, ...] | None = None) -> None:
+        self.limits = limits
+        self.ids = _numbered(limits) if ids is None else ids
+
+
+def as_limit(value: object) -> Limit:
+    """``value`` as a `Limit`: one already, text, or a mapping of ``limit``, ``burst`` and ``algorithm``.
+
+    Raises `ConfigError` for anything else.
+    """
+    if isinstance(value, Limit):
+        return value
+    if isinstance(value, str):
+        return Limit(value)
+    if isinstance(value, dict) and "limit" in value and value.keys() <= {"limit", "burst", "algorithm"}:
+        return Limit(value["limit"], **{name: option for name, option in value.items() if name != "limit"})
+    raise ConfigError(f"{value!r} is not a limit, {_EXPECTED}")
+
+
+@lru_cache(maxsize=4096)
+def windows_of(*limits: Limit | str) -> Windows:
+    """The `Windows` of these limits, given as limits or text; kept, since callers repeat the same few."""
+    return Windows(tuple(as_limit(limit) for limit in limits))
+
+
+def unit_of(period: int) -> str | None:
+    """``second``, ``minute``, ``hour`` or ``day`` for a period of just that length in seconds, else None."""
+    return next((unit for unit, seconds in SECONDS.items() if seconds == period), None)
+
+
+def _parse(text: object) -> tuple[int, int, int | None]:
+    match = _LIMIT.fullmatch(text) if isinstance(text, str) else None
+    unit = match["unit"].lower() if match else ""
+    seconds = SECONDS.get(_ABBREVIATIONS.get(unit, unit.removesuffix("s")))
+    if match is None or seconds is None:
+        raise ConfigError(f"{text!r} is not a limit, {_EXPECTED}")
+    burst = match["burst"]
+    return int(match["count"]), int(match["many"] or 1) * seconds, None if burst is None else int(burst)
+
+
+def _numbered(limits: tuple[Limit, ...]) -> tuple[int, ...]:
+    places: Counter[tuple[int, str]] = Counter()
+    ids = []
+    for limit in limits:
+        kind = limit.period, limit.algorithm
+        ids.append(limit.period << 16 | ALGORITHMS.index(limit.algorithm) << 8 | places[kind])
+        places[kind] += 1
+    if any(place > MAX_EQUALS for place in places.values()):
+        raise ConfigError(f"expected at most {MAX_EQUALS} limits of one period in one bucket")
+    return tuple(ids)
+
+
+def _check(count: int, period: int, burst: int, algorithm: str) -> None:
+    text = f"{count} per {period} s, burst {burst}"
+    for name, number in (("count", count), ("period", period), ("burst", burst)):
+        if type(number) is not int or number < 1:
+            raise ConfigError(f"limit {text}: expected a {name} of at least 1")
+    if period > MAX_PERIOD:
+        raise ConfigError(f"limit {text}: expected a period of at most 366 days")
+    if count > MAX_RATE * period:
+        raise ConfigError(f"limit {text}: expected at most {MAX_RATE:,} requests per second")
+    if burst * period * 1_000_000 > MAX_REFILL_US * count:
+        raise ConfigError(f"limit {text}: expected a burst that this rate earns back within ten years")
+    if algorithm not in ALGORITHMS:
+        raise ConfigError(f"limit {text}: expected an algorithm out of {', '.join(ALGORITHMS)}, not {algorithm!r}")

@@ -1,0 +1,142 @@
+"""The two doors, side by side: how a request comes in and how its answer goes out. What the answer is, the gate says."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from functools import lru_cache
+from typing import Any, Unpack
+
+from limitgate.decorators import seen_by_gate
+from limitgate.front import Options, open_front
+from limitgate.gate import OFF, Answer
+from limitgate.headers import Fields, Refusal
+from limitgate.request import ASGIRequest, Environ, Scope, WSGIRequest
+from limitgate.routes.flask import wsgi_routes
+from limitgate.routes.starlette import asgi_routes
+from limitgate.stores import open_store, open_sync_store
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+StartResponse = Callable[..., Callable[[bytes], object]]
+WSGIApp = Callable[[Environ, StartResponse], Iterable[bytes]]
+
+_STARTS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
+"""The messages that carry response headers."""
+_TRY_AGAIN_LATER = 1013
+"""The WebSocket close code of a server that is overloaded (IANA WebSocket Close Code Number Registry)."""
+
+
+class LimitGate:
+    """ASGI 3 middleware: ``app.add_middleware(LimitGate, rules="config/", store="redis://localhost:6379/0")``.
+
+    Options are those of `Settings`; unset ones come from ``LIMITGATE_*``. Raises `ConfigError` for a mistake in them or in the
+    rules. Needs no lifespan events; where they are sent, its connections are closed with the application.
+    """
+
+    def __init__(self, app: ASGIApp, **options: Unpack[Options]) -> None:
+        self.app = app
+        self.gate, self._on_denied, self._owns_store = open_front(asgi_routes(app), open_store, **options)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, pass everything else through."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._pass(scope, receive, send)
+            return
+        answer = await self.gate.acheck(ASGIRequest(scope)) if self.gate else OFF
+        scope = {**scope, "limitgate": answer.decision}
+        if answer.refusal is not None:
+            await self._refuse(answer, answer.refusal, scope, receive, send)
+            return
+        token = seen_by_gate.set(answer.seen)
+        try:
+            await self.app(scope, receive, _adding(answer.fields, send) if answer.fields else send)
+        finally:
+            seen_by_gate.reset(token)
+
+    async def _refuse(self, answer: Answer, refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
+        kind = "http.response"
+        if scope["type"] == "websocket":
+            await receive()
+            kind = "websocket.http.response"
+            if kind not in (scope.get("extensions") or {}):
+                await send({"type": "websocket.close", "code": _TRY_AGAIN_LATER, "reason": refusal.reason})
+                return
+        elif self._on_denied is not None and refusal.status == 429:
+            await self._on_denied(scope, receive, _adding(answer.fields, send, refusal.waiting))
+            return
+        headers = _raw(refusal.fields + answer.fields)
+        await send({"type": f"{kind}.start", "status": refusal.status, "headers": headers})
+        await send({"type": f"{kind}.body", "body": b"" if scope.get("method") == "HEAD" else refusal.body})
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            if scope["type"] == "lifespan" and self.gate and self._owns_store:
+                await self.gate.store.aclose()
+
+
+class LimitGateWSGI:
+    """WSGI middleware (PEP 3333): ``app.wsgi_app = LimitGateWSGI(app.wsgi_app, rules="config/")``.
+
+    Options are those of `Settings`; unset ones come from ``LIMITGATE_*``. Raises `ConfigError` for a mistake in them or in the
+    rules.
+    """
+
+    def __init__(self, app: WSGIApp, **options: Unpack[Options]) -> None:
+        self.app = app
+        self.gate, self._on_denied, _ = open_front(wsgi_routes(app), open_sync_store, **options)
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        """Answer one request."""
+        answer = self.gate.check(WSGIRequest(environ)) if self.gate else OFF
+        environ["limitgate"] = answer.decision
+        refusal = answer.refusal
+        if refusal is not None:
+            if self._on_denied is not None and refusal.status == 429:
+                denied: Iterable[bytes] = self._on_denied(environ, _starting(answer.fields, start_response, refusal.waiting))
+                return denied
+            start_response(f"{refusal.status} {refusal.reason}", refusal.fields + answer.fields)
+            return [] if environ["REQUEST_METHOD"] == "HEAD" else [refusal.body]
+        token = seen_by_gate.set(answer.seen)
+        try:
+            return self.app(environ, _starting(answer.fields, start_response) if answer.fields else start_response)
+        finally:
+            seen_by_gate.reset(token)
+
+
+def _adding(fields: Fields, send: Send, unless_set: Fields = []) -> Send:  # noqa: B006 - never written to
+    """``send`` that adds fields to whatever starts a response, those in ``unless_set`` where there are none yet."""
+
+    async def send_with_fields(message: Message) -> None:
+        if message["type"] in _STARTS:
+            headers = list(message.get("headers") or ())
+            present = {bytes(name).lower() for name, _ in headers} if unless_set else ()
+            headers += [field for field in _raw(unless_set) if field[0] not in present]
+            headers += _raw(fields)
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return send_with_fields
+
+
+def _starting(fields: Fields, start_response: StartResponse, unless_set: Fields = []) -> StartResponse:  # noqa: B006
+    """``start_response`` that adds fields, those in ``unless_set`` where there are none yet."""
+
+    def start(status: str, headers: Fields, *exc_info: Any) -> Callable[[bytes], object]:
+        present = {name.lower() for name, _ in headers}
+        missing = [field for field in unless_set if field[0].lower() not in present]
+        return start_response(status, [*headers, *missing, *fields], *exc_info)
+
+    return start
+
+
+def _raw(fields: Fields) -> list[tuple[bytes, bytes]]:
+    return [(_raw_name(name), value.encode("latin-1")) for name, value in fields]
+
+
+@lru_cache(maxsize=256)
+def _raw_name(name: str) -> bytes:
+    return name.lower().encode("latin-1")

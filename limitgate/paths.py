@@ -1,0 +1,133 @@
+"""Paths and path patterns: what a request's path is matched as, and which patterns match it.
+
+Servers and frameworks disagree about which spellings of a path are one resource, so a path has up to two readings: cleaned
+of everything that some framework ignores, and nearly as sent. A pattern that matches either reading applies, so neither a
+framework that tidies more than we do nor one that tidies less lets a request slip past.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from limitgate.errors import ConfigError
+
+T = TypeVar("T")
+
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_UNTIDY = re.compile(r"//|/\.|;|.\/\Z|[\x00-\x1f\x7f-\x9f]", re.DOTALL)
+_PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}", re.ASCII)
+_EXPECTED = "expected for example '/login', '/items/{id}' or '/api/**'"
+
+ANY = "{}"
+"""A pattern's segment that stands for any one segment."""
+REST = "**"
+"""A pattern's last segment that stands for any number of segments, none included."""
+
+
+def readings(path: str, root: str = "") -> tuple[str, ...]:
+    """The path below ``root`` as it is to be matched: cleaned first, and nearly as sent if that differs.
+
+    Cleaning strips control characters and ``;parameters``, merges slashes, resolves dot segments (RFC 3986 section 5.2.4)
+    and drops a trailing slash.
+    """
+    if not _UNTIDY.search(path):
+        return (below(path, root) or "/",)
+    clean = _joined(_cleaned(path))
+    as_sent = _joined([segment for segment in path.split("/") if segment])
+    root = _joined([segment for segment in root.split("/") if segment]) if root else ""
+    both = below(clean, root) or "/", below(as_sent, root) or "/"
+    return both if both[0] != both[1] else both[:1]
+
+
+def segments(pattern: str) -> tuple[str, ...]:
+    """A rule's pattern as segments, `ANY` for a placeholder, `REST` for the end of a prefix. Raises `ConfigError`."""
+    if not pattern.startswith("/"):
+        raise ConfigError(f"path {pattern!r} does not begin with '/', {_EXPECTED}")
+    parts = pattern.removesuffix("/").split("/")[1:]
+    found = []
+    for place, part in enumerate(parts):
+        if part == REST and place == len(parts) - 1:
+            found.append(REST)
+        elif _PLACEHOLDER.fullmatch(part):
+            found.append(ANY)
+        elif part in ("", ".", "..") or re.search(r"[{}*;?#]", part) or _CONTROLS.search(part):
+            raise ConfigError(f"path {pattern!r} has the segment {part!r} that no request can match, {_EXPECTED}")
+        else:
+            found.append(part)
+    return tuple(found)
+
+
+class PathIndex(Generic[T]):
+    """Values by pattern, found by path in a time that depends on the path's length, not on how many patterns there are.
+
+    A tree over segments: each node has its literal children, one child for a placeholder, the values of the patterns that
+    end here and of those that go on with anything.
+    """
+
+    __slots__ = ("any", "children", "here", "rest")
+
+    def __init__(self) -> None:
+        self.children: dict[str, PathIndex[T]] = {}
+        self.any: PathIndex[T] | None = None
+        self.here: list[T] = []
+        self.rest: list[T] = []
+
+    def add(self, pattern: tuple[str, ...], value: T) -> None:
+        """Put ``value`` under a pattern of `segments`."""
+        node = self
+        for segment in pattern:
+            if segment == REST:
+                node.rest.append(value)
+                return
+            if segment == ANY:
+                if node.any is None:
+                    node.any = PathIndex()
+                node = node.any
+            else:
+                node = node.children.setdefault(segment, PathIndex())
+        node.here.append(value)
+
+    def find(self, path: str) -> Iterator[T]:
+        """The values whose patterns match ``path``, in no particular order."""
+        nodes = [self]
+        if path != "/":
+            for segment in path.split("/")[1:]:
+                below = []
+                for node in nodes:
+                    yield from node.rest
+                    child = node.children.get(segment)
+                    if child is not None:
+                        below.append(child)
+                    if node.any is not None:
+                        below.append(node.any)
+                if not below:
+                    return
+                nodes = below
+        for node in nodes:
+            yield from node.rest
+            yield from node.here
+
+
+def _cleaned(path: str) -> list[str]:
+    found: list[str] = []
+    for part in _CONTROLS.sub("", path).split("/"):
+        segment = part.partition(";")[0]
+        if segment == "..":
+            if found:
+                found.pop()
+        elif segment not in ("", "."):
+            found.append(segment)
+    return found
+
+
+def _joined(found: list[str]) -> str:
+    return "/" + "/".join(found)
+
+
+def below(path: str, root: str) -> str:
+    """The path below a mount point, as Starlette reads it: unchanged where it is not below."""
+    if root and path.startswith(root) and (len(path) == len(root) or path[len(root)] == "/"):
+        return path[len(root) :]
+    return path

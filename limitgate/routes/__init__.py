@@ -1,0 +1,42 @@
+"""Which endpoint a request will reach, told before the framework's own router has run.
+
+Asked only where a key or a decorator needs it. One module per family of frameworks; none is imported unless it is in use.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from limitgate.decorators import Mark
+from limitgate.request import Request
+
+
+class Route(NamedTuple):
+    """What is known about the route of a request."""
+
+    template: str
+    """The full path template, mount points included."""
+    marks: tuple[Mark, ...] = ()
+    """The decorators on the endpoint that will run; none where the router will refuse the method."""
+
+
+class Routes(Protocol):
+    """The routes of the application behind a gate."""
+
+    def decorated(self) -> bool:
+        """Whether any endpoint carries a decorator, so that every request's route has to be known."""
+
+    def find(self, request: Request) -> Route | None:
+        """The route that a request will take; None where there is none, or none that can be known."""
+
+
+class NoRoutes:
+    """Behind the gate is something whose routes cannot be known."""
+
+    def decorated(self) -> bool:
+        """No."""
+        return False
+
+    def find(self, _: Request) -> Route | None:
+        """None."""
+        return None

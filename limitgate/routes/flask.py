@@ -1,0 +1,83 @@
+"""The routes of Flask, alone or behind Werkzeug's dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from limitgate.decorators import has_marks, marks_of, outermost
+from limitgate.request import Request, WSGIRequest
+from limitgate.routes import NoRoutes, Route, Routes
+
+
+class FlaskRoutes:
+    """The routes of a Flask application."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._views = -1
+        self._decorated = False
+
+    def decorated(self) -> bool:
+        """Whether any view carries a decorator; looked up anew when views have been added."""
+        views = self._app.view_functions
+        if self._views != len(views):
+            self._views, self._decorated = len(views), any(has_marks(self._view(endpoint)) for endpoint in views)
+        return self._decorated
+
+    def find(self, request: Request) -> Route | None:
+        """The route that Werkzeug's map will choose."""
+        from werkzeug.exceptions import HTTPException  # noqa: PLC0415 - only where it is in use already
+
+        try:
+            adapter = self._app.create_url_adapter(self._app.request_class(request.environ))
+            rule, _ = adapter.match(return_rule=True)
+        except HTTPException:
+            return None
+        return Route(rule.rule, marks_of(self._view(rule.endpoint), request.method))
+
+    def _view(self, endpoint: str) -> Any:
+        """The view, or what a decorator that stands above its route made of it."""
+        views = self._app.view_functions
+        view = views.get(endpoint)
+        limited = outermost(view)
+        return view if any(limited is other for other in views.values()) else limited
+
+
+class DispatchedRoutes:
+    """The routes of applications under the prefixes of a `werkzeug.middleware.dispatcher.DispatcherMiddleware`."""
+
+    def __init__(self, default: Routes, mounts: Mapping[str, Routes]) -> None:
+        self._default = default
+        self._mounts = mounts
+
+    def decorated(self) -> bool:
+        """Whether any endpoint of any of the applications carries a decorator."""
+        return self._default.decorated() or any(mount.decorated() for mount in self._mounts.values())
+
+    def find(self, request: Request) -> Route | None:
+        """The route in the application with the longest prefix of the path, as the dispatcher chooses it."""
+        environ = dict(request.environ or {})
+        prefix, rest = environ.get("PATH_INFO", ""), ""
+        while "/" in prefix:
+            if prefix in self._mounts:
+                environ["SCRIPT_NAME"] = environ.get("SCRIPT_NAME", "") + prefix
+                environ["PATH_INFO"] = rest
+                route = self._mounts[prefix].find(WSGIRequest(environ))
+                return None if route is None else route._replace(template=prefix + route.template)
+            prefix, _, last = prefix.rpartition("/")
+            rest = f"/{last}{rest}"
+        return self._default.find(request)
+
+
+def wsgi_routes(app: Any) -> Routes:
+    """The routes of a WSGI application, looked for behind the middleware around it."""
+    while app is not None:
+        if isinstance(mounts := getattr(app, "mounts", None), Mapping):
+            known = {prefix: wsgi_routes(mounted) for prefix, mounted in mounts.items()}
+            return DispatchedRoutes(wsgi_routes(getattr(app, "app", None)), known)
+        owner = getattr(app, "__self__", app)
+        if hasattr(owner, "url_map") and hasattr(owner, "view_functions"):
+            return FlaskRoutes(owner)
+        app = getattr(owner, "app", None) or getattr(owner, "wsgi_app", None)
+    return NoRoutes()

@@ -1,0 +1,164 @@
+"""Rules: which requests a limit is for, and the rule sets of the tiers. All text is taken apart here, at start-up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool, StrictStr, ValidationError, field_validator
+
+from limitgate.callers import DEFAULT_TIER, Callers, KnownCaller, Text
+from limitgate.errors import ConfigError
+from limitgate.keys import check_part
+from limitgate.limits import Limit, Windows, as_limit
+from limitgate.paths import segments
+from limitgate.request import Request
+
+OnError = Literal["open", "closed", "local"]
+Cost = int | Callable[[Request], int]
+Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9._-]{1,64}\z")]
+Count = Annotated[int, Field(strict=True, ge=1)]
+
+_QUICK = {"qps": "second", "qpm": "minute", "qph": "hour", "qpd": "day"}
+
+
+def check_cost(cost: object) -> int:
+    """``cost`` as it may be charged. Raises `TypeError` if it is no integer, `ValueError` if it is negative."""
+    if type(cost) is not int:
+        raise TypeError(f"cost is {cost!r}, expected an integer")
+    if cost < 0:
+        raise ValueError(f"cost is {cost}, expected at least 0")
+    return cost
+
+
+def _cost_or_callable(value: object) -> Cost:
+    if callable(value):
+        return value
+    try:
+        return check_cost(value)
+    except TypeError as error:
+        raise ConfigError(f"{error} or a callable that takes the request") from error
+
+
+class Rule(BaseModel):
+    """Limits for the requests that match, counted per key.
+
+    ``Rule("api", "5/second", qpm=100, path="/api/**", key=["path", "ip"])``. Raises `ConfigError` for an unknown option, a
+    value that makes no sense, a rule without limits, or a fixed cost that no limit could ever admit.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Name
+    limits: tuple[Annotated[Limit, PlainValidator(as_limit)], ...] = ()
+    """Limits such as ``100/minute`` or ``10/s burst 20``."""
+    qps: Count | None = None
+    """Requests per second."""
+    qpm: Count | None = None
+    """Requests per minute."""
+    qph: Count | None = None
+    """Requests per hour."""
+    qpd: Count | None = None
+    """Requests per day."""
+    path: StrictStr = "/**"
+    """``/login``, ``/items/{id}`` or ``/api/**``."""
+    methods: frozenset[StrictStr] | None = None
+    """Methods that the rule is for, all if not given. GET covers HEAD and WebSocket handshakes."""
+    key: Annotated[tuple[StrictStr, ...], Field(min_length=1)] = ("ip",)
+    """What buckets are told apart by."""
+    tier: Text | None = None
+    """The tier that the rule belongs to; in a file, that of the file if not given."""
+    cost: Annotated[Cost, PlainValidator(_cost_or_callable)] = 1
+    """How many requests one counts for."""
+    on_error: OnError | None = None
+    """What a request gets when the store fails; the gate's own setting if not given."""
+    shadow: StrictBool = False
+    """Count and report, but never refuse."""
+    exempt: StrictBool = False
+    """Switch every rule off for the requests that match."""
+
+    def __init__(self, name: str, *limits: Limit | str, **options: Any) -> None:
+        if limits:
+            options["limits"] = (*limits, *options.get("limits", ()))
+        try:
+            super().__init__(name=name, **options)
+        except ValidationError as error:
+            raise ConfigError.explaining(error, f"rule {name!r}", Rule.model_fields) from error
+        self._check()
+
+    @field_validator("path")
+    @classmethod
+    def _path_is_a_pattern(cls, path: str) -> str:
+        segments(path)
+        return path
+
+    @field_validator("key")
+    @classmethod
+    def _parts_are_known(cls, key: tuple[str, ...]) -> tuple[str, ...]:
+        for part in key:
+            check_part(part)
+        return key
+
+    @field_validator("methods")
+    @classmethod
+    def _methods_are_classes(cls, methods: frozenset[str] | None) -> frozenset[str] | None:
+        if methods is None:
+            return None
+        if not methods or not all(method.isalpha() for method in methods):
+            raise ConfigError(f"{sorted(methods)} are no methods, expected for example [GET, POST]")
+        upper = {method.upper() for method in methods}
+        return frozenset(upper - {"HEAD"} | ({"GET"} if "HEAD" in upper else set()))
+
+    @cached_property
+    def windows(self) -> Windows:
+        """The limits and the qps, qpm, qph and qpd, in this order."""
+        quick = [Limit(f"{count}/{unit}") for field, unit in _QUICK.items() if (count := getattr(self, field))]
+        return Windows((*self.limits, *quick))
+
+    def applies_to(self, method: str) -> bool:
+        """Whether the rule is for this method, HEAD having become GET."""
+        return self.methods is None or method in self.methods
+
+    def cost_of(self, request: Request) -> int:
+        """What this request costs. Raises `TypeError` or `ValueError` where a callable gives no valid cost."""
+        return check_cost(self.cost(request)) if callable(self.cost) else self.cost
+
+    def _check(self) -> None:
+        limits = self.windows.limits
+        if self.exempt and limits:
+            raise ConfigError(f"rule {self.name!r} is exempt and has limits, expected one or the other", ("exempt",))
+        if not self.exempt and not limits:
+            raise ConfigError(f"rule {self.name!r} has no limit, expected limits, qps, qpm, qph or qpd", ("limits",))
+        for limit in limits:
+            if isinstance(self.cost, int) and self.cost > limit.burst:
+                raise ConfigError(
+                    f"rule {self.name!r}: cost {self.cost} never fits into {limit}, expected at most {limit.burst}",
+                    ("cost",),
+                )
+
+
+class RuleSet:
+    """Rules by tier, and the callers that are known to be of one. Raises `ConfigError` where they contradict each other.
+
+    Rules without a tier are of tier ``default``, which is for everybody. Any other tier is laid over it: a rule of the same
+    name replaces the default's, the others stay, new ones are added.
+    """
+
+    def __init__(self, rules: Iterable[Rule], callers: Iterable[KnownCaller] = (), tiers: Iterable[str] = ()) -> None:
+        own: dict[str, dict[str, Rule]] = {tier: {} for tier in (DEFAULT_TIER, *tiers)}
+        for place, rule in enumerate(rules):
+            tier = rule.tier or DEFAULT_TIER
+            of_tier = own.setdefault(tier, {})
+            if rule.name in of_tier:
+                message = f"rule {rule.name!r} is there twice in tier {tier!r}, expected different names"
+                raise ConfigError(message, ("rules", place, "name"))
+            of_tier[rule.name] = rule
+        default = own[DEFAULT_TIER]
+        self.tiers: dict[str, tuple[Rule, ...]] = {
+            tier: tuple({**default, **of_tier}.values()) for tier, of_tier in own.items()
+        }
+        self.callers = Callers(callers)
+
+    def __repr__(self) -> str:
+        return f"RuleSet({', '.join(f'{tier}: {len(rules)} rules' for tier, rules in self.tiers.items())})"
