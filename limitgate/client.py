@@ -54,6 +54,13 @@ def _parsed(text: str) -> IPv4Address | IPv6Address | None:
 
 
 @lru_cache(maxsize=65536)
+def _spelled(text: str) -> str:
+    """An address as it is always written; anything else as it is."""
+    address = canonical(text)
+    return text if address is None else str(address)
+
+
+@lru_cache(maxsize=65536)
 def grouped(client: str, ipv6_prefix: int) -> str:
     """What a client is counted as: its IPv4 address, or the IPv6 network of ``ipv6_prefix`` bits that it is in."""
     address = canonical(client)
@@ -79,15 +86,14 @@ class Proxies:
         """Whether the headers of this peer are believed. A peer without an address is one on a unix socket."""
         if peer is None:
             return self._unix
-        return self._trusted(canonical(peer))
+        return bool(self._networks) and self._trusted(canonical(peer))
 
     def client(self, request: Request) -> str | None:
         """The client's address: the first one from the right, beginning with the peer, that is no trusted proxy.
 
         An element that is no address stops the walk at the last good hop. If every hop is trusted, it is the leftmost.
         """
-        peer = None if request.peer is None else canonical(request.peer)
-        client = request.peer if peer is None else str(peer)
+        client = None if request.peer is None else _spelled(request.peer)
         if not self.trust(request.peer):
             return client
         for element in self._elements(request.headers.get(self._header, "")):

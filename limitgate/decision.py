@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from limitgate import gcra
-from limitgate.plan import Plan, Reading, admitted, fitting
+from limitgate.plan import Charge, Plan, Reading
 
 SECOND = 1_000_000
 
@@ -30,9 +31,36 @@ class Window(NamedTuple):
     """Seconds until this request would fit here; 0 if it does, ``inf`` if its cost exceeds the burst."""
 
 
-class Decision(NamedTuple):
-    """The answer to a request. Immutable."""
+class Standing(NamedTuple):
+    """How a bucket stands after a decision."""
 
+    charge: Charge
+    debts: Sequence[int]
+    """Ticks, per window."""
+    fits: bool
+    """Whether the charge fitted into every window."""
+
+    def windows(self) -> list[Window]:
+        """How each of its limits stands."""
+        rule, cost = self.charge.rule, self.charge.cost
+        found = []
+        for limit, debt in zip(self.charge.windows.limits, self.debts):
+            wait = 0 if self.fits else gcra.wait_us(debt, cost, limit)
+            found.append(
+                Window(
+                    rule,
+                    limit.burst,
+                    limit.period,
+                    gcra.remaining(debt, limit),
+                    gcra.used(debt, limit),
+                    gcra.refill_us(debt, limit) / SECOND,
+                    math.inf if wait is None else wait / SECOND,
+                )
+            )
+        return found
+
+
+class _Fields(NamedTuple):
     allowed: bool
     limit: int
     """The burst of the window with the least remaining, of equals the one with the longest ``reset_after``."""
@@ -46,56 +74,67 @@ class Decision(NamedTuple):
     """The cost, or 0 when refused or only asked."""
     rule: str | None
     """The rule that decided: the one that refuses longest, or has the least remaining. None in a Limiter."""
-    windows: tuple[Window, ...]
-    """Every limit that was looked at."""
+    standings: tuple[Standing, ...] = ()
+    """What `Decision.windows` is worked out from."""
     degraded: bool = False
     """The store failed and ``on_error`` decided."""
     shadow: bool = False
     """Only shadow rules refused, so the request passes."""
 
 
+class Decision(_Fields):
+    """The answer to a request. Immutable."""
+
+    __slots__ = ()
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """Every limit that was looked at, worked out when asked: most answers need only the tightest."""
+        return tuple(window for standing in self.standings for window in standing.windows())
+
+    def __repr__(self) -> str:
+        shown = {**self._asdict(), "windows": self.windows}
+        del shown["standings"]
+        return f"Decision({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+
 def decide(plan: Plan, reading: Reading) -> Decision:
     """The decision that follows from what the store read, as it stands after the plan was carried out."""
-    charges, debts = plan.charges, reading.debts
-    fit = fitting(charges, debts)
-    allowed = admitted(charges, fit)
+    allowed, charges = reading.admitted, plan.charges
     takes = allowed and plan.verb == "spend"
-    windows: list[Window] = []
-    tightest = refusing = granted = 0
-    least, latest, longest = -1, -1, -1.0
-    for charge, owed, fits in zip(charges, debts, fit, strict=True):
-        cost = charge.cost
-        for limit, debt in zip(charge.windows.limits, owed, strict=True):
-            wait = 0.0
-            if not fits:
-                wait = _seconds(gcra.wait_us(debt, cost, limit))
-                if charge.binding and wait > longest:
-                    longest, refusing = wait, len(windows)
-            elif takes:
-                debt += cost * limit.period_us  # noqa: PLW2901 - from here on, the debt as it now stands
-            left, refill = gcra.remaining(debt, limit), gcra.refill_us(debt, limit)
-            if least < 0 or left < least or (left == least and refill > latest):
-                least, latest, tightest, granted = left, refill, len(windows), cost if takes else 0
-            windows.append(Window(charge.rule, limit.burst, limit.period, left, gcra.used(debt, limit), refill / SECOND, wait))
-    tight = windows[tightest]
+    standings = []
+    shadowed = False
+    longest, refusing = -1.0, charges[0]
+    tightest, tight, least, latest = charges[0], charges[0].windows.limits[0], -1, -1
+    for charge, before, then in zip(charges, reading.debts, reading.after):
+        windows, debts = charge.windows, then if takes and then is not None else before
+        standing = Standing(charge, debts, then is not None)
+        standings.append(standing)
+        if then is None:
+            shadowed = allowed
+            wait = max([window.retry_after for window in standing.windows()])
+            if charge.binding and wait > longest:
+                longest, refusing = wait, charge
+        for limit, debt in zip(windows.limits, debts):
+            left = gcra.remaining(debt, limit)
+            if left <= least or least < 0:
+                refill = gcra.refill_us(debt, limit)
+                if left != least or refill > latest:
+                    least, latest, tightest, tight = left, refill, charge, limit
     return Decision(
         allowed,
-        tight.limit,
-        tight.remaining,
+        tight.burst,
+        least,
         0.0 if allowed else longest,
-        tight.reset_after,
-        granted,
-        tight.rule if allowed else windows[refusing].rule,
-        tuple(windows),
+        latest / SECOND,
+        tightest.cost if takes else 0,
+        tightest.rule if allowed else refusing.rule,
+        tuple(standings),
         False,
-        allowed and not all(fit),
+        shadowed,
     )
 
 
 def undecided(*, allowed: bool) -> Decision:
     """The decision of ``on_error``, when the store failed and nothing is known about any bucket."""
-    return Decision(allowed, 0, 0, 0.0, 0.0, 0, None, (), degraded=True)
-
-
-def _seconds(wait_us: int | None) -> float:
-    return math.inf if wait_us is None else wait_us / SECOND
+    return Decision(allowed, 0, 0, 0.0, 0.0, 0, None, degraded=True)

@@ -101,11 +101,11 @@ class Gate:
         if self._failing:
             self._failing = False
             log.warning("the store answers again")
-        return self._answer(considered, plan, reading, decide(plan, reading))
+        return self._answer(considered, decide(plan, reading), reading.now)
 
-    def _answer(self, considered: Considered, plan: Plan, reading: Reading, decision: Decision) -> Answer:
-        fields = rate_fields(self._styles, plan, decision, reading.now)
-        return Answer(decision, fields, None if decision.allowed else refusal(plan, decision), considered.seen)
+    def _answer(self, considered: Considered, decision: Decision, now: int) -> Answer:
+        fields = rate_fields(self._styles, decision, now)
+        return Answer(decision, fields, None if decision.allowed else refusal(decision), considered.seen)
 
     def _degraded(self, considered: Considered, error: StoreError) -> Answer:
         """The answer when the store failed: closed beats local beats open. A rule that cannot refuse has no say."""
@@ -121,7 +121,7 @@ class Gate:
         charges = zip(considered.plan.charges, policies, strict=True)
         plan = Plan(tuple(charge for charge, policy in charges if policy == "local"))
         reading = self._local.spend(plan)
-        return self._answer(considered, plan, reading, decide(plan, reading)._replace(degraded=True))
+        return self._answer(considered, decide(plan, reading)._replace(degraded=True), reading.now)
 
     def _policy(self, bound: Bound, error: StoreError) -> OnError:
         """What a rule wants done. Out of memory, only its own word for ``open`` lets everything through."""

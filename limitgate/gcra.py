@@ -13,9 +13,16 @@ from collections.abc import Sequence
 from limitgate.limits import Limit, Windows
 
 
-def drained(debt: int, elapsed_us: int, limit: Limit) -> int:
-    """The debt in ticks, ``elapsed_us`` after it was written; an idle bucket earns nothing beyond its burst."""
-    return max(0, debt - elapsed_us * limit.count) if elapsed_us > 0 else debt
+def drained(debts: Sequence[int], elapsed_us: int, windows: Windows) -> Sequence[int]:
+    """The debts in ticks, ``elapsed_us`` after they were written; an idle bucket earns nothing beyond its burst.
+
+    Time that went backwards pays nothing back and takes nothing: what was owed is owed now.
+    """
+    if elapsed_us <= 0:
+        return debts
+    return [
+        debt - paid if debt > (paid := elapsed_us * count) else 0 for debt, count in zip(debts, windows.counts, strict=True)
+    ]
 
 
 def rescaled(debt: int, limit: Limit) -> int:
@@ -23,14 +30,17 @@ def rescaled(debt: int, limit: Limit) -> int:
     return min(debt, limit.ceiling)
 
 
-def fits(windows: Windows, debts: Sequence[int], cost: int) -> bool:
-    """Whether ``cost`` requests fit into every window, decided on the state after taking them. Cost 0 always fits."""
+def charged(debts: Sequence[int], cost: int, windows: Windows) -> Sequence[int] | None:
+    """The debts after ``cost`` requests; None if they do not fit into every window, decided on the state after them."""
     if not cost:
-        return True
-    for limit, debt in zip(windows.limits, debts, strict=True):  # noqa: SIM110 - twice as fast as a generator
-        if debt + cost * limit.period_us > limit.capacity:
-            return False
-    return True
+        return debts
+    after = []
+    for debt, weight, capacity in zip(debts, windows.weights, windows.capacities):
+        owed = debt + cost * weight
+        if owed > capacity:
+            return None
+        after.append(owed)
+    return after
 
 
 def wait_us(debt: int, cost: int, limit: Limit) -> int | None:
@@ -48,7 +58,7 @@ def refill_us(debt: int, limit: Limit) -> int:
 
 def remaining(debt: int, limit: Limit) -> int:
     """Whole requests that still fit; never negative."""
-    return max(0, (limit.capacity - debt) // limit.period_us)
+    return (limit.capacity - debt) // limit.period_us if debt < limit.capacity else 0
 
 
 def used(debt: int, limit: Limit) -> int:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import islice
 from typing import NamedTuple
 
 from limitgate.decision import SECOND, Decision, Window
 from limitgate.limits import Windows, unit_of
-from limitgate.plan import Charge, Plan
 
 Fields = list[tuple[str, str]]
 
@@ -37,11 +35,11 @@ class Refusal(NamedTuple):
         return "Too Many Requests" if self.status == 429 else "Service Unavailable"
 
 
-def rate_fields(styles: Sequence[str], plan: Plan, decision: Decision, now: int) -> Fields:
+def rate_fields(styles: Sequence[str], decision: Decision, now: int) -> Fields:
     """The rate fields of a response in each of ``styles``; ``now`` is the store's clock in Unix µs."""
     fields: Fields = []
     for style in styles:
-        fields += STYLES[style](plan, decision, now)
+        fields += STYLES[style](decision, now)
     return fields
 
 
@@ -52,14 +50,14 @@ def retry_after(decision: Decision) -> Fields:
     return [("Retry-After", str(max(1, math.ceil(decision.retry_after))))]
 
 
-def refusal(plan: Plan, decision: Decision) -> Refusal:
+def refusal(decision: Decision) -> Refusal:
     """The 429 (RFC 6585 section 4) with a problem body (RFC 9457) as draft-ietf-httpapi-ratelimit-headers-11 names it."""
     waiting = retry_after(decision)
     if waiting:
         detail = f"Too many requests. Try again in {waiting[0][1]} s."
     else:
         detail = "This request costs more than its limit ever allows at once. Waiting does not help."
-    names = [charge.rule for charge, windows in _by_charge(plan, decision) if _refused(charge, windows)]
+    names = [standing.charge.rule for standing in decision.standings if standing.charge.binding and not standing.fits]
     return _problem(429, "Quota Exceeded", detail, waiting, **{"violated-policies": names})
 
 
@@ -81,17 +79,7 @@ def _problem(status: int, title: str, detail: str, fields: Fields, **extra: obje
     return Refusal(status, fixed + fields, body)
 
 
-def _by_charge(plan: Plan, decision: Decision) -> Iterator[tuple[Charge, list[Window]]]:
-    windows = iter(decision.windows)
-    for charge in plan.charges:
-        yield charge, list(islice(windows, len(charge.windows.limits)))
-
-
-def _refused(charge: Charge, windows: list[Window]) -> bool:
-    return charge.binding and any(window.retry_after > 0 for window in windows)
-
-
-def _x_ratelimit(_: Plan, decision: Decision, now: int) -> Fields:
+def _x_ratelimit(decision: Decision, now: int) -> Fields:
     """The commonest convention: the tightest window, the reset as Unix time."""
     reset_at = now + round(decision.reset_after * SECOND)
     return [
@@ -101,7 +89,7 @@ def _x_ratelimit(_: Plan, decision: Decision, now: int) -> Fields:
     ]
 
 
-def _x_ratelimit_windows(_: Plan, decision: Decision, __: int) -> Fields:
+def _x_ratelimit_windows(decision: Decision, _: int) -> Fields:
     """Two fields per unit of time; of several windows of one unit the one with the least remaining."""
     tightest: dict[str, Window] = {}
     for window in decision.windows:
@@ -115,11 +103,12 @@ def _x_ratelimit_windows(_: Plan, decision: Decision, __: int) -> Fields:
     return fields
 
 
-def _draft_11(plan: Plan, decision: Decision, _: int) -> Fields:
+def _draft_11(decision: Decision, _: int) -> Fields:
     """draft-ietf-httpapi-ratelimit-headers-11 sections 3 and 4: RFC 9651 lists of strings with parameters."""
     policies, states = [], []
-    for charge, windows in _by_charge(plan, decision):
-        for (name, policy), window in zip(_policies(charge.rule or "", charge.windows), windows, strict=True):
+    for standing in decision.standings:
+        named = _policies(standing.charge.rule or "", standing.charge.windows)
+        for (name, policy), window in zip(named, standing.windows(), strict=True):
             policies.append(policy)
             wait = window.retry_after or window.reset_after
             until = "" if math.isinf(wait) else f";t={math.ceil(wait)}"
@@ -140,7 +129,7 @@ def _policies(rule: str, windows: Windows) -> list[tuple[str, str]]:
     return found
 
 
-STYLES: dict[str, Callable[[Plan, Decision, int], Fields]] = {
+STYLES: dict[str, Callable[[Decision, int], Fields]] = {
     "x-ratelimit": _x_ratelimit,
     "x-ratelimit-windows": _x_ratelimit_windows,
     "draft-11": _draft_11,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from limitgate.callers import Caller
@@ -20,6 +21,8 @@ from limitgate.request import Request
 PARTS = ("path", "ip", "api_key", "method", "host", "user", "caller", "tier", "global")
 _HEADER_PART = re.compile(r"header:[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}", re.ASCII)
 _PORT = re.compile(r":[0-9]*\Z", re.ASCII)
+_REMEMBERED, _SHORT = 4096, 200
+"""Digests that a key remembers, and the characters of a text that it remembers one for."""
 _EXPECTED = f"expected one of {', '.join(PARTS)} or header:NAME, alternatives separated by '|'"
 
 
@@ -51,14 +54,12 @@ class Key:
     ``secret`` keys the digest (BLAKE2b, RFC 7693, 128 bits).
     """
 
-    __slots__ = ("_hash", "_parts", "asks_api_key", "asks_route")
+    __slots__ = ("_hash", "_parts", "_remembered")
 
     def __init__(self, names: Sequence[str], owner: str, pattern: str = "", secret: bytes = b"") -> None:
-        labels = [check_part(name) for name in names]
-        self.asks_route = any("path" in choice for choice in labels)
-        self.asks_api_key = any("api_key" in choice for choice in labels)
-        self._parts = [_part(choice, pattern) for choice in labels]
+        self._parts = [_part(check_part(name), pattern) for name in names]
         self._hash = hashlib.blake2b(_field("owner", owner).encode(), digest_size=16, key=secret)
+        self._remembered = lru_cache(maxsize=_REMEMBERED)(self._hashed)
 
     def digest(self, subject: Subject) -> str:
         """The 32 hex digits that name this subject's bucket."""
@@ -66,6 +67,9 @@ class Key:
 
     def digest_of(self, text: str) -> str:
         """The 32 hex digits that name the bucket of ``text``."""
+        return self._remembered(text) if len(text) <= _SHORT else self._hashed(text)
+
+    def _hashed(self, text: str) -> str:
         digest = self._hash.copy()
         digest.update(text.encode("utf-8", "surrogatepass"))
         return digest.hexdigest()

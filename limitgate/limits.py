@@ -94,11 +94,17 @@ class Windows:
     those equal in both. Count and burst are left out, so a changed count finds what was owed before.
     """
 
-    __slots__ = ("ids", "limits")
+    __slots__ = ("capacities", "counts", "ids", "limits", "weights")
 
     def __init__(self, limits: tuple[Limit, ...], ids: tuple[int, ...] | None = None) -> None:
         self.limits = limits
         self.ids = _numbered(limits) if ids is None else ids
+        self.counts = tuple(limit.count for limit in limits)
+        """Ticks that a microsecond pays back."""
+        self.weights = tuple(limit.period_us for limit in limits)
+        """Ticks that a request takes."""
+        self.capacities = tuple(limit.capacity for limit in limits)
+        """Ticks that a full bucket holds."""
 
 
 def as_limit(value: object) -> Limit:

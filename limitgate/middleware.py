@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from functools import lru_cache
 from typing import Any, Unpack
 
 from limitgate.decorators import seen_by_gate
@@ -49,11 +48,12 @@ class LimitGate:
         if answer.refusal is not None:
             await self._refuse(answer, answer.refusal, scope, receive, send)
             return
-        token = seen_by_gate.set(answer.seen)
+        token = seen_by_gate.set(answer.seen) if answer.seen else None
         try:
             await self.app(scope, receive, _adding(answer.fields, send) if answer.fields else send)
         finally:
-            seen_by_gate.reset(token)
+            if token is not None:
+                seen_by_gate.reset(token)
 
     async def _refuse(self, answer: Answer, refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
         kind = "http.response"
@@ -64,7 +64,7 @@ class LimitGate:
                 await send({"type": "websocket.close", "code": _TRY_AGAIN_LATER, "reason": refusal.reason})
                 return
         elif self._on_denied is not None and refusal.status == 429:
-            await self._on_denied(scope, receive, _adding(answer.fields, send, refusal.waiting))
+            await self._on_denied(scope, receive, _completing(refusal.waiting, _adding(answer.fields, send)))
             return
         headers = _raw(refusal.fields + answer.fields)
         await send({"type": f"{kind}.start", "status": refusal.status, "headers": headers})
@@ -107,19 +107,30 @@ class LimitGateWSGI:
             seen_by_gate.reset(token)
 
 
-def _adding(fields: Fields, send: Send, unless_set: Fields = []) -> Send:  # noqa: B006 - never written to
-    """``send`` that adds fields to whatever starts a response, those in ``unless_set`` where there are none yet."""
+def _adding(fields: Fields, send: Send) -> Send:
+    """``send`` that adds fields to whatever starts a response."""
+    added = _raw(fields)
 
     async def send_with_fields(message: Message) -> None:
         if message["type"] in _STARTS:
-            headers = list(message.get("headers") or ())
-            present = {bytes(name).lower() for name, _ in headers} if unless_set else ()
-            headers += [field for field in _raw(unless_set) if field[0] not in present]
-            headers += _raw(fields)
-            message = {**message, "headers": headers}
+            message = {**message, "headers": [*(message.get("headers") or ()), *added]}
         await send(message)
 
     return send_with_fields
+
+
+def _completing(fields: Fields, send: Send) -> Send:
+    """``send`` that adds those fields which whatever starts a response does not have yet."""
+
+    async def send_completed(message: Message) -> None:
+        if message["type"] in _STARTS:
+            headers = list(message.get("headers") or ())
+            present = {bytes(name).lower() for name, _ in headers}
+            headers += [field for field in _raw(fields) if field[0] not in present]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return send_completed
 
 
 def _starting(fields: Fields, start_response: StartResponse, unless_set: Fields = []) -> StartResponse:  # noqa: B006
@@ -134,9 +145,8 @@ def _starting(fields: Fields, start_response: StartResponse, unless_set: Fields 
 
 
 def _raw(fields: Fields) -> list[tuple[bytes, bytes]]:
-    return [(_raw_name(name), value.encode("latin-1")) for name, value in fields]
+    return [(_RAW_NAMES.get(name) or name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in fields]
 
 
-@lru_cache(maxsize=256)
-def _raw_name(name: str) -> bytes:
-    return name.lower().encode("latin-1")
+_RAW_NAMES = {f"X-RateLimit-{part}": f"x-ratelimit-{part}".lower().encode() for part in ("Limit", "Remaining", "Reset")}
+"""The commonest names as ASGI wants them, ready made."""

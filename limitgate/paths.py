@@ -8,7 +8,6 @@ framework that tidies more than we do nor one that tidies less lets a request sl
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from limitgate.errors import ConfigError
@@ -16,7 +15,7 @@ from limitgate.errors import ConfigError
 T = TypeVar("T")
 
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_UNTIDY = re.compile(r"//|/\.|;|.\/\Z|[\x00-\x1f\x7f-\x9f]", re.DOTALL)
+_UNTIDY = re.compile(r"[\x00-\x1f\x7f-\x9f;]|/(?:[/.]|\Z)")
 _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}", re.ASCII)
 _EXPECTED = "expected for example '/login', '/items/{id}' or '/api/**'"
 
@@ -32,8 +31,8 @@ def readings(path: str, root: str = "") -> tuple[str, ...]:
     Cleaning strips control characters and ``;parameters``, merges slashes, resolves dot segments (RFC 3986 section 5.2.4)
     and drops a trailing slash.
     """
-    if not _UNTIDY.search(path):
-        return (below(path, root) or "/",)
+    if not _UNTIDY.search(path) or path == "/":
+        return ((below(path, root) or "/") if root else path or "/",)
     clean = _joined(_cleaned(path))
     as_sent = _joined([segment for segment in path.split("/") if segment])
     root = _joined([segment for segment in root.split("/") if segment]) if root else ""
@@ -89,25 +88,25 @@ class PathIndex(Generic[T]):
                 node = node.children.setdefault(segment, PathIndex())
         node.here.append(value)
 
-    def find(self, path: str) -> Iterator[T]:
+    def find(self, path: str) -> list[T]:
         """The values whose patterns match ``path``, in no particular order."""
-        nodes = [self]
+        nodes, found = [self], []
         if path != "/":
             for segment in path.split("/")[1:]:
+                if not nodes:
+                    break
                 below = []
                 for node in nodes:
-                    yield from node.rest
+                    found += node.rest
                     child = node.children.get(segment)
                     if child is not None:
                         below.append(child)
                     if node.any is not None:
                         below.append(node.any)
-                if not below:
-                    return
                 nodes = below
         for node in nodes:
-            yield from node.rest
-            yield from node.here
+            found += node.rest + node.here
+        return found
 
 
 def _cleaned(path: str) -> list[str]:

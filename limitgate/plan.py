@@ -32,17 +32,24 @@ class Plan(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What a store reports: its clock in Unix µs and, per charge and window, the debt in ticks as it stood before."""
+    """What a store reports about a plan, and what follows from it for the plan as a whole."""
 
     now: int
+    """The store's clock, Unix µs."""
     debts: Sequence[Sequence[int]]
+    """Per charge and window, the debt in ticks as it stood before."""
+    after: Sequence[Sequence[int] | None]
+    """Per charge, the debts if it is taken; None if it does not fit."""
+    admitted: bool
+    """Whether the request passes: every binding charge fits. Then each charge that fits is taken, else none is."""
 
 
-def fitting(charges: Sequence[Charge], debts: Sequence[Sequence[int]]) -> list[bool]:
-    """Which charges fit, each by itself."""
-    return [gcra.fits(charge.windows, owed, charge.cost) for charge, owed in zip(charges, debts, strict=True)]
-
-
-def admitted(charges: Sequence[Charge], fit: Sequence[bool]) -> bool:
-    """Whether the request passes: every binding charge fits. Then each charge that fits is taken, else none."""
-    return all(fits or not charge.binding for charge, fits in zip(charges, fit, strict=True))
+def read(charges: Sequence[Charge], now: int, debts: Sequence[Sequence[int]]) -> Reading:
+    """The reading of ``debts`` at ``now``. Every store's verdict is made here; Lua repeats it where it must be atomic."""
+    admitted, after = True, []
+    for charge, owed in zip(charges, debts):
+        then = gcra.charged(owed, charge.cost, charge.windows)
+        if then is None and charge.binding:
+            admitted = False
+        after.append(then)
+    return Reading(now, debts, after, admitted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Container, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import NamedTuple
 
 from limitgate.callers import DEFAULT_TIER, Caller, Callers
@@ -23,19 +24,22 @@ log = logging.getLogger("limitgate")
 class Bound:
     """A rule made ready: its key compiled, its windows at hand."""
 
-    __slots__ = ("_prefix", "binding", "key", "rule", "windows")
+    __slots__ = ("_cost", "_prefix", "binding", "key", "methods", "rule", "windows")
 
     def __init__(self, rule: Rule, kind: str, *, key_prefix: str, secret: bytes, shadow: bool) -> None:
         self.rule = rule
+        self.methods = rule.methods
         self.windows = rule.windows
         self.key = Key(rule.key, f"{kind} {rule.name}", rule.path, secret)
         self.binding = not (shadow or rule.shadow)
         self._prefix = f"{key_prefix}:{rule.name}:"
+        self._cost = None if callable(rule.cost) else rule.cost
 
     def charge(self, subject: Subject) -> Charge:
         """What this rule takes for a request of this subject."""
         key = self._prefix + self.key.digest(subject)
-        return Charge(key, self.windows, self.rule.cost_of(subject.request), self.binding, self.rule.name)
+        cost = self.rule.cost_of(subject.request) if self._cost is None else self._cost
+        return Charge(key, self.windows, cost, self.binding, self.rule.name)
 
 
 class Considered(NamedTuple):
@@ -78,7 +82,11 @@ class Planner:
         self._bind = partial(Bound, key_prefix=key_prefix, secret=secret, shadow=shadow)
         self._decorated: dict[int, Bound] = {}
         self._tiers = {tier: self._index(of_tier) for tier, of_tier in rules.tiers.items()}
-        asks_api_key = any("api_key" in part for of_tier in rules.tiers.values() for rule in of_tier for part in rule.key)
+        every = [rule for of_tier in rules.tiers.values() for rule in of_tier]
+        parts = [label for rule in every for part in rule.key for label in part.split("|")]
+        self._asks_route = "path" in parts
+        self._exempts = any(rule.exempt for rule in every)
+        asks_api_key = "api_key" in parts
         self._reads_keys = asks_api_key or self._callers.list_keys
         if asks_api_key and not self._callers.list_keys and not identifies:
             log.warning(
@@ -87,18 +95,18 @@ class Planner:
 
     def plan(self, request: Request, identified: Caller | None) -> Considered:
         """The plan for a request from the caller that ``identify`` found, if any."""
-        if request.is_preflight:
+        if request.method == "OPTIONS" and request.is_preflight:
             return UNLIMITED
         request.resolve_client_with(self._proxies.client)
         subject = self._subject(request, identified)
         bounds = self._matching(subject.tier, request)
         marks: tuple[Mark, ...] = ()
-        if self._routes.decorated() or any(bound.key.asks_route for bound in bounds):
+        if self._routes.decorated() or (self._asks_route and bounds):
             route = self._routes.find(request)
             if route is not None:
                 subject.route, marks = route.template, route.marks
                 bounds += self._bound_marks(marks, request.method)
-        if "exempt" in marks or any(bound.rule.exempt for bound in bounds):
+        if "exempt" in marks or (self._exempts and any(bound.rule.exempt for bound in bounds)):
             return UNLIMITED
         if not bounds:
             return Considered(None, (), marks)
@@ -113,8 +121,12 @@ class Planner:
     def _matching(self, tier: str, request: Request) -> list[Bound]:
         """The rules of a tier that apply to a request, in the order they were written."""
         index, method = self._tiers[tier], request.method
-        found = {place: bound for path in request.paths for place, bound in index.find(path)}
-        return [bound for _, bound in sorted(found.items()) if bound.rule.applies_to(method)]
+        found = index.find(request.paths[0])
+        for other in request.paths[1:]:
+            found += [entry for entry in index.find(other) if entry not in found]
+        if len(found) > 1:
+            found.sort(key=itemgetter(0))
+        return [bound for _, bound in found if bound.methods is None or method in bound.methods]
 
     def _bound_marks(self, marks: Sequence[Mark], method: str) -> list[Bound]:
         bounds = []
@@ -128,6 +140,8 @@ class Planner:
 
     def _subject(self, request: Request, identified: Caller | None) -> Subject:
         """Who asks. Listed API keys prove a caller; without a list, one that ``identify`` vouches for goes by its id."""
+        if identified is None and not self._callers and not self._reads_keys:
+            return Subject(request, None, DEFAULT_TIER, None, self._ipv6_prefix)
         presented = self._presented_key(request) if self._reads_keys else None
         listed = self._callers.with_key(presented) if presented and self._callers.list_keys else None
         caller = identified or listed or self._callers.with_headers(request, self._proxies)

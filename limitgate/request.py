@@ -49,28 +49,18 @@ class Request:
     cleaned. ``client`` is the client's address behind trusted proxies, None if there is none.
     """
 
-    __slots__ = ("_client", "_headers", "_resolve", "environ", "method", "paths", "peer", "scope")
-
     method: str
     paths: tuple[str, ...]
     """The readings of the path that patterns are tried on; the first is `path`."""
     peer: str | None
     """The address of whoever opened the connection, as the server gives it."""
-    scope: Scope | None
+    scope: Scope | None = None
     """The ASGI scope, None under WSGI."""
-    environ: Environ | None
+    environ: Environ | None = None
     """The WSGI environ, None under ASGI."""
-
-    def __init__(self, method: str, paths: tuple[str, ...], peer: str | None) -> None:
-        method = method.upper()
-        self.method = "GET" if method == "HEAD" else method
-        self.paths = paths
-        self.peer = peer
-        self.scope = None
-        self.environ = None
-        self._headers: Headers | None = None
-        self._resolve: Callable[[Request], str | None] | None = None
-        self._client: str | None = None
+    _headers: Headers | None = None
+    _client: str | None = None
+    _resolve: Callable[[Request], str | None] | None = None
 
     @property
     def path(self) -> str:
@@ -124,18 +114,14 @@ class Request:
 class ASGIRequest(Request):
     """A request seen through an ASGI ``http`` or ``websocket`` scope."""
 
-    __slots__ = ()
-
     scope: Scope
 
     def __init__(self, scope: Scope) -> None:
         client = scope.get("client")
-        super().__init__(
-            scope.get("method", "GET"),
-            readings(scope["path"], scope.get("root_path", "")),
-            (client[0] or None) if client else None,
-        )
         self.scope = scope
+        self.method = _method(scope.get("method", "GET"))
+        self.paths = readings(scope["path"], scope.get("root_path", ""))
+        self.peer = (client[0] or None) if client else None
 
     @property
     def query(self) -> Query:
@@ -158,14 +144,13 @@ class ASGIRequest(Request):
 class WSGIRequest(Request):
     """A request seen through a WSGI environ (PEP 3333). Its server has joined repeated header lines already."""
 
-    __slots__ = ()
-
     environ: Environ
 
     def __init__(self, environ: Environ) -> None:
-        path = _text(environ.get("PATH_INFO", ""))
-        super().__init__(environ["REQUEST_METHOD"], readings(path), environ.get("REMOTE_ADDR") or None)
         self.environ = environ
+        self.method = _method(environ["REQUEST_METHOD"])
+        self.paths = readings(_text(environ.get("PATH_INFO", "")))
+        self.peer = environ.get("REMOTE_ADDR") or None
 
     @property
     def query(self) -> Query:
@@ -187,6 +172,11 @@ class WSGIRequest(Request):
             if self.environ.get(name):
                 lines[name.replace("_", "-").lower()] = self.environ[name]
         return lines
+
+
+def _method(method: str) -> str:
+    method = method.upper()
+    return "GET" if method == "HEAD" else method
 
 
 def _text(native: str) -> str:

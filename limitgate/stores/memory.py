@@ -12,30 +12,20 @@ import time
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from threading import Lock
-from typing import NamedTuple
+from typing import Any
 
 from limitgate import gcra
 from limitgate.limits import Windows
-from limitgate.plan import Charge, Plan, Reading, admitted, fitting
+from limitgate.plan import Charge, Plan, Reading, read
 
 _STEPS = 64
 """How many heap entries a newcomer may look at; bounds the work of one request."""
 
 
-class _Bucket(NamedTuple):
-    written: int
-    windows: Windows
-    debts: Sequence[int]
-
-    def full_at(self) -> int:
-        """When nothing will be owed any more, in Unix µs."""
-        owed = zip(self.windows.limits, self.debts, strict=True)
-        return self.written + max(gcra.refill_us(debt, limit) for limit, debt in owed)
-
-    def refuses_until(self) -> int:
-        """When one request will fit into every window, in Unix µs; the time of writing if it did then."""
-        owed = zip(self.windows.limits, self.debts, strict=True)
-        return self.written + max(gcra.wait_us(debt, 1, limit) or 0 for limit, debt in owed)
+_Bucket = tuple[int, Windows, Sequence[int]]
+"""When it was written in Unix µs, its windows, and what each owed then, in ticks."""
+_Home = tuple[dict[Any, _Bucket], Any, _Bucket | None]
+"""Where a charge's bucket lives: in which dictionary, under which key, and the bucket if there is one yet."""
 
 
 class MemoryStore:
@@ -69,19 +59,21 @@ class MemoryStore:
         charges = plan.charges
         with self._lock:
             now = self._clock()
-            homes = [self._home(charge, now) for charge in charges]
-            debts = [self._read(home, charge.windows, now) for home, charge in zip(homes, charges, strict=True)]
-            if plan.verb == "spend":
-                fit = fitting(charges, debts)
-                if admitted(charges, fit):
-                    for home, charge, owed, fits in zip(homes, charges, debts, fit, strict=True):
-                        if fits and charge.cost:
-                            self._write(home, now, charge.windows, _charged(charge, owed))
-            elif plan.verb == "reset":
+            homes, debts = [], []
+            for charge in charges:
+                home = self._home(charge, now)
+                homes.append(home)
+                debts.append(self._read(home, charge.windows, now))
+            if plan.verb == "reset":
                 debts = [[0] * len(owed) for owed in debts]
-                for home, charge, owed in zip(homes, charges, debts, strict=True):
-                    self._write(home, now, charge.windows, owed)
-            return Reading(now, debts)
+                for home, charge, owed in zip(homes, charges, debts):
+                    self._write(home, charge.windows, now, owed)
+            reading = read(charges, now, debts)
+            if plan.verb == "spend" and reading.admitted:
+                for home, charge, then in zip(homes, charges, reading.after):
+                    if then is not None and charge.cost:
+                        self._write(home, charge.windows, now, then)
+            return reading
 
     async def aspend(self, plan: Plan, timeout: float = 0) -> Reading:
         """`spend`, for async callers."""
@@ -93,46 +85,38 @@ class MemoryStore:
     async def aclose(self) -> None:
         """Nothing to let go of."""
 
-    def _home(self, charge: Charge, now: int) -> str | tuple[int, ...]:
+    def _home(self, charge: Charge, now: int) -> _Home:
         """Where this charge's bucket lives: under its key, or in the overflow bucket of its windows."""
-        if charge.key in self._buckets or self._reclaim(now):
-            return charge.key
-        return charge.windows.ids
+        key = charge.key
+        bucket = self._buckets.get(key)
+        if bucket is not None or self._reclaim(now):
+            return self._buckets, key, bucket
+        shared = charge.windows.ids
+        return self._overflow, shared, self._overflow.get(shared)
 
-    def _read(self, home: str | tuple[int, ...], windows: Windows, now: int) -> list[int]:
+    def _read(self, home: _Home, windows: Windows, now: int) -> Sequence[int]:
         """What each asked window owes now, in ticks."""
-        bucket = self._find(home)
+        bucket = home[2]
         if bucket is None:
             return [0] * len(windows.ids)
-        elapsed = now - bucket.written
-        owed = zip(bucket.windows.limits, bucket.debts, strict=True)
-        debts = [gcra.drained(debt, elapsed, limit) for limit, debt in owed]
-        if windows is not bucket.windows:
-            stored = dict(zip(bucket.windows.ids, debts, strict=True))
-            asked = zip(windows.limits, windows.ids, strict=True)
-            debts = [gcra.rescaled(stored.get(window, 0), limit) for limit, window in asked]
-        if elapsed < 0:
+        written, stored, debts = bucket
+        debts = gcra.drained(debts, now - written, stored)
+        if windows is not stored:
+            by_id = dict(zip(stored.ids, debts))
+            debts = [gcra.rescaled(by_id.get(window, 0), limit) for limit, window in zip(windows.limits, windows.ids)]
+        if now < written:
             self.clock_steps += 1
-            self._write(home, now, windows, debts)
+            self._write(home, windows, now, debts)
         return debts
 
-    def _write(self, home: str | tuple[int, ...], now: int, windows: Windows, debts: Sequence[int]) -> None:
+    def _write(self, home: _Home, windows: Windows, now: int, debts: Sequence[int]) -> None:
         """Put the asked windows' debts; windows of the bucket that were not asked stay as they are."""
-        bucket = self._find(home)
-        if bucket is not None and bucket.windows is not windows:
+        buckets, key, bucket = home
+        if bucket is not None and bucket[1] is not windows:
             windows, debts = _joined(windows, debts, bucket, now)
-        self._put(home, _Bucket(now, windows, debts))
-
-    def _find(self, home: str | tuple[int, ...]) -> _Bucket | None:
-        return self._buckets.get(home) if isinstance(home, str) else self._overflow.get(home)
-
-    def _put(self, home: str | tuple[int, ...], bucket: _Bucket) -> None:
-        if not isinstance(home, str):
-            self._overflow[home] = bucket
-            return
-        if home not in self._buckets:
-            heappush(self._queue, (bucket.full_at(), home))
-        self._buckets[home] = bucket
+        buckets[key] = written = (now, windows, debts)
+        if bucket is None and buckets is self._buckets:
+            heappush(self._queue, (_full_at(written), key))
 
     def _reclaim(self, now: int) -> bool:
         """Make room: expired buckets go, and when there is no room still the one that owes least. False if all refuse."""
@@ -145,10 +129,10 @@ class MemoryStore:
                 break
             due, key = heappop(self._queue)
             bucket = self._buckets[key]
-            full_at = bucket.full_at()
+            full_at = _full_at(bucket)
             if full_at > due:
                 heappush(self._queue, (full_at, key))
-            elif (until := bucket.refuses_until()) > now:
+            elif (until := _refuses_until(bucket)) > now:
                 heappush(self._refusing, (until, key))
             else:
                 del self._buckets[key]
@@ -159,16 +143,23 @@ def _system_clock() -> int:
     return time.time_ns() // 1000
 
 
-def _charged(charge: Charge, owed: Sequence[int]) -> list[int]:
-    cost = charge.cost
-    return [debt + cost * limit.period_us for limit, debt in zip(charge.windows.limits, owed, strict=True)]
+def _full_at(bucket: _Bucket) -> int:
+    """When nothing will be owed any more, in Unix µs."""
+    written, windows, debts = bucket
+    return written + max(map(gcra.refill_us, debts, windows.limits))
+
+
+def _refuses_until(bucket: _Bucket) -> int:
+    """When one request will fit into every window, in Unix µs; the time of writing if it did then."""
+    written, windows, debts = bucket
+    return written + max(gcra.wait_us(debt, 1, limit) or 0 for debt, limit in zip(debts, windows.limits))
 
 
 def _joined(windows: Windows, debts: Sequence[int], bucket: _Bucket, now: int) -> tuple[Windows, Sequence[int]]:
     """The asked windows, and those of ``bucket`` that were not asked and still owe something."""
     limits, ids, owed = list(windows.limits), list(windows.ids), list(debts)
-    for limit, window, written in zip(bucket.windows.limits, bucket.windows.ids, bucket.debts, strict=True):
-        debt = gcra.drained(written, now - bucket.written, limit)
+    written, stored, before = bucket
+    for limit, window, debt in zip(stored.limits, stored.ids, gcra.drained(before, now - written, stored)):
         if window not in windows.ids and debt:
             limits.append(limit)
             ids.append(window)

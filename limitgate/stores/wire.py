@@ -9,7 +9,7 @@ from importlib.resources import files
 
 from limitgate.errors import StoreError
 from limitgate.limits import Windows
-from limitgate.plan import Plan, Reading
+from limitgate.plan import Plan, Reading, read
 
 SPEND = (files("limitgate") / "lua" / "spend.lua").read_text("utf-8")
 SHA = hashlib.sha1(SPEND.encode(), usedforsecurity=False).hexdigest()
@@ -34,7 +34,7 @@ def reading(plan: Plan, reply: object) -> tuple[Reading, int, int]:
         raise StoreError(f"unexpected reply of {type(reply).__name__} from the script", "reply")
     amounts = iter(reply[_HEAD:])
     debts = [[next(amounts) * limit.count + next(amounts) for limit in charge.windows.limits] for charge in plan.charges]
-    return Reading(reply[0], debts), reply[1], reply[2]
+    return read(plan.charges, reply[0], debts), reply[1], reply[2]
 
 
 @lru_cache(maxsize=4096)
