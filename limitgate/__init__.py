@@ -6,9 +6,9 @@ import logging
 
 from limitgate.callers import Caller
 from limitgate.config import load_rules
-from limitgate.decision import Decision, Window
+from limitgate.decision import Decision, RateLimited, Window
 from limitgate.decorators import exempt, limit
-from limitgate.errors import ConfigError, LimitGateError, RateLimited, StoreError
+from limitgate.errors import ConfigError, LimitGateError, StoreError
 from limitgate.limiter import AsyncLimiter, Limiter
 from limitgate.limits import Limit
 from limitgate.middleware import LimitGate, LimitGateWSGI

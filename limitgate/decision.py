@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from limitgate import gcra
+from limitgate.errors import LimitGateError
 from limitgate.plan import Charge, Plan, Reading
 
 SECOND = 1_000_000
@@ -96,6 +97,14 @@ class Decision(_Fields):
         shown = {**self._asdict(), "windows": self.windows}
         del shown["standings"]
         return f"Decision({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+
+class RateLimited(LimitGateError):  # noqa: N818 - the name is part of the public contract
+    """A call was refused. ``decision`` says by what and for how long."""
+
+    def __init__(self, decision: Decision) -> None:
+        super().__init__(f"rate limited, retry in {decision.retry_after:g} s")
+        self.decision = decision
 
 
 def decide(plan: Plan, reading: Reading) -> Decision:

@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from typing import Any, Literal, TypeVar
 
 from limitgate.errors import ConfigError
-from limitgate.limits import Limit
+from limitgate.limits import Limit, as_limit
 from limitgate.rules import Cost, OnError, Rule
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -63,10 +63,11 @@ def limit(
     qualified name; places that are given the same name share a bucket. Raises `ConfigError` like `Rule`, and the
     decorated endpoint raises it when it is called without a gate around it.
     """
+    given = tuple(as_limit(limit) for limit in limits)
     options = {"qps": qps, "qpm": qpm, "qph": qph, "qpd": qpd, "cost": cost, "on_error": on_error, "shadow": shadow}
 
     def decorate(endpoint: F) -> F:
-        rule = Rule(name or _place_of(endpoint), *limits, key=key, methods=methods, **options)
+        rule = Rule(name or _place_of(endpoint), *given, key=key, methods=methods, **options)
         if any(isinstance(mark, Rule) and mark.name == rule.name for mark in marks_of(endpoint)):
             raise ConfigError(f"limit {rule.name!r} is on {_name_of(endpoint)} twice, expected different names")
         guarded: F = _guarded(endpoint, rule)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-    from limitgate.decision import Decision
 
 StoreFault = Literal["timeout", "connection", "oom", "reply"]
 """Why a store did not answer: too late, unreachable, out of memory, or an answer that is an error or no answer of ours."""
@@ -48,11 +47,3 @@ class StoreError(LimitGateError):
     def __init__(self, message: str, fault: StoreFault = "connection") -> None:
         super().__init__(message)
         self.fault: StoreFault = fault
-
-
-class RateLimited(LimitGateError):  # noqa: N818 - the name is part of the public contract
-    """A call was refused. ``decision`` says by what and for how long."""
-
-    def __init__(self, decision: Decision) -> None:
-        super().__init__(f"rate limited, retry in {decision.retry_after:g} s")
-        self.decision = decision

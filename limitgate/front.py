@@ -14,6 +14,7 @@ from limitgate.planner import Planner
 from limitgate.routes import Routes
 from limitgate.rules import OnError, Rule, RuleSet
 from limitgate.settings import Settings, warn_about_environment
+from limitgate.stores import Opener, opened
 
 
 class Options(TypedDict, total=False):
@@ -46,17 +47,18 @@ class Front(NamedTuple):
     """Whether the store was opened here, and so is to be closed here."""
 
 
-def open_front(routes: Routes, open_store: Callable[[str], Any], **options: Unpack[Options]) -> Front:
+def open_front(routes: Routes, open_store: Opener[Any], **options: Unpack[Options]) -> Front:
     """Set up what a door needs. Raises `ConfigError` for any mistake, `TypeError` for an unknown option."""
     settings = Settings(**options)
     if not settings.enabled:
         return Front(None, None, owns_store=False)
     warn_about_environment(settings.store)
     owns_store = isinstance(settings.store, str)
+    proxies = Proxies(settings.trusted_proxies, settings.forwarded_header)
     planner = Planner(
         _rules(settings.rules),
         routes,
-        Proxies(settings.trusted_proxies, settings.forwarded_header),
+        proxies,
         identifies=settings.identify is not None,
         api_key_header=settings.api_key_header,
         ipv6_prefix=settings.ipv6_prefix,
@@ -66,7 +68,8 @@ def open_front(routes: Routes, open_store: Callable[[str], Any], **options: Unpa
     )
     gate = Gate(
         planner,
-        open_store(settings.store) if owns_store else settings.store,
+        opened(settings.store, open_store),
+        proxies.client,
         timeout=settings.timeout,
         on_error=settings.on_error,
         styles=settings.headers,

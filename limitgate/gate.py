@@ -47,13 +47,15 @@ OFF = Answer(None, [], None, EVERYTHING)
 class Gate:
     """Decides about requests, by the plans of a planner and what a store says to them.
 
-    ``styles`` are the header styles; ``on_error`` is for rules that have none of their own; ``timeout`` is in seconds.
+    ``client_of`` finds a request's client behind proxies, ``styles`` are the header styles, ``on_error`` is for rules that
+    have none of their own, and ``timeout`` is in seconds.
     """
 
     def __init__(
         self,
         planner: Planner,
         store: Any,
+        client_of: Callable[[Request], str | None],
         *,
         timeout: float,
         on_error: OnError,
@@ -64,6 +66,7 @@ class Gate:
         self.failures = 0
         """How often the store did not answer."""
         self._planner = planner
+        self._client_of = client_of
         self._timeout = timeout
         self._on_error: OnError = on_error
         self._styles = styles
@@ -73,8 +76,10 @@ class Gate:
 
     def check(self, request: Request) -> Answer:
         """The answer to a request, by a `SyncStore`."""
-        identified = self._identify(request) if self._identify else None
-        considered = self._planner.plan(request, cast("Caller | None", identified))
+        identified = self._identified(request)
+        if isawaitable(identified):
+            raise TypeError("identify is async, expected a plain function under WSGI")
+        considered = self._planner.plan(request, identified)
         if considered.plan is None:
             return Answer(None, [], None, considered.seen)
         try:
@@ -85,7 +90,7 @@ class Gate:
 
     async def acheck(self, request: Request) -> Answer:
         """The answer to a request, by an `AsyncStore`; ``identify`` may be async."""
-        identified = self._identify(request) if self._identify else None
+        identified = self._identified(request)
         if isawaitable(identified):
             identified = await identified
         considered = self._planner.plan(request, identified)
@@ -96,6 +101,10 @@ class Gate:
         except StoreError as error:
             return self._degraded(considered, error)
         return self._decided(considered, considered.plan, reading)
+
+    def _identified(self, request: Request) -> Caller | Awaitable[Caller | None] | None:
+        request.resolve_client_with(self._client_of)
+        return self._identify(request) if self._identify else None
 
     def _decided(self, considered: Considered, plan: Plan, reading: Reading) -> Answer:
         if self._failing:

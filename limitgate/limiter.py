@@ -10,7 +10,7 @@ from limitgate.keys import Key
 from limitgate.limits import Limit, windows_of
 from limitgate.plan import Charge, Plan, Verb
 from limitgate.rules import check_cost
-from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store
+from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store, opened
 
 
 class _Keyring:
@@ -42,7 +42,7 @@ class AsyncLimiter(_Keyring):
     def __init__(self, store: str | AsyncStore, *, timeout: float = 0.1, key_prefix: str = "limitgate") -> None:
         super().__init__(timeout, key_prefix)
         self._owns_store = isinstance(store, str)
-        self._store = open_store(store) if isinstance(store, str) else store
+        self._store: AsyncStore = opened(store, open_store)
 
     async def hit(self, key: str, *limits: Limit | str, cost: int = 1) -> Decision:
         """Take ``cost`` from every limit of ``key``, or from none."""
@@ -84,7 +84,7 @@ class Limiter(_Keyring):
     def __init__(self, store: str | SyncStore, *, timeout: float = 0.1, key_prefix: str = "limitgate") -> None:
         super().__init__(timeout, key_prefix)
         self._owns_store = isinstance(store, str)
-        self._store = open_sync_store(store) if isinstance(store, str) else store
+        self._store: SyncStore = opened(store, open_sync_store)
 
     def hit(self, key: str, *limits: Limit | str, cost: int = 1) -> Decision:
         """Take ``cost`` from every limit of ``key``, or from none."""

@@ -97,7 +97,6 @@ class Planner:
         """The plan for a request from the caller that ``identify`` found, if any."""
         if request.method == "OPTIONS" and request.is_preflight:
             return UNLIMITED
-        request.resolve_client_with(self._proxies.client)
         subject = self._subject(request, identified)
         bounds = self._matching(subject.tier, request)
         marks: tuple[Mark, ...] = ()

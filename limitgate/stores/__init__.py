@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from limitgate.errors import ConfigError
 from limitgate.stores.base import AsyncStore, SyncStore
 from limitgate.stores.memory import MemoryStore
 from limitgate.stores.redis import AsyncRedisStore, RedisStore
 
-__all__ = ["AsyncRedisStore", "AsyncStore", "MemoryStore", "RedisStore", "SyncStore", "open_store", "open_sync_store"]
+__all__ = [
+    "AsyncRedisStore",
+    "AsyncStore",
+    "MemoryStore",
+    "Opener",
+    "RedisStore",
+    "SyncStore",
+    "open_store",
+    "open_sync_store",
+    "opened",
+]
+
+S = TypeVar("S")
+Opener = Callable[[str], S]
 
 _REDIS = ("redis", "rediss", "unix")
 
@@ -20,6 +36,20 @@ def open_store(url: str) -> AsyncStore:
 def open_sync_store(url: str) -> SyncStore:
     """A store for sync code, from the same URLs as `open_store`. Raises `ConfigError`."""
     return RedisStore(url) if _scheme(url) in _REDIS else MemoryStore()
+
+
+def opened(store: str | S, open_url: Opener[S]) -> S:
+    """``store`` itself, or what ``open_url`` (`open_store` or `open_sync_store`) makes of it if it is a URL.
+
+    Raises `ConfigError` for a store of the other kind, and for anything that is no store.
+    """
+    if isinstance(store, str):
+        return open_url(store)
+    wanted = AsyncStore if open_url is open_store else SyncStore
+    if not isinstance(store, wanted):
+        kind = "an async store" if wanted is AsyncStore else "a sync store"
+        raise ConfigError(f"store: {store!r:.80} cannot serve here, expected a URL or {kind}")
+    return store
 
 
 def _scheme(url: str) -> str:
