@@ -73,19 +73,28 @@ local function find(value, id, expected)
   end
 end
 
--- The windows of a value that a charge does not ask about, packed as they stand now, and the most that one owes.
+-- The windows of a value that a charge does not ask about, packed as they stand now.
 local function others(value, charge, elapsed)
-  local asked, kept, longest = {}, '', 0
+  local asked, kept = {}, ''
   for at = 2, #charge, ASKED_SIZE do asked[unpack('<d', charge, at)] = true end
   for place = FIRST, #value, WINDOW_SIZE do
     local id, count, whole, rest = window(value, place)
     if id and not asked[id] and whole >= elapsed then
-      whole = whole - elapsed
-      kept = kept .. pack(WINDOW, id, count, whole, rest)
-      if whole >= longest then longest = whole + 1 end
+      kept = kept .. pack(WINDOW, id, count, whole - elapsed, rest)
     end
   end
-  return kept, longest
+  return kept
+end
+
+-- Microseconds until none of some packed windows owes anything, rounded up.
+local function drained_in(windows)
+  local longest = 0
+  for place = 1, #windows, WINDOW_SIZE do
+    local _, _, whole, rest = unpack(WINDOW, windows, place)
+    if rest > 0 then whole = whole + 1 end
+    if whole > longest then longest = whole end
+  end
+  return longest
 end
 
 local buckets = {}
@@ -97,7 +106,7 @@ for i, key in ipairs(KEYS) do
   local elapsed = now - written
   local stepped = elapsed < 0
   if stepped then elapsed, reply[STEPS] = 0, reply[STEPS] + 1 end
-  local before, after, longest, fits, takes = '', '', 0, true, false
+  local before, after, fits, takes = '', '', true, false
   local expected, found = FIRST, 0
   for at = 2, #charge, ASKED_SIZE do
     local id, count, tolerance, tolerance_rest, increment, increment_rest = unpack(ASKED, charge, at)
@@ -121,31 +130,27 @@ for i, key in ipairs(KEYS) do
       if whole > tolerance or (whole == tolerance and rest > tolerance_rest) then fits = false end
     end
     after = after .. pack(WINDOW, id, count, whole, rest)
-    if whole >= longest then longest = whole + 1 end
   end
   if not fits and string.byte(charge) == 1 then admitted = false end
   local kept = FIRST + found * WINDOW_SIZE <= #value
-  buckets[i] = {before, after, longest, fits and takes, stepped, value, elapsed, kept}
+  buckets[i] = {before, after, fits and takes, stepped, value, elapsed, kept}
 end
 
 for i, key in ipairs(KEYS) do
-  local before, after, longest, takes, stepped, value, elapsed, kept = _G.unpack(buckets[i])
+  local before, after, takes, stepped, value, elapsed, kept = _G.unpack(buckets[i])
   local state = stepped and before
   if ARGV[1] == 'reset' then
-    state, longest = '', 0
+    state = ''
   elseif ARGV[1] == 'spend' and admitted and takes then
     state = after
   end
   if state then
-    if kept then
-      local rest, most = others(value, ARGV[i + 1], elapsed)
-      state = state .. rest
-      if most > longest then longest = most end
-    end
-    if longest == 0 then
+    if kept then state = state .. others(value, ARGV[i + 1], elapsed) end
+    local lifetime = drained_in(state)
+    if lifetime == 0 then
       redis.call('DEL', key)
     else
-      redis.call('SET', key, pack(HEADER, VERSION, now) .. state, 'PX', floor(longest / 1000) + 2)
+      redis.call('SET', key, pack(HEADER, VERSION, now) .. state, 'PX', floor(lifetime / 1000) + 2)
     end
   end
 end
