@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable
 from contextvars import ContextVar
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from limitgate.errors import ConfigError
 from limitgate.limits import Limit, as_limit
@@ -24,7 +24,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 Mark = Rule | Literal["exempt"]
 
 _MARKS = "__limitgate_marks__"
-_GUARDED = "__limitgate_guarded__"
+_GUARD = "__limitgate_guard__"
+"""On a function: what `limit` made of it."""
+_ROUTED = "__limitgate_routed__"
+"""On a guard: some application routes to it."""
 _DISPATCHERS = ("dispatch", "dispatch_request")
 """The methods through which class-based endpoints are run: Starlette's and Flask's."""
 
@@ -78,35 +81,56 @@ def limit(
 
 def exempt(endpoint: F) -> F:
     """Switch off every rule for an endpoint: no decision, no headers, no charge."""
-    _mark(endpoint, "exempt")
-    return endpoint
+    marked: Any = endpoint
+    if inspect.ismethod(endpoint):
+        marked = functools.update_wrapper(functools.partial(endpoint), endpoint)
+    _mark(marked, "exempt")
+    return cast("F", marked)
 
 
 def marks_of(endpoint: Any, method: str = "") -> tuple[Mark, ...]:
-    """The marks on an endpoint, and on the method of a class-based one that serves ``method``."""
+    """The marks on an endpoint, and on the method of a class-based one that serves ``method``, given as sent."""
+    marks: tuple[Mark, ...] = ()
     while isinstance(endpoint, functools.partial):
+        marks += getattr(endpoint, _MARKS, ())
         endpoint = endpoint.func
-    marks: tuple[Mark, ...] = getattr(endpoint, _MARKS, ())
+    marks += getattr(endpoint, _MARKS, ())
     view_class = getattr(endpoint, "view_class", endpoint)
+    if not inspect.isclass(view_class):
+        return marks
     if view_class is not endpoint:
         marks += getattr(view_class, _MARKS, ())
-    if method and inspect.isclass(view_class):
-        marks += getattr(getattr(view_class, method.lower(), None), _MARKS, ())
+    handler = method.lower()
+    if handler == "head" and not hasattr(view_class, handler):
+        handler = "get"
+    for name in (*_DISPATCHERS, handler):
+        marks += getattr(getattr(view_class, name, None), _MARKS, ())
     return marks
 
 
 def has_marks(endpoint: Any) -> bool:
     """Whether an endpoint is marked, or any method of a class-based one."""
     view_class = getattr(endpoint, "view_class", endpoint)
-    methods = [getattr(view_class, name) for name in dir(view_class)] if inspect.isclass(view_class) else []
-    return bool(marks_of(endpoint)) or any(hasattr(method, _MARKS) for method in methods)
+    names = dir(view_class) if inspect.isclass(view_class) else ()
+    return bool(marks_of(endpoint)) or any(hasattr(getattr(view_class, name, None), _MARKS) for name in names)
 
 
-def outermost(endpoint: Any) -> Any:
-    """What the decorators above made of an endpoint; itself if it was not limited."""
-    while (guarded := getattr(endpoint, "__dict__", {}).get(_GUARDED)) is not None:
-        endpoint = guarded
-    return endpoint
+def note_routed(endpoint: Any) -> None:
+    """Remember that an application routes to this endpoint."""
+    function = getattr(endpoint, "__func__", endpoint)
+    if _MARKS in getattr(function, "__dict__", ()) and not inspect.isclass(function):
+        setattr(function, _ROUTED, True)
+
+
+def effective(endpoint: Any) -> Any:
+    """The endpoint as it is meant: what `limit` made of it, if nobody routes to that.
+
+    A decorator that stands above the route decorator has made a guard that the route does not know of.
+    """
+    function = guard = getattr(endpoint, "__func__", endpoint)
+    while (outer := getattr(guard, "__dict__", {}).get(_GUARD)) is not None:
+        guard = outer
+    return endpoint if guard is function or hasattr(guard, _ROUTED) else guard
 
 
 def _guarded(endpoint: Any, rule: Rule) -> Any:
@@ -119,11 +143,11 @@ def _guarded(endpoint: Any, rule: Rule) -> Any:
             setattr(endpoint, name, _guard(getattr(endpoint, name), rule))
         _mark(endpoint, rule)
         return endpoint
-    guarded = _guard(endpoint, rule)
-    _mark(guarded, rule)
+    guard = _guard(endpoint, rule)
+    _mark(guard, rule)
     if inspect.isfunction(endpoint):
-        setattr(endpoint, _GUARDED, guarded)
-    return guarded
+        setattr(endpoint, _GUARD, guard)
+    return guard
 
 
 def _guard(function: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
@@ -142,19 +166,16 @@ def _guard(function: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
             async for item in function(*args, **kwargs):
                 yield item
 
-    elif inspect.isgeneratorfunction(function):
-
-        def guard(*args: Any, **kwargs: Any) -> Any:
-            _check(rule)
-            return (yield from function(*args, **kwargs))
-
     else:
 
         def guard(*args: Any, **kwargs: Any) -> Any:
             _check(rule)
             return function(*args, **kwargs)
 
-    return functools.wraps(function)(guard)
+    guard = functools.wraps(function)(guard)
+    for inherited in (_GUARD, _ROUTED):
+        guard.__dict__.pop(inherited, None)
+    return guard
 
 
 def _check(rule: Rule) -> None:
@@ -177,10 +198,12 @@ def _mark(endpoint: Any, mark: Mark) -> None:
 
 
 def _name_of(endpoint: Any) -> str:
-    function = inspect.unwrap(endpoint)
+    function = inspect.unwrap(getattr(endpoint, "view_class", endpoint))
     while isinstance(function, functools.partial):
         function = function.func
     name = getattr(function, "__qualname__", type(function).__qualname__)
+    if ".as_view." in name:  # Flask's name for every view of a class; its own is what the view was given
+        name = function.__name__
     return f"{getattr(function, '__module__', '')}.{name}".replace(".<locals>", "")
 
 

@@ -78,6 +78,7 @@ class Gate:
         """The answer to a request, by a `SyncStore`."""
         identified = self._identified(request)
         if isawaitable(identified):
+            getattr(identified, "close", bool)()  # else the coroutine would warn, too, that nobody awaited it
             raise TypeError("identify is async, expected a plain function under WSGI")
         considered = self._planner.plan(request, identified)
         if considered.plan is None:

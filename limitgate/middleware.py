@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, MutableMapping
+from types import GeneratorType
 from typing import Any, Unpack
 
-from limitgate.decorators import seen_by_gate
+from limitgate.decorators import Mark, seen_by_gate
 from limitgate.front import Options, open_front
 from limitgate.gate import OFF, Answer
 from limitgate.headers import Fields, Refusal
-from limitgate.request import ASGIRequest, Environ, Scope, WSGIRequest
+from limitgate.request import ASGIRequest, Scope, WSGIRequest
 from limitgate.routes.flask import wsgi_routes
 from limitgate.routes.starlette import asgi_routes
 from limitgate.stores import open_store, open_sync_store
@@ -19,7 +20,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 StartResponse = Callable[..., Callable[[bytes], object]]
-WSGIApp = Callable[[Environ, StartResponse], Iterable[bytes]]
+WSGIApp = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 _STARTS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 """The messages that carry response headers."""
@@ -89,7 +90,7 @@ class LimitGateWSGI:
         self.app = app
         self.gate, self._on_denied, _ = open_front(wsgi_routes(app), open_sync_store, **options)
 
-    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
         answer = self.gate.check(WSGIRequest(environ)) if self.gate else OFF
         environ["limitgate"] = answer.decision
@@ -102,9 +103,30 @@ class LimitGateWSGI:
             return [] if environ["REQUEST_METHOD"] == "HEAD" else [refusal.body]
         token = seen_by_gate.set(answer.seen)
         try:
-            return self.app(environ, _starting(answer.fields, start_response) if answer.fields else start_response)
+            chunks = self.app(environ, _starting(answer.fields, start_response) if answer.fields else start_response)
         finally:
             seen_by_gate.reset(token)
+        return _Running(chunks, answer.seen) if answer.seen and isinstance(chunks, GeneratorType) else chunks
+
+
+class _Running:
+    """A generator that has yet to run the application: lets it see, at each step, what the gate has weighed."""
+
+    def __init__(self, chunks: GeneratorType[Any, Any, Any], seen: Container[Mark]) -> None:
+        self._chunks = chunks
+        self._seen = seen
+        self.close = chunks.close
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        token = seen_by_gate.set(self._seen)
+        try:
+            chunk: bytes = next(self._chunks)
+        finally:
+            seen_by_gate.reset(token)
+        return chunk
 
 
 def _adding(fields: Fields, send: Send) -> Send:

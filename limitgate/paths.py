@@ -26,18 +26,18 @@ REST = "**"
 
 
 def readings(path: str, root: str = "") -> tuple[str, ...]:
-    """The path below ``root`` as it is to be matched: cleaned first, and nearly as sent if that differs.
+    """The path below ``root`` as it is to be matched: cleaned first, then nearly as sent where that differs.
 
     Cleaning strips control characters and ``;parameters``, merges slashes, resolves dot segments (RFC 3986 section 5.2.4)
-    and drops a trailing slash.
+    and drops a trailing slash. Where the mount point itself is spelled in an untidy way, it is looked for both ways.
     """
-    if not _UNTIDY.search(path) or path == "/":
-        return ((below(path, root) or "/") if root else path or "/",)
-    clean = _joined(_cleaned(path))
-    as_sent = _joined([segment for segment in path.split("/") if segment])
-    root = _joined([segment for segment in root.split("/") if segment]) if root else ""
-    both = below(clean, root) or "/", below(as_sent, root) or "/"
-    return both if both[0] != both[1] else both[:1]
+    if path.startswith("/") and (path == "/" or not _UNTIDY.search(path)):
+        return ((below(path, root) or "/") if root else path,)
+    rest = below(path, root)
+    found = [_joined(_cleaned(rest)), _joined(_as_sent(rest))]
+    if root and rest is path:
+        found.insert(0, below(_joined(_cleaned(path)), _joined(_cleaned(root))) or "/")
+    return tuple(dict.fromkeys(found))
 
 
 def segments(pattern: str) -> tuple[str, ...]:
@@ -119,6 +119,11 @@ def _cleaned(path: str) -> list[str]:
         elif segment not in ("", "."):
             found.append(segment)
     return found
+
+
+def _as_sent(path: str) -> list[str]:
+    """The segments but for empty ones; without control characters, unless a segment has nothing else."""
+    return [_CONTROLS.sub("", segment) or segment for segment in path.split("/") if segment]
 
 
 def _joined(found: list[str]) -> str:

@@ -86,6 +86,17 @@ local function others(value, charge, elapsed)
   return kept
 end
 
+-- The asked windows as they are reported from a place of the reply on, packed.
+local function unchanged(charge, reported)
+  local state = ''
+  for at = 2, #charge, ASKED_SIZE do
+    local id, count = unpack('<dd', charge, at)
+    state = state .. pack(WINDOW, id, count, reply[reported + 1], reply[reported + 2])
+    reported = reported + 2
+  end
+  return state
+end
+
 -- Microseconds until none of some packed windows owes anything, rounded up.
 local function drained_in(windows)
   local longest = 0
@@ -97,6 +108,9 @@ local function drained_in(windows)
   return longest
 end
 
+-- First every bucket is read and reported, then all are written. One whose time of writing lies in the future, or whose
+-- debt was left by another count, is stale: it is written anew even if nothing is taken, so that what is promised now holds.
+
 local buckets = {}
 local admitted = true
 
@@ -106,23 +120,26 @@ for i, key in ipairs(KEYS) do
   local elapsed = now - written
   local stepped = elapsed < 0
   if stepped then elapsed, reply[STEPS] = 0, reply[STEPS] + 1 end
-  local before, after, fits, takes = '', '', true, false
-  local expected, found = FIRST, 0
+  local after, fits, takes, stale = '', true, false, stepped
+  local expected, found, reported = FIRST, 0, #reply
   for at = 2, #charge, ASKED_SIZE do
     local id, count, tolerance, tolerance_rest, increment, increment_rest = unpack(ASKED, charge, at)
     local old, whole, rest = find(value, id, expected)
     if old then
       found = found + 1
       whole = whole - elapsed
-      if whole < 0 then whole, rest = 0, 0 end
-      if old ~= count then whole, rest = rescale(whole, rest, old, count) end
+      if whole < 0 or (whole == 0 and rest == 0) then
+        whole, rest = 0, 0
+      elseif old ~= count then
+        whole, rest = rescale(whole, rest, old, count)
+        stale = true
+      end
     else
       whole, rest = 0, 0
     end
     expected = expected + WINDOW_SIZE
     local n = #reply
     reply[n + 1], reply[n + 2] = whole, rest
-    if stepped then before = before .. pack(WINDOW, id, count, whole, rest) end
     if increment > 0 or increment_rest > 0 then
       takes = true
       whole, rest = whole + increment, rest + increment_rest
@@ -133,16 +150,18 @@ for i, key in ipairs(KEYS) do
   end
   if not fits and string.byte(charge) == 1 then admitted = false end
   local kept = FIRST + found * WINDOW_SIZE <= #value
-  buckets[i] = {before, after, fits and takes, stepped, value, elapsed, kept}
+  buckets[i] = {after, fits and takes, stale, reported, value, elapsed, kept}
 end
 
 for i, key in ipairs(KEYS) do
-  local before, after, takes, stepped, value, elapsed, kept = _G.unpack(buckets[i])
-  local state = stepped and before
+  local after, takes, stale, reported, value, elapsed, kept = _G.unpack(buckets[i])
+  local state
   if ARGV[1] == 'reset' then
     state = ''
   elseif ARGV[1] == 'spend' and admitted and takes then
     state = after
+  elseif stale then
+    state = unchanged(ARGV[i + 1], reported)
   end
   if state then
     if kept then state = state .. others(value, ARGV[i + 1], elapsed) end

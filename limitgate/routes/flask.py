@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from limitgate.decorators import has_marks, marks_of, outermost
+from limitgate.decorators import effective, has_marks, marks_of, note_routed
 from limitgate.request import Request, WSGIRequest
 from limitgate.routes import NoRoutes, Route, Routes
 
@@ -15,33 +15,31 @@ class FlaskRoutes:
 
     def __init__(self, app: Any) -> None:
         self._app = app
-        self._views = -1
+        self._views: dict[str, Any] | None = None
         self._decorated = False
 
     def decorated(self) -> bool:
-        """Whether any view carries a decorator; looked up anew when views have been added."""
+        """Whether any view carries a decorator; looked up anew when views have changed."""
         views = self._app.view_functions
-        if self._views != len(views):
-            self._views, self._decorated = len(views), any(has_marks(self._view(endpoint)) for endpoint in views)
+        if self._views != views:
+            self._views = dict(views)
+            for view in self._views.values():
+                note_routed(view)
+            self._decorated = any(has_marks(view) or has_marks(effective(view)) for view in self._views.values())
         return self._decorated
 
     def find(self, request: Request) -> Route | None:
         """The route that Werkzeug's map will choose."""
         from werkzeug.exceptions import HTTPException  # noqa: PLC0415 - only where it is in use already
 
+        environ = request.environ or {}
         try:
-            adapter = self._app.create_url_adapter(self._app.request_class(request.environ))
+            adapter = self._app.create_url_adapter(self._app.request_class(environ))
             rule, _ = adapter.match(return_rule=True)
         except HTTPException:
             return None
-        return Route(rule.rule, marks_of(self._view(rule.endpoint), request.method))
-
-    def _view(self, endpoint: str) -> Any:
-        """The view, or what a decorator that stands above its route made of it."""
-        views = self._app.view_functions
-        view = views.get(endpoint)
-        limited = outermost(view)
-        return view if any(limited is other for other in views.values()) else limited
+        view = effective(self._app.view_functions.get(rule.endpoint))
+        return Route(rule.rule, marks_of(view, environ["REQUEST_METHOD"]))
 
 
 class DispatchedRoutes:

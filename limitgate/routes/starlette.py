@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from limitgate.decorators import has_marks, marks_of, outermost
+from limitgate.decorators import effective, has_marks, marks_of, note_routed
 from limitgate.paths import ANY, REST, PathIndex, below
 from limitgate.request import Request, Scope
 from limitgate.routes import NoRoutes, Route, Routes
@@ -36,13 +36,12 @@ class StarletteRoutes:
 
     def find(self, request: Request) -> Route | None:
         """The route that the router will choose."""
-        return self._current().find(dict(request.scope or {}), request.method)
+        return self._current().find(dict(request.scope or {}))
 
     def _current(self) -> _Table:
-        """The table, read anew when routes have been added since."""
-        routes = self._router.routes
-        if self._table is None or self._table.size != len(routes):
-            self._table = _Table(routes)
+        """The table, read anew when routes have changed since."""
+        if self._table is None or self._table.is_stale():
+            self._table = _Table(self._router.routes)
         return self._table
 
 
@@ -56,26 +55,28 @@ class _Entry(NamedTuple):
 class _Table:
     """One level of routes, and the tables of what is mounted there."""
 
-    def __init__(self, routes: Sequence[Any]) -> None:
-        self.size = len(routes)
+    def __init__(self, routes: list[Any]) -> None:
         self._index: PathIndex[tuple[int, _Entry]] = PathIndex()
-        flat = list(_flat(routes))
-        endpoints = {id(getattr(route, "endpoint", None)) for route in flat}
-        entries = [_entry(route, endpoints) for route in flat]
+        self._lists = [(found, list(found)) for found in _lists(routes)]
+        entries = [_entry(route) for route in _flat(routes)]
         for place, entry in enumerate(entries):
             self._index.add(_proposal(entry), (place, entry))
-        self.decorated: bool = any(
-            has_marks(entry.endpoint) or (entry.below is not None and entry.below.decorated) for entry in entries
-        )
+        self._below = [entry.below for entry in entries if entry.below is not None]
+        marked = any(has_marks(entry.endpoint) or has_marks(effective(entry.endpoint)) for entry in entries)
+        self.decorated: bool = marked or any(table.decorated for table in self._below)
 
-    def find(self, scope: Scope, method: str) -> Route | None:
+    def is_stale(self) -> bool:
+        """Whether any list of routes, here or below, has changed. Compares identities, so it costs little."""
+        return any(now != then for now, then in self._lists) or any(table.is_stale() for table in self._below)
+
+    def find(self, scope: Scope) -> Route | None:
         """The first route that matches fully, else the first that matches but for its method."""
         path = below(scope["path"], scope.get("root_path", "")).removesuffix("\n")
         partial: Route | None = None
         for _, entry in sorted(self._index.find(path), key=lambda proposed: proposed[0]):
             match, child_scope = entry.route.matches(scope)
             if match.value == _MATCH_FULL:
-                return _reached(entry, scope, child_scope, method)
+                return _reached(entry, scope, child_scope)
             if match.value == _MATCH_PARTIAL and partial is None:
                 partial = Route(entry.path)
         return partial
@@ -103,14 +104,23 @@ def _flat(routes: Sequence[Any]) -> Iterable[Any]:
     return routes if flatten is None else flatten(routes)
 
 
-def _entry(route: Any, endpoints: set[int]) -> _Entry:
+def _lists(routes: list[Any]) -> Iterator[list[Any]]:
+    """The lists that the routes of one level stand in: their own, and those of FastAPI's included routers."""
+    yield routes
+    for route in routes:
+        included = getattr(getattr(route, "original_router", None), "routes", None)
+        if isinstance(included, list):
+            yield from _lists(included)
+
+
+def _entry(route: Any) -> _Entry:
     endpoint = getattr(route, "endpoint", None)
-    limited = outermost(endpoint)
-    if limited is not endpoint and id(limited) not in endpoints:
+    note_routed(endpoint)
+    if effective(endpoint) is not endpoint:
         log.warning("@limit stands above the route decorator of %s; it applies, but belongs below", route.path)
-        endpoint = limited
-    mounted = getattr(route, "routes", None) or getattr(_router(getattr(route, "app", None)), "routes", None)
-    return _Entry(route, getattr(route, "path", None) or "", endpoint, _Table(mounted) if mounted else None)
+    mounted = _router(getattr(route, "app", None)) or route
+    routes = getattr(mounted, "routes", None)
+    return _Entry(route, getattr(route, "path", None) or "", endpoint, None if routes is None else _Table(routes))
 
 
 def _proposal(entry: _Entry) -> tuple[str, ...]:
@@ -128,11 +138,9 @@ def _proposal(entry: _Entry) -> tuple[str, ...]:
     return () if segments == [""] else tuple(segments)
 
 
-def _reached(entry: _Entry, scope: Scope, child_scope: Scope, method: str) -> Route:
+def _reached(entry: _Entry, scope: Scope, child_scope: Scope) -> Route:
     if entry.below is not None:
-        route = entry.below.find({**scope, **child_scope}, method)
+        route = entry.below.find({**scope, **child_scope})
         return Route(f"{entry.path}/**") if route is None else Route(entry.path + route.template, route.marks)
-    endpoint = entry.endpoint
-    if endpoint is None:
-        endpoint = child_scope.get("endpoint")
-    return Route(entry.path, marks_of(endpoint, method))
+    endpoint = child_scope.get("endpoint") if entry.endpoint is None else effective(entry.endpoint)
+    return Route(entry.path, marks_of(endpoint, scope.get("method", "")))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from threading import Lock
 from typing import Any
 
@@ -20,10 +20,12 @@ from limitgate.plan import Charge, Plan, Reading, read
 
 _STEPS = 64
 """How many heap entries a newcomer may look at; bounds the work of one request."""
+_STEP = 1_000_000
+"""Microseconds that the clock may step back before the heap is made anew; less puts no bucket out of place for long."""
 
 
-_Bucket = tuple[int, Windows, Sequence[int]]
-"""When it was written in Unix µs, its windows, and what each owed then, in ticks."""
+_Bucket = tuple[int, Windows, Sequence[int], int]
+"""When it was written in Unix µs, its windows, what each owed then in ticks, and the heap entry that counts for it."""
 _Home = tuple[dict[Any, _Bucket], Any, _Bucket | None]
 """Where a charge's bucket lives: in which dictionary, under which key, and the bucket if there is one yet."""
 
@@ -44,6 +46,7 @@ class MemoryStore:
         self._overflow: dict[tuple[int, ...], _Bucket] = {}
         self._queue: list[tuple[int, str]] = []
         self._refusing: list[tuple[int, str]] = []
+        self._latest = 0
         self._lock = Lock()
         self.clock_steps = 0
 
@@ -67,7 +70,7 @@ class MemoryStore:
             if plan.verb == "reset":
                 debts = [[0] * len(owed) for owed in debts]
                 for home, charge, owed in zip(homes, charges, debts):
-                    self._write(home, charge.windows, now, owed)
+                    self._write(home, charge.windows, now, owed, owes_less=True)
             reading = read(charges, now, debts)
             if plan.verb == "spend" and reading.admitted:
                 for home, charge, then in zip(homes, charges, reading.after):
@@ -99,27 +102,38 @@ class MemoryStore:
         bucket = home[2]
         if bucket is None:
             return [0] * len(windows.ids)
-        written, stored, debts = bucket
+        written, stored, debts, _ = bucket
         debts = gcra.drained(debts, now - written, stored)
+        changed = False
         if windows is not stored:
-            by_id = dict(zip(stored.ids, debts))
-            debts = [gcra.rescaled(by_id.get(window, 0), limit) for limit, window in zip(windows.limits, windows.ids)]
+            owed = {window: (debt, count) for window, debt, count in zip(stored.ids, debts, stored.counts) if debt}
+            found = [owed.get(window, (0, count)) for window, count in zip(windows.ids, windows.counts)]
+            debts = [gcra.rescaled(debt, limit) for (debt, _), limit in zip(found, windows.limits)]
+            changed = any(count != limit.count for (_, count), limit in zip(found, windows.limits))
         if now < written:
             self.clock_steps += 1
-            self._write(home, windows, now, debts)
+        if changed or now < written:
+            self._write(home, windows, now, debts, owes_less=True)
         return debts
 
-    def _write(self, home: _Home, windows: Windows, now: int, debts: Sequence[int]) -> None:
+    def _write(self, home: _Home, windows: Windows, now: int, debts: Sequence[int], *, owes_less: bool = False) -> None:
         """Put the asked windows' debts; windows of the bucket that were not asked stay as they are."""
         buckets, key, bucket = home
         if bucket is not None and bucket[1] is not windows:
             windows, debts = _joined(windows, debts, bucket, now)
-        buckets[key] = written = (now, windows, debts)
-        if bucket is None and buckets is self._buckets:
-            heappush(self._queue, (_full_at(written), key))
+        due = bucket[3] if bucket else 0
+        if buckets is self._buckets and (owes_less or key not in buckets):
+            due = _full_at(now, windows, debts)
+            heappush(self._queue, (due, key))
+        buckets[key] = (now, windows, debts, due)
+        if len(self._queue) + len(self._refusing) > 2 * len(self._buckets) + _STEPS:
+            self._requeue(now)
 
     def _reclaim(self, now: int) -> bool:
         """Make room: expired buckets go, and when there is no room still the one that owes least. False if all refuse."""
+        if now < self._latest - _STEP:
+            self._requeue(now)
+        self._latest = now
         for _ in range(_STEPS):
             if not self._refusing or self._refusing[0][0] > now:
                 break
@@ -127,38 +141,51 @@ class MemoryStore:
         for _ in range(_STEPS):
             if not self._queue or (self._queue[0][0] > now and len(self._buckets) < self._max_buckets):
                 break
-            due, key = heappop(self._queue)
-            bucket = self._buckets[key]
-            full_at = _full_at(bucket)
-            if full_at > due:
-                heappush(self._queue, (full_at, key))
-            elif (until := _refuses_until(bucket)) > now:
+            entry, key = heappop(self._queue)
+            bucket = self._buckets.get(key)
+            if bucket is None or bucket[3] != entry:
+                continue
+            written, windows, debts, _ = bucket
+            since = min(written, now)
+            due, until = _full_at(since, windows, debts), _refuses_until(since, windows, debts)
+            if due > entry:
+                heappush(self._queue, (due, key))
+                self._buckets[key] = (written, windows, debts, due)
+            elif until > now:
                 heappush(self._refusing, (until, key))
+                self._buckets[key] = (written, windows, debts, until)
             else:
                 del self._buckets[key]
         return len(self._buckets) < self._max_buckets
+
+    def _requeue(self, now: int) -> None:
+        """Make the heap anew, after the clock stepped back or when most of its entries no longer count."""
+        for key, (written, windows, debts, _) in self._buckets.items():
+            since = min(written, now)
+            self._buckets[key] = (since, windows, debts, _full_at(since, windows, debts))
+        self._refusing = []
+        self._queue = [(bucket[3], key) for key, bucket in self._buckets.items()]
+        heapify(self._queue)
 
 
 def _system_clock() -> int:
     return time.time_ns() // 1000
 
 
-def _full_at(bucket: _Bucket) -> int:
+def _full_at(written: int, windows: Windows, debts: Sequence[int]) -> int:
     """When nothing will be owed any more, in Unix µs."""
-    written, windows, debts = bucket
     return written + max(map(gcra.refill_us, debts, windows.limits))
 
 
-def _refuses_until(bucket: _Bucket) -> int:
+def _refuses_until(written: int, windows: Windows, debts: Sequence[int]) -> int:
     """When one request will fit into every window, in Unix µs; the time of writing if it did then."""
-    written, windows, debts = bucket
     return written + max(gcra.wait_us(debt, 1, limit) or 0 for debt, limit in zip(debts, windows.limits))
 
 
 def _joined(windows: Windows, debts: Sequence[int], bucket: _Bucket, now: int) -> tuple[Windows, Sequence[int]]:
     """The asked windows, and those of ``bucket`` that were not asked and still owe something."""
     limits, ids, owed = list(windows.limits), list(windows.ids), list(debts)
-    written, stored, before = bucket
+    written, stored, before, _ = bucket
     for limit, window, debt in zip(stored.limits, stored.ids, gcra.drained(before, now - written, stored)):
         if window not in windows.ids and debt:
             limits.append(limit)
