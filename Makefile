@@ -8,7 +8,7 @@ BIN := .venv/bin
 .PHONY: run test check bench demo fuzz redis clean
 
 run: .venv/example
-	$(BIN)/uvicorn example_app.main:app --host 127.0.0.1 --port 8000
+	$(BIN)/uvicorn example_app.main:app --host 127.0.0.1 --port 8000 --no-proxy-headers
 
 test: .venv/dev redis
 	$(BIN)/pytest --cov --cov-report=term-missing:skip-covered --cov-fail-under=95

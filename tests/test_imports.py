@@ -12,7 +12,7 @@ LAYERS = (
     {"limits"},
     {"gcra"},
     {"plan"},
-    {"decision", "paths", "stores.base", "stores.memory", "stores.wire", "stores.redis", "stores"},
+    {"decision", "paths", "stores.base", "stores.memory", "stores.wire", "stores.redis", "stores.redis_async", "stores"},
     {"request"},
     {"client", "headers"},
     {"callers"},

@@ -8,7 +8,8 @@ from typing import TypeVar
 from limitgate.errors import ConfigError
 from limitgate.stores.base import AsyncStore, SyncStore
 from limitgate.stores.memory import MemoryStore
-from limitgate.stores.redis import AsyncRedisStore, RedisStore
+from limitgate.stores.redis import RedisStore
+from limitgate.stores.redis_async import AsyncRedisStore
 
 __all__ = [
     "AsyncRedisStore",

@@ -1,0 +1,1 @@
+"""What LimitGate costs, measured on the machine at hand."""
