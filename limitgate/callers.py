@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StrictStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictStr, field_validator, model_validator
 
 from limitgate.client import Proxies
 from limitgate.errors import ConfigError
 from limitgate.request import Request
 
 DEFAULT_TIER = "default"
+
+_DIGEST = re.compile(r"sha256:[0-9a-fA-F]{64}", re.ASCII)
 
 Text = Annotated[StrictStr, Field(min_length=1, max_length=256)]
 
@@ -26,6 +29,10 @@ class Caller:
     id: str
     tier: str = DEFAULT_TIER
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.id, str) or not isinstance(self.tier, str):
+            raise TypeError(f"Caller({self.id!r:.80}, {self.tier!r:.80}), expected both to be text")
+
 
 class KnownCaller(BaseModel):
     """A caller as listed in a rule file: recognised by an API key's digest, or by headers from a trusted peer."""
@@ -33,12 +40,19 @@ class KnownCaller(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: Text
-    api_key: Annotated[StrictStr, Field(pattern=r"^sha256:[0-9a-fA-F]{64}\z")] | None = None
+    api_key: StrictStr | None = None
     """``sha256:`` and the 64 hex digits of the key's SHA-256."""
     header: dict[Text, Text] | None = None
     """Headers that must all have these values; believed only from a peer in ``trusted_proxies``."""
     tier: Text | None = None
     """The tier, if it is not the one of the file."""
+
+    @field_validator("api_key")
+    @classmethod
+    def _key_is_a_digest(cls, api_key: str | None) -> str | None:
+        if api_key is not None and not _DIGEST.fullmatch(api_key):
+            raise ConfigError("expected sha256: and 64 hex digits, as sha256sum prints them, never the key itself")
+        return api_key
 
     @model_validator(mode="after")
     def _can_be_recognised(self) -> KnownCaller:
@@ -63,7 +77,11 @@ class Callers:
                     raise ConfigError(message, ("callers", place, "api_key"))
                 alike.append((digest, caller))
             if entry.header:
-                self._by_header.append((entry.header, caller))
+                header = {name.lower(): value for name, value in entry.header.items()}
+                for other in (other for listed, other in self._by_header if listed == header):
+                    message = f"caller {entry.id!r} has the header of caller {other.id!r}, expected another"
+                    raise ConfigError(message, ("callers", place, "header"))
+                self._by_header.append((header, caller))
 
     @property
     def list_keys(self) -> bool:

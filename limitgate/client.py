@@ -20,11 +20,8 @@ UNIX = "unix"
 _NAT64 = IPv6Network("64:ff9b::/96")  # RFC 6052 section 2.1
 _BRACKETED = re.compile(r"\[([^\]]*)\](?::[0-9]{1,5})?\Z")
 _V4_WITH_PORT = re.compile(r"([0-9.]+):[0-9]{1,5}\Z", re.ASCII)
-_FORWARDED_FOR = re.compile(
-    r"\s*(?:[^\s;=\"]+=(?:[^\s;\"]*|\"[^\"\\]*\")\s*;\s*)*for=(?:([^\s;,\"]+)|\"([^\"\\]*)\")"
-    r"(?:\s*;\s*[^\s;=\"]+=(?:[^\s;\"]*|\"[^\"\\]*\"))*\s*\Z",
-    re.IGNORECASE,
-)
+_PAIR = re.compile(r"\s*([^\s;=\",]+)=(?:([^\s;,\"]*)|\"((?:[^\"\\]|\\.)*)\")\s*(?:;|\Z)")
+"""A forwarded-pair: a name, and a token or a quoted string (RFC 7239 section 4, RFC 9110 section 5.6.4)."""
 
 
 def canonical(text: str) -> IPv4Address | IPv6Address | None:
@@ -116,8 +113,8 @@ def _network(entry: str) -> IPv4Network | IPv6Network:
         raise ConfigError(
             f"trusted_proxies: {entry!r} is no address or CIDR ({error}), expected for example '10.0.0.0/8', '::1' or {UNIX!r}"
         ) from error
-    mapped = network.network_address.ipv4_mapped if isinstance(network, IPv6Network) else None
-    return IPv4Network((mapped, max(0, network.prefixlen - 96))) if mapped else network
+    inside = network.prefixlen >= 96 and canonical(str(network.network_address))
+    return IPv4Network((inside, network.prefixlen - 96)) if network.version == 6 and inside and inside.version == 4 else network
 
 
 def _addresses(value: str) -> Iterator[str]:
@@ -137,19 +134,42 @@ def _forwarded(value: str) -> Iterator[str]:
     """
     for _ in range(MAX_HOPS):
         comma = _last_comma(value)
-        match = _FORWARDED_FOR.match(value[comma + 1 :])
-        yield (match[1] or match[2] or "") if match else ""
+        yield _node(value[comma + 1 :])
         if comma < 0:
             return
         value = value[:comma]
+
+
+def _node(element: str) -> str:
+    """What ``for`` says in a forwarded-element; nothing if it is not there just once or the element is malformed."""
+    nodes, at = [], 0
+    while at < len(element):
+        pair = _PAIR.match(element, at)
+        if pair is None:
+            return ""
+        if pair[1].lower() == "for":
+            nodes.append(pair[2] if pair[2] is not None else re.sub(r"\\(.)", r"\1", pair[3]))
+        at = pair.end()
+    return nodes[0] if len(nodes) == 1 else ""
 
 
 def _last_comma(value: str) -> int:
     """The place of the last comma outside of quotes, -1 if there is none."""
     end, quotes = len(value), 0
     while (comma := value.rfind(",", 0, end)) >= 0:
-        quotes += value.count('"', comma, end)
+        quotes += _quotes(value, comma, end)
         if quotes % 2 == 0:
             return comma
         end = comma
     return -1
+
+
+def _quotes(value: str, start: int, end: int) -> int:
+    """How many quotes stand between two places, escaped ones not counted."""
+    count, at = 0, start - 1
+    while (at := value.find('"', at + 1, end)) >= 0:
+        before = at
+        while before and value[before - 1] == "\\":
+            before -= 1
+        count += (at - before) % 2 == 0
+    return count

@@ -19,7 +19,11 @@ MAX_BYTES = 1 << 20
 MAX_NODES = 100_000
 """Values in a rule file, those behind an alias counted each time."""
 
+SUFFIXES = (".yaml", ".yml")
+
 Field = tuple[str | int, ...]
+
+_NAMES = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 
 
 class _File(BaseModel):
@@ -32,6 +36,17 @@ class _File(BaseModel):
     rules: list[dict[str, Any]] = []
 
 
+class _Loader(yaml.SafeLoader):
+    """Safe YAML whose every error knows its line."""
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002 - as PyYAML has it
+        construct: Callable[[Any, bool], Any] = super().construct_object
+        try:
+            return construct(node, deep)
+        except ValueError as error:
+            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
+
+
 class _Document:
     """A YAML document that knows on which line each of its fields stands."""
 
@@ -41,13 +56,13 @@ class _Document:
             text = file.read_bytes()
             if len(text) > MAX_BYTES:
                 raise ConfigError(f"{file}: {len(text)} bytes, expected at most {MAX_BYTES}")
-            loader = yaml.SafeLoader(text)
+            loader = _Loader(text)
             self._root = loader.get_single_node()
-            self._check(self._root, [MAX_NODES])
+            self._check((), self._root, [MAX_NODES])
             construct: Callable[[Any], Any] = loader.construct_document
             self.data = construct(self._root) if self._root else None
         except OSError as error:
-            raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+            raise ConfigError(f"{file}: {error.strerror}, expected a file that can be read") from error
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             line = f":{mark.line + 1}" if mark else ""
@@ -65,20 +80,26 @@ class _Document:
             node, line = found
         return ConfigError(f"{self.file}:{line + 1}: {_spelled(field)}{message}", field)
 
-    def _check(self, node: Any, budget: list[int]) -> None:
-        """Refuse fields that stand there twice, and documents that grow out of bounds through aliases."""
+    def _check(self, field: Field, node: Any, budget: list[int]) -> None:
+        """Refuse fields that stand there twice or have no name, and documents that grow out of bounds through aliases."""
         budget[0] -= 1
         if budget[0] < 0:
             raise ConfigError(f"{self.file}: more than {MAX_NODES} values, expected fewer (aliases count each time)")
         if isinstance(node, yaml.MappingNode):
             names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
             for key, value in node.value:
-                if isinstance(key, yaml.ScalarNode) and names[key.value] > 1:
-                    raise ConfigError(f"{self.file}:{key.start_mark.line + 1}: {key.value}: expected once, is there twice")
-                self._check(value, budget)
+                here = (*field, str(key.value))
+                if key.tag not in _NAMES:
+                    raise self._at(key, here, "expected a name, in quotes if it looks like something else")
+                if names[key.value] > 1:
+                    raise self._at(key, here, "expected once, is there twice")
+                self._check(here, value, budget)
         elif isinstance(node, yaml.SequenceNode):
-            for value in node.value:
-                self._check(value, budget)
+            for place, value in enumerate(node.value):
+                self._check((*field, place), value, budget)
+
+    def _at(self, node: Any, field: Field, message: str) -> ConfigError:
+        return ConfigError(f"{self.file}:{node.start_mark.line + 1}: {_spelled(field)}{message}", field, message)
 
 
 class _Described(NamedTuple):
@@ -96,14 +117,13 @@ def load_rules(path: str | Path) -> RuleSet:
     Raises `ConfigError` for a missing path, an empty folder, and every mistake in a file.
     """
     path = Path(path)
-    if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.suffix in (".yaml", ".yml") and file.is_file())
-        if not files:
-            raise ConfigError(f"{path}: no rule file in this folder, expected *.yaml or *.yml")
-    elif path.exists():
-        files = [path]
-    else:
-        raise ConfigError(f"{path}: no such file or folder, expected rules there")
+    try:
+        in_folder = sorted(path.iterdir()) if path.is_dir() else None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}, expected a folder that can be read") from error
+    files = [path] if in_folder is None else [file for file in in_folder if file.suffix in SUFFIXES and not file.is_dir()]
+    if not files:
+        raise ConfigError(f"{path}: no rule file in this folder, expected *.yaml or *.yml")
     return _joined([_described(_Document(file)) for file in files])
 
 
@@ -129,8 +149,8 @@ def _rule(document: _Document, place: int, entry: dict[str, Any]) -> Rule:
         return Rule(**entry)
     except ConfigError as error:
         raise document.mistake(("rules", place, *error.field), error.reason) from error
-    except TypeError as error:
-        raise document.mistake(("rules", place), str(error)) from error
+    except TypeError as error:  # all that is left when the names are: no number
+        raise document.mistake(("rules", place, "cost"), str(error)) from error
 
 
 def _caller(document: _Document, place: int, entry: dict[str, Any]) -> KnownCaller:

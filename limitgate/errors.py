@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
+
+_SHOULD = re.compile(r"\A\w+ should (be|have|match) ")
+"""How pydantic says what it expected."""
+_EXPECTED = {"be": "expected ", "have": "expected something with ", "match": "expected something that matches "}
+
+_SECRETS = frozenset({"api_key", "secret", "store"})
+"""Fields whose values are never repeated."""
 
 StoreFault = Literal["timeout", "connection", "oom", "reply"]
 """Why a store did not answer: too late, unreachable, out of memory, or an answer that is an error or no answer of ours."""
@@ -36,8 +44,13 @@ class ConfigError(LimitGateError, ValueError):
         field, message = first["loc"], first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
             message = f"unknown field, expected one of {', '.join(known)}"
-        elif first["type"] != "value_error" and not isinstance(first["input"], dict):
-            message += f", not {first['input']!r:.80}"
+        elif first["type"] == "missing":
+            message = "missing, expected a value"
+        elif first["type"] != "value_error":
+            message = _SHOULD.sub(lambda found: _EXPECTED[found[1]], message, count=1)
+            message = message if message.startswith("expected") else f"expected otherwise: {message}"
+            if not isinstance(first["input"], dict) and not _SECRETS.intersection(field):
+                message += f", not {first['input']!r:.80}"
         return cls(f"{what}: {'.'.join(map(str, field)) or 'all'}: {message}", field, message)
 
 

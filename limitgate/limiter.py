@@ -7,7 +7,7 @@ from typing import Self
 
 from limitgate.decision import Decision, decide
 from limitgate.keys import Key
-from limitgate.limits import Limit, windows_of
+from limitgate.limits import Limit, Windows, as_limit, windows_of
 from limitgate.plan import Charge, Plan, Verb
 from limitgate.rules import check_cost
 from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store, opened
@@ -28,8 +28,12 @@ class _Keyring:
             raise TypeError("no limits given, expected at least one, for example '10/second'")
         if not isinstance(key, str):
             raise TypeError(f"key is {key!r:.80}, expected text")
+        try:
+            windows = windows_of(*limits)
+        except TypeError:  # unhashable, so no limit either
+            windows = Windows(tuple(as_limit(limit) for limit in limits))
         bucket = self._prefix + self._key.digest_of(key)
-        return Plan((Charge(bucket, windows_of(*limits), check_cost(cost), binding=True, rule=None),), verb)
+        return Plan((Charge(bucket, windows, check_cost(cost), binding=True, rule=None),), verb)
 
 
 class AsyncLimiter(_Keyring):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from limitgate.callers import DEFAULT_TIER, Caller, Callers
 from limitgate.client import Proxies
-from limitgate.decorators import EVERYTHING, Mark
+from limitgate.decorators import EVERYTHING, Mark, seen_by_gate
 from limitgate.keys import Key, Subject
 from limitgate.paths import PathIndex, segments
 from limitgate.plan import Charge, Plan
@@ -129,8 +129,9 @@ class Planner:
 
     def _bound_marks(self, marks: Sequence[Mark], method: str) -> list[Bound]:
         bounds = []
+        seen = seen_by_gate.get() or ()  # by a gate around this one
         for rule in marks:
-            if isinstance(rule, Rule) and rule.applies_to(method):
+            if isinstance(rule, Rule) and rule.applies_to(method) and rule not in seen:
                 bound = self._decorated.get(id(rule))
                 if bound is None:
                     bound = self._decorated[id(rule)] = self._bind(rule, "limit")

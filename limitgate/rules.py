@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -20,25 +21,21 @@ Cost = int | Callable[[Request], int]
 Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9._-]{1,64}\z")]
 Count = Annotated[int, Field(strict=True, ge=1)]
 
+_METHOD = re.compile(r"[A-Za-z][A-Za-z-]*", re.ASCII)
 _QUICK = {"qps": "second", "qpm": "minute", "qph": "hour", "qpd": "day"}
 
 
 def check_cost(cost: object) -> int:
     """``cost`` as it may be charged. Raises `TypeError` if it is no integer, `ValueError` if it is negative."""
     if type(cost) is not int:
-        raise TypeError(f"cost is {cost!r}, expected an integer")
+        raise TypeError(f"cost is {cost!r:.80}, expected an integer, or in a rule a callable that gives one")
     if cost < 0:
         raise ValueError(f"cost is {cost}, expected at least 0")
     return cost
 
 
 def _cost_or_callable(value: object) -> Cost:
-    if callable(value):
-        return value
-    try:
-        return check_cost(value)
-    except TypeError as error:
-        raise ConfigError(f"{error} or a callable that takes the request") from error
+    return value if callable(value) else check_cost(value)
 
 
 class Rule(BaseModel):
@@ -78,7 +75,7 @@ class Rule(BaseModel):
     exempt: StrictBool = False
     """Switch every rule off for the requests that match."""
 
-    def __init__(self, name: str, *limits: Limit | str, **options: Any) -> None:
+    def __init__(self, /, name: str, *limits: Limit | str, **options: Any) -> None:
         if limits:
             options["limits"] = (*limits, *options.get("limits", ()))
         try:
@@ -105,7 +102,7 @@ class Rule(BaseModel):
     def _methods_are_classes(cls, methods: frozenset[str] | None) -> frozenset[str] | None:
         if methods is None:
             return None
-        if not methods or not all(method.isalpha() for method in methods):
+        if not methods or not all(_METHOD.fullmatch(method) for method in methods):
             raise ConfigError(f"{sorted(methods)} are no methods, expected for example [GET, POST]")
         upper = {method.upper() for method in methods}
         return frozenset(upper - {"HEAD"} | ({"GET"} if "HEAD" in upper else set()))
@@ -113,8 +110,14 @@ class Rule(BaseModel):
     @cached_property
     def windows(self) -> Windows:
         """The limits and the qps, qpm, qph and qpd, in this order."""
-        quick = [Limit(f"{count}/{unit}") for field, unit in _QUICK.items() if (count := getattr(self, field))]
+        quick = [self._quick(field, unit) for field, unit in _QUICK.items() if getattr(self, field)]
         return Windows((*self.limits, *quick))
+
+    def _quick(self, field: str, unit: str) -> Limit:
+        try:
+            return Limit(f"{getattr(self, field)}/{unit}")
+        except ConfigError as error:
+            raise ConfigError(f"rule {self.name!r}: {field}: {error}", (field,), error.reason) from error
 
     def applies_to(self, method: str) -> bool:
         """Whether the rule is for this method, HEAD having become GET."""

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
+from dotenv import dotenv_values
 from pydantic import BeforeValidator, Field, ImportString, SecretStr, StrictStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
@@ -30,7 +31,10 @@ def _listed(value: object) -> object:
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("["):
-        return json.loads(value)
+        try:
+            return json.loads(value)
+        except ValueError as error:
+            raise ConfigError(f"expected a list, as JSON or separated by commas: {error}") from error
     return [item for item in (part.strip() for part in value.split(",")) if item]
 
 
@@ -84,6 +88,9 @@ class Settings(BaseSettings):
             super().__init__(**options)
         except ValidationError as error:
             raise ConfigError.explaining(error, "options", type(self).model_fields) from error
+        except TypeError as error:
+            message = f"options: {error}, expected identify and on_denied as callables, or as text like 'package.module:name'"
+            raise ConfigError(message) from error
 
     @field_validator("trusted_proxies")
     @classmethod
@@ -110,8 +117,9 @@ class Settings(BaseSettings):
 def warn_about_environment(store: object) -> None:
     """Log what around this process will surprise whoever runs it."""
     known = {PREFIX + name.upper() for name in Settings.model_fields}
-    for name in sorted(os.environ):
-        if name.startswith(PREFIX) and name not in known:
+    given = {name.upper() for name in (*os.environ, *dotenv_values(str(Settings.model_config.get("env_file"))))}
+    for name in sorted(given - known):
+        if name.startswith(PREFIX):
             log.warning("%s is no setting of LimitGate and is ignored", name)
     if os.environ.get("FORWARDED_ALLOW_IPS") == "*":
         log.warning("FORWARDED_ALLOW_IPS=* lets every client choose its address; name your proxies instead")

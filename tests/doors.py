@@ -30,6 +30,8 @@ from limitgate import LimitGate, LimitGateWSGI
 PEER = "192.0.2.1"
 PATIENCE = 20.0
 """Seconds after which a test that still waits has failed."""
+MOMENT = 0.02
+"""Seconds between two looks at whether something has happened."""
 
 Lines = Mapping[str, str] | Sequence[tuple[str, str]]
 
@@ -284,6 +286,7 @@ class Site:
 
     def idle(self) -> None:
         """Let a moment pass without a request, as a server does: an event loop goes on running."""
+        raise NotImplementedError
 
     def close(self) -> None:
         raise NotImplementedError
@@ -315,7 +318,7 @@ class ASGISite(Site):
         return self.runner.run(asgi_reply(self.app, mount + path, method, headers, peer=peer, root_path=mount, **more))
 
     def idle(self) -> None:
-        self.runner.run(asyncio.sleep(0.05))
+        self.runner.run(asyncio.sleep(MOMENT))
 
     def close(self) -> None:
         with contextlib.closing(self.runner):
@@ -342,6 +345,9 @@ class WSGISite(Site):
     def ask(self, path: str = "/", method: str = "GET", headers: Lines = (), peer: str | None = PEER, **more: Any) -> Reply:
         mount = more.pop("mount", "")
         return wsgi_reply(self.app, path, method, headers, peer=peer, SCRIPT_NAME=mount, **more)
+
+    def idle(self) -> None:
+        time.sleep(MOMENT)
 
     def close(self) -> None:
         if self.app.gate is not None:
@@ -412,7 +418,7 @@ def _until(ready: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not ready():
         assert time.monotonic() < deadline
-        time.sleep(0.02)
+        time.sleep(MOMENT)
 
 
 def _pairs(headers: Lines) -> list[tuple[str, str]]:

@@ -373,6 +373,9 @@ def test_a_forked_child_makes_its_own_connections(own_redis: RedisServer) -> Non
     """After a fork, parent and child share the buckets but no connection."""
     door = Door(RedisStore(own_redis.url))
     hit(door, "50/day", key="family")
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            thread.join(5)
     child = os.fork()
     if not child:
         with contextlib.suppress(BaseException):
@@ -435,6 +438,40 @@ def test_a_connection_closed_by_the_server_is_replaced(own_door: Door, own_redis
         for remaining in (4, 3, 2):
             assert hit(own_door, "5/day", key="killed").remaining == remaining
             assert client.client_kill_filter(_type="normal", skipme=True) >= 1
+
+
+def test_connections_closed_under_load_cost_errors_only(own_door: Door, own_redis: RedisServer) -> None:
+    """While the server closes connections again and again, every call gets an answer or a store error, none too much."""
+    plan, done = a_plan("2000/day", key="hunted"), threading.Event()
+
+    def hunt() -> None:
+        with own_redis.client() as client:
+            while not done.wait(0.05):
+                client.client_kill_filter(_type="normal", skipme=True)
+
+    with ThreadPoolExecutor(1) as pool:
+        hunter = pool.submit(hunt)
+        answers = [answer for _ in range(20) for answer in attempts(own_door, [plan] * 200)]
+        done.set()
+        hunter.result()
+    allowed = [answer for answer in answers if isinstance(answer, Reading) and decide(plan, answer).allowed]
+    assert {type(answer) for answer in answers} <= {Reading, StoreError}
+    assert 0 < len(allowed) <= min(2000, used(own_door, "hunted", "2000/day")[0])
+
+
+def attempts(door: Door, plans: Sequence[Plan]) -> list[Any]:
+    """What simultaneous calls come to: readings and errors."""
+    if isinstance(door, AsyncDoor):
+        return door.run(_gathered([door.store.aspend(plan, PATIENT) for plan in plans]))
+
+    def attempt(plan: Plan) -> Any:
+        try:
+            return door.spend(plan)
+        except Exception as error:  # noqa: BLE001 - to be looked at by the test
+            return error
+
+    with ThreadPoolExecutor(50) as pool:
+        return list(pool.map(attempt, plans))
 
 
 def test_a_connection_closed_while_the_loop_runs_is_replaced(own_redis: RedisServer) -> None:

@@ -56,9 +56,11 @@ local function read(key)
 end
 
 -- The window standing at a place of a bucket's value: its id, count and debt; nothing if it makes no sense.
+local broken
 local function window(value, place)
   local id, count, whole, rest = unpack(WINDOW, value, place)
   if rest < count and whole <= MAX_OWED then return id, count, whole, rest end
+  broken = true
 end
 
 -- The count and debt of a window in a bucket's value, nothing if it has none. It mostly stands where expected.
@@ -109,7 +111,7 @@ local function drained_in(windows)
 end
 
 -- First every bucket is read and reported, then all are written. One whose time of writing lies in the future, or whose
--- debt was left by another count, is stale: it is written anew even if nothing is taken, so that what is promised now holds.
+-- debt was left by another count or makes no sense, is stale: it is written anew even if nothing is taken, so that what is promised now holds.
 
 local buckets = {}
 local admitted = true
@@ -122,6 +124,7 @@ for i, key in ipairs(KEYS) do
   if stepped then elapsed, reply[STEPS] = 0, reply[STEPS] + 1 end
   local after, fits, takes, stale = '', true, false, stepped
   local expected, found, reported = FIRST, 0, #reply
+  broken = false
   for at = 2, #charge, ASKED_SIZE do
     local id, count, tolerance, tolerance_rest, increment, increment_rest = unpack(ASKED, charge, at)
     local old, whole, rest = find(value, id, expected)
@@ -148,6 +151,7 @@ for i, key in ipairs(KEYS) do
     end
     after = after .. pack(WINDOW, id, count, whole, rest)
   end
+  if broken then stale, reply[UNREADABLE] = true, reply[UNREADABLE] + 1 end
   if not fits and string.byte(charge) == 1 then admitted = false end
   local kept = FIRST + found * WINDOW_SIZE <= #value
   buckets[i] = {after, fits and takes, stale, reported, value, elapsed, kept}

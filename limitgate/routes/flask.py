@@ -34,7 +34,7 @@ class FlaskRoutes:
 
         environ = request.environ or {}
         try:
-            adapter = self._app.create_url_adapter(self._app.request_class(environ))
+            adapter = self._app.create_url_adapter(self._app.request_class(environ, populate_request=False))
             rule, _ = adapter.match(return_rule=True)
         except HTTPException:
             return None

@@ -127,12 +127,12 @@ class MemoryStore:
             heappush(self._queue, (due, key))
         buckets[key] = (now, windows, debts, due)
         if len(self._queue) + len(self._refusing) > 2 * len(self._buckets) + _STEPS:
-            self._requeue(now)
+            self._compact()
 
     def _reclaim(self, now: int) -> bool:
         """Make room: expired buckets go, and when there is no room still the one that owes least. False if all refuse."""
         if now < self._latest - _STEP:
-            self._requeue(now)
+            self._step_back(now)
         self._latest = now
         for _ in range(_STEPS):
             if not self._refusing or self._refusing[0][0] > now:
@@ -158,11 +158,15 @@ class MemoryStore:
                 del self._buckets[key]
         return len(self._buckets) < self._max_buckets
 
-    def _requeue(self, now: int) -> None:
-        """Make the heap anew, after the clock stepped back or when most of its entries no longer count."""
+    def _step_back(self, now: int) -> None:
+        """After a step of the clock, let no bucket wait for the time at which it was written to come round again."""
         for key, (written, windows, debts, _) in self._buckets.items():
             since = min(written, now)
             self._buckets[key] = (since, windows, debts, _full_at(since, windows, debts))
+        self._compact()
+
+    def _compact(self) -> None:
+        """Make the heap anew, with the entries that count."""
         self._refusing = []
         self._queue = [(bucket[3], key) for key, bucket in self._buckets.items()]
         heapify(self._queue)

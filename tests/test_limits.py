@@ -1,0 +1,266 @@
+"""Limits: what may be written, what it means, and the numbers that name windows inside a bucket."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+
+import pytest
+from hypothesis import given, strategies as st
+
+from limitgate import ConfigError, Limit
+from limitgate.limits import MAX_EQUALS, Windows, as_limit, unit_of, windows_of
+
+DAY = 86400
+YEAR = 366 * DAY
+ALGORITHMS = ("gcra", "token_bucket", "leaky_bucket")
+
+
+@st.composite
+def limits(draw: st.DrawFn) -> Limit:
+    """Any limit inside the bounds."""
+    period = draw(st.sampled_from((1, 60, 3600, DAY, YEAR)) | st.integers(1, YEAR))
+    count = draw(st.integers(1, 100) | st.integers(1, 1_000_000 * period))
+    burst = draw(st.none() | st.integers(1, max(1, count * 10 * YEAR // period)))
+    return Limit(f"{count} per {period} seconds", burst=burst, algorithm=draw(st.sampled_from(ALGORITHMS)))
+
+
+WRITTEN = [
+    ("100/minute", 100, 60, 100),
+    ("10/s burst 20", 10, 1, 20),
+    ("5 per 15 minutes", 5, 900, 5),
+    ("1000/day", 1000, DAY, 1000),
+    ("7 per hour", 7, 3600, 7),
+    ("3/sec", 3, 1, 3),
+    ("3/m", 3, 60, 3),
+    ("3/min", 3, 60, 3),
+    ("3/h", 3, 3600, 3),
+    ("3/d", 3, DAY, 3),
+    ("1 per 2 days burst 9", 1, 2 * DAY, 9),
+    ("20/second burst 1", 20, 1, 1),
+    ("  4 / Hour  BURST 2 ", 4, 3600, 2),
+    ("007/second", 7, 1, 7),
+    ("1 per 366 days", 1, YEAR, 1),
+]
+
+
+@pytest.mark.parametrize(("text", "count", "period", "burst"), WRITTEN)
+def test_a_limit_is_read_as_written(text: str, count: int, period: int, burst: int) -> None:
+    """Count, period and burst are the numbers in the text; the burst defaults to the count."""
+    limit = Limit(text)
+    assert (limit.count, limit.period, limit.burst, limit.algorithm) == (count, period, burst, "gcra")
+
+
+NO_LIMITS = [
+    "",
+    " ",
+    "5",
+    "/minute",
+    "5/",
+    "5 minute",
+    "5perminute",
+    "-1/second",
+    "+5/second",
+    "1.5/second",
+    "1e3/second",
+    "1_000/second",
+    "0/second",
+    "5 per 0 seconds",
+    "5/fortnight",
+    "5/month",
+    "5/second/minute",
+    "5/second burst",
+    "5/second burst 0",
+    "5/second burst -1",
+    "5/second burst 1.5",
+    "5/second; 6/minute",
+    "5/second\x00",
+    "\uff15/second",
+    "5/\u017fecond",
+    "9" * 5000 + "/second",
+    None,
+    5,
+    5.0,
+    b"5/second",
+    ["5/second"],
+]
+
+
+@pytest.mark.parametrize("text", NO_LIMITS, ids=lambda text: repr(text)[:30])
+def test_what_is_no_limit_is_refused(text: object) -> None:
+    """Anything else is a ConfigError that says what was expected."""
+    with pytest.raises(ConfigError, match="expected"):
+        Limit(text)
+
+
+@given(st.text(st.sampled_from("0123456789/ persmindayhoubt.-"), max_size=30))
+def test_any_text_is_a_limit_or_a_config_error_property(text: str) -> None:
+    """No text makes the parser fail in any other way, and what it reads is in bounds."""
+    try:
+        limit = Limit(text)
+    except ConfigError:
+        return
+    assert limit.count >= 1
+    assert limit.burst >= 1
+    assert 1 <= limit.period <= YEAR
+
+
+BOUNDS = [
+    ("1000000/second", "1000001/second"),
+    ("60000000/minute", "60000001/minute"),
+    ("86400000000/day", "86400000001/day"),
+    ("31622400000000 per 366 days", "31622400000001 per 366 days"),
+    ("1 per 366 days", "1 per 367 days"),
+    ("1 per 31622400 seconds", "1 per 31622401 seconds"),
+    ("1 per 8784 hours", "1 per 8785 hours"),
+]
+
+
+@pytest.mark.parametrize(("inside", "outside"), BOUNDS)
+def test_a_limit_that_could_not_be_exact_is_refused(inside: str, outside: str) -> None:
+    """A million per second and 366 days are allowed, one more is a ConfigError."""
+    assert Limit(inside)
+    with pytest.raises(ConfigError, match="expected"):
+        Limit(outside)
+
+
+def test_a_burst_nobody_lives_to_see_again_is_refused() -> None:
+    """A burst may take ten times 366 days to be earned back, not longer."""
+    assert Limit("1/day burst 3660").burst == 3660
+    with pytest.raises(ConfigError, match="expected a burst"):
+        Limit("1/day burst 3661")
+
+
+OPTIONS = [
+    {"burst": 0},
+    {"burst": -1},
+    {"burst": 2.0},
+    {"burst": True},
+    {"burst": "5"},
+    {"algorithm": "nonsense"},
+    {"algorithm": ""},
+    {"algorithm": "GCRA"},
+    {"algorithm": None},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_bad_option_is_refused(options: dict[str, object]) -> None:
+    """A burst or an algorithm that makes no sense is a ConfigError that says what was expected."""
+    with pytest.raises(ConfigError, match="expected"):
+        Limit("5/second", **options)
+
+
+def test_a_burst_is_given_once() -> None:
+    """The burst may stand in the text or beside it, not in both places."""
+    assert Limit("5/second", burst=9) == Limit("5/second burst 9")
+    with pytest.raises(ConfigError, match="twice"):
+        Limit("5/second burst 9", burst=9)
+
+
+def test_equal_limits_are_equal_however_they_were_written() -> None:
+    """Two spellings of one limit are one limit; every part tells limits apart."""
+    assert len({Limit("60/minute"), Limit("60 per 60 seconds"), Limit("60 per 1 minutes burst 60")}) == 1
+    others = {Limit("60/minute"), Limit("61/minute", burst=60), Limit("60/hour"), Limit("60/minute burst 61")}
+    assert len(others | {Limit("60/minute", algorithm="token_bucket")}) == 5
+
+
+@given(limits())
+def test_text_and_repr_lead_back_to_the_limit_property(limit: Limit) -> None:
+    """What a limit prints can be read again."""
+    assert Limit(str(limit), algorithm=limit.algorithm) == limit
+    assert eval(repr(limit), {"Limit": Limit}) == limit
+
+
+@given(limits())
+def test_a_copy_is_the_same_in_every_field_property(limit: Limit) -> None:
+    """A limit survives pickling and copying with everything that was worked out for it."""
+    for other in (pickle.loads(pickle.dumps(limit)), copy.copy(limit), copy.deepcopy(limit)):
+        assert other == limit
+        assert hash(other) == hash(limit)
+        assert dataclasses.astuple(other) == dataclasses.astuple(limit)
+
+
+@pytest.mark.parametrize("name", ["count", "period", "burst", "algorithm", "another"])
+def test_a_limit_cannot_be_changed(name: str) -> None:
+    """A limit is immutable."""
+    limit = Limit("5/second")
+    with pytest.raises((AttributeError, TypeError)):
+        setattr(limit, name, 1)
+    assert limit == Limit("5/second")
+
+
+LIKE_LIMITS = [
+    (Limit("5/second"), Limit("5/second")),
+    ("5/second", Limit("5/second")),
+    ({"limit": "5/second"}, Limit("5/second")),
+    ({"limit": "5/second", "burst": 9, "algorithm": "token_bucket"}, Limit("5/second burst 9", algorithm="token_bucket")),
+]
+
+
+@pytest.mark.parametrize(("value", "limit"), LIKE_LIMITS, ids=str)
+def test_a_limit_can_be_given_in_several_forms(value: object, limit: Limit) -> None:
+    """A limit, its text or a mapping mean the same."""
+    assert as_limit(value) == limit
+
+
+@pytest.mark.parametrize("value", [None, 5, {}, {"burst": 5}, {"limit": "5/second", "bursts": 9}, ("5/second",)], ids=str)
+def test_other_forms_of_a_limit_are_refused(value: object) -> None:
+    """Anything else is a ConfigError that says what was expected."""
+    with pytest.raises(ConfigError, match="expected"):
+        as_limit(value)
+
+
+@pytest.mark.parametrize(("period", "unit"), [(1, "second"), (60, "minute"), (3600, "hour"), (DAY, "day"), (900, None)])
+def test_a_unit_has_just_its_length(period: int, unit: str | None) -> None:
+    """Only periods of exactly one unit have a name."""
+    assert unit_of(period) == unit
+
+
+def test_a_window_is_found_under_any_count() -> None:
+    """Count and burst are no part of a window's number."""
+    assert windows_of("5/second", "9/day").ids == windows_of("500/second burst 7", "1/day").ids
+
+
+def test_a_window_is_found_in_any_company() -> None:
+    """A window's number depends neither on the windows beside it nor on their order."""
+    second, day = windows_of("5/second", "9/day").ids
+    assert windows_of("9/day", "5/second").ids == (day, second)
+    assert windows_of("5/second").ids == (second,)
+
+
+def test_windows_of_one_period_keep_their_places() -> None:
+    """Equal periods are told apart by their order."""
+    first, second, third = windows_of("5/second", "9/second burst 1", "5/second").ids
+    assert len({first, second, third}) == 3
+    assert windows_of("7/second", "8/minute", "6/second").ids[::2] == (first, second)
+
+
+def test_another_algorithm_is_another_window() -> None:
+    """Changing a bucket's algorithm starts it anew."""
+    ids = [windows_of(Limit("5/second", algorithm=algorithm)).ids for algorithm in ALGORITHMS]
+    assert len(set(ids)) == 3
+
+
+@given(st.lists(limits(), min_size=1, max_size=8))
+def test_windows_of_one_bucket_have_numbers_of_their_own_property(several: list[Limit]) -> None:
+    """No two windows of a bucket share a number, and every number fits into the six bytes that Redis keeps."""
+    ids = Windows(tuple(several)).ids
+    assert len(set(ids)) == len(several)
+    assert all(0 <= window < 2**48 for window in ids)
+
+
+def test_too_many_windows_of_one_period_are_refused() -> None:
+    """A bucket holds as many equal periods as it can number."""
+    most = [Limit("5/second")] * MAX_EQUALS
+    assert len(set(Windows(tuple(most)).ids)) == MAX_EQUALS
+    with pytest.raises(ConfigError, match="expected at most"):
+        Windows((*most, Limit("5/second")))
+
+
+@pytest.mark.parametrize("limit", ["5/fortnight", 5, None], ids=str)
+def test_windows_of_a_bad_limit_are_refused(limit: object) -> None:
+    """A mistake in one limit is a ConfigError."""
+    with pytest.raises(ConfigError, match="expected"):
+        windows_of("5/second", limit)

@@ -1,0 +1,430 @@
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import example, given, strategies as st
+from starlette.routing import Match, Route
+from werkzeug.exceptions import HTTPException
+from werkzeug.routing import Map, RequestRedirect, Rule as FlaskRule
+
+from limitgate.errors import ConfigError
+from limitgate.paths import ANY, REST, PathIndex, readings, segments
+
+
+def matches(pattern: str, path: str, root: str = "") -> bool:
+    """Whether a request for ``path`` falls under ``pattern``, by any of its readings."""
+    index: PathIndex[str] = PathIndex()
+    index.add(segments(pattern), pattern)
+    return any(pattern in index.find(reading) for reading in readings(path, root))
+
+
+SPELLINGS_OF_LOGIN = [
+    "/login",
+    "login",
+    "//login",
+    "///login",
+    "/login/",
+    "/login//",
+    "//login//",
+    "/./login",
+    "/././login",
+    "/.//login",
+    "/login/.",
+    "/login/./",
+    "/x/../login",
+    "/x/y/../../login",
+    "/x//../login",
+    "/../login",
+    "/../../login",
+    "/login/x/..",
+    "/login/../login",
+    "/login;x",
+    "/login;",
+    "/login;;",
+    "/login;a=b",
+    "/login;a=b;c=d",
+    "/login;/",
+    "/login/;x",
+    "/login;x/;y/",
+    "/;x/login",
+    "/;/login",
+    "/.;x/login",
+    "/..;/login",
+    "/x/..;/login",
+    "/x/..;a=b/login",
+    "/x;p/../login",
+    "/x;p/..;q/login;r",
+    "/;a=1//./login;b=2/.",
+    "/login\n",
+    "/login\r",
+    "/login\r\n",
+    "/login\t",
+    "/login\x00",
+    "/login\x1f",
+    "/login\x7f",
+    "/login\x85",
+    "/login\n/",
+    "/login;\n",
+    "/login\n;x",
+    "/\x00login",
+    "/lo\x00gin",
+    "/\n/login",
+    "/.\n/login",
+    "/x/.\x00./login",
+    "\n/login",
+    "//x/..//login//",
+]
+
+OTHER_THAN_LOGIN = [
+    "/",
+    "//",
+    "/logi",
+    "/login2",
+    "/xlogin",
+    "/log/in",
+    "/LOGIN",
+    "/x/login",
+    "/x;/login",
+    "/login/x",
+    "/login/..",
+    "/login/../x",
+    "/.login",
+    "/..login",
+    "/login..",
+    "/.../login",
+    "/login/...",
+    "/login.json",
+    "/ login",
+    "/login ",
+    "/login%0a",
+    "/login?x",
+    "/login#x",
+    "/login\\",
+    "/\\login",
+    "/lo;gin",
+    "/lоgin",  # noqa: RUF001 - a Cyrillic letter
+]
+
+
+@pytest.mark.parametrize("path", SPELLINGS_OF_LOGIN)
+def test_no_spelling_of_a_path_slips_past_its_pattern(path: str) -> None:
+    """However a server lets one path be spelled, the rule for it applies."""
+    assert matches("/login", path)
+
+
+@pytest.mark.parametrize("path", OTHER_THAN_LOGIN)
+def test_a_pattern_is_not_for_paths_that_merely_look_alike(path: str) -> None:
+    """A rule for one path leaves every other path alone."""
+    assert not matches("/login", path)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("/a/b", "/a;v=1/b"),
+        ("/a/b", "/a;v=1/b;w=2"),
+        ("/a/b", "/a/./b"),
+        ("/a/b", "/a//b"),
+        ("/a/b", "/a/c/../b"),
+        ("/a/b", "/a/;x/b"),
+        ("/a/b", "/a\x00/b"),
+        ("/api/**", "/api"),
+        ("/api/**", "/api/"),
+        ("/api/**", "//api"),
+        ("/api/**", "/api;v=1"),
+        ("/api/**", "/api/x"),
+        ("/api/**", "/api/x/y/z"),
+        ("/api/**", "/api;v=1/x"),
+        ("/api/**", "/api\n"),
+        ("/api/**", "/x/../api/y"),
+        ("/api/**", "/api/.."),
+        ("/api/**", "/api/files/../../zzz"),
+        ("/api/**", "/zzz/../api/files"),
+        ("/**", "/"),
+        ("/**", ""),
+        ("/**", "*"),
+        ("/**", "/anything/at/all"),
+        ("/", "/"),
+        ("/", ""),
+        ("/", "//"),
+        ("/", "/x/.."),
+        ("/", "/;x"),
+        ("/items/{id}", "/items/1"),
+        ("/items/{id}", "/items/1/"),
+        ("/items/{id}", "/items//1"),
+        ("/items/{id}", "/items/a;b"),
+        ("/items/{id}", "/items/;x"),
+        ("/items/{id}", "/items/\n"),
+        ("/items/{id}", "/items/\x00"),
+        ("/items/{id}", "/items/."),
+        ("/items/{id}", "/items/.."),
+        ("/items/{id}", "/items/ "),
+        ("/items/{id}", "/items/é"),
+        ("/items/{id}", "/x/../items/1"),
+        ("/items/{id}/edit", "/items/;x/edit"),
+        ("/items/{id}/edit", "/items/../edit"),
+        ("/items/{id}/**", "/items/\n"),
+        ("/{a}/{b}", "/;/;"),
+    ],
+)
+def test_a_pattern_matches_either_reading_of_a_path(pattern: str, path: str) -> None:
+    """A path falls under a pattern tidied up, or as it was sent, whichever way the application reads it."""
+    assert matches(pattern, path)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("/api/**", "/apix"),
+        ("/api/**", "/apix/y"),
+        ("/api/**", "/ap"),
+        ("/api/**", "/"),
+        ("/api/**", "/x/api"),
+        ("/api/**", "/API/x"),
+        ("/api/**", "/api.json"),
+        ("/items/{id}", "/items"),
+        ("/items/{id}", "/items/"),
+        ("/items/{id}", "/items//"),
+        ("/items/{id}", "/items/1/2"),
+        ("/items/{id}", "/item/1"),
+        ("/{id}", "/"),
+        ("/", "/x"),
+        ("/a/b", "/a/b/c"),
+        ("/a/b", "/a"),
+        ("/a/b", "/a;/c/b"),
+    ],
+)
+def test_a_pattern_does_not_match_what_neither_reading_is(pattern: str, path: str) -> None:
+    """A placeholder is exactly one segment, and a prefix ends where a segment does."""
+    assert not matches(pattern, path)
+
+
+@pytest.mark.parametrize(
+    ("path", "root", "seen"),
+    [
+        ("/v1/login", "/v1", "/login"),
+        ("/v1", "/v1", "/"),
+        ("/v1/", "/v1", "/"),
+        ("/v1x/login", "/v1", "/v1x/login"),
+        ("/v1login", "/v1", "/v1login"),
+        ("/login", "/v1", "/login"),
+        ("/v1/login", "", "/v1/login"),
+        ("/a/v1/login", "/a/v1", "/login"),
+        ("/v1/v1/login", "/v1", "/v1/login"),
+        ("/v1//login", "/v1", "/login"),
+        ("/v1//login", "/v1/", "/login"),
+        ("//v1/login", "/v1", "/login"),
+        ("/v1/login/", "/v1", "/login"),
+        ("/v1/./login", "/v1", "/login"),
+        ("/x/../v1/login", "/v1", "/login"),
+        ("/v1/login;x", "/v1", "/login"),
+        ("/v1;x/login", "/v1", "/login"),
+        ("/v1/login\n", "/v1", "/login"),
+    ],
+)
+def test_patterns_are_below_the_mount_point(path: str, root: str, seen: str) -> None:
+    """What a pattern is matched with begins where the application is mounted."""
+    assert readings(path, root)[0] == seen
+
+
+@pytest.mark.parametrize(
+    ("root", "path"),
+    [
+        ("/x;y", "/x;y/login"),
+        ("/x;y", "/x;y/login\n"),
+        ("/..", "/../login"),
+        ("/\n", "/\n/login"),
+        ("//a", "//a/login"),
+    ],
+)
+def test_a_mount_point_that_the_client_spells_hides_nothing(root: str, path: str) -> None:
+    """Below a mount point with a placeholder, which the client fills in, the rules apply all the same."""
+    assert matches("/login", path, root)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("/", ()),
+        ("/login", ("login",)),
+        ("/login/", ("login",)),
+        ("/items/{id}", ("items", ANY)),
+        ("/{a}/{_b2}", (ANY, ANY)),
+        ("/api/**", ("api", REST)),
+        ("/**", (REST,)),
+        ("/items/{id}/**", ("items", ANY, REST)),
+        ("/caf\u00e9/a b", ("caf\u00e9", "a b")),
+        ("/.well-known/x", (".well-known", "x")),
+        ("/...", ("...",)),
+    ],
+)
+def test_a_pattern_is_read_segment_by_segment(pattern: str, expected: tuple[str, ...]) -> None:
+    """Literals stand for themselves, a name in braces for any one segment, two stars for the rest."""
+    assert segments(pattern) == expected
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "",
+        "login",
+        "**",
+        "{id}",
+        " /login",
+        "//",
+        "//login",
+        "/a//b",
+        "/a/./b",
+        "/a/../b",
+        "/..",
+        "/**/a",
+        "/a**",
+        "/**a",
+        "/*",
+        "/a/*",
+        "/a*b",
+        "/{}",
+        "/{id",
+        "/id}",
+        "/{id:int}",
+        "/{path:path}",
+        "/{1d}",
+        "/{i d}",
+        "/{\u00efd}",
+        "/{id}.json",
+        "/a{id}",
+        "/a;b",
+        "/a?b",
+        "/a#b",
+        "/a\n",
+        "/a\x00b",
+        "/a\x7f",
+    ],
+)
+def test_a_pattern_that_no_request_can_match_is_a_mistake(pattern: str) -> None:
+    """A pattern of another syntax is refused at start-up with what was expected, instead of never applying."""
+    with pytest.raises(ConfigError, match="expected") as caught:
+        segments(pattern)
+    assert repr(pattern) in str(caught.value)
+
+
+@given(st.text(), st.text())
+@example("", "")
+@example("*", "")
+@example("login", "")
+@example("/", "/")
+@example("/a", "//")
+def test_readings_never_raise_property(path: str, root: str) -> None:
+    """Any text has readings, each of them a path, and none of them twice."""
+    found = readings(path, root)
+    assert found
+    assert len(set(found)) == len(found)
+    assert all(reading.startswith("/") for reading in found)
+
+
+NASTY = [
+    "",
+    ".",
+    "..",
+    "...",
+    ";",
+    ";x",
+    "..;",
+    "..;a=b",
+    "\n",
+    "\x00",
+    ".\x00.",
+    "a",
+    "a\n",
+    "a;x",
+    "login",
+    "login\n",
+    "b c",
+    "{}",
+]
+nasty_paths = st.tuples(st.sampled_from(["/", "/", "/", "//", "", "\n"]), st.lists(st.sampled_from(NASTY), max_size=6)).map(
+    lambda drawn: drawn[0] + "/".join(drawn[1])
+)
+
+
+@given(st.one_of(nasty_paths, st.text(alphabet="/.;a\n\x00", max_size=12)))
+def test_a_clean_path_has_one_reading_property(path: str) -> None:
+    """The first reading has nothing left to clean, so reading it again changes nothing."""
+    clean = readings(path)[0]
+    assert readings(clean) == (clean,)
+    assert not re.search(r"//|[;\x00-\x1f\x7f-\x9f]|/\.{1,2}(/|\Z)|.\/\Z", clean)
+
+
+pattern_segments = st.lists(st.sampled_from(["a", "login", "items", "...", ANY]), max_size=4).map(tuple)
+patterns = st.tuples(pattern_segments, st.sampled_from([(), (REST,)])).map(lambda drawn: (*drawn[0], *drawn[1]))
+
+
+def _written(pattern: Sequence[str], placeholder: str = "{{p{}}}", rest: str = REST) -> str:
+    """A pattern as text; placeholders are numbered, since routers want them all different."""
+    spelled = {ANY: placeholder, REST: rest}
+    return "/" + "/".join(spelled.get(segment, segment).format(place) for place, segment in enumerate(pattern))
+
+
+def _expression(pattern: Sequence[str]) -> re.Pattern[str]:
+    body = "".join("/[^/]+" if segment == ANY else f"/{re.escape(segment)}" for segment in pattern if segment != REST)
+    if REST in pattern:
+        return re.compile(body + "(/.*)?" if body else ".*", re.DOTALL)
+    return re.compile(body or "/", re.DOTALL)
+
+
+@given(
+    st.lists(patterns, max_size=12),
+    st.lists(st.sampled_from(["a", "login", "items", "...", "other", "\n"]), max_size=6).map(
+        lambda parts: "/" + "/".join(parts)
+    ),
+)
+def test_the_index_finds_what_an_expression_would_property(written: list[tuple[str, ...]], path: str) -> None:
+    """Every pattern that matches is found, once, and none that does not, however many there are."""
+    index: PathIndex[int] = PathIndex()
+    for place, pattern in enumerate(written):
+        index.add(pattern, place)
+    expected = [place for place, pattern in enumerate(written) if _expression(pattern).fullmatch(path)]
+    assert sorted(index.find(path)) == expected
+
+
+@given(pattern_segments, nasty_paths, st.sampled_from(["", "/v1", "/x;y", "/..", "/\n"]))
+@example((ANY, "login"), "/;/login\n", "")
+@example((ANY, "login"), "/\n/login\n", "")
+@example((ANY, "login"), "/./login\n", "")
+@example(("login",), "/login\n", "/x;y")
+def test_what_starlette_routes_is_matched_property(pattern: tuple[str, ...], below: str, root: str) -> None:
+    """A request that Starlette's router takes to a route falls under the pattern that is spelled like the route."""
+    text = _written(pattern)
+    path = root + below
+    scope = {"type": "http", "method": "GET", "path": path, "root_path": root}
+    if Route(text, lambda _: None).matches(scope)[0] is not Match.NONE:
+        assert matches(text, path, root)
+
+
+@given(pattern_segments, nasty_paths)
+@example(("login",), "login")
+@example(("login",), "//login")
+def test_what_werkzeug_routes_is_matched_property(pattern: tuple[str, ...], path: str) -> None:
+    """A request that Flask's router takes to a view falls under the pattern that is spelled like the view's."""
+    adapter = Map([FlaskRule(_written(pattern, "<p{}>"), endpoint="view")]).bind("localhost")
+    try:
+        adapter.match(path, "GET")
+    except (RequestRedirect, HTTPException):
+        return
+    assert matches(_written(pattern), path)
+
+
+@pytest.mark.parametrize("unit", ["/", "/a", "/..", "/a/..", "/.", ";", "/;", "\x00", "/\n", "a", "/a;b"])
+def test_a_long_path_is_bounded_work(unit: str) -> None:
+    """A path as long as a server lets through is read and looked up in well under a second."""
+    path = "/" + unit * (65536 // len(unit))
+    index: PathIndex[int] = PathIndex()
+    for place in range(1000):
+        index.add(("a",) * (place % 50) + (ANY, str(place), REST), place)
+    began = time.perf_counter()
+    for reading in readings(path):
+        list(index.find(reading))
+    assert time.perf_counter() - began < 1

@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from limitgate import Limit, Rule, RuleSet
+from limitgate.errors import ConfigError
+from limitgate.request import ASGIRequest
+
+
+def asked(method: str = "GET", path: str = "/", query: str = "") -> ASGIRequest:
+    return ASGIRequest(
+        {"type": "http", "method": method, "path": path, "query_string": query.encode(), "headers": [], "client": None}
+    )
+
+
+def test_a_rule_is_what_the_contract_says_by_default() -> None:
+    """A rule with nothing but a limit is for every path and method, by address, binding, at cost 1."""
+    rule = Rule("api", "5/second")
+    assert (rule.name, rule.limits, rule.path, rule.methods) == ("api", (Limit("5/second"),), "/**", None)
+    assert (rule.key, rule.tier, rule.cost, rule.on_error) == (("ip",), None, 1, None)
+    assert (rule.shadow, rule.exempt) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (Rule("r", qps=5), ["5/second"]),
+        (Rule("r", qpm=5), ["5/minute"]),
+        (Rule("r", qph=5), ["5/hour"]),
+        (Rule("r", qpd=5), ["5/day"]),
+        (Rule("r", qpd=2000, qpm=100, qps=5), ["5/second", "100/minute", "2000/day"]),
+        (Rule("r", "10/s burst 20"), ["10/second burst 20"]),
+        (Rule("r", Limit("10/s"), "100/m"), ["10/second", "100/minute"]),
+        (Rule("r", limits=["10/s", "100/m"]), ["10/second", "100/minute"]),
+        (Rule("r", limits=("10/s",)), ["10/second"]),
+        (Rule("r", "10/s", limits=["100/m"], qpd=9), ["10/second", "100/minute", "9/day"]),
+        (Rule("r", "5 per 15 minutes", qps=1), ["5 per 900 seconds", "1/second"]),
+        (Rule("r", limits=[{"limit": "10/s", "burst": 20}]), ["10/second burst 20"]),
+    ],
+)
+def test_limits_and_quick_limits_are_windows_of_one_rule(rule: Rule, expected: list[str]) -> None:
+    """The limits of a rule are its windows, then those of qps, qpm, qph and qpd."""
+    assert [str(limit) for limit in rule.windows.limits] == expected
+    assert rule.windows is rule.windows
+
+
+@given(st.integers(1, 1_000_000), st.sampled_from([("qps", "second"), ("qpm", "minute"), ("qph", "hour"), ("qpd", "day")]))
+def test_a_quick_limit_is_the_limit_it_abbreviates_property(count: int, quick: tuple[str, str]) -> None:
+    """qps=5 is Limit("5/second"), and so on for every count and unit."""
+    assert Rule("r", **{quick[0]: count}).windows.limits == (Limit(f"{count}/{quick[1]}"),)
+
+
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"name": ""}, "name"),
+    ({"name": "a b"}, "name"),
+    ({"name": "a/b"}, "name"),
+    ({"name": "a\n"}, "name"),
+    ({"name": 'a"'}, "name"),
+    ({"name": "\u00e4"}, "name"),
+    ({"name": "x" * 65}, "name"),
+    ({"name": 5}, "name"),
+    ({"limits": []}, "limits"),
+    ({"limits": ()}, "limits"),
+    ({"limits": ["often"]}, "limits"),
+    ({"limits": ["1/s", "0/s"]}, "limits"),
+    ({"limits": [5]}, "limits"),
+    ({"limits": "5/s"}, "limits"),
+    ({"limits": ["5/fortnight"]}, "limits"),
+    ({"limits": ["1000001/second"]}, "limits"),
+    ({"limits": ["1 per 367 days"]}, "limits"),
+    ({"limits": [{"limit": "5/s", "brust": 9}]}, "limits"),
+    ({"limits": [{"limit": "5/s", "burst": 0}]}, "limits"),
+    ({"limits": [{"limit": "5/s", "burst": True}]}, "limits"),
+    ({"limits": [{"limit": "5/s", "algorithm": "magic"}]}, "limits"),
+    ({"qps": 0}, "qps"),
+    ({"qpm": -1}, "qpm"),
+    ({"qph": "5"}, "qph"),
+    ({"qpd": 5.0}, "qpd"),
+    ({"qps": True}, "qps"),
+    ({"qps": 1_000_001}, "qps"),
+    ({"qpd": 10**30}, "qpd"),
+    ({"path": "login"}, "path"),
+    ({"path": "/a*"}, "path"),
+    ({"path": "/{id:int}"}, "path"),
+    ({"path": ["/a", "/b"]}, "path"),
+    ({"path": None}, "path"),
+    ({"methods": []}, "methods"),
+    ({"methods": "GET"}, "methods"),
+    ({"methods": ["G ET"]}, "methods"),
+    ({"methods": [""]}, "methods"),
+    ({"methods": [5]}, "methods"),
+    ({"key": []}, "key"),
+    ({"key": "ip"}, "key"),
+    ({"key": ["cookie"]}, "key"),
+    ({"key": [5]}, "key"),
+    ({"tier": ""}, "tier"),
+    ({"tier": 5}, "tier"),
+    ({"limits": ["5/s"], "cost": 6}, "cost"),
+    ({"limits": ["50/s", "5/m"], "cost": 6}, "cost"),
+    ({"limits": ["5/s burst 3"], "cost": 4}, "cost"),
+    ({"qps": 50, "qpm": 5, "cost": 6}, "cost"),
+    ({"cost": -1}, "cost"),
+    ({"on_error": "panic"}, "on_error"),
+    ({"on_error": "OPEN"}, "on_error"),
+    ({"shadow": "yes"}, "shadow"),
+    ({"limits": [], "exempt": 1}, "exempt"),
+    ({"exempt": True}, "exempt"),
+    ({"limits": [], "qps": 1, "exempt": True}, "exempt"),
+    ({"burst": 5}, "burst"),
+    ({"Path": "/x"}, "Path"),
+]
+
+
+@pytest.mark.parametrize(("options", "field"), MISTAKES)
+def test_a_mistake_in_a_rule_is_refused_at_once(options: dict[str, Any], field: str) -> None:
+    """A rule that makes no sense is a ConfigError that leads to the field."""
+    with pytest.raises(ConfigError) as caught:
+        Rule(**{"name": "r", "limits": ["9/s"], **options})
+    assert caught.value.field[:1] == (field,)
+    assert field in str(caught.value)
+
+
+@pytest.mark.parametrize(("options", "field"), MISTAKES)
+def test_a_mistake_in_a_rule_says_what_was_expected(options: dict[str, Any], field: str) -> None:
+    """Whoever reads about a mistake in a rule need not look up what would have been right."""
+    with pytest.raises(ConfigError, match="expected"):
+        Rule(**{"name": "r", "limits": ["9/s"], **options})
+
+
+@pytest.mark.parametrize("cost", [1.0, "1", None, True, [1]])
+def test_a_fixed_cost_that_is_no_integer_is_a_type_error(cost: Any) -> None:
+    """A cost is a whole number of requests; anything else is a TypeError, as it is from a callable."""
+    with pytest.raises(TypeError, match="expected an integer"):
+        Rule("r", "1/s", cost=cost)
+
+
+def test_a_negative_fixed_cost_is_a_value_error() -> None:
+    """Nobody is paid for a request."""
+    with pytest.raises(ValueError, match="expected at least 0"):
+        Rule("r", "1/s", cost=-1)
+
+
+def test_names_lead_no_further_than_64_characters() -> None:
+    """Every name of the permitted characters is accepted, up to its full length."""
+    for name in ("a", "A-b_c.9", "x" * 64, "-", "0"):
+        assert Rule(name, "1/s").name == name
+
+
+def test_an_error_of_a_rule_names_the_rule() -> None:
+    """Of many rules, the message says which one is meant."""
+    with pytest.raises(ConfigError, match="rule 'login'"):
+        Rule("login", "5/s", methods=[])
+
+
+@pytest.mark.parametrize("cost", [0, 1, 5])
+def test_a_cost_up_to_the_burst_is_accepted(cost: int) -> None:
+    """A fixed cost that fits into every limit is the rule's cost."""
+    assert Rule("r", "5/s", "50/m", cost=cost).cost_of(asked()) == cost
+
+
+@pytest.mark.parametrize(
+    ("cost", "error", "message"),
+    [
+        (lambda _: -1, ValueError, "expected at least 0"),
+        (lambda _: 1.0, TypeError, "expected an integer"),
+        (lambda _: "1", TypeError, "expected an integer"),
+        (lambda _: None, TypeError, "expected an integer"),
+        (lambda _: True, TypeError, "expected an integer"),
+        (lambda: 1, TypeError, "positional argument"),
+        (lambda request: 1 // len(request.query), ZeroDivisionError, "by zero"),
+    ],
+)
+def test_a_callable_cost_is_checked_each_time(cost: Any, error: type[Exception], message: str) -> None:
+    """A callable that gives no valid cost is an error that says so; one that fails is not silenced."""
+    rule = Rule("r", "5/s", cost=cost)
+    with pytest.raises(error, match=message):
+        rule.cost_of(asked())
+
+
+def test_a_callable_cost_sees_the_request() -> None:
+    """A cost may depend on all that the request shows, and may exceed the burst."""
+    rule = Rule("r", "5/s", cost=lambda request: int(request.query.get("n", "1")) * (2 if request.method == "POST" else 1))
+    assert rule.cost_of(asked()) == 1
+    assert rule.cost_of(asked("POST", query="n=50")) == 100
+    assert rule.cost_of(asked(query="n=0")) == 0
+
+
+@pytest.mark.parametrize(
+    ("methods", "for_", "not_for"),
+    [
+        (None, {"GET", "POST", "OPTIONS", "PURGE"}, set()),
+        (["GET"], {"GET"}, {"POST", "OPTIONS"}),
+        (["get", "Post"], {"GET", "POST"}, {"PUT"}),
+        (["HEAD"], {"GET"}, {"POST"}),
+        (["HEAD", "POST"], {"GET", "POST"}, {"PUT"}),
+        (("PURGE",), {"PURGE"}, {"GET"}),
+        ({"PUT"}, {"PUT"}, {"GET"}),
+    ],
+)
+def test_a_rule_is_for_its_methods(methods: Any, for_: set[str], not_for: set[str]) -> None:
+    """Methods may be written in any case, and GET and HEAD are one."""
+    rule = Rule("r", "1/s", methods=methods)
+    assert all(rule.applies_to(asked(method).method) for method in for_)
+    assert not any(rule.applies_to(asked(method).method) for method in not_for)
+    assert rule.applies_to(asked("HEAD").method) is rule.applies_to("GET")
+
+
+@pytest.mark.parametrize("method", ["M-SEARCH", "VERSION-CONTROL"])
+def test_registered_methods_with_a_hyphen_can_be_limited(method: str) -> None:
+    """A method is an HTTP token, so it may have more than letters."""
+    assert Rule("r", "1/s", methods=[method]).applies_to(asked(method).method)
+
+
+def test_a_rule_cannot_be_changed() -> None:
+    """What was checked at start-up stays as it was."""
+    rule = Rule("r", "1/s")
+    with pytest.raises(ValueError, match="frozen"):
+        rule.path = "/other"
+
+
+def names(rules: RuleSet, tier: str) -> list[tuple[str, str]]:
+    """The rules of a tier in their order, each with its first limit."""
+    return [(rule.name, str(rule.windows.limits[0]) if rule.windows.limits else "exempt") for rule in rules.tiers[tier]]
+
+
+def test_a_tier_is_laid_over_the_default() -> None:
+    """In a tier a rule of the same name replaces the default's in its place, others stay, new ones come after."""
+    rules = RuleSet(
+        [
+            Rule("a", "1/s"),
+            Rule("b", "2/s", tier="default"),
+            Rule("c", "3/s"),
+            Rule("b", "20/s", tier="vip"),
+            Rule("d", "40/s", tier="vip"),
+            Rule("a", exempt=True, tier="free"),
+        ],
+        tiers=["empty"],
+    )
+    assert set(rules.tiers) == {"default", "vip", "free", "empty"}
+    assert names(rules, "default") == [("a", "1/second"), ("b", "2/second"), ("c", "3/second")]
+    assert names(rules, "vip") == [("a", "1/second"), ("b", "20/second"), ("c", "3/second"), ("d", "40/second")]
+    assert names(rules, "free") == [("a", "exempt"), ("b", "2/second"), ("c", "3/second")]
+    assert names(rules, "empty") == names(rules, "default")
+
+
+def test_a_tier_may_have_rules_where_the_default_has_none() -> None:
+    """Without default rules, everybody else is unlimited."""
+    rules = RuleSet([Rule("a", "1/s", tier="vip")])
+    assert names(rules, "default") == []
+    assert names(rules, "vip") == [("a", "1/second")]
+
+
+def test_an_empty_rule_set_limits_nobody() -> None:
+    """No rules are a rule set too."""
+    assert RuleSet([]).tiers == {"default": ()}
+
+
+def test_the_order_of_rules_does_not_matter_for_the_overlay() -> None:
+    """A tier's rules may be given before the default's."""
+    rules = [Rule("a", "1/s"), Rule("b", "2/s"), Rule("a", "10/s", tier="vip")]
+    assert names(RuleSet(reversed(rules)), "vip") == [("b", "2/second"), ("a", "10/second")]
+
+
+@pytest.mark.parametrize("tier", ["default", "vip"])
+def test_two_rules_of_one_name_in_a_tier_are_a_mistake(tier: str) -> None:
+    """A name is unique within a tier, since it names the bucket; the message says which and where."""
+    rules = [Rule("a", "1/s"), Rule("x", "1/s", tier=tier), Rule("x", "2/s", tier=tier)]
+    with pytest.raises(ConfigError, match=f"'x'.*twice.*'{tier}'.*expected") as caught:
+        RuleSet(rules)
+    assert caught.value.field == ("rules", 2, "name")
+
+
+def test_a_rule_of_no_tier_is_of_the_default_tier() -> None:
+    """Leaving the tier out and writing default are the same, so one name cannot be in both."""
+    with pytest.raises(ConfigError, match="twice"):
+        RuleSet([Rule("a", "1/s"), Rule("a", "2/s", tier="default")])
