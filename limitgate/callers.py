@@ -91,13 +91,14 @@ class Callers:
     def __bool__(self) -> bool:
         return bool(self._by_key or self._by_header)
 
-    def with_key(self, api_key: str) -> Caller | None:
-        """The caller with this API key.
+    def with_key(self, api_key: str | bytes) -> Caller | None:
+        """The caller with this API key, given as the bytes that were sent, or as text.
 
         Whole digests are compared in constant time. They are found by their first bytes, which tells nothing about the
         key: nobody can choose keys whose SHA-256 begins as they like.
         """
-        digest = hashlib.sha256(api_key.encode("utf-8", "surrogatepass")).digest()
+        sent = api_key if isinstance(api_key, bytes) else api_key.encode("utf-8", "surrogatepass")
+        digest = hashlib.sha256(sent).digest()
         for listed, caller in self._by_key.get(digest[:8], ()):
             if hmac.compare_digest(listed, digest):
                 return caller

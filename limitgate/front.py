@@ -10,6 +10,7 @@ from limitgate.client import Proxies
 from limitgate.config import load_rules
 from limitgate.errors import ConfigError
 from limitgate.gate import Gate, Identify
+from limitgate.identity import Identities
 from limitgate.planner import Planner
 from limitgate.routes import Routes
 from limitgate.rules import OnError, Rule, RuleSet
@@ -55,13 +56,19 @@ def open_front(routes: Routes, open_store: Opener[Any], **options: Unpack[Option
     warn_about_environment(settings.store)
     owns_store = isinstance(settings.store, str)
     proxies = Proxies(settings.trusted_proxies, settings.forwarded_header)
-    planner = Planner(
-        _rules(settings.rules),
-        routes,
+    rules = _rules(settings.rules)
+    identities = Identities(
+        rules.callers,
         proxies,
+        rules.tiers,
         identifies=settings.identify is not None,
         api_key_header=settings.api_key_header,
         ipv6_prefix=settings.ipv6_prefix,
+    )
+    planner = Planner(
+        rules,
+        routes,
+        identities,
         key_prefix=settings.key_prefix,
         secret=settings.secret.get_secret_value().encode() if settings.secret else b"",
         shadow=settings.shadow,

@@ -13,10 +13,8 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from limitgate.callers import Caller
-from limitgate.client import grouped
 from limitgate.errors import ConfigError
-from limitgate.request import Request
+from limitgate.identity import Subject
 
 PARTS = ("path", "ip", "api_key", "method", "host", "user", "caller", "tier", "global")
 _HEADER_PART = re.compile(r"header:[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}", re.ASCII)
@@ -24,27 +22,6 @@ _PORT = re.compile(r":[0-9]*\Z", re.ASCII)
 _REMEMBERED, _SHORT = 4096, 200
 """Digests that a key remembers, and the characters of a text that it remembers one for."""
 _EXPECTED = f"expected one of {', '.join(PARTS)} or header:NAME, alternatives separated by '|'"
-
-
-class Subject:
-    """Who asks for what, as far as keys can tell one from another."""
-
-    __slots__ = ("api_key", "caller", "ipv6_prefix", "request", "route", "tier")
-
-    def __init__(self, request: Request, caller: Caller | None, tier: str, api_key: str | None, ipv6_prefix: int) -> None:
-        self.request = request
-        self.caller = caller
-        self.tier = tier
-        self.api_key = api_key
-        """The API key if it is one to go by, else None."""
-        self.ipv6_prefix = ipv6_prefix
-        self.route: str | None = None
-        """The template of the framework's route, None where it is not known."""
-
-    def address(self) -> str | None:
-        """What the client is counted as by address, None without a peer address."""
-        client = self.request.client
-        return None if client is None else grouped(client, self.ipv6_prefix)
 
 
 class Key:

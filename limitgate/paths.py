@@ -1,7 +1,7 @@
 """Paths and path patterns: what a request's path is matched as, and which patterns match it.
 
-Servers and frameworks disagree about which spellings of a path are one resource, so a path has up to two readings: cleaned
-of everything that some framework ignores, and nearly as sent. A pattern that matches either reading applies, so neither a
+Servers and frameworks disagree about which spellings of a path are one resource, so a path has several readings: cleaned
+of everything that some framework ignores, and nearly as sent. A pattern that matches any reading applies, so neither a
 framework that tidies more than we do nor one that tidies less lets a request slip past.
 """
 
@@ -26,7 +26,7 @@ REST = "**"
 
 
 def readings(path: str, root: str = "") -> tuple[str, ...]:
-    """The path below ``root`` as it is to be matched: cleaned first, then nearly as sent where that differs.
+    """The path below ``root`` as it is to be matched: cleaned first, then as sent but for empty segments where that differs.
 
     Cleaning strips control characters and ``;parameters``, merges slashes, resolves dot segments (RFC 3986 section 5.2.4)
     and drops a trailing slash. Where the mount point itself is spelled in an untidy way, it is looked for both ways.
@@ -34,7 +34,8 @@ def readings(path: str, root: str = "") -> tuple[str, ...]:
     if path.startswith("/") and (path == "/" or not _UNTIDY.search(path)):
         return ((below(path, root) or "/") if root else path,)
     rest = below(path, root)
-    found = [_joined(_cleaned(rest)), _joined(_as_sent(rest))]
+    sent = [segment for segment in rest.split("/") if segment]
+    found = [_joined(_cleaned(rest)), _joined([_CONTROLS.sub("", segment) or segment for segment in sent]), _joined(sent)]
     if root and rest is path:
         found.insert(0, below(_joined(_cleaned(path)), _joined(_cleaned(root))) or "/")
     return tuple(dict.fromkeys(found))
@@ -119,11 +120,6 @@ def _cleaned(path: str) -> list[str]:
         elif segment not in ("", "."):
             found.append(segment)
     return found
-
-
-def _as_sent(path: str) -> list[str]:
-    """The segments but for empty ones; without control characters, unless a segment has nothing else."""
-    return [_CONTROLS.sub("", segment) or segment for segment in path.split("/") if segment]
 
 
 def _joined(found: list[str]) -> str:

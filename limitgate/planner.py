@@ -8,10 +8,10 @@ from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
 
-from limitgate.callers import DEFAULT_TIER, Caller, Callers
-from limitgate.client import Proxies
+from limitgate.callers import Caller
 from limitgate.decorators import EVERYTHING, Mark, seen_by_gate
-from limitgate.keys import Key, Subject
+from limitgate.identity import Identities, Subject
+from limitgate.keys import Key
 from limitgate.paths import PathIndex, segments
 from limitgate.plan import Charge, Plan
 from limitgate.request import Request
@@ -61,43 +61,28 @@ class Planner:
     """Makes plans for the requests that come through one gate."""
 
     def __init__(
-        self,
-        rules: RuleSet,
-        routes: Routes,
-        proxies: Proxies,
-        *,
-        identifies: bool,
-        api_key_header: str,
-        ipv6_prefix: int,
-        key_prefix: str,
-        secret: bytes,
-        shadow: bool,
+        self, rules: RuleSet, routes: Routes, identities: Identities, *, key_prefix: str, secret: bytes, shadow: bool
     ) -> None:
         self._routes = routes
-        self._proxies = proxies
-        self._callers: Callers = rules.callers
-        self._identifies = identifies
-        self._api_key_header = api_key_header.lower()
-        self._ipv6_prefix = ipv6_prefix
+        self._identities = identities
         self._bind = partial(Bound, key_prefix=key_prefix, secret=secret, shadow=shadow)
         self._decorated: dict[int, Bound] = {}
         self._tiers = {tier: self._index(of_tier) for tier, of_tier in rules.tiers.items()}
+        self._exempt = {tier: _exempt_index(of_tier) for tier, of_tier in rules.tiers.items()}
         every = [rule for of_tier in rules.tiers.values() for rule in of_tier]
-        parts = [label for rule in every for part in rule.key for label in part.split("|")]
-        self._asks_route = "path" in parts
         self._exempts = any(rule.exempt for rule in every)
-        asks_api_key = "api_key" in parts
-        self._reads_keys = asks_api_key or self._callers.list_keys
-        if asks_api_key and not self._callers.list_keys and not identifies:
-            log.warning(
-                "no API keys are listed and there is no identify: every key that a client invents is a bucket of its own"
-            )
+        self._asks_route = any(rule.key_asks("path") for rule in every)
+        self._warned = False
+        for rule in every:
+            self._warn_about_keys(rule)
 
     def plan(self, request: Request, identified: Caller | None) -> Considered:
         """The plan for a request from the caller that ``identify`` found, if any."""
         if request.method == "OPTIONS" and request.is_preflight:
             return UNLIMITED
-        subject = self._subject(request, identified)
+        subject = self._identities.subject(request, identified)
+        if self._exempts and self._is_exempt(subject.tier, request):
+            return UNLIMITED
         bounds = self._matching(subject.tier, request)
         marks: tuple[Mark, ...] = ()
         if self._routes.decorated() or (self._asks_route and bounds):
@@ -105,7 +90,7 @@ class Planner:
             if route is not None:
                 subject.route, marks = route.template, route.marks
                 bounds += self._bound_marks(marks, request.method)
-        if "exempt" in marks or (self._exempts and any(bound.rule.exempt for bound in bounds)):
+        if "exempt" in marks:
             return UNLIMITED
         if not bounds:
             return Considered(None, (), marks)
@@ -114,11 +99,17 @@ class Planner:
     def _index(self, rules: Sequence[Rule]) -> PathIndex[tuple[int, Bound]]:
         index: PathIndex[tuple[int, Bound]] = PathIndex()
         for place, rule in enumerate(rules):
-            index.add(segments(rule.path), (place, self._bind(rule, "rule")))
+            if not rule.exempt:
+                index.add(segments(rule.path), (place, self._bind(rule, "rule")))
         return index
 
+    def _is_exempt(self, tier: str, request: Request) -> bool:
+        """Whether exempt rules cover every reading of the path: one that may be read otherwise is not let off."""
+        index, method = self._exempt[tier], request.method
+        return all(any(rule.applies_to(method) for rule in index.find(path)) for path in request.paths)
+
     def _matching(self, tier: str, request: Request) -> list[Bound]:
-        """The rules of a tier that apply to a request, in the order they were written."""
+        """The rules of a tier that apply to any reading of the path, in the order they were written."""
         index, method = self._tiers[tier], request.method
         found = index.find(request.paths[0])
         for other in request.paths[1:]:
@@ -135,26 +126,23 @@ class Planner:
                 bound = self._decorated.get(id(rule))
                 if bound is None:
                     bound = self._decorated[id(rule)] = self._bind(rule, "limit")
+                    self._warn_about_keys(rule)
                 bounds.append(bound)
         return bounds
 
-    def _subject(self, request: Request, identified: Caller | None) -> Subject:
-        """Who asks. Listed API keys prove a caller; without a list, one that ``identify`` vouches for goes by its id."""
-        if identified is None and not self._callers and not self._reads_keys:
-            return Subject(request, None, DEFAULT_TIER, None, self._ipv6_prefix)
-        presented = self._presented_key(request) if self._reads_keys else None
-        listed = self._callers.with_key(presented) if presented and self._callers.list_keys else None
-        caller = identified or listed or self._callers.with_headers(request, self._proxies)
-        if self._callers.list_keys:
-            presented = presented if listed else None
-        elif self._identifies:
-            presented = identified.id if identified and presented else None
-        tier = caller.tier if caller is not None and caller.tier in self._tiers else DEFAULT_TIER
-        return Subject(request, caller, tier, presented, self._ipv6_prefix)
+    def _warn_about_keys(self, rule: Rule) -> None:
+        if rule.key_asks("api_key") and not self._identities.vouch_for_keys and not self._warned:
+            self._warned = True
+            log.warning(
+                "%s goes by API keys, but none are listed and there is no identify: "
+                "every key that a client invents is a bucket of its own",
+                rule.name,
+            )
 
-    def _presented_key(self, request: Request) -> str | None:
-        value = request.headers.get(self._api_key_header, "").strip()
-        if self._api_key_header == "authorization":
-            scheme, _, value = value.partition(" ")
-            value = value.strip() if scheme.lower() == "bearer" else ""
-        return value or None
+
+def _exempt_index(rules: Sequence[Rule]) -> PathIndex[Rule]:
+    index: PathIndex[Rule] = PathIndex()
+    for rule in rules:
+        if rule.exempt:
+            index.add(segments(rule.path), rule)
+    return index

@@ -119,6 +119,10 @@ class Rule(BaseModel):
         except ConfigError as error:
             raise ConfigError(f"rule {self.name!r}: {field}: {error}", (field,), error.reason) from error
 
+    def key_asks(self, label: str) -> bool:
+        """Whether a part of the key, or an alternative in it, is ``label``."""
+        return any(label in check_part(part) for part in self.key)
+
     def applies_to(self, method: str) -> bool:
         """Whether the rule is for this method, HEAD having become GET."""
         return self.methods is None or method in self.methods

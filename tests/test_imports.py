@@ -16,6 +16,7 @@ LAYERS = (
     {"request"},
     {"client", "headers"},
     {"callers"},
+    {"identity"},
     {"keys"},
     {"rules"},
     {"config", "decorators"},

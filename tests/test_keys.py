@@ -10,10 +10,22 @@ from starlette.authentication import BaseUser, SimpleUser, UnauthenticatedUser
 
 from limitgate import Caller, Rule
 from limitgate.errors import ConfigError
-from limitgate.keys import PARTS, Key, Subject
+from limitgate.identity import Subject
+from limitgate.keys import PARTS, Key
 from limitgate.request import ASGIRequest, WSGIRequest
 
 ADDRESS = "192.0.2.1"
+
+
+class Known:
+    """Identities that have made up their mind about the API key."""
+
+    def __init__(self, api_key: str | None = None, ipv6_prefix: int = 64) -> None:
+        self._api_key = api_key
+        self.ipv6_prefix = ipv6_prefix
+
+    def api_key(self, _: Subject) -> str | None:
+        return self._api_key
 
 
 def subject(
@@ -43,7 +55,7 @@ def subject(
     }
     request = ASGIRequest(scope)
     request.resolve_client_with(lambda request: request.peer)
-    found = Subject(request, caller, tier, api_key, ipv6_prefix)
+    found = Subject(request, caller, tier, Known(api_key, ipv6_prefix))
     found.route = route
     return found
 
@@ -346,7 +358,7 @@ def test_a_user_that_is_nobody_is_absent(user: Any) -> None:
 def test_remote_user_is_the_user_in_wsgi() -> None:
     """Under WSGI the server's REMOTE_USER is the user, the same as in ASGI."""
     request = WSGIRequest({"REQUEST_METHOD": "GET", "PATH_INFO": "/", "REMOTE_USER": "ada", "REMOTE_ADDR": ADDRESS})
-    found = Key(("user",), "rule", "/**").digest(Subject(request, None, "default", None, 64))
+    found = Key(("user",), "rule", "/**").digest(Subject(request, None, "default", Known()))
     assert found == bucket("user", user="ada")
 
 

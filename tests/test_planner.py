@@ -11,6 +11,7 @@ import pytest
 from limitgate import Caller, Rule, RuleSet
 from limitgate.callers import KnownCaller
 from limitgate.client import Proxies
+from limitgate.identity import Identities
 from limitgate.planner import Considered, Planner
 from limitgate.request import ASGIRequest, Request
 from limitgate.routes import NoRoutes, Route
@@ -35,17 +36,12 @@ def planner(
     *rules: Rule, callers: Iterable[KnownCaller] = (), routes: Any = None, trusted: tuple[str, ...] = (), **options: Any
 ) -> Planner:
     """A planner with everything at its default that is not given."""
-    defaults = {
-        "identifies": False,
-        "api_key_header": "x-api-key",
-        "ipv6_prefix": 64,
-        "key_prefix": "limitgate",
-        "secret": b"",
-        "shadow": False,
-    }
-    return Planner(
-        RuleSet(rules, callers), routes or NoRoutes(), Proxies(trusted, "x-forwarded-for"), **{**defaults, **options}
-    )
+    binding = {"key_prefix": "limitgate", "secret": b"", "shadow": False}
+    asking = {"identifies": False, "api_key_header": "x-api-key", "ipv6_prefix": 64}
+    binding |= {name: options.pop(name) for name in binding if name in options}
+    rule_set, proxies = RuleSet(rules, callers), Proxies(trusted, "x-forwarded-for")
+    identities = Identities(rule_set.callers, proxies, rule_set.tiers, **(asking | options))
+    return Planner(rule_set, routes or NoRoutes(), identities, **binding)
 
 
 def asked(

@@ -1,0 +1,98 @@
+"""Who asks: the caller behind a request, its tier, and whether its API key is one to go by."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from limitgate.callers import DEFAULT_TIER, Caller, Callers
+from limitgate.client import Proxies, grouped
+from limitgate.request import Request
+
+
+class Subject:
+    """Who asks for what, as far as keys can tell one from another."""
+
+    __slots__ = ("_identities", "caller", "request", "route", "tier")
+
+    def __init__(self, request: Request, caller: Caller | None, tier: str, identities: Identities) -> None:
+        self.request = request
+        self.caller = caller
+        self.tier = tier
+        """The tier whose rules apply."""
+        self.route: str | None = None
+        """The template of the framework's route, None where it is not known."""
+        self._identities = identities
+
+    @property
+    def api_key(self) -> str | None:
+        """What stands for the caller's API key; None if there is no key, or none to go by."""
+        return self._identities.api_key(self)
+
+    def address(self) -> str | None:
+        """What the client is counted as by address, None without a peer address."""
+        client = self.request.client
+        return None if client is None else grouped(client, self._identities.ipv6_prefix)
+
+
+class Identities:
+    """Finds out who asks.
+
+    Listed callers prove themselves by an API key or, from a trusted peer, by headers; ``identifies`` says whether the
+    application names callers itself. A caller of a tier outside of ``tiers`` gets the default rules.
+    """
+
+    def __init__(
+        self,
+        callers: Callers,
+        proxies: Proxies,
+        tiers: Container[str],
+        *,
+        identifies: bool,
+        api_key_header: str,
+        ipv6_prefix: int,
+    ) -> None:
+        self.ipv6_prefix = ipv6_prefix
+        self._callers = callers
+        self._proxies = proxies
+        self._tiers = tiers
+        self._identifies = identifies
+        self._api_key_header = api_key_header.lower()
+
+    @property
+    def vouch_for_keys(self) -> bool:
+        """Whether an API key that anybody could have invented is told from a real one."""
+        return self._callers.list_keys or self._identifies
+
+    def subject(self, request: Request, identified: Caller | None) -> Subject:
+        """Who asks, given the caller that the application has named, if any."""
+        caller = identified
+        if caller is None and self._callers:
+            caller = self._with_key(request) or self._callers.with_headers(request, self._proxies)
+        tier = caller.tier if caller is not None and caller.tier in self._tiers else DEFAULT_TIER
+        return Subject(request, caller, tier, self)
+
+    def api_key(self, subject: Subject) -> str | None:
+        """What stands for the API key of a request.
+
+        Where keys are listed, a key that is not counts as none. Where the application names callers, a caller's key is no
+        more than the caller, so that nobody gets another bucket by sending another key. Otherwise every key is taken.
+        """
+        presented = self._presented(subject.request)
+        if presented is None:
+            return None
+        if self._callers.list_keys:
+            return presented if self._callers.with_key(presented.encode("latin-1")) else None
+        if self._identifies:
+            return subject.caller.id if subject.caller else None
+        return presented
+
+    def _with_key(self, request: Request) -> Caller | None:
+        presented = self._presented(request) if self._callers.list_keys else None
+        return None if presented is None else self._callers.with_key(presented.encode("latin-1"))
+
+    def _presented(self, request: Request) -> str | None:
+        value = request.headers.get(self._api_key_header, "").strip()
+        if self._api_key_header == "authorization":
+            scheme, _, value = value.partition(" ")
+            value = value.strip() if scheme.lower() == "bearer" else ""
+        return value or None
