@@ -89,7 +89,7 @@ class Planner:
             route = self._routes.find(request)
             if route is not None:
                 subject.route, marks = route.template, route.marks
-                bounds += self._bound_marks(marks, request.method)
+                bounds += self._bound_marks(marks, request)
         if "exempt" in marks:
             return UNLIMITED
         if not bounds:
@@ -118,11 +118,13 @@ class Planner:
             found.sort(key=itemgetter(0))
         return [bound for _, bound in found if bound.methods is None or method in bound.methods]
 
-    def _bound_marks(self, marks: Sequence[Mark], method: str) -> list[Bound]:
+    def _bound_marks(self, marks: Sequence[Mark], request: Request) -> list[Bound]:
+        """The decorators that apply to a request, but for those that a gate around this one has weighed for it."""
         bounds = []
-        seen = seen_by_gate.get() or ()  # by a gate around this one
+        seen = seen_by_gate.get() if request.passed_a_gate else None
+        weighed = seen if isinstance(seen, tuple) else ()
         for rule in marks:
-            if isinstance(rule, Rule) and rule.applies_to(method) and rule not in seen:
+            if isinstance(rule, Rule) and rule.applies_to(request.method) and rule not in weighed:
                 bound = self._decorated.get(id(rule))
                 if bound is None:
                     bound = self._decorated[id(rule)] = self._bind(rule, "limit")

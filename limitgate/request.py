@@ -98,6 +98,11 @@ class Request:
         return bool(self.headers.get("origin") and self.headers.get("access-control-request-method"))
 
     @property
+    def passed_a_gate(self) -> bool:
+        """Whether a gate around this one has decided about this very request."""
+        return "limitgate" in (self.scope or self.environ or ())
+
+    @property
     def query(self) -> Query:
         """The query string."""
         raise NotImplementedError

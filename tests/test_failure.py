@@ -546,17 +546,6 @@ def test_connecting_may_take_longer_than_a_request(site: Open, own_redis: RedisS
         it.close()
 
 
-def test_a_long_outage_is_not_waited_for_again_and_again(site: Open, own_redis: RedisServer) -> None:
-    """Once the store has failed several times in a row, requests no longer spend their timeout on it."""
-    it = site(Rule("api", "99/day"), store=own_redis.url, timeout=TIMEOUT)
-    it.ask()
-    with frozen(own_redis):
-        it.statuses(8)
-        begin = time.monotonic()
-        assert it.statuses(12) == [200] * 12
-        assert time.monotonic() - begin < 12 * TIMEOUT / 2
-
-
 def test_redis_out_of_memory(site: Open, own_redis: RedisServer) -> None:
     """A full Redis does not switch the limiter off: this process limits alone until there is room again."""
     it = site(Rule("api", "2/day"), Rule("free", "1/day", path="/free", on_error="open"), store=own_redis.url, timeout=2)

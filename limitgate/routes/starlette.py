@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from limitgate.decorators import effective, has_marks, marks_of, note_routed
@@ -41,6 +41,8 @@ class StarletteRoutes:
     def _current(self) -> _Table:
         """The table, read anew when routes have changed since."""
         if self._table is None or self._table.is_stale():
+            for route in _everywhere(self._router.routes):
+                note_routed(getattr(route, "endpoint", None))
             self._table = _Table(self._router.routes)
         return self._table
 
@@ -94,7 +96,7 @@ def _router(app: Any) -> Any:
     return app
 
 
-def _flat(routes: Sequence[Any]) -> Iterable[Any]:
+def _flat(routes: Iterable[Any]) -> Iterable[Any]:
     """The routes with those of FastAPI's included routers in their places, each under its full path."""
     if not any(type(route).__module__ == "fastapi.routing" for route in routes):
         return routes
@@ -102,6 +104,19 @@ def _flat(routes: Sequence[Any]) -> Iterable[Any]:
 
     flatten = getattr(fastapi.routing, "iter_route_contexts", None)
     return routes if flatten is None else flatten(routes)
+
+
+def _everywhere(routes: Iterable[Any]) -> Iterator[Any]:
+    """All routes, those of mounted applications too."""
+    for route in _flat(routes):
+        yield route
+        yield from _everywhere(_mounted(route) or ())
+
+
+def _mounted(route: Any) -> list[Any] | None:
+    """The routes of what is mounted at a route; None where it leads to an endpoint, or to nothing that has routes."""
+    routes: list[Any] | None = getattr(_router(getattr(route, "app", None)) or route, "routes", None)
+    return routes
 
 
 def _lists(routes: list[Any]) -> Iterator[list[Any]]:
@@ -115,11 +130,9 @@ def _lists(routes: list[Any]) -> Iterator[list[Any]]:
 
 def _entry(route: Any) -> _Entry:
     endpoint = getattr(route, "endpoint", None)
-    note_routed(endpoint)
     if effective(endpoint) is not endpoint:
         log.warning("@limit stands above the route decorator of %s; it applies, but belongs below", route.path)
-    mounted = _router(getattr(route, "app", None)) or route
-    routes = getattr(mounted, "routes", None)
+    routes = _mounted(route)
     return _Entry(route, getattr(route, "path", None) or "", endpoint, None if routes is None else _Table(routes))
 
 
