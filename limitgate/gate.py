@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Container
 from inspect import isawaitable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from limitgate.callers import Caller
 from limitgate.decision import Decision, decide, undecided
@@ -19,7 +19,6 @@ from limitgate.plan import Plan, Reading
 from limitgate.planner import Bound, Considered, Planner
 from limitgate.request import Request
 from limitgate.rules import OnError
-from limitgate.stores.base import AsyncStore, SyncStore
 from limitgate.stores.memory import MemoryStore
 
 log = logging.getLogger("limitgate")
@@ -77,14 +76,14 @@ class Gate:
     def check(self, request: Request) -> Answer:
         """The answer to a request, by a `SyncStore`."""
         identified = self._identified(request)
-        if isawaitable(identified):
+        if identified is not None and isawaitable(identified):
             getattr(identified, "close", bool)()  # else the coroutine would warn, too, that nobody awaited it
             raise TypeError("identify is async, expected a plain function under WSGI")
         considered = self._planner.plan(request, identified)
         if considered.plan is None:
             return Answer(None, [], None, considered.seen)
         try:
-            reading = cast(SyncStore, self.store).spend(considered.plan, self._timeout)
+            reading: Reading = self.store.spend(considered.plan, self._timeout)
         except StoreError as error:
             return self._degraded(considered, error)
         return self._decided(considered, considered.plan, reading)
@@ -92,13 +91,13 @@ class Gate:
     async def acheck(self, request: Request) -> Answer:
         """The answer to a request, by an `AsyncStore`; ``identify`` may be async."""
         identified = self._identified(request)
-        if isawaitable(identified):
+        if identified is not None and isawaitable(identified):
             identified = await identified
         considered = self._planner.plan(request, identified)
         if considered.plan is None:
             return Answer(None, [], None, considered.seen)
         try:
-            reading = await cast(AsyncStore, self.store).aspend(considered.plan, self._timeout)
+            reading: Reading = await self.store.aspend(considered.plan, self._timeout)
         except StoreError as error:
             return self._degraded(considered, error)
         return self._decided(considered, considered.plan, reading)

@@ -69,7 +69,10 @@ class _Table:
 
     def is_stale(self) -> bool:
         """Whether any list of routes, here or below, has changed. Compares identities, so it costs little."""
-        return any(now != then for now, then in self._lists) or any(table.is_stale() for table in self._below)
+        for now, then in self._lists:
+            if now != then:
+                return True
+        return bool(self._below) and any(table.is_stale() for table in self._below)
 
     def find(self, scope: Scope) -> Route | None:
         """The first route that matches fully, else the first that matches but for its method."""
