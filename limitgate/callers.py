@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -91,17 +91,17 @@ class Callers:
     def __bool__(self) -> bool:
         return bool(self._by_key or self._by_header)
 
-    def with_key(self, api_key: str | bytes) -> Caller | None:
-        """The caller with this API key, given as the bytes that were sent, or as text.
+    def with_key(self, api_key: str) -> Caller | None:
+        """The caller with this API key, as text or as the header that HTTP makes of it, its bytes read as latin-1.
 
         Whole digests are compared in constant time. They are found by their first bytes, which tells nothing about the
         key: nobody can choose keys whose SHA-256 begins as they like.
         """
-        sent = api_key if isinstance(api_key, bytes) else api_key.encode("utf-8", "surrogatepass")
-        digest = hashlib.sha256(sent).digest()
-        for listed, caller in self._by_key.get(digest[:8], ()):
-            if hmac.compare_digest(listed, digest):
-                return caller
+        for sent in _as_bytes(api_key):
+            digest = hashlib.sha256(sent).digest()
+            for listed, caller in self._by_key.get(digest[:8], ()):
+                if hmac.compare_digest(listed, digest):
+                    return caller
         return None
 
     def with_headers(self, request: Request, proxies: Proxies) -> Caller | None:
@@ -113,3 +113,10 @@ class Callers:
             if all(hmac.compare_digest(headers.get(name, "").encode(), value.encode()) for name, value in expected.items()):
                 return caller
         return None
+
+
+def _as_bytes(api_key: str) -> Iterator[bytes]:
+    """The bytes that an API key may have been before it became text."""
+    yield api_key.encode("utf-8", "surrogatepass")
+    if not api_key.isascii() and all(character <= "\xff" for character in api_key):
+        yield api_key.encode("latin-1")

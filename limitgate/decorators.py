@@ -71,7 +71,7 @@ def limit(
 
     def decorate(endpoint: F) -> F:
         rule = Rule(name or _place_of(endpoint), *given, key=key, methods=methods, **options)
-        if any(isinstance(mark, Rule) and mark.name == rule.name for mark in marks_of(endpoint)):
+        if any(isinstance(mark, Rule) and mark.name == rule.name for mark in _marks_within(endpoint)):
             raise ConfigError(f"limit {rule.name!r} is on {_name_of(endpoint)} twice, expected different names")
         guarded: F = _guarded(endpoint, rule)
         return guarded
@@ -110,9 +110,15 @@ def marks_of(endpoint: Any, method: str = "") -> tuple[Mark, ...]:
 
 def has_marks(endpoint: Any) -> bool:
     """Whether an endpoint is marked, or any method of a class-based one."""
+    return bool(_marks_within(endpoint))
+
+
+def _marks_within(endpoint: Any) -> list[Mark]:
+    """The marks on an endpoint, and on all methods of a class-based one."""
     view_class = getattr(endpoint, "view_class", endpoint)
     names = dir(view_class) if inspect.isclass(view_class) else ()
-    return bool(marks_of(endpoint)) or any(hasattr(getattr(view_class, name, None), _MARKS) for name in names)
+    methods = [getattr(view_class, name, None) for name in names]
+    return [*marks_of(endpoint), *(mark for method in methods for mark in getattr(method, _MARKS, ()))]
 
 
 def note_routed(endpoint: Any) -> None:

@@ -66,6 +66,8 @@ class Identities:
     def subject(self, request: Request, identified: Caller | None) -> Subject:
         """Who asks, given the caller that the application has named, if any."""
         caller = identified
+        if caller is not None and not isinstance(caller, Caller):
+            raise TypeError(f"identify gave {caller!r:.80}, expected a Caller or None")
         if caller is None and self._callers:
             caller = self._with_key(request) or self._callers.with_headers(request, self._proxies)
         tier = caller.tier if caller is not None and caller.tier in self._tiers else DEFAULT_TIER
@@ -81,14 +83,14 @@ class Identities:
         if presented is None:
             return None
         if self._callers.list_keys:
-            return presented if self._callers.with_key(presented.encode("latin-1")) else None
+            return presented if self._callers.with_key(presented) else None
         if self._identifies:
             return subject.caller.id if subject.caller else None
         return presented
 
     def _with_key(self, request: Request) -> Caller | None:
         presented = self._presented(request) if self._callers.list_keys else None
-        return None if presented is None else self._callers.with_key(presented.encode("latin-1"))
+        return None if presented is None else self._callers.with_key(presented)
 
     def _presented(self, request: Request) -> str | None:
         value = request.headers.get(self._api_key_header, "").strip()

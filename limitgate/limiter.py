@@ -17,8 +17,8 @@ class _Keyring:
     """Turns a limiter's arguments into plans."""
 
     def __init__(self, timeout: float, key_prefix: str) -> None:
-        if timeout <= 0:
-            raise ValueError(f"timeout is {timeout}, expected seconds above 0")
+        if not 0 < timeout <= 60:
+            raise ValueError(f"timeout is {timeout}, expected seconds above 0, at most 60")
         self._timeout = timeout
         self._prefix = f"{key_prefix}:"
         self._key = Key((), "limiter")

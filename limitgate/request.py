@@ -185,5 +185,8 @@ def _method(method: str) -> str:
 
 
 def _text(native: str) -> str:
-    """A WSGI native string holds bytes as latin-1; the path behind them is UTF-8."""
-    return native.encode("latin-1").decode("utf-8", "replace")
+    """A WSGI native string holds bytes as latin-1; the path behind them is UTF-8. What is not native is left alone."""
+    try:
+        return native.encode("latin-1").decode("utf-8", "replace")
+    except UnicodeEncodeError:
+        return native

@@ -284,8 +284,8 @@ class Site:
         """The statuses of several requests in a row."""
         return [self.ask(path, **more).status for _ in range(count)]
 
-    def idle(self) -> None:
-        """Let a moment pass without a request, as a server does: an event loop goes on running."""
+    def idle(self, seconds: float = MOMENT) -> None:
+        """Let time pass without a request, as a server does: an event loop goes on running."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -317,8 +317,8 @@ class ASGISite(Site):
         mount = more.pop("mount", "")
         return self.runner.run(asgi_reply(self.app, mount + path, method, headers, peer=peer, root_path=mount, **more))
 
-    def idle(self) -> None:
-        self.runner.run(asyncio.sleep(MOMENT))
+    def idle(self, seconds: float = MOMENT) -> None:
+        self.runner.run(asyncio.sleep(seconds))
 
     def close(self) -> None:
         with contextlib.closing(self.runner):
@@ -346,8 +346,8 @@ class WSGISite(Site):
         mount = more.pop("mount", "")
         return wsgi_reply(self.app, path, method, headers, peer=peer, SCRIPT_NAME=mount, **more)
 
-    def idle(self) -> None:
-        time.sleep(MOMENT)
+    def idle(self, seconds: float = MOMENT) -> None:
+        time.sleep(seconds)
 
     def close(self) -> None:
         if self.app.gate is not None:

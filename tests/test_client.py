@@ -163,6 +163,8 @@ def test_a_trusted_proxy_is_known_in_every_spelling(peer: str) -> None:
         ("::ffff:10.0.0.0/104", "10.9.9.9"),
         ("::ffff:10.0.0.0/104", "::ffff:10.9.9.9"),
         ("64:ff9b::10.0.0.1", "64:ff9b::10.0.0.1"),
+        ("64:ff9b::/64", "64:ff9b::1:0:0:1"),
+        ("::/0", "2001:db8::1"),
     ],
 )
 def test_a_network_is_trusted_however_it_is_written(entry: str, peer: str) -> None:
@@ -267,6 +269,8 @@ def test_the_client_is_the_first_stranger_from_the_right(lines: list[str], expec
         (['host="for=1.1.1.1, for=2.2.2.2";for=192.0.2.1, for=10.0.0.2'], "192.0.2.1"),
         (['for=192.0.2.1;host="a\\"b"'], "192.0.2.1"),
         (['for=192.0.2.1;host="a\\",b"'], "192.0.2.1"),
+        (['for=192.0.2.1;host="a,\\"b"'], "192.0.2.1"),
+        (['for=192.0.2.1;host="\\"a,\\"", for=10.0.0.2'], "192.0.2.1"),
         # nodes that are no address, elements that name none
         (["for=192.0.2.1, for=unknown"], PROXY),
         (["for=192.0.2.1, for=unknown, for=10.0.0.2"], "10.0.0.2"),
@@ -274,6 +278,8 @@ def test_the_client_is_the_first_stranger_from_the_right(lines: list[str], expec
         (['for=192.0.2.1, for="_gazonk", for=10.0.0.2'], "10.0.0.2"),
         (["for=192.0.2.1, proto=https, for=10.0.0.2"], "10.0.0.2"),
         (["for=192.0.2.1, by=10.0.0.2"], PROXY),
+        (["for=1.1.1.1;for=192.0.2.1"], PROXY),
+        (["for=192.0.2.1;for=192.0.2.1, for=10.0.0.2"], "10.0.0.2"),
         (["192.0.2.1"], PROXY),
         (["xfor=192.0.2.1"], PROXY),
         (["for="], PROXY),

@@ -1611,3 +1611,16 @@ def test_hostile_paths_make_nothing_grow(build: Callable[[Decorate], Any]) -> No
 
     assert asyncio.run(grown()) < 4096
     assert len(store) <= 3
+
+
+def test_one_name_on_a_class_and_on_its_method_is_a_mistake() -> None:
+    """A class-based endpoint and its method cannot be charged twice to one bucket."""
+    shared = limit("4/minute", name="shared")
+
+    class View(HTTPEndpoint):
+        @shared
+        async def get(self, request: Any) -> Any:
+            return PlainTextResponse("hello")
+
+    with pytest.raises(ConfigError, match="twice"):
+        shared(View)

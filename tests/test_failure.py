@@ -393,6 +393,17 @@ def _until_answered(it: Site) -> None:
         it.idle()
 
 
+def test_redis_comes_back_while_nobody_asks(site: Open, own_redis: RedisServer) -> None:
+    """Where no request has come since Redis is back, the first one after 2 s is limited by it."""
+    it = site(Rule("api", "5/day"), store=own_redis.url, timeout=1)
+    own_redis.kill()
+    assert it.statuses(8) == [200] * 8
+    own_redis.start()
+    it.idle(BACK_WITHIN)
+    assert it.statuses(6) == [200, 200, 200, 200, 200, 429]
+    assert [decision.degraded for decision in it.seen] == [True] * 8 + [False] * 5
+
+
 @pytest.mark.parametrize("idle", [True, False])
 def test_redis_restarts_between_two_requests(site: Open, own_redis: RedisServer, *, idle: bool) -> None:
     """A restart that no request met goes unnoticed, also where a request comes at the very moment the connection is lost."""

@@ -250,6 +250,8 @@ def _what_counts(drawn: tuple[str, ...]) -> tuple[str, ...]:
 
 @given(values, values, st.sampled_from([ADDRESS, None]))
 @example(("1:x,header:b:1:y", "z", "", "", ""), ("1:x", "1:yz", "", "", ""), ADDRESS)
+@example(("x,header:b:y", "z", "", "", ""), ("x", "y,header:b:z", "", "", ""), ADDRESS)
+@example(("", "", "x,caller:y", "z", ""), ("", "", "x", "y,caller:z", ""), ADDRESS)
 @example(("", "a", "", "", ""), ("a", "", "", "", ""), ADDRESS)
 @example(("", "", "\u00e9", "", ""), ("", "", "e\u0301", "", ""), ADDRESS)
 @example(("", "", "K", "", ""), ("", "", "\u212a", "", ""), ADDRESS)
@@ -319,11 +321,22 @@ class Account(BaseUser):
         return self._identity
 
 
+class Named(BaseUser):
+    """A user that leaves identity as Starlette's base class has it, which raises NotImplementedError."""
+
+    def __init__(self, name: str) -> None:
+        self.display_name = name
+
+    is_authenticated = True
+    display_name = ""
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
         ("ada", "bob"),
         (SimpleUser("ada"), SimpleUser("bob")),
+        (Named("ada"), Named("bob")),
         (Account("1"), Account("2")),
         (Account(1), Account(2)),
         (Account(0), Account(1)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -409,3 +410,30 @@ def test_threads_share_a_store() -> None:
         assert sum(pool.map(visit, range(16))) == 100
     assert len(subject.store) == 20
     assert subject.store._buckets.keys() <= set(subject.queued())
+
+
+def test_a_bucket_moved_while_its_plan_is_carried_out_still_expires() -> None:
+    """Where a known bucket and new ones are charged together, each expires in its time."""
+    clock = Clock()
+    store = MemoryStore(clock)
+    windows = windows_of("60/minute")
+    for number in range(400):
+        known = Charge(f"client {number % 40}", windows, 1, binding=True, rule=None)
+        fresh = Charge(f"client {number % 40} path {number}", windows, 1, binding=True, rule=None)
+        store.spend(Plan((known, fresh)))
+        clock.advance(0.4)
+    clock.advance(3600)
+    for number in range(100):
+        store.spend(Plan((Charge(f"late {number}", windows, 1, binding=True, rule=None),)))
+    assert len(store) == 100
+
+
+def test_the_child_of_a_fork_is_not_locked_out() -> None:
+    """A fork while another thread is in the store leaves the child a store that works."""
+    store = MemoryStore()
+    with store._lock:
+        child = os.fork()
+        if not child:
+            os._exit(0 if store._lock.acquire(timeout=5) else 1)
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0

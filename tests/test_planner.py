@@ -162,11 +162,11 @@ def test_a_websocket_handshake_counts_as_a_get() -> None:
 
 def test_preflights_are_never_counted() -> None:
     """A browser's question for permission is free, whatever applies to its path; any other OPTIONS is not."""
-    gate = planner(
-        Rule("all", "1/s"), Rule("options", "1/s", methods=["OPTIONS"]), routes=OneRoute("/", (Rule("mark", "1/s"),))
-    )
+    mark = Rule("mark", "1/s")
+    gate = planner(Rule("all", "1/s"), Rule("options", "1/s", methods=["OPTIONS"]), routes=OneRoute("/", (mark,)))
     considered = gate.plan(asked("OPTIONS", origin="https://a", access_control_request_method="PUT"), None)
     assert considered.plan is None
+    assert mark in considered.seen
     assert applied(gate.plan(asked("OPTIONS"), None)) == ["all", "options", "mark"]
     assert applied(gate.plan(asked("OPTIONS", origin="https://a"), None)) == ["all", "options", "mark"]
     assert applied(gate.plan(asked("GET", origin="https://a", access_control_request_method="PUT"), None)) == ["all", "mark"]
@@ -444,6 +444,15 @@ def test_a_decorator_may_go_by_api_key(part: str) -> None:
     assert bucket(gate, x_api_key="one") != bucket(gate, x_api_key="two")
 
 
+def test_a_decorator_that_goes_by_unlisted_keys_is_pointed_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Where only a decorator goes by API keys that anybody can invent, its first request says so, and no other."""
+    gate = planner(routes=OneRoute("/a", (Rule("mark", "5/s", key=["api_key"]),)))
+    with caplog.at_level(logging.WARNING, "limitgate"):
+        gate.plan(asked(), None)
+        gate.plan(asked(), None)
+    assert ["API key" in record.getMessage() for record in caplog.records] == [True]
+
+
 @pytest.mark.parametrize(
     ("rules", "options", "warns"),
     [
@@ -452,6 +461,7 @@ def test_a_decorator_may_go_by_api_key(part: str) -> None:
         ([Rule("a", "5/s", key=["path", "ip|api_key"])], {}, True),
         ([Rule("a", "5/s", key=["user | api_key"])], {}, True),
         ([Rule("a", "5/s"), Rule("a", "5/s", tier="vip", key=["api_key"])], {}, True),
+        ([BY_KEY, Rule("b", "5/s", key=["api_key"])], {}, True),
         ([BY_KEY], {"callers": KNOWN[2:]}, True),
         ([BY_KEY], {"callers": KNOWN}, False),
         ([BY_KEY], {"identifies": True}, False),

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -714,3 +715,43 @@ def test_a_config_error_tells_no_password(opener: Callable[[str], Any]) -> None:
 def test_redis_py_is_not_needed_to_read_the_errors() -> None:
     """No error of redis-py is part of what a store raises."""
     assert not issubclass(StoreError, redis.RedisError)
+
+
+def test_many_failures_at_once_leave_no_dead_end(tmp_path: Path) -> None:
+    """However many calls find no Redis at once and come again, the store is reached as soon as there is one."""
+    folder = tmp_path / "later"
+
+    async def visit() -> bool:
+        store = AsyncRedisStore(f"unix://{folder}/redis.sock")
+        plan = a_plan("9/day", key="later")
+
+        async def insist() -> None:
+            for _ in range(5):
+                with contextlib.suppress(StoreError):
+                    await store.aspend(plan, 0.05)
+
+        await asyncio.gather(*[insist() for _ in range(8)])
+        later = RedisServer()
+        folder.symlink_to(later.folder)
+        try:
+            return (await store.aspend(plan, PATIENT)).admitted
+        finally:
+            await store.aclose()
+            later.stop()
+
+    assert asyncio.run(visit())
+
+
+def test_one_call_too_many_fails_alone(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where too many calls are waiting, the one more is refused and those that wait get their answers."""
+    monkeypatch.setattr("limitgate.stores.redis_async.MAX_WAITING", 20)
+    plan = a_plan("999/day", key=uuid4().hex)
+
+    async def visit() -> list[bool]:
+        store = AsyncRedisStore(redis_server.url)
+        await store.aspend(plan, PATIENT)
+        answers = await asyncio.gather(*[store.aspend(plan, PATIENT) for _ in range(21)], return_exceptions=True)
+        await store.aclose()
+        return [isinstance(answer, StoreError) for answer in answers]
+
+    assert asyncio.run(visit()) == [False] * 20 + [True]

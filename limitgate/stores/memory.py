@@ -8,11 +8,13 @@ shares an overflow bucket with other newcomers of its kind. So a flood of new ke
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from threading import Lock
 from typing import Any
+from weakref import WeakSet
 
 from limitgate import gcra
 from limitgate.limits import Windows
@@ -48,6 +50,7 @@ class MemoryStore:
         self._refusing: list[tuple[int, str]] = []
         self._latest = 0
         self._lock = Lock()
+        _stores.add(self)
         self.clock_steps = 0
 
     def __len__(self) -> int:
@@ -121,8 +124,9 @@ class MemoryStore:
         buckets, key, bucket = home
         if bucket is not None and bucket[1] is not windows:
             windows, debts = _joined(windows, debts, bucket, now)
-        due = bucket[3] if bucket else 0
-        if buckets is self._buckets and (owes_less or key not in buckets):
+        live = buckets.get(key)  # making room for another charge of the plan may have moved or dropped it
+        due = live[3] if live else 0
+        if buckets is self._buckets and (owes_less or live is None):
             due = _full_at(now, windows, debts)
             heappush(self._queue, (due, key))
         buckets[key] = (now, windows, debts, due)
@@ -170,6 +174,19 @@ class MemoryStore:
         self._refusing = []
         self._queue = [(bucket[3], key) for key, bucket in self._buckets.items()]
         heapify(self._queue)
+
+
+_stores: WeakSet[MemoryStore] = WeakSet()
+
+
+def _unlock() -> None:
+    """In the child of a fork: no thread is left there that could release what another one held."""
+    for store in _stores:
+        store._lock = Lock()  # noqa: SLF001
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock)
 
 
 def _system_clock() -> int:

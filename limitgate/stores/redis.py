@@ -32,8 +32,8 @@ from limitgate.stores import wire
 
 log = logging.getLogger("limitgate.store")
 
-CONNECT_TIMEOUT = 5.0
-"""Seconds that connecting may take in the background."""
+CONNECT_TIMEOUT = 1.5
+"""Seconds that connecting may take in the background; recovery from a connect that hangs takes as long."""
 MAX_CONNECTING = 4
 """Threads of a `RedisStore` that connect at a time."""
 
@@ -46,7 +46,8 @@ class Counters:
     clock_steps = 0
     """Buckets written in the server's future: its clock stepped back."""
 
-    def _reading(self, plan: Plan, reply: object) -> Reading:
+    def understood(self, plan: Plan, reply: object) -> Reading:
+        """The reading in a reply. Raises `StoreError` for a reply of any other shape."""
         reading, unreadable, steps = wire.reading(plan, reply)
         if unreadable:
             if not self.unreadable:
@@ -69,8 +70,8 @@ class RedisStore(Counters):
         self._pool = connections(ConnectionPool, url, socket_timeout=CONNECT_TIMEOUT)
         self._idle: deque[Any] = deque()
         self._changed = threading.Condition()
-        self._wanted = self._connecting = self._failures = 0
-        self._failure: Exception | None = None
+        self._wanted = self._connecting = 0
+        self._failure: tuple[float, Exception | None] = 0.0, None
         self._pid = os.getpid()
 
     def __repr__(self) -> str:
@@ -87,33 +88,50 @@ class RedisStore(Counters):
                     reply = self._call(connection, deadline, "EVALSHA", wire.SHA, *keys_and_args)
                 except NoScriptError:
                     reply = self._call(connection, deadline, "EVAL", wire.SPEND, *keys_and_args)
-                reading = self._reading(plan, reply)
+                reading = self.understood(plan, reply)
+            except OutOfMemoryError:
+                self._give(connection)
+                raise
             except BaseException:
                 connection.disconnect()
                 raise
-        except (RedisError, OSError) as error:
+        except ResponseError as error:
             raise store_error(error) from error
-        self._idle.append(connection)
+        except (RedisError, OSError) as error:
+            self.close()  # what broke one connection may have broken those that lie idle
+            raise store_error(error) from error
+        self._give(connection)
         return reading
 
     def close(self) -> None:
-        """Close the connections that no thread is using."""
-        while self._idle:
-            self._idle.pop().disconnect()
+        """Close the connections that no thread is using. One that is being made is kept for the next call."""
+        while (connection := self._pop()) is not None:
+            connection.disconnect()
 
     @staticmethod
     def _call(connection: Any, deadline: float, *command: str | bytes | int) -> object:
-        connection.send_command(*command)
-        return connection.read_response(timeout=max(0.001, deadline - time.monotonic()))
+        """Send one command and read its reply. A reply that comes in pieces has until the deadline for each piece."""
+        connection._sock.settimeout(_left(deadline))  # noqa: SLF001 - redis-py sends under the timeout of connecting
+        connection.send_packed_command(connection.pack_command(*command), check_health=False)
+        return connection.read_response(timeout=_left(deadline))
+
+    def _pop(self) -> Any:
+        """An idle connection, the newest first so that the others can age; None if there is none."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def _give(self, connection: Any) -> None:
+        """Leave a connection for the next call."""
+        with self._changed:
+            self._idle.append(connection)
+            self._changed.notify()
 
     def _take(self, deadline: float) -> Any:
-        """A connection that is open and has nothing left to read. The newest goes first, so that the rest can age."""
+        """A connection that is open and has nothing left to read."""
         self._forget_parents()
-        while self._idle:
-            try:
-                connection = self._idle.pop()
-            except IndexError:
-                break
+        while (connection := self._pop()) is not None:
             try:
                 if not connection.can_read(0):
                     return connection
@@ -130,24 +148,27 @@ class RedisStore(Counters):
 
     def _connected(self, deadline: float) -> Any:
         """A new connection, made by another thread that goes on past the deadline and then leaves it for the next."""
+        arrived = time.monotonic()
         with self._changed:
-            failures = self._failures
             self._wanted += 1
             try:
-                while not self._idle:
+                while (connection := self._pop()) is None:
                     if self._connecting < min(self._wanted, MAX_CONNECTING):
-                        self._connecting += 1
                         threading.Thread(target=self._connect, name="limitgate-connect", daemon=True).start()
-                    left = deadline - time.monotonic()
-                    if left <= 0 or not self._changed.wait(left):
+                        self._connecting += 1
+                    if not self._changed.wait(_left(deadline)) and not self._idle:
                         raise StoreError("no connection to Redis within the timeout", "timeout")
-                    if self._failures != failures and self._failure is not None:
-                        raise store_error(self._failure) from self._failure
-                return self._idle.pop()
+                    began, failure = self._failure
+                    if began >= arrived and failure is not None:  # an attempt that began before may be out of date
+                        raise store_error(failure) from failure
+            except RuntimeError as error:
+                raise StoreError(f"no thread to connect to Redis in: {error}", "connection") from error
             finally:
                 self._wanted -= 1
+        return connection
 
     def _connect(self) -> None:
+        began = time.monotonic()
         connection: Any = None
         try:
             connection = self._pool.connection_class(**self._pool.connection_kwargs)
@@ -157,10 +178,15 @@ class RedisStore(Counters):
         with self._changed:
             self._connecting -= 1
             if connection is None:
-                self._failure, self._failures = failure, self._failures + 1
+                self._failure = began, failure
             else:
                 self._idle.append(connection)
             self._changed.notify_all()
+
+
+def _left(deadline: float) -> float:
+    """Seconds to a deadline; never quite none, which sockets would take for not blocking."""
+    return max(0.001, deadline - time.monotonic())
 
 
 def connections(pool_class: Any, url: str, *, socket_timeout: float | None) -> Any:

@@ -51,15 +51,18 @@ class AsyncRedisStore(Counters):
                     reply = await link.call("EVALSHA", wire.SHA, *keys_and_args)
                 except NoScriptError:
                     reply = await link.call("EVAL", wire.SPEND, *keys_and_args)
-            return self._reading(plan, reply)
         except TimeoutError as error:
             link.overdue()
             raise StoreError("no answer from Redis within the timeout", "timeout") from error
         except OutOfMemoryError as error:
             raise store_error(error) from error
-        except (RedisError, OSError) as error:
+        except ResponseError as error:
             await link.close()
             raise store_error(error) from error
+        except (RedisError, OSError) as error:
+            raise store_error(error) from error
+        try:
+            return self.understood(plan, reply)
         except StoreError:
             await link.close()
             raise
@@ -92,7 +95,7 @@ class _Link:
         self._make = make_connection
         self._connection: Any = None
         self._connecting: asyncio.Task[Exception | None] | None = None
-        self._reading: asyncio.Task[None] | None = None
+        self._reader: asyncio.Task[None] | None = None
         self._waiting: deque[asyncio.Future[object]] = deque()
         self._answered = False
         self._heard = 0.0
@@ -113,12 +116,13 @@ class _Link:
 
     def overdue(self) -> None:
         """A call was not answered in time. Give the connection up if nothing at all has been heard for a while."""
-        if self._reading is not None and asyncio.get_running_loop().time() - self._heard > SILENCE:
-            self._reading.cancel()
+        if self._reader is not None and asyncio.get_running_loop().time() - self._heard > SILENCE:
+            self._reader.cancel()
 
     async def close(self) -> None:
         """Close the connection; calls still waiting on it fail."""
-        for task in (self._connecting, self._reading):
+        connecting, self._connecting = self._connecting, None
+        for task in (connecting, self._reader):
             if task is not None:
                 task.cancel()
         await self._drop(ConnectionResetError("the connection to Redis was closed"))
@@ -147,8 +151,8 @@ class _Link:
         if not self._waiting:
             self._answered, self._heard = False, loop.time()
         self._waiting.append(reply)
-        if self._reading is None:
-            self._reading = asyncio.create_task(self._read(connection))
+        if self._reader is None:
+            self._reader = asyncio.create_task(self._read(connection))
         # Written without redis-py's send_command: whoever is cancelled in there takes the connection down for all.
         connection._writer.write(b"".join(connection.pack_command(*command)))  # noqa: SLF001
         return await reply
@@ -177,12 +181,15 @@ class _Link:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 await connection.connect()
-            self._connection = connection
-        except (RedisError, OSError) as error:
+        except BaseException as error:
             await connection.disconnect(nowait=True)
-            return error
+            if isinstance(error, RedisError | OSError):
+                return error
+            raise
         finally:
-            self._connecting = None
+            if self._connecting is asyncio.current_task():
+                self._connecting = None
+        self._connection = connection
         return None
 
     async def _read(self, connection: Any) -> None:
@@ -206,7 +213,7 @@ class _Link:
         except RedisError as error:
             failure = error
         finally:
-            self._reading = None
+            self._reader = None
             if self._waiting:
                 await self._drop(failure)
 
