@@ -986,10 +986,12 @@ def test_limits_above_and_below_the_route() -> None:
         assert policies(third) == ["below"]
 
 
-def test_a_handler_called_from_elsewhere_raises() -> None:
+@pytest.mark.parametrize("own", [lambda view: view, limit("9/minute")], ids=["free", "limited"])
+def test_a_handler_called_from_elsewhere_raises(own: Decorate) -> None:
     """A decorated handler that another one calls was not weighed for this request, and does not run unlimited."""
     elsewhere = st_async(limit("1/minute"))
 
+    @own
     async def calls_it(request: Any) -> Any:
         return await elsewhere(request)
 
@@ -1333,6 +1335,13 @@ def test_paths_without_a_route_are_one(build: Callable[[], Any]) -> None:
     """What the framework does not know goes by the rule's own pattern, so inventing paths opens no bucket."""
     app = by_path(build())
     assert statuses(app, *[f"/nowhere/{number}" for number in range(5)]) == [404] + [429] * 4
+
+
+def test_a_method_that_a_route_refuses_goes_by_its_template() -> None:
+    """What Starlette will answer with 405 is counted with the route that it names."""
+    app = by_path(st_two_templates())
+    assert [ask(app, f"/api/a/{number}", method="PUT").status for number in range(2)] == [405, 429]
+    assert statuses(app, "/api/a/3", "/api/b/3", "/nowhere") == [429, 200, 404]
 
 
 def test_without_a_known_framework_the_path_is_the_pattern() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from limitgate import Decision, Limiter, MemoryStore
 from limitgate.decision import decide
@@ -292,14 +292,19 @@ OPERATIONS = st.lists(
 
 
 @given(most=st.integers(1, 6), operations=OPERATIONS)
+@example(most=1, operations=[([0], "2/minute", "spend", 1, 0), ([0, 1], "2/minute", "spend", 1, 0)])
+@example(most=2, operations=[([0], "2/minute", "spend", 1, 0), ([0, 2], "2/minute", "spend", 1, -60)])
 def test_every_bucket_can_be_dropped_some_day_property(most: int, operations: list) -> None:
-    """After any history each bucket has its place among those to be dropped, and the bound holds but for one plan's charges."""
+    """Through any history the bound holds but for one plan's charges, and when all has expired all makes room."""
     subject = Subject(most)
     for keys, limit, verb, cost, wait in operations:
         subject.clock.advance(wait)
         subject.plan(*[f"key {number}" for number in keys], limit=limit, cost=cost, verb=verb)
-        assert subject.store._buckets.keys() <= set(subject.queued())
         assert len(subject.store) <= most + 2
+    subject.clock.advance(86_400)
+    for number in range(8):
+        subject.hit(f"new {number}", "10/day")
+    assert sorted(subject.store._buckets) == [f"new {number}" for number in range(8 - most, 8)]
 
 
 @given(most=st.integers(1, 6), operations=OPERATIONS)
@@ -390,6 +395,18 @@ def _hasty_threads() -> Iterator[None]:
     sys.setswitchinterval(1e-6)
     yield
     sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("_hasty_threads")
+def test_threads_share_a_bucket() -> None:
+    """Under many threads exactly the limit is admitted."""
+    subject = Subject(10)
+
+    def visit(_: int) -> int:
+        return sum(subject.hit("shared", "6000/day") for _ in range(500))
+
+    with ThreadPoolExecutor(16) as pool:
+        assert sum(pool.map(visit, range(16))) == 6000
 
 
 @pytest.mark.usefixtures("_hasty_threads")

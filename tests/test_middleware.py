@@ -647,6 +647,28 @@ def test_an_async_identify_is_refused_where_nothing_can_await_it(tiers: Path, cl
         it.ask("/api/x")
 
 
+def test_an_api_key_that_identify_does_not_vouch_for_counts_as_none(site: Open) -> None:
+    """With ``identify``, inventing API keys opens no buckets; a key that it knows goes by the caller."""
+    known = {"one": Caller("acme"), "other": Caller("acme"), "third": Caller("beta")}
+    it = site(Rule("api", "1/minute", key=["api_key"]), identify=lambda request: known.get(request.headers.get("x-api-key")))
+    asked = ["guess", "guess-2", "one", "other", "third"]
+    assert [it.ask(headers={"X-API-Key": key}).status for key in asked] == [200, 429, 200, 429, 200]
+
+
+@pytest.mark.parametrize(
+    ("key", "identify", "warned"),
+    [(["api_key"], None, True), (["api_key|ip"], None, True), (["ip"], None, False), (["api_key"], lambda _: None, False)],
+)
+def test_unlisted_api_keys_are_warned_of(
+    site: Open, caplog: pytest.LogCaptureFixture, key: list[str], identify: Any, *, warned: bool
+) -> None:
+    """Where any key that a client invents is a bucket of its own, a warning at start says so."""
+    site(Rule("api", "1/minute", key=key), identify=identify)
+    assert [("key" in line, record.levelname) for line, record in zip(caplog.messages, caplog.records, strict=True)] == (
+        [(True, "WARNING")] if warned else []
+    )
+
+
 def test_what_identify_raises_is_not_swallowed(site: Open) -> None:
     """An error in ``identify`` is the application's own, and no request passes unlimited because of it."""
 
@@ -725,6 +747,7 @@ CHAIN = {"trusted_proxies": ["10.0.0.0/8", "192.0.2.1"]}
         (CHAIN, A, {"X-Forwarded-For": "198.51.100.4"}, "198.51.100.4"),
         (CHAIN, A, {"X-Forwarded-For": "203.0.113.9, 198.51.100.4, 10.9.9.9"}, "198.51.100.4"),
         (CHAIN, A, [("X-Forwarded-For", "203.0.113.9"), ("X-Forwarded-For", "198.51.100.4")], "198.51.100.4"),
+        (CHAIN, A, [("X-Forwarded-For", "198.51.100.4"), ("X-Forwarded-For", "10.9.9.9")], "198.51.100.4"),
         (CHAIN, A, {"X-Forwarded-For": "198.51.100.4, not-an-address, 10.9.9.9"}, "10.9.9.9"),
         (CHAIN, A, {"X-Forwarded-For": "10.1.1.1, 10.2.2.2"}, "10.1.1.1"),
         (CHAIN, A, {"X-Forwarded-For": "198.51.100.4:1234"}, "198.51.100.4"),

@@ -660,6 +660,71 @@ def test_a_caller_does_not_wait_for_a_slow_connection_twice(own_door: Door, own_
     assert visitors(own_redis) == 1
 
 
+class Tunnel:
+    """Passes TCP connections on to a server's unix socket, until it is told to swallow what goes through those it has."""
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._ends: list[socket.socket] = []
+        self._swallowed: set[socket.socket] = set()
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
+
+    def swallow(self) -> None:
+        """Let nothing more through the present connections, without closing them; new ones are passed on."""
+        self._swallowed.update(self._ends)
+
+    def close(self) -> None:
+        for end in (self._listener, *self._ends):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for end in (self._listener, *self._ends):
+            end.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near = self._listener.accept()[0]
+                far = socket.socket(socket.AF_UNIX)
+                far.connect(str(self._target))
+                self._ends += [near, far]
+                for source, sink in ((near, far), (far, near)):
+                    self._threads.append(threading.Thread(target=self._pass_on, args=(source, sink)))
+                    self._threads[-1].start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if source not in self._swallowed:
+                    sink.sendall(data)
+            sink.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def tunnel(redis_server: RedisServer) -> Iterator[Tunnel]:
+    with contextlib.closing(Tunnel(redis_server.socket)) as tunnel:
+        yield tunnel
+
+
+def test_a_connection_that_leads_nowhere_is_given_up(open_door: Callable[[str], Door], tunnel: Tunnel) -> None:
+    """When the network swallows a connection without closing it, calls time out, and within 2 s another one is used."""
+    door, key = open_door(tunnel.url), uuid4().hex
+    assert hit(door, "5/day", key=key).remaining == 4
+    tunnel.swallow()
+    start, decision = time.monotonic(), None
+    assert failure(door, 0.1).fault == "timeout"
+    while decision is None:
+        assert time.monotonic() - start < 2 + SLACK
+        with contextlib.suppress(StoreError):
+            plan = a_plan("5/day", key=key)
+            decision = decide(plan, door.spend(plan, 0.2))
+    assert decision.remaining == 3
+
+
 # --- store URLs -------------------------------------------------------------------------------------------------------
 
 OPENERS = [open_store, open_sync_store]
