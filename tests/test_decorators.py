@@ -920,18 +920,48 @@ def test_behind_a_root_path(path: str) -> None:
     assert [ask(app, path, root_path="/v1").status for _ in range(3)] == [200, 200, 429]
 
 
+class Late:
+    """WSGI middleware that calls the application only when it is iterated."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self.ended = 0
+
+    def __call__(self, environ: Any, start_response: Any) -> Iterator[bytes]:
+        try:
+            yield from self.app(environ, start_response)
+        finally:
+            self.ended += 1
+
+
 def test_middleware_that_runs_the_app_late() -> None:
     """A Flask view behind WSGI middleware that calls it at the first iteration only is found, and seen to be."""
-
-    class Late:
-        def __init__(self, app: Any) -> None:
-            self.app = app
-
-        def __call__(self, environ: Any, start_response: Any) -> Iterator[bytes]:
-            yield from self.app(environ, start_response)
-
-    app = LimitGateWSGI(Late(fl_function(limit("1/minute"))), rules=[], store=MemoryStore(Clock()))
+    late = Late(fl_streaming(limit("1/minute")))
+    app = gated_wsgi(late)
     assert statuses(app, "/limited", "/limited") == [200, 429]
+    assert late.ended == 1
+
+
+def test_middleware_that_runs_the_app_late_is_closed() -> None:
+    """A server that gives up half way closes it, and what the application raises half way comes out."""
+    late = Late(fl_streaming(limit("9/minute")))
+    chunks = gated_wsgi(late)(wsgi_environ("/limited"), lambda *_: None)
+    assert next(iter(chunks)) == HELLO
+    chunks.close()
+    assert late.ended == 1
+
+    def failing(environ: Any, start_response: Any) -> Iterator[bytes]:
+        yield HELLO
+        raise ValueError("half way")
+
+    late.app.wsgi_app = failing
+    with pytest.raises(ValueError, match="half way"):
+        list(gated_wsgi(late)(wsgi_environ("/limited"), lambda *_: None))
+    assert late.ended == 2
+
+
+def gated_wsgi(app: Any) -> LimitGateWSGI:
+    return LimitGateWSGI(app, rules=[], store=MemoryStore(Clock()))
 
 
 def two_gates(build: Callable[[Decorate], Any], **outer: Any) -> Any:
@@ -1127,6 +1157,15 @@ def test_one_function_limited_in_two_ways() -> None:
     strict, loose = limit("1/minute")(plain), limit("2/minute")(plain)
     app = gated(Starlette(routes=[Route("/strict", strict), Route("/loose", loose), Route("/free", plain)]))
     assert statuses(app, *["/strict", "/loose", "/free"] * 3) == [200, 200, 200, 429, 200, 200, 429, 429, 200]
+
+
+def test_a_limited_version_that_is_not_routed_changes_nothing() -> None:
+    """Of two limited versions of a function only the routed one counts, and it is the one that was routed."""
+    plain = st_async(lambda view: view)
+    limit("1/minute")(plain)
+    routed_one = limit("2/minute")(plain)
+    limit("3/minute")(plain)
+    assert statuses(gated(Starlette(routes=[Route("/x", routed_one)])), "/x", "/x", "/x") == [200, 200, 429]
 
 
 def test_one_function_limited_in_two_ways_in_two_apps() -> None:
