@@ -482,3 +482,9 @@ def test_unlisted_keys_are_pointed_out_at_start(
     caplog.clear()
     gate.plan(asked(x_api_key="k"), None)
     assert caplog.records == []
+
+
+def test_what_identify_gives_must_be_a_caller() -> None:
+    """An identify that gives something else is told what was expected."""
+    with pytest.raises(TypeError, match="expected a Caller or None"):
+        planner(Rule("a", "5/s")).plan(asked(), "ann")

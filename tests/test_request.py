@@ -330,3 +330,8 @@ def test_the_user_is_whoever_an_authentication_layer_put_there() -> None:
     assert WSGIRequest(environ).user is None
     assert WSGIRequest({**environ, "REMOTE_USER": ""}).user is None
     assert WSGIRequest({**environ, "REMOTE_USER": "ada"}).user == "ada"
+
+
+def test_a_path_that_is_no_native_string_is_left_alone() -> None:
+    """A server or middleware that hands on text instead of bytes as latin-1 causes no error."""
+    assert WSGIRequest({"REQUEST_METHOD": "GET", "PATH_INFO": "/\u0436/x"}).path == "/\u0436/x"
