@@ -89,11 +89,11 @@ class RedisStore(Counters):
                 except NoScriptError:
                     reply = self._call(connection, deadline, "EVAL", wire.SPEND, *keys_and_args)
                 reading = self.understood(plan, reply)
-            except OutOfMemoryError:
-                self._give(connection)
-                raise
-            except BaseException:
-                connection.disconnect()
+            except BaseException as error:
+                if is_out_of_memory(error):
+                    self._give(connection)
+                else:
+                    connection.disconnect()
                 raise
         except ResponseError as error:
             raise store_error(error) from error
@@ -204,9 +204,14 @@ def connections(pool_class: Any, url: str, *, socket_timeout: float | None) -> A
     return pool
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether Redis had no room. Before version 7 it wraps what a script met in an error of its own."""
+    return isinstance(error, OutOfMemoryError) or (isinstance(error, ResponseError) and ": -OOM " in str(error))
+
+
 def store_error(error: Exception) -> StoreError:
     """What went wrong in redis-py, as what it means to those who asked."""
-    if isinstance(error, OutOfMemoryError):
+    if is_out_of_memory(error):
         return StoreError("Redis is out of memory", "oom")
     if isinstance(error, RedisTimeoutError | TimeoutError):
         return StoreError("no answer from Redis within the timeout", "timeout")

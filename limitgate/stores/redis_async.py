@@ -12,7 +12,6 @@ from redis.asyncio.connection import ConnectionPool
 from redis.exceptions import (
     ConnectionError as RedisConnectionError,
     NoScriptError,
-    OutOfMemoryError,
     RedisError,
     ResponseError,
 )
@@ -20,7 +19,7 @@ from redis.exceptions import (
 from limitgate.errors import StoreError
 from limitgate.plan import Plan, Reading
 from limitgate.stores import wire
-from limitgate.stores.redis import CONNECT_TIMEOUT, Counters, connections, store_error
+from limitgate.stores.redis import CONNECT_TIMEOUT, Counters, connections, is_out_of_memory, store_error
 
 SILENCE = 1.0
 """Seconds without any reply after which a connection with a call overdue is given up."""
@@ -54,10 +53,9 @@ class AsyncRedisStore(Counters):
         except TimeoutError as error:
             link.overdue()
             raise StoreError("no answer from Redis within the timeout", "timeout") from error
-        except OutOfMemoryError as error:
-            raise store_error(error) from error
         except ResponseError as error:
-            await link.close()
+            if not is_out_of_memory(error):
+                await link.close()
             raise store_error(error) from error
         except (RedisError, OSError) as error:
             raise store_error(error) from error
