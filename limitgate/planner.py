@@ -24,11 +24,10 @@ log = logging.getLogger("limitgate")
 class Bound:
     """A rule made ready: its key compiled, its windows at hand."""
 
-    __slots__ = ("_cost", "_prefix", "binding", "key", "methods", "rule", "windows")
+    __slots__ = ("_cost", "_prefix", "binding", "key", "rule", "windows")
 
     def __init__(self, rule: Rule, kind: str, *, key_prefix: str, secret: bytes, shadow: bool) -> None:
         self.rule = rule
-        self.methods = rule.methods
         self.windows = rule.windows
         self.key = Key(rule.key, f"{kind} {rule.name}", rule.path, secret)
         self.binding = not (shadow or rule.shadow)
@@ -67,8 +66,8 @@ class Planner:
         self._identities = identities
         self._bind = partial(Bound, key_prefix=key_prefix, secret=secret, shadow=shadow)
         self._decorated: dict[int, Bound] = {}
-        self._tiers = {tier: self._index(of_tier) for tier, of_tier in rules.tiers.items()}
-        self._exempt = {tier: _exempt_index(of_tier) for tier, of_tier in rules.tiers.items()}
+        self._tiers = {tier: self._index(of_tier, exempt=False) for tier, of_tier in rules.tiers.items()}
+        self._exempt = {tier: self._index(of_tier, exempt=True) for tier, of_tier in rules.tiers.items()}
         every = [rule for of_tier in rules.tiers.values() for rule in of_tier]
         self._exempts = any(rule.exempt for rule in every)
         self._asks_route = any(rule.key_asks("path") for rule in every)
@@ -96,17 +95,18 @@ class Planner:
             return Considered(None, (), marks)
         return Considered(Plan(tuple([bound.charge(subject) for bound in bounds])), bounds, marks)
 
-    def _index(self, rules: Sequence[Rule]) -> PathIndex[tuple[int, Bound]]:
+    def _index(self, rules: Sequence[Rule], *, exempt: bool) -> PathIndex[tuple[int, Bound]]:
+        """The rules of a tier that are exempt, or those that are not, by path and with their places in the tier."""
         index: PathIndex[tuple[int, Bound]] = PathIndex()
         for place, rule in enumerate(rules):
-            if not rule.exempt:
+            if rule.exempt is exempt:
                 index.add(segments(rule.path), (place, self._bind(rule, "rule")))
         return index
 
     def _is_exempt(self, tier: str, request: Request) -> bool:
         """Whether exempt rules cover every reading of the path: one that may be read otherwise is not let off."""
         index, method = self._exempt[tier], request.method
-        return all(any(rule.applies_to(method) for rule in index.find(path)) for path in request.paths)
+        return all(any(bound.rule.applies_to(method) for _, bound in index.find(path)) for path in request.paths)
 
     def _matching(self, tier: str, request: Request) -> list[Bound]:
         """The rules of a tier that apply to any reading of the path, in the order they were written."""
@@ -116,7 +116,7 @@ class Planner:
             found += [entry for entry in index.find(other) if entry not in found]
         if len(found) > 1:
             found.sort(key=itemgetter(0))
-        return [bound for _, bound in found if bound.methods is None or method in bound.methods]
+        return [bound for _, bound in found if bound.rule.applies_to(method)]
 
     def _bound_marks(self, marks: Sequence[Mark], request: Request) -> list[Bound]:
         """The decorators that apply to a request, but for those that a gate around this one has weighed for it."""
@@ -140,11 +140,3 @@ class Planner:
                 "every key that a client invents is a bucket of its own",
                 rule.name,
             )
-
-
-def _exempt_index(rules: Sequence[Rule]) -> PathIndex[Rule]:
-    index: PathIndex[Rule] = PathIndex()
-    for rule in rules:
-        if rule.exempt:
-            index.add(segments(rule.path), rule)
-    return index
