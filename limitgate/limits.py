@@ -45,6 +45,9 @@ class Limit:
     Written ``Limit("100/minute")``, ``Limit("10/s burst 20")``, ``Limit("5 per 15 minutes")``. ``burst`` defaults to the
     count. Raises `ConfigError` for text that is no limit, and for a limit outside the range in which every decision is
     exact: up to 1,000,000 requests per second and periods up to 366 days.
+
+    ``lease`` lets a process take up to so many requests from Redis in advance and admit them by itself for at most a second;
+    what is left then goes back. No more is admitted for it, but up to ``lease`` requests per process may go unused.
     """
 
     count: int
@@ -52,6 +55,8 @@ class Limit:
     """Seconds."""
     burst: int
     algorithm: str
+    lease: int
+    """Requests; 0 to ask for every one."""
     period_us: int = field(compare=False)
     """The period in microseconds; also what one request weighs, in ticks."""
     capacity: int = field(compare=False)
@@ -59,23 +64,28 @@ class Limit:
     ceiling: int = field(compare=False)
     """The most that is remembered of a debt, in ticks: `MAX_OWED_US`."""
 
-    def __init__(self, text: str, *, burst: int | None = None, algorithm: str = "gcra") -> None:
+    def __init__(self, text: str, *, burst: int | None = None, algorithm: str = "gcra", lease: int = 0) -> None:
         count, period, written_burst = _parse(text)
         if burst is not None and written_burst is not None:
             raise ConfigError(f"limit {text!r} gives its burst twice, expected it once")
         burst = next(number for number in (burst, written_burst, count) if number is not None)
-        _check(count, period, burst, algorithm)
+        _check(count, period, burst, algorithm, lease)
         period_us = period * 1_000_000
         for name, value in (
             ("count", count),
             ("period", period),
             ("burst", burst),
             ("algorithm", algorithm),
+            ("lease", lease),
             ("period_us", period_us),
             ("capacity", burst * period_us),
             ("ceiling", MAX_OWED_US * count),
         ):
             object.__setattr__(self, name, value)
+
+    def leased(self, lease: int) -> Limit:
+        """This limit with a lease. Raises `ConfigError` for one that exceeds the burst."""
+        return Limit(str(self), algorithm=self.algorithm, lease=lease)
 
     def __str__(self) -> str:
         unit = unit_of(self.period)
@@ -84,17 +94,19 @@ class Limit:
 
     def __repr__(self) -> str:
         named = "" if self.algorithm == "gcra" else f", algorithm={self.algorithm!r}"
-        return f"Limit({str(self)!r}{named})"
+        leased = f", lease={self.lease}" if self.lease else ""
+        return f"Limit({str(self)!r}{named}{leased})"
 
 
 class Windows:
     """The limits of one bucket, checked together, each with the number that names it inside the bucket.
 
     A window's number holds what tells it from the others of its bucket: its period, its algorithm, and its place among
-    those equal in both. Count and burst are left out, so a changed count finds what was owed before.
+    those equal in both. Count and burst are left out, so a changed count finds what was owed before. Raises `ConfigError`
+    where some limits have a lease and others have none: those would ask Redis about every request all the same.
     """
 
-    __slots__ = ("capacities", "counts", "ids", "limits", "weights")
+    __slots__ = ("capacities", "counts", "ids", "lease", "limits", "weights")
 
     def __init__(self, limits: tuple[Limit, ...], ids: tuple[int, ...] | None = None) -> None:
         self.limits = limits
@@ -105,10 +117,12 @@ class Windows:
         """Ticks that a request takes."""
         self.capacities = tuple(limit.capacity for limit in limits)
         """Ticks that a full bucket holds."""
+        self.lease = _common_lease(limits) if ids is None else 0
+        """Requests that a process may take in advance, 0 for none."""
 
 
 def as_limit(value: object) -> Limit:
-    """``value`` as a `Limit`: one already, text, or a mapping of ``limit``, ``burst`` and ``algorithm``.
+    """``value`` as a `Limit`: one already, text, or a mapping of ``limit``, ``burst``, ``algorithm`` and ``lease``.
 
     Raises `ConfigError` for anything else.
     """
@@ -116,7 +130,7 @@ def as_limit(value: object) -> Limit:
         return value
     if isinstance(value, str):
         return Limit(value)
-    if isinstance(value, dict) and "limit" in value and value.keys() <= {"limit", "burst", "algorithm"}:
+    if isinstance(value, dict) and "limit" in value and value.keys() <= {"limit", "burst", "algorithm", "lease"}:
         return Limit(value["limit"], **{name: option for name, option in value.items() if name != "limit"})
     raise ConfigError(f"{value!r} is not a limit, {_EXPECTED}")
 
@@ -154,7 +168,15 @@ def _numbered(limits: tuple[Limit, ...]) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _check(count: int, period: int, burst: int, algorithm: str) -> None:
+def _common_lease(limits: tuple[Limit, ...]) -> int:
+    leases = [limit.lease for limit in limits]
+    if any(leases) and not all(leases):
+        names = " and ".join([f"{limit} {'has' if limit.lease else 'has no'} lease" for limit in limits])
+        raise ConfigError(f"{names}, expected one for all limits that are checked together or for none")
+    return min(leases, default=0)
+
+
+def _check(count: int, period: int, burst: int, algorithm: str, lease: int) -> None:
     text = f"{count} per {period} s, burst {burst}"
     for name, number in (("count", count), ("period", period), ("burst", burst)):
         if type(number) is not int or number < 1:
@@ -165,5 +187,7 @@ def _check(count: int, period: int, burst: int, algorithm: str) -> None:
         raise ConfigError(f"limit {text}: expected at most {MAX_RATE:,} requests per second")
     if burst * period * 1_000_000 > MAX_REFILL_US * count:
         raise ConfigError(f"limit {text}: expected a burst that this rate earns back within ten years")
+    if type(lease) is not int or not 0 <= lease <= burst:
+        raise ConfigError(f"limit {text}: expected a lease of 0 to {burst} requests, not {lease!r:.40}")
     if algorithm not in ALGORITHMS:
         raise ConfigError(f"limit {text}: expected an algorithm out of {', '.join(ALGORITHMS)}, not {algorithm!r}")

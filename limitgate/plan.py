@@ -11,6 +11,24 @@ from limitgate.limits import Windows
 Verb = Literal["spend", "peek", "reset"]
 
 
+class Lease(NamedTuple):
+    """What a process takes from a bucket in advance, and gives back of what it took before, see limitgate/stores/leases.py."""
+
+    most: int
+    """How many requests to take besides the charge, as many as fit."""
+    as_of: int
+    """When the debts stood as they are given here, Unix µs by the store's clock."""
+    ahead: Sequence[int]
+    """The debt with all that was taken in advance, in ticks per window."""
+    held: Sequence[int]
+    """The same debt with only what was used of it."""
+
+    @property
+    def gives_back(self) -> bool:
+        """Whether something is left of what was taken before."""
+        return list(self.ahead) != list(self.held)
+
+
 class Charge(NamedTuple):
     """What a request would take from one bucket."""
 
@@ -22,6 +40,8 @@ class Charge(NamedTuple):
     """Whether this bucket may refuse the request; a shadow rule's may not."""
     rule: str | None
     """The rule's name, None in a Limiter."""
+    lease: Lease | None = None
+    """What to take in advance, None for nothing."""
 
 
 class Plan(NamedTuple):

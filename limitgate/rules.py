@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool, StrictStr, ValidationError, field_validator
 
@@ -16,6 +16,7 @@ from limitgate.limits import Limit, Windows, as_limit
 from limitgate.paths import segments
 from limitgate.request import Request
 
+T = TypeVar("T")
 OnError = Literal["open", "closed", "local"]
 Cost = int | Callable[[Request], int]
 Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9._-]{1,64}\z")]
@@ -74,6 +75,8 @@ class Rule(BaseModel):
     """Count and report, but never refuse."""
     exempt: StrictBool = False
     """Switch every rule off for the requests that match."""
+    lease: Annotated[int, Field(strict=True, ge=0)] = 0
+    """The ``lease`` of those limits that have none of their own, see `Limit`."""
 
     def __init__(self, /, name: str, *limits: Limit | str, **options: Any) -> None:
         if limits:
@@ -110,12 +113,17 @@ class Rule(BaseModel):
     @cached_property
     def windows(self) -> Windows:
         """The limits and the qps, qpm, qph and qpd, in this order."""
-        quick = [self._quick(field, unit) for field, unit in _QUICK.items() if getattr(self, field)]
-        return Windows((*self.limits, *quick))
+        given = {field: getattr(self, field) for field in _QUICK if getattr(self, field)}
+        quick = [self._checked(field, Limit, f"{count}/{_QUICK[field]}") for field, count in given.items()]
+        limits = (*self.limits, *quick)
+        if self.lease:
+            limits = tuple([limit if limit.lease else self._checked("lease", limit.leased, self.lease) for limit in limits])
+        return self._checked("limits", Windows, limits)
 
-    def _quick(self, field: str, unit: str) -> Limit:
+    def _checked(self, field: str, make: Callable[..., T], value: object) -> T:
+        """What ``make`` makes of a value, its complaint naming the rule and the field."""
         try:
-            return Limit(f"{getattr(self, field)}/{unit}")
+            return make(value)
         except ConfigError as error:
             raise ConfigError(f"rule {self.name!r}: {field}: {error}", (field,), error.reason) from error
 

@@ -111,13 +111,13 @@ class Scripted:
         self.sha = client.script_load(CLOCK.replace("ON_SET", on_set) + wire.SPEND)
 
     def spend(self, plan: Plan, timeout: float) -> Reading:
-        return wire.reading(plan, self.client.execute_command(*self.command(plan, self.clock())))[0]
+        return wire.answers([plan], self.client.execute_command(*self.command(plan, self.clock()))).readings[0]
 
     def close(self) -> None:
         """Nothing to let go of."""
 
     def command(self, plan: Plan, now: int) -> tuple[object, ...]:
-        return "EVALSHA", self.sha, *wire.arguments(plan), now
+        return "EVALSHA", self.sha, *wire.arguments([plan]), now
 
     def replies(self, events: list[Event]) -> list[object]:
         """What the script says to each event, all sent at once; the buckets are removed afterwards."""
@@ -142,7 +142,7 @@ def same(event: Event, reading: Reading) -> None:
 def check_script(scripted: Scripted, events: list[Event], oracle: Oracle) -> None:
     steps = 0
     for event, reply in zip(events, scripted.replies(events), strict=True):
-        reading, unreadable, stepped = wire.reading(event.plan, reply)
+        (reading,), unreadable, stepped = wire.answers([event.plan], reply)
         same(event, reading)
         assert not unreadable
         steps += stepped

@@ -7,12 +7,30 @@ from pathlib import Path
 
 import limitgate
 
+STORES = {
+    "stores",
+    *(
+        f"stores.{module}"
+        for module in (
+            "base",
+            "batch",
+            "leases",
+            "memory",
+            "pipeline",
+            "redis",
+            "redis_async",
+            "refusals",
+            "scripted",
+            "wire",
+        )
+    ),
+}
 LAYERS = (
     {"errors"},
     {"limits"},
     {"gcra"},
     {"plan"},
-    {"decision", "paths", "stores.base", "stores.memory", "stores.wire", "stores.redis", "stores.redis_async", "stores"},
+    {"decision", "paths", *STORES},
     {"request"},
     {"client", "headers"},
     {"callers"},

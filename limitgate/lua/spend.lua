@@ -1,28 +1,47 @@
--- Charges all buckets of a request or none, and reports what each owed before. Twin of limitgate/stores/memory.py.
+-- Carries out plans one after the other, each wholly or not at all, and reports what every bucket owed before.
+-- Twin of limitgate/stores/memory.py.
 --
--- KEYS      the buckets.
--- ARGV[1]   'spend', 'peek' (charge nothing) or 'reset' (the asked windows start full).
--- ARGV[i+1] the charge of KEYS[i], packed: one byte, 1 if this bucket may refuse the request, then for each window
---           its id, count, tolerance and increment.
+-- KEYS      the buckets, one per charge, plan after plan.
+-- ARGV[i]   the charge of KEYS[i], packed: verb, 1 if this bucket may refuse, 1 if its plan ends here, the number of
+--           windows, then for each its id, count, tolerance and increment; then, if the bucket is leased from, the lease.
+-- Verbs     's'pend, 'p'eek (charge nothing) and 'r'eset (the asked windows start full).
 -- Reply     {now, unreadable values, clock steps, debt, debt, ...}.
 --
 -- An amount of time is two numbers: whole microseconds and a rest over count, both exact in doubles. A bucket is one
--- string: version, time of writing in Unix µs, then per window its id, count and debt.
+-- string: version, time of writing in Unix µs, then per window its id, count and debt. It is read once, kept as a list of
+-- these numbers with the debts as they stand now, and written once at the end if anything in it changed.
 
-local ASKED, ASKED_SIZE = '<dddddd', 48
-local HEADER, FIRST, VERSION = '<BI7', 9, 1
-local WINDOW, WINDOW_SIZE = '<I6I6I7I6', 25
+local VERSION = 1
+local HEADER, HEADER_SIZE, HEADER_FIELDS = '<BI7', 8, 2
+local WINDOW, WINDOW_SIZE, WINDOW_FIELDS = 'I6I6I7I6', 25, 4
+local CHARGE, CHARGE_SIZE = '<c1BBH', 5
+local ASKED, ASKED_SIZE, ASKED_FIELDS = 'dddddd', 48, 6
+local LEASE, LEASED = '<dd', 'dddddd'
+local FIRST = HEADER_FIELDS + 1
 local MAX_OWED = 2^52
-local floor, pack, unpack = math.floor, struct.pack, struct.unpack
+local floor, pack, unpack, values = math.floor, struct.pack, struct.unpack, unpack
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local reply = {now, 0, 0}
 local UNREADABLE, STEPS = 2, 3
 
+-- The numbers packed in a text from a place on.
+local function numbers(format, text, place)
+  local found = {unpack(format, text, place)}
+  found[#found] = nil  -- where reading ended
+  return found
+end
+
+-- What is left of an amount after some microseconds.
+local function drained(whole, rest, elapsed)
+  if whole < elapsed then return 0, 0 end
+  return whole - elapsed, rest
+end
+
 -- The debt (whole, rest over old) as (whole, rest over new): the same number of requests under another count.
 -- Exact long multiplication, bit by bit, since whole * old does not fit a double.
-local function rescale(whole, rest, old, new)
+local function rescaled(whole, rest, old, new)
   local quotient, left = 0, 0
   local old_whole, old_left = floor(old / new), old % new
   local bit = 2^52
@@ -42,143 +61,221 @@ local function rescale(whole, rest, old, new)
   return quotient, left
 end
 
--- A bucket's value and when it was written. A value that is not ours is removed and counted.
-local function read(key)
+-- A bucket as it stands now. What is not ours or makes no sense is left out and counted.
+local function open(key)
   local value = redis.pcall('GET', key)
-  if not value then return '', now end
-  if type(value) == 'string' and #value >= FIRST and (#value - FIRST + 1) % WINDOW_SIZE == 0 then
-    local version, written = unpack(HEADER, value)
-    if version == VERSION then return value, written end
+  if not value then return {VERSION, now} end
+  local count = type(value) == 'string' and (#value - HEADER_SIZE) / WINDOW_SIZE or -1
+  if count < 0 or count ~= floor(count) or string.byte(value) ~= VERSION then
+    redis.call('DEL', key)
+    reply[UNREADABLE] = reply[UNREADABLE] + 1
+    return {VERSION, now}
   end
-  redis.call('DEL', key)
-  reply[UNREADABLE] = reply[UNREADABLE] + 1
-  return '', now
-end
-
--- The window standing at a place of a bucket's value: its id, count and debt; nothing if it makes no sense.
-local broken
-local function window(value, place)
-  local id, count, whole, rest = unpack(WINDOW, value, place)
-  if rest < count and whole <= MAX_OWED then return id, count, whole, rest end
-  broken = true
-end
-
--- The count and debt of a window in a bucket's value, nothing if it has none. It mostly stands where expected.
-local function find(value, id, expected)
-  if expected < #value then
-    local held, count, whole, rest = window(value, expected)
-    if held == id then return count, whole, rest end
+  local bucket = numbers(HEADER .. WINDOW:rep(count), value, 1)
+  local elapsed = now - bucket[2]
+  if elapsed < 0 then
+    elapsed, reply[STEPS], bucket.changed = 0, reply[STEPS] + 1, true
   end
-  for place = FIRST, #value, WINDOW_SIZE do
-    local held, count, whole, rest = window(value, place)
-    if held == id then return count, whole, rest end
-  end
-end
-
--- The windows of a value that a charge does not ask about, packed as they stand now.
-local function others(value, charge, elapsed)
-  local asked, kept = {}, ''
-  for at = 2, #charge, ASKED_SIZE do asked[unpack('<d', charge, at)] = true end
-  for place = FIRST, #value, WINDOW_SIZE do
-    local id, count, whole, rest = window(value, place)
-    if id and not asked[id] and whole >= elapsed then
-      kept = kept .. pack(WINDOW, id, count, whole - elapsed, rest)
-    end
-  end
-  return kept
-end
-
--- The asked windows as they are reported from a place of the reply on, packed.
-local function unchanged(charge, reported)
-  local state = ''
-  for at = 2, #charge, ASKED_SIZE do
-    local id, count = unpack('<dd', charge, at)
-    state = state .. pack(WINDOW, id, count, reply[reported + 1], reply[reported + 2])
-    reported = reported + 2
-  end
-  return state
-end
-
--- Microseconds until none of some packed windows owes anything, rounded up.
-local function drained_in(windows)
-  local longest = 0
-  for place = 1, #windows, WINDOW_SIZE do
-    local _, _, whole, rest = unpack(WINDOW, windows, place)
-    if rest > 0 then whole = whole + 1 end
-    if whole > longest then longest = whole end
-  end
-  return longest
-end
-
--- First every bucket is read and reported, then all are written. One whose time of writing lies in the future, or whose
--- debt was left by another count or makes no sense, is stale: it is written anew even if nothing is taken, so that what is promised now holds.
-
-local buckets = {}
-local admitted = true
-
-for i, key in ipairs(KEYS) do
-  local charge = ARGV[i + 1]
-  local value, written = read(key)
-  local elapsed = now - written
-  local stepped = elapsed < 0
-  if stepped then elapsed, reply[STEPS] = 0, reply[STEPS] + 1 end
-  local after, fits, takes, stale = '', true, false, stepped
-  local expected, found, reported = FIRST, 0, #reply
-  broken = false
-  for at = 2, #charge, ASKED_SIZE do
-    local id, count, tolerance, tolerance_rest, increment, increment_rest = unpack(ASKED, charge, at)
-    local old, whole, rest = find(value, id, expected)
-    if old then
-      found = found + 1
-      whole = whole - elapsed
-      if whole < 0 or (whole == 0 and rest == 0) then
-        whole, rest = 0, 0
-      elseif old ~= count then
-        whole, rest = rescale(whole, rest, old, count)
-        stale = true
-      end
+  local broken = false
+  for at = FIRST, #bucket, WINDOW_FIELDS do
+    local count, whole, rest = bucket[at + 1], bucket[at + 2], bucket[at + 3]
+    if rest >= count or whole > MAX_OWED then
+      broken, whole, rest = true, 0, 0
     else
-      whole, rest = 0, 0
+      whole, rest = drained(whole, rest, elapsed)
     end
-    expected = expected + WINDOW_SIZE
-    local n = #reply
+    bucket[at + 2], bucket[at + 3] = whole, rest
+  end
+  if broken then bucket.changed, reply[UNREADABLE] = true, reply[UNREADABLE] + 1 end
+  return bucket
+end
+
+-- Where a window stands in a bucket, mostly where expected. One that is new owes nothing; one whose count has changed
+-- goes on under the new count, so that what is promised now holds.
+local function find(bucket, id, count, expected)
+  local place = expected
+  if bucket[place] ~= id then
+    place = FIRST
+    while bucket[place] and bucket[place] ~= id do place = place + WINDOW_FIELDS end
+    if not bucket[place] then
+      bucket[place], bucket[place + 1], bucket[place + 2], bucket[place + 3] = id, count, 0, 0
+    end
+  end
+  local old, whole, rest = bucket[place + 1], bucket[place + 2], bucket[place + 3]
+  if old ~= count then
+    bucket[place + 1] = count
+    if whole > 0 or rest > 0 then
+      bucket[place + 2], bucket[place + 3] = rescaled(whole, rest, old, count)
+      bucket.changed = true
+    end
+  end
+  return place
+end
+
+-- A charge, as the list of what is asked of its windows.
+local function decode(text)
+  local verb, binding, last, windows = unpack(CHARGE, text)
+  local charge = numbers('<' .. ASKED:rep(windows), text, CHARGE_SIZE + 1)
+  charge.verb, charge.binding, charge.last = verb, binding == 1, last == 1
+  charge.takes = charge[5] > 0 or charge[6] > 0
+  local place = CHARGE_SIZE + windows * ASKED_SIZE + 1
+  if place < #text then
+    charge.most, charge.as_of = unpack(LEASE, text, place)
+    charge.lease = numbers('<' .. LEASED:rep(windows), text, place + 16)
+  end
+  return charge
+end
+
+-- Report what the asked windows owe. True if the charge fits into all of them, decided on the state after it.
+local function weigh(bucket, charge)
+  local fits, expected, n = true, FIRST, #reply
+  for at = 1, #charge, ASKED_FIELDS do
+    local id, count, tolerance, tolerance_rest, increment, increment_rest = values(charge, at, at + 5)
+    local place = find(bucket, id, count, expected)
+    local whole, rest = bucket[place + 2], bucket[place + 3]
     reply[n + 1], reply[n + 2] = whole, rest
-    if increment > 0 or increment_rest > 0 then
-      takes = true
-      whole, rest = whole + increment, rest + increment_rest
-      if rest >= count then whole, rest = whole + 1, rest - count end
-      if whole > tolerance or (whole == tolerance and rest > tolerance_rest) then fits = false end
-    end
-    after = after .. pack(WINDOW, id, count, whole, rest)
+    whole, rest = whole + increment, rest + increment_rest
+    if rest >= count then whole, rest = whole + 1, rest - count end
+    if whole > tolerance or (whole == tolerance and rest > tolerance_rest) then fits = false end
+    expected, n = place + WINDOW_FIELDS, n + 2
   end
-  if broken then stale, reply[UNREADABLE] = true, reply[UNREADABLE] + 1 end
-  if not fits and string.byte(charge) == 1 then admitted = false end
-  local kept = FIRST + found * WINDOW_SIZE <= #value
-  buckets[i] = {after, fits and takes, stale, reported, value, elapsed, kept}
+  return fits or not charge.takes
 end
+
+-- Add to each asked window what stands in a list for it: two numbers from a place on, so many numbers per window.
+local function add(bucket, charge, amounts, place, fields)
+  local expected = FIRST
+  for at = 1, #charge, ASKED_FIELDS do
+    local count = charge[at + 1]
+    expected = find(bucket, charge[at], count, expected)
+    local whole, rest = bucket[expected + 2] + amounts[place], bucket[expected + 3] + amounts[place + 1]
+    if rest >= count then whole, rest = whole + 1, rest - count end
+    bucket[expected + 2], bucket[expected + 3] = whole, rest
+    expected, place = expected + WINDOW_FIELDS, place + fields
+  end
+  bucket.changed = true
+end
+
+-- The asked windows start full.
+local function clear(bucket, charge)
+  for at = 1, #charge, ASKED_FIELDS do
+    local place = find(bucket, charge[at], charge[at + 1], FIRST)
+    bucket[place + 2], bucket[place + 3] = 0, 0
+  end
+  bucket.changed = true
+end
+
+-- Put back what is left of a lease: what its holder has debited since (held) falls short of what it took in advance (ahead).
+local function give_back(bucket, charge)
+  local lease, elapsed, expected = charge.lease, math.max(0, now - charge.as_of), FIRST
+  for at = 1, #charge, ASKED_FIELDS do
+    local count = charge[at + 1]
+    expected = find(bucket, charge[at], count, expected)
+    local ahead, ahead_rest = drained(lease[at + 2], lease[at + 3], elapsed)
+    local held, held_rest = drained(lease[at + 4], lease[at + 5], elapsed)
+    local whole, rest = bucket[expected + 2] - (ahead - held), bucket[expected + 3] - (ahead_rest - held_rest)
+    if rest < 0 then whole, rest = whole - 1, rest + count end
+    if rest >= count then whole, rest = whole + 1, rest - count end
+    if whole < 0 then whole, rest = 0, 0 end
+    bucket[expected + 2], bucket[expected + 3] = whole, rest
+    expected = expected + WINDOW_FIELDS
+  end
+  bucket.changed = true
+end
+
+-- Whether some amounts, listed as for add, fit into all asked windows besides what is owed.
+local function fits_besides(bucket, charge, amounts)
+  local expected = FIRST
+  for at = 1, #charge, ASKED_FIELDS do
+    local count, place = charge[at + 1], (at - 1) / ASKED_FIELDS * 2 + 1
+    expected = find(bucket, charge[at], count, expected)
+    local whole, rest = bucket[expected + 2] + amounts[place], bucket[expected + 3] + amounts[place + 1]
+    if rest >= count then whole, rest = whole + 1, rest - count end
+    if whole > charge[at + 2] or (whole == charge[at + 2] and rest > charge[at + 3]) then return false end
+    expected = expected + WINDOW_FIELDS
+  end
+  return true
+end
+
+-- Take further whole requests, as many as fit but no more than the lease allows: their number bit by bit, the highest first.
+local function take_more(bucket, charge)
+  local steps = {{}}
+  for at = 1, #charge, ASKED_FIELDS do
+    local n = #steps[1]
+    steps[1][n + 1], steps[1][n + 2] = charge.lease[at], charge.lease[at + 1]
+  end
+  while 2^#steps <= charge.most do
+    local step, doubled = steps[#steps], {}
+    for n = 1, #step, 2 do
+      local count = charge[(n - 1) / 2 * ASKED_FIELDS + 2]
+      local whole, rest = step[n] * 2, step[n + 1] * 2
+      if rest >= count then whole, rest = whole + 1, rest - count end
+      doubled[n], doubled[n + 1] = whole, rest
+    end
+    steps[#steps + 1] = doubled
+  end
+  local left = charge.most
+  for power = #steps, 1, -1 do
+    local requests = 2^(power - 1)
+    if requests <= left and fits_besides(bucket, charge, steps[power]) then
+      add(bucket, charge, steps[power], 1, 2)
+      left = left - requests
+    end
+  end
+end
+
+-- Write a bucket; one that owes nothing goes. It lives until it owes nothing, rounded up.
+local function write(key, bucket)
+  local kept, lifetime = {VERSION, now}, 0
+  for at = FIRST, #bucket, WINDOW_FIELDS do
+    local id, count, whole, rest = values(bucket, at, at + 3)
+    if whole > 0 or rest > 0 then
+      local n = #kept
+      kept[n + 1], kept[n + 2], kept[n + 3], kept[n + 4] = id, count, whole, rest
+      if rest > 0 then whole = whole + 1 end
+      if whole > lifetime then lifetime = whole end
+    end
+  end
+  if lifetime == 0 then
+    redis.call('DEL', key)
+  else
+    local format = HEADER .. WINDOW:rep((#kept - HEADER_FIELDS) / WINDOW_FIELDS)
+    redis.call('SET', key, pack(format, values(kept)), 'PX', floor(lifetime / 1000) + 2)
+  end
+end
+
+local opened, decoded = {}, {}  -- by key, by text: a crowd often asks for the same
+local buckets, charges, fits = {}, {}, {}
+local first, admitted = 1, true
 
 for i, key in ipairs(KEYS) do
-  local after, takes, stale, reported, value, elapsed, kept = _G.unpack(buckets[i])
-  local state
-  if ARGV[1] == 'reset' then
-    state = ''
-  elseif ARGV[1] == 'spend' and admitted and takes then
-    state = after
-  elseif stale then
-    state = unchanged(ARGV[i + 1], reported)
+  local text = ARGV[i]
+  local bucket, charge = opened[key], decoded[text]
+  if not bucket then
+    bucket = open(key)
+    opened[key] = bucket
   end
-  if state then
-    if kept then state = state .. others(value, ARGV[i + 1], elapsed) end
-    local lifetime = drained_in(state)
-    if lifetime == 0 then
-      redis.call('DEL', key)
-    else
-      redis.call('SET', key, pack(HEADER, VERSION, now) .. state, 'PX', floor(lifetime / 1000) + 2)
+  if not charge then
+    charge = decode(text)
+    decoded[text] = charge
+  end
+  if charge.verb == 'r' then clear(bucket, charge) end
+  if charge.lease then give_back(bucket, charge) end
+  buckets[i], charges[i], fits[i] = bucket, charge, weigh(bucket, charge)
+  if charge.binding and not fits[i] then admitted = false end
+  if charge.last then
+    for n = first, i do
+      local taken = charges[n]
+      if admitted and fits[n] and taken.takes and taken.verb == 's' then
+        add(buckets[n], taken, taken, 5, ASKED_FIELDS)
+        if taken.lease then take_more(buckets[n], taken) end
+      end
     end
+    first, admitted = i + 1, true
   end
 end
 
-if ARGV[1] == 'reset' then
-  for i = 4, #reply do reply[i] = 0 end
+for key, bucket in pairs(opened) do
+  if bucket.changed then write(key, bucket) end
 end
 return reply

@@ -8,11 +8,12 @@ that began it.
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import os
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from redis.backoff import NoBackoff
@@ -29,67 +30,60 @@ from redis.retry import Retry
 from limitgate.errors import ConfigError, StoreError
 from limitgate.plan import Plan, Reading
 from limitgate.stores import wire
-
-log = logging.getLogger("limitgate.store")
+from limitgate.stores.leases import LONGEST
+from limitgate.stores.scripted import Scripted
 
 CONNECT_TIMEOUT = 1.5
 """Seconds that connecting may take in the background; recovery from a connect that hangs takes as long."""
+MAX_BATCH = 64
+"""Plans that share a call: the script, and so everybody else's call, takes well under a millisecond."""
 MAX_CONNECTING = 4
 """Threads of a `RedisStore` that connect at a time."""
 
 
-class Counters:
-    """What the script met on both stores: counted always, logged once."""
-
-    unreadable = 0
-    """Values under our keys that were not ours; each was replaced."""
-    clock_steps = 0
-    """Buckets written in the server's future: its clock stepped back."""
-
-    def understood(self, plan: Plan, reply: object) -> Reading:
-        """The reading in a reply. Raises `StoreError` for a reply of any other shape."""
-        reading, unreadable, steps = wire.reading(plan, reply)
-        if unreadable:
-            if not self.unreadable:
-                log.warning("a value in Redis was not readable and has been replaced; further ones are only counted")
-            self.unreadable += unreadable
-        if steps:
-            if not self.clock_steps:
-                log.warning("the clock of Redis stepped back; further steps are only counted")
-            self.clock_steps += steps
-        return reading
-
-
-class RedisStore(Counters):
+class RedisStore(Scripted):
     """Buckets in Redis for threads: one round trip per call, one connection per thread that is in a call.
 
-    ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's query options. Connects on first use.
+    ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's query options. Connects on first use. Callers that
+    are refused are answered without asking until the moment they were promised; ``local_refusals=False`` asks every time.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, local_refusals: bool = True) -> None:
+        super().__init__(local_refusals=local_refusals)
         self._pool = connections(ConnectionPool, url, socket_timeout=CONNECT_TIMEOUT)
         self._idle: deque[Any] = deque()
         self._changed = threading.Condition()
         self._wanted = self._connecting = 0
         self._failure: tuple[float, Exception | None] = 0.0, None
+        self._gives_back = False
         self._pid = os.getpid()
 
     def __repr__(self) -> str:
         return "RedisStore()"
 
     def spend(self, plan: Plan, timeout: float) -> Reading:
-        """Carry out ``plan`` in one script call. Raises `StoreError` within about ``timeout`` seconds."""
+        """Carry out ``plan`` in one script call at most. Raises `StoreError` within about ``timeout`` seconds."""
+        reading = self.locally(plan)
+        if reading is None:
+            (reading,) = self._exchange([plan], timeout)
+            if self.leases and not self._gives_back:
+                self._give_back_in_time()
+        return reading
+
+    def _exchange(self, plans: Sequence[Plan], timeout: float) -> list[Reading]:
         deadline = time.monotonic() + timeout
-        keys_and_args = wire.arguments(plan)
         try:
             connection = self._take(deadline)
+            plans, sent = self.outgoing(plans)
+            keys_and_args = wire.arguments(plans)
             try:
                 try:
                     reply = self._call(connection, deadline, "EVALSHA", wire.SHA, *keys_and_args)
                 except NoScriptError:
                     reply = self._call(connection, deadline, "EVAL", wire.SPEND, *keys_and_args)
-                reading = self.understood(plan, reply)
+                readings = self.understood(plans, reply, sent)
             except BaseException as error:
+                self.unanswered(plans)
                 if is_out_of_memory(error):
                     self._give(connection)
                 else:
@@ -98,13 +92,44 @@ class RedisStore(Counters):
         except ResponseError as error:
             raise store_error(error) from error
         except (RedisError, OSError) as error:
-            self.close()  # what broke one connection may have broken those that lie idle
+            self._close_idle()  # what broke one connection may have broken those that lie idle
             raise store_error(error) from error
         self._give(connection)
-        return reading
+        return readings
 
     def close(self) -> None:
-        """Close the connections that no thread is using. One that is being made is kept for the next call."""
+        """Give back what was taken in advance, and close the connections that no thread is using.
+
+        One that is being made is kept for the next call.
+        """
+        self._give_back(age=0)
+        self._close_idle()
+
+    def _give_back(self, age: float = LONGEST) -> None:
+        """Give back leases of an age, in seconds, or above. Those that Redis does not hear of drain there."""
+        plans = self.leases.ended(time.monotonic(), age)
+        with contextlib.suppress(StoreError):
+            for start in range(0, len(plans), MAX_BATCH):
+                self._exchange(plans[start : start + MAX_BATCH], CONNECT_TIMEOUT)
+
+    def _give_back_in_time(self) -> None:
+        """Start the thread that gives back what is left of leases when they end, unless it runs already."""
+        with self._changed:
+            if not self._gives_back:
+                self._gives_back = True
+                threading.Thread(target=self._keep_giving_back, name="limitgate-leases", daemon=True).start()
+
+    def _keep_giving_back(self) -> None:
+        while True:
+            with self._changed:
+                ends = self.leases.ends()
+                if ends is None:
+                    self._gives_back = False
+                    return
+            time.sleep(max(0.0, ends - time.monotonic()))
+            self._give_back()
+
+    def _close_idle(self) -> None:
         while (connection := self._pop()) is not None:
             connection.disconnect()
 
@@ -145,6 +170,7 @@ class RedisStore(Counters):
         if self._pid != os.getpid():
             self._pid, self._idle, self._changed = os.getpid(), deque(), threading.Condition()
             self._wanted = self._connecting = 0
+            self._gives_back = False
 
     def _connected(self, deadline: float) -> Any:
         """A new connection, made by another thread that goes on past the deadline and then leaves it for the next."""

@@ -1,15 +1,17 @@
-"""How a plan travels to limitgate/lua/spend.lua and its reply comes back. Pure: bytes and numbers, no connection."""
+"""How plans travel to limitgate/lua/spend.lua and their readings come back. Pure: bytes and numbers, no connection."""
 
 from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
+from typing import NamedTuple
 
 from limitgate.errors import StoreError
 from limitgate.limits import Windows
-from limitgate.plan import Plan, Reading, read
+from limitgate.plan import Lease, Plan, Reading, Verb, read
 
 SPEND = (files("limitgate") / "lua" / "spend.lua").read_text("utf-8")
 SHA = hashlib.sha1(SPEND.encode(), usedforsecurity=False).hexdigest()
@@ -17,32 +19,64 @@ SHA = hashlib.sha1(SPEND.encode(), usedforsecurity=False).hexdigest()
 _HEAD = 3  # the clock, unreadable values, clock steps
 
 
-def arguments(plan: Plan) -> list[str | bytes | int]:
+class Answers(NamedTuple):
+    """What the script says to several plans."""
+
+    readings: list[Reading]
+    unreadable: int
+    """Values that were not ours; each was replaced."""
+    clock_steps: int
+    """Buckets that were written in the server's future."""
+
+
+def arguments(plans: Sequence[Plan]) -> list[str | bytes | int]:
     """What follows the script's hash or text in EVALSHA or EVAL: the number of keys, the keys, the arguments."""
-    charges = plan.charges
-    packed = [_packed(charge.windows, charge.cost, charge.binding) for charge in charges]
-    return [len(charges), *[charge.key for charge in charges], plan.verb, *packed]
+    keys: list[str | bytes | int] = [0]
+    packed: list[str | bytes | int] = []
+    for charges, verb in plans:
+        last = len(charges) - 1
+        for place, charge in enumerate(charges):
+            keys.append(charge.key)
+            asked = _packed(charge.windows, charge.cost, charge.binding, verb, place == last)
+            packed.append(asked + _lease(charge.windows, charge.lease) if charge.lease else asked)
+    keys[0] = len(packed)
+    return keys + packed
 
 
-def reading(plan: Plan, reply: object) -> tuple[Reading, int, int]:
-    """The reading in a reply, and how many unreadable values and clock steps the script met.
-
-    Raises `StoreError` for a reply of any other shape.
-    """
-    sizes = [len(charge.windows.ids) for charge in plan.charges]
-    if not isinstance(reply, list) or len(reply) != _HEAD + 2 * sum(sizes) or not all(type(number) is int for number in reply):
+def answers(plans: Sequence[Plan], reply: object) -> Answers:
+    """What a reply says to each plan. Raises `StoreError` for a reply of any other shape."""
+    amounts = sum([2 * len(charge.windows.ids) for plan in plans for charge in plan.charges])
+    if not isinstance(reply, list) or len(reply) != _HEAD + amounts or set(map(type, reply)) != {int}:
         raise StoreError(f"unexpected reply of {type(reply).__name__} from the script", "reply")
-    amounts = iter(reply[_HEAD:])
-    debts = [[next(amounts) * limit.count + next(amounts) for limit in charge.windows.limits] for charge in plan.charges]
-    return read(plan.charges, reply[0], debts), reply[1], reply[2]
+    readings = []
+    at = _HEAD
+    for charges, _ in plans:
+        debts = []
+        for charge in charges:
+            owed = []
+            for count in charge.windows.counts:
+                owed.append(reply[at] * count + reply[at + 1])
+                at += 2
+            debts.append(owed)
+        readings.append(read(charges, reply[0], debts))
+    return Answers(readings, reply[1], reply[2])
 
 
 @lru_cache(maxsize=4096)
-def _packed(windows: Windows, cost: int, binding: bool) -> bytes:  # noqa: FBT001 - a field of the packed charge
+def _packed(windows: Windows, cost: int, binding: bool, verb: Verb, last: bool) -> bytes:  # noqa: FBT001 - packed fields
     """One charge as the script reads it. A cost above the burst stays just above it, since it never fits anyway."""
-    charge = [struct.pack("<B", binding)]
+    charge = [struct.pack("<sBBH", verb.encode(), binding, last, len(windows.ids))]
     for limit, window in zip(windows.limits, windows.ids, strict=True):
         tolerance = divmod(limit.capacity, limit.count)
         increment = divmod(min(cost, limit.burst + 1) * limit.period_us, limit.count)
         charge.append(struct.pack("<6d", window, limit.count, *tolerance, *increment))
     return b"".join(charge)
+
+
+def _lease(windows: Windows, lease: Lease) -> bytes:
+    """What follows a charge whose bucket is leased from."""
+    packed = [struct.pack("<dd", lease.most, lease.as_of)]
+    for limit, ahead, held in zip(windows.limits, lease.ahead, lease.held, strict=True):
+        one, taken, used = (divmod(ticks, limit.count) for ticks in (limit.period_us, ahead, held))
+        packed.append(struct.pack("<6d", *one, *taken, *used))
+    return b"".join(packed)

@@ -1,0 +1,88 @@
+"""One connection to Redis on asyncio, on which calls are pipelined: sent as they come, answered in the same order.
+
+Connecting, TLS, AUTH and the protocol's version are redis-py's. Once it has connected, we take over the transport and hand
+what arrives straight to hiredis: a reply then costs one callback, where redis-py's streams cost a task and several wake-ups.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import hiredis
+
+Call = TypeVar("Call")
+
+_MORE = object()
+"""What hiredis gives when a reply has not arrived whole."""
+
+
+class Pipeline(asyncio.Protocol, Generic[Call]):
+    """Sends calls on a connection that redis-py has opened, until it is lost.
+
+    ``answered(pipeline, call, reply)`` is told of every reply, an error from Redis being one too; ``lost(pipeline)`` of the
+    end of the connection, when the calls still in ``flying`` will never be answered.
+    """
+
+    def __init__(
+        self,
+        connection: Any,
+        answered: Callable[[Pipeline[Call], Call, object], None],
+        lost: Callable[[Pipeline[Call]], None],
+    ) -> None:
+        self.flying: deque[Call] = deque()
+        """The calls that are not answered yet."""
+        self.unheard = True
+        """Whether nothing at all was answered since the oldest of them was sent, or the one before it."""
+        self.given_up = False
+        self._since = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._answered = answered
+        self._lost = lost
+        self._connection = connection
+        self._replies = hiredis.Reader(notEnoughData=_MORE, replyError=connection._parser.parse_error)  # noqa: SLF001
+        self._transport = connection._writer.transport  # noqa: SLF001
+        self._transport.set_protocol(self)
+
+    def __bool__(self) -> bool:
+        """Whether the connection is open, as far as we have heard."""
+        return not self._transport.is_closing()
+
+    def send(self, call: Call, *command: Any) -> None:
+        """Send the command of a call."""
+        if not self.flying:
+            self.unheard, self._since = True, self._loop.time()
+        self.flying.append(call)
+        self._transport.write(hiredis.pack_command(command))
+
+    def silence(self) -> float:
+        """Seconds for which calls have been waiting and nothing was heard."""
+        return self._loop.time() - self._since if self.flying else 0.0
+
+    def give_up(self) -> None:
+        """Close the connection at once."""
+        self.given_up = True
+        self._transport.abort()
+        self._connection._close()  # noqa: SLF001 - else redis-py would complain that nobody closed it
+
+    def data_received(self, data: bytes) -> None:
+        """Hand out the replies that have arrived whole; bytes that nobody waits for cannot be a reply of ours."""
+        self.unheard, self._since = False, self._loop.time()
+        self._replies.feed(data)
+        try:
+            while (reply := self._replies.gets()) is not _MORE:
+                if isinstance(reply, hiredis.PushNotification):
+                    continue
+                if not self.flying:
+                    self.give_up()
+                    return
+                self._answered(self, self.flying.popleft(), reply)
+        except hiredis.ProtocolError:
+            self.give_up()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Let go of the connection and say so."""
+        self._connection._close()  # noqa: SLF001
+        self._lost(self)

@@ -1,0 +1,84 @@
+"""Refusals that hold: a caller that was refused is answered here until the moment at which it may return.
+
+Under GCRA that moment only moves later, unless somebody gives back, resets or changes the limit. So what the script read
+when it refused is kept, and a request is refused without asking only if it surely would not fit: by the time since the call
+was *sent*, when less was owed than we know. What it is told goes by the time since the reply was *heard*, so that the wait
+it is promised is enough. After `LONGEST` seconds Redis is asked again, so that a reset by somebody else is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import Lock
+from typing import NamedTuple
+
+from limitgate import gcra
+from limitgate.limits import Windows
+from limitgate.plan import Plan, Reading, read
+
+LONGEST = 1.0
+"""Seconds for which a refusal is repeated without asking."""
+MAX_BUCKETS = 10_000
+"""Buckets that are remembered; the oldest go first, and none is of use for longer than `LONGEST`."""
+SKEW = 1.001
+"""How much faster Redis' clock may run than ours: twice what NTP ever slews a clock (500 ppm)."""
+
+
+class _Seen(NamedTuple):
+    """A bucket as the script read it when it refused."""
+
+    windows: Windows
+    debts: Sequence[int]
+    now: int
+    """Redis' clock, Unix µs."""
+    sent: float
+    heard: float
+
+
+class Refusals:
+    """Remembers the buckets of plans that were refused. Times are seconds on one monotonic clock."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _Seen] = {}
+        self._given_back = 0.0
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        """How many buckets are remembered."""
+        return len(self._seen)
+
+    def answer(self, plan: Plan, at: float) -> Reading | None:
+        """The reading of a plan that is surely refused at a time; None if Redis has to be asked.
+
+        Redis has to be asked, too, where one of several buckets is not known: it might refuse for longer than the others.
+        """
+        if plan.verb != "spend":
+            return None
+        found = []
+        for charge in plan.charges:
+            seen = self._seen.get(charge.key)
+            if seen is None or seen.windows is not charge.windows or at - seen.sent >= LONGEST:
+                return None
+            found.append(seen)
+        least = [gcra.drained(seen.debts, int((at - seen.sent) * SKEW * 1e6) + 1, seen.windows) for seen in found]
+        if read(plan.charges, 0, least).admitted:
+            return None
+        elapsed = [int((at - seen.heard) * 1e6) for seen in found]
+        debts = [gcra.drained(seen.debts, us, seen.windows) for seen, us in zip(found, elapsed)]
+        return read(plan.charges, max([seen.now + us for seen, us in zip(found, elapsed)]), debts)
+
+    def learn(self, plan: Plan, reading: Reading, sent: float, heard: float) -> None:
+        """Remember what a call said that was sent and heard at these times, or forget what it has changed."""
+        if reading.admitted or plan.verb != "spend":
+            for charge in plan.charges:
+                if plan.verb == "reset" or (charge.lease and charge.lease.gives_back):
+                    self._given_back = heard
+                if charge.key in self._seen:
+                    self._seen.pop(charge.key, None)
+        elif sent >= self._given_back:  # else it may tell of a time before
+            with self._lock:
+                for charge, debts in zip(plan.charges, reading.debts):
+                    self._seen.pop(charge.key, None)
+                    self._seen[charge.key] = _Seen(charge.windows, debts, reading.now, sent, heard)
+                while len(self._seen) > MAX_BUCKETS:
+                    del self._seen[next(iter(self._seen))]

@@ -1,0 +1,83 @@
+"""What both Redis stores share: what can be answered without asking, what is sent, and what follows from the reply."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from weakref import WeakSet
+
+from limitgate.plan import Plan, Reading
+from limitgate.stores import wire
+from limitgate.stores.leases import Leases
+from limitgate.stores.refusals import Refusals
+
+log = logging.getLogger("limitgate.store")
+
+
+class Scripted:
+    """Knows what the script has said.
+
+    ``local_refusals`` says whether refusals that hold are repeated without asking. ``clock`` is monotonic, in seconds.
+    """
+
+    unreadable = 0
+    """Values under our keys that were not ours; each was replaced."""
+    clock_steps = 0
+    """Buckets written in the server's future: its clock stepped back."""
+
+    def __init__(self, *, local_refusals: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
+        self.refusals = Refusals() if local_refusals else None
+        self.leases = Leases()
+        self._clock = clock
+        _stores.add(self)
+
+    def locally(self, plan: Plan) -> Reading | None:
+        """The reading of a plan that is surely admitted or refused as things stand; None if Redis has to be asked."""
+        reading = self.leases.answer(plan, self._clock()) if self.leases else None
+        if reading is None and self.refusals:
+            reading = self.refusals.answer(plan, self._clock())
+        return reading
+
+    def outgoing(self, plans: Sequence[Plan]) -> tuple[list[Plan], float]:
+        """The plans as they are to be sent, and the time."""
+        now = self._clock()
+        return [self.leases.asking(plan, now) for plan in plans], now
+
+    def understood(self, plans: Sequence[Plan], reply: object, sent: float) -> list[Reading]:
+        """The readings in a reply to what was `outgoing`. Raises `StoreError` for a reply of any other shape."""
+        readings, unreadable, steps = wire.answers(plans, reply)
+        heard = self._clock()
+        for plan, reading in zip(plans, readings):
+            if self.refusals is not None:
+                self.refusals.learn(plan, reading, sent, heard)
+            self.leases.learn(plan, reading, sent)
+        if unreadable:
+            if not self.unreadable:
+                log.warning("a value in Redis was not readable and has been replaced; further ones are only counted")
+            self.unreadable += unreadable
+        if steps:
+            if not self.clock_steps:
+                log.warning("the clock of Redis stepped back; further steps are only counted")
+            self.clock_steps += steps
+        return readings
+
+    def unanswered(self, plans: Sequence[Plan]) -> None:
+        """No reply came to what was `outgoing`."""
+        for plan in plans:
+            self.leases.forget(plan)
+
+
+_stores: WeakSet[Scripted] = WeakSet()
+
+
+def _begin_anew() -> None:
+    """In the child of a fork: what was taken in advance is the parent's, and nobody there will release a lock."""
+    for store in _stores:
+        store.leases = Leases()
+        store.refusals = Refusals() if store.refusals is not None else None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
