@@ -79,12 +79,12 @@ local function open(key)
   local broken = false
   for at = FIRST, #bucket, WINDOW_FIELDS do
     local count, whole, rest = bucket[at + 1], bucket[at + 2], bucket[at + 3]
-    if rest >= count or whole > MAX_OWED then
-      broken, whole, rest = true, 0, 0
+    if rest >= count or whole > MAX_OWED then broken, whole = true, -1 end
+    if whole < elapsed then
+      bucket[at + 2], bucket[at + 3] = 0, 0
     else
-      whole, rest = drained(whole, rest, elapsed)
+      bucket[at + 2] = whole - elapsed
     end
-    bucket[at + 2], bucket[at + 3] = whole, rest
   end
   if broken then bucket.changed, reply[UNREADABLE] = true, reply[UNREADABLE] + 1 end
   return bucket
@@ -131,7 +131,8 @@ local function weigh(bucket, charge)
   local fits, expected, n = true, FIRST, #reply
   for at = 1, #charge, ASKED_FIELDS do
     local id, count, tolerance, tolerance_rest, increment, increment_rest = values(charge, at, at + 5)
-    local place = find(bucket, id, count, expected)
+    local place = expected
+    if bucket[place] ~= id or bucket[place + 1] ~= count then place = find(bucket, id, count, expected) end
     local whole, rest = bucket[place + 2], bucket[place + 3]
     reply[n + 1], reply[n + 2] = whole, rest
     whole, rest = whole + increment, rest + increment_rest
@@ -224,14 +225,14 @@ local function take_more(bucket, charge)
   end
 end
 
--- Write a bucket; one that owes nothing goes. It lives until it owes nothing, rounded up.
+-- Write a bucket without the windows that owe nothing. It lives until none does, rounded up, or goes at once.
 local function write(key, bucket)
-  local kept, lifetime = {VERSION, now}, 0
+  local lifetime, size = 0, FIRST
   for at = FIRST, #bucket, WINDOW_FIELDS do
     local id, count, whole, rest = values(bucket, at, at + 3)
     if whole > 0 or rest > 0 then
-      local n = #kept
-      kept[n + 1], kept[n + 2], kept[n + 3], kept[n + 4] = id, count, whole, rest
+      if size < at then bucket[size], bucket[size + 1], bucket[size + 2], bucket[size + 3] = id, count, whole, rest end
+      size = size + WINDOW_FIELDS
       if rest > 0 then whole = whole + 1 end
       if whole > lifetime then lifetime = whole end
     end
@@ -239,8 +240,9 @@ local function write(key, bucket)
   if lifetime == 0 then
     redis.call('DEL', key)
   else
-    local format = HEADER .. WINDOW:rep((#kept - HEADER_FIELDS) / WINDOW_FIELDS)
-    redis.call('SET', key, pack(format, values(kept)), 'PX', floor(lifetime / 1000) + 2)
+    bucket[2] = now
+    local format = HEADER .. WINDOW:rep((size - FIRST) / WINDOW_FIELDS)
+    redis.call('SET', key, pack(format, values(bucket, 1, size - 1)), 'PX', floor(lifetime / 1000) + 2)
   end
 end
 
