@@ -21,6 +21,7 @@ STORES = {
             "redis_async",
             "refusals",
             "scripted",
+            "threads",
             "wire",
         )
     ),

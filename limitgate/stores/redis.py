@@ -1,6 +1,6 @@
 """Buckets in Redis for threads, and what the asyncio store shares with it.
 
-Every plan is one script call. Connecting, TLS, AUTH and the protocol are redis-py's. Both stores speak to connections, not to
+Connecting, TLS, AUTH and the protocol are redis-py's. Both stores speak to connections, not to
 redis-py's pool: the pool refuses the 101st concurrent command, and connects inside a request, so that a handshake slower
 than the request's deadline would never succeed. Here connecting goes on in the background past the deadline of the request
 that began it.
@@ -9,7 +9,6 @@ that began it.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections import deque
@@ -32,6 +31,7 @@ from limitgate.plan import Plan, Reading
 from limitgate.stores import wire
 from limitgate.stores.leases import LONGEST
 from limitgate.stores.scripted import Scripted
+from limitgate.stores.threads import SharedCalls
 
 CONNECT_TIMEOUT = 1.5
 """Seconds that connecting may take in the background; recovery from a connect that hangs takes as long."""
@@ -42,7 +42,7 @@ MAX_CONNECTING = 4
 
 
 class RedisStore(Scripted):
-    """Buckets in Redis for threads: one round trip per call, one connection per thread that is in a call.
+    """Buckets in Redis for threads: one round trip per request, shared by those that ask at the same time.
 
     ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's query options. Connects on first use. Callers that
     are refused are answered without asking until the moment they were promised; ``local_refusals=False`` asks every time.
@@ -51,12 +51,20 @@ class RedisStore(Scripted):
     def __init__(self, url: str, *, local_refusals: bool = True) -> None:
         super().__init__(local_refusals=local_refusals)
         self._pool = connections(ConnectionPool, url, socket_timeout=CONNECT_TIMEOUT)
+        self._begin()
+
+    def _begin(self) -> None:
         self._idle: deque[Any] = deque()
         self._changed = threading.Condition()
         self._wanted = self._connecting = 0
         self._failure: tuple[float, Exception | None] = 0.0, None
         self._gives_back = False
-        self._pid = os.getpid()
+        self._calls = SharedCalls(self._exchange, MAX_BATCH)
+
+    def begin_anew(self) -> None:
+        """Leave the parent's connections to the parent, and its threads' calls."""
+        super().begin_anew()
+        self._begin()
 
     def __repr__(self) -> str:
         return "RedisStore()"
@@ -65,7 +73,7 @@ class RedisStore(Scripted):
         """Carry out ``plan`` in one script call at most. Raises `StoreError` within about ``timeout`` seconds."""
         reading = self.locally(plan)
         if reading is None:
-            (reading,) = self._exchange([plan], timeout)
+            reading = self._calls.spend(plan, timeout)
             if self.leases and not self._gives_back:
                 self._give_back_in_time()
         return reading
@@ -155,7 +163,6 @@ class RedisStore(Scripted):
 
     def _take(self, deadline: float) -> Any:
         """A connection that is open and has nothing left to read."""
-        self._forget_parents()
         while (connection := self._pop()) is not None:
             try:
                 if not connection.can_read(0):
@@ -164,13 +171,6 @@ class RedisStore(Scripted):
                 pass
             connection.disconnect()
         return self._connected(deadline)
-
-    def _forget_parents(self) -> None:
-        """After a fork, leave the parent's connections to the parent."""
-        if self._pid != os.getpid():
-            self._pid, self._idle, self._changed = os.getpid(), deque(), threading.Condition()
-            self._wanted = self._connecting = 0
-            self._gives_back = False
 
     def _connected(self, deadline: float) -> Any:
         """A new connection, made by another thread that goes on past the deadline and then leaves it for the next."""

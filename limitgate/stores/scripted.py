@@ -33,6 +33,11 @@ class Scripted:
         self._clock = clock
         _stores.add(self)
 
+    def begin_anew(self) -> None:
+        """In the child of a fork: what was taken in advance is the parent's, and nobody here will release a lock."""
+        self.refusals = Refusals() if self.refusals is not None else None
+        self.leases = Leases()
+
     def locally(self, plan: Plan) -> Reading | None:
         """The reading of a plan that is surely admitted or refused as things stand; None if Redis has to be asked."""
         reading = self.leases.answer(plan, self._clock()) if self.leases else None
@@ -73,10 +78,8 @@ _stores: WeakSet[Scripted] = WeakSet()
 
 
 def _begin_anew() -> None:
-    """In the child of a fork: what was taken in advance is the parent's, and nobody there will release a lock."""
     for store in _stores:
-        store.leases = Leases()
-        store.refusals = Refusals() if store.refusals is not None else None
+        store.begin_anew()
 
 
 if hasattr(os, "register_at_fork"):
