@@ -142,7 +142,7 @@ def same(event: Event, reading: Reading) -> None:
 def check_script(scripted: Scripted, events: list[Event], oracle: Oracle) -> None:
     steps = 0
     for event, reply in zip(events, scripted.replies(events), strict=True):
-        (reading,), unreadable, stepped = wire.answers([event.plan], reply)
+        (reading,), unreadable, stepped, _ = wire.answers([event.plan], reply)
         same(event, reading)
         assert not unreadable
         steps += stepped

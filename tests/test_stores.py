@@ -650,6 +650,25 @@ def test_a_full_redis_still_refuses_the_exhausted(own_door: Door, own_redis: Red
         assert not hit(own_door, "1/day", key="exhausted").allowed
 
 
+def test_in_a_full_redis_a_crowd_fails_only_where_something_was_taken(own_redis: RedisServer) -> None:
+    """Of requests that share a call without memory, those that would take something fail, the others are answered."""
+
+    async def visit() -> list[object]:
+        store = AsyncRedisStore(own_redis.url)
+        await store.aspend(a_plan("1/day", key="exhausted"), PATIENT)
+        with own_redis.client() as client:
+            client.config_set("maxmemory-policy", "noeviction")
+            client.config_set("maxmemory", "1")
+        plans = [a_plan(key="new"), a_plan("1/day", key="exhausted"), a_plan(key="new", verb="peek"), a_plan(key="other")]
+        outcomes = await asyncio.gather(*[store.aspend(plan, PATIENT) for plan in plans], return_exceptions=True)
+        await store.aclose()
+        return [outcome.fault if isinstance(outcome, StoreError) else outcome.admitted for outcome in outcomes]
+
+    assert asyncio.run(visit()) == ["oom", False, True, "oom"]
+    with own_redis.client() as client:
+        assert len(client.keys()) == 1
+
+
 def test_a_caller_does_not_wait_for_a_slow_connection_twice(own_door: Door, own_redis: RedisServer) -> None:
     """Connecting goes on past the deadline of the caller who began it, so a slow server is reached in the end."""
     with frozen(own_redis):

@@ -5,7 +5,7 @@
 -- ARGV[i]   the charge of KEYS[i], packed: verb, 1 if this bucket may refuse, 1 if its plan ends here, the number of
 --           windows, then for each its id, count, tolerance and increment; then, if the bucket is leased from, the lease.
 -- Verbs     's'pend, 'p'eek (charge nothing) and 'r'eset (the asked windows start full).
--- Reply     {now, unreadable values, clock steps, debt, debt, ...}.
+-- Reply     {now, unreadable values, clock steps, 1 if there was no memory to write, debt, debt, ...}.
 --
 -- An amount of time is two numbers: whole microseconds and a rest over count, both exact in doubles. A bucket is one
 -- string: version, time of writing in Unix µs, then per window its id, count and debt. It is read once, kept as a list of
@@ -23,8 +23,8 @@ local floor, pack, unpack, values = math.floor, struct.pack, struct.unpack, unpa
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-local reply = {now, 0, 0}
-local UNREADABLE, STEPS = 2, 3
+local reply = {now, 0, 0, 0}
+local UNREADABLE, STEPS, UNWRITTEN = 2, 3, 4
 
 -- The numbers packed in a text from a place on.
 local function numbers(format, text, place)
@@ -226,6 +226,7 @@ local function take_more(bucket, charge)
 end
 
 -- Write a bucket without the windows that owe nothing. It lives until none does, rounded up, or goes at once.
+-- The error if that fails.
 local function write(key, bucket)
   local lifetime, size = 0, FIRST
   for at = FIRST, #bucket, WINDOW_FIELDS do
@@ -242,7 +243,8 @@ local function write(key, bucket)
   else
     bucket[2] = now
     local format = HEADER .. WINDOW:rep((size - FIRST) / WINDOW_FIELDS)
-    redis.call('SET', key, pack(format, values(bucket, 1, size - 1)), 'PX', floor(lifetime / 1000) + 2)
+    local done = redis.pcall('SET', key, pack(format, values(bucket, 1, size - 1)), 'PX', floor(lifetime / 1000) + 2)
+    if done.err then return done end
   end
 end
 
@@ -277,7 +279,12 @@ for i, key in ipairs(KEYS) do
   end
 end
 
+-- Without memory nothing is written at all, and those that took nothing can still be told. Any other error goes to everybody.
 for key, bucket in pairs(opened) do
-  if bucket.changed then write(key, bucket) end
+  local failure = bucket.changed and write(key, bucket)
+  if failure then
+    if not failure.err:find('OOM', 1, true) then return failure end
+    reply[UNWRITTEN] = 1
+  end
 end
 return reply

@@ -24,12 +24,14 @@ from limitgate.stores import wire
 from limitgate.stores.leases import LONGEST
 from limitgate.stores.pipeline import Pipeline
 from limitgate.stores.redis import CONNECT_TIMEOUT, MAX_BATCH, store_error
-from limitgate.stores.scripted import Scripted
+from limitgate.stores.scripted import Outcome, Scripted
 
 MAX_FLYING = 16
 """Calls that may be on their way at a time."""
 MAX_QUEUED = 10_000
 """Requests that may wait until they are sent."""
+GRAIN = 0.005
+"""Seconds between two looks for overdue requests, at least: under a stall each look goes through all that wait."""
 SILENCE = 1.0
 """Seconds without any reply after which a connection with a request overdue is given up."""
 
@@ -170,22 +172,24 @@ class Batcher:
         try:
             if isinstance(reply, Exception):
                 raise store_error(reply) from reply
-            readings = self._script.understood(batch.plans, reply, batch.sent)
+            outcomes = self._script.understood(batch.plans, reply, batch.sent)
         except StoreError as error:
             self._fail(batch, error)
             if error.fault != "oom" and pipeline is self._pipeline:
                 self._pipeline = None
         else:
-            self._hand_out(batch, readings)
+            self._hand_out(batch, outcomes)
         if pipeline is not self._pipeline and not pipeline.flying:
             pipeline.give_up()
         if self._queue or self._again:
             self._flush()
 
-    def _hand_out(self, batch: Batch, readings: list[Reading]) -> None:
-        for (_, _, waiting), reading in zip(batch.requests, readings):
-            if not waiting.done():
-                waiting.set_result(reading)
+    def _hand_out(self, batch: Batch, outcomes: list[Outcome]) -> None:
+        for request, outcome in zip(batch.requests, outcomes):
+            if isinstance(outcome, StoreError):
+                _fail([request], outcome)
+            elif not request[2].done():
+                request[2].set_result(outcome)
         if self._script.leases and self._lease_timer is None:
             self._end_leases_in_time()
 
@@ -239,7 +243,7 @@ class Batcher:
             if overdue and pipeline.silence() > SILENCE:
                 pipeline.give_up()
         if len(waiting) > len(overdue):
-            self._set_alarm(min(deadline for _, deadline, _ in waiting if deadline > now))
+            self._set_alarm(max(now + GRAIN, min(deadline for _, deadline, _ in waiting if deadline > now)))
 
     def _requests(self) -> Iterable[Request]:
         yield from self._queue

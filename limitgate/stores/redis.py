@@ -30,7 +30,7 @@ from limitgate.errors import ConfigError, StoreError
 from limitgate.plan import Plan, Reading
 from limitgate.stores import wire
 from limitgate.stores.leases import LONGEST
-from limitgate.stores.scripted import Scripted
+from limitgate.stores.scripted import Outcome, Scripted
 from limitgate.stores.threads import SharedCalls
 
 CONNECT_TIMEOUT = 1.5
@@ -78,7 +78,7 @@ class RedisStore(Scripted):
                 self._give_back_in_time()
         return reading
 
-    def _exchange(self, plans: Sequence[Plan], timeout: float) -> list[Reading]:
+    def _exchange(self, plans: Sequence[Plan], timeout: float) -> list[Outcome]:
         deadline = time.monotonic() + timeout
         try:
             connection = self._take(deadline)
@@ -89,7 +89,7 @@ class RedisStore(Scripted):
                     reply = self._call(connection, deadline, "EVALSHA", wire.SHA, *keys_and_args)
                 except NoScriptError:
                     reply = self._call(connection, deadline, "EVAL", wire.SPEND, *keys_and_args)
-                readings = self.understood(plans, reply, sent)
+                outcomes = self.understood(plans, reply, sent)
             except BaseException as error:
                 self.unanswered(plans)
                 if is_out_of_memory(error):
@@ -103,7 +103,7 @@ class RedisStore(Scripted):
             self._close_idle()  # what broke one connection may have broken those that lie idle
             raise store_error(error) from error
         self._give(connection)
-        return readings
+        return outcomes
 
     def close(self) -> None:
         """Give back what was taken in advance, and close the connections that no thread is using.

@@ -8,10 +8,14 @@ import time
 from collections.abc import Callable, Sequence
 from weakref import WeakSet
 
+from limitgate.errors import StoreError
 from limitgate.plan import Plan, Reading
 from limitgate.stores import wire
 from limitgate.stores.leases import Leases
 from limitgate.stores.refusals import Refusals
+
+Outcome = Reading | StoreError
+"""What becomes of a plan that Redis has answered."""
 
 log = logging.getLogger("limitgate.store")
 
@@ -50,14 +54,28 @@ class Scripted:
         now = self._clock()
         return [self.leases.asking(plan, now) for plan in plans], now
 
-    def understood(self, plans: Sequence[Plan], reply: object, sent: float) -> list[Reading]:
-        """The readings in a reply to what was `outgoing`. Raises `StoreError` for a reply of any other shape."""
-        readings, unreadable, steps = wire.answers(plans, reply)
+    def understood(self, plans: Sequence[Plan], reply: object, sent: float) -> list[Outcome]:
+        """What a reply says to each plan that was `outgoing`. Raises `StoreError` for a reply of any other shape."""
+        readings, unreadable, steps, unwritten = wire.answers(plans, reply)
+        self._count(unreadable, steps)
         heard = self._clock()
-        for plan, reading in zip(plans, readings):
+        outcomes: list[Outcome] = list(readings)
+        for place, (plan, reading) in enumerate(zip(plans, readings)):
+            if unwritten and (plan.verb == "reset" or (plan.verb == "spend" and reading.admitted)):
+                self.leases.forget(plan)
+                outcomes[place] = StoreError("Redis is out of memory", "oom")
+                continue
             if self.refusals is not None:
                 self.refusals.learn(plan, reading, sent, heard)
             self.leases.learn(plan, reading, sent)
+        return outcomes
+
+    def unanswered(self, plans: Sequence[Plan]) -> None:
+        """No reply came to what was `outgoing`."""
+        for plan in plans:
+            self.leases.forget(plan)
+
+    def _count(self, unreadable: int, steps: int) -> None:
         if unreadable:
             if not self.unreadable:
                 log.warning("a value in Redis was not readable and has been replaced; further ones are only counted")
@@ -66,12 +84,6 @@ class Scripted:
             if not self.clock_steps:
                 log.warning("the clock of Redis stepped back; further steps are only counted")
             self.clock_steps += steps
-        return readings
-
-    def unanswered(self, plans: Sequence[Plan]) -> None:
-        """No reply came to what was `outgoing`."""
-        for plan in plans:
-            self.leases.forget(plan)
 
 
 _stores: WeakSet[Scripted] = WeakSet()

@@ -16,19 +16,18 @@ from threading import Lock
 from limitgate.errors import StoreError
 from limitgate.plan import Plan, Reading
 
-Exchange = Callable[[Sequence[Plan], float], list[Reading]]
+Exchange = Callable[[Sequence[Plan], float], Sequence[Reading | StoreError]]
 
 
 class _Request:
     """What a thread wants to know."""
 
-    __slots__ = ("deadline", "error", "goes", "plan", "reading", "told")
+    __slots__ = ("deadline", "goes", "outcome", "plan", "told")
 
     def __init__(self, plan: Plan, deadline: float) -> None:
         self.plan = plan
         self.deadline = deadline
-        self.reading: Reading | None = None
-        self.error: StoreError | None = None
+        self.outcome: Reading | StoreError | None = None
         self.goes = False
         """Whether it is this thread's turn to ask."""
         self.told = Lock()
@@ -58,15 +57,15 @@ class SharedCalls:
             self._give_up(mine)
         if mine.goes:
             self._go(mine)
-        if mine.reading is None:
-            raise mine.error or StoreError("the call to Redis was interrupted", "connection")
-        return mine.reading
+        if not isinstance(mine.outcome, Reading):
+            raise mine.outcome or StoreError("the call to Redis was interrupted", "connection")
+        return mine.outcome
 
     def _give_up(self, mine: _Request) -> None:
         """The deadline is over. If it has just become this thread's turn, it goes all the same, to pass the turn on."""
         with self._lock:
-            if not mine.goes and mine.reading is None:
-                mine.error = mine.error or StoreError("no answer from Redis within the timeout", "timeout")
+            if not mine.goes and mine.outcome is None:
+                mine.outcome = StoreError("no answer from Redis within the timeout", "timeout")
                 if mine in self._waiting:
                     self._waiting.remove(mine)
 
@@ -77,12 +76,12 @@ class SharedCalls:
         together = [mine, *others]
         try:
             left = max(0.001, mine.deadline - time.monotonic())
-            readings = self._exchange([request.plan for request in together], left)
-            for request, reading in zip(together, readings):
-                request.reading = reading
+            outcomes = self._exchange([request.plan for request in together], left)
+            for request, outcome in zip(together, outcomes):
+                request.outcome = outcome
         except StoreError as error:
             for request in others:
-                request.error = StoreError(str(error), error.fault)
+                request.outcome = StoreError(str(error), error.fault)
             raise
         finally:
             self._pass_on()

@@ -16,7 +16,7 @@ from limitgate.plan import Lease, Plan, Reading, Verb, read
 SPEND = (files("limitgate") / "lua" / "spend.lua").read_text("utf-8")
 SHA = hashlib.sha1(SPEND.encode(), usedforsecurity=False).hexdigest()
 
-_HEAD = 3  # the clock, unreadable values, clock steps
+_HEAD = 4  # the clock, unreadable values, clock steps, no memory
 
 
 class Answers(NamedTuple):
@@ -27,6 +27,8 @@ class Answers(NamedTuple):
     """Values that were not ours; each was replaced."""
     clock_steps: int
     """Buckets that were written in the server's future."""
+    unwritten: bool
+    """Redis is out of memory: whatever a plan takes was not taken."""
 
 
 def arguments(plans: Sequence[Plan]) -> list[str | bytes | int]:
@@ -59,7 +61,7 @@ def answers(plans: Sequence[Plan], reply: object) -> Answers:
                 at += 2
             debts.append(owed)
         readings.append(read(charges, reply[0], debts))
-    return Answers(readings, reply[1], reply[2])
+    return Answers(readings, reply[1], reply[2], bool(reply[3]))
 
 
 @lru_cache(maxsize=4096)
