@@ -20,9 +20,11 @@ def drained(debts: Sequence[int], elapsed_us: int, windows: Windows) -> Sequence
     """
     if elapsed_us <= 0:
         return debts
-    return [
-        debt - paid if debt > (paid := elapsed_us * count) else 0 for debt, count in zip(debts, windows.counts, strict=True)
-    ]
+    left = []
+    for debt, count in zip(debts, windows.counts):
+        paid = elapsed_us * count
+        left.append(debt - paid if debt > paid else 0)
+    return left
 
 
 def rescaled(debt: int, limit: Limit) -> int:

@@ -125,11 +125,16 @@ class MemoryStore:
         if bucket is not None and bucket[1] is not windows:
             windows, debts = _joined(windows, debts, bucket, now)
         live = buckets.get(key)  # making room for another charge of the plan may have moved or dropped it
-        due = live[3] if live else 0
         if buckets is self._buckets and (owes_less or live is None):
             due = _full_at(now, windows, debts)
-            heappush(self._queue, (due, key))
-        buckets[key] = (now, windows, debts, due)
+            buckets[key] = (now, windows, debts, due)
+            self._queue_up(due, key)
+        else:
+            buckets[key] = (now, windows, debts, live[3] if live else 0)
+
+    def _queue_up(self, due: int, key: str) -> None:
+        """Put a bucket into the heap; once half of the entries do not count any more, they go."""
+        heappush(self._queue, (due, key))
         if len(self._queue) + len(self._refusing) > 2 * len(self._buckets) + _STEPS:
             self._compact()
 
