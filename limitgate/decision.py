@@ -8,9 +8,13 @@ from typing import NamedTuple
 
 from limitgate import gcra
 from limitgate.errors import LimitGateError
+from limitgate.limits import Limit
 from limitgate.plan import Charge, Plan, Reading
 
 SECOND = 1_000_000
+
+Evidence = tuple[Sequence[Charge], Sequence[Sequence[int]], Sequence[Sequence[int] | None]]
+"""The charges, what their windows owe after the decision, and `Reading.after`."""
 
 
 class Window(NamedTuple):
@@ -75,8 +79,8 @@ class _Fields(NamedTuple):
     """The cost, or 0 when refused or only asked."""
     rule: str | None
     """The rule that decided: the one that refuses longest, or has the least remaining. None in a Limiter."""
-    standings: tuple[Standing, ...] = ()
-    """What `Decision.windows` is worked out from."""
+    evidence: Evidence = ((), (), ())
+    """What `Decision.standings` and ``windows`` are worked out from."""
     degraded: bool = False
     """The store failed and ``on_error`` decided."""
     shadow: bool = False
@@ -89,13 +93,24 @@ class Decision(_Fields):
     __slots__ = ()
 
     @property
+    def standings(self) -> list[Standing]:
+        """Every bucket that was looked at, worked out when asked: most answers need only the tightest window."""
+        return [Standing(charge, debts, then is not None) for charge, debts, then in zip(*self.evidence)]
+
+    @property
+    def refusing(self) -> tuple[str | None, ...]:
+        """The rules that refused."""
+        charges, _, after = self.evidence
+        return tuple([charge.rule for charge, then in zip(charges, after) if then is None and charge.binding])
+
+    @property
     def windows(self) -> tuple[Window, ...]:
-        """Every limit that was looked at, worked out when asked: most answers need only the tightest."""
+        """Every limit that was looked at."""
         return tuple(window for standing in self.standings for window in standing.windows())
 
     def __repr__(self) -> str:
         shown = {**self._asdict(), "windows": self.windows}
-        del shown["standings"]
+        del shown["evidence"]
         return f"Decision({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
@@ -109,39 +124,61 @@ class RateLimited(LimitGateError):  # noqa: N818 - the name is part of the publi
 
 def decide(plan: Plan, reading: Reading) -> Decision:
     """The decision that follows from what the store read, as it stands after the plan was carried out."""
-    allowed, charges = reading.admitted, plan.charges
+    charges, debts, after, allowed = plan.charges, reading.debts, reading.after, reading.admitted
     takes = allowed and plan.verb == "spend"
-    standings = []
-    shadowed = False
-    longest, refusing = -1.0, charges[0]
+    if takes:
+        debts = [before if then is None else then for before, then in zip(debts, after)]
+    tightest, limit, left, refill = _tightest(charges, debts)
+    wait, deciding = (0.0, tightest) if allowed else _longest_wait(charges, debts, after)
+    return Decision(
+        allowed,
+        limit.burst,
+        left,
+        wait,
+        refill / SECOND,
+        tightest.cost if takes else 0,
+        deciding.rule,
+        (charges, debts, after),
+        False,
+        allowed and None in after,
+    )
+
+
+def _tightest(charges: Sequence[Charge], debts: Sequence[Sequence[int]]) -> tuple[Charge, Limit, int, int]:
+    """The window with the least remaining, of equals the one that takes longest to refill: both, with its charge and limit."""
     tightest, tight, least, latest = charges[0], charges[0].windows.limits[0], -1, -1
-    for charge, before, then in zip(charges, reading.debts, reading.after):
-        windows, debts = charge.windows, then if takes and then is not None else before
-        standing = Standing(charge, debts, then is not None)
-        standings.append(standing)
-        if then is None:
-            shadowed = allowed
-            wait = max([window.retry_after for window in standing.windows()])
-            if charge.binding and wait > longest:
-                longest, refusing = wait, charge
-        for limit, debt in zip(windows.limits, debts):
+    for charge, owed in zip(charges, debts):
+        for limit, debt in zip(charge.windows.limits, owed):
             left = gcra.remaining(debt, limit)
             if left <= least or least < 0:
                 refill = gcra.refill_us(debt, limit)
                 if left != least or refill > latest:
                     least, latest, tightest, tight = left, refill, charge, limit
-    return Decision(
-        allowed,
-        tight.burst,
-        least,
-        0.0 if allowed else longest,
-        latest / SECOND,
-        tightest.cost if takes else 0,
-        tightest.rule if allowed else refusing.rule,
-        tuple(standings),
-        False,
-        shadowed,
-    )
+    return tightest, tight, least, latest
+
+
+def _longest_wait(
+    charges: Sequence[Charge], debts: Sequence[Sequence[int]], after: Sequence[Sequence[int] | None]
+) -> tuple[float, Charge]:
+    """The longest that a charge which refused makes wait, in seconds, and this charge."""
+    longest, refusing = -1.0, charges[0]
+    for charge, owed, then in zip(charges, debts, after):
+        if then is None and charge.binding:
+            wait = _wait(charge, owed)
+            if wait > longest:
+                longest, refusing = wait, charge
+    return longest, refusing
+
+
+def _wait(charge: Charge, debts: Sequence[int]) -> float:
+    """Seconds until a charge fits into every window, ``inf`` if it never does."""
+    longest = 0
+    for limit, debt in zip(charge.windows.limits, debts):
+        wait = gcra.wait_us(debt, charge.cost, limit)
+        if wait is None:
+            return math.inf
+        longest = max(longest, wait)
+    return longest / SECOND
 
 
 def undecided(*, allowed: bool) -> Decision:

@@ -6,13 +6,14 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from limitgate.decision import SECOND, Decision, Window
 from limitgate.limits import Windows, unit_of
 
 Fields = list[tuple[str, str]]
+RawFields = list[tuple[bytes, bytes]]
 
 _PROBLEMS = "https://iana.org/assignments/http-problem-types#"
 
@@ -22,6 +23,8 @@ class Refusal(NamedTuple):
 
     status: int
     fields: Fields
+    raw: RawFields
+    """The fields as `raw` gives them."""
     body: bytes
 
     @property
@@ -43,24 +46,35 @@ def rate_fields(styles: Sequence[str], decision: Decision, now: int) -> Fields:
     return fields
 
 
-def retry_after(decision: Decision) -> Fields:
-    """``Retry-After`` in whole seconds, at least 1 (RFC 9110 section 10.2.3); nothing where waiting cannot help."""
-    if decision.allowed or math.isinf(decision.retry_after):
-        return []
-    return [("Retry-After", str(max(1, math.ceil(decision.retry_after))))]
+def raw(fields: Fields) -> RawFields:
+    """Fields as ASGI wants them."""
+    return [(_RAW_NAMES.get(name) or name.lower().encode(), value.encode()) for name, value in fields]
+
+
+_RAW_NAMES = {f"X-RateLimit-{part}": f"x-ratelimit-{part}".lower().encode() for part in ("Limit", "Remaining", "Reset")}
+"""The commonest names, ready made."""
 
 
 def refusal(decision: Decision) -> Refusal:
-    """The 429 (RFC 6585 section 4) with a problem body (RFC 9457) as draft-ietf-httpapi-ratelimit-headers-11 names it."""
-    waiting = retry_after(decision)
-    if waiting:
-        detail = f"Too many requests. Try again in {waiting[0][1]} s."
-    else:
+    """The 429 (RFC 6585 section 4) with a problem body (RFC 9457) as draft-ietf-httpapi-ratelimit-headers-11 names it.
+
+    ``Retry-After`` is in whole seconds, at least 1 (RFC 9110 section 10.2.3), and left out where waiting cannot help.
+    """
+    wait = decision.retry_after
+    return _refusal(decision.refusing, None if math.isinf(wait) else max(1, math.ceil(wait)))
+
+
+@lru_cache(maxsize=4096)
+def _refusal(rules: tuple[str, ...], wait: int | None) -> Refusal:
+    """The 429 of these rules; kept, since whoever is refused tends to ask again at once."""
+    if wait is None:
         detail = "This request costs more than its limit ever allows at once. Waiting does not help."
-    names = [standing.charge.rule for standing in decision.standings if standing.charge.binding and not standing.fits]
-    return _problem(429, "Quota Exceeded", detail, waiting, **{"violated-policies": names})
+        return _problem(429, "Quota Exceeded", detail, [], **{"violated-policies": rules})
+    detail = f"Too many requests. Try again in {wait} s."
+    return _problem(429, "Quota Exceeded", detail, [("Retry-After", str(wait))], **{"violated-policies": rules})
 
 
+@cache
 def unavailable() -> Refusal:
     """The 503 of ``on_error: closed``."""
     detail = "The rate limit cannot be checked at the moment. Try again shortly."
@@ -71,12 +85,13 @@ def _problem(status: int, title: str, detail: str, fields: Fields, **extra: obje
     kind = title.lower().replace(" ", "-")
     members = {"type": _PROBLEMS + kind, "title": title, "status": status, "detail": detail, **extra}
     body = json.dumps(members).encode()
-    fixed = [
+    fields = [
         ("Content-Type", "application/problem+json"),
         ("Content-Length", str(len(body))),
         ("Cache-Control", "no-store"),
+        *fields,
     ]
-    return Refusal(status, fixed + fields, body)
+    return Refusal(status, fields, raw(fields), body)
 
 
 def _x_ratelimit(decision: Decision, now: int) -> Fields:

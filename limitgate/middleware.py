@@ -9,7 +9,7 @@ from typing import Any, Unpack
 from limitgate.decorators import Mark, seen_by_gate
 from limitgate.front import Options, open_front
 from limitgate.gate import OFF, Answer
-from limitgate.headers import Fields, Refusal
+from limitgate.headers import Fields, Refusal, raw
 from limitgate.request import ASGIRequest, Scope, WSGIRequest
 from limitgate.routes.flask import wsgi_routes
 from limitgate.routes.starlette import asgi_routes
@@ -67,7 +67,7 @@ class LimitGate:
         elif self._on_denied is not None and refusal.status == 429:
             await self._on_denied(scope, receive, _completing(refusal.waiting, _adding(answer.fields, send)))
             return
-        headers = _raw(refusal.fields + answer.fields)
+        headers = refusal.raw + raw(answer.fields)
         await send({"type": f"{kind}.start", "status": refusal.status, "headers": headers})
         await send({"type": f"{kind}.body", "body": b"" if scope.get("method") == "HEAD" else refusal.body})
 
@@ -131,7 +131,7 @@ class _Running:
 
 def _adding(fields: Fields, send: Send) -> Send:
     """``send`` that adds fields to whatever starts a response."""
-    added = _raw(fields)
+    added = raw(fields)
 
     async def send_with_fields(message: Message) -> None:
         if message["type"] in _STARTS:
@@ -148,7 +148,7 @@ def _completing(fields: Fields, send: Send) -> Send:
         if message["type"] in _STARTS:
             headers = list(message.get("headers") or ())
             present = {bytes(name).lower() for name, _ in headers}
-            headers += [field for field in _raw(fields) if field[0] not in present]
+            headers += [field for field in raw(fields) if field[0] not in present]
             message = {**message, "headers": headers}
         await send(message)
 
@@ -164,11 +164,3 @@ def _starting(fields: Fields, start_response: StartResponse, unless_set: Fields 
         return start_response(status, [*headers, *missing, *fields], *exc_info)
 
     return start
-
-
-def _raw(fields: Fields) -> list[tuple[bytes, bytes]]:
-    return [(_RAW_NAMES.get(name) or name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in fields]
-
-
-_RAW_NAMES = {f"X-RateLimit-{part}": f"x-ratelimit-{part}".lower().encode() for part in ("Limit", "Remaining", "Reset")}
-"""The commonest names as ASGI wants them, ready made."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any
@@ -263,6 +264,29 @@ def test_without_a_decision_send_and_receive_are_the_servers_own() -> None:
 
     wire = call(gated(app, Rule("login", "1/minute", path="/login")))
     assert handed == [(wire.receive, wire.send)]
+
+
+def test_send_is_a_coroutine_function() -> None:
+    """Adapters such as asgiref's ask whether what they are handed is one, and complain if it is not."""
+    handed = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        handed.append(inspect.iscoroutinefunction(send))
+
+    call(gated(app))
+    assert handed == [True]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_what_is_done_to_a_refusal_does_not_reach_the_next(*, broken: bool) -> None:
+    """A server or a middleware further out may change the headers of a refusal in place: the next one is as it should be."""
+    gate = gated(sending(START, END), Rule("api", "1/day", on_error="closed"), store=Down() if broken else MemoryStore(Clock()))
+    if not broken:
+        call(gate)
+    told = call(gate).sent[0]
+    expected = list(told["headers"])
+    told["headers"].clear()
+    assert call(gate).sent[0]["headers"] == expected != []
 
 
 # --- lifespan and the unknown -----------------------------------------------------------------------------------------

@@ -418,6 +418,25 @@ def test_nothing_that_a_client_sent_comes_back() -> None:
     assert door.status == "429 Too Many Requests"
 
 
+def test_every_refusal_tells_of_its_own_rules_and_wait() -> None:
+    """A refusal is the same as one before it only where the same rules refuse for as long, whatever became of that one."""
+    door = Door(Rule("all", "2/minute"), Rule("login", "1/minute", path="/login"))
+    told = []
+    for path in ("/login", "/login", "/", "/login", "/", "/login", "/"):
+        door.ask(path=path)
+        if door.status != "200 OK":
+            told.append((json.loads(door.body)["violated-policies"], door.fields["retry-after"]))
+            door.lines.clear()
+            door.clock.advance(0.5)
+    assert told == [
+        (["login"], "60"),
+        (["all", "login"], "60"),
+        (["all"], "29"),
+        (["all", "login"], "59"),
+        (["all"], "28"),
+    ]
+
+
 class Broken:
     """A store that never answers."""
 
