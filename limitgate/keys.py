@@ -20,7 +20,7 @@ PARTS = ("path", "ip", "api_key", "method", "host", "user", "caller", "tier", "g
 _HEADER_PART = re.compile(r"header:[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}", re.ASCII)
 _PORT = re.compile(r":[0-9]*\Z", re.ASCII)
 _REMEMBERED, _SHORT = 4096, 200
-"""Digests that a key remembers, and the characters of a text that it remembers one for."""
+"""Digests that a key remembers, and the characters that a value or a text may have to be remembered as it is."""
 _EXPECTED = f"expected one of {', '.join(PARTS)} or header:NAME, alternatives separated by '|'"
 
 
@@ -36,20 +36,24 @@ class Key:
     def __init__(self, names: Sequence[str], owner: str, pattern: str = "", secret: bytes = b"") -> None:
         self._parts = [_part(check_part(name), pattern) for name in names]
         self._hash = hashlib.blake2b(_field("owner", owner).encode(), digest_size=16, key=secret)
-        self._remembered = lru_cache(maxsize=_REMEMBERED)(self._hashed)
+        self._remembered = lru_cache(maxsize=_REMEMBERED)(self.digest)
 
-    def digest(self, subject: Subject) -> str:
-        """The 32 hex digits that name this subject's bucket."""
-        return self.digest_of("".join([part(subject) for part in self._parts]))
+    def text(self, subject: Subject) -> str:
+        """What tells this subject's bucket from the others of this key. However much a client sends, it is short."""
+        text = ""
+        for part in self._parts:
+            text += part(subject)
+        return text
+
+    def digest(self, text: str) -> str:
+        """The 32 hex digits that name the bucket of ``text``."""
+        digest = self._hash.copy()
+        digest.update(_bytes(text))
+        return digest.hexdigest()
 
     def digest_of(self, text: str) -> str:
-        """The 32 hex digits that name the bucket of ``text``."""
-        return self._remembered(text) if len(text) <= _SHORT else self._hashed(text)
-
-    def _hashed(self, text: str) -> str:
-        digest = self._hash.copy()
-        digest.update(text.encode("utf-8", "surrogatepass"))
-        return digest.hexdigest()
+        """`digest`, remembered unless ``text`` is long."""
+        return self._remembered(text) if len(text) <= _SHORT else self.digest(text)
 
 
 def check_part(name: str) -> tuple[str, ...]:
@@ -80,7 +84,14 @@ def _part(labels: Sequence[str], pattern: str) -> Callable[[Subject], str]:
 
 
 def _field(label: str, value: str) -> str:
+    """A value with its name and length; in place of a long one its digest, under a name that no part can have."""
+    if len(value) > _SHORT:
+        label, value = f"{label} digest", hashlib.blake2b(_bytes(value), digest_size=16).hexdigest()
     return f"{label}:{len(value)}:{value},"
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _reader(label: str) -> Callable[[Subject], str | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from limitgate.callers import Caller
 from limitgate.decorators import EVERYTHING, Mark, seen_by_gate
 from limitgate.identity import Identities, Subject
 from limitgate.keys import Key
-from limitgate.paths import PathIndex, segments
+from limitgate.paths import PathIndex, readings, segments
 from limitgate.plan import Charge, Plan
 from limitgate.request import Request
 from limitgate.routes import Routes
@@ -20,25 +20,32 @@ from limitgate.rules import Rule, RuleSet
 
 log = logging.getLogger("limitgate")
 
+_PATHS, _SHORT = 512, 200
+"""Paths that a planner remembers the rules of, and the characters of one that it remembers: clients choose both."""
+_PLANS = 8192
+"""Plans that a planner remembers."""
+
 
 class Bound:
     """A rule made ready: its key compiled, its windows at hand."""
 
-    __slots__ = ("_cost", "_prefix", "binding", "key", "rule", "windows")
+    __slots__ = ("_cost", "_key", "_prefix", "binding", "rule")
 
     def __init__(self, rule: Rule, kind: str, *, key_prefix: str, secret: bytes, shadow: bool) -> None:
         self.rule = rule
-        self.windows = rule.windows
-        self.key = Key(rule.key, f"{kind} {rule.name}", rule.path, secret)
+        self._key = Key(rule.key, f"{kind} {rule.name}", rule.path, secret)
         self.binding = not (shadow or rule.shadow)
         self._prefix = f"{key_prefix}:{rule.name}:"
         self._cost = None if callable(rule.cost) else rule.cost
 
-    def charge(self, subject: Subject) -> Charge:
-        """What this rule takes for a request of this subject."""
-        key = self._prefix + self.key.digest(subject)
+    def ask(self, subject: Subject) -> tuple[str, int]:
+        """What a request of this subject asks of this rule: the text of its bucket's key, and the cost."""
         cost = self.rule.cost_of(subject.request) if self._cost is None else self._cost
-        return Charge(key, self.windows, cost, self.binding, self.rule.name)
+        return self._key.text(subject), cost
+
+    def charge(self, text: str, cost: int) -> Charge:
+        """The charge for what was asked."""
+        return Charge(self._prefix + self._key.digest(text), self.rule.windows, cost, self.binding, self.rule.name)
 
 
 class Considered(NamedTuple):
@@ -56,6 +63,11 @@ UNLIMITED = Considered(None, (), EVERYTHING)
 """No rule applies, and none of the decorators either."""
 
 
+def _charging(bounds: tuple[Bound, ...], asked: tuple[tuple[str, int], ...]) -> Considered:
+    """The plan that charges what is asked of each rule; made once for requests that ask the same."""
+    return Considered(Plan(tuple([bound.charge(*ask) for bound, ask in zip(bounds, asked)])), bounds, ())
+
+
 class Planner:
     """Makes plans for the requests that come through one gate."""
 
@@ -65,6 +77,8 @@ class Planner:
         self._routes = routes
         self._identities = identities
         self._bind = partial(Bound, key_prefix=key_prefix, secret=secret, shadow=shadow)
+        self._rules_of = lru_cache(maxsize=_PATHS)(self._find_rules)
+        self._charging = lru_cache(maxsize=_PLANS)(_charging)
         self._decorated: dict[int, Bound] = {}
         self._tiers = {tier: self._index(of_tier, exempt=False) for tier, of_tier in rules.tiers.items()}
         self._exempt = {tier: self._index(of_tier, exempt=True) for tier, of_tier in rules.tiers.items()}
@@ -80,9 +94,9 @@ class Planner:
         if request.method == "OPTIONS" and request.is_preflight:
             return UNLIMITED
         subject = self._identities.subject(request, identified)
-        if self._exempts and self._is_exempt(subject.tier, request):
+        bounds = self._applying(subject.tier, request.method, request.sent, request.root)
+        if bounds is None:
             return UNLIMITED
-        bounds = self._matching(subject.tier, request)
         marks: tuple[Mark, ...] = ()
         if self._routes.decorated() or (self._asks_route and bounds):
             route = self._routes.find(request)
@@ -93,7 +107,8 @@ class Planner:
             return UNLIMITED
         if not bounds:
             return Considered(None, (), marks)
-        return Considered(Plan(tuple([bound.charge(subject) for bound in bounds])), bounds, marks)
+        considered = self._charging(bounds, tuple([bound.ask(subject) for bound in bounds]))
+        return Considered(considered.plan, bounds, marks) if marks else considered
 
     def _index(self, rules: Sequence[Rule], *, exempt: bool) -> PathIndex[tuple[int, Bound]]:
         """The rules of a tier that are exempt, or those that are not, by path and with their places in the tier."""
@@ -103,22 +118,33 @@ class Planner:
                 index.add(segments(rule.path), (place, self._bind(rule, "rule")))
         return index
 
-    def _is_exempt(self, tier: str, request: Request) -> bool:
-        """Whether exempt rules cover every reading of the path: one that may be read otherwise is not let off."""
-        index, method = self._exempt[tier], request.method
-        return all(any(bound.rule.applies_to(method) for _, bound in index.find(path)) for path in request.paths)
+    def _applying(self, tier: str, method: str, sent: str, root: str) -> tuple[Bound, ...] | None:
+        """The rules of a tier that apply to a path, in the order they were written; None where it is exempt."""
+        find = self._rules_of if len(method) + len(sent) + len(root) <= _SHORT else self._find_rules
+        return find(tier, method, sent, root)
 
-    def _matching(self, tier: str, request: Request) -> list[Bound]:
+    def _find_rules(self, tier: str, method: str, sent: str, root: str) -> tuple[Bound, ...] | None:
+        paths = readings(sent, root)
+        if self._exempts and self._is_exempt(tier, method, paths):
+            return None
+        return self._matching(tier, method, paths)
+
+    def _is_exempt(self, tier: str, method: str, paths: Sequence[str]) -> bool:
+        """Whether exempt rules cover every reading of the path: one that may be read otherwise is not let off."""
+        index = self._exempt[tier]
+        return all(any(bound.rule.applies_to(method) for _, bound in index.find(path)) for path in paths)
+
+    def _matching(self, tier: str, method: str, paths: Sequence[str]) -> tuple[Bound, ...]:
         """The rules of a tier that apply to any reading of the path, in the order they were written."""
-        index, method = self._tiers[tier], request.method
-        found = index.find(request.paths[0])
-        for other in request.paths[1:]:
+        index = self._tiers[tier]
+        found = index.find(paths[0])
+        for other in paths[1:]:
             found += [entry for entry in index.find(other) if entry not in found]
         if len(found) > 1:
             found.sort(key=itemgetter(0))
-        return [bound for _, bound in found if bound.rule.applies_to(method)]
+        return tuple([bound for _, bound in found if bound.rule.applies_to(method)])
 
-    def _bound_marks(self, marks: Sequence[Mark], request: Request) -> list[Bound]:
+    def _bound_marks(self, marks: Sequence[Mark], request: Request) -> tuple[Bound, ...]:
         """The decorators that apply to a request, but for those that a gate around this one has weighed for it."""
         bounds = []
         seen = seen_by_gate.get() if request.passed_a_gate else None
@@ -130,7 +156,7 @@ class Planner:
                     bound = self._decorated[id(rule)] = self._bind(rule, "limit")
                     self._warn_about_keys(rule)
                 bounds.append(bound)
-        return bounds
+        return tuple(bounds)
 
     def _warn_about_keys(self, rule: Rule) -> None:
         if rule.key_asks("api_key") and not self._identities.vouch_for_keys and not self._warned:

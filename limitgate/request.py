@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
+from functools import cached_property
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -50,8 +51,10 @@ class Request:
     """
 
     method: str
-    paths: tuple[str, ...]
-    """The readings of the path that patterns are tried on; the first is `path`."""
+    sent: str
+    """The path as it was sent, decoded."""
+    root: str = ""
+    """The mount point, where ``sent`` may begin with it."""
     peer: str | None
     """The address of whoever opened the connection, as the server gives it."""
     scope: Scope | None = None
@@ -61,6 +64,11 @@ class Request:
     _headers: Headers | None = None
     _client: str | None = None
     _resolve: Callable[[Request], str | None] | None = None
+
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """The readings of the path that patterns are tried on; the first is `path`."""
+        return readings(self.sent, self.root)
 
     @property
     def path(self) -> str:
@@ -125,7 +133,8 @@ class ASGIRequest(Request):
         client = scope.get("client")
         self.scope = scope
         self.method = _method(scope.get("method", "GET"))
-        self.paths = readings(scope["path"], scope.get("root_path", ""))
+        self.sent = scope["path"]
+        self.root = scope.get("root_path", "")
         self.peer = (client[0] or None) if client else None
 
     @property
@@ -154,7 +163,7 @@ class WSGIRequest(Request):
     def __init__(self, environ: Environ) -> None:
         self.environ = environ
         self.method = _method(environ["REQUEST_METHOD"])
-        self.paths = readings(_text(environ.get("PATH_INFO", "")))
+        self.sent = _text(environ.get("PATH_INFO", ""))
         self.peer = environ.get("REMOTE_ADDR") or None
 
     @property

@@ -62,7 +62,8 @@ def subject(
 
 def bucket(*parts: str, owner: str = "rule", pattern: str = "/**", secret: bytes = b"", **asks: Any) -> str:
     """The bucket that a key of these parts gives to a subject."""
-    return Key(parts, owner, pattern, secret).digest(subject(**asks))
+    key = Key(parts, owner, pattern, secret)
+    return key.digest(key.text(subject(**asks)))
 
 
 @pytest.mark.parametrize(
@@ -274,6 +275,24 @@ def test_a_value_is_not_altered_property(pair: list[str], part: str) -> None:
     assert bucket(part, **{part: long_one}) != bucket(part, **{part: long_other})
 
 
+@pytest.mark.parametrize("part", ["header:x-id", "api_key", "user", "caller", "host"])
+def test_a_long_value_is_short_and_itself(part: str) -> None:
+    """A value of any length has a short text, which no shorter value can have."""
+    spelled = {"api_key": "api_key", "user": "user", "caller": "caller"}.get(part)
+
+    def text(value: str) -> str:
+        if spelled is None:
+            return Key((part,), "rule").text(subject(headers={part.removeprefix("header:"): value}))
+        return Key((part,), "rule").text(subject(**{spelled: Caller(value) if part == "caller" else value}))
+
+    long, other = text("x" * 100_000), text("x" * 99_999 + "y")
+    assert long != other
+    assert max(len(long), len(other)) < 100
+    digest = long.rpartition(":")[2].removesuffix(",")
+    assert text(digest) not in (long, other)
+    assert text("x" * 200) == f"{part}:200:{'x' * 200},"
+
+
 @pytest.mark.parametrize("secret", [b"", b"0123456789abcdef"])
 def test_a_bucket_shows_nothing_of_its_values(secret: bytes) -> None:
     """What reaches the store is 32 hex digits, however long or telling the values are."""
@@ -297,9 +316,10 @@ def test_one_key_gives_what_a_fresh_one_would() -> None:
     """A key that has seen many subjects gives each the bucket that it had at first."""
     key = Key(("ip", "header:x-id"), "rule", "/**")
     everyone = [subject(client=f"10.0.{n % 7}.{n % 251}", headers={"x-id": "x" * (n % 300)}) for n in range(6000)]
-    first = [key.digest(one) for one in everyone]
-    assert [key.digest(one) for one in everyone] == first
-    assert first[:100] == [Key(("ip", "header:x-id"), "rule", "/**").digest(one) for one in everyone[:100]]
+    first = [key.digest(key.text(one)) for one in everyone]
+    assert [key.digest_of(key.text(one)) for one in [*everyone, *everyone]] == [*first, *first]
+    fresh = [Key(("ip", "header:x-id"), "rule", "/**") for _ in range(100)]
+    assert first[:100] == [key.digest(key.text(one)) for key, one in zip(fresh, everyone)]
 
 
 class Account(BaseUser):
@@ -371,7 +391,8 @@ def test_a_user_that_is_nobody_is_absent(user: Any) -> None:
 def test_remote_user_is_the_user_in_wsgi() -> None:
     """Under WSGI the server's REMOTE_USER is the user, the same as in ASGI."""
     request = WSGIRequest({"REQUEST_METHOD": "GET", "PATH_INFO": "/", "REMOTE_USER": "ada", "REMOTE_ADDR": ADDRESS})
-    found = Key(("user",), "rule", "/**").digest(Subject(request, None, "default", Known()))
+    key = Key(("user",), "rule", "/**")
+    found = key.digest(key.text(Subject(request, None, "default", Known())))
     assert found == bucket("user", user="ada")
 
 

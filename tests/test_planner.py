@@ -147,6 +147,62 @@ def test_a_path_that_can_be_read_otherwise_is_not_exempt(path: str) -> None:
     assert "all" in applied(planner(*RULES).plan(asked(path=path), None))
 
 
+SPELLINGS = (
+    "/healthz",
+    "//healthz",
+    "/healthz;x",
+    "/static/../login",
+    "/api/items/1",
+    "/api/x/../items/1/",
+    "/probe",
+    "/x" * 200,
+)
+
+
+def test_a_path_is_read_alike_every_time() -> None:
+    """What applied to a path when it was first asked for applies ever after, to each spelling and method for itself."""
+    gate = planner(*RULES)
+    for path in SPELLINGS * 2:
+        for method in ("GET", "POST", "head", "X" * 300):
+            first = applied(planner(*RULES).plan(asked(method, path), None))
+            assert applied(gate.plan(asked(method, path), None)) == first
+
+
+def test_a_path_is_read_anew_under_another_mount_point() -> None:
+    """The same path as sent is another one below another mount point."""
+    gate = planner(*RULES)
+    for root, expected in (
+        ("", ["all", "api", "items"]),
+        ("/api", ["all"]),
+        ("/api/items", ["all"]),
+        ("/x", ["all", "api", "items"]),
+    ):
+        request = asked(path="/api/items/1")
+        request.root = root
+        assert applied(gate.plan(request, None)) == expected
+
+
+def test_a_path_is_read_anew_for_another_tier() -> None:
+    """Two tiers ask for the same path in turn, and each gets its own rules."""
+    gate = planner(*TIERS, identifies=True)
+    for _ in range(2):
+        for caller, expected in ((None, DEFAULT), (Caller("x", "vip"), VIP), (Caller("x", "staff"), [])):
+            assert applied(gate.plan(asked(), caller)) == expected
+
+
+def test_a_flood_of_paths_clients_and_keys_is_not_remembered_whole() -> None:
+    """Whatever clients send, what is remembered about them stays small: in number, and in length."""
+    gate = planner(Rule("a", "5/s", key=["ip", "header:x-id"]))
+    for n in range(20_000):
+        gate.plan(asked(path=f"/{n}", peer=f"10.0.{n % 256}.{n // 256}", x_id=str(n)), None)
+    for cache, most in ((gate._rules_of, 512), (gate._charging, 8192)):
+        assert cache.cache_info().currsize == most
+    for long in ({"path": "/" + "x" * 200}, {"method": "X" * 200}):
+        before = gate._rules_of.cache_info()
+        assert applied(gate.plan(asked(**long), None)) == ["a"]
+        assert gate._rules_of.cache_info() == before
+
+
 def test_no_rule_no_plan() -> None:
     """Where nothing matches there is nothing to charge."""
     considered = planner(Rule("api", "1/s", path="/api/**")).plan(asked(), None)
@@ -189,6 +245,15 @@ def test_a_charge_says_all_that_the_store_needs() -> None:
     ]
     assert [charge.windows.limits for charge in plan.charges] == [rule.windows.limits for rule in rules]
     assert all(re.fullmatch(rf"limitgate:{charge.rule}:[0-9a-f]{{32}}", charge.key) for charge in plan.charges)
+
+
+def test_a_cost_is_asked_for_every_time() -> None:
+    """A bucket that was charged one cost is charged another when the next request has another."""
+    gate = planner(Rule("a", "9/s", cost=lambda request: int(request.query)), Rule("b", "9/s", cost=2))
+    for cost in (1, 7, 1, 0):
+        request = asked()
+        request.scope["query_string"] = str(cost).encode()
+        assert [charge.cost for charge in gate.plan(request, None).plan.charges] == [cost, 2]
 
 
 def test_a_gate_in_shadow_binds_nothing() -> None:
