@@ -1591,6 +1591,15 @@ def late_instead() -> tuple[Any, Callable[[str, Any], None]]:
     return app, put
 
 
+def test_a_list_of_routes_that_takes_the_place_of_another_is_seen() -> None:
+    """An application may be given a new list of routes while it serves."""
+    app, _ = late_starlette()
+    gate = gated(app, Rule("all", "9/minute"))
+    ask(gate, "/early")
+    app.router.routes = [Route("/late", _fastapi_view(limit("1/minute")))]
+    assert statuses(gate, "/late", "/late") == [200, 429]
+
+
 @pytest.mark.parametrize(
     ("late", "prefix"),
     [(late_starlette, ""), (late_mount, "/sub"), (late_fastapi, ""), (late_included, "/sub"), (late_instead, "")],

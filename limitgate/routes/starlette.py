@@ -40,10 +40,11 @@ class StarletteRoutes:
 
     def _current(self) -> _Table:
         """The table, read anew when routes have changed since."""
-        if self._table is None or self._table.is_stale():
-            for route in _everywhere(self._router.routes):
+        routes = self._router.routes
+        if self._table is None or self._table.routes is not routes or self._table.is_stale():
+            for route in _everywhere(routes):
                 note_routed(getattr(route, "endpoint", None))
-            self._table = _Table(self._router.routes)
+            self._table = _Table(routes)
         return self._table
 
 
@@ -58,6 +59,7 @@ class _Table:
     """One level of routes, and the tables of what is mounted there."""
 
     def __init__(self, routes: list[Any]) -> None:
+        self.routes = routes
         self._index: PathIndex[tuple[int, _Entry]] = PathIndex()
         self._lists = [(found, list(found)) for found in _lists(routes)]
         entries = [_entry(route) for route in _flat(routes)]
