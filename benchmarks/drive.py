@@ -1,0 +1,149 @@
+"""How requests are sent: straight into an application, without a server, by a fixed number of senders at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Container, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from benchmarks.contenders import PATH
+
+CLIENTS = 250
+"""Addresses that requests come from, in turn."""
+_THREADS = 32
+"""As many as a crowd of threads may have at once."""
+
+Tally = Counter[int | str]
+"""How many requests ended how: by status, or by the name of the error that the application raised."""
+Crowd = Callable[[Iterator[int], int], Tally]
+"""Sends the requests of these numbers, as many at once as the second argument says."""
+Lane = Callable[[Iterator[int], Tally], Awaitable[None]]
+"""Sends requests one after the other."""
+
+
+class Crowds(ExitStack):
+    """Makes crowds, each with an event loop or threads of its own: what one leaves running costs no other anything."""
+
+    def asgi(self, app: Any, *, clients: int = CLIENTS, path: str = PATH) -> Crowd:
+        """A crowd of asyncio tasks in front of an ASGI application."""
+        return self.tasks(_asking(app, clients, path))
+
+    def tasks(self, lane: Lane) -> Crowd:
+        """A crowd of asyncio tasks that each follow ``lane``."""
+        runner = self.enter_context(asyncio.Runner())
+
+        async def send_all(numbers: Iterator[int], concurrency: int) -> Tally:
+            tally: Tally = Counter()
+            await asyncio.gather(*[lane(numbers, tally) for _ in range(concurrency)])
+            return tally
+
+        return lambda numbers, concurrency: runner.run(send_all(numbers, concurrency))
+
+    def wsgi(self, app: Any) -> Crowd:
+        """A crowd of threads in front of a WSGI application."""
+        threads = self.enter_context(ThreadPoolExecutor(_THREADS))
+        lane = partial(_asking_wsgi, app)
+
+        def send_all(numbers: Iterator[int], concurrency: int) -> Tally:
+            if concurrency == 1:
+                return lane(numbers)
+            return sum(threads.map(lane, [numbers] * concurrency), Counter[int | str]())
+
+        return send_all
+
+
+def _asking(app: Any, clients: int, path: str) -> Lane:
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def lane(numbers: Iterator[int], tally: Tally) -> None:
+        outcome: int | str = "no answer"
+
+        async def send(message: Any) -> None:
+            nonlocal outcome
+            if message["type"] == "http.response.start":
+                outcome = message["status"]
+
+        for number in numbers:
+            outcome = "no answer"
+            try:
+                await app(_scope(path, client(number % clients)), receive, send)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is what is to be shown
+                outcome = type(error).__name__
+            tally[outcome] += 1
+
+    return lane
+
+
+def _asking_wsgi(app: Any, numbers: Iterator[int]) -> Tally:
+    tally: Tally = Counter()
+    outcome: int | str = "no answer"
+
+    def start_response(status: str, _: Any, __: Any = None) -> None:
+        nonlocal outcome
+        outcome = int(status[:3])
+
+    for number in numbers:
+        outcome = "no answer"
+        try:
+            list(app(_environ(client(number % CLIENTS)), start_response))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is what is to be shown
+            outcome = type(error).__name__
+        tally[outcome] += 1
+    return tally
+
+
+def client(number: int) -> str:
+    """One of the addresses."""
+    return f"192.0.2.{number}"
+
+
+def trouble(tally: Tally, expected: Container[int | str] = (200,)) -> str:
+    """The commonest outcome that was not expected: an error's name, or a status. "" if there was none."""
+    unexpected = Counter({outcome: count for outcome, count in tally.items() if outcome not in expected})
+    return f"{unexpected.most_common(1)[0][0]}" if unexpected else ""
+
+
+def _scope(path: str, address: str) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "method": "GET",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [
+            (b"host", b"localhost"),
+            (b"user-agent", b"benchmark"),
+            (b"accept", b"*/*"),
+            (b"connection", b"keep-alive"),
+        ],
+        "client": (address, 50000),
+        "server": ("127.0.0.1", 8000),
+    }
+
+
+def _environ(address: str) -> dict[str, Any]:
+    return {
+        "REQUEST_METHOD": "GET",
+        "SCRIPT_NAME": "",
+        "PATH_INFO": PATH,
+        "QUERY_STRING": "",
+        "SERVER_NAME": "127.0.0.1",
+        "SERVER_PORT": "8000",
+        "SERVER_PROTOCOL": "HTTP/1.1",
+        "REMOTE_ADDR": address,
+        "HTTP_HOST": "localhost",
+        "HTTP_USER_AGENT": "benchmark",
+        "HTTP_ACCEPT": "*/*",
+        "HTTP_CONNECTION": "keep-alive",
+        "wsgi.url_scheme": "http",
+    }
