@@ -1,0 +1,85 @@
+"""How much memory a client's buckets take."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from benchmarks.contenders import EASY, LIMITGATE, PEERS
+from benchmarks.drive import CLIENTS, Crowds, trouble
+from benchmarks.redis_side import bytes_in_use
+from limitgate import Limit, Limiter, MemoryStore
+from tests.redis_server import RedisServer
+
+BUCKETS = 20_000
+REQUESTS = 4
+"""Requests that each client has made when its bytes are counted."""
+
+_LASTING = (Limit("100/hour"), Limit("1000/day"), Limit("5000 per 7 days"))
+"""Three windows of which something is owed still when they are looked at."""
+
+
+class MemoryUse(NamedTuple):
+    """Bytes for each client of three windows."""
+
+    one_key: float
+    """LimitGate on Redis, where one key holds all three."""
+    three_keys: float
+    """The same windows as three rules, a key each."""
+    memory_store: float
+    clients: Mapping[str, float]
+    """Each contender on Redis, after `REQUESTS` requests of each client."""
+
+
+def memory_use(server: RedisServer) -> MemoryUse:
+    """Measure all of it; empties ``server``."""
+    return MemoryUse(
+        _in_redis(server, [_LASTING]),
+        _in_redis(server, [(limit,) for limit in _LASTING]),
+        _in_memory_store(),
+        {contender.name: _client(server, contender.build(server.url, EASY)) for contender in (LIMITGATE, *PEERS)},
+    )
+
+
+def _in_redis(server: RedisServer, rules: Sequence[Sequence[Limit]]) -> float:
+    _empty(server)
+    with Limiter(server.url) as limiter:
+        for number in range(CLIENTS):
+            for place, limits in enumerate(rules):
+                limiter.hit(f"{number}:{place}", *limits)
+    return bytes_in_use(server) / CLIENTS
+
+
+def _client(server: RedisServer, app: object) -> float:
+    _empty(server)
+    with Crowds() as crowd_of:
+        error = trouble(crowd_of.asgi(app)(iter(range(REQUESTS * CLIENTS)), 1))
+    if error:
+        raise RuntimeError(error)
+    return bytes_in_use(server) / CLIENTS
+
+
+def _empty(server: RedisServer) -> None:
+    with server.client() as client:
+        client.flushdb()
+
+
+def _in_memory_store() -> float:
+    store = MemoryStore()
+    with Limiter(store) as limiter, _traced() as taken:
+        before = taken()
+        for number in range(BUCKETS):
+            limiter.hit(f"client:{number}", *_LASTING)
+        after = taken()
+    if len(store) != BUCKETS:
+        raise RuntimeError(f"{len(store)} buckets, expected {BUCKETS}")
+    return (after - before) / BUCKETS
+
+
+@contextmanager
+def _traced() -> Iterator[Callable[[], int]]:
+    tracemalloc.start()
+    yield lambda: tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
