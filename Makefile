@@ -1,5 +1,5 @@
 # make run    serve the example on http://127.0.0.1:8000      make test   every test, a private Redis included
-# make check  style, types, import directions                 make bench  cost per request, measured
+# make check  style, types, import directions                 make bench  LimitGate beside its peers
 # make demo   a real access log through the limiter           make fuzz   the property tests, for much longer
 
 PYTHON ?= python3
@@ -19,8 +19,8 @@ check: .venv/dev
 	$(BIN)/mypy
 	$(BIN)/pytest tests/test_imports.py
 
-bench: .venv/dev redis
-	$(BIN)/python -m benchmarks.cost
+bench: .venv/bench redis
+	$(BIN)/python -m benchmarks --write
 
 demo: .venv/dev redis
 	$(BIN)/python -m tests.access_log
@@ -40,6 +40,10 @@ redis:
 
 .venv/dev: .venv/bin/python pyproject.toml
 	$(BIN)/pip install --quiet --editable '.[dev]'
+	@touch $@
+
+.venv/bench: .venv/dev
+	$(BIN)/pip install --quiet --editable '.[dev,bench]'
 	@touch $@
 
 clean:

@@ -1,0 +1,116 @@
+"""LimitGate beside its peers, in one run: ``python -m benchmarks`` measures and prints, ``--write`` keeps it in docs/."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks import attack, cpu, end_to_end, growth, memory_use
+from benchmarks.chart import Row, chart
+from benchmarks.figures import Failed, over
+from benchmarks.redis_side import own_server
+from benchmarks.report import inserted, page, summary
+from benchmarks.results import ASGI, CROWDED, Results
+from benchmarks.rounds import Plan
+from benchmarks.setting import setting
+from tests.redis_server import RedisServer
+
+ROOT = Path(__file__).parent.parent
+
+
+class Pace(NamedTuple):
+    """How much time to take."""
+
+    asgi: Plan
+    wsgi: Plan
+    growth: Plan
+    concurrencies: tuple[int, ...]
+    attack_rounds: int
+    attack_seconds: float
+    rushes: int
+    runs: int
+    """Of wrk, a second each."""
+    buckets: int
+
+
+FULL = Pace(Plan(15, 1_000), Plan(12, 500), Plan(15, 1_000), (1, CROWDED, 128), 3, 1.0, 5, 7, 1_000_000)
+QUICK = Pace(Plan(2, 250), Plan(2, 250), Plan(2, 250), (1, CROWDED, 128), 1, 0.3, 1, 1, 20_000)
+
+Section = Callable[[RedisServer, Pace], dict[str, Any]]
+SECTIONS: dict[str, Section] = {
+    "asgi": lambda server, pace: {"asgi": cpu.asgi(server, pace.concurrencies, pace.asgi)},
+    "wsgi": lambda server, pace: {"wsgi": cpu.wsgi(server, pace.concurrencies[:2], pace.wsgi)},
+    "attacks": lambda server, pace: {
+        "attacks": attack.attacks(server, rounds=pace.attack_rounds, requests=7_000, seconds=pace.attack_seconds)
+    },
+    "rushes": lambda server, pace: {"rushes": attack.rushes(server, pace.rushes)},
+    "throughput": lambda server, pace: {"throughput": end_to_end.throughput(server, rounds=pace.runs, seconds=1)},
+    "memory": lambda server, _: {"memory": memory_use.memory_use(server)},
+    "growth": lambda server, pace: {"growth": growth.growth(server, pace.growth, pace.buckets)},
+}
+"""What can be measured, each on an empty Redis of its own; each returns fields of `Results`."""
+
+
+def main() -> None:
+    """Measure what was asked for, print it, and write it down if wanted."""
+    options = _options()
+    began = time.monotonic()
+    results = _measured(options.only or list(SECTIONS), QUICK if options.quick else FULL)
+    print(page(results))
+    print(f"Measured in {time.monotonic() - began:.0f} s.")
+    if options.write:
+        _write(results)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure LimitGate beside its peers.")
+    parser.add_argument("--quick", action="store_true", help="a minute instead of six; the figures are not worth keeping")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="SECTION", help=f"of {', '.join(SECTIONS)}")
+    parser.add_argument("--write", action="store_true", help="keep the results in docs/ and README.md")
+    options = parser.parse_args()
+    if options.write and (options.quick or options.only):
+        parser.error("--write keeps a full run only")
+    return options
+
+
+def _measured(sections: list[str], pace: Pace) -> Results:
+    with own_server() as server:
+        results = Results(setting(server))
+    for name in sections:
+        began = time.monotonic()
+        with own_server() as server:
+            results = replace(results, **SECTIONS[name](server, pace))
+        print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+    return results
+
+
+def _write(results: Results) -> None:
+    (ROOT / "docs" / "benchmark.md").write_text(page(results))
+    (ROOT / "docs" / "benchmark.svg").write_text(_chart(results))
+    readme = ROOT / "README.md"
+    readme.write_text(inserted(readme.read_text(), summary(results)))
+
+
+def _chart(results: Results) -> str:
+    outcomes = results.asgi[CROWDED]
+    rows = []
+    for contender in ASGI:
+        name = cpu.on_redis(contender.name)
+        costs, outcome = over(outcomes, name, contender.bare), outcomes[name]
+        instead = f"fails ({outcome.error})" if isinstance(outcome, Failed) else ""
+        rows.append(Row(contender.name, statistics.median(costs) if costs else None, instead, ours=contender is ASGI[0]))
+    captions = (
+        f"Three windows on Redis, {CROWDED} requests at once; median of {FULL.asgi.rounds} rounds.",
+        f"{results.setting}.",
+    )
+    return chart("CPU that a limiter adds to a request", "µs", rows, captions)
+
+
+if __name__ == "__main__":
+    main()
