@@ -1,0 +1,204 @@
+"""What the benchmark works out, and how it shows it; without any of the limiters it measures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from benchmarks import attack, cpu, end_to_end
+from benchmarks.chart import Row, chart
+from benchmarks.contenders import LIMITGATE, PEERS
+from benchmarks.drive import Crowds, trouble
+from benchmarks.figures import Bar, Failed, Taken, Turn, best, over, ratio
+from benchmarks.redis_side import overheard, parsed
+from benchmarks.report import BEGIN, END, inserted, number, page, summary
+from benchmarks.results import Results, bars
+from benchmarks.rounds import Plan, alternate
+from benchmarks.setting import Setting
+
+SETTING = Setting("2026-11-21", "a machine", "3.11.7", "7.0.15", "redis 8.1.0")
+
+
+def taken(*client: float, server: float = 0.0, commands: float = 0.0) -> Taken:
+    return Taken([Turn(figure, server) for figure in client], commands)
+
+
+def measured() -> Results:
+    """Two rounds, the second on a machine half as fast; all peers but one cost 100 µs and 30 µs of Redis' time."""
+    outcomes = {"Starlette": taken(10, 20), "FastAPI": taken(40, 80), cpu.NO_OP: taken(40, 80)}
+    for contender in PEERS:
+        outcomes[cpu.on_redis(contender.name)] = taken(110, 220, server=30, commands=3)
+        outcomes[cpu.in_memory(contender.name)] = taken(50, 100)
+    outcomes[cpu.on_redis("limits")] = Failed("MaxConnectionsError")
+    outcomes[cpu.on_redis(LIMITGATE.name)] = taken(30, 60, server=6, commands=1)
+    outcomes[cpu.in_memory(LIMITGATE.name)] = taken(15, 30)
+    attacks = {LIMITGATE.name: attack.Attack(7000, 9.0, 0.001)}
+    rushes = {LIMITGATE.name: attack.Rush(999, 50.0, "503")}
+    served = {cpu.on_redis(LIMITGATE.name): end_to_end.Served(6000.0, 0.7, 0)}
+    throughput = end_to_end.Throughput(served)
+    return Results(SETTING, {1: outcomes, 32: outcomes}, {}, attacks, rushes, throughput)
+
+
+def test_a_figure_is_the_difference_within_its_round() -> None:
+    """A round on a slow machine compares what that machine did with both."""
+    outcomes = {"app": taken(30, 60), "bare": taken(10, 20), "broken": Failed("Oops")}
+    assert over(outcomes, "app", "bare") == [20, 40]
+    assert over(outcomes, "app", None) == [30, 60]
+    assert over(outcomes, "broken", "bare") is None
+    assert over(outcomes, "app", "broken") is None
+    assert over(outcomes, "absent", "bare") is None
+
+
+def test_a_ratio_is_the_median_of_those_within_the_rounds() -> None:
+    """One round that something else disturbed does not move it."""
+    assert ratio([1.0, 2.0, 90.0], [2.0, 4.0, 6.0]) == 0.5
+    assert ratio(None, [1.0]) is None
+    assert ratio([1.0], None) is None
+
+
+def test_the_best_has_the_lowest_median_and_has_not_failed() -> None:
+    """Who failed is no candidate."""
+    assert best({"a": [3.0, 3.0, 0.1], "b": [2.0, 2.0, 9.0], "c": None}) == "b"
+    assert best({"c": None}) is None
+
+
+@pytest.mark.parametrize(
+    ("measured", "higher_is_better", "verdict"),
+    [
+        (0.1, False, "aim reached"),
+        (0.2, False, "reached"),
+        (0.21, False, "missed"),
+        (0.1, True, "missed"),
+        (0.2, True, "aim reached"),
+        (None, False, "not measured"),
+    ],
+)
+def test_a_bar_says_whether_it_was_reached(measured: float | None, higher_is_better: bool, verdict: str) -> None:  # noqa: FBT001 - a case of the table
+    """The mark itself counts as reached, in either direction."""
+    must, aim = (0.15, 0.2) if higher_is_better else (0.2, 0.1)
+    assert Bar("", must, aim, measured, higher_is_better=higher_is_better).verdict == verdict
+
+
+def test_bars_are_worked_out_from_what_was_measured() -> None:
+    """Each bar finds its figures, and failed peers are not compared with."""
+    verdicts = [(bar.measured, bar.verdict) for bar in bars(measured())]
+    assert verdicts == [
+        (pytest.approx(20 / 70), "missed"),
+        (pytest.approx(0.5), "aim reached"),
+        (pytest.approx(5 / 10), "missed"),
+        (pytest.approx(0.2), "reached"),
+        (0.001, "aim reached"),
+        (999, "missed"),
+        (0.7, "reached"),
+    ]
+
+
+def test_nothing_measured_is_said_to_be_so() -> None:
+    """A run that left everything out still makes a page."""
+    results = Results(SETTING, throughput=end_to_end.Throughput({}, "wrk is not installed"))
+    assert {bar.verdict for bar in bars(results)} == {"not measured"}
+    assert "Not measured: wrk is not installed." in page(results)
+
+
+def test_the_page_shows_who_failed_and_by_what() -> None:
+    """A peer that fails is in its row, with the error's name."""
+    for text in (page(measured()), summary(measured())):
+        assert "fails (MaxConnectionsError)" in text
+        assert all(contender.name in text for contender in (LIMITGATE, *PEERS))
+        assert str(SETTING) in text
+
+
+def test_tables_are_rectangular() -> None:
+    """Every row of a table has as many cells as its head."""
+    for table in page(measured()).split("\n\n"):
+        if table.startswith("|"):
+            assert len({line.count("|") for line in table.splitlines()}) == 1
+
+
+@pytest.mark.parametrize(("figure", "text"), [(1234.5, "1,234"), (12.34, "12"), (1.26, "1.3"), (0.00123, "0.0012"), (0, "0")])
+def test_figures_have_the_digits_they_deserve(figure: float, text: str) -> None:
+    """Neither more than was measured nor so few that nothing is left."""
+    assert number(figure) == text
+
+
+def test_the_summary_is_written_between_its_marks() -> None:
+    """What stands around the marks stays, and writing twice is writing once."""
+    text = f"before\n{BEGIN}\nold\n{END}\nafter"
+    once = inserted(text, "new")
+    assert once == f"before\n{BEGIN}\nnew\n{END}\nafter"
+    assert inserted(once, "new") == once
+    with pytest.raises(ValueError, match="no <!-- benchmark -->"):
+        inserted("nothing", "new")
+
+
+def test_readme_has_room_for_the_summary() -> None:
+    """The marks are there for `make bench` to write between."""
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    assert summary(measured()) in inserted(readme, summary(measured()))
+
+
+def test_the_chart_is_svg_with_a_bar_for_everyone_who_did_not_fail() -> None:
+    """Lengths follow the costs, and names are escaped."""
+    rows = [Row("slow <one>", 200.0), Row("ours", 50.0, ours=True), Row("broken", None, "fails (Oops)")]
+    tree = ET.fromstring(chart("CPU", "µs", rows, ["one & two"]))
+    texts = ["".join(text.itertext()) for text in tree.iter("{http://www.w3.org/2000/svg}text")]
+    rects = [rect for rect in tree.iter("{http://www.w3.org/2000/svg}rect") if rect.get("class") in ("bar", "ours")]
+    assert [rect.get("class") for rect in rects] == ["ours", "bar"]
+    assert float(rects[1].get("width")) == pytest.approx(4 * float(rects[0].get("width")))
+    assert {"slow <one>", "fails (Oops)", "one & two", "50", "200 · 4.0\N{MULTIPLICATION SIGN}"} <= set(texts)
+
+
+def test_a_line_of_monitor_becomes_a_command() -> None:
+    """Bytes come back as they were sent; what a script called is left out."""
+    line = rb'+1700000000.1 [0 unix:/tmp/redis.sock] "EVALSHA" "a\"b\\" "\x00\xff\r\n" ""' + b"\r\n"
+    assert parsed(line) == (b"EVALSHA", b'a"b\\', b"\x00\xff\r\n", b"")
+    assert parsed(b'+1700000000.1 [0 lua] "GET" "key"\r\n') is None
+    with pytest.raises(RuntimeError, match="no line of MONITOR"):
+        parsed(b"-ERR\r\n")
+
+
+def test_commands_are_heard_without_those_of_scripts(redis_server) -> None:
+    """A script that calls two commands is one command."""
+    with redis_server.client() as client:
+        heard = overheard(redis_server, lambda: client.eval("redis.call('PING') return redis.call('ECHO', 'x')", 0))
+    assert [command[0] for command in heard] == [b"EVAL"]
+
+
+def test_report_of_wrk_is_read() -> None:
+    """Answers other than 2xx and broken connections are failures."""
+    good = "Requests/sec:   5669.22\n"
+    assert end_to_end.parsed(good) == (5669.22, 0)
+    bad = "Socket errors: connect 1, read 2, write 0, timeout 3\n  Non-2xx or 3xx responses: 4\n" + good
+    assert end_to_end.parsed(bad) == (5669.22, 10)
+    with pytest.raises(RuntimeError, match="no report"):
+        end_to_end.parsed("")
+
+
+def test_trouble_is_the_commonest_unexpected_outcome() -> None:
+    """What was expected is no trouble, however rare."""
+    assert trouble(Counter({200: 1, "Oops": 5, 500: 2})) == "Oops"
+    assert trouble(Counter({200: 1, 429: 3}), (200, 429)) == ""
+
+
+def test_who_does_not_answer_with_200_drops_out() -> None:
+    """Applications that raise or refuse fail by name, and the others are measured all the same."""
+
+    async def good(scope, receive, send) -> None:
+        await send({"type": "http.response.start", "status": 200})
+
+    async def refusing(scope, receive, send) -> None:
+        await send({"type": "http.response.start", "status": 429})
+
+    async def raising(scope, receive, send) -> None:
+        raise TimeoutError
+
+    with Crowds() as crowd_of:
+        crowds = {"good": crowd_of.asgi(good), "refusing": crowd_of.asgi(refusing), "raising": crowd_of.asgi(raising)}
+        outcomes = alternate(crowds, 4, Plan(rounds=3, requests=10))
+    assert outcomes["refusing"] == Failed("429")
+    assert outcomes["raising"] == Failed("TimeoutError")
+    assert isinstance(outcomes["good"], Taken)
+    assert len(outcomes["good"].turns) == 3
