@@ -20,7 +20,7 @@ from starlette.routing import Route
 from limitgate import LimitGate, LimitGateWSGI, Rule
 
 Quotas = Mapping[str, int]
-"""Requests that a client may make per "second", "minute" or "day"."""
+"""Requests that a client may make per "second", "minute", "hour" or "day"."""
 Build = Callable[[str, Quotas], Any]
 """Makes the application; takes the URL of a Redis on a unix socket, or "" for the limiter's memory store, and the quotas."""
 

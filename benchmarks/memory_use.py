@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from benchmarks.contenders import EASY, LIMITGATE, PEERS
+from benchmarks.contenders import LIMITGATE, PEERS, Quotas
 from benchmarks.drive import CLIENTS, Crowds, trouble
 from benchmarks.redis_side import bytes_in_use
 from limitgate import Limit, Limiter, MemoryStore
@@ -17,6 +17,8 @@ BUCKETS = 20_000
 REQUESTS = 4
 """Requests that each client has made when its bytes are counted."""
 
+_QUOTAS: Quotas = {"minute": 5_000, "hour": 8_000, "day": 10_000}
+"""No window of a second: its keys would begin to go before all clients have been."""
 _LASTING = (Limit("100/hour"), Limit("1000/day"), Limit("5000 per 7 days"))
 """Three windows of which something is owed still when they are looked at."""
 
@@ -39,7 +41,7 @@ def memory_use(server: RedisServer) -> MemoryUse:
         _in_redis(server, [_LASTING]),
         _in_redis(server, [(limit,) for limit in _LASTING]),
         _in_memory_store(),
-        {contender.name: _client(server, contender.build(server.url, EASY)) for contender in (LIMITGATE, *PEERS)},
+        {contender.name: _client(server, contender.build(server.url, _QUOTAS)) for contender in (LIMITGATE, *PEERS)},
     )
 
 
