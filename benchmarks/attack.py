@@ -21,6 +21,8 @@ class Attack(NamedTuple):
     """What a refused request cost."""
 
     refused: int = 0
+    admitted: int = 0
+    """As many as the limits allow, if it limits at all."""
     cpu: float = 0.0
     """µs of CPU of the process that handles requests; median over the rounds."""
     commands: float = 0.0
@@ -59,6 +61,7 @@ def attacks(server: RedisServer, *, rounds: int, requests: int, seconds: float) 
         return {
             name: Attack(
                 tallies[name][429],
+                tallies[name][200],
                 statistics.median(costs[name]),
                 _commands(server, crowd, requests, seconds),
                 trouble(tallies[name], (200, 429)),

@@ -8,6 +8,7 @@ a served application is not weighed down by the others.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -196,7 +197,7 @@ def fastapi_limiter(url: str, quotas: Quotas) -> Any:
 
     rates = [Rate(count, Duration[unit.upper()]) for unit, count in quotas.items()]
     client = _client(url) if url else None
-    clock = MonotonicClock()
+    now = MonotonicClock().now if client is None else _milliseconds  # the clocks of their buckets, by which those forget
 
     class PerClient(BucketFactory):  # type: ignore[misc]
         """PerNameFactory of pyrate-limiter's README, on either store."""
@@ -206,7 +207,7 @@ def fastapi_limiter(url: str, quotas: Quotas) -> Any:
             self.script = ""
 
         def wrap_item(self, name: str, weight: int = 1) -> Any:
-            return RateItem(name, clock.now(), weight=weight)
+            return RateItem(name, now(), weight=weight)
 
         async def get(self, item: Any) -> Any:
             if item.name not in self.buckets:
@@ -295,6 +296,10 @@ class _Asking:
 
 def _texts(quotas: Quotas) -> list[str]:
     return [f"{count}/{unit}" for unit, count in quotas.items()]
+
+
+def _milliseconds() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _client(url: str) -> Any:

@@ -170,9 +170,23 @@ def _attacks(results: Results) -> str:
         return ""
 
     def row(name: str, attack: Attack) -> list[str]:
-        return [name, number(attack.refused), number(attack.cpu), number(attack.commands), attack.error or "none"]
+        return [
+            name,
+            number(attack.refused),
+            number(attack.admitted),
+            number(attack.cpu),
+            number(attack.commands),
+            attack.error or "none",
+        ]
 
-    heads = ["32 at once, on Redis", "refused", "CPU per refused request, µs", "Redis commands per refused request", "errors"]
+    heads = [
+        "32 at once, on Redis",
+        "refused",
+        "admitted",
+        "CPU per refused request, µs",
+        "Redis commands per refused request",
+        "errors",
+    ]
     return table(heads, [row(name, attack) for name, attack in results.attacks.items()])
 
 

@@ -35,7 +35,7 @@ def measured() -> Results:
     outcomes[cpu.on_redis("limits")] = Failed("MaxConnectionsError")
     outcomes[cpu.on_redis(LIMITGATE.name)] = taken(30, 60, server=6, commands=1)
     outcomes[cpu.in_memory(LIMITGATE.name)] = taken(15, 30)
-    attacks = {LIMITGATE.name: attack.Attack(7000, 9.0, 0.001)}
+    attacks = {LIMITGATE.name: attack.Attack(7000, 15, 9.0, 0.001)}
     rushes = {LIMITGATE.name: attack.Rush(999, 50.0, "503")}
     served = {cpu.on_redis(LIMITGATE.name): end_to_end.Served(6000.0, 0.7, 0)}
     throughput = end_to_end.Throughput(served)
