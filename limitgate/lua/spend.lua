@@ -2,8 +2,9 @@
 -- Twin of limitgate/stores/memory.py.
 --
 -- KEYS      the buckets, one per charge, plan after plan.
--- ARGV[i]   the charge of KEYS[i], packed: verb, 1 if this bucket may refuse, 1 if its plan ends here, the number of
---           windows, then for each its id, count, tolerance and increment; then, if the bucket is leased from, the lease.
+-- ARGV[1]   for each key the number of its charge, 16 bits.
+-- ARGV[n+1] charge n, packed: verb, 1 if this bucket may refuse, 1 if the plan ends here, the number of windows, then for
+--           each its id, count, tolerance and increment; then, if the bucket is leased from, the lease.
 -- Verbs     's'pend, 'p'eek (charge nothing) and 'r'eset (the asked windows start full).
 -- Reply     {now, unreadable values, clock steps, 1 if there was no memory to write, debt, debt, ...}.
 --
@@ -248,20 +249,20 @@ local function write(key, bucket)
   end
 end
 
-local opened, decoded = {}, {}  -- by key, by text: a crowd often asks for the same
+local opened, decoded = {}, {}  -- by key, by number
 local buckets, charges, fits = {}, {}, {}
 local first, admitted = 1, true
 
 for i, key in ipairs(KEYS) do
-  local text = ARGV[i]
-  local bucket, charge = opened[key], decoded[text]
+  local number = unpack('<H', ARGV[1], 2 * i - 1)
+  local bucket, charge = opened[key], decoded[number]
   if not bucket then
     bucket = open(key)
     opened[key] = bucket
   end
   if not charge then
-    charge = decode(text)
-    decoded[text] = charge
+    charge = decode(ARGV[number + 1])
+    decoded[number] = charge
   end
   if charge.verb == 'r' then clear(bucket, charge) end
   if charge.lease then give_back(bucket, charge) end

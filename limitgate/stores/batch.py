@@ -92,7 +92,9 @@ class Batcher:
         self._queue.append((plan, deadline, reading))
         if self._alarm is None or deadline < self._alarm.when():
             self._set_alarm(deadline)
-        if not self._turn_will_end:
+        if len(self._queue) == MAX_BATCH:
+            self._flush()  # Redis can begin while the rest of a large crowd is still arriving
+        elif not self._turn_will_end:
             self._turn_will_end = True
             loop.call_soon(self._end_turn)
         return reading

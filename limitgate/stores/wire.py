@@ -32,17 +32,23 @@ class Answers(NamedTuple):
 
 
 def arguments(plans: Sequence[Plan]) -> list[str | bytes | int]:
-    """What follows the script's hash or text in EVALSHA or EVAL: the number of keys, the keys, the arguments."""
+    """What follows the script's hash or text in EVALSHA or EVAL: the number of keys, the keys, the arguments.
+
+    A crowd mostly asks for the same of different buckets, so each charge is sent once and every key says which one it gets.
+    """
     keys: list[str | bytes | int] = [0]
-    packed: list[str | bytes | int] = []
-    for charges, verb in plans:
-        last = len(charges) - 1
-        for place, charge in enumerate(charges):
+    charges: dict[bytes, int] = {}
+    which = []
+    for asked, verb in plans:
+        last = len(asked) - 1
+        for place, charge in enumerate(asked):
             keys.append(charge.key)
-            asked = _packed(charge.windows, charge.cost, charge.binding, verb, place == last)
-            packed.append(asked + _lease(charge.windows, charge.lease) if charge.lease else asked)
-    keys[0] = len(packed)
-    return keys + packed
+            packed = _packed(charge.windows, charge.cost, charge.binding, verb, place == last)
+            if charge.lease is not None:
+                packed += _lease(charge.windows, charge.lease)
+            which.append(charges.setdefault(packed, len(charges) + 1))
+    keys[0] = len(which)
+    return [*keys, struct.pack(f"<{len(which)}H", *which), *charges]
 
 
 def answers(plans: Sequence[Plan], reply: object) -> Answers:
