@@ -126,6 +126,7 @@ class Batcher:
         try:
             yield
         finally:
+            self._ending = None  # it knows the loop, so the loop would be kept for as long as the store
             await self.close()
 
     def _end_turn(self) -> None:
