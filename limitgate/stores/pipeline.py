@@ -71,16 +71,21 @@ class Pipeline(asyncio.Protocol, Generic[Call]):
         """Hand out the replies that have arrived whole; bytes that nobody waits for cannot be a reply of ours."""
         self.unheard, self._since = False, self._loop.time()
         self._replies.feed(data)
+        while (reply := self._reply()) is not _MORE:
+            if isinstance(reply, hiredis.PushNotification):
+                continue
+            if not self.flying:
+                self.give_up()
+                return
+            self._answered(self, self.flying.popleft(), reply)
+
+    def _reply(self) -> object:
+        """The next reply that has arrived whole. What is not RESP, or more than Python can make of it, ends the connection."""
         try:
-            while (reply := self._replies.gets()) is not _MORE:
-                if isinstance(reply, hiredis.PushNotification):
-                    continue
-                if not self.flying:
-                    self.give_up()
-                    return
-                self._answered(self, self.flying.popleft(), reply)
-        except hiredis.ProtocolError:
+            return self._replies.gets()
+        except Exception:  # noqa: BLE001 - besides hiredis' own, redis-py's about an error it cannot read, a map by lists
             self.give_up()
+            return _MORE
 
     def connection_lost(self, error: Exception | None) -> None:
         """Let go of the connection and say so."""

@@ -18,6 +18,7 @@ from typing import Any
 from redis.backoff import NoBackoff
 from redis.connection import ConnectionPool
 from redis.exceptions import (
+    InvalidResponse,
     NoScriptError,
     OutOfMemoryError,
     RedisError,
@@ -146,7 +147,10 @@ class RedisStore(Scripted):
         """Send one command and read its reply. A reply that comes in pieces has until the deadline for each piece."""
         connection._sock.settimeout(_left(deadline))  # noqa: SLF001 - redis-py sends under the timeout of connecting
         connection.send_packed_command(connection.pack_command(*command), check_health=False)
-        return connection.read_response(timeout=_left(deadline))
+        try:
+            return connection.read_response(timeout=_left(deadline))
+        except (TypeError, ValueError) as error:  # redis-py's about an error it cannot read, hiredis' about a map by lists
+            raise InvalidResponse(str(error)) from error
 
     def _pop(self) -> Any:
         """An idle connection, the newest first so that the others can age; None if there is none."""
