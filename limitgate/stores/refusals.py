@@ -71,14 +71,18 @@ class Refusals:
         """Remember what a call said that was sent and heard at these times, or forget what it has changed."""
         if reading.admitted or plan.verb != "spend":
             for charge in plan.charges:
-                if plan.verb == "reset" or (charge.lease and charge.lease.gives_back):
-                    self._given_back = heard
-                if charge.key in self._seen:
-                    self._seen.pop(charge.key, None)
-        elif sent >= self._given_back:  # else it may tell of a time before
-            with self._lock:
-                for charge, debts in zip(plan.charges, reading.debts):
-                    self._seen.pop(charge.key, None)
-                    self._seen[charge.key] = _Seen(charge.windows, debts, reading.now, sent, heard)
-                while len(self._seen) > MAX_BUCKETS:
-                    del self._seen[next(iter(self._seen))]
+                gives_back = plan.verb == "reset" or (charge.lease and charge.lease.gives_back)
+                if gives_back or charge.key in self._seen:
+                    with self._lock:
+                        if gives_back:
+                            self._given_back = max(heard, self._given_back)
+                        self._seen.pop(charge.key, None)
+            return
+        with self._lock:
+            if sent < self._given_back:
+                return  # it may tell of a time before
+            for charge, debts in zip(plan.charges, reading.debts):
+                self._seen.pop(charge.key, None)
+                self._seen[charge.key] = _Seen(charge.windows, debts, reading.now, sent, heard)
+            while len(self._seen) > MAX_BUCKETS:
+                del self._seen[next(iter(self._seen))]
