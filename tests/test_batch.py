@@ -205,6 +205,20 @@ async def test_who_is_late_before_sending_is_not_charged(redis_server: RedisServ
 
 
 @in_a_loop
+async def test_who_is_late_makes_room(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests whose time is up leave the queue to others, though no reply has come."""
+    monkeypatch.setattr("limitgate.stores.batch.MAX_QUEUED", 20)
+    async with Proxy(redis_server) as proxy, store_at(proxy.url) as store:
+        await ask(store, a_plan())
+        proxy.hold()
+        requests = await turns(store, *[[a_plan()]] * MAX_FLYING)
+        assert await ask(store, *[a_plan()] * 21, timeout=0.05) == ["timeout"] * 21
+        requests += await turns(store, [a_plan()] * 20)
+        proxy.release()
+        assert await ends(requests) == [True] * (MAX_FLYING + 20)
+
+
+@in_a_loop
 async def test_who_is_late_before_there_is_a_connection_is_not_charged(redis_server: RedisServer) -> None:
     """While a connection is still being made, a request fails in time and is not sent when it is there."""
     async with Proxy(redis_server) as proxy, store_at(proxy.url) as store:
