@@ -64,6 +64,9 @@ def test_a_refusal_is_repeated_until_it_may_end() -> None:
         assert not decision.allowed
         assert decision.retry_after == pytest.approx(60 - passed, abs=2e-6)
     assert known.answer(plan, 6.0) is None
+    known.learn(plan, owing(plan, 1), 7.0, 7.5)
+    assert known.answer(plan, 7.9) is not None
+    assert known.answer(plan, 8.1) is None
 
 
 def test_time_counts_from_sending_for_us_and_from_hearing_for_them() -> None:
@@ -82,6 +85,14 @@ def test_a_clock_that_runs_differently_refuses_nobody_wrongly() -> None:
     known.learn(plan, owing(plan, 1), 5.0, 5.0)
     assert known.answer(plan, 5.4990) is not None
     assert known.answer(plan, 5.4996) is None
+
+
+def test_a_begun_microsecond_counts_whole() -> None:
+    """A server that counts in microseconds may be one further than the time that has passed."""
+    known, plan = Refusals(), a_plan(windows_of("500000/second burst 1"))
+    known.learn(plan, owing(plan, 1), 5.0, 5.0)
+    assert known.answer(plan, 5.0) is not None
+    assert known.answer(plan, 5.000_001_5) is None
 
 
 def test_it_goes_by_cost() -> None:
@@ -108,6 +119,15 @@ def test_all_buckets_have_to_be_known() -> None:
     assert not known.answer(both, 5.2).admitted
     assert known.answer(second, 5.2) is None
     assert known.answer(joined(second, a_plan(key="third")), 5.2) is None
+
+
+def test_the_latest_that_was_heard_of_the_servers_clock_counts() -> None:
+    """Of buckets that were seen at different times, the answer's time is the one whose reply was on its way the shortest."""
+    known, first, second, now = Refusals(), a_plan(key="first"), a_plan(key="second"), Clock().now
+    known.learn(first, owing(first, 1, now=now), 5.0, 5.5)
+    known.learn(second, owing(second, 1, now=now + 400_000), 5.25, 5.5)
+    for plan in (joined(first, second), joined(second, first)):
+        assert known.answer(plan, 5.75).now == now + 650_000
 
 
 def test_a_shadow_refuses_nobody() -> None:
