@@ -90,6 +90,7 @@ async def test_out_of_memory_keeps_the_connection(redis_server: RedisServer) -> 
         await ask(store, a_plan())
         proxy.instead[len(proxy.calls)] = b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"
         assert await ends(await turns(store, [a_plan()] * 2, [a_plan()] * 2)) == ["oom"] * 2 + [True] * 2
+        assert await ask(store, a_plan()) == [True]
         assert len(proxy.lines) == 1
 
 
