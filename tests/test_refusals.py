@@ -305,7 +305,7 @@ def a_world(rnd: random.Random) -> Callable[[], Plan]:
 def said(plan: Plan, reading: Reading) -> tuple[Decision, Any, int]:
     """All that a caller may see of an answer."""
     decision = decide(plan, reading)
-    return decision._replace(standings=()), decision.windows, reading.now
+    return decision._replace(evidence=((), (), ())), decision.windows, reading.now
 
 
 def test_with_and_without_the_answers_are_the_same_property() -> None:
@@ -590,5 +590,5 @@ def test_a_client_cannot_tell_the_difference(redis_server: RedisServer, kind: ty
             waited = first.retry_after - decision.retry_after
             assert 0 < waited <= 0.9
             assert decision.reset_after == pytest.approx(first.reset_after - waited, abs=1e-5)
-            timeless = {"retry_after": 0, "reset_after": 0, "standings": ()}
+            timeless = {"retry_after": 0, "reset_after": 0, "evidence": ((), (), ())}
             assert decision._replace(**timeless) == first._replace(**timeless)

@@ -224,8 +224,12 @@ class Batcher:
         finally:
             if self._connecting is asyncio.current_task():
                 self._connecting = None
-        self._pipeline = Pipeline(connection, self._answered, self._lost)
-        self._pipelines.add(self._pipeline)
+        pipeline = Pipeline(connection, self._answered, self._lost)
+        if not pipeline:  # its end was told before there was a pipeline to tell
+            self._fail_unsent(ConnectionResetError("Redis closed the connection as soon as it was made"))
+            return
+        self._pipeline = pipeline
+        self._pipelines.add(pipeline)
         self._flush()
 
     def _set_alarm(self, deadline: float) -> None:
