@@ -105,7 +105,7 @@ class Leases:
 
     def _asking(self, charge: Charge, at: float) -> Charge:
         key, windows = charge.key, charge.windows
-        if not windows.lease or key in self._asked or len(self._held) + len(self._asked) >= MAX_BUCKETS:
+        if not windows.lease or not charge.cost or key in self._asked or len(self._held) + len(self._asked) >= MAX_BUCKETS:
             return charge
         held = self._held.get(key)
         if held is None:
