@@ -138,7 +138,7 @@ class Leases:
     def forget(self, plan: Plan) -> None:
         """A plan from `asking` was not answered: whatever it took is left to drain."""
         for charge in plan.charges:
-            if charge.lease:
+            if charge.lease and charge.lease.most:
                 self._asked.discard(charge.key)
 
     def ends(self) -> float | None:
