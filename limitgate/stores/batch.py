@@ -204,6 +204,8 @@ class Batcher:
         for batch in pipeline.flying:
             if pipeline.unheard and not pipeline.given_up and not batch.again:
                 self._script.unanswered(batch.plans)
+                given_back = [request for request in batch.requests if any(charge.lease for charge in request[0].charges)]
+                _fail(given_back, ConnectionResetError("the connection was lost"))  # a charge may be made twice, this may not
                 batch.again = True
                 self._again.append(batch)
             else:
