@@ -131,10 +131,11 @@ class RedisStore(Scripted):
     def _keep_giving_back(self) -> None:
         while True:
             with self._changed:
+                self._gives_back = False  # first, so that a lease that comes now starts another thread
                 ends = self.leases.ends()
                 if ends is None:
-                    self._gives_back = False
                     return
+                self._gives_back = True
             time.sleep(max(0.0, ends - time.monotonic()))
             self._give_back()
 
