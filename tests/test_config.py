@@ -171,7 +171,24 @@ rules:
     qps: 5
 """
 
+
 # (file, where the message says that the mistake is)
+def test_leases_are_read_from_a_file(tmp_path: Path) -> None:
+    """A limit's own lease stands beside it, a rule's is for the limits that have none of their own."""
+    text = """\
+        rules:
+          - {name: own, limits: [{limit: 1000/second, lease: 50}]}
+          - name: shared
+            lease: 50
+            limits: ["1000/second", {limit: 100/minute, lease: 7}]
+            qpd: 2000
+          - {name: none, limits: ["1000/second"]}
+    """
+    rules = load_rules(written(tmp_path, rules__yaml=text)).tiers["default"]
+    assert [[limit.lease for limit in rule.windows.limits] for rule in rules] == [[50], [50, 7, 50], [0]]
+    assert rules[0].limits == (Limit("1000/second", lease=50),)
+
+
 MISTAKES = [
     # unknown fields
     ("tier: default\nrulez:\n  - name: a\n", "2: rulez"),
@@ -199,6 +216,12 @@ MISTAKES = [
     (ONE_RULE.format("limits: [{limit: 5/s, burst: 0}]"), "7: rules[1].limits[0]"),
     (ONE_RULE.format("limits: [{limit: 5/s, burst: many}]"), "7: rules[1].limits[0]"),
     (ONE_RULE.format("limits: [{limit: 5/s, algorithm: magic}]"), "7: rules[1].limits[0]"),
+    (ONE_RULE.format("limits: [{limit: 5/s, lease: 6}]"), "7: rules[1].limits[0]"),
+    (ONE_RULE.format("limits: [{limit: 5/s, lease: -1}]"), "7: rules[1].limits[0]"),
+    (ONE_RULE.format("limits: [{limit: 5/s, lease: true}]"), "7: rules[1].limits[0]"),
+    (ONE_RULE.format("limits:\n    - 5/m\n    - {limit: 5/s, lease: many}"), "9: rules[1].limits[1]"),
+    (ONE_RULE.format("limits: [{limit: 5/s, lease: 5}, 9/m]"), "7: rules[1].limits"),
+    (ONE_RULE.format("qpm: 9\n    limits: [{limit: 5/s, lease: 5}]"), "8: rules[1].limits"),
     (ONE_RULE.format("limits: [2000000/s]"), "7: rules[1].limits[0]"),
     (ONE_RULE.format("limits: [1 per 400 days]"), "7: rules[1].limits[0]"),
     (ONE_RULE.format("path: /login"), "6: rules[1].limits"),
@@ -215,6 +238,13 @@ MISTAKES = [
     (ONE_RULE.format("qps: 5\n    cost: -1"), "8: rules[1].cost"),
     (ONE_RULE.format('qps: 5\n    cost: "1"'), "8: rules[1].cost"),
     (ONE_RULE.format("qps: 5\n    cost: true"), "8: rules[1].cost"),
+    (ONE_RULE.format("qps: 5\n    lease: 6"), "8: rules[1].lease"),
+    (ONE_RULE.format("lease: 6\n    limits: [50/s, 5/m]"), "7: rules[1].lease"),
+    (ONE_RULE.format("qps: 5\n    lease: -1"), "8: rules[1].lease"),
+    (ONE_RULE.format("qps: 5\n    lease: true"), "8: rules[1].lease"),
+    (ONE_RULE.format('qps: 5\n    lease: "1"'), "8: rules[1].lease"),
+    (ONE_RULE.format("qps: 5\n    lease: 1.5"), "8: rules[1].lease"),
+    (ONE_RULE.format("qps: 5\n    lease:"), "8: rules[1].lease"),
     # names
     ("rules:\n  - qps: 5\n", "2: rules[0]"),
     ("rules:\n  - name:\n    qps: 5\n", "2: rules[0].name"),

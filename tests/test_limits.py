@@ -23,7 +23,8 @@ def limits(draw: st.DrawFn) -> Limit:
     period = draw(st.sampled_from((1, 60, 3600, DAY, YEAR)) | st.integers(1, YEAR))
     count = draw(st.integers(1, 100) | st.integers(1, 1_000_000 * period))
     burst = draw(st.none() | st.integers(1, max(1, count * 10 * YEAR // period)))
-    return Limit(f"{count} per {period} seconds", burst=burst, algorithm=draw(st.sampled_from(ALGORITHMS)))
+    lease = draw(st.just(0) | st.integers(0, count if burst is None else burst))
+    return Limit(f"{count} per {period} seconds", burst=burst, algorithm=draw(st.sampled_from(ALGORITHMS)), lease=lease)
 
 
 WRITTEN = [
@@ -142,12 +143,21 @@ OPTIONS = [
     {"algorithm": ""},
     {"algorithm": "GCRA"},
     {"algorithm": None},
+    {"lease": -1},
+    {"lease": 6},
+    {"lease": 10**30},
+    {"lease": 3, "burst": 2},
+    {"lease": 1.0},
+    {"lease": "1"},
+    {"lease": True},
+    {"lease": False},
+    {"lease": None},
 ]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_bad_option_is_refused(options: dict[str, object]) -> None:
-    """A burst or an algorithm that makes no sense is a ConfigError that says what was expected."""
+    """A burst, an algorithm or a lease that makes no sense is a ConfigError that says what was expected."""
     with pytest.raises(ConfigError, match="expected"):
         Limit("5/second", **options)
 
@@ -163,13 +173,49 @@ def test_equal_limits_are_equal_however_they_were_written() -> None:
     """Two spellings of one limit are one limit; every part tells limits apart."""
     assert len({Limit("60/minute"), Limit("60 per 60 seconds"), Limit("60 per 1 minutes burst 60")}) == 1
     others = {Limit("60/minute"), Limit("61/minute", burst=60), Limit("60/hour"), Limit("60/minute burst 61")}
-    assert len(others | {Limit("60/minute", algorithm="token_bucket")}) == 5
+    assert len(others | {Limit("60/minute", algorithm="token_bucket"), Limit("60/minute", lease=1)}) == 6
+
+
+@pytest.mark.parametrize("lease", [0, 1, 5])
+def test_a_lease_is_off_unless_it_is_given(lease: int) -> None:
+    """A limit is leased from only where somebody says so, with up to its burst, and shows it."""
+    assert Limit("5/second").lease == 0
+    assert (Limit("5/second") == Limit("5/second", lease=lease)) is (lease == 0)
+    assert Limit("5/second", lease=lease).lease == Limit("5/second").leased(lease).lease == lease
+    assert repr(Limit("5/second", lease=lease)) == (f"Limit('5/second', lease={lease})" if lease else "Limit('5/second')")
+
+
+def test_leasing_leaves_the_rest_of_a_limit_alone() -> None:
+    """A limit with a lease is the same limit but for its lease, and no other than its burst allows."""
+    limit = Limit("10/s burst 20", algorithm="leaky_bucket")
+    assert limit.leased(20) == Limit("10/s burst 20", algorithm="leaky_bucket", lease=20)
+    assert limit.leased(20).leased(0) == limit
+    with pytest.raises(ConfigError, match="expected a lease of 0 to 20"):
+        limit.leased(21)
+
+
+def test_the_smallest_lease_is_that_of_the_bucket() -> None:
+    """Limits that are checked together are leased from together, as far as the smallest of their leases goes."""
+    assert windows_of(Limit("5/second", lease=5), Limit("9/day", lease=2)).lease == 2
+    assert windows_of("5/second", "9/day").lease == windows_of(Limit("5/second", lease=0)).lease == 0
+
+
+def test_a_lease_is_for_all_limits_of_a_bucket() -> None:
+    """Where some limits have a lease and others have none, the message says which, and what was expected."""
+    with pytest.raises(ConfigError, match="5/second has lease and 9/day has no lease, expected one for all") as caught:
+        windows_of(Limit("5/second", lease=5), Limit("9/day"))
+    assert str(caught.value).endswith("or for none")
+
+
+def test_a_lease_is_no_part_of_a_windows_number() -> None:
+    """A bucket is found again when its limit gets a lease or loses it."""
+    assert windows_of(Limit("5/second", lease=5)).ids == windows_of("5/second").ids
 
 
 @given(limits())
 def test_text_and_repr_lead_back_to_the_limit_property(limit: Limit) -> None:
     """What a limit prints can be read again."""
-    assert Limit(str(limit), algorithm=limit.algorithm) == limit
+    assert Limit(str(limit), algorithm=limit.algorithm, lease=limit.lease) == limit
     assert eval(repr(limit), {"Limit": Limit}) == limit
 
 
@@ -182,7 +228,7 @@ def test_a_copy_is_the_same_in_every_field_property(limit: Limit) -> None:
         assert dataclasses.astuple(other) == dataclasses.astuple(limit)
 
 
-@pytest.mark.parametrize("name", ["count", "period", "burst", "algorithm", "another"])
+@pytest.mark.parametrize("name", ["count", "period", "burst", "algorithm", "lease", "another"])
 def test_a_limit_cannot_be_changed(name: str) -> None:
     """A limit is immutable."""
     limit = Limit("5/second")
@@ -196,6 +242,7 @@ LIKE_LIMITS = [
     ("5/second", Limit("5/second")),
     ({"limit": "5/second"}, Limit("5/second")),
     ({"limit": "5/second", "burst": 9, "algorithm": "token_bucket"}, Limit("5/second burst 9", algorithm="token_bucket")),
+    ({"limit": "5/second", "lease": 3}, Limit("5/second", lease=3)),
 ]
 
 
@@ -246,7 +293,7 @@ def test_another_algorithm_is_another_window() -> None:
 @given(st.lists(limits(), min_size=1, max_size=8))
 def test_windows_of_one_bucket_have_numbers_of_their_own_property(several: list[Limit]) -> None:
     """No two windows of a bucket share a number, and every number fits into the six bytes that Redis keeps."""
-    ids = Windows(tuple(several)).ids
+    ids = Windows(tuple(limit.leased(0) for limit in several)).ids
     assert len(set(ids)) == len(several)
     assert all(0 <= window < 2**48 for window in ids)
 

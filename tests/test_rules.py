@@ -22,6 +22,7 @@ def test_a_rule_is_what_the_contract_says_by_default() -> None:
     assert (rule.name, rule.limits, rule.path, rule.methods) == ("api", (Limit("5/second"),), "/**", None)
     assert (rule.key, rule.tier, rule.cost, rule.on_error) == (("ip",), None, 1, None)
     assert (rule.shadow, rule.exempt) == (False, False)
+    assert (rule.lease, rule.windows.lease) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +110,19 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"limits": [], "exempt": 1}, "exempt"),
     ({"exempt": True}, "exempt"),
     ({"limits": [], "qps": 1, "exempt": True}, "exempt"),
+    ({"lease": -1}, "lease"),
+    ({"lease": 10}, "lease"),
+    ({"lease": 1.0}, "lease"),
+    ({"lease": "1"}, "lease"),
+    ({"lease": True}, "lease"),
+    ({"lease": None}, "lease"),
+    ({"limits": ["50/s", "5/m"], "lease": 6}, "lease"),
+    ({"qps": 50, "qpm": 5, "lease": 6}, "lease"),
+    ({"limits": [{"limit": "5/s", "lease": 6}]}, "limits"),
+    ({"limits": [{"limit": "5/s", "lease": -1}]}, "limits"),
+    ({"limits": [{"limit": "5/s", "lease": True}]}, "limits"),
+    ({"limits": [{"limit": "5/s", "lease": 5}, "9/m"]}, "limits"),
+    ({"limits": [{"limit": "5/s", "lease": 5}], "qpm": 9}, "limits"),
     ({"burst": 5}, "burst"),
     ({"Path": "/x"}, "Path"),
 ]
@@ -128,6 +142,34 @@ def test_a_mistake_in_a_rule_says_what_was_expected(options: dict[str, Any], fie
     """Whoever reads about a mistake in a rule need not look up what would have been right."""
     with pytest.raises(ConfigError, match="expected"):
         Rule(**{"name": "r", "limits": ["9/s"], **options})
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (Rule("r", "100/s", lease=50), [50]),
+        (Rule("r", "100/s", Limit("200/m", lease=7), qpd=300, lease=50), [50, 7, 50]),
+        (Rule("r", limits=[{"limit": "100/s", "lease": 50}, {"limit": "200/m", "lease": 7}]), [50, 7]),
+        (Rule("r", Limit("100/s", lease=50)), [50]),
+        (Rule("r", "100/s burst 50", lease=50), [50]),
+        (Rule("r", "100/s", lease=0), [0]),
+    ],
+)
+def test_the_lease_of_a_rule_is_for_limits_without_their_own(rule: Rule, expected: list[int]) -> None:
+    """A rule's lease goes to all its limits, those of qps, qpm, qph and qpd too, but for those that have one."""
+    assert [limit.lease for limit in rule.windows.limits] == expected
+    assert rule.windows.lease == min(expected)
+
+
+def test_a_lease_above_the_burst_says_how_much_is_possible() -> None:
+    """The message about a lease names the rule, the limit that it is too much for, and the most that it takes."""
+    with pytest.raises(ConfigError, match=r"rule 'r': lease: limit 5 per 60 s, burst 5: expected a lease of 0 to 5 .* not 6"):
+        Rule("r", "50/s", "5/m", lease=6)
+
+
+def test_an_exempt_rule_may_name_a_lease() -> None:
+    """Where there are no limits there is nothing to lease from."""
+    assert Rule("r", exempt=True, lease=5).windows.lease == 0
 
 
 @pytest.mark.parametrize("cost", [1.0, "1", None, True, [1]])
