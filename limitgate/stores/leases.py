@@ -9,7 +9,8 @@ Redis would see them if nobody else asked:
 
 Their difference is what may still be used. It melts as soon as ``held`` is paid back, just as an idle bucket earns nothing
 beyond its burst. So in any interval no more is admitted than without leases, over all processes together (docs/architecture.md
-has the proof). A lease ends after `LONGEST` seconds, or when it does not suffice; then what is left is given back.
+has the proof). A lease ends after `LONGEST` seconds, or when it does not suffice; then what is left is given back, but for what
+drains in `LONGEST` seconds: leases that were taken since count on it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from limitgate.plan import Charge, Lease, Plan, Reading, read
 from limitgate.stores.refusals import SKEW
 
 LONGEST = 1.0
-"""Seconds for which a lease is used."""
+"""Seconds for which a lease is used; the script's ``SPARE`` is as long, and what it may be off by."""
 MAX_BUCKETS = 10_000
 """Buckets that are leased from at a time; the next ones ask Redis for every request."""
 
@@ -113,7 +114,7 @@ class Leases:
             lease = Lease(windows.lease, 0, nothing, nothing)
         elif held.windows is windows:
             del self._held[key]
-            held.forward(at)
+            held.forward(min(at, held.sent + LONGEST))
             lease = held.lease(windows.lease)
         else:  # the rule was changed: what was taken under the old one is given back when it ends
             return charge
@@ -154,7 +155,7 @@ class Leases:
                 if at - held.sent < age:
                     break
                 del self._held[key]
-                held.forward(at)
+                held.forward(min(at, held.sent + LONGEST))
                 lease = held.lease(0)
                 if lease.gives_back:
                     plans.append(Plan((Charge(key, held.windows, 0, binding=False, rule=None, lease=lease),), "peek"))
