@@ -1,21 +1,28 @@
-"""CPU per request for all contenders, on ASGI and on WSGI, and for what they could at best be made of: one redis-py call."""
+"""CPU per request for all contenders, on ASGI and on WSGI, and for what they could at best be made of: one redis-py call.
+
+The one call is made where a limiter makes its own, in front of the application: after a process has waited for Redis, all
+that it does is slower than in a loop that makes nothing but calls.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 from redis.asyncio import Redis
 
 from benchmarks.contenders import BARE, EASY, LIMITGATE, PEERS, WSGI, flask
-from benchmarks.drive import CLIENTS, Crowd, Crowds, Lane, Tally
+from benchmarks.drive import CLIENTS, Crowd, Crowds
 from benchmarks.figures import Failed, Outcome, Outcomes
 from benchmarks.redis_side import Command, overheard
 from benchmarks.rounds import Plan, alternate
 from tests.redis_server import RedisServer
 
-NO_OP = "evalsha of return 1"
-SCRIPT = "evalsha of LimitGate's script"
+NO_OP = "one evalsha of `return 1`"
+CALLER = "Starlette"
+"""The application that they are made in front of."""
+SCRIPT = "one evalsha of LimitGate's script"
 
 
 def asgi(server: RedisServer, concurrencies: Sequence[int], plan: Plan) -> dict[int, Outcomes]:
@@ -54,26 +61,24 @@ def in_memory(name: str) -> str:
 
 
 def _calls(server: RedisServer, gate: Crowd, crowd_of: Crowds) -> Mapping[str, Crowd]:
-    """One redis-py call instead of a request: a script that does nothing, and the calls that LimitGate was heard to make."""
+    """One redis-py call instead of a limiter: a script that does nothing, and the calls that LimitGate was heard to make."""
     with server.client() as untyped:
         client: Any = untyped
         no_op: str = client.script_load("return 1")
     gate(iter(range(CLIENTS)), 1)
     heard = overheard(server, lambda: gate(iter(range(CLIENTS)), 1))
     commands: dict[str, Sequence[Command]] = {NO_OP: [(b"EVALSHA", no_op.encode(), b"0")], SCRIPT: heard}
-    return {name: crowd_of.tasks(_lane(server, calls)) for name, calls in commands.items() if calls}
+    return {name: crowd_of.asgi(_Calling(BARE[CALLER](), server, calls)) for name, calls in commands.items() if calls}
 
 
-def _lane(server: RedisServer, commands: Sequence[Command]) -> Lane:
-    client: Any = Redis.from_url(server.url)
+class _Calling:
+    """Makes one redis-py call before each request, taking turns among ``commands``."""
 
-    async def lane(numbers: Iterator[int], tally: Tally) -> None:
-        for number in numbers:
-            try:
-                await client.execute_command(*commands[number % len(commands)])
-            except Exception as error:  # noqa: BLE001 - as for a request
-                tally[type(error).__name__] += 1
-            else:
-                tally[200] += 1
+    def __init__(self, app: Any, server: RedisServer, commands: Sequence[Command]) -> None:
+        self._app = app
+        self._client: Any = Redis.from_url(server.url)
+        self._commands = cycle(commands)
 
-    return lane
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._client.execute_command(*next(self._commands))
+        await self._app(scope, receive, send)

@@ -6,13 +6,13 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 
 from benchmarks.attack import AT_ONCE, Attack, Rush
-from benchmarks.contenders import BARE, WSGI, Contender
-from benchmarks.cpu import NO_OP, SCRIPT, in_memory, on_redis
+from benchmarks.contenders import BARE, WSGI
+from benchmarks.cpu import CALLER, NO_OP, SCRIPT, in_memory, on_redis
 from benchmarks.end_to_end import CONNECTIONS
 from benchmarks.figures import Bar, Failed, Outcomes, Taken, over, ratio, server
 from benchmarks.growth import Growth
 from benchmarks.memory_use import REQUESTS
-from benchmarks.results import ASGI, CROWDED, Naming, Results, bars
+from benchmarks.results import ASGI, CROWDED, Results, bars
 
 BEGIN, END = "<!-- benchmark -->", "<!-- /benchmark -->"
 """What the summary stands between in README."""
@@ -72,7 +72,7 @@ def summary(results: Results) -> str:
         rows.append(
             [
                 contender.name,
-                *[_over(results.asgi[concurrency], contender, on_redis) for concurrency in results.asgi],
+                *[_over(at_once, name, contender.bare) for at_once in results.asgi.values()],
                 _median(server(outcomes, name)),
                 _commands(outcomes, name),
                 number(attack.commands) if attack else NOTHING,
@@ -126,10 +126,13 @@ def _cpu(results: Results) -> str:
     parts = []
     for title, store in (("on Redis", on_redis), ("in memory", in_memory)):
         rows = [
-            [contender.name, *[_over(outcomes, contender, store) for outcomes in results.asgi.values()]] for contender in ASGI
+            [contender.name, *[_over(outcomes, store(contender.name), contender.bare) for outcomes in results.asgi.values()]]
+            for contender in ASGI
         ]
+        if store is on_redis:
+            rows += [[name, *[_over(outcomes, name, CALLER) for outcomes in results.asgi.values()]] for name in (NO_OP, SCRIPT)]
         parts.append(table([f"{title}, {heads[0]}", *heads[1:]], rows))
-    rows = [[name, *[_raw(outcomes, name) for outcomes in results.asgi.values()]] for name in (*BARE, NO_OP, SCRIPT)]
+    rows = [[name, *[_raw(outcomes, name) for outcomes in results.asgi.values()]] for name in BARE]
     parts.append(table(["to compare with, not over anything, at once", *heads[1:]], rows))
     return "\n\n".join(parts)
 
@@ -156,7 +159,7 @@ def _wsgi(results: Results) -> str:
         return ""
     heads = ["threads", *map(str, results.wsgi)]
     rows = [
-        [store(contender.name), *[_over(outcomes, contender, store) for outcomes in results.wsgi.values()]]
+        [store(contender.name), *[_over(outcomes, store(contender.name), contender.bare) for outcomes in results.wsgi.values()]]
         for store in (on_redis, in_memory)
         for contender in WSGI
     ]
@@ -241,16 +244,15 @@ def _memory(results: Results) -> str:
 # --- cells ------------------------------------------------------------------------------------------------------------
 
 
-def _over(outcomes: Outcomes, contender: Contender, store: Naming) -> str:
-    """The median over the bare application, and the best round's."""
-    name = store(contender.name)
-    taken, bare = outcomes.get(name), outcomes.get(contender.bare)
+def _over(outcomes: Outcomes, name: str, base: str) -> str:
+    """The median over a bare application, and the best round's."""
+    taken, bare = outcomes.get(name), outcomes.get(base)
     if isinstance(taken, Failed):
         return f"fails ({taken.error})"
     if not isinstance(taken, Taken) or not isinstance(bare, Taken):
         return NOTHING
     least = min(turn.client for turn in taken.turns) - min(turn.client for turn in bare.turns)
-    return f"{_median(over(outcomes, name, contender.bare))} ({number(least)})"
+    return f"{_median(over(outcomes, name, base))} ({number(least)})"
 
 
 def _raw(outcomes: Outcomes, name: str) -> str:
