@@ -19,7 +19,7 @@ class Lease(NamedTuple):
     as_of: int
     """When the debts stood as they are given here, Unix µs by the store's clock."""
     ahead: Sequence[int]
-    """The debt with all that was taken in advance, in ticks per window."""
+    """The debt with what was taken in advance, as far as it can be given back, in ticks per window."""
     held: Sequence[int]
     """The same debt with only what was used of it."""
 

@@ -20,7 +20,6 @@ local ASKED, ASKED_SIZE, ASKED_FIELDS = 'dddddd', 48, 6
 local LEASE, LEASED = '<dd', 'dddddd'
 local FIRST = HEADER_FIELDS + 1
 local MAX_OWED = 2^52
-local SPARE = 1002000  -- microseconds: the longest that a lease is used
 local floor, pack, unpack, values = math.floor, struct.pack, struct.unpack, unpack
 
 local time = redis.call('TIME')
@@ -169,13 +168,13 @@ local function clear(bucket, charge)
 end
 
 -- Put back what is left of a lease: what its holder has debited since (held) falls short of what it took in advance (ahead).
--- What drains while a lease lasts is spared, since leases that were taken since count on it; and on its way, all of it drains.
+-- On its way, all of it drains.
 local function give_back(bucket, charge)
   local lease, elapsed, expected = charge.lease, math.max(0, now - charge.as_of), FIRST
   for at = 1, #charge, ASKED_FIELDS do
     local count = charge[at + 1]
     expected = find(bucket, charge[at], count, expected)
-    local back, back_rest = lease[at + 2] - lease[at + 4] - elapsed - SPARE, lease[at + 3] - lease[at + 5]
+    local back, back_rest = lease[at + 2] - lease[at + 4] - elapsed, lease[at + 3] - lease[at + 5]
     if back_rest < 0 then back, back_rest = back - 1, back_rest + count end
     if back >= 0 then
       local whole, rest = bucket[expected + 2] - back, bucket[expected + 3] - back_rest

@@ -275,10 +275,10 @@ class Batcher:
 
     def give_back(self, timeout: float, age: float = LONGEST) -> list[asyncio.Future[Reading]]:
         """Give back leases of an age, in seconds, or above. Those that Redis does not hear of drain there."""
-        ended = self._script.leases.ended(time.monotonic(), age)
+        sent: list[asyncio.Future[Reading]] = []
         with contextlib.suppress(StoreError):
-            return [self.spend(plan, timeout) for plan in ended]
-        return []
+            sent.extend(self.spend(plan, timeout) for plan in self._script.leases.ended(time.monotonic(), age))
+        return sent
 
     def _end_leases_in_time(self) -> None:
         """Ring when the oldest lease ends."""

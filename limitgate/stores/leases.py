@@ -24,7 +24,9 @@ from limitgate.plan import Charge, Lease, Plan, Reading, read
 from limitgate.stores.refusals import SKEW
 
 LONGEST = 1.0
-"""Seconds for which a lease is used; the script's ``SPARE`` is as long, and what it may be off by."""
+"""Seconds for which a lease is used."""
+SPARE = 1_002_000
+"""Microseconds of draining that are not given back: as long as a lease is used, and what clocks may be off by."""
 MAX_BUCKETS = 10_000
 """Buckets that are leased from at a time; the next ones ask Redis for every request."""
 
@@ -56,8 +58,9 @@ class _Held:
         return [full - (ahead - debt) for full, ahead, debt in zip(self.windows.capacities, self.ahead, self.debts)]
 
     def lease(self, most: int) -> Lease:
-        """What is held, to be given back while taking up to so many requests anew."""
-        return Lease(most, self.as_of, self.ahead, self.debts)
+        """What is held but for what is spared, to be given back while taking up to so many requests anew."""
+        windows = zip(self.debts, self.ahead, self.windows.counts)
+        return Lease(most, self.as_of, [max(debt, ahead - SPARE * count) for debt, ahead, count in windows], self.debts)
 
 
 class Leases:
