@@ -1,0 +1,113 @@
+"""Threads that share calls: who goes, and that nobody is left waiting for a thread that was interrupted."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from limitgate import StoreError
+from limitgate.plan import Plan, Reading
+from limitgate.stores.threads import SharedCalls
+
+PATIENT = 20.0
+"""Seconds, where a test is not about time."""
+
+
+class Interrupted(BaseException):
+    """What a signal's handler raises, as Celery's time limits and gevent's timeouts do."""
+
+
+class Line:
+    """Shared calls to nobody, of which the first does not return before so many others wait and ``then`` was called."""
+
+    def __init__(self, waiting: int, then: Callable[[], None] = lambda: None) -> None:
+        self.calls = SharedCalls(self.exchange, 64)
+        self.sent: list[tuple[Sequence[Plan], float]] = []
+        self._expected = waiting
+        self._then = then
+
+    def exchange(self, plans: Sequence[Plan], timeout: float) -> list[Reading | StoreError]:
+        self.sent.append((plans, timeout))
+        if len(self.sent) == 1:
+            self.wait_for(self._expected)
+            self._then()
+        return [Reading(0, [], [], admitted=True)] * len(plans)
+
+    def wait_for(self, waiting: int) -> None:
+        deadline = time.monotonic() + PATIENT
+        while len(self.calls._waiting) < waiting:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+
+@pytest.fixture
+def interrupt_us() -> Iterator[Callable[[], None]]:
+    """Interrupts the main thread, from another one, and returns when it has been."""
+    done = threading.Event()
+
+    def handler(*_: object) -> None:
+        done.set()
+        raise Interrupted
+
+    def interrupt() -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        assert done.wait(PATIENT)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    yield interrupt
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_thread_that_is_interrupted_while_it_waits_stops_nobody(interrupt_us: Callable[[], None]) -> None:
+    """What a signal's handler raises in a waiting thread reaches its caller, and the next ones go as before."""
+    line = Line(1, interrupt_us)
+    plan = Plan(())
+    with ThreadPoolExecutor(1) as pool:
+        leading = pool.submit(line.calls.spend, plan, PATIENT)
+        while not line.sent:
+            time.sleep(0.001)
+        with pytest.raises(Interrupted):
+            line.calls.spend(plan, PATIENT)
+        assert leading.result().admitted
+    assert line.calls.spend(plan, PATIENT).admitted
+    assert len(line.sent) == 2, "what nobody waits for is not sent"
+
+
+@pytest.mark.parametrize("failure", [Interrupted(), StoreError("none", "connection"), ValueError()])
+def test_a_thread_that_fails_as_it_goes_passes_the_turn_on(failure: BaseException) -> None:
+    """Whatever a call fails with, those who share it are told of a store error, and the next ones go as before."""
+
+    def fail() -> None:
+        raise failure
+
+    line = Line(1, fail)
+    plan = Plan(())
+    with ThreadPoolExecutor(2) as pool:
+        leading = pool.submit(line.calls.spend, plan, PATIENT)
+        waiting = pool.submit(line.calls.spend, plan, PATIENT)
+        ended = [leading.exception(), waiting.exception()]
+    assert [error for error in ended if error is not None] == [failure]
+    assert line.calls.spend(plan, PATIENT).admitted
+
+
+def test_who_may_wait_longest_goes_for_all() -> None:
+    """A short timeout is nobody else's: of those that share a call the one with the latest deadline makes it, in order."""
+    line = Line(5)
+    plans = [Plan((), verb) for verb in ("spend", "peek", "reset", "peek")]
+    with ThreadPoolExecutor(6) as pool:
+        requests = [pool.submit(line.calls.spend, Plan(()), PATIENT)]
+        while not line.sent:
+            time.sleep(0.001)
+        for waiting, (plan, timeout) in enumerate(zip(plans, (5.0, 3 * PATIENT, PATIENT, 5.0), strict=True)):
+            requests.append(pool.submit(line.calls.spend, plan, timeout))
+            line.wait_for(waiting + 1)
+        requests.append(pool.submit(line.calls.spend, Plan(()), 5.0))
+        assert all(request.result().admitted for request in requests)
+    together, timeout = line.sent[1]
+    assert list(together) == [*plans, Plan(())]
+    assert timeout > 2 * PATIENT
