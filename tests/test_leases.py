@@ -633,6 +633,32 @@ def test_a_lease_that_is_learned_of_as_the_thread_ends_goes_back(
     store.close()
 
 
+def test_without_another_thread_a_lease_is_used_all_the_same(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no thread can be started, nobody who is admitted hears of it, and the lease goes back when one can."""
+    store = RedisStore(own_redis.url)
+    store.spend(a_plan("9/day"), PATIENT)
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert store.spend(a_plan(), PATIENT).admitted
+    monkeypatch.undo()
+    assert store.spend(a_plan(), PATIENT).admitted
+    store.spend(a_plan("9/day"), PATIENT)
+    assert eventually(lambda: owed(own_redis) == 2)
+    store.close()
+
+
+def test_a_crowd_is_not_refused_what_one_of_it_took_in_advance(door: Door) -> None:
+    """Those who ask in the same call as the one that leases get what it took, down to the last one, which is kept."""
+    plans = [a_plan(Limit("70 per 366 days", lease=50), key="crowd")] * 200
+    door.spend(a_plan("9/day"))
+    assert 69 <= admitted(plans, door.crowd(plans)) <= 70
+    plans = [a_plan(Limit("100 per 366 days", lease=60), key="another")] * 64
+    assert admitted(plans, door.crowd(plans)) == 64
+
+
 def test_a_forked_child_does_not_use_its_parents_lease(own_redis: RedisServer) -> None:
     """After a fork the lease is the parent's alone: the child neither uses it nor gives it back."""
     door = Door(RedisStore(own_redis.url))

@@ -125,8 +125,9 @@ class RedisStore(Scripted):
         """Start the thread that gives back what is left of leases when they end, unless it runs already."""
         with self._changed:
             if not self._gives_back:
-                self._gives_back = True
-                threading.Thread(target=self._keep_giving_back, name="limitgate-leases", daemon=True).start()
+                with contextlib.suppress(RuntimeError):  # no thread can be started now: the next call tries again
+                    threading.Thread(target=self._keep_giving_back, name="limitgate-leases", daemon=True).start()
+                    self._gives_back = True
 
     def _keep_giving_back(self) -> None:
         while True:
