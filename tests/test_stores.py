@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -288,6 +289,29 @@ def test_one_store_serves_loops_side_by_side(redis_server: RedisServer) -> None:
 
     with ThreadPoolExecutor(5) as pool:
         assert sum(pool.map(lambda _: asyncio.run(visit()), range(5))) == 50
+
+
+def test_loops_that_were_closed_without_care_are_forgotten(own_redis: RedisServer) -> None:
+    """Of loops whose asynchronous generators nobody closed, a store keeps no more than the last one and its connection."""
+    store = AsyncRedisStore(own_redis.url)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        for _ in range(5):
+            loop = asyncio.new_event_loop()
+            loop.run_until_complete(store.aspend(a_plan(), PATIENT))
+            loop.close()
+            del loop
+        gc.collect()
+        assert eventually(lambda: visitors(own_redis) == 1)
+        store._batchers.clear()
+        gc.collect()
+
+
+def test_a_key_that_is_no_text_is_a_store_error(own_door: Door) -> None:
+    """A key prefix that came from an environment variable of odd bytes fails each call, not the application."""
+    with pytest.raises(StoreError, match="cannot be sent"):
+        own_door.spend(a_plan(key="\udcff"))
+    assert own_door.spend(a_plan()).admitted
 
 
 def test_a_thousand_calls_at_once_share_one_connection(own_redis: RedisServer) -> None:

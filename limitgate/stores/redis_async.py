@@ -36,6 +36,8 @@ class AsyncRedisStore(Scripted):
         loop = asyncio.get_running_loop()
         batcher = self._batchers.get(loop)
         if batcher is None:
+            for ended in [loop for loop in self._batchers if loop.is_closed()]:  # without closing asynchronous generators
+                del self._batchers[ended]
             batcher = self._batchers[loop] = Batcher(self._pool.make_connection, self)
             await batcher.begin()
         return await batcher.spend(plan, timeout)
