@@ -16,6 +16,7 @@ from uuid import uuid4
 import pytest
 
 from limitgate import AsyncRedisStore, LimitGate, RedisStore, Rule, StoreError
+from limitgate.plan import Plan
 from limitgate.stores import wire
 from limitgate.stores.batch import MAX_FLYING
 from tests.crowds import a_plan, ask, begin, ends, store_at, turns, used
@@ -459,3 +460,32 @@ async def test_both_protocols(redis_server: RedisServer, protocol: int, database
     with redis_server.client() as client:
         client.select(database)
         assert client.delete(plan.charges[0].key) == 1
+
+
+# --- what cannot be sent, and what could not be written ---------------------------------------------------------------
+
+
+@in_a_loop
+async def test_a_call_that_cannot_be_sent_fails_alone(redis_server: RedisServer) -> None:
+    """A key that cannot be put into bytes, or too many buckets, is a store error; replies still go to those who asked."""
+    many = Plan(tuple([charge for number in range(2**16) for charge in a_plan(f"{number + 1}/day").charges]))
+    async with store_at(redis_server.url) as store:
+        for plan in (a_plan(key="\ud800"), many):
+            await ask(store, a_plan())
+            assert await ask(store, plan) == ["connection"]
+            empty, full = a_plan("1/day"), a_plan("1/day")
+            assert await ask(store, full, full, empty) == [True, False, True]
+
+
+@in_a_loop
+async def test_nobody_is_refused_for_what_could_not_be_written(own_redis: RedisServer) -> None:
+    """Without memory, those who find no room only because of others in their call are not refused, neither then nor later."""
+    plan, other, store = a_plan("3/day"), a_plan("1/day"), AsyncRedisStore(own_redis.url)
+    await ask(store, other)
+    with own_redis.client() as client:
+        client.config_set("maxmemory", 1)
+        asked = [plan] * 5 + [other, plan._replace(verb="peek")]
+        assert await ask(store, *asked) == ["oom"] * 5 + [False, "oom"]
+        client.config_set("maxmemory", 0)
+    assert await ask(store, plan, plan) == [True] * 2
+    await store.aclose()

@@ -23,7 +23,7 @@ from limitgate.plan import Plan, Reading
 from limitgate.stores import wire
 from limitgate.stores.leases import LONGEST
 from limitgate.stores.pipeline import Pipeline
-from limitgate.stores.redis import CONNECT_TIMEOUT, MAX_BATCH, store_error
+from limitgate.stores.redis import CONNECT_TIMEOUT, MAX_BATCH, store_error, unsendable
 from limitgate.stores.scripted import Outcome, Scripted
 
 MAX_FLYING = 16
@@ -147,7 +147,10 @@ class Batcher:
             batch = self._next_batch()
             if batch.requests:
                 batch.plans, batch.sent = self._script.outgoing([plan for plan, _, _ in batch.requests])
-                self._send(batch, pipeline)
+                try:
+                    self._send(batch, pipeline)
+                except wire.UNSENDABLE as error:
+                    self._fail(batch, unsendable(error))
 
     def _next_batch(self) -> Batch:
         """The requests to send next, without those that nobody waits for any more."""

@@ -51,11 +51,12 @@ class Pipeline(asyncio.Protocol, Generic[Call]):
         return not self._transport.is_closing()
 
     def send(self, call: Call, *command: Any) -> None:
-        """Send the command of a call."""
+        """Send the command of a call. Nothing has happened if it cannot be put into bytes."""
+        packed = hiredis.pack_command(command)
         if not self.flying:
             self.unheard, self._since = True, self._loop.time()
         self.flying.append(call)
-        self._transport.write(hiredis.pack_command(command))
+        self._transport.write(packed)
 
     def silence(self) -> float:
         """Seconds for which calls have been waiting and nothing was heard."""

@@ -84,8 +84,8 @@ class RedisStore(Scripted):
         try:
             connection = self._take(deadline)
             plans, sent = self.outgoing(plans)
-            keys_and_args = wire.arguments(plans)
             try:
+                keys_and_args = wire.arguments(plans)
                 try:
                     reply = self._call(connection, deadline, "EVALSHA", wire.SHA, *keys_and_args)
                 except NoScriptError:
@@ -100,6 +100,8 @@ class RedisStore(Scripted):
                 raise
         except ResponseError as error:
             raise store_error(error) from error
+        except wire.UNSENDABLE as error:
+            raise unsendable(error) from error
         except (RedisError, OSError) as error:
             self._close_idle()  # what broke one connection may have broken those that lie idle
             raise store_error(error) from error
@@ -239,6 +241,11 @@ def connections(pool_class: Any, url: str, *, socket_timeout: float | None) -> A
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether Redis had no room. Before version 7 it wraps what a script met in an error of its own."""
     return isinstance(error, OutOfMemoryError) or (isinstance(error, ResponseError) and ": -OOM " in str(error))
+
+
+def unsendable(error: Exception) -> StoreError:
+    """What went wrong before a call was sent, one of `wire.UNSENDABLE`."""
+    return StoreError(f"the call cannot be sent: {error}", "connection")
 
 
 def store_error(error: Exception) -> StoreError:

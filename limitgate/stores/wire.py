@@ -16,6 +16,9 @@ from limitgate.plan import Lease, Plan, Reading, Verb, read
 SPEND = (files("limitgate") / "lua" / "spend.lua").read_text("utf-8")
 SHA = hashlib.sha1(SPEND.encode(), usedforsecurity=False).hexdigest()
 
+UNSENDABLE = (ValueError, struct.error)
+"""What is raised for a call that cannot be put into bytes: a key that is no Unicode, more buckets than can be numbered."""
+
 _HEAD = 4  # the clock, unreadable values, clock steps, no memory
 
 
