@@ -59,9 +59,10 @@ class Scripted:
         readings, unreadable, steps, unwritten = wire.answers(plans, reply)
         self._count(unreadable, steps)
         heard = self._clock()
+        lost = _lost(plans, readings) if unwritten else ()
         outcomes: list[Outcome] = list(readings)
         for place, (plan, reading) in enumerate(zip(plans, readings)):
-            if unwritten and (plan.verb == "reset" or (plan.verb == "spend" and reading.admitted)):
+            if place in lost:
                 self.leases.forget(plan)
                 outcomes[place] = StoreError("Redis is out of memory", "oom")
                 continue
@@ -84,6 +85,19 @@ class Scripted:
             if not self.clock_steps:
                 log.warning("the clock of Redis stepped back; further steps are only counted")
             self.clock_steps += steps
+
+
+def _lost(plans: Sequence[Plan], readings: Sequence[Reading]) -> set[int]:
+    """The places of plans that Redis had no memory for: what they took was not taken, so nobody was refused for it either."""
+    lost, unwritten = set(), set[str]()
+    for place, (plan, reading) in enumerate(zip(plans, readings)):
+        keys = {charge.key for charge in plan.charges}
+        if plan.verb == "reset" or (plan.verb == "spend" and reading.admitted):
+            lost.add(place)
+            unwritten |= keys
+        elif not (reading.admitted or keys.isdisjoint(unwritten)):
+            lost.add(place)
+    return lost
 
 
 _stores: WeakSet[Scripted] = WeakSet()
