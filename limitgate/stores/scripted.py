@@ -69,6 +69,8 @@ class Scripted:
             if self.refusals is not None:
                 self.refusals.learn(plan, reading, sent, heard)
             self.leases.learn(plan, reading, sent)
+            if not reading.admitted and self.leases:  # maybe only because somebody before took all the room in advance
+                outcomes[place] = self.leases.answer(plan, heard) or reading
         return outcomes
 
     def unanswered(self, plans: Sequence[Plan]) -> None:
