@@ -22,8 +22,8 @@ log = logging.getLogger("limitgate")
 
 _PATHS, _SHORT = 512, 200
 """Paths that a planner remembers the rules of, and the characters of one that it remembers: clients choose both."""
-_PLANS = 8192
-"""Plans that a planner remembers."""
+_PLANS, _CHARGES = 8192, 32_768
+"""Plans that a planner remembers, and the charges in them if every rule of a tier applied: about half a kilobyte each."""
 
 
 class Bound:
@@ -78,7 +78,8 @@ class Planner:
         self._identities = identities
         self._bind = partial(Bound, key_prefix=key_prefix, secret=secret, shadow=shadow)
         self._rules_of = lru_cache(maxsize=_PATHS)(self._find_rules)
-        self._charging = lru_cache(maxsize=_PLANS)(_charging)
+        most = max(map(len, rules.tiers.values()), default=0)
+        self._charging = lru_cache(maxsize=min(_PLANS, _CHARGES // (most + 1)))(_charging)
         self._decorated: dict[int, Bound] = {}
         self._tiers = {tier: self._index(of_tier, exempt=False) for tier, of_tier in rules.tiers.items()}
         self._exempt = {tier: self._index(of_tier, exempt=True) for tier, of_tier in rules.tiers.items()}

@@ -193,9 +193,12 @@ def test_a_path_is_read_anew_for_another_tier() -> None:
 def test_a_flood_of_paths_clients_and_keys_is_not_remembered_whole() -> None:
     """Whatever clients send, what is remembered about them stays small: in number, and in length."""
     gate = planner(Rule("a", "5/s", key=["ip", "header:x-id"]))
+    many = planner(*[Rule(f"r{number}", "5/s") for number in range(99)])
     for n in range(20_000):
         gate.plan(asked(path=f"/{n}", peer=f"10.0.{n % 256}.{n // 256}", x_id=str(n)), None)
-    for cache, most in ((gate._rules_of, 512), (gate._charging, 8192)):
+    for n in range(400):
+        many.plan(asked(peer=f"10.0.{n % 256}.{n // 256}"), None)
+    for cache, most in ((gate._rules_of, 512), (gate._charging, 8192), (many._charging, 327)):
         assert cache.cache_info().currsize == most
     for long in ({"path": "/" + "x" * 200}, {"method": "X" * 200}):
         before = gate._rules_of.cache_info()
