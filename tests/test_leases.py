@@ -633,6 +633,20 @@ def test_a_lease_that_is_learned_of_as_the_thread_ends_goes_back(
     store.close()
 
 
+def test_nothing_is_given_back_beyond_a_full_bucket(own_redis: RedisServer) -> None:
+    """Where somebody has reset the bucket meanwhile, what goes back leaves it full, and readable."""
+    limit = Limit("100003 per 366 days", lease=50)
+    with contextlib.closing(RedisStore(own_redis.url)) as other:
+        store = RedisStore(own_redis.url)
+        store.spend(a_plan(limit), PATIENT)
+        other.spend(a_plan(limit, verb="reset"), PATIENT)
+        other.spend(a_plan("9/day"), PATIENT)
+        store.close()
+        assert other.spend(a_plan(limit, verb="peek"), PATIENT).debts == [[0]]
+        assert other.spend(a_plan("9/day", verb="peek"), PATIENT).debts[0][0] > 0
+        assert other.unreadable == 0
+
+
 def test_without_another_thread_a_lease_is_used_all_the_same(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no thread can be started, nobody who is admitted hears of it, and the lease goes back when one can."""
     store = RedisStore(own_redis.url)

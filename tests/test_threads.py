@@ -25,7 +25,7 @@ class Interrupted(BaseException):
 class Line:
     """Shared calls to nobody, of which the first does not return before so many others wait and ``then`` was called."""
 
-    def __init__(self, waiting: int, then: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, waiting: int, then: Callable[[], object] = lambda: None) -> None:
         self.calls = SharedCalls(self.exchange, 64)
         self.sent: list[tuple[Sequence[Plan], float]] = []
         self._expected = waiting
@@ -111,3 +111,27 @@ def test_who_may_wait_longest_goes_for_all() -> None:
     together, timeout = line.sent[1]
     assert list(together) == [*plans, Plan(())]
     assert timeout > 2 * PATIENT
+
+
+def test_a_call_carries_no_more_than_its_share() -> None:
+    """Of many that wait, as many as may share a call go with the next one, the others with the one after it."""
+    line = Line(100)
+    with ThreadPoolExecutor(101) as pool:
+        assert all(pool.map(lambda _: line.calls.spend(Plan(()), PATIENT).admitted, range(101)))
+    assert [len(plans) for plans, _ in line.sent] == [1, 64, 36]
+
+
+def test_what_nobody_waits_for_any_more_is_not_sent() -> None:
+    """A request whose deadline passes while it waits for its turn is a store error, and never sent."""
+    released = threading.Event()
+    line = Line(0, lambda: released.wait(PATIENT))
+    with ThreadPoolExecutor(1) as pool:
+        leading = pool.submit(line.calls.spend, Plan(()), PATIENT)
+        while not line.sent:
+            time.sleep(0.001)
+        with pytest.raises(StoreError, match="timeout"):
+            line.calls.spend(Plan((), "reset"), 0.01)
+        released.set()
+        assert leading.result().admitted
+    assert line.calls.spend(Plan(()), PATIENT).admitted
+    assert [list(plans) for plans, _ in line.sent] == [[Plan(())]] * 2
