@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from limitgate import StoreError
-from limitgate.plan import Plan, Reading
+from limitgate.limits import windows_of
+from limitgate.plan import Charge, Plan, Reading
 from limitgate.stores.threads import SharedCalls
 
 PATIENT = 20.0
@@ -119,6 +120,15 @@ def test_a_call_carries_no_more_than_its_share() -> None:
     with ThreadPoolExecutor(101) as pool:
         assert all(pool.map(lambda _: line.calls.spend(Plan(()), PATIENT).admitted, range(101)))
     assert [len(plans) for plans, _ in line.sent] == [1, 64, 36]
+
+
+def test_plans_of_many_buckets_share_a_call_with_fewer() -> None:
+    """Nobody joins a call that touches 256 buckets already, and whoever goes is among those it goes for."""
+    plan = Plan((Charge("key", windows_of("1/day"), 1, binding=True, rule=None),) * 100)
+    line = Line(5)
+    with ThreadPoolExecutor(6) as pool:
+        assert all(pool.map(lambda _: line.calls.spend(plan, PATIENT).admitted, range(6)))
+    assert [len(plans) for plans, _ in line.sent] == [1, 3, 2]
 
 
 def test_what_nobody_waits_for_any_more_is_not_sent() -> None:

@@ -24,7 +24,7 @@ from limitgate.stores import wire
 from limitgate.stores.leases import LONGEST
 from limitgate.stores.pipeline import Pipeline
 from limitgate.stores.redis import CONNECT_TIMEOUT, MAX_BATCH, store_error, unsendable
-from limitgate.stores.scripted import Outcome, Scripted
+from limitgate.stores.scripted import MAX_CHARGES, Outcome, Scripted
 
 MAX_FLYING = 16
 """Calls that may be on their way at a time."""
@@ -159,10 +159,12 @@ class Batcher:
             batch.requests = [request for request in batch.requests if not request[2].done()]
             return batch
         requests: list[Request] = []
-        while self._queue and len(requests) < MAX_BATCH:
+        charges = 0
+        while self._queue and len(requests) < MAX_BATCH and charges < MAX_CHARGES:
             request = self._queue.popleft()
             if not request[2].done():
                 requests.append(request)
+                charges += len(request[0].charges)
         return Batch(requests)
 
     def _send(self, batch: Batch, pipeline: Pipeline[Batch]) -> None:

@@ -17,6 +17,7 @@ from threading import Lock
 
 from limitgate.errors import StoreError
 from limitgate.plan import Plan, Reading
+from limitgate.stores.scripted import MAX_CHARGES
 
 Exchange = Callable[[Sequence[Plan], float], Sequence[Reading | StoreError]]
 
@@ -83,8 +84,8 @@ class SharedCalls:
         together: list[_Request] = []
         try:
             with self._lock:
-                while self._waiting and len(together) < self._most:
-                    together.append(self._waiting.popleft())
+                for _ in self._next():
+                    together.append(self._waiting.popleft())  # noqa: PERF401 - an interruption loses none
             left = max(0.001, mine.deadline - time.monotonic())
             outcomes = self._exchange([request.plan for request in together], left)
             for request, outcome in zip(together, outcomes):
@@ -99,11 +100,21 @@ class SharedCalls:
                 if request is not mine:
                     request.told.release()
 
+    def _next(self) -> list[_Request]:
+        """Those who share the next call. Whoever is among them stays so until it is made, as others only leave before it."""
+        requests, charges = [], 0
+        for request in islice(self._waiting, self._most):
+            if charges >= MAX_CHARGES:
+                break
+            requests.append(request)
+            charges += len(request.plan.charges)
+        return requests
+
     def _pass_on(self, mine: _Request) -> None:
         """Let the one go next that has the most time left of those whose turn it is: none of them fails for another's haste."""
         with self._lock:
             if mine.goes:
-                following = max(islice(self._waiting, self._most), key=_deadline, default=None)
+                following = max(self._next(), key=_deadline, default=None)
                 self._somebody_goes = following is not None
                 if following is not None:
                     following.goes = True
