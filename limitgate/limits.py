@@ -26,8 +26,8 @@ MAX_REFILL_US = 10 * MAX_PERIOD * 1_000_000
 """The longest time that an empty bucket may take to fill: ten times the longest period."""
 MAX_OWED_US = 2**52
 """Microseconds (142 years) at which a debt is cut off that a lowered limit has stretched; keeps Lua's doubles exact."""
-MAX_EQUALS = 256
-"""Limits of one period and algorithm in one bucket."""
+MAX_WINDOWS = 64
+"""Limits in one bucket: every request looks at all of them, in Redis too."""
 
 _ABBREVIATIONS = {"s": "second", "sec": "second", "m": "minute", "min": "minute", "h": "hour", "hr": "hour", "d": "day"}
 _LIMIT = re.compile(
@@ -163,8 +163,8 @@ def _numbered(limits: tuple[Limit, ...]) -> tuple[int, ...]:
         kind = limit.period, limit.algorithm
         ids.append(limit.period << 16 | ALGORITHMS.index(limit.algorithm) << 8 | places[kind])
         places[kind] += 1
-    if any(place > MAX_EQUALS for place in places.values()):
-        raise ConfigError(f"expected at most {MAX_EQUALS} limits of one period in one bucket")
+    if len(limits) > MAX_WINDOWS:
+        raise ConfigError(f"{len(limits)} limits are to be checked together, expected at most {MAX_WINDOWS}")
     return tuple(ids)
 
 

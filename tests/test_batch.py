@@ -20,7 +20,7 @@ from limitgate.stores.batch import MAX_BATCH, MAX_FLYING, MAX_QUEUED
 from tests import test_differential as differential
 from tests.clock import Clock
 from tests.crowds import a_plan, ask, begin, ends, store_at, turns, used
-from tests.proxy import Proxy, calls_to, in_a_loop
+from tests.proxy import PATIENT, Proxy, calls_to, in_a_loop
 from tests.redis_server import RedisServer
 
 SLACK = 0.5
@@ -103,6 +103,20 @@ async def test_a_second_call_does_not_wait_for_the_first_reply(redis_server: Red
         proxy.release()
         assert await ends(requests) == [True] * 4
         assert len(proxy.lines) == 1
+
+
+@in_a_loop
+async def test_a_full_call_does_not_wait_for_the_turn_to_end(redis_server: RedisServer) -> None:
+    """Redis begins with the first of a large crowd while the others are still arriving."""
+    async with store_at(redis_server.url) as store:
+        await ask(store, a_plan())
+        (batcher,) = store._batchers.values()
+        (pipeline,) = batcher._pipelines
+        requests = [batcher.spend(a_plan(), PATIENT) for _ in range(MAX_BATCH - 1)]
+        assert len(pipeline.flying) == 0
+        requests += [batcher.spend(a_plan(), PATIENT) for _ in range(2)]
+        assert [len(batch.plans) for batch in pipeline.flying] == [MAX_BATCH]
+        assert all(reading.admitted for reading in await asyncio.gather(*requests))
 
 
 # --- what waits -------------------------------------------------------------------------------------------------------

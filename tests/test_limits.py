@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from limitgate import ConfigError, Limit
-from limitgate.limits import MAX_EQUALS, Windows, as_limit, unit_of, windows_of
+from limitgate.limits import MAX_WINDOWS, Windows, as_limit, unit_of, windows_of
 
 DAY = 86400
 YEAR = 366 * DAY
@@ -298,11 +298,12 @@ def test_windows_of_one_bucket_have_numbers_of_their_own_property(several: list[
     assert all(0 <= window < 2**48 for window in ids)
 
 
-def test_too_many_windows_of_one_period_are_refused() -> None:
-    """A bucket holds as many equal periods as it can number."""
-    most = [Limit("5/second")] * MAX_EQUALS
-    assert len(set(Windows(tuple(most)).ids)) == MAX_EQUALS
-    with pytest.raises(ConfigError, match="expected at most"):
+@pytest.mark.parametrize("period", ["second", "{} seconds"])
+def test_a_bucket_holds_so_many_limits_and_no_more(period: str) -> None:
+    """More limits than anybody needs are a mistake at start-up, not a script that fails at every request."""
+    most = [Limit(f"5 per {period.format(number + 1)}") for number in range(MAX_WINDOWS)]
+    assert len(set(Windows(tuple(most)).ids)) == MAX_WINDOWS
+    with pytest.raises(ConfigError, match=f"{MAX_WINDOWS + 1} limits are to be checked together, expected at most"):
         Windows((*most, Limit("5/second")))
 
 

@@ -218,6 +218,15 @@ def test_a_flood_of_keys_is_bounded_and_costs_each_the_same() -> None:
     assert known.answer(plans[-refusals.MAX_BUCKETS], 5.1) is not None
 
 
+def test_who_is_refused_again_is_remembered_as_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller that keeps coming is not the first to be forgotten when others fill the memory."""
+    monkeypatch.setattr(refusals, "MAX_BUCKETS", 2)
+    known, plans = Refusals(), [a_plan(key=key) for key in ("hammering", "other", "newcomer")]
+    for plan, at in ((plans[0], 5.0), (plans[1], 5.1), (plans[0], 5.2), (plans[2], 5.3)):
+        known.learn(plan, owing(plan, 1), at, at)
+    assert [known.answer(plan, 5.4) is not None for plan in plans] == [True, False, True]
+
+
 def test_threads_may_learn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that note refusals while others are admitted do not get in each other's way, however little room there is."""
     monkeypatch.setattr(refusals, "MAX_BUCKETS", 4)

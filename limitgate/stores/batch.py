@@ -121,6 +121,12 @@ class Batcher:
         if self._ending is not None:
             await self._ending.aclose()
 
+    def abandon(self) -> None:
+        """The event loop was closed before anything here was: no call on its way will be answered."""
+        for pipeline in self._pipelines:
+            for batch in pipeline.flying:
+                self._script.unanswered(batch.plans)
+
     async def _until_the_loop_ends(self) -> AsyncGenerator[None, None]:
         """Waits for the end of the event loop, which closes every asynchronous generator (PEP 525), and closes."""
         try:

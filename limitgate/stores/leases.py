@@ -27,8 +27,8 @@ LONGEST = 1.0
 """Seconds for which a lease is used."""
 SPARE = 1_002_000
 """Microseconds of draining that are not given back: as long as a lease is used, and what clocks may be off by."""
-MAX_BUCKETS = 10_000
-"""Buckets that are leased from at a time; the next ones ask Redis for every request."""
+MAX_BUCKETS = 1_000
+"""Buckets that are leased from at a time; the next ones ask Redis for every request. All may have to be given back at once."""
 
 
 class _Held:
@@ -117,7 +117,7 @@ class Leases:
             lease = Lease(windows.lease, 0, nothing, nothing)
         elif held.windows is windows:
             del self._held[key]
-            held.forward(min(at, held.sent + LONGEST))
+            held.forward(min(at, held.sent + LONGEST))  # since its end it drains on its way, with nothing of it used
             lease = held.lease(windows.lease)
         else:  # the rule was changed: what was taken under the old one is given back when it ends
             return charge

@@ -35,7 +35,7 @@ class Pipeline(asyncio.Protocol, Generic[Call]):
         self.flying: deque[Call] = deque()
         """The calls that are not answered yet."""
         self.unheard = True
-        """Whether nothing at all was answered since the oldest of them was sent, or the one before it."""
+        """Whether nothing has arrived since a call was sent while no other was on its way."""
         self.given_up = False
         self._since = 0.0
         self._loop = asyncio.get_running_loop()
@@ -59,7 +59,7 @@ class Pipeline(asyncio.Protocol, Generic[Call]):
         self._transport.write(packed)
 
     def silence(self) -> float:
-        """Seconds for which calls have been waiting and nothing was heard."""
+        """Seconds for which calls have been waiting and none was answered."""
         return self._loop.time() - self._since if self.flying else 0.0
 
     def give_up(self) -> None:
@@ -70,7 +70,7 @@ class Pipeline(asyncio.Protocol, Generic[Call]):
 
     def data_received(self, data: bytes) -> None:
         """Hand out the replies that have arrived whole; bytes that nobody waits for cannot be a reply of ours."""
-        self.unheard, self._since = False, self._loop.time()
+        self.unheard = False
         self._replies.feed(data)
         while (reply := self._reply()) is not _MORE:
             if isinstance(reply, hiredis.PushNotification):
@@ -78,6 +78,7 @@ class Pipeline(asyncio.Protocol, Generic[Call]):
             if not self.flying:
                 self.give_up()
                 return
+            self._since = self._loop.time()
             self._answered(self, self.flying.popleft(), reply)
 
     def _reply(self) -> object:

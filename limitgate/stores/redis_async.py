@@ -37,7 +37,7 @@ class AsyncRedisStore(Scripted):
         batcher = self._batchers.get(loop)
         if batcher is None:
             for ended in [loop for loop in self._batchers if loop.is_closed()]:  # without closing asynchronous generators
-                del self._batchers[ended]
+                self._batchers.pop(ended).abandon()
             batcher = self._batchers[loop] = Batcher(self._pool.make_connection, self)
             await batcher.begin()
         return await batcher.spend(plan, timeout)

@@ -69,14 +69,15 @@ class Refusals:
 
     def learn(self, plan: Plan, reading: Reading, sent: float, heard: float) -> None:
         """Remember what a call said that was sent and heard at these times, or forget what it has changed."""
-        if reading.admitted or plan.verb != "spend":
-            for charge in plan.charges:
-                gives_back = plan.verb == "reset" or (charge.lease and charge.lease.gives_back)
-                if gives_back or charge.key in self._seen:
-                    with self._lock:
-                        if gives_back:
-                            self._given_back = max(heard, self._given_back)
-                        self._seen.pop(charge.key, None)
+        refused = plan.verb == "spend" and not reading.admitted
+        for charge in plan.charges:
+            gives_back = plan.verb == "reset" or (charge.lease and charge.lease.gives_back)
+            if gives_back or (charge.key in self._seen and not refused):
+                with self._lock:
+                    if gives_back:
+                        self._given_back = max(heard, self._given_back)
+                    self._seen.pop(charge.key, None)
+        if not refused:
             return
         with self._lock:
             if sent < self._given_back:
