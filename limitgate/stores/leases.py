@@ -68,7 +68,7 @@ class Leases:
 
     def __init__(self) -> None:
         self._held: dict[str, _Held] = {}
-        self._asked: set[str] = set()
+        self.asked: set[str] = set()
         """Buckets that a call on its way takes a lease from."""
         self._lock = Lock()
 
@@ -109,7 +109,7 @@ class Leases:
 
     def _asking(self, charge: Charge, at: float) -> Charge:
         key, windows = charge.key, charge.windows
-        if not windows.lease or not charge.cost or key in self._asked or len(self._held) + len(self._asked) >= MAX_BUCKETS:
+        if not windows.lease or not charge.cost or key in self.asked or len(self._held) + len(self.asked) >= MAX_BUCKETS:
             return charge
         held = self._held.get(key)
         if held is None:
@@ -121,7 +121,7 @@ class Leases:
             lease = held.lease(windows.lease)
         else:  # the rule was changed: what was taken under the old one is given back when it ends
             return charge
-        self._asked.add(key)
+        self.asked.add(key)
         return charge._replace(lease=lease)
 
     def learn(self, plan: Plan, reading: Reading, sent: float) -> None:
@@ -130,7 +130,7 @@ class Leases:
             if charge.lease is None or not charge.lease.most:
                 continue
             with self._lock:
-                self._asked.discard(charge.key)
+                self.asked.discard(charge.key)
                 if reading.admitted and after is not None:
                     windows = charge.windows
                     rooms = zip(windows.capacities, after, windows.weights)
@@ -143,7 +143,7 @@ class Leases:
         """A plan from `asking` was not answered: whatever it took is left to drain."""
         for charge in plan.charges:
             if charge.lease and charge.lease.most:
-                self._asked.discard(charge.key)
+                self.asked.discard(charge.key)
 
     def ends(self) -> float | None:
         """When the oldest lease ends."""

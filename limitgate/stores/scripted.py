@@ -65,6 +65,8 @@ class Scripted:
         lost = _lost(plans, readings) if unwritten else ()
         outcomes: list[Outcome] = list(readings)
         for place, (plan, reading) in enumerate(zip(plans, readings)):
+            if reading.admitted and plan.verb == "spend" and not (lost or self.refusals or self.leases.asked):
+                continue  # mostly there is nothing to note
             if place in lost:
                 self.leases.forget(plan)
                 outcomes[place] = StoreError("Redis is out of memory", "oom")
