@@ -381,7 +381,12 @@ def test_redis_crashes_and_comes_back(
         with own_redis.client() as client:
             client.flushall()
     healed(it, 5)
-    assert [message.split(",")[0] for message in caplog.messages] == ["the store failed", "the store answers again"]
+    assert [message.split(",")[0] for message in caplog.messages] == [
+        "the store failed",
+        "Redis does not answer",
+        "Redis answers again",
+        "the store answers again",
+    ]
 
 
 def _until_answered(it: Site) -> None:

@@ -14,6 +14,7 @@ STORES = {
         for module in (
             "base",
             "batch",
+            "breaker",
             "leases",
             "memory",
             "pipeline",

@@ -21,6 +21,7 @@ from redis.exceptions import NoScriptError
 from limitgate.errors import StoreError
 from limitgate.plan import Plan, Reading
 from limitgate.stores import wire
+from limitgate.stores.breaker import PROBE_TIMEOUT
 from limitgate.stores.leases import LONGEST
 from limitgate.stores.pipeline import Pipeline
 from limitgate.stores.redis import CONNECT_TIMEOUT, MAX_BATCH, store_error, unsendable
@@ -59,12 +60,15 @@ class Batcher:
     """Sends the plans of one event loop to Redis, on a connection of its own.
 
     ``make_connection`` gives a redis-py connection that is yet to connect, ``script`` knows what to send and what a reply
-    means. Connecting goes on in a task of its own past the deadline of the request that began it.
+    means, ``probe`` asks whether Redis is back. Connecting goes on in a task of its own past the deadline of the request
+    that began it.
     """
 
-    def __init__(self, make_connection: Callable[[], Any], script: Scripted) -> None:
+    def __init__(self, make_connection: Callable[[], Any], script: Scripted, probe: Plan) -> None:
         self._make_connection = make_connection
         self._script = script
+        self._probe = probe
+        self._breaker = script.breaker()
         self._queue: deque[Request] = deque()
         self._again: deque[Batch] = deque()
         self._turn_will_end = False
@@ -75,6 +79,7 @@ class Batcher:
         self._connecting: asyncio.Task[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._lease_timer: asyncio.TimerHandle | None = None
+        self._probe_timer: asyncio.TimerHandle | None = None
         self._ending: AsyncGenerator[None, None] | None = None
 
     async def begin(self) -> None:
@@ -83,7 +88,14 @@ class Batcher:
         await anext(self._ending)
 
     def spend(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
-        """The reading of a plan, or a `StoreError` within ``timeout`` seconds. Raises one if too many are waiting already."""
+        """The reading of a plan, or a `StoreError` within ``timeout`` seconds.
+
+        Raises one at once where Redis has stopped answering, or too many are waiting already.
+        """
+        self._breaker.check()
+        return self._ask(plan, timeout)
+
+    def _ask(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
         if len(self._queue) >= MAX_QUEUED:
             raise StoreError(f"{MAX_QUEUED} requests wait for Redis already", "timeout")
         loop = asyncio.get_running_loop()
@@ -104,10 +116,11 @@ class Batcher:
         connecting, self._connecting = self._connecting, None
         if connecting is not None:
             connecting.cancel()
-        for timer in (self._alarm, self._lease_timer):
+        for timer in (self._alarm, self._lease_timer, self._probe_timer):
             if timer is not None:
                 timer.cancel()
-        self._alarm = self._lease_timer = self._pipeline = None
+        self._alarm = self._lease_timer = self._probe_timer = self._pipeline = None
+        self._breaker = self._script.breaker(instead_of=self._breaker)
         for pipeline in list(self._pipelines):
             pipeline.give_up()
         self._fail_unsent(ConnectionResetError("the store was closed"))
@@ -189,9 +202,11 @@ class Batcher:
             outcomes = self._script.understood(batch.plans, reply, batch.sent)
         except StoreError as error:
             self._fail(batch, error)
-            if error.fault != "oom" and pipeline is self._pipeline:
-                self._pipeline = None
+            if error.fault != "oom":
+                self._pipeline = None if pipeline is self._pipeline else self._pipeline
+                self._failed(error)
         else:
+            self._breaker.succeeded()
             self._hand_out(batch, outcomes)
         if pipeline is not self._pipeline and not pipeline.flying:
             pipeline.give_up()
@@ -212,15 +227,20 @@ class Batcher:
         self._pipelines.discard(pipeline)
         if pipeline is self._pipeline:
             self._pipeline = None
+        lost = store_error(ConnectionResetError("the connection was lost"))
+        failed = False
         for batch in pipeline.flying:
             if pipeline.unheard and not pipeline.given_up and not batch.again:
                 self._script.unanswered(batch.plans)
                 given_back = [request for request in batch.requests if any(charge.lease for charge in request[0].charges)]
-                _fail(given_back, ConnectionResetError("the connection was lost"))  # a charge may be made twice, this may not
+                _fail(given_back, lost)  # a charge may be made twice, this may not
                 batch.again = True
                 self._again.append(batch)
             else:
-                self._fail(batch, ConnectionResetError("the connection was lost"))
+                failed = True
+                self._fail(batch, lost)
+        if failed:
+            self._failed(lost)
         self._flush()
 
     async def _connect(self) -> None:
@@ -233,13 +253,16 @@ class Batcher:
             if not isinstance(error, Exception):
                 raise
             self._fail_unsent(error)
+            self._failed(store_error(error))
             return
         finally:
             if self._connecting is asyncio.current_task():
                 self._connecting = None
         pipeline = Pipeline(connection, self._answered, self._lost)
         if not pipeline:  # its end was told before there was a pipeline to tell
-            self._fail_unsent(ConnectionResetError("Redis closed the connection as soon as it was made"))
+            closed = ConnectionResetError("Redis closed the connection as soon as it was made")
+            self._fail_unsent(closed)
+            self._failed(store_error(closed))
             return
         self._pipeline = pipeline
         self._pipelines.add(pipeline)
@@ -262,6 +285,8 @@ class Batcher:
         for pipeline in list(self._pipelines):
             if overdue and pipeline.silence() > SILENCE:
                 pipeline.give_up()
+        if overdue:
+            self._failed(store_error(TimeoutError()))
         if len(waiting) > len(overdue):
             self._set_alarm(max(now + GRAIN, min(deadline for _, deadline, _ in waiting if deadline > now)))
 
@@ -283,6 +308,24 @@ class Batcher:
     def _fail(self, batch: Batch, error: Exception) -> None:
         self._script.unanswered(batch.plans)
         _fail(batch.requests, error)
+
+    def _failed(self, error: StoreError) -> None:
+        """A call failed. When too many have, nobody waits any more, and probes look for Redis."""
+        if self._breaker.failed(error):
+            self._fail_unsent(error)
+            self._probe_later()
+
+    def _probe_later(self) -> None:
+        self._probe_timer = asyncio.get_running_loop().call_later(self._breaker.pause(), self._send_probe)
+
+    def _send_probe(self) -> None:
+        self._probe_timer = None
+        if not self._breaker.healthy:
+            self._ask(self._probe, PROBE_TIMEOUT).add_done_callback(self._probed)
+
+    def _probed(self, answer: asyncio.Future[Reading]) -> None:
+        if answer.exception() and not self._breaker.healthy:
+            self._probe_later()
 
     def give_back(self, timeout: float, age: float = LONGEST) -> list[asyncio.Future[Reading]]:
         """Give back leases of an age, in seconds, or above. Those that Redis does not hear of drain there."""

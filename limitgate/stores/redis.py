@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
+from weakref import ref
 
 from redis.backoff import NoBackoff
 from redis.connection import ConnectionPool
@@ -30,6 +31,7 @@ from redis.retry import Retry
 from limitgate.errors import ConfigError, StoreError
 from limitgate.plan import Plan, Reading
 from limitgate.stores import wire
+from limitgate.stores.breaker import PROBE_TIMEOUT, Breaker, probe_beside
 from limitgate.stores.leases import LONGEST
 from limitgate.stores.scripted import Outcome, Scripted
 from limitgate.stores.threads import SharedCalls
@@ -60,6 +62,8 @@ class RedisStore(Scripted):
         self._wanted = self._connecting = 0
         self._failure: tuple[float, Exception | None] = 0.0, None
         self._gives_back = False
+        self._probe: Plan | None = None
+        self._breaker = self.breaker()
         self._calls = SharedCalls(self._exchange, MAX_BATCH)
 
     def begin_anew(self) -> None:
@@ -74,12 +78,36 @@ class RedisStore(Scripted):
         """Carry out ``plan`` in one script call at most. Raises `StoreError` within about ``timeout`` seconds."""
         reading = self.locally(plan)
         if reading is None:
+            self._breaker.check()
+            self._probe = self._probe or probe_beside(plan)
             reading = self._calls.spend(plan, timeout)
             if self.leases and not self._gives_back:
                 self._give_back_in_time()
         return reading
 
     def _exchange(self, plans: Sequence[Plan], timeout: float) -> list[Outcome]:
+        self._breaker.check()
+        return self._attempt(plans, timeout)
+
+    def _attempt(self, plans: Sequence[Plan], timeout: float) -> list[Outcome]:
+        """Make a call, and tell the breaker what became of it."""
+        try:
+            outcomes = self._call_with(plans, timeout)
+        except StoreError as error:
+            if error.fault != "oom" and self._breaker.failed(error):
+                self._look_for_redis()
+            raise
+        self._breaker.succeeded()
+        return outcomes
+
+    def _look_for_redis(self) -> None:
+        """Start the thread that probes until Redis is back; it keeps no store alive."""
+        try:
+            threading.Thread(target=_probe, args=(ref(self), self._breaker), name="limitgate-probe", daemon=True).start()
+        except RuntimeError:  # no thread can be started now: requests go on waiting
+            self._breaker = self.breaker(instead_of=self._breaker)
+
+    def _call_with(self, plans: Sequence[Plan], timeout: float) -> list[Outcome]:
         deadline = time.monotonic() + timeout
         try:
             connection = self._take(deadline)
@@ -115,6 +143,15 @@ class RedisStore(Scripted):
         """
         self._give_back(age=0)
         self._close_idle()
+        self._breaker = self.breaker(instead_of=self._breaker)  # whoever probes for that one stops
+
+    def probe(self, breaker: Breaker) -> bool:
+        """Ask whether Redis is back. False where nobody needs to ask any more."""
+        if breaker is not self._breaker or self._probe is None:
+            return False
+        with contextlib.suppress(StoreError):
+            self._attempt([self._probe], PROBE_TIMEOUT)
+        return not breaker.healthy
 
     def _give_back(self, age: float = LONGEST) -> None:
         """Give back leases of an age, in seconds, or above. Those that Redis does not hear of drain there."""
@@ -216,6 +253,15 @@ class RedisStore(Scripted):
             else:
                 self._idle.append(connection)
             self._changed.notify_all()
+
+
+def _probe(store: ref[RedisStore], breaker: Breaker) -> None:
+    goes_on = True
+    while goes_on:
+        time.sleep(breaker.pause())
+        asking = store()
+        goes_on = asking is not None and asking.probe(breaker)
+        del asking
 
 
 def _left(deadline: float) -> float:

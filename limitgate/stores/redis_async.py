@@ -9,6 +9,7 @@ from redis.asyncio.connection import ConnectionPool
 
 from limitgate.plan import Plan, Reading
 from limitgate.stores.batch import Batcher
+from limitgate.stores.breaker import probe_beside
 from limitgate.stores.redis import connections
 from limitgate.stores.scripted import Scripted
 
@@ -38,7 +39,7 @@ class AsyncRedisStore(Scripted):
         if batcher is None:
             for ended in [loop for loop in self._batchers if loop.is_closed()]:  # without closing asynchronous generators
                 self._batchers.pop(ended).abandon()
-            batcher = self._batchers[loop] = Batcher(self._pool.make_connection, self)
+            batcher = self._batchers[loop] = Batcher(self._pool.make_connection, self, probe_beside(plan))
             await batcher.begin()
         return await batcher.spend(plan, timeout)
 

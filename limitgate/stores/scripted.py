@@ -11,6 +11,7 @@ from weakref import WeakSet
 from limitgate.errors import StoreError
 from limitgate.plan import Plan, Reading
 from limitgate.stores import wire
+from limitgate.stores.breaker import Breaker
 from limitgate.stores.leases import Leases
 from limitgate.stores.refusals import Refusals
 
@@ -37,13 +38,28 @@ class Scripted:
     def __init__(self, *, local_refusals: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
         self.refusals = Refusals() if local_refusals else None
         self.leases = Leases()
+        self._breakers: WeakSet[Breaker] = WeakSet()
         self._clock = clock
         _stores.add(self)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether requests wait for Redis; where it has stopped answering they do not, until a probe finds it back."""
+        return all(breaker.healthy for breaker in list(self._breakers))
+
+    def breaker(self, instead_of: Breaker | None = None) -> Breaker:
+        """A breaker for one more connection of this store, or for one in the place of another."""
+        if instead_of is not None:
+            self._breakers.discard(instead_of)
+        breaker = Breaker()
+        self._breakers.add(breaker)
+        return breaker
 
     def begin_anew(self) -> None:
         """In the child of a fork: what was taken in advance is the parent's, and nobody here will release a lock."""
         self.refusals = Refusals() if self.refusals is not None else None
         self.leases = Leases()
+        self._breakers = WeakSet()
 
     def locally(self, plan: Plan) -> Reading | None:
         """The reading of a plan that is surely admitted or refused as things stand; None if Redis has to be asked."""

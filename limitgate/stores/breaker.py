@@ -1,0 +1,75 @@
+"""Keeps requests from waiting for a Redis that does not answer (the circuit breaker of Nygard's Release It!).
+
+After `FAILURES` calls in a row have failed, requests fail at once. Meanwhile the store looks by itself whether Redis is back,
+one probe at a time, with pauses that grow and differ from process to process. No request waits for a probe.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from threading import Lock
+
+from limitgate.errors import StoreError, StoreFault
+from limitgate.limits import windows_of
+from limitgate.plan import Charge, Plan
+
+log = logging.getLogger("limitgate.store")
+
+FAILURES = 5
+"""Calls in a row that fail before requests no longer wait."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.8
+"""Seconds between two probes, each pause twice the one before. With `PROBE_TIMEOUT` it bounds how late recovery is seen."""
+PROBE_TIMEOUT = 0.5
+"""Seconds that a probe waits for its answer."""
+
+
+class Breaker:
+    """Whether Redis answers on one connection. Its owner says what became of each call, and sends the probes."""
+
+    def __init__(self) -> None:
+        self.healthy = True
+        self.opened = 0
+        """How often requests stopped waiting."""
+        self._in_a_row = 0
+        self._pause = FIRST_PAUSE
+        self._failure: tuple[str, StoreFault] = "", "connection"
+        self._lock = Lock()
+
+    def check(self) -> None:
+        """Raise a `StoreError` if requests are not to wait."""
+        if not self.healthy:
+            message, fault = self._failure
+            raise StoreError(f"Redis is not asked until it answers again: {message}", fault)
+
+    def succeeded(self) -> None:
+        """A call was answered."""
+        if self._in_a_row:
+            with self._lock:
+                self._in_a_row, recovered = 0, not self.healthy
+                self.healthy, self._pause = True, FIRST_PAUSE
+            if recovered:
+                log.warning("Redis answers again")
+
+    def failed(self, error: StoreError) -> bool:
+        """A call failed. True if that is when requests stop waiting: the first probe is due after a `pause`."""
+        message = str(error)  # the error itself knows everything that led to it, and log records may be kept
+        with self._lock:
+            self._in_a_row += 1
+            self._failure = message, error.fault
+            if not self.healthy or self._in_a_row < FAILURES:
+                return False
+            self.healthy = False
+            self.opened += 1
+        log.warning("Redis does not answer, requests no longer wait for it: %s", message)
+        return True
+
+    def pause(self) -> float:
+        """Seconds until the next probe: somewhere between half of this pause and the whole. The next one is longer."""
+        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+        return pause * random.uniform(0.5, 1.0)  # noqa: S311 - so that not all processes come back at once
+
+
+def probe_beside(plan: Plan) -> Plan:
+    """What asks whether Redis works: clears a bucket that nobody uses, so that a server that cannot write is not believed."""
+    return Plan((Charge(f"{plan.charges[0].key}:probe", windows_of("1/second"), 1, binding=False, rule=None),), "reset")
