@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 from limitgate.callers import Caller
 from limitgate.config import load_rules
 from limitgate.decision import Decision, RateLimited, Window
@@ -43,5 +41,3 @@ __all__ = [
     "open_store",
     "open_sync_store",
 ]
-
-logging.getLogger("limitgate").addHandler(logging.NullHandler())

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -414,3 +416,11 @@ def test_rules_of_another_kind_are_a_mistake(rules: Any) -> None:
     """Rules are a path, a list of rules or a rule set; anything else is said at start."""
     with pytest.raises(ConfigError, match="expected"):
         LimitGateWSGI(lambda *_: [], rules=rules)
+
+
+def test_warnings_are_seen_where_no_logging_is_set_up() -> None:
+    """Whoever serves with nothing configured still reads on stderr what will surprise them."""
+    program = "from limitgate import LimitGate, Rule; LimitGate(None, rules=[Rule('all', '9/minute')])"
+    environment = {**os.environ, "WEB_CONCURRENCY": "2"}
+    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert ran.stderr.startswith("2 workers on memory:// limit each by itself")
