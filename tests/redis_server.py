@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import redis
@@ -46,6 +49,15 @@ class RedisServer:
     def client(self) -> redis.Redis:
         """A plain redis-py client of this server, to look behind the store's back."""
         return redis.Redis(unix_socket_path=str(self.socket))
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """The server's process stands still: connections hold and may be made, nothing is answered."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """Stop the server at once, as a crash would; `start` brings it back, empty."""

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
-import signal
 import threading
 import time
 import weakref
@@ -74,15 +72,6 @@ def it(request: pytest.FixtureRequest, own_redis: RedisServer) -> Iterator[Store
         yield store
 
 
-@contextlib.contextmanager
-def frozen(server: RedisServer) -> Iterator[None]:
-    os.kill(server.process.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(server.process.pid, signal.SIGCONT)
-
-
 def fail(it: Store, times: int = FAILURES) -> None:
     assert None not in [it.fault() for _ in range(times)]
 
@@ -123,7 +112,7 @@ def test_pauses_grow_and_differ() -> None:
 
 def test_requests_do_not_wait_for_a_frozen_redis(it: Store, own_redis: RedisServer) -> None:
     """After a few requests have waited in vain, the others fail at once."""
-    with frozen(own_redis):
+    with own_redis.frozen():
         fail(it)
         assert not it.store.healthy
         begun = time.monotonic()
@@ -144,7 +133,7 @@ def test_redis_is_found_again_while_nobody_asks(it: Store, own_redis: RedisServe
 
 def test_a_thawed_redis_is_found_again(it: Store, own_redis: RedisServer) -> None:
     """However long it was frozen."""
-    with frozen(own_redis):
+    with own_redis.frozen():
         fail(it)
         it.idle(2)
     until(it, lambda: it.store.healthy)
@@ -208,7 +197,7 @@ def test_each_change_is_said_once(it: Store, own_redis: RedisServer, caplog: pyt
 
 def test_one_probe_at_a_time(it: Store, own_redis: RedisServer) -> None:
     """While Redis is frozen, no more than one connection at a time is on its way to it."""
-    with frozen(own_redis):
+    with own_redis.frozen():
         fail(it, 4 * FAILURES)
         for _ in range(20):
             it.idle(0.05)
@@ -251,7 +240,7 @@ def test_where_no_thread_can_be_started_requests_go_on_waiting(own_redis: RedisS
     """Without a thread that would look for Redis, giving it up would be for good."""
     with contextlib.closing(Store(own_redis.url)) as it:
         assert it.fault(5) is None
-        with frozen(own_redis):
+        with own_redis.frozen():
             fail(it, FAILURES - 1)
             monkeypatch.setattr(threading.Thread, "start", refused)
             fail(it, 1)

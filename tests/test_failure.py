@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import signal
 import socket
 import threading
 import time
@@ -434,23 +432,13 @@ def test_what_an_operator_does_meanwhile(site: Open, own_redis: RedisServer, wha
     assert not any(decision.degraded for decision in it.seen)
 
 
-@contextlib.contextmanager
-def frozen(server: RedisServer) -> Iterator[None]:
-    """The server's process stands still: connections hold, nothing is answered."""
-    os.kill(server.process.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(server.process.pid, signal.SIGCONT)
-
-
 @pytest.mark.parametrize("connected", [False, True])
 def test_redis_freezes_and_thaws(site: Open, own_redis: RedisServer, *, connected: bool) -> None:
     """A Redis that stands still holds nobody up for longer than the timeout; thawed, it limits again within 2 s."""
     it = site(Rule("api", "9/day"), store=own_redis.url, timeout=TIMEOUT)
     if connected:
         assert it.ask().status == 200
-    with frozen(own_redis):
+    with own_redis.frozen():
         replies = [ticking(it) for _ in range(5)]
     assert {reply.status for reply, _ in replies} == {200}
     assert max(seconds for _, seconds in replies) < TIMEOUT + SLACK
@@ -469,7 +457,7 @@ def test_a_crowd_before_a_frozen_redis(site: Open, own_redis: RedisServer) -> No
     it = site(Rule("api", "9/day"), store=own_redis.url, timeout=TIMEOUT)
     it.ask()
     begin, statuses = time.monotonic(), []
-    with frozen(own_redis):
+    with own_redis.frozen():
         if isinstance(it, ASGISite):
 
             async def crowd() -> None:
@@ -500,7 +488,7 @@ def test_the_event_loop_goes_on(own_redis: RedisServer) -> None:
 
     with ASGISite(Rule("api", "9/day"), store=own_redis.url, timeout=0.5) as it:
         it.ask()
-        with frozen(own_redis):
+        with own_redis.frozen():
             assert it.runner.run(scene(it.app)) > 10
 
 

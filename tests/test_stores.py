@@ -349,7 +349,7 @@ def test_whoever_goes_away_disturbs_nobody(own_redis: RedisServer, size: int, tu
 
     async def crowd(store: AsyncRedisStore) -> list[Any]:
         peeks = [a_plan("9999/day", "99999/hour", key=key, verb="peek") for key in keys]
-        with frozen(own_redis):  # so that two thousand calls are more than the socket takes
+        with own_redis.frozen():  # so that two thousand calls are more than the socket takes
             calls = [asyncio.create_task(store.aspend(plan, PATIENT)) for plan in peeks]
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -387,7 +387,7 @@ def test_closing_leaves_no_task(own_redis: RedisServer) -> None:
 
     async def leave() -> tuple[list[object], set[asyncio.Task[Any]]]:
         await store.aspend(a_plan(), PATIENT)
-        with frozen(own_redis):
+        with own_redis.frozen():
             calls = [asyncio.create_task(store.aspend(a_plan(), PATIENT)) for _ in range(10)]
             await asyncio.sleep(0.01)
             await store.aclose()
@@ -433,16 +433,6 @@ def test_a_forked_child_makes_its_own_connections(own_redis: RedisServer) -> Non
 
 
 # --- when Redis does not answer ---------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def frozen(server: RedisServer) -> Iterator[None]:
-    """The server accepts connections but does nothing."""
-    server.process.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        server.process.send_signal(signal.SIGCONT)
 
 
 def failure(door: Door, timeout: float, plan: Plan | None = None) -> StoreError:
@@ -554,7 +544,7 @@ def test_a_frozen_server_is_a_timeout(own_door: Door, own_redis: RedisServer, ti
     """A server that does not answer costs a caller the timeout and no more; once it answers, so does the store."""
     if connected:
         own_door.spend(a_plan())
-    with frozen(own_redis):
+    with own_redis.frozen():
         for _ in range(3):
             start = time.monotonic()
             assert failure(own_door, timeout).fault == "timeout"
@@ -565,7 +555,7 @@ def test_a_frozen_server_is_a_timeout(own_door: Door, own_redis: RedisServer, ti
 def test_a_server_frozen_for_long_is_found_again(own_door: Door, own_redis: RedisServer) -> None:
     """Calls fail for as long as the server is frozen, and succeed soon after it is back."""
     own_door.spend(a_plan())
-    with frozen(own_redis):
+    with own_redis.frozen():
         faults = [failure(own_door, 0.25).fault for _ in range(7)]
     assert set(faults) <= {"timeout", "connection"}
     found_again(own_door)
@@ -583,7 +573,7 @@ def test_a_crowd_before_a_frozen_server_fails_in_time(own_door: Door, own_redis:
         with ThreadPoolExecutor(100) as pool:
             return {error.fault for error in pool.map(lambda _: failure(own_door, 0.3), range(100))}
 
-    with frozen(own_redis):
+    with own_redis.frozen():
         start = time.monotonic()
         assert attempt() == {"timeout"}
         assert time.monotonic() - start < 0.3 + 4 * SLACK
@@ -715,7 +705,7 @@ def test_in_a_full_redis_a_crowd_fails_only_where_something_was_taken(own_redis:
 
 def test_a_caller_does_not_wait_for_a_slow_connection_twice(own_door: Door, own_redis: RedisServer) -> None:
     """Connecting goes on past the deadline of the caller who began it, so a slow server is reached in the end."""
-    with frozen(own_redis):
+    with own_redis.frozen():
         failure(own_door, 0.05)
         thaw = threading.Timer(0.2, lambda: own_redis.process.send_signal(signal.SIGCONT))
         thaw.start()
