@@ -24,8 +24,8 @@ from limitgate.stores import wire
 from limitgate.stores.breaker import PROBE_TIMEOUT
 from limitgate.stores.leases import LONGEST
 from limitgate.stores.pipeline import Pipeline
-from limitgate.stores.redis import CONNECT_TIMEOUT, MAX_BATCH, store_error, unsendable
-from limitgate.stores.scripted import MAX_CHARGES, Outcome, Scripted
+from limitgate.stores.redis import CONNECT_TIMEOUT, store_error, unsendable
+from limitgate.stores.scripted import MAX_BATCH, MAX_CHARGES, Outcome, Scripted
 
 MAX_FLYING = 16
 """Calls that may be on their way at a time."""
@@ -203,7 +203,7 @@ class Batcher:
         except StoreError as error:
             self._fail(batch, error)
             if error.fault != "oom":
-                self._pipeline = None if pipeline is self._pipeline else self._pipeline
+                self._no_longer_use(pipeline)
                 self._failed(error)
         else:
             self._breaker.succeeded()
@@ -222,11 +222,15 @@ class Batcher:
         if self._script.leases and self._lease_timer is None:
             self._end_leases_in_time()
 
+    def _no_longer_use(self, pipeline: Pipeline[Batch]) -> None:
+        """Later requests get another connection."""
+        if pipeline is self._pipeline:
+            self._pipeline = None
+
     def _lost(self, pipeline: Pipeline[Batch]) -> None:
         """A connection has ended. Batches on one that may have been dead before they were sent are sent once more."""
         self._pipelines.discard(pipeline)
-        if pipeline is self._pipeline:
-            self._pipeline = None
+        self._no_longer_use(pipeline)
         lost = store_error(ConnectionResetError("the connection was lost"))
         failed = False
         for batch in pipeline.flying:
@@ -252,21 +256,22 @@ class Batcher:
             await connection.disconnect(nowait=True)
             if not isinstance(error, Exception):
                 raise
-            self._fail_unsent(error)
-            self._failed(store_error(error))
+            self._not_connected(error)
             return
         finally:
             if self._connecting is asyncio.current_task():
                 self._connecting = None
         pipeline = Pipeline(connection, self._answered, self._lost)
         if not pipeline:  # its end was told before there was a pipeline to tell
-            closed = ConnectionResetError("Redis closed the connection as soon as it was made")
-            self._fail_unsent(closed)
-            self._failed(store_error(closed))
+            self._not_connected(ConnectionResetError("Redis closed the connection as soon as it was made"))
             return
         self._pipeline = pipeline
         self._pipelines.add(pipeline)
         self._flush()
+
+    def _not_connected(self, error: Exception) -> None:
+        self._fail_unsent(error)
+        self._failed(store_error(error))
 
     def _set_alarm(self, deadline: float) -> None:
         """Look for overdue requests at the first deadline; one alarm does for all that come before it rings."""

@@ -33,13 +33,11 @@ from limitgate.plan import Plan, Reading
 from limitgate.stores import wire
 from limitgate.stores.breaker import PROBE_TIMEOUT, Breaker, probe_beside
 from limitgate.stores.leases import LONGEST
-from limitgate.stores.scripted import Outcome, Scripted
+from limitgate.stores.scripted import MAX_BATCH, Outcome, Scripted
 from limitgate.stores.threads import SharedCalls
 
 CONNECT_TIMEOUT = 1.5
 """Seconds that connecting may take in the background; recovery from a connect that hangs takes as long."""
-MAX_BATCH = 64
-"""Plans that share a call: with a bucket each, the script, and so everybody else's call, takes well under a millisecond."""
 MAX_CONNECTING = 4
 """Threads of a `RedisStore` that connect at a time."""
 
