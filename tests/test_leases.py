@@ -26,7 +26,7 @@ from limitgate.stores import leases, scripted, wire
 from tests.lease_world import START, History, Process, World
 from tests.redis_server import RedisServer
 from tests.test_differential import a_limit
-from tests.test_stores import PATIENT, REDIS, SLACK, AsyncDoor, Door, Tunnel, admitted, eventually, frozen
+from tests.test_stores import PATIENT, REDIS, SLACK, AsyncDoor, Door, Tunnel, admitted, eventually
 
 HISTORIES = 1100 + settings().max_examples
 BLOCKS = 10
@@ -459,7 +459,7 @@ def test_a_crowd_takes_one_lease(door: Door, own_redis: RedisServer) -> None:
 
 def test_a_lease_is_asked_for_again_when_the_call_was_lost(door: Door, own_redis: RedisServer) -> None:
     """A call that fails leaves no lease, and the next one takes one."""
-    with frozen(own_redis), pytest.raises(StoreError):
+    with own_redis.frozen(), pytest.raises(StoreError):
         door.spend(a_plan(), 0.1)
     assert not door.store.leases
     assert eventually(lambda: door.spend(a_plan()).admitted and len(door.store.leases) == 1)
