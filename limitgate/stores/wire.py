@@ -85,9 +85,8 @@ def _packed(windows: Windows, cost: int, binding: bool, verb: Verb, last: bool) 
 
 
 def _lease(windows: Windows, lease: Lease) -> bytes:
-    """What follows a charge whose bucket is leased from."""
+    """What follows a charge whose bucket is leased from or given back to."""
     packed = [struct.pack("<dd", lease.most, lease.as_of)]
-    for limit, ahead, held in zip(windows.limits, lease.ahead, lease.held, strict=True):
-        one, taken, used = (divmod(ticks, limit.count) for ticks in (limit.period_us, ahead, held))
-        packed.append(struct.pack("<6d", *one, *taken, *used))
+    for limit, back, grace in zip(windows.limits, lease.back, lease.grace, strict=True):
+        packed.append(struct.pack("<5d", *divmod(limit.period_us, limit.count), *divmod(back, limit.count), grace))
     return b"".join(packed)
