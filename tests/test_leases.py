@@ -96,8 +96,9 @@ def never_melting(held: Any, at: float) -> None:
     held.as_of = held.began + int((at - held.sent) * 1e6)
 
 
-def from_when_it_was_heard(self: scripted.Scripted, plans: list[Plan], reply: object, sent: float) -> list[Reading]:
-    return understood(self, plans, reply, self._clock())
+def from_when_it_was_heard(self: scripted.Scripted, call: wire.Call, reply: object) -> list[scripted.Outcome]:
+    call.sent = self._clock()
+    return understood(self, call, reply)
 
 
 understood = scripted.Scripted.understood
@@ -423,17 +424,22 @@ def test_a_reset_while_a_lease_is_out_lets_through_no_more_than_that(world: Call
 # --- one lease at a time ----------------------------------------------------------------------------------------------
 
 
+def sent(store: scripted.Scripted, *plans: Plan) -> wire.Call:
+    call = wire.Call(plans)
+    store.outgoing(call)
+    return call
+
+
 def test_only_one_call_at_a_time_takes_a_lease(world: Callable[..., World]) -> None:
     """While a call that takes a lease is on its way, others about the same bucket take none; if it gets lost, the next does."""
     here = world(SLOW)
     store = Process(here).store
-    first, _ = store.outgoing([here.plan(), here.plan()])
-    second, _ = store.outgoing([here.plan()])
-    assert [bool(plan.charges[0].lease) for plan in first + second] == [True, False, False]
+    first, second = sent(store, here.plan(), here.plan()), sent(store, here.plan())
+    assert [bool(plan.charges[0].lease) for plan in (*first.plans, *second.plans)] == [True, False, False]
     store.unanswered(second)
-    assert not store.outgoing([here.plan()])[0][0].charges[0].lease
+    assert not sent(store, here.plan()).plans[0].charges[0].lease
     store.unanswered(first)
-    assert store.outgoing([here.plan()])[0][0].charges[0].lease
+    assert sent(store, here.plan()).plans[0].charges[0].lease
 
 
 def test_a_lost_give_back_does_not_allow_two_leases_at_a_time(world: Callable[..., World]) -> None:
@@ -442,11 +448,10 @@ def test_a_lost_give_back_does_not_allow_two_leases_at_a_time(world: Callable[..
     process = Process(here)
     process.ask(here.plan())
     ended = process.store.leases.ended(process.clock(), 0)
-    given_back, _ = process.store.outgoing(ended)
-    taking, _ = process.store.outgoing([here.plan()])
-    assert taking[0].charges[0].lease
+    given_back, taking = sent(process.store, *ended), sent(process.store, here.plan())
+    assert taking.plans[0].charges[0].lease
     process.store.unanswered(given_back)
-    assert not process.store.outgoing([here.plan()])[0][0].charges[0].lease
+    assert not sent(process.store, here.plan()).plans[0].charges[0].lease
 
 
 def test_a_crowd_takes_one_lease(door: Door, own_redis: RedisServer) -> None:
@@ -488,7 +493,7 @@ def test_a_lease_is_given_back_once_though_the_connection_is_cut(own_redis: Redi
         store = AsyncRedisStore(tunnel.url)
         await store.aspend(a_plan(), PATIENT)
         tunnel.cut = True
-        batcher = store._batchers[asyncio.get_running_loop()]
+        batcher = store._loops[asyncio.get_running_loop()][0]
         (given_back,) = batcher.give_back(PATIENT, age=0)
         await asyncio.wait([given_back])
         assert not tunnel.cut
@@ -572,9 +577,9 @@ async def silent_after(store: AsyncRedisStore, requests: int) -> None:
     """Some requests, and then none for as long as the event loop has anything left to do for them."""
     for _ in range(requests):
         await store.aspend(a_plan(), PATIENT)
-    timer = store._batchers[asyncio.get_running_loop()]._lease_timer
+    timer = store._loops[asyncio.get_running_loop()][0]._lease_timer
     await asyncio.sleep(timer.when() - asyncio.get_running_loop().time() + 0.05)
-    assert store._batchers[asyncio.get_running_loop()]._lease_timer is None
+    assert store._loops[asyncio.get_running_loop()][0]._lease_timer is None
 
 
 def test_a_lease_goes_back_when_a_process_falls_silent(door: Door, own_redis: RedisServer) -> None:

@@ -71,5 +71,8 @@ class Breaker:
 
 
 def probe_beside(plan: Plan) -> Plan:
-    """What asks whether Redis works: clears a bucket that nobody uses, so that a server that cannot write is not believed."""
+    """What asks whether Redis works: clears a bucket that nobody uses, so that a server that cannot write is not believed.
+
+    For a node of a cluster it may be in another node's slot; to say so is answer enough.
+    """
     return Plan((Charge(f"{plan.charges[0].key}:probe", windows_of("1/second"), 1, binding=False, rule=None),), "reset")

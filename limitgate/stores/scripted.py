@@ -36,6 +36,8 @@ class Scripted:
     """Values under our keys that were not ours; each was replaced."""
     clock_steps = 0
     """Buckets written in the server's future: its clock stepped back."""
+    not_given_back = 0
+    """Charges that a refused request left behind on a node of a cluster, as it could not be told; they drain there."""
 
     def __init__(self, *, local_refusals: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
         self.refusals = Refusals() if local_refusals else None
@@ -70,13 +72,14 @@ class Scripted:
             reading = self.refusals.answer(plan, self._clock())
         return reading
 
-    def outgoing(self, plans: Sequence[Plan]) -> tuple[list[Plan], float]:
-        """The plans as they are to be sent, and the time."""
-        now = self._clock()
-        return [self.leases.asking(plan, now) for plan in plans], now
+    def outgoing(self, call: wire.Call) -> None:
+        """Make the plans of a call ready to be sent."""
+        call.sent = now = self._clock()
+        call.plans = [self.leases.asking(plan, now) for plan in call.plans]
 
-    def understood(self, plans: Sequence[Plan], reply: object, sent: float) -> list[Outcome]:
-        """What a reply says to each plan that was `outgoing`. Raises `StoreError` for a reply of any other shape."""
+    def understood(self, call: wire.Call, reply: object) -> list[Outcome]:
+        """What a reply says to each plan of a call. Raises `StoreError` for a reply of any other shape."""
+        plans, sent = call.plans, call.sent
         readings, unreadable, steps, unwritten = wire.answers(plans, reply)
         self._count(unreadable, steps)
         heard = self._clock()
@@ -96,9 +99,9 @@ class Scripted:
                 outcomes[place] = self.leases.answer(plan, heard) or reading
         return outcomes
 
-    def unanswered(self, plans: Sequence[Plan]) -> None:
-        """No reply came to what was `outgoing`."""
-        for plan in plans:
+    def unanswered(self, call: wire.Call) -> None:
+        """No reply came to a call."""
+        for plan in call.plans:
             self.leases.forget(plan)
 
     def _count(self, unreadable: int, steps: int) -> None:
