@@ -57,7 +57,8 @@ class ConfigError(LimitGateError, ValueError):
 class StoreError(LimitGateError):
     """The store could not decide in time. ``fault`` names the kind of failure.
 
-    ``keys`` are the buckets that could not be reached, where others could: on a cluster. Otherwise there are none.
+    ``keys`` are the buckets that it failed for, where it can be asked about others at once: those of a cluster's node that
+    does not answer. Otherwise there are none.
     """
 
     def __init__(self, message: str, fault: StoreFault = "connection", keys: frozenset[str] = frozenset()) -> None:

@@ -36,6 +36,8 @@ class Flaky:
 
     def __init__(self) -> None:
         self.fault: Any = None
+        self.missing: tuple[str, ...] = ()
+        """Rules whose buckets cannot be reached."""
         self.calls = 0
         self._memory = MemoryStore(Clock())
 
@@ -43,6 +45,9 @@ class Flaky:
         self.calls += 1
         if self.fault:
             raise StoreError("out of order", self.fault)
+        missing = frozenset(charge.key for charge in plan.charges if charge.rule in self.missing)
+        if missing:
+            raise StoreError("a part is out of order", keys=missing)
         return self._memory.spend(plan)
 
     async def aspend(self, plan: Any, timeout: float) -> Any:
@@ -178,6 +183,65 @@ def test_a_decorators_on_error() -> None:
     app.add_url_rule("/easy", "easy", limit("1/minute")(lambda: "hello"))
     gate = LimitGateWSGI(app, rules=[], store=broken())
     assert [wsgi_reply(gate, path).status for path in ("/strict", "/easy", "/easy")] == [503, 200, 200]
+
+
+# --- a part of the store fails ----------------------------------------------------------------------------------------
+
+
+def test_rules_whose_buckets_can_be_reached_go_on_limiting(site: Open, flaky: Flaky) -> None:
+    """Where only some buckets are out of reach, ``on_error`` decides for their rules alone."""
+    it = site(Rule("here", "2/day"), Rule("there", "1/day"), store=flaky)
+    flaky.missing = ("there",)
+    assert it.statuses(4) == [200, 200, 429, 429]
+    assert [decision.degraded for decision in it.seen] == [True, True]
+    assert [window.rule for window in it.seen[0].windows] == ["here"]
+    flaky.missing = ()
+    assert it.ask().status == 429
+
+
+@pytest.mark.parametrize(("policy", "statuses"), [("open", [200] * 4), ("local", [200, 200, 429, 429]), ("closed", [503] * 4)])
+def test_the_others_are_charged_only_if_it_passes(site: Open, flaky: Flaky, policy: Any, statuses: list[int]) -> None:
+    """What a policy refuses is charged to no bucket, neither here nor there."""
+    it = site(Rule("here", "9/day"), Rule("there", "2/day", on_error=policy), store=flaky)
+    flaky.missing = ("there",)
+    assert it.statuses(4) == statuses
+    flaky.missing = ()
+    assert it.ask().status == 200
+    assert {window.rule: window.used for window in it.seen[-1].windows} == {"here": statuses.count(200) + 1, "there": 1}
+
+
+def test_a_local_refusal_is_told_before_the_rest_is_asked(site: Open, flaky: Flaky) -> None:
+    """A request that this process refuses costs the store no more than finding out that a part of it is missing."""
+    it = site(Rule("here", "9/day"), Rule("there", "1/day", on_error="local"), store=flaky)
+    flaky.missing = ("there",)
+    assert it.statuses(3) == [200, 429, 429]
+    assert flaky.calls == 4
+
+
+def test_the_rest_may_fail_too(site: Open, flaky: Flaky) -> None:
+    """If the rest of the store fails while it is asked, ``on_error`` decides for all rules."""
+    it = site(Rule("here", "1/day", on_error="closed"), Rule("there", "1/day"), store=flaky)
+    flaky.missing = ("there", "here")
+    assert it.ask().status == 503
+    flaky.missing = ("there",)
+    spend = flaky.spend
+
+    def failing_at_last(plan: Any, timeout: float) -> Any:
+        flaky.fault = "timeout" if len(plan.charges) == 1 else None
+        return spend(plan, timeout)
+
+    flaky.spend = failing_at_last  # type: ignore[method-assign]
+    assert it.ask().status == 503
+
+
+def test_a_refusal_by_the_rest_is_a_refusal(site: Open, flaky: Flaky) -> None:
+    """A rule that limits as ever names itself and its wait, and what is decided here is not charged."""
+    it = site(Rule("here", "1/day"), Rule("there", "5/day", on_error="local"), store=flaky)
+    flaky.missing = ("there",)
+    replies = [it.ask() for _ in range(3)]
+    assert [reply.status for reply in replies] == [200, 429, 429]
+    assert replies[1].json()["violated-policies"] == ["here"]
+    assert replies[1].wait == 86400
 
 
 # --- what they get ----------------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ LAYERS = (
     {"config", "decorators"},
     {"routes"},
     {"planner", "routes.flask", "routes.starlette", "settings"},
+    {"fallback"},
     {"gate"},
     {"front", "limiter"},
     {"middleware"},

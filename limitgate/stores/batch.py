@@ -92,14 +92,21 @@ class Batcher:
     """Sends the plans of one event loop to Redis, on a connection of its own.
 
     ``dial`` gives a redis-py connection, ``script`` knows what to send and what a reply means, ``probe`` asks whether Redis
-    is back. Connecting goes on in a task of its own past the deadline of the request that began it. Where the server is a
-    node of a cluster, ``cluster`` knows the others.
+    is back, ``server`` is what log lines call it. Connecting goes on in a task of its own past the deadline of the request
+    that began it. Where the server is a node of a cluster, ``cluster`` knows the others.
     """
 
     def __init__(
-        self, dial: Callable[[], Awaitable[Any]], script: Scripted, probe: Plan, cluster: Elsewhere | None = None
+        self,
+        dial: Callable[[], Awaitable[Any]],
+        script: Scripted,
+        probe: Plan,
+        *,
+        server: str = "Redis",
+        cluster: Elsewhere | None = None,
     ) -> None:
-        self.breaker = script.breaker()
+        self.breaker = script.breaker(server)
+        self._server = server
         self._dial = dial
         self._script = script
         self._probe = probe
@@ -156,7 +163,7 @@ class Batcher:
             if timer is not None:
                 timer.cancel()
         self._alarm = self._lease_timer = self._probe_timer = self._pipeline = None
-        self.breaker = self._script.breaker(instead_of=self.breaker)
+        self.breaker = self._script.breaker(self._server, instead_of=self.breaker)
         for pipeline in list(self._pipelines):
             pipeline.give_up()
         self._fail_unsent(ConnectionResetError("the store was closed"))

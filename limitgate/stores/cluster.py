@@ -22,7 +22,7 @@ from limitgate.stores.batch import Batch, Batcher, Request
 from limitgate.stores.dialer import Address, Dialer
 from limitgate.stores.faults import Redirection
 from limitgate.stores.scripted import Outcome, Scripted
-from limitgate.stores.slots import Part, SlotMap, concluded, parts_of, redirected, slot_of, unreachable
+from limitgate.stores.slots import Part, SlotMap, concluded, named, parts_of, redirected, slot_of, unreachable
 
 GIVE_BACK_TIMEOUT = 0.5
 """Seconds that giving back may take."""
@@ -141,7 +141,8 @@ class Cluster:
         return self._map.node(self._map.holder(part.slot))
 
     def _open_node(self, address: Address) -> Batcher:
-        return Batcher(partial(self._dialer.adial, address), self._script, self._probe, self)
+        dial = partial(self._dialer.adial, address)
+        return Batcher(dial, self._script, self._probe, server=named(address), cluster=self)
 
 
 class _Together:

@@ -16,7 +16,7 @@ from limitgate.plan import Plan
 from limitgate.stores.dialer import Address, Dialer
 from limitgate.stores.node import Heard, Node
 from limitgate.stores.scripted import Outcome, Scripted
-from limitgate.stores.slots import SlotMap, concluded, parts_of, redirected, slot_of, unreachable
+from limitgate.stores.slots import SlotMap, concluded, named, parts_of, redirected, slot_of, unreachable
 from limitgate.stores.wire import Call
 
 GIVE_BACK_TIMEOUT = 0.5
@@ -70,7 +70,7 @@ class Cluster:
             node.close()
 
     def _open_node(self, address: Address) -> Node:
-        return Node(partial(self._dialer.dial, address), self._script, self._look)
+        return Node(partial(self._dialer.dial, address), self._script, server=named(address), failed=self._look)
 
     def _carry_out(self, plans: Sequence[Plan], timeout: float) -> list[Outcome]:
         """What becomes of plans whose buckets are in one slot each."""

@@ -170,14 +170,14 @@ def _read(url: str) -> Where:
     options = dict(parse_qsl(parts.query))
     if kind == "cluster":
         nodes = _servers(servers, 6379)
-        return Where(f"{scheme}://{login}{at}{_spelled(nodes[0])}{parts.path}{'?' * bool(options)}{urlencode(options)}", nodes)
+        return Where(f"{scheme}://{login}{at}{spelled(nodes[0])}{parts.path}{'?' * bool(options)}{urlencode(options)}", nodes)
     name, _, database = parts.path.removeprefix("/").partition("/")
     if not name:
         raise ConfigError(f"store: the master's name is missing, {_EXPECTED}")
     sentinels = _servers(servers, 26379)
     own = options.pop("sentinel_username", None), options.pop("sentinel_password", None)
     path = f"/{database}{'?' * bool(options)}{urlencode(options)}"
-    return Where(f"{scheme}://{login}{at}{_spelled(sentinels[0])}{path}", (), sentinels, unquote(name), own)
+    return Where(f"{scheme}://{login}{at}{spelled(sentinels[0])}{path}", (), sentinels, unquote(name), own)
 
 
 def _servers(listed: str, port: int) -> tuple[Address, ...]:
@@ -190,7 +190,8 @@ def _servers(listed: str, port: int) -> tuple[Address, ...]:
     return tuple(found)
 
 
-def _spelled(address: Address) -> str:
+def spelled(address: Address) -> str:
+    """An address as in a URL."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

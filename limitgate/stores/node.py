@@ -31,10 +31,16 @@ def _nothing() -> None:
 
 
 class Node:
-    """Carries out calls on one server. ``dial`` connects; ``failed`` is told of every failure that is the server's."""
+    """Carries out calls on one server, which log lines call ``server``.
 
-    def __init__(self, dial: Callable[[], Any], script: Scripted, failed: Callable[[], None] = _nothing) -> None:
-        self.breaker = script.breaker()
+    ``dial`` connects; ``failed`` is told of every failure that is the server's.
+    """
+
+    def __init__(
+        self, dial: Callable[[], Any], script: Scripted, *, server: str = "Redis", failed: Callable[[], None] = _nothing
+    ) -> None:
+        self.breaker = script.breaker(server)
+        self._server = server
         self._connections = Connections(dial)
         self._script = script
         self._failed = failed
@@ -85,7 +91,7 @@ class Node:
     def close(self) -> None:
         """Close the connections that no thread is using, and stop looking for the server."""
         self._connections.close_idle()
-        self.breaker = self._script.breaker(instead_of=self.breaker)
+        self.breaker = self._script.breaker(self._server, instead_of=self.breaker)
 
     def retire(self) -> None:
         """Close for good, whatever is in use as soon as it no longer is."""
@@ -152,7 +158,7 @@ class Node:
         try:
             threading.Thread(target=_probe, args=(ref(self), self.breaker), name="limitgate-probe", daemon=True).start()
         except RuntimeError:  # no thread can be started now: requests go on waiting
-            self.breaker = self._script.breaker(instead_of=self.breaker)
+            self.breaker = self._script.breaker(self._server, instead_of=self.breaker)
 
 
 def _send(connection: Any, calls: Sequence[Call], deadline: float) -> None:

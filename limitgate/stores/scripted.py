@@ -11,7 +11,7 @@ from weakref import WeakSet
 from limitgate.errors import StoreError
 from limitgate.plan import Plan, Reading
 from limitgate.stores import wire
-from limitgate.stores.breaker import Breaker
+from limitgate.stores.breaker import Breaker, Tally
 from limitgate.stores.leases import Leases
 from limitgate.stores.refusals import Refusals
 
@@ -43,6 +43,7 @@ class Scripted:
         self.refusals = Refusals() if local_refusals else None
         self.leases = Leases()
         self._breakers: WeakSet[Breaker] = WeakSet()
+        self._tally = Tally()
         self._clock = clock
         _stores.add(self)
 
@@ -51,11 +52,21 @@ class Scripted:
         """Whether requests wait for Redis; where it has stopped answering they do not, until a probe finds it back."""
         return all(breaker.healthy for breaker in list(self._breakers))
 
-    def breaker(self, instead_of: Breaker | None = None) -> Breaker:
-        """A breaker for one more connection of this store, or for one in the place of another."""
+    @property
+    def failures(self) -> int:
+        """How many calls to a server have failed."""
+        return self._tally.failures
+
+    @property
+    def outages(self) -> int:
+        """How often requests stopped waiting for a server."""
+        return self._tally.outages
+
+    def breaker(self, server: str = "Redis", *, instead_of: Breaker | None = None) -> Breaker:
+        """A breaker for one more server of this store, or for one in the place of another."""
         if instead_of is not None:
             self._breakers.discard(instead_of)
-        breaker = Breaker()
+        breaker = Breaker(server, self._tally)
         self._breakers.add(breaker)
         return breaker
 
@@ -64,6 +75,7 @@ class Scripted:
         self.refusals = Refusals() if self.refusals is not None else None
         self.leases = Leases()
         self._breakers = WeakSet()
+        self._tally = Tally()
 
     def locally(self, plan: Plan) -> Reading | None:
         """The reading of a plan that is surely admitted or refused as things stand; None if Redis has to be asked."""

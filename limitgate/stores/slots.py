@@ -18,7 +18,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from limitgate.errors import StoreError
 from limitgate.plan import Charge, Lease, Plan, Reading
 from limitgate.stores.breaker import Breaker
-from limitgate.stores.dialer import Address, text
+from limitgate.stores.dialer import Address, spelled, text
 from limitgate.stores.leases import SPARE
 from limitgate.stores.scripted import Outcome
 
@@ -58,9 +58,7 @@ def concluded(plan: Plan, parts: Sequence[Part], outcomes: Sequence[Outcome]) ->
     failures = [outcome for outcome in outcomes if isinstance(outcome, StoreError)]
     outcome: Outcome
     if failures:
-        failed = [part for part, outcome in zip(parts, outcomes) if isinstance(outcome, StoreError)]
-        keys = frozenset(charge.key for part in failed for charge in part.plan.charges)
-        outcome = StoreError(str(failures[0]), _worst(failures), keys)
+        outcome = StoreError(str(failures[0]), _worst(failures))
         outcome.__cause__ = failures[0]
     else:
         outcome = _joined(plan, parts, readings)
@@ -175,6 +173,11 @@ def unreachable(nodes: SlotMap[Any], parts: Sequence[Part]) -> StoreError | None
         return None
     keys = frozenset(charge.key for part, _ in failures for charge in part.plan.charges)
     return StoreError(str(failures[0][1]), failures[0][1].fault, keys)
+
+
+def named(node: Address) -> str:
+    """What log lines call a node."""
+    return f"the Redis node {spelled(node)}"
 
 
 def redirected(error: Any, asked: Address) -> Address:
