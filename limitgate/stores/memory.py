@@ -39,6 +39,9 @@ class MemoryStore:
     future, which happens when the clock steps back. The deadline of a call is not looked at: nothing here waits.
     """
 
+    healthy = True
+    """Whether the store answers, as in every store; this one always does."""
+
     def __init__(self, clock: Callable[[], int] | None = None, *, max_buckets: int = 1_000_000) -> None:
         if max_buckets < 1:
             raise ValueError(f"max_buckets is {max_buckets}, expected at least 1")
