@@ -31,10 +31,14 @@ class Resort(NamedTuple):
 
 
 class Fallback:
-    """Decides in the store's place. ``on_error`` is for rules that have none of their own."""
+    """Decides in the store's place. ``on_error`` is for rules that have none of their own.
 
-    def __init__(self, on_error: OnError) -> None:
+    Each of so many ``processes`` grants its share of the limits, see `Limit.share`.
+    """
+
+    def __init__(self, on_error: OnError, processes: int) -> None:
         self._on_error: OnError = on_error
+        self._processes = processes
         self._store = MemoryStore()
 
     def without(self, considered: Considered, error: StoreError, *, wholly: bool = False) -> Resort:
@@ -47,7 +51,7 @@ class Fallback:
             if policy == "closed":
                 return Resort(undecided(allowed=False))
             if policy == "local":
-                local.append(charge)
+                local.append(charge.share(self._processes))
         return self._by_halves(rest, local)
 
     def _by_halves(self, rest: Sequence[Charge], local: Sequence[Charge]) -> Resort:

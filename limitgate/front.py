@@ -25,6 +25,7 @@ class Options(TypedDict, total=False):
     rules: str | Path | Iterable[Rule] | RuleSet
     store: Any
     on_error: OnError
+    processes: int
     timeout: float
     trusted_proxies: Sequence[str]
     forwarded_header: str
@@ -79,6 +80,7 @@ def open_front(routes: Routes, open_store: Opener[Any], **options: Unpack[Option
         proxies.client,
         timeout=settings.timeout,
         on_error=settings.on_error,
+        processes=settings.processes,
         styles=settings.headers,
         identify=settings.identify,
     )

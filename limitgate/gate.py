@@ -47,7 +47,7 @@ class Gate:
     """Decides about requests, by the plans of a planner and what a store says to them.
 
     ``client_of`` finds a request's client behind proxies, ``styles`` are the header styles, ``on_error`` is for rules that
-    have none of their own, and ``timeout`` is in seconds.
+    have none of their own, ``processes`` is how many serve together, and ``timeout`` is in seconds.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class Gate:
         *,
         timeout: float,
         on_error: OnError,
+        processes: int,
         styles: tuple[str, ...],
         identify: Identify | None = None,
     ) -> None:
@@ -69,7 +70,7 @@ class Gate:
         self._timeout = timeout
         self._styles = styles
         self._identify = identify
-        self._fallback = Fallback(on_error)
+        self._fallback = Fallback(on_error, processes)
         self._failing = False
 
     def check(self, request: Request) -> Answer:

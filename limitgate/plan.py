@@ -47,6 +47,10 @@ class Charge(NamedTuple):
     lease: Lease | None = None
     """What to take in advance and to put back, None for nothing."""
 
+    def share(self, processes: int) -> Charge:
+        """This charge by one of so many processes that each limit alone, see `Limit.share`."""
+        return self if processes == 1 else self._replace(windows=self.windows.share(processes, self.cost))
+
 
 class Plan(NamedTuple):
     """All buckets that one request touches. They are charged together or not at all."""

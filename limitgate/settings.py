@@ -56,6 +56,8 @@ class Settings(BaseSettings):
     """URL of the store, or a store."""
     on_error: OnError = "open"
     """What a request gets when the store fails: ``open``, ``closed`` or ``local``."""
+    processes: Annotated[int, Field(ge=1, le=100_000)] = 1
+    """Processes that serve together. While the store fails, each grants its share of the limits under ``local``."""
     timeout: Annotated[float, Field(gt=0, le=60)] = 0.1
     """Seconds that a request may wait for the store, all together."""
     trusted_proxies: Strings = ()
