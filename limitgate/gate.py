@@ -48,6 +48,7 @@ class Gate:
 
     ``client_of`` finds a request's client behind proxies, ``styles`` are the header styles, ``on_error`` is for rules that
     have none of their own, ``processes`` is how many serve together, and ``timeout`` is in seconds.
+    ``compare_clocks`` is told the ``now`` of the first reading.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Gate:
         processes: int,
         styles: tuple[str, ...],
         identify: Identify | None = None,
+        compare_clocks: Callable[[int], None] | None = None,
     ) -> None:
         self.store = store
         self.failures = 0
@@ -70,6 +72,7 @@ class Gate:
         self._timeout = timeout
         self._styles = styles
         self._identify = identify
+        self._compare_clocks = compare_clocks
         self._fallback = Fallback(on_error, processes)
         self._failing = False
 
@@ -124,6 +127,10 @@ class Gate:
         if self._failing and getattr(self.store, "healthy", True):
             self._failing = False
             log.warning("the store answers again")
+        compare = self._compare_clocks
+        if compare is not None:
+            self._compare_clocks = None
+            compare(reading.now)
         return self._answer(considered, decide(plan, reading), reading.now)
 
     def _answer(self, considered: Considered, decision: Decision, now: int) -> Answer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Container, Sequence
 from functools import lru_cache, partial
 from operator import itemgetter
@@ -10,15 +9,15 @@ from typing import NamedTuple
 
 from limitgate.callers import Caller
 from limitgate.decorators import EVERYTHING, Mark, seen_by_gate
+from limitgate.diagnosis import Diagnosis, Once
 from limitgate.identity import Identities, Subject
 from limitgate.keys import Key
+from limitgate.lint import overshooting
 from limitgate.paths import PathIndex, readings, segments
 from limitgate.plan import Charge, Plan
 from limitgate.request import Request
 from limitgate.routes import Routes
 from limitgate.rules import Rule, RuleSet
-
-log = logging.getLogger("limitgate")
 
 _PATHS, _SHORT = 512, 200
 """Paths that a planner remembers the rules of, and the characters of one that it remembers: clients choose both."""
@@ -72,7 +71,15 @@ class Planner:
     """Makes plans for the requests that come through one gate."""
 
     def __init__(
-        self, rules: RuleSet, routes: Routes, identities: Identities, *, key_prefix: str, secret: bytes, shadow: bool
+        self,
+        rules: RuleSet,
+        routes: Routes,
+        identities: Identities,
+        *,
+        key_prefix: str,
+        secret: bytes,
+        shadow: bool,
+        strict: bool = False,
     ) -> None:
         self._routes = routes
         self._identities = identities
@@ -83,12 +90,13 @@ class Planner:
         self._decorated: dict[int, Bound] = {}
         self._tiers = {tier: self._index(of_tier, exempt=False) for tier, of_tier in rules.tiers.items()}
         self._exempt = {tier: self._index(of_tier, exempt=True) for tier, of_tier in rules.tiers.items()}
-        every = [rule for of_tier in rules.tiers.values() for rule in of_tier]
+        every = list({id(rule): rule for of_tier in rules.tiers.values() for rule in of_tier}.values())
         self._exempts = any(rule.exempt for rule in every)
         self._asks_route = any(rule.key_asks("path") for rule in every)
-        self._warned = False
+        self._strict = strict
+        self._unlisted = Once(Diagnosis.UNLISTED_KEYS)
         for rule in every:
-            self._warn_about_keys(rule)
+            self._review(rule)
 
     def plan(self, request: Request, identified: Caller | None) -> Considered:
         """The plan for a request from the caller that ``identify`` found, if any."""
@@ -155,15 +163,13 @@ class Planner:
                 bound = self._decorated.get(id(rule))
                 if bound is None:
                     bound = self._decorated[id(rule)] = self._bind(rule, "limit")
-                    self._warn_about_keys(rule)
+                    self._review(rule)
                 bounds.append(bound)
         return tuple(bounds)
 
-    def _warn_about_keys(self, rule: Rule) -> None:
-        if rule.key_asks("api_key") and not self._identities.vouch_for_keys and not self._warned:
-            self._warned = True
-            log.warning(
-                "%s goes by API keys, but none are listed and there is no identify: "
-                "every key that a client invents is a bucket of its own",
-                rule.name,
-            )
+    def _review(self, rule: Rule) -> None:
+        """Tell what is odd about a rule by itself."""
+        if rule.key_asks("api_key") and not self._identities.vouch_for_keys:
+            self._unlisted.log(rule.name)
+        for limit, most, burst in overshooting(rule) if self._strict else ():
+            Diagnosis.OVERSHOOTS.log(rule.name, limit, most, burst, limit.count)

@@ -36,7 +36,7 @@ STORES = {
     ),
 }
 LAYERS = (
-    {"errors"},
+    {"diagnosis", "errors"},
     {"limits"},
     {"gcra"},
     {"plan"},
@@ -47,7 +47,7 @@ LAYERS = (
     {"identity"},
     {"keys"},
     {"rules"},
-    {"config", "decorators"},
+    {"config", "decorators", "lint"},
     {"routes"},
     {"planner", "routes.flask", "routes.starlette", "settings"},
     {"fallback"},

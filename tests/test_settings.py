@@ -46,6 +46,7 @@ DEFAULTS = {
     "identify": None,
     "headers": ("x-ratelimit",),
     "shadow": False,
+    "strict": False,
     "on_denied": None,
     "key_prefix": "limitgate",
     "secret": None,
@@ -90,6 +91,7 @@ GIVEN = [
     ("headers", '["x-ratelimit-windows"]', ("x-ratelimit-windows",), ("x-ratelimit-windows",)),
     ("headers", "", (), ()),
     ("shadow", "true", True, True),
+    ("strict", "true", True, True),
     ("on_denied", "json:loads", json.loads, json.loads),
     ("key_prefix", "shop", "shop", "shop"),
     ("secret", "0123456789abcdef", "0123456789abcdef", "0123456789abcdef"),
@@ -221,6 +223,7 @@ MISTAKES = [
     ("identify", ".json:dumps", ".json:dumps"),
     ("on_denied", "no.such.module:f", 5),
     ("shadow", "perhaps", 2),
+    ("strict", "perhaps", 2),
     ("key_prefix", "", ""),
     ("key_prefix", "x" * 65, "x" * 65),
     ("secret", "short", "short"),
@@ -431,4 +434,4 @@ def test_warnings_are_seen_where_no_logging_is_set_up() -> None:
     program = "from limitgate import LimitGate, Rule; LimitGate(None, rules=[Rule('all', '9/minute')])"
     environment = {**os.environ, "WEB_CONCURRENCY": "2"}
     ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert ran.stderr.startswith("2 workers on memory:// limit each by itself")
+    assert ran.stderr.startswith("LG001 2 workers on memory:// limit each by itself")
