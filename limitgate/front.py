@@ -14,6 +14,7 @@ from limitgate.diagnosis import Diagnosis, clock_comparison
 from limitgate.errors import ConfigError
 from limitgate.gate import Gate, Identify
 from limitgate.identity import Identities
+from limitgate.newcomers import Newcomers
 from limitgate.planner import Planner
 from limitgate.routes import Routes
 from limitgate.rules import OnError, Rule, RuleSet
@@ -39,6 +40,7 @@ class Options(TypedDict, total=False):
     shadow: bool
     strict: bool
     on_denied: Callable[..., Any] | None
+    new_buckets: int
     key_prefix: str
     secret: str | None
 
@@ -79,6 +81,7 @@ def open_front(routes: Routes, open_store: Opener[Any], **options: Unpack[Option
         secret=settings.secret.get_secret_value().encode() if settings.secret else b"",
         shadow=settings.shadow,
         strict=settings.strict,
+        newcomers=Newcomers(settings.new_buckets, time.monotonic) if settings.new_buckets else None,
     )
     store = opened(settings.store, open_store)
     gate = Gate(

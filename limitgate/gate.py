@@ -76,6 +76,11 @@ class Gate:
         self._fallback = Fallback(on_error, processes)
         self._failing = False
 
+    @property
+    def overflowed(self) -> int:
+        """How many times a request shared its source's overflow bucket, as the source had opened too many others."""
+        return self._planner.newcomers.overflowed if self._planner.newcomers else 0
+
     def check(self, request: Request) -> Answer:
         """The answer to a request, by a `SyncStore`."""
         identified = self._identified(request)

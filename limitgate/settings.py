@@ -76,6 +76,8 @@ class Settings(BaseSettings):
     """Tell at start which limits let more than their count pass within one period."""
     on_denied: ImportString[Callable[..., Any]] | None = None
     """Makes the refusal: an ASGI or WSGI application."""
+    new_buckets: Annotated[int, Field(ge=0, le=1_000_000)] = 1000
+    """Buckets that a source may open in a minute by keys of its own choosing, in each process; 0 for any number."""
     key_prefix: Annotated[str, Field(min_length=1, max_length=64)] = "limitgate"
     """First part of every key in the store."""
     secret: SecretStr | None = None

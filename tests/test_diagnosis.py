@@ -137,6 +137,13 @@ def health(stage: Stage, exempt: list[Rule], *rules: Rule, **options: Any) -> No
     stage.asked(Rule("all", "9/m"), *rules, *exempt, **options)
 
 
+def inventing(stage: Stage, part: str, **options: Any) -> None:
+    it = stage.site(Rule("a", "9/m", key=[part]), **options)
+    for number in range(9):
+        it.ask(headers={"X-Id": f"203{number}", "X-API-Key": f"203{number}"})
+        it.ask(headers={"Host": f"203{number}"})
+
+
 FREE = Rule("free", path="/health/**", exempt=True)
 LIVE = Rule("live", "9/m", path="/health/live")
 
@@ -199,6 +206,12 @@ SITUATIONS: dict[str, list[Play]] = {
         lambda stage: stage.asked(store=FarAway(-60)),
     ],
     "LG011": [lambda stage: stepping(stage, -5)],
+    "LG013": [
+        lambda stage: inventing(stage, "header:x-id", new_buckets=2),
+        lambda stage: inventing(stage, "host", new_buckets=2),
+        lambda stage: inventing(stage, "api_key", new_buckets=2),
+        lambda stage: inventing(stage, "header:x-id", new_buckets=2, trusted_proxies=["10.0.0.0/8"]),
+    ],
 }
 
 INNOCENT: dict[str, list[Play]] = {
@@ -275,6 +288,14 @@ INNOCENT: dict[str, list[Play]] = {
         lambda stage: stage.asked(store=MemoryStore(stage.clock)),
     ],
     "LG011": [lambda stage: stepping(stage, 5), lambda stage: stepping(stage, -0.5)],
+    "LG013": [
+        lambda stage: inventing(stage, "header:x-id"),
+        lambda stage: inventing(stage, "header:x-id", new_buckets=0),
+        lambda stage: inventing(stage, "header:x-id", new_buckets=2, trusted_proxies=["192.0.2.1"]),
+        lambda stage: inventing(stage, "api_key", new_buckets=2, identify=lambda _: None),
+        lambda stage: inventing(stage, "ip", new_buckets=2),
+        lambda stage: stage.asked(Rule("a", "9/m", key=["header:x-id"]), headers={"X-Id": "203"}, new_buckets=2),
+    ],
 }
 
 

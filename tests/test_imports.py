@@ -40,7 +40,7 @@ LAYERS = (
     {"limits"},
     {"gcra"},
     {"plan"},
-    {"decision", "paths", *STORES},
+    {"decision", "newcomers", "paths", *STORES},
     {"request"},
     {"client", "headers"},
     {"callers"},

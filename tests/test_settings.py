@@ -48,6 +48,7 @@ DEFAULTS = {
     "shadow": False,
     "strict": False,
     "on_denied": None,
+    "new_buckets": 1000,
     "key_prefix": "limitgate",
     "secret": None,
 }
@@ -93,6 +94,8 @@ GIVEN = [
     ("shadow", "true", True, True),
     ("strict", "true", True, True),
     ("on_denied", "json:loads", json.loads, json.loads),
+    ("new_buckets", "50", 50, 50),
+    ("new_buckets", "0", 0, 0),
     ("key_prefix", "shop", "shop", "shop"),
     ("secret", "0123456789abcdef", "0123456789abcdef", "0123456789abcdef"),
 ]
@@ -224,6 +227,8 @@ MISTAKES = [
     ("on_denied", "no.such.module:f", 5),
     ("shadow", "perhaps", 2),
     ("strict", "perhaps", 2),
+    ("new_buckets", "-1", -1),
+    ("new_buckets", "many", "many"),
     ("key_prefix", "", ""),
     ("key_prefix", "x" * 65, "x" * 65),
     ("secret", "short", "short"),
