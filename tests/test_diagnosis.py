@@ -382,10 +382,15 @@ def test_nothing_is_said_where_it_is_switched_off(stage: Stage, caplog: pytest.L
     assert [code for code in codes(caplog) if code != "LG011"] == []
 
 
-def test_the_clock_of_redis_is_compared(own_redis: RedisServer, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
-    """A real Redis on this machine has this machine's clock, and nothing is said."""
-    stage.asked(store=own_redis.url, timeout=5)
-    assert codes(caplog) == []
+@pytest.mark.parametrize("ahead", [0, 60])
+def test_the_clock_of_redis_is_compared(
+    redis_server: RedisServer, stage: Stage, caplog: pytest.LogCaptureFixture, ahead: float
+) -> None:
+    """A real Redis on this machine has this machine's clock; where this machine's is another one, that is said."""
+    clocks = {"time": lambda: time.time() + ahead, "monotonic": time.monotonic}
+    stage.setattr("limitgate.front.time", type("time", (), clocks))
+    stage.asked(store=redis_server.url, timeout=5)
+    assert codes(caplog) == (["LG010"] if ahead else [])
 
 
 def test_it_says_which_clock_is_ahead(caplog: pytest.LogCaptureFixture) -> None:

@@ -44,6 +44,14 @@ def test_several_limits_admit_no_more_property(limits: list[Limit], period: int)
     assert greedy(period, *limits) <= most_within(period, limits)
 
 
+@given(few, st.integers(1, 12), st.integers(1, 20))
+def test_shares_together_admit_no_more_property(limit: Limit, processes: int, period: int) -> None:
+    """Where the burst has a request for each process, all of them together admit in no time more than the limit alone."""
+    together = processes * greedy(period, limit.share(processes))
+    spare = processes if limit.burst < processes else 0
+    assert together <= most_within(period, [limit]) + spare
+
+
 @pytest.mark.parametrize(
     ("limits", "cost", "found"),
     [
