@@ -21,6 +21,7 @@ STORES = {
             "dialer",
             "faults",
             "leases",
+            "line",
             "loops",
             "memory",
             "node",

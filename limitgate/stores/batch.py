@@ -55,7 +55,10 @@ class Batch(wire.Call):
     @property
     def is_wanted(self) -> bool:
         """Whether anybody still waits for it."""
-        return not all(waiting.done() for _, _, waiting in self.requests)
+        for _, _, waiting in self.requests:  # noqa: SIM110 - any() would make a generator for every call
+            if not waiting.done():
+                return True
+        return False
 
     @property
     def deadline(self) -> float:
@@ -215,7 +218,7 @@ class Batcher:
             if self._again:
                 self._send(self._again.popleft(), pipeline)
             elif requests := self._next_requests():
-                for batch in [Batch(requests)] if self._cluster is None else self._cluster.apart(requests):
+                for batch in (Batch(requests),) if self._cluster is None else self._cluster.apart(requests):
                     self._script.outgoing(batch)
                     self._send(batch, pipeline)
         pipeline.flush()
@@ -242,7 +245,10 @@ class Batcher:
             self._fail(batch, unsendable(error))
 
     def _answered(self, pipeline: Pipeline[Batch], batch: Batch, reply: object) -> None:
-        """Hand out a reply. An error that is Redis' own answer fails its batch, and later ones get another connection."""
+        """Hand out a reply. An error that is Redis' own answer fails its batch, and later ones get another connection.
+
+        One that nobody waits for any more is no sign that Redis answers.
+        """
         if isinstance(reply, NoScriptError) and not batch.in_full:
             batch.in_full = self._script_is_unknown = True
             self._send(batch, pipeline)
@@ -250,7 +256,7 @@ class Batcher:
             return
         try:
             if self._cluster is not None and isinstance(reply, Redirection):
-                self.breaker.succeeded()
+                self._in_time(batch)
                 self._cluster.redirected(self, batch, reply)
                 return
             if isinstance(reply, Exception):
@@ -262,13 +268,17 @@ class Batcher:
                 self._no_longer_use(pipeline)
                 self._failed(error)
         else:
-            self.breaker.succeeded()
+            self._in_time(batch)
             self._hand_out(batch, outcomes)
         finally:
             if pipeline is not self._pipeline and not pipeline.flying:
                 pipeline.give_up()
             if self._queue or self._again:
                 self._flush()
+
+    def _in_time(self, batch: Batch) -> None:
+        if batch.is_wanted:
+            self.breaker.succeeded()
 
     def _hand_out(self, batch: Batch, outcomes: list[Outcome]) -> None:
         for request, outcome in zip(batch.requests, outcomes):
@@ -385,7 +395,7 @@ class Batcher:
     def _send_probe(self) -> None:
         self._probe_timer = None
         if not self.breaker.healthy:
-            self.ask(self._probe, PROBE_TIMEOUT).add_done_callback(self._probed)
+            self.ask(self._probe, min(PROBE_TIMEOUT, self._script.patience)).add_done_callback(self._probed)
 
     def _probed(self, answer: asyncio.Future[Reading]) -> None:
         if answer.exception() and not self.breaker.healthy:

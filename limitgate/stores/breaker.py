@@ -21,7 +21,7 @@ FAILURES = 5
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.8
 """Seconds between two probes, each pause twice the one before. With `PROBE_TIMEOUT` it bounds how late recovery is seen."""
 PROBE_TIMEOUT = 0.5
-"""Seconds that a probe waits for its answer."""
+"""Seconds that a probe waits for its answer, at most: no longer than a request would, whose timeout may be less."""
 
 
 class Tally:

@@ -14,6 +14,7 @@ from redis.exceptions import AskError, MovedError, RedisError
 from limitgate.errors import StoreError
 from limitgate.plan import Plan
 from limitgate.stores.dialer import Address, Dialer
+from limitgate.stores.line import Line
 from limitgate.stores.node import Heard, Node
 from limitgate.stores.scripted import Outcome, Scripted
 from limitgate.stores.slots import SlotMap, concluded, named, parts_of, redirected, slot_of, unreachable
@@ -109,7 +110,7 @@ class Cluster:
         by_node: dict[Address, list[_Errand]] = {}
         for errand in errands:
             by_node.setdefault(errand.address, []).append(errand)
-        sent: list[tuple[Node, Any, list[_Errand]]] = []
+        sent: list[tuple[Node, Line, list[_Errand]]] = []
         heard: list[tuple[_Errand, Heard]] = []
         try:
             for address, own in by_node.items():
@@ -120,14 +121,14 @@ class Cluster:
                 except StoreError as error:
                     heard += [(errand, error) for errand in own]
             while sent:
-                node, connection, own = sent.pop()
+                node, line, own = sent.pop()
                 try:
-                    heard += zip(own, node.hear(connection, [errand.call for errand in own], deadline))
+                    heard += zip(own, node.hear(line, [errand.call for errand in own], deadline))
                 except StoreError as error:
                     heard += [(errand, error) for errand in own]
         except BaseException:  # a signal's handler may raise anywhere: nobody will read what is still on its way
-            for _, connection, own in sent:
-                connection.disconnect()
+            for _, line, own in sent:
+                line.close()
                 for errand in own:
                     self._script.unanswered(errand.call)
             raise

@@ -11,38 +11,34 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from redis.exceptions import RedisError
-
 from limitgate.errors import StoreError
 from limitgate.stores.faults import store_error
+from limitgate.stores.line import Line, left_until
 
 MAX_CONNECTING = 4
 """Threads that connect to a server at a time."""
 
 
 class Connections:
-    """Keeps connections that ``dial`` makes."""
+    """Keeps connections, made of the redis-py ones that ``dial`` opens."""
 
     def __init__(self, dial: Callable[[], Any]) -> None:
         self._dial = dial
-        self._idle: deque[Any] = deque()
+        self._idle: deque[Line] = deque()
         self._changed = threading.Condition()
         self._wanted = self._connecting = 0
         self._failure: tuple[float, Exception | None] = 0.0, None
         self._closed = False
 
-    def take(self, deadline: float) -> Any:
+    def take(self, deadline: float) -> Line:
         """A connection that is open and has nothing left to read. Raises `StoreError` by the deadline."""
         while (connection := self._pop()) is not None:
-            try:
-                if not connection.can_read(0):
-                    return connection
-            except (RedisError, OSError):
-                pass
-            connection.disconnect()
+            if connection.is_quiet():
+                return connection
+            connection.close()
         return self._made(deadline)
 
-    def give(self, connection: Any) -> None:
+    def give(self, connection: Line) -> None:
         """Leave a connection for the next call."""
         with self._changed:
             self._idle.append(connection)
@@ -53,21 +49,21 @@ class Connections:
     def close_idle(self) -> None:
         """Close the connections that no thread is using. One that is being made is kept for the next call."""
         while (connection := self._pop()) is not None:
-            connection.disconnect()
+            connection.close()
 
     def close(self) -> None:
         """Close all connections as they become idle."""
         self._closed = True
         self.close_idle()
 
-    def _pop(self) -> Any:
+    def _pop(self) -> Line | None:
         """An idle connection, the newest first so that the others can age; None if there is none."""
         try:
             return self._idle.pop()
         except IndexError:
             return None
 
-    def _made(self, deadline: float) -> Any:
+    def _made(self, deadline: float) -> Line:
         """A new connection, made by another thread that goes on past the deadline and then leaves it for the next."""
         arrived = time.monotonic()
         with self._changed:
@@ -90,9 +86,10 @@ class Connections:
 
     def _connect(self) -> None:
         began = time.monotonic()
-        connection: Any = None
+        connection: Line | None = None
+        failure: Exception | None = None
         try:
-            connection = self._dial()
+            connection = Line(self._dial())
         except Exception as error:  # noqa: BLE001 - whatever kept us from connecting is told to those who wait
             failure = error
         with self._changed:
@@ -104,8 +101,3 @@ class Connections:
             self._changed.notify_all()
         if self._closed:
             self.close_idle()
-
-
-def left_until(deadline: float) -> float:
-    """Seconds to a deadline; never quite none, which sockets would take for not blocking."""
-    return max(0.001, deadline - time.monotonic())

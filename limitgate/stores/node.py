@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
 from weakref import ref
 
-from redis.exceptions import InvalidResponse, NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, ResponseError
 
 from limitgate.errors import StoreError
 from limitgate.plan import Plan
 from limitgate.stores.breaker import PROBE_TIMEOUT, Breaker, probe_beside
-from limitgate.stores.connections import Connections, left_until
+from limitgate.stores.connections import Connections
 from limitgate.stores.faults import Redirection, store_error, unsendable
+from limitgate.stores.line import Line
 from limitgate.stores.scripted import Outcome, Scripted
 from limitgate.stores.wire import UNSENDABLE, Call
 
@@ -60,32 +61,36 @@ class Node:
             raise heard
         return heard
 
-    def send(self, calls: Sequence[Call], deadline: float) -> Any:
-        """Send calls together; gives the connection to `hear` from. Raises `StoreError` by the deadline."""
+    def send(self, calls: Sequence[Call], deadline: float) -> Line:
+        """Send calls together; gives the line to `hear` from. Raises `StoreError` by the deadline."""
         self._probe = self._probe or probe_beside(calls[0].plans[0])
-        with self._failing(calls):
-            connection = self._connections.take(deadline)
-        with self._failing(calls, connection):
-            _send(connection, calls, deadline)
-        return connection
+        line = None
+        try:
+            line = self._connections.take(deadline)
+            line.send(calls, deadline)
+        except BaseException as error:  # noqa: BLE001 - raised again, but nobody would read what is on its way
+            self._give_up(error, calls, line)
+        return line
 
-    def hear(self, connection: Any, calls: Sequence[Call], deadline: float) -> list[Heard]:
-        """What became of calls that were sent on a connection. Raises `StoreError` by the deadline."""
-        with self._failing(calls, connection):
-            replies = [_reply(connection, call, deadline) for call in calls]
+    def hear(self, line: Line, calls: Sequence[Call], deadline: float) -> list[Heard]:
+        """What became of calls that were sent on a line. Raises `StoreError` by the deadline."""
+        try:
+            replies = [line.reply(call, deadline) for call in calls]
             for place, call in enumerate(calls):
                 if isinstance(replies[place], NoScriptError) and not call.in_full:
                     call.in_full = True
-                    _send(connection, [call], deadline)
-                    replies[place] = _reply(connection, call, deadline)
+                    line.send([call], deadline)
+                    replies[place] = line.reply(call, deadline)
+        except BaseException as error:  # noqa: BLE001 - raised again, but nobody would read what is on its way
+            self._give_up(error, calls, line)
         heard = [self._understood(call, reply) for call, reply in zip(calls, replies)]
         failures = [failure for failure in heard if isinstance(failure, StoreError) and failure.fault != "oom"]
         if failures:
-            connection.disconnect()
+            line.close()
             self._note(failures[0])
         else:
             self.breaker.succeeded()
-            self._connections.give(connection)
+            self._connections.give(line)
         return heard
 
     def close(self) -> None:
@@ -103,14 +108,13 @@ class Node:
         if breaker is not self.breaker or self._probe is None:
             return False
         with suppress(StoreError):
-            self._carry_out([self._probe], time.monotonic() + PROBE_TIMEOUT)
+            self._carry_out([self._probe], time.monotonic() + min(PROBE_TIMEOUT, self._script.patience))
         return not breaker.healthy
 
     def _carry_out(self, plans: Sequence[Plan], deadline: float) -> Heard:
         call = Call(plans)
         self._script.outgoing(call)
-        connection = self.send([call], deadline)
-        return self.hear(connection, [call], deadline)[0]
+        return self.hear(self.send([call], deadline), [call], deadline)[0]
 
     def _understood(self, call: Call, reply: object) -> Heard:
         if isinstance(reply, Redirection):
@@ -123,21 +127,17 @@ class Node:
             self._script.unanswered(call)
             return error
 
-    @contextmanager
-    def _failing(self, calls: Sequence[Call], connection: Any = None) -> Iterator[None]:
-        """Where something fails in here, calls are not answered and their connection is closed. Raises `StoreError`."""
-        try:
-            yield
-        except BaseException as error:
-            for call in calls:
-                self._script.unanswered(call)
-            if connection is not None:
-                connection.disconnect()
-            if not isinstance(error, Exception):
-                raise
-            failure = self._explained(error)
-            self._note(failure)
-            raise failure from error
+    def _give_up(self, error: BaseException, calls: Sequence[Call], line: Line | None) -> NoReturn:
+        """Calls could not be sent or heard of. Raises `StoreError`, or what interrupted this thread."""
+        for call in calls:
+            self._script.unanswered(call)
+        if line is not None:
+            line.close()
+        if not isinstance(error, Exception):
+            raise error
+        failure = self._explained(error)
+        self._note(failure)
+        raise failure from error
 
     def _explained(self, error: Exception) -> StoreError:
         if isinstance(error, StoreError):
@@ -159,30 +159,6 @@ class Node:
             threading.Thread(target=_probe, args=(ref(self), self.breaker), name="limitgate-probe", daemon=True).start()
         except RuntimeError:  # no thread can be started now: requests go on waiting
             self.breaker = self._script.breaker(self._server, instead_of=self.breaker)
-
-
-def _send(connection: Any, calls: Sequence[Call], deadline: float) -> None:
-    commands = [connection.pack_command(*command) for call in calls for command in call.commands()]
-    connection._sock.settimeout(left_until(deadline))  # noqa: SLF001 - redis-py sends under the timeout of connecting
-    connection.send_packed_command([part for command in commands for part in command], check_health=False)
-
-
-def _reply(connection: Any, call: Call, deadline: float) -> object:
-    """What Redis says to a call, an error of its own included. One that comes in pieces has until the deadline for each."""
-    if call.asking:
-        _said(connection, deadline)
-    return _said(connection, deadline)
-
-
-def _said(connection: Any, deadline: float) -> object:
-    try:
-        return connection.read_response(timeout=left_until(deadline))
-    except ResponseError as error:
-        return error
-    except RedisError:
-        raise
-    except (TypeError, ValueError) as error:  # redis-py's about an error it cannot read, hiredis' about a map by lists
-        raise InvalidResponse(str(error)) from error
 
 
 def _probe(node: ref[Node], breaker: Breaker) -> None:

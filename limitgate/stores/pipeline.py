@@ -55,10 +55,11 @@ class Pipeline(asyncio.Protocol, Generic[Call]):
 
     def send(self, call: Call) -> None:
         """Send a call with the next `flush`. Nothing has happened if it cannot be put into bytes."""
-        packed = [hiredis.pack_command(command) for command in call.commands()]  # type: ignore[arg-type]
+        commands = call.commands()
+        packed = [hiredis.pack_command(command) for command in commands]  # type: ignore[arg-type]
         if not self.flying:
             self.unheard, self._since = True, self._loop.time()
-        call.replies_due = len(packed)
+        call.replies_due = len(commands)
         self.flying.append(call)
         self._unsent += packed
 

@@ -64,6 +64,7 @@ class RedisStore(Scripted):
         """Carry out ``plan`` in one round trip at most. Raises `StoreError` within about ``timeout`` seconds."""
         reading = self.locally(plan)
         if reading is None:
+            self.patience = timeout
             self._servers.check(plan)
             reading = self._calls.spend(plan, timeout)
             if self.leases and not self._gives_back:

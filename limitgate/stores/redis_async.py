@@ -54,6 +54,7 @@ class AsyncRedisStore(Scripted):
         reading = self.locally(plan)
         if reading is not None:
             return reading
+        self.patience = timeout
         loop = asyncio.get_running_loop()
         open_here = self._loops.get(loop)
         if open_here is None:

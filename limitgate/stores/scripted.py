@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -44,6 +45,8 @@ class Scripted:
         self.leases = Leases()
         self._breakers: WeakSet[Breaker] = WeakSet()
         self._tally = Tally()
+        self.patience = math.inf
+        """Seconds that the latest request would wait; a server that takes longer to answer a probe is of no use."""
         self._clock = clock
         _stores.add(self)
 
