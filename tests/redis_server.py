@@ -2,37 +2,50 @@
 
 from __future__ import annotations
 
+import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 
 class RedisServer:
-    """Starts a redis-server on a unix socket in a new folder. ``options`` are command-line options without dashes."""
+    """Starts a redis-server on a unix socket in a new folder. ``options`` are command-line options without dashes.
 
-    def __init__(self, **options: str) -> None:
+    With a ``port`` it listens there as well, and only on 127.0.0.1. ``environment`` is added to its own.
+    """
+
+    def __init__(self, *, start: bool = True, environment: Mapping[str, str] | None = None, **options: str) -> None:
         program = shutil.which("redis-server")
         if program is None:
             raise RuntimeError("no redis-server found, expected one in PATH: run 'make redis' or 'make test'")
         self.folder = Path(tempfile.mkdtemp(prefix="limitgate-redis-"))
         self.socket = self.folder / "redis.sock"
         self.url = f"unix://{self.socket}"
+        self.port = int(options.get("port", 0))
         self._command = [program, "--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder)]
         self._command += ["--save", "", "--appendonly", "no", "--loglevel", "warning"]
-        for name, value in options.items():
-            self._command += [f"--{name.replace('_', '-')}", value]
-        self.start()
+        self._command += _spelled({"bind": "127.0.0.1", **options})
+        self._environment = {**os.environ, **(environment or {})}
+        self.process: subprocess.Popen[bytes] | None = None
+        if start:
+            self.start()
 
-    def start(self) -> None:
-        """Start the server and make sure that it is this one that answers."""
-        self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    def start(self, **options: str) -> None:
+        """Start the server and make sure that it is this one that answers. ``options`` are for this once."""
+        quiet = subprocess.DEVNULL
+        command = self._command + _spelled(options)
+        self.process = subprocess.Popen(command, env=self._environment, stdout=quiet, stderr=quiet)
         deadline = time.monotonic() + 20
         while True:
             try:
@@ -47,8 +60,8 @@ class RedisServer:
             raise RuntimeError(f"pid {pid} answers, expected the server just started, {self.process.pid}")
 
     def client(self) -> redis.Redis:
-        """A plain redis-py client of this server, to look behind the store's back."""
-        return redis.Redis(unix_socket_path=str(self.socket))
+        """A plain redis-py client of this server, to look behind the store's back; it does not try twice."""
+        return redis.Redis(unix_socket_path=str(self.socket), retry=Retry(NoBackoff(), 0))
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
@@ -66,6 +79,24 @@ class RedisServer:
 
     def stop(self) -> None:
         """Stop the server and remove its folder."""
-        self.process.terminate()
-        self.process.wait()
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def free_port() -> int:
+    """A port on which nobody listens, below those that systems hand out: nobody takes it while its server is away."""
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with socket.socket() as trying:
+            try:
+                trying.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
+
+
+def _spelled(options: Mapping[str, str]) -> list[str]:
+    """Options as they stand on a command line."""
+    return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
