@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import threading
 import time
@@ -60,7 +61,7 @@ def absent(stage: Stage) -> Iterator[None]:
 def loading(stage: Stage) -> Iterator[None]:
     """The server was restarted, and reads what it had saved for a while."""
     with stage.server.client() as client:
-        client.mset({f"filler:{number}": "x" * 100 for number in range(500)})
+        client.mset({f"filler:{number}": os.urandom(100) for number in range(600)})
         client.shutdown(save=True)
     stage.server.process.wait()
     stage.server.start(key_load_delay="3000", loading_process_events_interval_bytes="1024")

@@ -48,7 +48,7 @@ class Fault:
     name: str
     cause: Cause
     way: Way = "direct"
-    lasts: float = 1.2
+    lasts: float = 1.1
     """Seconds; 0 where it is over as soon as it has happened."""
     degrades: float = 0.9
     """Share of the requests, at least, that Redis does not decide while the fault lasts; 0 where nobody should notice."""

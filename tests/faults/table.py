@@ -16,7 +16,7 @@ FAULTS = [
     Fault("SCRIPT FLUSH", causes.told("SCRIPT FLUSH"), lasts=0.5, degrades=0),
     Fault("FLUSHALL", causes.told("FLUSHALL"), lasts=0.5, degrades=0, forgets=BURST),
     Fault("CLIENT KILL", causes.told("CLIENT KILL TYPE normal SKIPME yes"), lasts=0.5, degrades=0),
-    Fault("CLIENT PAUSE", causes.paused(1.2)),
+    Fault("CLIENT PAUSE", causes.paused(1.5)),
     Fault("BUSY", causes.busy),
     Fault("OOM", causes.full, degrades=0.5, local=True),
     Fault("LOADING", causes.loading, lasts=1.0),
@@ -42,5 +42,11 @@ FAULTS = [
     Fault("clock 1 h back", causes.clock_stepped(-3600), way="clocked", lasts=0.7, degrades=0, forgets=BURST),
 ]
 UNDER_THREADS = [
-    fault for fault in FAULTS if fault.name in ("killed and restarted", "frozen", "READONLY", "another password", "black hole")
+    "killed and restarted",
+    "frozen",
+    "READONLY",
+    "another password",
+    "black hole",
+    "replies byte by byte",
 ]
+"""Those that are tried where threads wait for Redis, too."""
