@@ -366,22 +366,33 @@ SITES = (ASGISite, WSGISite)
 @contextlib.contextmanager
 def uvicorn_process(target: str, folder: Path, *options: str, workers: int = 1, **environment: str) -> Iterator[str]:
     """A uvicorn in a process of its own, on a free port unless told otherwise; gives the URL, stops it by its pid."""
-    log = folder / "uvicorn.log"
     command = [sys.executable, "-m", "uvicorn", target, "--workers", str(workers), *options]
     if "--uds" not in options:
         command += ["--host", "127.0.0.1", "--port", "0"]
+
+    def ready(text: str) -> bool:
+        return "Uvicorn running" in text and (text.count("Application startup complete") == workers or "off" in options)
+
+    with server_process(command, folder / "uvicorn.log", ready, environment) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def server_process(
+    command: Sequence[str], log: Path, ready: Callable[[str], bool], environment: Mapping[str, str]
+) -> Iterator[str]:
+    """A server in a process of its own, once it is ready by its log; gives the URL that it logs, stops it by its pid."""
     root = Path(__file__).parent.parent
     outside = {name: value for name, value in os.environ.items() if not name.startswith("LIMITGATE_")}
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=root, env=outside | environment, stdout=output, stderr=output)
 
-    def ready() -> bool:
+    def up() -> bool:
         assert process.poll() is None, log.read_text()
-        text = log.read_text()
-        return "Uvicorn running" in text and (text.count("Application startup complete") == workers or "off" in options)
+        return ready(log.read_text())
 
     try:
-        _until(ready)
+        _until(up)
         found = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
         yield found[0] if found else "http://testserver"
     finally:
