@@ -166,7 +166,11 @@ def _stage(door: Door, way: Way) -> Iterator[Stage]:
 @contextlib.contextmanager
 def _served(door: Door, folder: Path, store: str) -> Iterator[str]:
     """One of the applications in a process of its own; gives its URL, and looks through the log when it has ended."""
-    environment = {"LIMITGATE_STORE": store, "PYTHONWARNINGS": "always::ResourceWarning"}
+    environment = {
+        "LIMITGATE_STORE": store,
+        "LIMITGATE_NEW_BUCKETS": "0",  # it floods Redis with new keys, all of one client
+        "PYTHONWARNINGS": "always::ResourceWarning",
+    }
     log = folder / "uvicorn.log"
     if door == "asgi":
         options = "--no-access-log", "--timeout-keep-alive", "60"
