@@ -1,0 +1,107 @@
+"""What attacks are made of: sites with one small limit, who asks them, and what came of it.
+
+An attack is a function that tries something many times, through both doors, and counts how often it got more than its
+limit and how many others were refused because of it. Both have to be zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from limitgate import Rule
+from tests.doors import SITES, Lines, Site
+
+ATTACKER = "203.0.113.9"
+VICTIM = "198.51.100.7"
+PROXY = "10.0.0.1"
+INNER = "10.0.0.2"
+TRUSTED = ("10.0.0.0/8", "fd00::/8")
+
+LIMIT = "1/day"
+
+
+class Ask(NamedTuple):
+    """One request: its header lines and the address at the other end of its connection."""
+
+    headers: Lines = ()
+    peer: str | None = ATTACKER
+    path: str = "/"
+    method: str = "GET"
+
+    def to(self, site: Site) -> bool:
+        """Whether the application answered."""
+        return site.ask(self.path, self.method, self.headers, self.peer).status == 200
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of an attack."""
+
+    tries: int = 0
+    through: int = 0
+    """Requests that were admitted above their limit."""
+    harmed: int = 0
+    """Others who were refused, or who got into somebody else's bucket."""
+
+    def __add__(self, other: Outcome) -> Outcome:
+        return Outcome(self.tries + other.tries, self.through + other.through, self.harmed + other.harmed)
+
+
+NOTHING = Outcome()
+ATTACKS: dict[str, Callable[[], Outcome]] = {}
+
+
+def attack(name: str) -> Callable[[Callable[[], Outcome]], Callable[[], Outcome]]:
+    """Enter an attack into the table."""
+
+    def entered(run: Callable[[], Outcome]) -> Callable[[], Outcome]:
+        assert name not in ATTACKS
+        ATTACKS[name] = run
+        return run
+
+    return entered
+
+
+def one_bucket(honest: Ask, others: Iterable[Ask], victims: Iterable[Ask] = (), **options: Any) -> Outcome:
+    """The same client asks in other words, each time on a fresh site: that has to use up its one request.
+
+    Afterwards it asks honestly, which has to be refused, and each victim asks, which has to be admitted.
+    """
+    outcome = NOTHING
+    rule = options.pop("rule", None) or Rule("all", LIMIT)
+    victims = list(victims)
+    for other in others:
+        for door in SITES:
+            with door(rule, **options) as site:
+                first = other.to(site)
+                through = honest.to(site)
+                harmed = (not first) + sum(not victim.to(site) for victim in victims)
+                outcome += Outcome(1, int(through), harmed)
+    return outcome
+
+
+def own_buckets(asks: Iterable[Ask], *rules: Rule, **options: Any) -> Outcome:
+    """Different clients ask in turn, then once more: each has to be admitted once and refused once."""
+    outcome = NOTHING
+    asks = list(asks)
+    for door in SITES:
+        with door(*rules, **options) as site:
+            harmed = sum(not ask.to(site) for ask in asks)
+            through = sum(ask.to(site) for ask in asks)
+            outcome += Outcome(len(asks), through, harmed)
+    return outcome
+
+
+def all_refused(asks: Iterable[Ask], *rules: Rule, before: Iterable[Ask], after: Iterable[Ask], **options: Any) -> Outcome:
+    """Once the limit is used up by ``before``, every ask is refused; those in ``after`` are admitted all the same."""
+    outcome = NOTHING
+    asks, before, after = list(asks), list(before), list(after)
+    for door in SITES:
+        with door(*rules, **options) as site:
+            harmed = sum(not ask.to(site) for ask in before)
+            through = sum(ask.to(site) for ask in asks)
+            harmed += sum(not ask.to(site) for ask in after)
+            outcome += Outcome(len(asks), through, harmed)
+    return outcome
