@@ -97,11 +97,20 @@ class Callers:
         Whole digests are compared in constant time. They are found by their first bytes, which tells nothing about the
         key: nobody can choose keys whose SHA-256 begins as they like.
         """
+        found = self._found(api_key)
+        return found[1] if found else None
+
+    def listed_key(self, api_key: str) -> str | None:
+        """What stands for a listed API key, the same however it is encoded: its digest. None if it is not listed."""
+        found = self._found(api_key)
+        return found[0].hex() if found else None
+
+    def _found(self, api_key: str) -> tuple[bytes, Caller] | None:
         for sent in _as_bytes(api_key):
             digest = hashlib.sha256(sent).digest()
             for listed, caller in self._by_key.get(digest[:8], ()):
                 if hmac.compare_digest(listed, digest):
-                    return caller
+                    return listed, caller
         return None
 
     def with_headers(self, request: Request, proxies: Proxies) -> Caller | None:

@@ -83,7 +83,7 @@ class Identities:
         if presented is None:
             return None
         if self._callers.list_keys:
-            return presented if self._callers.with_key(presented) else None
+            return self._callers.listed_key(presented)
         if self._identifies:
             return subject.caller.id if subject.caller else None
         return presented

@@ -1,5 +1,5 @@
 """Every attack of the table: importing this enters them all."""
 
-from tests.attacks import addresses, forwarding, paths
+from tests.attacks import addresses, forwarding, paths, values
 
-__all__ = ["addresses", "forwarding", "paths"]
+__all__ = ["addresses", "forwarding", "paths", "values"]

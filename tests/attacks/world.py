@@ -70,11 +70,11 @@ def one_bucket(honest: Ask, others: Iterable[Ask], victims: Iterable[Ask] = (), 
     Afterwards it asks honestly, which has to be refused, and each victim asks, which has to be admitted.
     """
     outcome = NOTHING
-    rule = options.pop("rule", None) or Rule("all", LIMIT)
+    rules = options.pop("rules", [Rule("all", LIMIT)])
     victims = list(victims)
     for other in others:
         for door in SITES:
-            with door(rule, **options) as site:
+            with door(rules=rules, **options) as site:
                 first = other.to(site)
                 through = honest.to(site)
                 harmed = (not first) + sum(not victim.to(site) for victim in victims)
@@ -82,24 +82,24 @@ def one_bucket(honest: Ask, others: Iterable[Ask], victims: Iterable[Ask] = (), 
     return outcome
 
 
-def own_buckets(asks: Iterable[Ask], *rules: Rule, **options: Any) -> Outcome:
+def own_buckets(asks: Iterable[Ask], rule: Rule, **options: Any) -> Outcome:
     """Different clients ask in turn, then once more: each has to be admitted once and refused once."""
     outcome = NOTHING
     asks = list(asks)
     for door in SITES:
-        with door(*rules, **options) as site:
+        with door(rule, **options) as site:
             harmed = sum(not ask.to(site) for ask in asks)
             through = sum(ask.to(site) for ask in asks)
             outcome += Outcome(len(asks), through, harmed)
     return outcome
 
 
-def all_refused(asks: Iterable[Ask], *rules: Rule, before: Iterable[Ask], after: Iterable[Ask], **options: Any) -> Outcome:
+def all_refused(asks: Iterable[Ask], *, before: Iterable[Ask], after: Iterable[Ask], **options: Any) -> Outcome:
     """Once the limit is used up by ``before``, every ask is refused; those in ``after`` are admitted all the same."""
     outcome = NOTHING
     asks, before, after = list(asks), list(before), list(after)
     for door in SITES:
-        with door(*rules, **options) as site:
+        with door(**options) as site:
             harmed = sum(not ask.to(site) for ask in before)
             through = sum(ask.to(site) for ask in asks)
             harmed += sum(not ask.to(site) for ask in after)
