@@ -29,14 +29,12 @@ class FlaskRoutes:
         return self._decorated
 
     def find(self, request: Request) -> Route | None:
-        """The route that Werkzeug's map will choose."""
-        from werkzeug.exceptions import HTTPException  # noqa: PLC0415 - only where it is in use already
-
+        """The route that Werkzeug's map will choose. Where it fails, by a converter that cannot read a path, there is none."""
         environ = request.environ or {}
         try:
             adapter = self._app.create_url_adapter(self._app.request_class(environ, populate_request=False))
             rule, _ = adapter.match(return_rule=True)
-        except HTTPException:
+        except Exception:  # noqa: BLE001 - not found, or it is Flask's to raise, after the request was charged
             return None
         view = effective(self._app.view_functions.get(rule.endpoint))
         return Route(rule.rule, marks_of(view, environ["REQUEST_METHOD"]))
