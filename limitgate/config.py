@@ -35,7 +35,7 @@ _NAMES = (_TEXT, "tag:yaml.org,2002:merge")
 class _File(BaseModel):
     """The top of a rule file. Rules and callers are checked one by one, each by its own model."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     tier: Text = DEFAULT_TIER
     callers: list[dict[str, Any]] = []
@@ -82,7 +82,8 @@ class _Document:
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             line = f":{mark.line + 1}" if mark else ""
-            raise ConfigError(f"{file}{line}: expected YAML: {getattr(error, 'problem', None) or error}") from error
+            message = f"{file}{line}: expected YAML: {getattr(error, 'problem', None) or error}"
+            raise ConfigError(message) from None  # PyYAML's error quotes the line, and what is secret in it
         except RecursionError as error:
             raise ConfigError(f"{file}: nested too deeply, expected a few levels") from error
 

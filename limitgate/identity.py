@@ -67,7 +67,7 @@ class Identities:
         """Who asks, given the caller that the application has named, if any."""
         caller = identified
         if caller is not None and not isinstance(caller, Caller):
-            raise TypeError(f"identify gave {caller!r:.80}, expected a Caller or None")
+            raise TypeError(f"identify gave a {type(caller).__name__}, expected a Caller or None")
         if caller is None and self._callers:
             caller = self._with_key(request) or self._callers.with_headers(request, self._proxies)
         tier = caller.tier if caller is not None and caller.tier in self._tiers else DEFAULT_TIER
