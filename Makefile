@@ -26,6 +26,9 @@ demo: .venv/dev redis
 	$(BIN)/python -m tests.access_log
 
 fuzz: .venv/dev redis
+	$(BIN)/python -m tests.attacks.fuzz --inputs 1000000
+	-$(BIN)/pip install --quiet --editable '.[dev,fuzz]'
+	$(BIN)/python -m tests.attacks.atheris_fuzz --seconds 300
 	LIMITGATE_TEST_EXAMPLES=100000 $(BIN)/pytest -k "differential or property or fuzz"
 
 redis:
