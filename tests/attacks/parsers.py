@@ -316,7 +316,7 @@ def fuzz_starlette_routes(data: bytes) -> None:
     route = _STARLETTE_ROUTES.find(ASGIRequest(scope))
     _ran.clear()
     with contextlib.suppress(ValueError):  # a number that Python does not convert
-        _completed(_STARLETTE(scope, _receive, _send))
+        completed(_STARLETTE(scope, _receive, _send))
     assert not _ran or (route is not None and [route.template] == _ran)
 
 
@@ -374,11 +374,11 @@ def fuzz_wsgi_gate(data: bytes) -> None:
 
 def fuzz_asgi_gate(data: bytes) -> None:
     """A whole decision about an ASGI request."""
-    _decided(_completed(_ASGI.gate.acheck(ASGIRequest(scope_of(data)))))
+    _decided(completed(_ASGI.gate.acheck(ASGIRequest(scope_of(data)))))
     assert len(_ASGI.gate.store) <= 1000
 
 
-def _completed(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def completed(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """The result of a coroutine that has nothing to wait for; without an event loop, for speed."""
     try:
         coroutine.send(None)
