@@ -1,6 +1,6 @@
 # make run    serve the example on http://127.0.0.1:8000      make test   every test, a private Redis included
 # make check  style, types, import directions                 make bench  LimitGate beside its peers
-# make demo   a real access log through the limiter           make fuzz   the property tests, for much longer
+# make demo   a real access log through the limiter           make fuzz   the property tests and fuzzers, for much longer
 
 PYTHON ?= python3
 BIN := .venv/bin

@@ -9,36 +9,18 @@ from typing import Any
 
 import pytest
 
-from tests.attacks.flood import VICTIMS
+from tests.attacks.flood import BUCKETS, FLOODS, VICTIMS, in_a_process
 from tests.doors import PATIENCE
 from tests.redis_server import RedisServer
 
-BUCKETS = 20_000
-FLOODS = [
-    {"requests": 500_000, "door": "asgi", "part": "api_key", "burst": 5},
-    {"requests": 100_000, "door": "wsgi", "part": "ip", "burst": 5},
-    {"requests": 100_000, "door": "asgi", "part": "ip", "burst": 1},
-    {"requests": 300_000, "door": "wsgi", "part": "api_key", "burst": 1},
-]
-"""A million requests, each from somebody new. After a burst of 1 every newcomer has used up its limit, too."""
-
 ON_REDIS = 50_000
-
-
-def _flood(told: dict[str, Any]) -> dict[str, Any]:
-    """A flood in a process of its own, whose memory is that of the flood."""
-    options = [text for name, value in (told | {"buckets": BUCKETS}).items() for text in (f"--{name}", str(value))]
-    command = [sys.executable, "-m", "tests.attacks.flood", *options]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=10 * PATIENCE)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
 
 
 @pytest.fixture(scope="module")
 def floods() -> Iterator[list[dict[str, Any]]]:
     """What came of all floods, two at a time."""
     with ThreadPoolExecutor(2) as two:
-        yield list(two.map(_flood, FLOODS))
+        yield list(two.map(in_a_process, FLOODS))
 
 
 def test_a_million_strangers_free_no_victim(floods: list[dict[str, Any]]) -> None:
