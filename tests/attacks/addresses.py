@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 from tests.attacks.world import PROXY, TRUSTED, Ask, Outcome, attack, one_bucket
 
@@ -82,11 +81,6 @@ def _neighbours(count: int) -> list[str]:
     return ["2001:db8:1:2:" + ":".join(f"{chosen.getrandbits(16):x}" for _ in range(4)) for _ in range(count)]
 
 
-def _behind(proxy: str, spelling: str) -> Iterator[tuple[str, Ask]]:
-    yield "x-forwarded-for", Ask([("X-Forwarded-For", spelling)], proxy)
-    yield "forwarded", Ask([("Forwarded", f'for="{spelling}"')], proxy)
-
-
 @attack("one address in many spellings")
 def one_address() -> Outcome:
     """Ports, brackets, zones, cases, zeros, and IPv4 in IPv6 clothes make no second client, and no two clients one."""
@@ -94,8 +88,7 @@ def one_address() -> Outcome:
     for own, spellings in ((V4, V4_SPELLINGS), (V6, [*V6_SPELLINGS, *_neighbours(20)])):
         strangers = [Ask(peer=stranger) for stranger in STRANGERS]
         outcome += one_bucket(Ask(peer=own), [Ask(peer=spelling.strip()) for spelling in spellings], strangers)
-        for spelling in spellings:
-            for header, ask in _behind(PROXY, spelling):
-                options = {"trusted_proxies": TRUSTED, "forwarded_header": header}
-                outcome += one_bucket(Ask(peer=own), [ask], strangers[:3], **options)
+        for header, form in (("x-forwarded-for", "{}"), ("forwarded", 'for="{}"')):
+            asks = [Ask([(header, form.format(spelling))], PROXY) for spelling in spellings]
+            outcome += one_bucket(Ask(peer=own), asks, strangers, trusted_proxies=TRUSTED, forwarded_header=header)
     return outcome

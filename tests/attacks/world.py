@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from limitgate import LimitGateWSGI, Rule
+from limitgate import LimitGateWSGI, MemoryStore, Rule
 from tests.doors import PEER, ASGISite, Lines, Reply, Site, WSGISite, wsgi_environ
 
 ATTACKER = "203.0.113.9"
@@ -87,16 +87,17 @@ def attack(name: str) -> Callable[[Callable[[], Outcome]], Callable[[], Outcome]
 
 
 def one_bucket(honest: Ask, others: Iterable[Ask], victims: Iterable[Ask] = (), **options: Any) -> Outcome:
-    """The same client asks in other words, each time on a fresh site: that has to use up its one request.
+    """The same client asks in other words, each time with all buckets full: that has to use up its one request.
 
     Afterwards it asks honestly, which has to be refused, and each victim asks, which has to be admitted.
     """
     outcome = NOTHING
     rules = options.pop("rules", [Rule("all", LIMIT)])
-    victims = list(victims)
-    for other in others:
-        for door in DOORS:
-            with door(rules=rules, **options) as site:
+    others, victims = list(others), list(victims)
+    for door in DOORS:
+        with door(rules=rules, **options) as site:
+            for other in others:
+                site.app.gate.store = MemoryStore()
                 first = other.to(site)
                 through = honest.to(site)
                 harmed = (not first) + sum(not victim.to(site) for victim in victims)
