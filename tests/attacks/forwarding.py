@@ -188,7 +188,7 @@ def through_two_proxies() -> Outcome:
 def through_forwarded() -> Outcome:
     """Unbalanced quotes, escapes and commas in a forged Forwarded hide nothing that a proxy appended."""
     outcome = Outcome()
-    for tail in ("", f", for={INNER}"):
+    for tail in ("", f", for={INNER}", ';host="a,b"', ';by="_x\\",y"', f';host="a,b", for={INNER};host=",\\""'):
         honest = Ask([("Forwarded", f"for={ATTACKER};proto=https{tail}")], PROXY)
         victims = [Ask([("Forwarded", f'for="{VICTIM}:80"{tail}')], PROXY), Ask([("Forwarded", f"for={INNER}")], PROXY)]
         forged = _relayed("Forwarded", FORGED_ELEMENTS, f"for={ATTACKER};proto=https{tail}")

@@ -24,7 +24,7 @@ Call = Callable[..., None]
 
 
 class Framework:
-    """An application with the same routes in each framework: /login, /items/{id}, /files/…, /marked, and /v1 mounted."""
+    """The same routes in each framework: login, items, files, one between placeholders, a marked one, and all below /v1."""
 
     name: ClassVar[str]
 
@@ -84,6 +84,7 @@ class StarletteApp(Framework):
             Route("/login", self._handler("login"), methods=["GET", "POST"]),
             Route("/items/{id}", self._handler("item")),
             Route("/files/{rest:path}", self._handler("file")),
+            Route("/by/{who}/login", self._handler("by")),
             Route("/marked", limit(LIMIT, name="marked")(self._handler("marked"))),
         ]
 
@@ -113,6 +114,7 @@ class FastAPIApp(StarletteApp):
         for place in (app, router):
             for path, name in (("/login", "login"), ("/items/{id}", "item"), ("/files/{rest:path}", "file")):
                 place.get(path)(self._plain(name))
+            place.get("/by/{who}/login")(self._plain("by"))
             place.get("/marked")(limit(LIMIT, name="marked")(self._plain("marked")))
         app.include_router(router, prefix="/v1")
         return app
@@ -152,6 +154,7 @@ class FlaskApp(Framework):
         app = flask.Flask("attacked")
         for path, name in (("/login", "login"), ("/items/<id>", "item"), ("/files/<path:rest>", "file")):
             app.add_url_rule(path, name, self._plain(name), methods=["GET", "POST"])
+        app.add_url_rule("/by/<who>/login", "by", self._plain("by"))
         app.add_url_rule("/marked", "marked", limit(LIMIT, name="marked")(self._plain("marked")))
         return app
 

@@ -96,6 +96,10 @@ SPELLED = [
 PATHS = {"login": "/login", "item": "/items/7", "file": "/files/a/b", "marked": "/marked"}
 
 
+AROUND = ["..", ".", "..;", ";", ";x", "%2e%2e", "x/../..", "%0a", "%0a..", ".%0a.", "%00", ""]
+"""Segments that make two readings of a path."""
+
+
 def spellings(path: str) -> list[str]:
     """A path as a client may spell it on the request line."""
     first = f"/%{ord(path[1]):02x}{path[2:]}"
@@ -117,6 +121,8 @@ RULES: dict[str, list[Rule]] = {
         Rule("off", path="/login/{x}", exempt=True),
         Rule("below", path="/x/**", exempt=True),
     ],
+    "off the way": [Rule("own", LIMIT, path="/files/**"), Rule("off", path="/login", exempt=True)],
+    "below anybody": [Rule("own", LIMIT, path="/by/{who}/login")],
     "marked": [Rule("other", LIMIT, path="/elsewhere")],
 }
 
@@ -155,6 +161,8 @@ def one_path() -> Outcome:
 
     def run(framework: Framework) -> Outcome:
         outcome = _all_tried(framework, RULES["exempted"], "/login", spellings("/login"))
+        spelled = [f"/files/{segment}/login{end}" for segment in AROUND for end in ("", "/", ";x", "%0a", "/..")]
+        outcome += _all_tried(framework, RULES["off the way"], "/files/a/b", spelled)
         for handler, plain in PATHS.items():
             spelled = [form for form in spellings(plain) if handler != "file" or form.startswith("/files/")]
             for rules in [rules for name, rules in RULES.items() if name in (handler, "everything", "route")]:
@@ -171,6 +179,8 @@ def one_mounted_path() -> Outcome:
     def run(framework: Framework) -> Outcome:
         spelled = [*spellings("/v1/login"), *("/v1" + form for form in spellings("/login"))]
         outcome = _all_tried(framework, RULES["marked"], "/v1/marked", spellings("/v1/marked"))
+        around = [f"/by/{segment}/login{end}" for segment in AROUND for end in ("", "/", ";x", "%0a", "%0a%0a")]
+        outcome += _all_tried(framework, RULES["below anybody"], "/by/me/login", around)
         for rules in ([Rule("own", LIMIT, path="/v1/login")], RULES["route"]):
             outcome += _all_tried(framework, rules, "/v1/login", spelled)
         return outcome
