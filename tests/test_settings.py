@@ -269,9 +269,10 @@ def test_a_secret_is_never_repeated(secret: Any) -> None:
 
 def test_a_password_is_never_repeated() -> None:
     """That of a store's URL is neither where settings are printed nor in what led to an error about something else."""
-    assert "s3cret" not in repr(Settings(store="redis://:s3cret@localhost/0"))
+    url = "redis://:s3cret@localhost/0"
+    assert "s3cret" not in repr(Settings(store=url))
     with pytest.raises(ConfigError) as caught:
-        Settings(store="redis://:s3cret@localhost/0", timeout=-1)
+        Settings(store=url, timeout=-1)
     assert "s3cret" not in "".join(traceback.format_exception(caught.value))
 
 
