@@ -88,6 +88,13 @@ class Callers:
         """Whether any API keys are listed; then a key that is not counts as no key."""
         return bool(self._by_key)
 
+    def tiers(self, *, by_header: bool) -> set[str]:
+        """The tiers of those who can be recognised by an API key, and of those by headers if these are ever believed."""
+        callers = [caller for alike in self._by_key.values() for _, caller in alike]
+        if by_header:
+            callers += [caller for _, caller in self._by_header]
+        return {caller.tier for caller in callers}
+
     def __bool__(self) -> bool:
         return bool(self._by_key or self._by_header)
 

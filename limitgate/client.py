@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, collapse_addresses, ip_address, ip_network
 
+from limitgate.diagnosis import Diagnosis, Once
 from limitgate.errors import ConfigError
 from limitgate.request import Request
 
@@ -18,6 +19,13 @@ UNIX = "unix"
 """Stands in a list of trusted proxies for a peer on a unix socket."""
 
 _NAT64 = IPv6Network("64:ff9b::/96")  # RFC 6052 section 2.1
+_PUBLIC: dict[str, tuple[IPv4Network | IPv6Network, ...]] = {
+    "IPv4": tuple(map(IPv4Network, ("1.0.0.0/8", "8.0.0.0/7", "64.0.0.0/3", "128.0.0.0/3", "208.0.0.0/4"))),
+    "IPv6": (IPv6Network("2000::/3"),),
+}
+"""Networks of public addresses from all over the internet: who trusts these, trusts everybody."""
+_LOOKS = 1000
+"""Requests from peers that are not trusted which are looked at for a forwarding header."""
 _BRACKETED = re.compile(r"\[([^\]]*)\](?::[0-9]{1,5})?\Z")
 _V4_WITH_PORT = re.compile(r"([0-9.]+):[0-9]{1,5}\Z", re.ASCII)
 _PAIR = re.compile(r"\s*([^\s;=\",]+)=(?:([^\s;,\"]*)|\"((?:[^\"\\]|\\.)*)\")\s*(?:;|\Z)")
@@ -78,6 +86,18 @@ class Proxies:
         self._networks = [_network(entry) for entry in trusted if entry != UNIX]
         self._header = header.lower()
         self._elements = _forwarded if self._header == "forwarded" else _addresses
+        self._looks = _LOOKS
+        self._unbelieved = Once(Diagnosis.UNTRUSTED_FORWARDING)
+
+    @property
+    def trust_anybody(self) -> bool:
+        """Whether there is a peer whose headers are believed."""
+        return self._unix or bool(self._networks)
+
+    @property
+    def trust_everybody(self) -> list[str]:
+        """The internets of which every public address is trusted: ``IPv4``, ``IPv6``."""
+        return [name for name, public in _PUBLIC.items() if all(self._cover(network) for network in public)]
 
     def trust(self, peer: str | None) -> bool:
         """Whether the headers of this peer are believed. A peer without an address is one on a unix socket."""
@@ -92,6 +112,8 @@ class Proxies:
         """
         client = None if request.peer is None else _spelled(request.peer)
         if not self.trust(request.peer):
+            if self._looks:
+                self._look_at(request, client)
             return client
         for element in self._elements(request.headers.get(self._header, "")):
             address = canonical(element)
@@ -101,6 +123,26 @@ class Proxies:
             if not self._trusted(address):
                 break
         return client
+
+    def _look_at(self, request: Request, peer: str | None) -> None:
+        """Tell of a forwarding header that is not believed. A proxy writes it into every request, so the first ones will do.
+
+        Where the header holds the peer itself, the server has resolved it before us, and all is well.
+        """
+        self._looks -= 1
+        for header in dict.fromkeys((self._header, "x-forwarded-for", "forwarded")):
+            value = request.headers.get(header)
+            if value:
+                self._looks = 0
+                elements = _forwarded if header == "forwarded" else _addresses
+                if peer is None or canonical(peer) not in map(canonical, elements(value)):
+                    self._unbelieved.log(header)
+                return
+
+    def _cover(self, network: IPv4Network | IPv6Network) -> bool:
+        """Whether all addresses of a network are trusted."""
+        same = [trusted for trusted in self._networks if trusted.version == network.version]
+        return any(network.subnet_of(trusted) for trusted in collapse_addresses(same))  # type: ignore[arg-type, type-var]
 
     def _trusted(self, address: IPv4Address | IPv6Address | None) -> bool:
         return address is not None and any(address in network for network in self._networks)

@@ -55,8 +55,13 @@ class ConfigError(LimitGateError, ValueError):
 
 
 class StoreError(LimitGateError):
-    """The store could not decide in time. ``fault`` names the kind of failure."""
+    """The store could not decide in time. ``fault`` names the kind of failure.
 
-    def __init__(self, message: str, fault: StoreFault = "connection") -> None:
+    ``keys`` are the buckets that it failed for, where it can be asked about others at once: those of a cluster's node that
+    does not answer. Otherwise there are none.
+    """
+
+    def __init__(self, message: str, fault: StoreFault = "connection", keys: frozenset[str] = frozenset()) -> None:
         super().__init__(message)
         self.fault: StoreFault = fault
+        self.keys = keys

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, Unpack
 
+from limitgate import lint
 from limitgate.client import Proxies
 from limitgate.config import load_rules
+from limitgate.diagnosis import Diagnosis, clock_comparison
 from limitgate.errors import ConfigError
 from limitgate.gate import Gate, Identify
 from limitgate.identity import Identities
+from limitgate.newcomers import Newcomers
 from limitgate.planner import Planner
 from limitgate.routes import Routes
 from limitgate.rules import OnError, Rule, RuleSet
 from limitgate.settings import Settings, warn_about_environment
-from limitgate.stores import Opener, opened
+from limitgate.stores import MemoryStore, Opener, opened
 
 
 class Options(TypedDict, total=False):
@@ -25,6 +29,7 @@ class Options(TypedDict, total=False):
     rules: str | Path | Iterable[Rule] | RuleSet
     store: Any
     on_error: OnError
+    processes: int
     timeout: float
     trusted_proxies: Sequence[str]
     forwarded_header: str
@@ -33,7 +38,9 @@ class Options(TypedDict, total=False):
     identify: Identify | None
     headers: Sequence[str]
     shadow: bool
+    strict: bool
     on_denied: Callable[..., Any] | None
+    new_buckets: int
     key_prefix: str
     secret: str | None
 
@@ -57,6 +64,7 @@ def open_front(routes: Routes, open_store: Opener[Any], **options: Unpack[Option
     owns_store = isinstance(settings.store, str)
     proxies = Proxies(settings.trusted_proxies, settings.forwarded_header)
     rules = _rules(settings.rules)
+    _review(rules, proxies, identifies=settings.identify is not None)
     identities = Identities(
         rules.callers,
         proxies,
@@ -72,17 +80,38 @@ def open_front(routes: Routes, open_store: Opener[Any], **options: Unpack[Option
         key_prefix=settings.key_prefix,
         secret=settings.secret.get_secret_value().encode() if settings.secret else b"",
         shadow=settings.shadow,
+        strict=settings.strict,
+        newcomers=Newcomers(settings.new_buckets, time.monotonic) if settings.new_buckets else None,
     )
+    store = opened(settings.store, open_store)
     gate = Gate(
         planner,
-        opened(settings.store, open_store),
+        store,
         proxies.client,
         timeout=settings.timeout,
         on_error=settings.on_error,
+        processes=settings.processes,
         styles=settings.headers,
         identify=settings.identify,
+        compare_clocks=clock_comparison(time.time, settings.timeout) if _has_own_clock(store) else None,
     )
     return Front(gate, settings.on_denied, owns_store)
+
+
+def _review(rules: RuleSet, proxies: Proxies, *, identifies: bool) -> None:
+    """Tell what is odd about who is trusted, and about the rules as a whole."""
+    for internet in proxies.trust_everybody:
+        Diagnosis.TRUSTS_ALL.log(internet)
+    known = rules.tiers.keys() if identifies else rules.callers.tiers(by_header=proxies.trust_anybody)
+    for tier in lint.tiers_of_nobody(rules, known):
+        Diagnosis.TIER_OF_NOBODY.log(tier)
+    for rule, exempt in lint.shadowed(rules, known):
+        Diagnosis.SHADOWED.log(rule.name, exempt.name)
+
+
+def _has_own_clock(store: object) -> bool:
+    """Whether a store goes by a clock that may be another machine's: it counts how often that stepped back."""
+    return hasattr(store, "clock_steps") and not isinstance(store, MemoryStore)
 
 
 def _rules(given: object) -> RuleSet:

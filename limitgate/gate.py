@@ -14,12 +14,12 @@ from limitgate.callers import Caller
 from limitgate.decision import Decision, decide, undecided
 from limitgate.decorators import EVERYTHING, Mark
 from limitgate.errors import StoreError
+from limitgate.fallback import Fallback, Resort
 from limitgate.headers import Fields, Refusal, rate_fields, refusal, unavailable
 from limitgate.plan import Plan, Reading
-from limitgate.planner import Bound, Considered, Planner
+from limitgate.planner import Considered, Planner
 from limitgate.request import Request
 from limitgate.rules import OnError
-from limitgate.stores.memory import MemoryStore
 
 log = logging.getLogger("limitgate")
 
@@ -47,7 +47,8 @@ class Gate:
     """Decides about requests, by the plans of a planner and what a store says to them.
 
     ``client_of`` finds a request's client behind proxies, ``styles`` are the header styles, ``on_error`` is for rules that
-    have none of their own, and ``timeout`` is in seconds.
+    have none of their own, ``processes`` is how many serve together, and ``timeout`` is in seconds.
+    ``compare_clocks`` is told the ``now`` of the first reading.
     """
 
     def __init__(
@@ -58,8 +59,10 @@ class Gate:
         *,
         timeout: float,
         on_error: OnError,
+        processes: int,
         styles: tuple[str, ...],
         identify: Identify | None = None,
+        compare_clocks: Callable[[int], None] | None = None,
     ) -> None:
         self.store = store
         self.failures = 0
@@ -67,11 +70,16 @@ class Gate:
         self._planner = planner
         self._client_of = client_of
         self._timeout = timeout
-        self._on_error: OnError = on_error
         self._styles = styles
         self._identify = identify
-        self._local = MemoryStore()
+        self._compare_clocks = compare_clocks
+        self._fallback = Fallback(on_error, processes)
         self._failing = False
+
+    @property
+    def overflowed(self) -> int:
+        """How many times a request shared its source's overflow bucket, as the source had opened too many others."""
+        return self._planner.newcomers.overflowed if self._planner.newcomers else 0
 
     def check(self, request: Request) -> Answer:
         """The answer to a request, by a `SyncStore`."""
@@ -85,8 +93,15 @@ class Gate:
         try:
             reading: Reading = self.store.spend(considered.plan, self._timeout)
         except StoreError as error:
-            return self._degraded(considered, error)
-        return self._decided(considered, considered.plan, reading)
+            resort = self._without_store(considered, error)
+        else:
+            return self._decided(considered, considered.plan, reading)
+        if resort.rest is not None:
+            try:
+                resort = self._fallback.with_rest(resort, self.store.spend(resort.rest, self._timeout))
+            except StoreError as error:
+                resort = self._fallback.without(considered, error, wholly=True)
+        return self._degraded(considered, resort)
 
     async def acheck(self, request: Request) -> Answer:
         """The answer to a request, by an `AsyncStore`; ``identify`` may be async."""
@@ -99,41 +114,43 @@ class Gate:
         try:
             reading: Reading = await self.store.aspend(considered.plan, self._timeout)
         except StoreError as error:
-            return self._degraded(considered, error)
-        return self._decided(considered, considered.plan, reading)
+            resort = self._without_store(considered, error)
+        else:
+            return self._decided(considered, considered.plan, reading)
+        if resort.rest is not None:
+            try:
+                resort = self._fallback.with_rest(resort, await self.store.aspend(resort.rest, self._timeout))
+            except StoreError as error:
+                resort = self._fallback.without(considered, error, wholly=True)
+        return self._degraded(considered, resort)
 
     def _identified(self, request: Request) -> Caller | Awaitable[Caller | None] | None:
         request.resolve_client_with(self._client_of)
         return self._identify(request) if self._identify else None
 
     def _decided(self, considered: Considered, plan: Plan, reading: Reading) -> Answer:
-        if self._failing:
+        if self._failing and getattr(self.store, "healthy", True):
             self._failing = False
             log.warning("the store answers again")
+        compare = self._compare_clocks
+        if compare is not None:
+            self._compare_clocks = None
+            compare(reading.now)
         return self._answer(considered, decide(plan, reading), reading.now)
 
     def _answer(self, considered: Considered, decision: Decision, now: int) -> Answer:
         fields = rate_fields(self._styles, decision, now)
         return Answer(decision, fields, None if decision.allowed else refusal(decision), considered.seen)
 
-    def _degraded(self, considered: Considered, error: StoreError) -> Answer:
-        """The answer when the store failed: closed beats local beats open. A rule that cannot refuse has no say."""
+    def _without_store(self, considered: Considered, error: StoreError) -> Resort:
         self.failures += 1
         if not self._failing:
             self._failing = True
             log.warning("the store failed, on_error decides until it answers again: %s", error)
-        policies = [self._policy(bound, error) if bound.binding else "open" for bound in considered.bounds]
-        if "closed" in policies:
-            return Answer(undecided(allowed=False), [], unavailable(), considered.seen)
-        if "local" not in policies or considered.plan is None:
-            return Answer(undecided(allowed=True), [], None, considered.seen)
-        charges = zip(considered.plan.charges, policies, strict=True)
-        plan = Plan(tuple(charge for charge, policy in charges if policy == "local"))
-        reading = self._local.spend(plan)
-        return self._answer(considered, decide(plan, reading)._replace(degraded=True), reading.now)
+        return self._fallback.without(considered, error)
 
-    def _policy(self, bound: Bound, error: StoreError) -> OnError:
-        """What a rule wants done. Out of memory, only its own word for ``open`` lets everything through."""
-        if bound.rule.on_error:
-            return bound.rule.on_error
-        return "local" if error.fault == "oom" and self._on_error == "open" else self._on_error
+    def _degraded(self, considered: Considered, resort: Resort) -> Answer:
+        decision = resort.decision or undecided(allowed=False)
+        if resort.now is not None:
+            return self._answer(considered, decision, resort.now)
+        return Answer(decision, [], None if decision.allowed else unavailable(), considered.seen)

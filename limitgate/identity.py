@@ -28,6 +28,11 @@ class Subject:
         """What stands for the caller's API key; None if there is no key, or none to go by."""
         return self._identities.api_key(self)
 
+    @property
+    def is_trusted(self) -> bool:
+        """Whether the client itself is one of the trusted proxies, so that its headers are its own word and believed."""
+        return self._identities.trust(self.request.client)
+
     def address(self) -> str | None:
         """What the client is counted as by address, None without a peer address."""
         client = self.request.client
@@ -62,6 +67,10 @@ class Identities:
     def vouch_for_keys(self) -> bool:
         """Whether an API key that anybody could have invented is told from a real one."""
         return self._callers.list_keys or self._identifies
+
+    def trust(self, client: str | None) -> bool:
+        """Whether the headers of a client are believed."""
+        return self._proxies.trust(client)
 
     def subject(self, request: Request, identified: Caller | None) -> Subject:
         """Who asks, given the caller that the application has named, if any."""

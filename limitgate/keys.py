@@ -27,13 +27,23 @@ _EXPECTED = f"expected one of {', '.join(PARTS)} or header:NAME, alternatives se
 class Key:
     """A composite key, compiled for the rule ``owner``. Raises `ConfigError` for a part that is unknown.
 
-    ``names`` are the parts as written, ``pattern`` is what stands for ``path`` where the framework's route is not known, and
-    ``secret`` keys the digest (BLAKE2b, RFC 7693, 128 bits).
+    ``names`` are the parts as written, ``pattern`` is what stands for ``path`` where the framework's route is not known,
+    ``secret`` keys the digest (BLAKE2b, RFC 7693, 128 bits), and ``inventable`` says of a part's label whether clients may
+    make up its values.
     """
 
-    __slots__ = ("_hash", "_parts", "_remembered")
+    __slots__ = ("_hash", "_inventable", "_parts", "_remembered")
 
-    def __init__(self, names: Sequence[str], owner: str, pattern: str = "", secret: bytes = b"") -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        owner: str,
+        pattern: str = "",
+        secret: bytes = b"",
+        inventable: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        parts = [[(label, _reader(label), inventable(label)) for label in check_part(name)] for name in names]
+        self._inventable = [readers for readers in parts if any(made_up for _, _, made_up in readers)]
         self._parts = [_part(check_part(name), pattern) for name in names]
         self._hash = hashlib.blake2b(_field("owner", owner).encode(), digest_size=16, key=secret)
         self._remembered = lru_cache(maxsize=_REMEMBERED)(self.digest)
@@ -45,6 +55,15 @@ class Key:
             text += part(subject)
         return text
 
+    @property
+    def is_inventable(self) -> bool:
+        """Whether there are parts whose values clients may make up."""
+        return bool(self._inventable)
+
+    def is_invented(self, subject: Subject) -> bool:
+        """Whether one of these parts counts for this subject, so that its bucket may be one that the client made up."""
+        return any(_first(readers, subject) for readers in self._inventable)
+
     def digest(self, text: str) -> str:
         """The 32 hex digits that name the bucket of ``text``."""
         digest = self._hash.copy()
@@ -54,6 +73,11 @@ class Key:
     def digest_of(self, text: str) -> str:
         """`digest`, remembered unless ``text`` is long."""
         return self._remembered(text) if len(text) <= _SHORT else self.digest(text)
+
+
+def overflow(source: str | None) -> str:
+    """The text of the bucket that takes in what a source asks under too many keys; no key's text is the same."""
+    return _field("overflow nobody" if source is None else "overflow", source or "")
 
 
 def check_part(name: str) -> tuple[str, ...]:
@@ -81,6 +105,14 @@ def _part(labels: Sequence[str], pattern: str) -> Callable[[Subject], str]:
         return "nobody," if address is None else _field("absent", address)
 
     return contribution
+
+
+def _first(readers: Sequence[tuple[str, Callable[[Subject], str | None], bool]], subject: Subject) -> bool:
+    """Whether the first alternative that is present is one whose value clients may make up; a trusted one's headers are not."""
+    for label, read, made_up in readers:
+        if read(subject):
+            return made_up and not (label.startswith("header:") and subject.is_trusted)
+    return False
 
 
 def _field(label: str, value: str) -> str:

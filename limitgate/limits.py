@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from copy import copy
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import gcd
 
 from limitgate.errors import ConfigError
 
@@ -70,6 +72,9 @@ class Limit:
             raise ConfigError(f"limit {text!r} gives its burst twice, expected it once")
         burst = next(number for number in (burst, written_burst, count) if number is not None)
         _check(count, period, burst, algorithm, lease)
+        self._become(count, period, burst, algorithm, lease)
+
+    def _become(self, count: int, period: int, burst: int, algorithm: str, lease: int) -> None:
         period_us = period * 1_000_000
         for name, value in (
             ("count", count),
@@ -86,6 +91,24 @@ class Limit:
     def leased(self, lease: int) -> Limit:
         """This limit with a lease. Raises `ConfigError` for one that exceeds the burst."""
         return Limit(str(self), algorithm=self.algorithm, lease=lease)
+
+    def share(self, processes: int, cost: int = 1) -> Limit:
+        """What one of so many ``processes`` may grant by itself so that all together grant no more than this limit.
+
+        The rate is divided exactly: the period stays where the count can be divided, and gets longer where it cannot, so
+        ``100/minute`` among four is ``25/minute`` and ``5/second`` among two is ``5 per 2 seconds``. The share is a limit like
+        any other, and what is reported of it is what this process will do; the whole limit's numbers would be promises that
+        it cannot keep. The burst is divided and rounded down, but a request of this ``cost`` stays possible if it was, and
+        one request always does: only there may all processes together exceed the burst.
+
+        A share may have a longer period, and take longer to fill, than other limits: it is for stores that count in whole
+        numbers of any size, not for Redis. It has no lease.
+        """
+        common = gcd(self.count, processes)
+        burst = max(self.burst // processes, min(max(cost, 1), self.burst))
+        shared = copy(self)
+        shared._become(self.count // common, self.period * (processes // common), burst, self.algorithm, 0)  # noqa: SLF001
+        return shared
 
     def __str__(self) -> str:
         unit = unit_of(self.period)
@@ -119,6 +142,18 @@ class Windows:
         """Ticks that a full bucket holds."""
         self.lease = _common_lease(limits) if ids is None else 0
         """Requests that a process may take in advance, 0 for none."""
+
+    def share(self, processes: int, cost: int = 1) -> Windows:
+        """The `Limit.share` of each limit; the same object for all costs that fit into the shares of the bursts."""
+        if processes == 1:
+            return self
+        share = _share(self, processes, 1)
+        return share if all(cost <= limit.burst for limit in share.limits) else _share(self, processes, cost)
+
+
+@lru_cache(maxsize=4096)
+def _share(windows: Windows, processes: int, cost: int) -> Windows:
+    return Windows(tuple([limit.share(processes, cost) for limit in windows.limits]))
 
 
 def as_limit(value: object) -> Limit:

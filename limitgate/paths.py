@@ -8,6 +8,7 @@ framework that tidies more than we do nor one that tidies less lets a request sl
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from limitgate.errors import ConfigError
@@ -57,6 +58,16 @@ def segments(pattern: str) -> tuple[str, ...]:
         else:
             found.append(part)
     return tuple(found)
+
+
+def covers(pattern: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether a pattern of `segments` matches every path that another one matches."""
+    for place, segment in enumerate(pattern):
+        if segment == REST:
+            return True
+        if place == len(other) or other[place] == REST or segment not in (ANY, other[place]):
+            return False
+    return len(pattern) == len(other)
 
 
 class PathIndex(Generic[T]):

@@ -12,21 +12,25 @@ Verb = Literal["spend", "peek", "reset"]
 
 
 class Lease(NamedTuple):
-    """What a process takes from a bucket in advance, and gives back of what it took before, see limitgate/stores/leases.py."""
+    """What is taken from a bucket in advance, and what is put back of what was taken before.
+
+    What was taken drains in the bucket like everything else. So the later it is put back the less is left of it, but for
+    the time in which the bucket had other debts to drain.
+    """
 
     most: int
     """How many requests to take besides the charge, as many as fit."""
     as_of: int
-    """When the debts stood as they are given here, Unix µs by the store's clock."""
-    ahead: Sequence[int]
-    """The debt with what was taken in advance, as far as it can be given back, in ticks per window."""
-    held: Sequence[int]
-    """The same debt with only what was used of it."""
+    """The store's clock from which on what is put back counts as drained, Unix µs."""
+    back: Sequence[int]
+    """What is put back, in ticks per window."""
+    grace: Sequence[int]
+    """For how long after ``as_of`` the bucket drained other debts instead, µs per window."""
 
     @property
     def gives_back(self) -> bool:
-        """Whether something is left of what was taken before."""
-        return list(self.ahead) != list(self.held)
+        """Whether anything is put back."""
+        return any(self.back)
 
 
 class Charge(NamedTuple):
@@ -41,7 +45,11 @@ class Charge(NamedTuple):
     rule: str | None
     """The rule's name, None in a Limiter."""
     lease: Lease | None = None
-    """What to take in advance, None for nothing."""
+    """What to take in advance and to put back, None for nothing."""
+
+    def share(self, processes: int) -> Charge:
+        """This charge by one of so many processes that each limit alone, see `Limit.share`."""
+        return self if processes == 1 else self._replace(windows=self.windows.share(processes, self.cost))
 
 
 class Plan(NamedTuple):

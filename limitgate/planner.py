@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import lru_cache, partial
 from operator import itemgetter
 from typing import NamedTuple
 
 from limitgate.callers import Caller
 from limitgate.decorators import EVERYTHING, Mark, seen_by_gate
+from limitgate.diagnosis import Diagnosis, Once
 from limitgate.identity import Identities, Subject
-from limitgate.keys import Key
+from limitgate.keys import Key, overflow
+from limitgate.lint import overshooting
+from limitgate.newcomers import Newcomers
 from limitgate.paths import PathIndex, readings, segments
 from limitgate.plan import Charge, Plan
 from limitgate.request import Request
 from limitgate.routes import Routes
 from limitgate.rules import Rule, RuleSet
-
-log = logging.getLogger("limitgate")
 
 _PATHS, _SHORT = 512, 200
 """Paths that a planner remembers the rules of, and the characters of one that it remembers: clients choose both."""
@@ -29,11 +29,23 @@ _PLANS, _CHARGES = 8192, 32_768
 class Bound:
     """A rule made ready: its key compiled, its windows at hand."""
 
-    __slots__ = ("_cost", "_key", "_prefix", "binding", "rule")
+    __slots__ = ("_cost", "_key", "_newcomers", "_owner", "_prefix", "binding", "rule")
 
-    def __init__(self, rule: Rule, kind: str, *, key_prefix: str, secret: bytes, shadow: bool) -> None:
+    def __init__(
+        self,
+        rule: Rule,
+        kind: str,
+        *,
+        key_prefix: str,
+        secret: bytes,
+        shadow: bool,
+        newcomers: Newcomers | None,
+        inventable: Callable[[str], bool],
+    ) -> None:
         self.rule = rule
-        self._key = Key(rule.key, f"{kind} {rule.name}", rule.path, secret)
+        self._owner = f"{kind} {rule.name}"
+        self._key = Key(rule.key, self._owner, rule.path, secret, inventable)
+        self._newcomers = newcomers if self._key.is_inventable else None
         self.binding = not (shadow or rule.shadow)
         self._prefix = f"{key_prefix}:{rule.name}:"
         self._cost = None if callable(rule.cost) else rule.cost
@@ -41,11 +53,24 @@ class Bound:
     def ask(self, subject: Subject) -> tuple[str, int]:
         """What a request of this subject asks of this rule: the text of its bucket's key, and the cost."""
         cost = self.rule.cost_of(subject.request) if self._cost is None else self._cost
-        return self._key.text(subject), cost
+        text = self._key.text(subject)
+        newcomers = self._newcomers
+        if newcomers is not None and not newcomers.know((self._owner, text)):
+            text = self._opened(newcomers, text, subject)
+        return text, cost
 
     def charge(self, text: str, cost: int) -> Charge:
         """The charge for what was asked."""
         return Charge(self._prefix + self._key.digest(text), self.rule.windows, cost, self.binding, self.rule.name)
+
+    def _opened(self, newcomers: Newcomers, text: str, subject: Subject) -> str:
+        """The text of a bucket that was not known; of its source's overflow bucket where that has opened too many."""
+        bucket = self._owner, text
+        if not self._key.is_invented(subject):
+            newcomers.note(bucket)
+            return text
+        source = subject.address()
+        return text if newcomers.open(bucket, source, self.rule.name) else overflow(source)
 
 
 class Considered(NamedTuple):
@@ -72,23 +97,37 @@ class Planner:
     """Makes plans for the requests that come through one gate."""
 
     def __init__(
-        self, rules: RuleSet, routes: Routes, identities: Identities, *, key_prefix: str, secret: bytes, shadow: bool
+        self,
+        rules: RuleSet,
+        routes: Routes,
+        identities: Identities,
+        *,
+        key_prefix: str,
+        secret: bytes,
+        shadow: bool,
+        strict: bool = False,
+        newcomers: Newcomers | None = None,
     ) -> None:
+        self.newcomers = newcomers
+        """Counts the buckets that each source opens, None where nobody does."""
         self._routes = routes
         self._identities = identities
-        self._bind = partial(Bound, key_prefix=key_prefix, secret=secret, shadow=shadow)
+        self._bind = partial(
+            Bound, key_prefix=key_prefix, secret=secret, shadow=shadow, newcomers=newcomers, inventable=self._is_inventable
+        )
         self._rules_of = lru_cache(maxsize=_PATHS)(self._find_rules)
         most = max(map(len, rules.tiers.values()), default=0)
         self._charging = lru_cache(maxsize=min(_PLANS, _CHARGES // (most + 1)))(_charging)
         self._decorated: dict[int, Bound] = {}
         self._tiers = {tier: self._index(of_tier, exempt=False) for tier, of_tier in rules.tiers.items()}
         self._exempt = {tier: self._index(of_tier, exempt=True) for tier, of_tier in rules.tiers.items()}
-        every = [rule for of_tier in rules.tiers.values() for rule in of_tier]
+        every = list({id(rule): rule for of_tier in rules.tiers.values() for rule in of_tier}.values())
         self._exempts = any(rule.exempt for rule in every)
         self._asks_route = any(rule.key_asks("path") for rule in every)
-        self._warned = False
+        self._strict = strict
+        self._unlisted = Once(Diagnosis.UNLISTED_KEYS)
         for rule in every:
-            self._warn_about_keys(rule)
+            self._review(rule)
 
     def plan(self, request: Request, identified: Caller | None) -> Considered:
         """The plan for a request from the caller that ``identify`` found, if any."""
@@ -155,15 +194,17 @@ class Planner:
                 bound = self._decorated.get(id(rule))
                 if bound is None:
                     bound = self._decorated[id(rule)] = self._bind(rule, "limit")
-                    self._warn_about_keys(rule)
+                    self._review(rule)
                 bounds.append(bound)
         return tuple(bounds)
 
-    def _warn_about_keys(self, rule: Rule) -> None:
-        if rule.key_asks("api_key") and not self._identities.vouch_for_keys and not self._warned:
-            self._warned = True
-            log.warning(
-                "%s goes by API keys, but none are listed and there is no identify: "
-                "every key that a client invents is a bucket of its own",
-                rule.name,
-            )
+    def _is_inventable(self, label: str) -> bool:
+        """Whether a client may make up values of a key's part. Methods are no such part: invented ones are all one."""
+        return label == "host" or label.startswith("header:") or (label == "api_key" and not self._identities.vouch_for_keys)
+
+    def _review(self, rule: Rule) -> None:
+        """Tell what is odd about a rule by itself."""
+        if rule.key_asks("api_key") and not self._identities.vouch_for_keys:
+            self._unlisted.log(rule.name)
+        for limit, most, burst in overshooting(rule) if self._strict else ():
+            Diagnosis.OVERSHOOTS.log(rule.name, limit, most, burst, limit.count)

@@ -6,7 +6,6 @@ The only module that reads the environment.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -17,11 +16,10 @@ from pydantic import BeforeValidator, Field, ImportString, SecretStr, StrictStr,
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from limitgate.client import Proxies
+from limitgate.diagnosis import Diagnosis
 from limitgate.errors import ConfigError
 from limitgate.headers import STYLES
 from limitgate.rules import OnError
-
-log = logging.getLogger("limitgate")
 
 PREFIX = "LIMITGATE_"
 
@@ -56,6 +54,8 @@ class Settings(BaseSettings):
     """URL of the store, or a store."""
     on_error: OnError = "open"
     """What a request gets when the store fails: ``open``, ``closed`` or ``local``."""
+    processes: Annotated[int, Field(ge=1, le=100_000)] = 1
+    """Processes that serve together. While the store fails, each grants its share of the limits under ``local``."""
     timeout: Annotated[float, Field(gt=0, le=60)] = 0.1
     """Seconds that a request may wait for the store, all together."""
     trusted_proxies: Strings = ()
@@ -72,8 +72,12 @@ class Settings(BaseSettings):
     """Styles of rate fields to send."""
     shadow: bool = False
     """Decide and report, never refuse."""
+    strict: bool = False
+    """Tell at start which limits let more than their count pass within one period."""
     on_denied: ImportString[Callable[..., Any]] | None = None
     """Makes the refusal: an ASGI or WSGI application."""
+    new_buckets: Annotated[int, Field(ge=0, le=1_000_000)] = 1000
+    """Buckets that a source may open in a minute by keys of its own choosing, in each process; 0 for any number."""
     key_prefix: Annotated[str, Field(min_length=1, max_length=64)] = "limitgate"
     """First part of every key in the store."""
     secret: SecretStr | None = None
@@ -120,11 +124,11 @@ def warn_about_environment(store: object) -> None:
     given = {name.upper() for name in (*os.environ, *dotenv_values(str(Settings.model_config.get("env_file"))))}
     for name in sorted(given - known):
         if name.startswith(PREFIX):
-            log.warning("%s is no setting of LimitGate and is ignored", name)
+            Diagnosis.UNKNOWN_VARIABLE.log(name)
     if os.environ.get("FORWARDED_ALLOW_IPS") == "*":
-        log.warning("FORWARDED_ALLOW_IPS=* lets every client choose its address; name your proxies instead")
+        Diagnosis.SERVER_TRUSTS_ALL.log()
     if store == "memory://" and (workers := _workers(sys.argv)) > 1:
-        log.warning("%d workers on memory:// limit each by itself; use Redis to limit them together", workers)
+        Diagnosis.MEMORY_PER_WORKER.log(workers)
 
 
 def _workers(arguments: Iterable[str]) -> int:

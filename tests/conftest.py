@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.redis_cluster import RedisCluster
 from tests.redis_server import RedisServer
 
 settings.register_profile(
@@ -23,6 +24,14 @@ def redis_server() -> Iterator[RedisServer]:
     server = RedisServer()
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[RedisCluster]:
+    """A Redis Cluster of three masters for tests that only need their own keys."""
+    cluster = RedisCluster()
+    yield cluster
+    cluster.stop()
 
 
 @pytest.fixture

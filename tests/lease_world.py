@@ -168,22 +168,23 @@ class Process:
     def send(self, plans: Sequence[Plan], *, lost: float = 0) -> list[Reading]:
         """A call: it is sent now, carried out a while later, and heard of still later or, at times, never."""
         world = self.world
-        plans, sent = self.store.outgoing(plans)
-        for charge in (charge for plan in plans for charge in plan.charges if charge.lease):
+        asked = wire.Call(plans)
+        self.store.outgoing(asked)
+        for charge in (charge for plan in asked.plans for charge in plan.charges if charge.lease):
             assert self.held(charge.key) == 0, "a lease that is given back is not used any more"
         heard: list[Reading] = []
         reaches, answered = (world.rnd.random() >= lost for _ in range(2))
 
         def hear(reply: object) -> None:
             if self.alive:
-                heard.extend(self.store.understood(plans, reply, sent))
+                heard.extend(self.store.understood(asked, reply))
 
         def lose() -> None:
             if self.alive:
-                self.store.unanswered(plans)
+                self.store.unanswered(asked)
 
         def carry_out() -> None:
-            reply = world.call(plans)
+            reply = world.call(asked.plans)
             if answered:
                 back = self._not_before("_last_heard", world.transit())
                 world.later(back, lambda: hear(reply)) if back else hear(reply)

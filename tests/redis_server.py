@@ -59,6 +59,11 @@ class RedisServer:
         if pid != self.process.pid:
             raise RuntimeError(f"pid {pid} answers, expected the server just started, {self.process.pid}")
 
+    def run_as(self, *arguments: str) -> None:
+        """Start with arguments of another kind: a configuration file, a Sentinel."""
+        self._command = [self._command[0], *arguments[1:], arguments[0]]
+        self.start()
+
     def client(self) -> redis.Redis:
         """A plain redis-py client of this server, to look behind the store's back; it does not try twice."""
         return redis.Redis(unix_socket_path=str(self.socket), retry=Retry(NoBackoff(), 0))

@@ -110,7 +110,7 @@ async def test_a_full_call_does_not_wait_for_the_turn_to_end(redis_server: Redis
     """Redis begins with the first of a large crowd while the others are still arriving."""
     async with store_at(redis_server.url) as store:
         await ask(store, a_plan())
-        (batcher,) = store._batchers.values()
+        ((batcher, _),) = store._loops.values()
         (pipeline,) = batcher._pipelines
         requests = [batcher.spend(a_plan(), PATIENT) for _ in range(MAX_BATCH - 1)]
         assert len(pipeline.flying) == 0

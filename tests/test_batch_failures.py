@@ -311,7 +311,7 @@ def test_loops_in_several_threads_share_a_store(own_redis: RedisServer) -> None:
         for done in [pool.submit(crowd) for _ in range(4)]:
             done.result()
     assert sorted(answers) == [False] * 500 + [True] * 500
-    assert len(store._batchers) == 0
+    assert len(store._loops) == 0
 
 
 def test_a_loop_that_ends_takes_its_connection_along(own_redis: RedisServer) -> None:
@@ -327,7 +327,7 @@ def test_a_loop_that_ends_takes_its_connection_along(own_redis: RedisServer) -> 
         deadline = time.monotonic() + PATIENT
         while visitors(own_redis):
             assert time.monotonic() < deadline
-    assert len(store._batchers) <= 1, "loops that have ended are still remembered"
+    assert len(store._loops) <= 1, "loops that have ended are still remembered"
 
 
 @in_a_loop
@@ -432,7 +432,7 @@ def test_a_loop_that_ends_takes_its_tls_connection_along(tls: str) -> None:
     for _ in range(5):
         visit()
         leave()
-    assert len(store._batchers) <= 1, "loops that have ended are still remembered"
+    assert len(store._loops) <= 1, "loops that have ended are still remembered"
 
 
 @in_a_loop

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from limitgate import AsyncRedisStore, RedisStore, StoreError
-from limitgate.stores.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Breaker
+from limitgate.stores.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Breaker, Tally
 from tests.crowds import a_plan
 from tests.redis_server import RedisServer
 
@@ -85,12 +85,13 @@ def until(it: Store, true: Callable[[], bool]) -> None:
 
 def test_a_breaker_opens_after_failures_in_a_row() -> None:
     """One success in between starts the count afresh."""
-    breaker = Breaker()
+    tally = Tally()
+    breaker = Breaker(tally=tally)
     opened = [breaker.failed(FAILURE) for _ in range(FAILURES - 1)]
     breaker.succeeded()
     opened += [breaker.failed(FAILURE) for _ in range(FAILURES + 2)]
     assert [place for place, opens in enumerate(opened) if opens] == [2 * FAILURES - 2]
-    assert (breaker.healthy, breaker.opened) == (False, 1)
+    assert (breaker.healthy, tally.outages, tally.failures) == (False, 1, 2 * FAILURES + 1)
     with pytest.raises(StoreError, match="no answer") as raised:
         breaker.check()
     assert raised.value.fault == "timeout"

@@ -1320,7 +1320,7 @@ def test_a_limit_above_the_route_is_told(caplog: pytest.LogCaptureFixture) -> No
     with caplog.at_level(logging.WARNING, "limitgate"):
         assert statuses(app, "/limited", "/limited") == [200, 429]
     assert [record.getMessage() for record in caplog.records if "above" in record.getMessage()] == [
-        "@limit stands above the route decorator of /limited; it applies, but belongs below"
+        "LG012 @limit stands above the route decorator of /limited; it applies, but belongs below (docs/diagnostics.md#lg012)"
     ]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import redis
 
-from limitgate import MemoryStore, Rule, StoreError, limit
+from limitgate import MemoryStore, Rule, StoreError, limit, open_store, open_sync_store
 from tests.clock import Clock
 from tests.doors import MOMENT, PATIENCE, SITES, ASGISite, Reply, Site, asgi_reply, wsgi_environ, wsgi_reply
 from tests.redis_server import RedisServer
@@ -36,6 +36,8 @@ class Flaky:
 
     def __init__(self) -> None:
         self.fault: Any = None
+        self.missing: tuple[str, ...] = ()
+        """Rules whose buckets cannot be reached."""
         self.calls = 0
         self._memory = MemoryStore(Clock())
 
@@ -43,6 +45,9 @@ class Flaky:
         self.calls += 1
         if self.fault:
             raise StoreError("out of order", self.fault)
+        missing = frozenset(charge.key for charge in plan.charges if charge.rule in self.missing)
+        if missing:
+            raise StoreError("a part is out of order", keys=missing)
         return self._memory.spend(plan)
 
     async def aspend(self, plan: Any, timeout: float) -> Any:
@@ -180,6 +185,65 @@ def test_a_decorators_on_error() -> None:
     assert [wsgi_reply(gate, path).status for path in ("/strict", "/easy", "/easy")] == [503, 200, 200]
 
 
+# --- a part of the store fails ----------------------------------------------------------------------------------------
+
+
+def test_rules_whose_buckets_can_be_reached_go_on_limiting(site: Open, flaky: Flaky) -> None:
+    """Where only some buckets are out of reach, ``on_error`` decides for their rules alone."""
+    it = site(Rule("here", "2/day"), Rule("there", "1/day"), store=flaky)
+    flaky.missing = ("there",)
+    assert it.statuses(4) == [200, 200, 429, 429]
+    assert [decision.degraded for decision in it.seen] == [True, True]
+    assert [window.rule for window in it.seen[0].windows] == ["here"]
+    flaky.missing = ()
+    assert it.ask().status == 429
+
+
+@pytest.mark.parametrize(("policy", "statuses"), [("open", [200] * 4), ("local", [200, 200, 429, 429]), ("closed", [503] * 4)])
+def test_the_others_are_charged_only_if_it_passes(site: Open, flaky: Flaky, policy: Any, statuses: list[int]) -> None:
+    """What a policy refuses is charged to no bucket, neither here nor there."""
+    it = site(Rule("here", "9/day"), Rule("there", "2/day", on_error=policy), store=flaky)
+    flaky.missing = ("there",)
+    assert it.statuses(4) == statuses
+    flaky.missing = ()
+    assert it.ask().status == 200
+    assert {window.rule: window.used for window in it.seen[-1].windows} == {"here": statuses.count(200) + 1, "there": 1}
+
+
+def test_a_local_refusal_is_told_before_the_rest_is_asked(site: Open, flaky: Flaky) -> None:
+    """A request that this process refuses costs the store no more than finding out that a part of it is missing."""
+    it = site(Rule("here", "9/day"), Rule("there", "1/day", on_error="local"), store=flaky)
+    flaky.missing = ("there",)
+    assert it.statuses(3) == [200, 429, 429]
+    assert flaky.calls == 4
+
+
+def test_the_rest_may_fail_too(site: Open, flaky: Flaky) -> None:
+    """If the rest of the store fails while it is asked, ``on_error`` decides for all rules."""
+    it = site(Rule("here", "1/day", on_error="closed"), Rule("there", "1/day"), store=flaky)
+    flaky.missing = ("there", "here")
+    assert it.ask().status == 503
+    flaky.missing = ("there",)
+    spend = flaky.spend
+
+    def failing_at_last(plan: Any, timeout: float) -> Any:
+        flaky.fault = "timeout" if len(plan.charges) == 1 else None
+        return spend(plan, timeout)
+
+    flaky.spend = failing_at_last  # type: ignore[method-assign]
+    assert it.ask().status == 503
+
+
+def test_a_refusal_by_the_rest_is_a_refusal(site: Open, flaky: Flaky) -> None:
+    """A rule that limits as ever names itself and its wait, and what is decided here is not charged."""
+    it = site(Rule("here", "1/day"), Rule("there", "5/day", on_error="local"), store=flaky)
+    flaky.missing = ("there",)
+    replies = [it.ask() for _ in range(3)]
+    assert [reply.status for reply in replies] == [200, 429, 429]
+    assert replies[1].json()["violated-policies"] == ["here"]
+    assert replies[1].wait == 86400
+
+
 # --- what they get ----------------------------------------------------------------------------------------------------
 
 
@@ -211,6 +275,106 @@ def test_under_local_only_the_local_rules_are_counted(site: Open) -> None:
     assert [reply.status for reply in replies] == [200, 200, 429]
     assert replies[2].json()["violated-policies"] == ["tight"]
     assert [window.rule for window in it.seen[0].windows] == ["tight"]
+
+
+@pytest.mark.parametrize(("processes", "limit", "each"), [(1, "8/day", 8), (2, "8/day", 4), (3, "8/day", 2), (99, "8/day", 1)])
+def test_under_local_each_process_grants_its_share(site: Open, processes: int, limit: str, each: int) -> None:
+    """Of so many processes each admits no more than its part of the limit at once, and one request at least."""
+    it = site(Rule("api", limit), store=broken(), on_error="local", processes=processes)
+    assert it.statuses(each + 1) == [200] * each + [429]
+    assert {decision.degraded for decision in it.seen} == {True}
+
+
+def test_under_local_the_share_is_what_is_reported(site: Open) -> None:
+    """The rate fields and the decision tell what this process grants, and its refusal how long it takes here."""
+    it = site(
+        Rule("api", "100/minute", "9/day"),
+        store=broken(),
+        on_error="local",
+        processes=4,
+        headers=["x-ratelimit", "x-ratelimit-windows", "draft-11"],
+    )
+    replies = [it.ask() for _ in range(3)]
+    assert [reply.status for reply in replies] == [200, 200, 429]
+    rate = replies[0].rate
+    assert rate.pop("x-ratelimit-reset").isdigit()
+    assert rate == {
+        "x-ratelimit-limit": "2",
+        "x-ratelimit-remaining": "1",
+        "x-ratelimit-limit-minute": "25",
+        "x-ratelimit-remaining-minute": "24",
+        "ratelimit-policy": '"api-minute";q=25;w=60, "api-345600s";q=9;w=345600',
+        "ratelimit": '"api-minute";r=24;t=3, "api-345600s";r=1;t=38400',
+    }
+    assert [(window.limit, window.period) for window in it.seen[0].windows] == [(25, 60), (2, 345600)]
+    assert 0 < replies[2].wait <= 38400
+
+
+def test_under_local_a_dear_request_stays_possible(site: Open) -> None:
+    """A request that costs more than the share of the burst passes once, and leaves no room for cheaper ones."""
+    costs = iter([6, 1, 6, 11])
+    it = site(Rule("api", "10/day", cost=lambda _: next(costs)), store=broken(), on_error="local", processes=5)
+    replies = [it.ask() for _ in range(4)]
+    assert [reply.status for reply in replies] == [200, 429, 429, 429]
+    assert ["retry-after" in reply.headers for reply in replies] == [False, True, True, False]
+
+
+def test_shares_are_for_the_time_without_a_store(site: Open, flaky: Flaky) -> None:
+    """While the store answers, the whole limit is there for whoever asks."""
+    it = site(Rule("api", "8/day"), store=flaky, on_error="local", processes=4)
+    assert it.statuses(3) == [200] * 3
+    flaky.fault = "timeout"
+    assert it.statuses(3) == [200, 200, 429]
+    flaky.fault = None
+    assert it.statuses(6) == [200] * 5 + [429]
+
+
+def test_out_of_memory_each_process_grants_its_share(site: Open) -> None:
+    """Where out of memory makes ``open`` count as ``local``, it is the share that counts."""
+    assert site(Rule("api", "8/day"), store=broken("oom"), processes=4).statuses(3) == [200, 200, 429]
+
+
+def test_under_local_all_limits_are_charged_or_none(site: Open) -> None:
+    """The local rules of a request are decided together: what one refuses is not taken from the others."""
+    it = site(Rule("api", "9/day"), Rule("tight", "1/day", path="/tight"), store=broken(), on_error="local")
+    assert it.statuses(4, "/tight") == [200, 429, 429, 429]
+    assert it.statuses(9, "/easy") == [200] * 8 + [429]
+
+
+def test_under_local_a_shadow_rule_is_not_counted(site: Open) -> None:
+    """A rule that never refuses is left out where this process limits alone."""
+    it = site(Rule("api", "9/day"), Rule("shady", "1/day", shadow=True), store=broken(), on_error="local")
+    assert it.statuses(2) == [200, 200]
+    assert [window.rule for window in it.seen[1].windows] == ["api"]
+
+
+ALL_STYLES = ["x-ratelimit", "x-ratelimit-windows", "draft-11"]
+
+
+@pytest.mark.parametrize("fault", ["timeout", "connection", "reply", "oom"])
+@pytest.mark.parametrize(("policy", "status"), [("open", 200), ("closed", 503)])
+def test_nothing_is_invented(site: Open, fault: str, policy: str, status: int) -> None:
+    """Where nobody has counted, no style says a number: neither under ``open`` nor under ``closed``, whatever the fault."""
+    rule = Rule("api", "5/day", on_error=policy)
+    reply = site(rule, store=broken(fault), on_error="local", processes=4, headers=ALL_STYLES).ask()
+    assert (reply.status, reply.rate) == (status, {})
+
+
+def test_on_denied_answers_a_local_refusal(site: Open) -> None:
+    """A refusal by this process alone is a 429 like any other: the application's own answer goes out, with local numbers."""
+    opened = site(Rule("api", "1/day"), store=broken())
+    own = opened.answering(429, [("Content-Type", "text/plain")], b"mine", denied := [])
+    it = site(Rule("api", "1/day"), store=broken(), on_error="local", on_denied=own)
+    assert it.ask().status == 200
+    reply = it.ask()
+    assert (reply.status, reply.body, reply.rate["x-ratelimit-remaining"], reply.wait) == (429, b"mine", "0", 86400)
+    assert [(decision.allowed, decision.degraded) for decision in denied] == [(False, True)]
+
+
+def test_every_store_says_whether_it_is_healthy(own_redis: RedisServer) -> None:
+    """``store.healthy`` may be asked of any store; one in memory always is."""
+    assert [open_store("memory://").healthy, MemoryStore().healthy] == [True, True]
+    assert [open_store(own_redis.url).healthy, open_sync_store(own_redis.url).healthy] == [True, True]
 
 
 def test_under_closed(site: Open) -> None:

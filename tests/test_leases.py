@@ -96,8 +96,9 @@ def never_melting(held: Any, at: float) -> None:
     held.as_of = held.began + int((at - held.sent) * 1e6)
 
 
-def from_when_it_was_heard(self: scripted.Scripted, plans: list[Plan], reply: object, sent: float) -> list[Reading]:
-    return understood(self, plans, reply, self._clock())
+def from_when_it_was_heard(self: scripted.Scripted, call: wire.Call, reply: object) -> list[scripted.Outcome]:
+    call.sent = self._clock()
+    return understood(self, call, reply)
 
 
 understood = scripted.Scripted.understood
@@ -317,7 +318,7 @@ def test_python_knows_what_lua_took_property(client: redis.Redis, rnd: random.Ra
 
 @given(rnd=st.randoms(use_true_random=False))
 def test_giving_back_is_exact_property(client: redis.Redis, rnd: random.Random) -> None:
-    """What goes back is what was left less what drains on its way and in a second, under another count too."""
+    """What goes back is what was left less what drains on its way, but for a time of grace, under another count too."""
     for _ in range(5):
         windows = a_leased_bucket(rnd)
         world = World(client, rnd, [windows])
@@ -325,21 +326,20 @@ def test_giving_back_is_exact_property(client: redis.Redis, rnd: random.Random) 
         least = min(limit.burst for limit in windows.limits)
         world.spend(world.plan(rnd.choice((least, least // 2, 1))))
         on_its_way = rnd.choice((0, 1, 333_333, 10**6))
-        full = [limit.burst * limit.period_us for limit in windows.limits]
-        held = [rnd.randint(0, most) for most in full]
-        ahead = [debt + rnd.randint(0, most) for debt, most in zip(held, full, strict=True)]
+        back = [rnd.randint(0, limit.burst * limit.period_us) for limit in windows.limits]
+        grace = [rnd.choice((0, 0, 1, 333_000, 10**6)) for _ in back]
         as_of, before, counts = world.now + rnd.choice((0, 0, -5, 7)), world.owed(key), list(windows.counts)
         if rnd.random() < 0.5:  # somebody knows the first limit under another count
             other = Limit(f"{max(1, counts[0] - 1)} per {windows.limits[0].period} seconds burst 1")
             counts[0] = other.count
             world.spend(Plan((Charge(key, windows_of(other), 0, binding=True, rule=None),), "peek"))
         world.advance(on_its_way)
-        lease = Lease(0, as_of, ahead, held)
+        lease = Lease(0, as_of, back, grace)
         world.spend(Plan((Charge(key, windows, 0, binding=False, rule=None, lease=lease),), "peek"))
-        gone_us = max(0, world.now - as_of)
-        left = [max(0, one - two - gone_us * count) for one, two, count in zip(ahead, held, windows.counts, strict=True)]
+        gone_us = [max(0, max(0, world.now - as_of) - us) for us in grace]
+        left = [max(0, ticks - us * count) for ticks, us, count in zip(back, gone_us, windows.counts, strict=True)]
         drained = [max(0, debt - on_its_way * count) for debt, count in zip(before, counts, strict=True)]
-        assert world.owed(key) == [max(0, debt - back) for debt, back in zip(drained, left, strict=True)]
+        assert world.owed(key) == [max(0, debt - ticks) for debt, ticks in zip(drained, left, strict=True)]
         world.forget()
 
 
@@ -424,17 +424,22 @@ def test_a_reset_while_a_lease_is_out_lets_through_no_more_than_that(world: Call
 # --- one lease at a time ----------------------------------------------------------------------------------------------
 
 
+def sent(store: scripted.Scripted, *plans: Plan) -> wire.Call:
+    call = wire.Call(plans)
+    store.outgoing(call)
+    return call
+
+
 def test_only_one_call_at_a_time_takes_a_lease(world: Callable[..., World]) -> None:
     """While a call that takes a lease is on its way, others about the same bucket take none; if it gets lost, the next does."""
     here = world(SLOW)
     store = Process(here).store
-    first, _ = store.outgoing([here.plan(), here.plan()])
-    second, _ = store.outgoing([here.plan()])
-    assert [bool(plan.charges[0].lease) for plan in first + second] == [True, False, False]
+    first, second = sent(store, here.plan(), here.plan()), sent(store, here.plan())
+    assert [bool(plan.charges[0].lease) for plan in (*first.plans, *second.plans)] == [True, False, False]
     store.unanswered(second)
-    assert not store.outgoing([here.plan()])[0][0].charges[0].lease
+    assert not sent(store, here.plan()).plans[0].charges[0].lease
     store.unanswered(first)
-    assert store.outgoing([here.plan()])[0][0].charges[0].lease
+    assert sent(store, here.plan()).plans[0].charges[0].lease
 
 
 def test_a_lost_give_back_does_not_allow_two_leases_at_a_time(world: Callable[..., World]) -> None:
@@ -443,11 +448,10 @@ def test_a_lost_give_back_does_not_allow_two_leases_at_a_time(world: Callable[..
     process = Process(here)
     process.ask(here.plan())
     ended = process.store.leases.ended(process.clock(), 0)
-    given_back, _ = process.store.outgoing(ended)
-    taking, _ = process.store.outgoing([here.plan()])
-    assert taking[0].charges[0].lease
+    given_back, taking = sent(process.store, *ended), sent(process.store, here.plan())
+    assert taking.plans[0].charges[0].lease
     process.store.unanswered(given_back)
-    assert not process.store.outgoing([here.plan()])[0][0].charges[0].lease
+    assert not sent(process.store, here.plan()).plans[0].charges[0].lease
 
 
 def test_a_crowd_takes_one_lease(door: Door, own_redis: RedisServer) -> None:
@@ -489,7 +493,7 @@ def test_a_lease_is_given_back_once_though_the_connection_is_cut(own_redis: Redi
         store = AsyncRedisStore(tunnel.url)
         await store.aspend(a_plan(), PATIENT)
         tunnel.cut = True
-        batcher = store._batchers[asyncio.get_running_loop()]
+        batcher = store._loops[asyncio.get_running_loop()][0]
         (given_back,) = batcher.give_back(PATIENT, age=0)
         await asyncio.wait([given_back])
         assert not tunnel.cut
@@ -573,9 +577,9 @@ async def silent_after(store: AsyncRedisStore, requests: int) -> None:
     """Some requests, and then none for as long as the event loop has anything left to do for them."""
     for _ in range(requests):
         await store.aspend(a_plan(), PATIENT)
-    timer = store._batchers[asyncio.get_running_loop()]._lease_timer
+    timer = store._loops[asyncio.get_running_loop()][0]._lease_timer
     await asyncio.sleep(timer.when() - asyncio.get_running_loop().time() + 0.05)
-    assert store._batchers[asyncio.get_running_loop()]._lease_timer is None
+    assert store._loops[asyncio.get_running_loop()][0]._lease_timer is None
 
 
 def test_a_lease_goes_back_when_a_process_falls_silent(door: Door, own_redis: RedisServer) -> None:

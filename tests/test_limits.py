@@ -312,3 +312,76 @@ def test_windows_of_a_bad_limit_are_refused(limit: object) -> None:
     """A mistake in one limit is a ConfigError."""
     with pytest.raises(ConfigError, match="expected"):
         windows_of("5/second", limit)
+
+
+# --- shares -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "processes", "cost", "shared"),
+    [
+        ("100/minute", 1, 1, "100/minute"),
+        ("100/minute", 4, 1, "25/minute"),
+        ("5/second", 2, 1, "5 per 2 seconds burst 2"),
+        ("6/minute", 4, 1, "3 per 120 seconds burst 1"),
+        ("10/second burst 20", 5, 1, "2/second burst 4"),
+        ("10/second burst 19", 5, 1, "2/second burst 3"),
+        ("2/minute", 8, 1, "1 per 240 seconds"),
+        ("10/second", 5, 7, "2/second burst 7"),
+        ("10/second", 5, 2, "2/second"),
+        ("10/second", 5, 0, "2/second"),
+        ("10/second", 5, 99, "2/second burst 10"),
+    ],
+)
+def test_a_share_is_a_limit_divided(text: str, processes: int, cost: int, shared: str) -> None:
+    """The rate is divided exactly, in the limit's own period where that can be; the burst is what whole requests allow."""
+    share = Limit(text).share(processes, cost)
+    assert share == Limit(shared)
+    assert (share.period_us, share.capacity, share.ceiling) == (
+        Limit(shared).period_us,
+        Limit(shared).capacity,
+        Limit(shared).ceiling,
+    )
+
+
+@given(limits(), st.integers(1, 100_000), st.integers(0, 10**6))
+def test_shares_are_no_more_than_the_limit_property(limit: Limit, processes: int, cost: int) -> None:
+    """All shares together have exactly the limit's rate, and no more than its burst but for one request in each."""
+    share = limit.share(processes, cost)
+    assert processes * share.count * limit.period == limit.count * share.period
+    assert share.period == limit.period or share.period % limit.period == 0
+    assert 1 <= share.burst <= limit.burst
+    assert share.burst >= min(cost, limit.burst)
+    assert processes * share.burst <= limit.burst or share.burst == min(max(cost, 1), limit.burst)
+    assert share.capacity == share.burst * share.period * 1_000_000
+    assert (share.algorithm, share.lease) == (limit.algorithm, 0)
+
+
+def test_the_rarest_limit_can_be_shared() -> None:
+    """Where the period is the longest that a limit may have, that of its share is longer still."""
+    share = Limit("1 per 366 days burst 10").share(100)
+    assert (share.count, share.period, share.burst) == (1, 100 * YEAR, 1)
+
+
+def test_the_windows_of_a_share_are_the_same_every_time() -> None:
+    """A bucket's shared windows are one object, whatever costs come, unless one needs more than its share of the burst."""
+    windows = windows_of("10/second", "600/minute burst 90")
+    share = windows.share(4)
+    assert [str(limit) for limit in share.limits] == ["5 per 2 seconds burst 2", "150/minute burst 22"]
+    assert all(windows.share(4, cost) is share for cost in (0, 1, 2))
+    dear = windows.share(4, 5)
+    assert [limit.burst for limit in dear.limits] == [5, 22]
+    assert dear is windows.share(4, 5)
+    assert dear.ids == share.ids
+    assert windows.share(1, 5) is windows
+
+
+def test_shares_of_equal_periods_are_told_apart() -> None:
+    """Two limits whose shares have one period have a place each in the bucket."""
+    share = windows_of("5/second", "10 per 2 seconds").share(2)
+    assert len(set(share.ids)) == 2
+
+
+def test_the_windows_of_a_share_have_no_lease() -> None:
+    """Where a limit has a lease, its share has none: nothing is taken in advance from this process itself."""
+    assert windows_of(Limit("10/second", lease=9)).share(4).lease == 0

@@ -271,7 +271,9 @@ class Caller:
         debts = [debt for owed in reading.debts for debt in owed]
         head = [reading.now] + [0] * (wire._HEAD - 1)
         reply = [*head, *[part for debt, count in zip(debts, counts, strict=True) for part in divmod(debt, count)]]
-        return self.script.understood([plan], reply, sent / US)[0]
+        call = wire.Call([plan])
+        call.sent = sent / US
+        return self.script.understood(call, reply)[0]
 
     def spend(self, plan: Plan, at: int) -> Reading:
         """A call that takes no time, at a whole microsecond, as servers count. We look at our clock a moment later."""

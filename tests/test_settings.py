@@ -37,6 +37,7 @@ DEFAULTS = {
     "rules": None,
     "store": "memory://",
     "on_error": "open",
+    "processes": 1,
     "timeout": 0.1,
     "trusted_proxies": (),
     "forwarded_header": "x-forwarded-for",
@@ -45,7 +46,9 @@ DEFAULTS = {
     "identify": None,
     "headers": ("x-ratelimit",),
     "shadow": False,
+    "strict": False,
     "on_denied": None,
+    "new_buckets": 1000,
     "key_prefix": "limitgate",
     "secret": None,
 }
@@ -67,6 +70,8 @@ GIVEN = [
     ("store", "redis+cluster://h1:1,h2:2", "redis+cluster://h1:1,h2:2", "redis+cluster://h1:1,h2:2"),
     ("on_error", "closed", "closed", "closed"),
     ("on_error", "local", "local", "local"),
+    ("processes", "4", 4, 4),
+    ("processes", "100000", 100_000, 100_000),
     ("timeout", "0.5", 0.5, 0.5),
     ("timeout", "2", 2, 2.0),
     ("trusted_proxies", "10.0.0.0/8", ["10.0.0.0/8"], ("10.0.0.0/8",)),
@@ -87,7 +92,10 @@ GIVEN = [
     ("headers", '["x-ratelimit-windows"]', ("x-ratelimit-windows",), ("x-ratelimit-windows",)),
     ("headers", "", (), ()),
     ("shadow", "true", True, True),
+    ("strict", "true", True, True),
     ("on_denied", "json:loads", json.loads, json.loads),
+    ("new_buckets", "50", 50, 50),
+    ("new_buckets", "0", 0, 0),
     ("key_prefix", "shop", "shop", "shop"),
     ("secret", "0123456789abcdef", "0123456789abcdef", "0123456789abcdef"),
 ]
@@ -182,6 +190,11 @@ MISTAKES = [
     ("enabled", "maybe", "maybe"),
     ("on_error", "panic", "panic"),
     ("on_error", "OPEN", None),
+    ("processes", "0", 0),
+    ("processes", "-4", -4),
+    ("processes", "100001", 100_001),
+    ("processes", "1.5", 1.5),
+    ("processes", "auto", None),
     ("timeout", "0", 0),
     ("timeout", "-1", -0.1),
     ("timeout", "61", 61),
@@ -213,6 +226,9 @@ MISTAKES = [
     ("identify", ".json:dumps", ".json:dumps"),
     ("on_denied", "no.such.module:f", 5),
     ("shadow", "perhaps", 2),
+    ("strict", "perhaps", 2),
+    ("new_buckets", "-1", -1),
+    ("new_buckets", "many", "many"),
     ("key_prefix", "", ""),
     ("key_prefix", "x" * 65, "x" * 65),
     ("secret", "short", "short"),
@@ -423,4 +439,4 @@ def test_warnings_are_seen_where_no_logging_is_set_up() -> None:
     program = "from limitgate import LimitGate, Rule; LimitGate(None, rules=[Rule('all', '9/minute')])"
     environment = {**os.environ, "WEB_CONCURRENCY": "2"}
     ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert ran.stderr.startswith("2 workers on memory:// limit each by itself")
+    assert ran.stderr.startswith("LG001 2 workers on memory:// limit each by itself")

@@ -25,7 +25,7 @@ from limitgate.decision import decide
 from limitgate.limits import windows_of
 from limitgate.plan import Charge, Plan, Reading, Verb
 from limitgate.stores import wire
-from limitgate.stores.redis import store_error
+from limitgate.stores.faults import store_error
 from tests.redis_server import RedisServer
 
 PATIENT = 20.0
@@ -92,13 +92,17 @@ REDIS: dict[str, Callable[[str], Door]] = {
     "redis": lambda url: Door(RedisStore(url)),
     "redis, async": lambda url: AsyncDoor(AsyncRedisStore(url)),
 }
-STORES = MEMORY | REDIS
+STORES = {
+    **{name: (kind, "redis_server") for name, kind in (MEMORY | REDIS).items()},
+    **{name.replace("redis", "cluster"): (kind, "redis_cluster") for name, kind in REDIS.items()},
+}
 
 
 @pytest.fixture(params=STORES.values(), ids=STORES)
-def door(request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterator[Door]:
-    """Every store, on the Redis that all tests share."""
-    with contextlib.closing(request.param(redis_server.url)) as door:
+def door(request: pytest.FixtureRequest) -> Iterator[Door]:
+    """Every store, on the Redis or the cluster that all tests share."""
+    kind, server = request.param
+    with contextlib.closing(kind(request.getfixturevalue(server).url)) as door:
         yield door
 
 
@@ -322,7 +326,7 @@ def test_loops_that_were_closed_without_care_are_forgotten(own_redis: RedisServe
             del loop
         gc.collect()
         assert eventually(lambda: visitors(own_redis) == 1)
-        store._batchers.clear()
+        store._loops.clear()
         gc.collect()
 
 

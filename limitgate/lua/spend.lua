@@ -17,7 +17,7 @@ local HEADER, HEADER_SIZE, HEADER_FIELDS = '<BI7', 8, 2
 local WINDOW, WINDOW_SIZE, WINDOW_FIELDS = 'I6I6I7I6', 25, 4
 local CHARGE, CHARGE_SIZE = '<c1BBH', 5
 local ASKED, ASKED_SIZE, ASKED_FIELDS = 'dddddd', 48, 6
-local LEASE, LEASED = '<dd', 'dddddd'
+local LEASE, LEASED, LEASED_FIELDS = '<dd', 'ddddd', 5
 local FIRST = HEADER_FIELDS + 1
 local MAX_OWED = 2^52
 local floor, pack, unpack, values = math.floor, struct.pack, struct.unpack, unpack
@@ -167,22 +167,20 @@ local function clear(bucket, charge)
   bucket.changed = true
 end
 
--- Put back what is left of a lease: what its holder has debited since (held) falls short of what it took in advance (ahead).
--- On its way, all of it drains.
+-- Put back what was taken before and not used. Except while the bucket drained other debts, it drained meanwhile.
 local function give_back(bucket, charge)
-  local lease, elapsed, expected = charge.lease, math.max(0, now - charge.as_of), FIRST
+  local lease, elapsed, expected, place = charge.lease, math.max(0, now - charge.as_of), FIRST, 3
   for at = 1, #charge, ASKED_FIELDS do
     local count = charge[at + 1]
     expected = find(bucket, charge[at], count, expected)
-    local back, back_rest = lease[at + 2] - lease[at + 4] - elapsed, lease[at + 3] - lease[at + 5]
-    if back_rest < 0 then back, back_rest = back - 1, back_rest + count end
+    local back, back_rest = lease[place] - math.max(0, elapsed - lease[place + 2]), lease[place + 1]
     if back >= 0 then
       local whole, rest = bucket[expected + 2] - back, bucket[expected + 3] - back_rest
       if rest < 0 then whole, rest = whole - 1, rest + count end
       if whole < 0 then whole, rest = 0, 0 end
       bucket[expected + 2], bucket[expected + 3] = whole, rest
     end
-    expected = expected + WINDOW_FIELDS
+    expected, place = expected + WINDOW_FIELDS, place + LEASED_FIELDS
   end
   bucket.changed = true
 end
@@ -204,9 +202,9 @@ end
 -- Take further whole requests, as many as fit but no more than the lease allows: their number bit by bit, the highest first.
 local function take_more(bucket, charge)
   local steps = {{}}
-  for at = 1, #charge, ASKED_FIELDS do
+  for place = 1, #charge.lease, LEASED_FIELDS do
     local n = #steps[1]
-    steps[1][n + 1], steps[1][n + 2] = charge.lease[at], charge.lease[at + 1]
+    steps[1][n + 1], steps[1][n + 2] = charge.lease[place], charge.lease[place + 1]
   end
   while 2^#steps <= charge.most do
     local step, doubled = steps[#steps], {}

@@ -7,17 +7,15 @@ can make anything grow.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from limitgate.decorators import effective, has_marks, marks_of, note_routed
+from limitgate.diagnosis import Diagnosis
 from limitgate.paths import ANY, REST, PathIndex, below
 from limitgate.request import Request, Scope
 from limitgate.routes import NoRoutes, Route, Routes
-
-log = logging.getLogger("limitgate.routes")
 
 _SEGMENT_CONVERTOR = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*(?::(?:str|int|float|uuid))?\}", re.ASCII)
 _MATCH_PARTIAL, _MATCH_FULL = 1, 2  # the values of starlette.routing.Match
@@ -136,7 +134,7 @@ def _lists(routes: list[Any]) -> Iterator[list[Any]]:
 def _entry(route: Any) -> _Entry:
     endpoint = getattr(route, "endpoint", None)
     if effective(endpoint) is not endpoint:
-        log.warning("@limit stands above the route decorator of %s; it applies, but belongs below", route.path)
+        Diagnosis.LIMIT_ABOVE_ROUTE.log(route.path)
     routes = _mounted(route)
     return _Entry(route, getattr(route, "path", None) or "", endpoint, None if routes is None else _Table(routes))
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from limitgate.errors import ConfigError
 from limitgate.stores.base import AsyncStore, SyncStore
+from limitgate.stores.dialer import scheme_of
 from limitgate.stores.memory import MemoryStore
 from limitgate.stores.redis import RedisStore
 from limitgate.stores.redis_async import AsyncRedisStore
@@ -26,17 +27,19 @@ __all__ = [
 S = TypeVar("S")
 Opener = Callable[[str], S]
 
-_REDIS = ("redis", "rediss", "unix")
-
 
 def open_store(url: str) -> AsyncStore:
-    """A store for async code: ``memory://``, ``redis://``, ``rediss://`` or ``unix://``. Raises `ConfigError`."""
-    return AsyncRedisStore(url) if _scheme(url) in _REDIS else MemoryStore()
+    """A store for async code. Raises `ConfigError`.
+
+    ``memory://``, ``redis://``, ``rediss://``, ``unix://``, ``redis+cluster://h1:p1,h2:p2`` or
+    ``redis+sentinel://h1:p1,h2:p2/NAME``.
+    """
+    return MemoryStore() if scheme_of(url) == "memory" else AsyncRedisStore(url)
 
 
 def open_sync_store(url: str) -> SyncStore:
     """A store for sync code, from the same URLs as `open_store`. Raises `ConfigError`."""
-    return RedisStore(url) if _scheme(url) in _REDIS else MemoryStore()
+    return MemoryStore() if scheme_of(url) == "memory" else RedisStore(url)
 
 
 def opened(store: str | S, open_url: Opener[S]) -> S:
@@ -51,12 +54,3 @@ def opened(store: str | S, open_url: Opener[S]) -> S:
         kind = "an async store" if wanted is AsyncStore else "a sync store"
         raise ConfigError(f"store: {store!r:.80} cannot serve here, expected a URL or {kind}")
     return store
-
-
-def _scheme(url: str) -> str:
-    scheme, mark, _ = url.partition("://")
-    if not mark or scheme not in (*_REDIS, "memory"):
-        raise ConfigError(f"store: scheme {scheme[:20]!r}, expected memory://, redis://, rediss:// or unix://")
-    if scheme == "memory" and url != "memory://":
-        raise ConfigError("store: expected memory:// with nothing behind it")
-    return scheme

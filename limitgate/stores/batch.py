@@ -13,8 +13,8 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol
 
 from redis.exceptions import NoScriptError
 
@@ -22,9 +22,10 @@ from limitgate.errors import StoreError
 from limitgate.plan import Plan, Reading
 from limitgate.stores import wire
 from limitgate.stores.breaker import PROBE_TIMEOUT
+from limitgate.stores.dialer import CONNECT_TIMEOUT
+from limitgate.stores.faults import Redirection, store_error, unsendable
 from limitgate.stores.leases import LONGEST
 from limitgate.stores.pipeline import Pipeline
-from limitgate.stores.redis import CONNECT_TIMEOUT, store_error, unsendable
 from limitgate.stores.scripted import MAX_BATCH, MAX_CHARGES, Outcome, Scripted
 
 MAX_FLYING = 16
@@ -40,37 +41,82 @@ Request = tuple[Plan, float, "asyncio.Future[Reading]"]
 """What is asked, by when on the loop's clock, and whom to tell."""
 
 
-class Batch:
+class Batch(wire.Call):
     """Requests that share a call."""
 
-    __slots__ = ("again", "in_full", "plans", "requests", "sent")
+    __slots__ = ("again", "requests")
 
     def __init__(self, requests: list[Request]) -> None:
+        super().__init__([plan for plan, _, _ in requests])
         self.requests = requests
-        self.plans: list[Plan] = []
-        """What was sent, and when, by `Scripted`."""
-        self.sent = 0.0
-        self.in_full = False
-        """Whether to send the script's text, since Redis did not know its hash."""
         self.again = False
         """Whether it was sent before, on a connection that turned out to be dead."""
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anybody still waits for it."""
+        for _, _, waiting in self.requests:  # noqa: SIM110 - any() would make a generator for every call
+            if not waiting.done():
+                return True
+        return False
+
+    @property
+    def deadline(self) -> float:
+        """When the first of its requests is overdue."""
+        return min(deadline for _, deadline, _ in self.requests)
+
+    def each(self) -> list[Batch]:
+        """Its requests as batches of their own, their plans just as they are."""
+        alone = []
+        for plan, request in zip(self.plans, self.requests):
+            batch = Batch([request])
+            batch.plans, batch.sent = [plan], self.sent
+            alone.append(batch)
+        return alone
+
+
+class Elsewhere(Protocol):
+    """The cluster that a batcher's server is a node of."""
+
+    def spend(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
+        """The reading of any plan, or a `StoreError` within ``timeout`` seconds."""
+
+    def apart(self, requests: list[Request]) -> Iterable[Batch]:
+        """Requests as calls with one slot each."""
+
+    def redirected(self, batcher: Batcher, batch: Batch, reply: Redirection) -> None:
+        """A node says that it cannot deal with a batch."""
+
+    def troubled(self) -> None:
+        """A node has failed."""
 
 
 class Batcher:
     """Sends the plans of one event loop to Redis, on a connection of its own.
 
-    ``make_connection`` gives a redis-py connection that is yet to connect, ``script`` knows what to send and what a reply
-    means, ``probe`` asks whether Redis is back. Connecting goes on in a task of its own past the deadline of the request
-    that began it.
+    ``dial`` gives a redis-py connection, ``script`` knows what to send and what a reply means, ``probe`` asks whether Redis
+    is back, ``server`` is what log lines call it. Connecting goes on in a task of its own past the deadline of the request
+    that began it. Where the server is a node of a cluster, ``cluster`` knows the others.
     """
 
-    def __init__(self, make_connection: Callable[[], Any], script: Scripted, probe: Plan) -> None:
-        self._make_connection = make_connection
+    def __init__(
+        self,
+        dial: Callable[[], Awaitable[Any]],
+        script: Scripted,
+        probe: Plan,
+        *,
+        server: str = "Redis",
+        cluster: Elsewhere | None = None,
+    ) -> None:
+        self.breaker = script.breaker(server)
+        self._server = server
+        self._dial = dial
         self._script = script
         self._probe = probe
-        self._breaker = script.breaker()
+        self._cluster = cluster
         self._queue: deque[Request] = deque()
         self._again: deque[Batch] = deque()
+        self._parked: list[Batch] = []
         self._turn_will_end = False
         self._pipeline: Pipeline[Batch] | None = None
         self._pipelines: set[Pipeline[Batch]] = set()
@@ -80,22 +126,17 @@ class Batcher:
         self._alarm: asyncio.TimerHandle | None = None
         self._lease_timer: asyncio.TimerHandle | None = None
         self._probe_timer: asyncio.TimerHandle | None = None
-        self._ending: AsyncGenerator[None, None] | None = None
-
-    async def begin(self) -> None:
-        """Watch for the end of the event loop."""
-        self._ending = self._until_the_loop_ends()
-        await anext(self._ending)
 
     def spend(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
         """The reading of a plan, or a `StoreError` within ``timeout`` seconds.
 
         Raises one at once where Redis has stopped answering, or too many are waiting already.
         """
-        self._breaker.check()
-        return self._ask(plan, timeout)
+        self.breaker.check()
+        return self.ask(plan, timeout)
 
-    def _ask(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
+    def ask(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
+        """`spend`, but whether or not Redis has stopped answering."""
         if len(self._queue) >= MAX_QUEUED:
             raise StoreError(f"{MAX_QUEUED} requests wait for Redis already", "timeout")
         loop = asyncio.get_running_loop()
@@ -111,6 +152,11 @@ class Batcher:
             loop.call_soon(self._end_turn)
         return reading
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for anything here."""
+        return next(iter(self._requests()), None) is None
+
     async def close(self) -> None:
         """Close the connection; requests still waiting fail."""
         connecting, self._connecting = self._connecting, None
@@ -120,33 +166,39 @@ class Batcher:
             if timer is not None:
                 timer.cancel()
         self._alarm = self._lease_timer = self._probe_timer = self._pipeline = None
-        self._breaker = self._script.breaker(instead_of=self._breaker)
+        self.breaker = self._script.breaker(self._server, instead_of=self.breaker)
         for pipeline in list(self._pipelines):
             pipeline.give_up()
         self._fail_unsent(ConnectionResetError("the store was closed"))
         await asyncio.sleep(0)  # the transport tells of its end in the next turn
 
     async def end(self) -> None:
-        """Give back what was taken in advance, and close for good."""
+        """Give back what was taken in advance, and close."""
         if given_back := self.give_back(CONNECT_TIMEOUT, age=0):
             await asyncio.wait(given_back)
         await self.close()
-        if self._ending is not None:
-            await self._ending.aclose()
 
     def abandon(self) -> None:
         """The event loop was closed before anything here was: no call on its way will be answered."""
         for pipeline in self._pipelines:
             for batch in pipeline.flying:
-                self._script.unanswered(batch.plans)
+                self._script.unanswered(batch)
 
-    async def _until_the_loop_ends(self) -> AsyncGenerator[None, None]:
-        """Waits for the end of the event loop, which closes every asynchronous generator (PEP 525), and closes."""
-        try:
-            yield
-        finally:
-            self._ending = None  # it knows the loop, so the loop would be kept for as long as the store
-            await self.close()
+    def adopt(self, batch: Batch) -> None:
+        """Send a batch, just as it is, before everything that waits: it was sent elsewhere, and is to be dealt with here."""
+        self._again.append(batch)
+        self._set_alarm(batch.deadline)
+        self._flush()
+
+    def park(self, batch: Batch, pause: float) -> None:
+        """Send a batch once more, just as it is, after a pause in seconds."""
+        self._parked.append(batch)
+        asyncio.get_running_loop().call_later(pause, self._unpark, batch)
+
+    def _unpark(self, batch: Batch) -> None:
+        if batch in self._parked:
+            self._parked.remove(batch)
+            self.adopt(batch)
 
     def _end_turn(self) -> None:
         self._turn_will_end = False
@@ -163,20 +215,16 @@ class Batcher:
             return  # batches that are sent once more keep their place before those to come
         self._script_is_unknown = False
         while (self._again or self._queue) and len(pipeline.flying) < MAX_FLYING:
-            batch = self._next_batch()
-            if batch.requests:
-                batch.plans, batch.sent = self._script.outgoing([plan for plan, _, _ in batch.requests])
-                try:
+            if self._again:
+                self._send(self._again.popleft(), pipeline)
+            elif requests := self._next_requests():
+                for batch in (Batch(requests),) if self._cluster is None else self._cluster.apart(requests):
+                    self._script.outgoing(batch)
                     self._send(batch, pipeline)
-                except wire.UNSENDABLE as error:
-                    self._fail(batch, unsendable(error))
+        pipeline.flush()
 
-    def _next_batch(self) -> Batch:
+    def _next_requests(self) -> list[Request]:
         """The requests to send next, without those that nobody waits for any more."""
-        if self._again:
-            batch = self._again.popleft()
-            batch.requests = [request for request in batch.requests if not request[2].done()]
-            return batch
         requests: list[Request] = []
         charges = 0
         while self._queue and len(requests) < MAX_BATCH and charges < MAX_CHARGES:
@@ -184,34 +232,53 @@ class Batcher:
             if not request[2].done():
                 requests.append(request)
                 charges += len(request[0].charges)
-        return Batch(requests)
+        return requests
 
     def _send(self, batch: Batch, pipeline: Pipeline[Batch]) -> None:
-        script = ("EVAL", wire.SPEND) if batch.in_full else ("EVALSHA", wire.SHA)
-        pipeline.send(batch, *script, *wire.arguments(batch.plans))
+        """Send a batch that somebody waits for."""
+        if not batch.is_wanted:
+            self._script.unanswered(batch)
+            return
+        try:
+            pipeline.send(batch)
+        except wire.UNSENDABLE as error:
+            self._fail(batch, unsendable(error))
 
     def _answered(self, pipeline: Pipeline[Batch], batch: Batch, reply: object) -> None:
-        """Hand out a reply. An error that is Redis' own answer fails its batch, and later ones get another connection."""
+        """Hand out a reply. An error that is Redis' own answer fails its batch, and later ones get another connection.
+
+        One that nobody waits for any more is no sign that Redis answers.
+        """
         if isinstance(reply, NoScriptError) and not batch.in_full:
             batch.in_full = self._script_is_unknown = True
             self._send(batch, pipeline)
+            pipeline.flush()
             return
         try:
+            if self._cluster is not None and isinstance(reply, Redirection):
+                self._in_time(batch)
+                self._cluster.redirected(self, batch, reply)
+                return
             if isinstance(reply, Exception):
                 raise store_error(reply) from reply
-            outcomes = self._script.understood(batch.plans, reply, batch.sent)
+            outcomes = self._script.understood(batch, reply)
         except StoreError as error:
             self._fail(batch, error)
             if error.fault != "oom":
                 self._no_longer_use(pipeline)
                 self._failed(error)
         else:
-            self._breaker.succeeded()
+            self._in_time(batch)
             self._hand_out(batch, outcomes)
-        if pipeline is not self._pipeline and not pipeline.flying:
-            pipeline.give_up()
-        if self._queue or self._again:
-            self._flush()
+        finally:
+            if pipeline is not self._pipeline and not pipeline.flying:
+                pipeline.give_up()
+            if self._queue or self._again:
+                self._flush()
+
+    def _in_time(self, batch: Batch) -> None:
+        if batch.is_wanted:
+            self.breaker.succeeded()
 
     def _hand_out(self, batch: Batch, outcomes: list[Outcome]) -> None:
         for request, outcome in zip(batch.requests, outcomes):
@@ -235,11 +302,14 @@ class Batcher:
         failed = False
         for batch in pipeline.flying:
             if pipeline.unheard and not pipeline.given_up and not batch.again:
-                self._script.unanswered(batch.plans)
+                self._script.unanswered(batch)
                 given_back = [request for request in batch.requests if any(charge.lease for charge in request[0].charges)]
                 _fail(given_back, lost)  # a charge may be made twice, this may not
-                batch.again = True
-                self._again.append(batch)
+                if requests := [request for request in batch.requests if not request[2].done()]:
+                    again = Batch(requests)
+                    again.again, again.asking, again.in_full = True, batch.asking, batch.in_full
+                    self._script.outgoing(again)
+                    self._again.append(again)
             else:
                 failed = True
                 self._fail(batch, lost)
@@ -248,14 +318,10 @@ class Batcher:
         self._flush()
 
     async def _connect(self) -> None:
-        connection = self._make_connection()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
-                await connection.connect()
-        except BaseException as error:
-            await connection.disconnect(nowait=True)
-            if not isinstance(error, Exception):
-                raise
+                connection = await self._dial()
+        except Exception as error:  # noqa: BLE001 - whatever kept us from connecting is told to those who wait
             self._not_connected(error)
             return
         finally:
@@ -297,46 +363,50 @@ class Batcher:
 
     def _requests(self) -> Iterable[Request]:
         yield from self._queue
-        for batch in self._again:
+        for batch in (*self._again, *self._parked):
             yield from batch.requests
         for pipeline in self._pipelines:
             for batch in pipeline.flying:
                 yield from batch.requests
 
     def _fail_unsent(self, error: Exception) -> None:
-        for batch in self._again:
-            _fail(batch.requests, error)
+        for batch in (*self._again, *self._parked):
+            self._fail(batch, error)
         self._again.clear()
+        self._parked.clear()
         _fail(self._queue, error)
         self._queue.clear()
 
     def _fail(self, batch: Batch, error: Exception) -> None:
-        self._script.unanswered(batch.plans)
+        self._script.unanswered(batch)
         _fail(batch.requests, error)
 
     def _failed(self, error: StoreError) -> None:
         """A call failed. When too many have, nobody waits any more, and probes look for Redis."""
-        if self._breaker.failed(error):
+        if self.breaker.failed(error):
             self._fail_unsent(error)
             self._probe_later()
+        if self._cluster is not None:
+            self._cluster.troubled()
 
     def _probe_later(self) -> None:
-        self._probe_timer = asyncio.get_running_loop().call_later(self._breaker.pause(), self._send_probe)
+        self._probe_timer = asyncio.get_running_loop().call_later(self.breaker.pause(), self._send_probe)
 
     def _send_probe(self) -> None:
         self._probe_timer = None
-        if not self._breaker.healthy:
-            self._ask(self._probe, PROBE_TIMEOUT).add_done_callback(self._probed)
+        if not self.breaker.healthy:
+            self.ask(self._probe, min(PROBE_TIMEOUT, self._script.patience)).add_done_callback(self._probed)
 
     def _probed(self, answer: asyncio.Future[Reading]) -> None:
-        if answer.exception() and not self._breaker.healthy:
+        if answer.exception() and not self.breaker.healthy:
             self._probe_later()
 
     def give_back(self, timeout: float, age: float = LONGEST) -> list[asyncio.Future[Reading]]:
         """Give back leases of an age, in seconds, or above. Those that Redis does not hear of drain there."""
         sent: list[asyncio.Future[Reading]] = []
+        servers = self._cluster or self
         with contextlib.suppress(StoreError):
-            sent.extend(self.spend(plan, timeout) for plan in self._script.leases.ended(time.monotonic(), age))
+            sent.extend(servers.spend(plan, timeout) for plan in self._script.leases.ended(time.monotonic(), age))
         return sent
 
     def _end_leases_in_time(self) -> None:

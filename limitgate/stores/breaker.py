@@ -21,47 +21,58 @@ FAILURES = 5
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.8
 """Seconds between two probes, each pause twice the one before. With `PROBE_TIMEOUT` it bounds how late recovery is seen."""
 PROBE_TIMEOUT = 0.5
-"""Seconds that a probe waits for its answer."""
+"""Seconds that a probe waits for its answer, at most: no longer than a request would, whose timeout may be less."""
+
+
+class Tally:
+    """What the breakers of a store have counted together."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+        """Calls that failed."""
+        self.outages = 0
+        """How often requests stopped waiting for a server."""
+        self.lock = Lock()
 
 
 class Breaker:
-    """Whether Redis answers on one connection. Its owner says what became of each call, and sends the probes."""
+    """Whether a server answers. Its owner says what became of each call, and sends the probes."""
 
-    def __init__(self) -> None:
+    def __init__(self, server: str = "Redis", tally: Tally | None = None) -> None:
         self.healthy = True
-        self.opened = 0
-        """How often requests stopped waiting."""
+        self._server = server
+        self._tally = tally or Tally()
         self._in_a_row = 0
         self._pause = FIRST_PAUSE
         self._failure: tuple[str, StoreFault] = "", "connection"
-        self._lock = Lock()
 
     def check(self) -> None:
         """Raise a `StoreError` if requests are not to wait."""
         if not self.healthy:
             message, fault = self._failure
-            raise StoreError(f"Redis is not asked until it answers again: {message}", fault)
+            raise StoreError(f"{self._server} is not asked until it answers again: {message}", fault)
 
     def succeeded(self) -> None:
         """A call was answered."""
         if self._in_a_row:
-            with self._lock:
+            with self._tally.lock:
                 self._in_a_row, recovered = 0, not self.healthy
                 self.healthy, self._pause = True, FIRST_PAUSE
             if recovered:
-                log.warning("Redis answers again")
+                log.warning("%s answers again", self._server)
 
     def failed(self, error: StoreError) -> bool:
         """A call failed. True if that is when requests stop waiting: the first probe is due after a `pause`."""
         message = str(error)  # the error itself knows everything that led to it, and log records may be kept
-        with self._lock:
+        with self._tally.lock:
+            self._tally.failures += 1
             self._in_a_row += 1
             self._failure = message, error.fault
             if not self.healthy or self._in_a_row < FAILURES:
                 return False
             self.healthy = False
-            self.opened += 1
-        log.warning("Redis does not answer, requests no longer wait for it: %s", message)
+            self._tally.outages += 1
+        log.warning("%s does not answer, requests no longer wait for it: %s", self._server, message)
         return True
 
     def pause(self) -> float:
@@ -71,5 +82,8 @@ class Breaker:
 
 
 def probe_beside(plan: Plan) -> Plan:
-    """What asks whether Redis works: clears a bucket that nobody uses, so that a server that cannot write is not believed."""
+    """What asks whether Redis works: clears a bucket that nobody uses, so that a server that cannot write is not believed.
+
+    For a node of a cluster it may be in another node's slot; to say so is answer enough.
+    """
     return Plan((Charge(f"{plan.charges[0].key}:probe", windows_of("1/second"), 1, binding=False, rule=None),), "reset")

@@ -59,8 +59,9 @@ class _Held:
 
     def lease(self, most: int) -> Lease:
         """What is held but for what is spared, to be given back while taking up to so many requests anew."""
-        windows = zip(self.debts, self.ahead, self.windows.counts)
-        return Lease(most, self.as_of, [max(debt, ahead - SPARE * count) for debt, ahead, count in windows], self.debts)
+        windows = zip(self.ahead, self.debts, self.windows.counts)
+        back = [max(0, ahead - SPARE * count - debt) for ahead, debt, count in windows]
+        return Lease(most, self.as_of, back, [0] * len(back))
 
 
 class Leases:

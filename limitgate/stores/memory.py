@@ -17,6 +17,7 @@ from typing import Any
 from weakref import WeakSet
 
 from limitgate import gcra
+from limitgate.diagnosis import Diagnosis, Once
 from limitgate.limits import Windows
 from limitgate.plan import Charge, Plan, Reading, read
 
@@ -36,8 +37,12 @@ class MemoryStore:
     """Keeps at most ``max_buckets`` buckets in this process; each process limits by itself.
 
     ``clock`` returns Unix time in integer microseconds. ``clock_steps`` counts the buckets that were found written in the
-    future, which happens when the clock steps back. The deadline of a call is not looked at: nothing here waits.
+    future, which happens when the clock steps back; the first step of a second or more is logged. The deadline of a call is
+    not looked at: nothing here waits.
     """
+
+    healthy = True
+    """Whether the store answers, as in every store; this one always does."""
 
     def __init__(self, clock: Callable[[], int] | None = None, *, max_buckets: int = 1_000_000) -> None:
         if max_buckets < 1:
@@ -52,6 +57,7 @@ class MemoryStore:
         self._lock = Lock()
         _stores.add(self)
         self.clock_steps = 0
+        self._stepped = Once(Diagnosis.CLOCK_STEPPED)
 
     def __len__(self) -> int:
         """How many buckets are kept."""
@@ -115,6 +121,8 @@ class MemoryStore:
             changed = any(count != limit.count for (_, count), limit in zip(found, windows.limits))
         if now < written:
             self.clock_steps += 1
+            if written - now >= _STEP:
+                self._stepped.log("this machine")
         if changed or now < written:
             self._write(home, windows, now, debts, owes_less=True)
         return debts

@@ -13,7 +13,9 @@ from typing import Any, Generic, TypeVar
 
 import hiredis
 
-Call = TypeVar("Call")
+from limitgate.stores import wire
+
+Call = TypeVar("Call", bound=wire.Call)
 
 _MORE = object()
 """What hiredis gives when a reply has not arrived whole."""
@@ -38,6 +40,7 @@ class Pipeline(asyncio.Protocol, Generic[Call]):
         """Whether nothing has arrived since a call was sent while no other was on its way."""
         self.given_up = False
         self._since = 0.0
+        self._unsent: list[bytes] = []
         self._loop = asyncio.get_running_loop()
         self._answered = answered
         self._lost = lost
@@ -50,13 +53,21 @@ class Pipeline(asyncio.Protocol, Generic[Call]):
         """Whether the connection is open, as far as we have heard."""
         return not self._transport.is_closing()
 
-    def send(self, call: Call, *command: Any) -> None:
-        """Send the command of a call. Nothing has happened if it cannot be put into bytes."""
-        packed = hiredis.pack_command(command)
+    def send(self, call: Call) -> None:
+        """Send a call with the next `flush`. Nothing has happened if it cannot be put into bytes."""
+        commands = call.commands()
+        packed = [hiredis.pack_command(command) for command in commands]  # type: ignore[arg-type]
         if not self.flying:
             self.unheard, self._since = True, self._loop.time()
+        call.replies_due = len(commands)
         self.flying.append(call)
-        self._transport.write(packed)
+        self._unsent += packed
+
+    def flush(self) -> None:
+        """Send what waits to be sent, together."""
+        if self._unsent:
+            self._transport.write(b"".join(self._unsent))
+            self._unsent.clear()
 
     def silence(self) -> float:
         """Seconds for which calls have been waiting and none was answered."""
@@ -79,7 +90,10 @@ class Pipeline(asyncio.Protocol, Generic[Call]):
                 self.give_up()
                 return
             self._since = self._loop.time()
-            self._answered(self, self.flying.popleft(), reply)
+            call = self.flying[0]
+            call.replies_due -= 1
+            if not call.replies_due:
+                self._answered(self, self.flying.popleft(), reply)
 
     def _reply(self) -> object:
         """The next reply that has arrived whole. What is not RESP, or more than Python can make of it, ends the connection."""

@@ -68,22 +68,23 @@ class Refusals:
         return read(plan.charges, max([seen.now + us for seen, us in zip(found, elapsed)]), debts)
 
     def learn(self, plan: Plan, reading: Reading, sent: float, heard: float) -> None:
-        """Remember what a call said that was sent and heard at these times, or forget what it has changed."""
+        """Remember what a call said that was sent and heard at these times, or forget what it has changed.
+
+        What gives back after a refusal elsewhere (a "peek") says how its bucket stands now, so that the whole plan is known.
+        """
         refused = plan.verb == "spend" and not reading.admitted
-        for charge in plan.charges:
-            gives_back = plan.verb == "reset" or (charge.lease and charge.lease.gives_back)
-            if gives_back or (charge.key in self._seen and not refused):
-                with self._lock:
-                    if gives_back:
-                        self._given_back = max(heard, self._given_back)
-                    self._seen.pop(charge.key, None)
-        if not refused:
+        gives_back = plan.verb == "reset" or any(charge.lease and charge.lease.gives_back for charge in plan.charges)
+        if not (refused or gives_back or any(charge.key in self._seen for charge in plan.charges)):
             return
         with self._lock:
-            if sent < self._given_back:
-                return  # it may tell of a time before
+            is_known = sent >= self._given_back  # else it may tell of a time before
+            if gives_back:
+                self._given_back = max(heard, self._given_back)
+            if refused and not is_known:
+                return
             for charge, debts in zip(plan.charges, reading.debts):
                 self._seen.pop(charge.key, None)
-                self._seen[charge.key] = _Seen(charge.windows, debts, reading.now, sent, heard)
+                if is_known and (refused or (gives_back and plan.verb == "peek")):
+                    self._seen[charge.key] = _Seen(charge.windows, debts, reading.now, sent, heard)
             while len(self._seen) > MAX_BUCKETS:
                 del self._seen[next(iter(self._seen))]

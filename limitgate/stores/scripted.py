@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from weakref import WeakSet
 from limitgate.errors import StoreError
 from limitgate.plan import Plan, Reading
 from limitgate.stores import wire
-from limitgate.stores.breaker import Breaker
+from limitgate.stores.breaker import Breaker, Tally
 from limitgate.stores.leases import Leases
 from limitgate.stores.refusals import Refusals
 
@@ -36,11 +37,16 @@ class Scripted:
     """Values under our keys that were not ours; each was replaced."""
     clock_steps = 0
     """Buckets written in the server's future: its clock stepped back."""
+    not_given_back = 0
+    """Charges that a refused request left behind on a node of a cluster, as it could not be told; they drain there."""
 
     def __init__(self, *, local_refusals: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
         self.refusals = Refusals() if local_refusals else None
         self.leases = Leases()
         self._breakers: WeakSet[Breaker] = WeakSet()
+        self._tally = Tally()
+        self.patience = math.inf
+        """Seconds that the latest request would wait; a server that takes longer to answer a probe is of no use."""
         self._clock = clock
         _stores.add(self)
 
@@ -49,11 +55,21 @@ class Scripted:
         """Whether requests wait for Redis; where it has stopped answering they do not, until a probe finds it back."""
         return all(breaker.healthy for breaker in list(self._breakers))
 
-    def breaker(self, instead_of: Breaker | None = None) -> Breaker:
-        """A breaker for one more connection of this store, or for one in the place of another."""
+    @property
+    def failures(self) -> int:
+        """How many calls to a server have failed."""
+        return self._tally.failures
+
+    @property
+    def outages(self) -> int:
+        """How often requests stopped waiting for a server."""
+        return self._tally.outages
+
+    def breaker(self, server: str = "Redis", *, instead_of: Breaker | None = None) -> Breaker:
+        """A breaker for one more server of this store, or for one in the place of another."""
         if instead_of is not None:
             self._breakers.discard(instead_of)
-        breaker = Breaker()
+        breaker = Breaker(server, self._tally)
         self._breakers.add(breaker)
         return breaker
 
@@ -62,6 +78,7 @@ class Scripted:
         self.refusals = Refusals() if self.refusals is not None else None
         self.leases = Leases()
         self._breakers = WeakSet()
+        self._tally = Tally()
 
     def locally(self, plan: Plan) -> Reading | None:
         """The reading of a plan that is surely admitted or refused as things stand; None if Redis has to be asked."""
@@ -70,13 +87,14 @@ class Scripted:
             reading = self.refusals.answer(plan, self._clock())
         return reading
 
-    def outgoing(self, plans: Sequence[Plan]) -> tuple[list[Plan], float]:
-        """The plans as they are to be sent, and the time."""
-        now = self._clock()
-        return [self.leases.asking(plan, now) for plan in plans], now
+    def outgoing(self, call: wire.Call) -> None:
+        """Make the plans of a call ready to be sent."""
+        call.sent = now = self._clock()
+        call.plans = [self.leases.asking(plan, now) for plan in call.plans]
 
-    def understood(self, plans: Sequence[Plan], reply: object, sent: float) -> list[Outcome]:
-        """What a reply says to each plan that was `outgoing`. Raises `StoreError` for a reply of any other shape."""
+    def understood(self, call: wire.Call, reply: object) -> list[Outcome]:
+        """What a reply says to each plan of a call. Raises `StoreError` for a reply of any other shape."""
+        plans, sent = call.plans, call.sent
         readings, unreadable, steps, unwritten = wire.answers(plans, reply)
         self._count(unreadable, steps)
         heard = self._clock()
@@ -96,9 +114,9 @@ class Scripted:
                 outcomes[place] = self.leases.answer(plan, heard) or reading
         return outcomes
 
-    def unanswered(self, plans: Sequence[Plan]) -> None:
-        """No reply came to what was `outgoing`."""
-        for plan in plans:
+    def unanswered(self, call: wire.Call) -> None:
+        """No reply came to a call."""
+        for plan in call.plans:
             self.leases.forget(plan)
 
     def _count(self, unreadable: int, steps: int) -> None:

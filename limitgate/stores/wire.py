@@ -34,6 +34,29 @@ class Answers(NamedTuple):
     """Redis is out of memory: whatever a plan takes was not taken."""
 
 
+class Call:
+    """Plans that are sent together. On a cluster all their buckets are in one slot."""
+
+    __slots__ = ("asking", "in_full", "plans", "replies_due", "sent")
+
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        self.plans = plans
+        self.sent = 0.0
+        """When it was sent, on a monotonic clock in seconds."""
+        self.in_full = False
+        """Whether to send the script's text, since Redis did not know its hash."""
+        self.asking = False
+        """Whether it goes to a node that a slot is just moving to (ASK in the Redis Cluster specification)."""
+        self.replies_due = 0
+        """How many replies have not come yet, while it is on its way on a pipeline."""
+
+    def commands(self) -> list[Sequence[str | bytes | int]]:
+        """What to send; the last reply is the one that counts. Raises one of `UNSENDABLE`."""
+        script = ("EVAL", SPEND) if self.in_full else ("EVALSHA", SHA)
+        command = (*script, *arguments(self.plans))
+        return [("ASKING",), command] if self.asking else [command]
+
+
 def arguments(plans: Sequence[Plan]) -> list[str | bytes | int]:
     """What follows the script's hash or text in EVALSHA or EVAL: the number of keys, the keys, the arguments.
 
@@ -85,9 +108,8 @@ def _packed(windows: Windows, cost: int, binding: bool, verb: Verb, last: bool) 
 
 
 def _lease(windows: Windows, lease: Lease) -> bytes:
-    """What follows a charge whose bucket is leased from."""
+    """What follows a charge whose bucket is leased from or given back to."""
     packed = [struct.pack("<dd", lease.most, lease.as_of)]
-    for limit, ahead, held in zip(windows.limits, lease.ahead, lease.held, strict=True):
-        one, taken, used = (divmod(ticks, limit.count) for ticks in (limit.period_us, ahead, held))
-        packed.append(struct.pack("<6d", *one, *taken, *used))
+    for limit, back, grace in zip(windows.limits, lease.back, lease.grace, strict=True):
+        packed.append(struct.pack("<5d", *divmod(limit.period_us, limit.count), *divmod(back, limit.count), grace))
     return b"".join(packed)

@@ -61,11 +61,11 @@ class State(NamedTuple):
 class Stage:
     """An application behind LimitGate, its Redis, and the clock or the link where there is one."""
 
+    url: str
     before: State
     """What it holds when it is ready."""
 
-    def __init__(self, url: str, server: RedisServer, folder: Path, link: Link | None, clock: Clock | None) -> None:
-        self.url = url
+    def __init__(self, server: RedisServer, folder: Path, link: Link | None, clock: Clock | None) -> None:
         self.server = server
         self.link = link
         self.clock = clock
@@ -159,11 +159,10 @@ def _stage(door: Door, way: Way) -> Iterator[Stage]:
         port = free_port()
         server = RedisServer(start=way != "absent", environment=clock and clock.environment, port=str(port))
         link = opened.enter_context(Link(port)) if way == "linked" else None
-        store = f"redis://127.0.0.1:{link.port if link else port}/0"
-        url = opened.enter_context(served(door, folder, store))
-        stage = Stage(url, server, folder, link, clock)
+        stage = Stage(server, folder, link, clock)
         opened.callback(lambda: stage.server.stop())  # noqa: PLW0108 - by then it may be another one
-        with Traffic(url):
+        stage.url = opened.enter_context(served(door, folder, f"redis://127.0.0.1:{link.port if link else port}/0"))
+        with Traffic(stage.url):
             time.sleep(10 * MOMENT)
         time.sleep(10 * MOMENT)
         stage.before = stage.state()
@@ -173,7 +172,11 @@ def _stage(door: Door, way: Way) -> Iterator[Stage]:
 @contextlib.contextmanager
 def served(door: Door, folder: Path, store: str) -> Iterator[str]:
     """One of the applications in a process of its own; gives its URL, and looks through the log when it has ended."""
-    environment = {"LIMITGATE_STORE": store, "PYTHONWARNINGS": "always::ResourceWarning"}
+    environment = {
+        "LIMITGATE_STORE": store,
+        "LIMITGATE_NEW_BUCKETS": "0",  # it floods Redis with new keys, all of one client
+        "PYTHONWARNINGS": "always::ResourceWarning",
+    }
     log = folder / "uvicorn.log"
     if door == "asgi":
         options = "--no-access-log", "--timeout-keep-alive", "60"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,15 +19,6 @@ from tests.redis_server import RedisServer
 
 ENDS_WITHIN = 3.0
 """Seconds that an application may take to end."""
-FLAPS = "a reply that comes too late for whoever waits counts as a sign of life, so requests begin to wait again"
-PIECES = "under threads a reply that comes in pieces has until the deadline for each piece"
-KNOWN = {
-    ("asgi", "replies 0.3 s late"): FLAPS,
-    ("asgi", "replies 1 s late"): FLAPS,
-    ("asgi", "replies byte by byte"): FLAPS,
-    ("wsgi", "replies byte by byte"): PIECES,
-}
-"""What is not yet as it has to be, and why."""
 
 
 @pytest.fixture(scope="module")
@@ -39,32 +30,19 @@ def stages() -> Iterator[Stages]:
 
 def goes_well(stages: Stages, fault: Fault, door: Door) -> None:
     """Let a fault happen and see what became of the requests."""
+    if fault.way == "clocked" and compiler() is None:
+        pytest.skip("no C compiler in PATH, needed to step a server's clock")
     with stages.on(door, fault.way) as stage:
         assert run(fault, stage).complaints() == []
 
 
-def tried(door: Door) -> Any:
-    """The faults for a door, one test each."""
-    faults = [fault for fault in FAULTS if door == "asgi" or fault.name in UNDER_THREADS]
-    return pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name, marks=marks(fault, door)) for fault in faults])
-
-
-def marks(fault: Fault, door: Door) -> list[pytest.MarkDecorator]:
-    """What pytest has to know of a fault beforehand."""
-    clockless = fault.way == "clocked" and compiler() is None
-    found = [pytest.mark.skipif(clockless, reason="no C compiler in PATH, needed to step a server's clock")]
-    if (door, fault.name) in KNOWN:
-        found.append(pytest.mark.xfail(reason=KNOWN[door, fault.name]))
-    return found
-
-
-@tried("asgi")
+@pytest.mark.parametrize("fault", FAULTS, ids=attrgetter("name"))
 def test_asgi(stages: Stages, fault: Fault) -> None:
     """Every request gets 200, 429 or 503 in time as its policy says; limits hold, and soon they are exact again."""
     goes_well(stages, fault, "asgi")
 
 
-@tried("wsgi")
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.name in UNDER_THREADS], ids=attrgetter("name"))
 def test_wsgi(stages: Stages, fault: Fault) -> None:
     """Where threads wait for Redis, it is the same."""
     goes_well(stages, fault, "wsgi")

@@ -1,0 +1,83 @@
+"""What is logged because whoever runs the service will want to know: each with a code that stays, and a place in the docs.
+
+The only place of these codes and texts. Nothing that a client has sent is ever part of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from enum import Enum
+from itertools import count
+
+PAGE = "docs/diagnostics.md"
+"""Where each code has an anchor: ``#lg001``."""
+APART = 2.0
+"""Seconds by which two clocks may differ before it is worth a line."""
+
+log = logging.getLogger("limitgate")
+
+
+class Diagnosis(Enum):
+    """What may be odd, with its code and its text. A code is never given to anything else."""
+
+    MEMORY_PER_WORKER = "LG001", "%d workers on memory:// limit each by itself; use Redis to limit them together"
+    SERVER_TRUSTS_ALL = "LG002", "FORWARDED_ALLOW_IPS=* lets every client choose its address; name your proxies instead"
+    UNKNOWN_VARIABLE = "LG003", "%s is no setting of LimitGate and is ignored"
+    TRUSTS_ALL = "LG004", "trusted_proxies covers all of %s: every client can choose its address; name your proxies instead"
+    UNLISTED_KEYS = (
+        "LG005",
+        "%s goes by API keys, but none are listed and there is no identify: every key that a client invents has its own bucket",
+    )
+    UNTRUSTED_FORWARDING = (
+        "LG006",
+        "a request came with %s from a peer outside of trusted_proxies: if that is your proxy, its clients all count as one",
+    )
+    OVERSHOOTS = "LG007", "%s: %s lets up to %d pass within one period; 'burst %d' would hold it to %d"
+    SHADOWED = "LG008", "%s never applies: every request that it is for is exempt by %s"
+    TIER_OF_NOBODY = "LG009", "the rules of tier %s never apply: no caller can be known to be of it, and there is no identify"
+    CLOCKS_DIFFER = "LG010", "the store's clock is %.1f seconds %s this machine's"
+    CLOCK_STEPPED = "LG011", "the clock of %s stepped back; further steps are only counted"
+    LIMIT_ABOVE_ROUTE = "LG012", "@limit stands above the route decorator of %s; it applies, but belongs below"
+    NEWCOMERS = (
+        "LG013",
+        "%s: one source opens more than %d new buckets a minute; its requests under further keys share a single one",
+    )
+
+    def __init__(self, code: str, text: str) -> None:
+        self.code = code
+        self.line = f"{code} {text} ({PAGE}#{code.lower()})"
+
+    def log(self, *values: object) -> None:
+        """Say it."""
+        log.warning(self.line, *values)
+
+
+class Once:
+    """Says a diagnosis the first time only, whichever thread comes first."""
+
+    __slots__ = ("_diagnosis", "_times")
+
+    def __init__(self, diagnosis: Diagnosis) -> None:
+        self._diagnosis = diagnosis
+        self._times = count()
+
+    def log(self, *values: object) -> None:
+        """Say it, unless it was said before."""
+        if next(self._times) == 0:
+            self._diagnosis.log(*values)
+
+
+def clock_comparison(clock: Callable[[], float], late: float) -> Callable[[int], None]:
+    """What compares a reading's ``now`` in Unix µs with this machine's clock in Unix seconds, and tells if they differ.
+
+    ``late`` is how many seconds the reading may have been on its way; so far the store's clock may be behind unnoticed.
+    """
+    once = Once(Diagnosis.CLOCKS_DIFFER)
+
+    def compare(now: int) -> None:
+        ahead = now / 1_000_000 - clock()
+        if ahead > APART or ahead < -APART - late:
+            once.log(abs(ahead), "ahead of" if ahead > 0 else "behind")
+
+    return compare

@@ -1,0 +1,61 @@
+"""What is odd about rules as they were given: limits that admit more than they seem to, rules that nothing reaches. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from limitgate.callers import DEFAULT_TIER
+from limitgate.limits import Limit
+from limitgate.paths import covers, segments
+from limitgate.rules import Rule, RuleSet
+
+
+def most_within(period: int, limits: Sequence[Limit]) -> int:
+    """The most that limits which are checked together admit in any ``period`` seconds, its last moment left out."""
+    return min(limit.burst + -(-period * limit.count // limit.period) - 1 for limit in limits)
+
+
+def overshooting(rule: Rule) -> Iterator[tuple[Limit, int, int]]:
+    """The limits of which more than the count may pass in one period, how many, and the burst with which no more would.
+
+    The rule's other limits are taken into account. A burst below the rule's own cost is no remedy, so that is not told.
+    """
+    least = max(1, rule.cost) if isinstance(rule.cost, int) else 1
+    for limit in rule.windows.limits:
+        most = most_within(limit.period, rule.windows.limits)
+        if most > limit.count and limit.burst > least:
+            yield limit, most, least
+
+
+def tiers_of_nobody(rules: RuleSet, known: Collection[str]) -> list[str]:
+    """The tiers whose rules never apply, where ``known`` are those that callers can be known to be of."""
+    return [tier for tier in rules.tiers if tier != DEFAULT_TIER and tier not in known]
+
+
+def shadowed(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
+    """The rules that an exempt rule leaves nothing for in any tier that they are of, with the first such exempt rule.
+
+    Tiers that are not ``known`` are left out: there nothing applies anyway.
+    """
+    shadows: dict[int, tuple[Rule, list[Rule | None]]] = {}
+    for tier, of_tier in rules.tiers.items():
+        if tier == DEFAULT_TIER or tier in known:
+            exempt = [rule for rule in of_tier if rule.exempt]
+            for rule in of_tier:
+                if not rule.exempt:
+                    shadows.setdefault(id(rule), (rule, []))[1].append(_shadow_of(rule, exempt))
+    for rule, by in shadows.values():
+        if by[0] is not None and None not in by:
+            yield rule, by[0]
+
+
+def _shadow_of(rule: Rule, exempt: Sequence[Rule]) -> Rule | None:
+    """One of the exempt rules that together cover all that a rule is for; None if something is left."""
+    pattern = segments(rule.path)
+    around = [other for other in exempt if covers(segments(other.path), pattern)]
+    for other in around:
+        if other.methods is None:
+            return other
+    methods = rule.methods or ()
+    covered = [next((other for other in around if other.applies_to(method)), None) for method in methods]
+    return covered[0] if covered and None not in covered else None

@@ -1,0 +1,183 @@
+"""A Redis Cluster as threads see it: every exchange asks the nodes it needs side by side, with a call for each slot."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from redis.exceptions import AskError, MovedError, RedisError
+
+from limitgate.errors import StoreError
+from limitgate.plan import Plan
+from limitgate.stores.dialer import Address, Dialer
+from limitgate.stores.line import Line
+from limitgate.stores.node import Heard, Node
+from limitgate.stores.scripted import Outcome, Scripted
+from limitgate.stores.slots import SlotMap, concluded, named, parts_of, redirected, slot_of, unreachable
+from limitgate.stores.wire import Call
+
+GIVE_BACK_TIMEOUT = 0.5
+"""Seconds that giving back may take."""
+MAP_PAUSE = 0.1
+"""Seconds between two looks at who holds which slot."""
+RETRY_PAUSE = 0.01
+"""Seconds after which a call is sent again whose slot was in two places at once."""
+
+
+class _Errand:
+    """A call on its way through the cluster."""
+
+    def __init__(self, slot: int, address: Address, plans: Sequence[Plan], places: list[int]) -> None:
+        self.slot = slot
+        self.address = address
+        self.call = Call(plans)
+        self.places = places
+        """Whose outcomes it brings back."""
+
+
+class Cluster:
+    """Carries out plans on the nodes of a cluster that a `Dialer` connects to."""
+
+    def __init__(self, dialer: Dialer, script: Scripted) -> None:
+        self._dialer = dialer
+        self._script = script
+        self._map: SlotMap[Node] = SlotMap(dialer.nodes, self._open_node)
+        self._map_is_old = self._looks = False
+        self._lock = threading.Lock()
+
+    def check(self, plan: Plan) -> None:
+        """Raise a `StoreError` if nobody is to wait for a node that a plan needs."""
+        error = unreachable(self._map, parts_of(plan))
+        if error:
+            raise error
+
+    def exchange(self, plans: Sequence[Plan], timeout: float) -> list[Outcome]:
+        """What becomes of plans, within about ``timeout`` seconds, each with an outcome of its own."""
+        asked = [parts_of(plan) for plan in plans]
+        heard = iter(self._carry_out([part.plan for parts in asked for part in parts], timeout))
+        conclusions = [concluded(plan, parts, [next(heard) for _ in parts]) for plan, parts in zip(plans, asked)]
+        if back := [plan for _, given_back in conclusions for plan in given_back]:
+            told = self._carry_out(back, GIVE_BACK_TIMEOUT)
+            self._script.not_given_back += sum(isinstance(outcome, StoreError) for outcome in told)
+        return [outcome for outcome, _ in conclusions]
+
+    def close(self) -> None:
+        """Close the connections that no thread is using, and stop looking for nodes."""
+        for node in list(self._map.nodes.values()):
+            node.close()
+
+    def _open_node(self, address: Address) -> Node:
+        return Node(partial(self._dialer.dial, address), self._script, server=named(address), failed=self._look)
+
+    def _carry_out(self, plans: Sequence[Plan], timeout: float) -> list[Outcome]:
+        """What becomes of plans whose buckets are in one slot each."""
+        deadline = time.monotonic() + timeout
+        outcomes: list[Outcome] = [StoreError("no answer from Redis within the timeout", "timeout")] * len(plans)
+        errands = self._errands(plans)
+        while errands and time.monotonic() < deadline:
+            round_trip = self._round(errands, deadline)
+            errands = []
+            for errand, heard in round_trip:
+                if isinstance(heard, list):
+                    for place, outcome in zip(errand.places, heard):
+                        outcomes[place] = outcome
+                elif isinstance(heard, StoreError):
+                    for place in errand.places:
+                        outcomes[place] = StoreError(str(heard), heard.fault)
+                else:
+                    errands += self._sent_on(errand, heard)
+        for errand in errands:
+            self._script.unanswered(errand.call)
+        return outcomes
+
+    def _errands(self, plans: Sequence[Plan]) -> list[_Errand]:
+        places: dict[int, list[int]] = {}
+        for place, plan in enumerate(plans):
+            places.setdefault(slot_of(plan), []).append(place)
+        errands = []
+        for slot, own in places.items():
+            errand = _Errand(slot, self._map.holder(slot), [plans[place] for place in own], own)
+            self._script.outgoing(errand.call)
+            errands.append(errand)
+        return errands
+
+    def _round(self, errands: Sequence[_Errand], deadline: float) -> list[tuple[_Errand, Heard]]:
+        """Send errands to their nodes, then hear from each."""
+        by_node: dict[Address, list[_Errand]] = {}
+        for errand in errands:
+            by_node.setdefault(errand.address, []).append(errand)
+        sent: list[tuple[Node, Line, list[_Errand]]] = []
+        heard: list[tuple[_Errand, Heard]] = []
+        try:
+            for address, own in by_node.items():
+                node = self._map.node(address)
+                try:
+                    node.breaker.check()
+                    sent.append((node, node.send([errand.call for errand in own], deadline), own))
+                except StoreError as error:
+                    heard += [(errand, error) for errand in own]
+            while sent:
+                node, line, own = sent.pop()
+                try:
+                    heard += zip(own, node.hear(line, [errand.call for errand in own], deadline))
+                except StoreError as error:
+                    heard += [(errand, error) for errand in own]
+        except BaseException:  # a signal's handler may raise anywhere: nobody will read what is still on its way
+            for _, line, own in sent:
+                line.close()
+                for errand in own:
+                    self._script.unanswered(errand.call)
+            raise
+        return heard
+
+    def _sent_on(self, errand: _Errand, redirection: Any) -> list[_Errand]:
+        """Where an errand goes next that a node could not deal with."""
+        if isinstance(redirection, AskError):
+            errand.address = redirected(redirection, errand.address)
+            errand.call.asking = not isinstance(redirection, MovedError)
+            if not errand.call.asking:
+                self._map.moved(errand.slot, errand.address)
+                self._look()
+            return [errand]
+        time.sleep(RETRY_PAUSE)  # while a slot moves, several of its buckets can only be had together when all are there
+        if len(errand.places) == 1:
+            return [errand]
+        apart = []
+        for place, plan in zip(errand.places, errand.call.plans):
+            alone = _Errand(errand.slot, errand.address, [plan], [place])
+            alone.call.sent = errand.call.sent
+            apart.append(alone)
+        return apart
+
+    def _look(self) -> None:
+        """Find out who holds which slot, in a thread of its own."""
+        with self._lock:
+            self._map_is_old = True
+            if not self._looks:
+                try:
+                    threading.Thread(target=self._keep_looking, name="limitgate-slots", daemon=True).start()
+                    self._looks = True
+                except RuntimeError:  # no thread can be started now: nodes still say where slots have moved
+                    pass
+
+    def _keep_looking(self) -> None:
+        while True:
+            with self._lock:
+                self._looks = self._map_is_old
+                if not self._looks:
+                    return
+                self._map_is_old = False
+            self._learn()
+            for address in self._map.unused():
+                self._map.nodes.pop(address).retire()
+            time.sleep(MAP_PAUSE)
+
+    def _learn(self) -> None:
+        for address in self._map.known():
+            with suppress(RedisError, OSError):
+                if self._map.learn(self._dialer.slots(address), address):
+                    return

@@ -1,0 +1,230 @@
+"""From a store URL to connections: what it says about servers, and how the one to talk to is found.
+
+Addresses, TLS, AUTH, SELECT and the protocol's version are redis-py's; it reads the URL of a single server as it is. URLs with
+several servers are ours:
+
+    redis+cluster://user:password@h1:7000,h2:7000/?options         any nodes of a Redis Cluster; it names the others
+    redis+sentinel://user:password@h1:26379,h2:26379/NAME/DB       the master NAME, as the first Sentinel that answers has it
+
+With ``rediss+`` all of them are spoken to with TLS. The user and password are those of the servers that hold the buckets;
+Sentinels get the options ``sentinel_username`` and ``sentinel_password``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError, RedisError
+from redis.retry import Retry
+
+from limitgate.errors import ConfigError
+
+CONNECT_TIMEOUT = 1.5
+"""Seconds that connecting may take in the background; recovery from a connect that hangs takes as long."""
+ASK_TIMEOUT = 0.3
+"""Seconds that a Sentinel, or a node, may take to say where others are before another one is asked."""
+
+SINGLE = ("redis", "rediss", "unix")
+SEVERAL = ("redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel")
+
+_SERVER = re.compile(r"(?P<host>[^\s:\[\]]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?")
+_EXPECTED = "expected for example redis+cluster://h1:7000,h2:7000 or redis+sentinel://h1:26379,h2:26379/mymaster"
+
+_BRIEF = {"socket_timeout": ASK_TIMEOUT, "socket_connect_timeout": ASK_TIMEOUT}
+_SLOTS = "CLUSTER", "SLOTS"
+
+Address = tuple[str, int]
+"""A server's host and port."""
+
+
+class Where(NamedTuple):
+    """What a URL says."""
+
+    url: str
+    """What redis-py reads the options of connections from."""
+    nodes: tuple[Address, ...] = ()
+    """Nodes of a cluster."""
+    sentinels: tuple[Address, ...] = ()
+    master: str = ""
+    """The name that Sentinels know the master by."""
+    login: tuple[str | None, str | None] = None, None
+    """User and password for Sentinels."""
+
+
+class Dialer:
+    """Makes connections to the servers that a URL names, of a redis-py connection pool's class.
+
+    Raises `ConfigError` for a URL that cannot be understood.
+    """
+
+    def __init__(self, url: str, pool_class: Any, *, socket_timeout: float | None) -> None:
+        self._where = where = _read(url)
+        try:
+            pool = pool_class.from_url(
+                where.url, socket_timeout=socket_timeout, socket_connect_timeout=CONNECT_TIMEOUT, retry=Retry(NoBackoff(), 0)
+            )
+            pool.connection_class(**pool.connection_kwargs)
+        except (ValueError, TypeError, RedisError) as error:
+            raise ConfigError(f"store: {error}, expected a URL that redis-py understands") from error
+        if where.nodes and pool.connection_kwargs.get("db"):
+            raise ConfigError("store: a Redis Cluster has one database, expected no other than 0")
+        self._class, self._options = pool.connection_class, pool.connection_kwargs
+        self._sentinels = list(where.sentinels)
+
+    @property
+    def nodes(self) -> Sequence[Address]:
+        """The nodes of a cluster that the URL names, none where it leads to a single server."""
+        return self._where.nodes
+
+    def dial(self, address: Address | None = None) -> Any:
+        """A new connection of threads: to a node of a cluster, or to where the URL leads."""
+        if address is None and self._sentinels:
+            address = self._master()
+        return _connected(self._connection(address))
+
+    async def adial(self, address: Address | None = None) -> Any:
+        """`dial`, for asyncio."""
+        if address is None and self._sentinels:
+            address = await self._amaster()
+        return await _aconnected(self._connection(address))
+
+    def slots(self, node: Address) -> Any:
+        """What a node of a cluster says about who holds which slot."""
+        return _asked(self._connection(node, **_BRIEF), _SLOTS)
+
+    async def aslots(self, node: Address) -> Any:
+        """`slots`, for asyncio."""
+        return await _aasked(self._connection(node, **_BRIEF), _SLOTS)
+
+    def _connection(self, address: Address | None, **options: Any) -> Any:
+        where = {} if address is None else {"host": address[0], "port": address[1]}
+        return self._class(**{**self._options, **where, **options})
+
+    def _master(self) -> Address:
+        failures = []
+        for sentinel in list(self._sentinels):
+            try:
+                return self._named_by(sentinel, _asked(self._sentinel(sentinel), self._question))
+            except (RedisError, OSError) as error:
+                failures.append(error)
+        raise self._nobody_knows(failures)
+
+    async def _amaster(self) -> Address:
+        failures = []
+        for sentinel in list(self._sentinels):
+            try:
+                return self._named_by(sentinel, await _aasked(self._sentinel(sentinel), self._question))
+            except (RedisError, OSError) as error:
+                failures.append(error)
+        raise self._nobody_knows(failures)
+
+    def _sentinel(self, address: Address) -> Any:
+        user, password = self._where.login
+        return self._connection(address, username=user, password=password, credential_provider=None, db=0, **_BRIEF)
+
+    @property
+    def _question(self) -> Sequence[str]:
+        return "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._where.master
+
+    def _named_by(self, sentinel: Address, reply: Any) -> Address:
+        """The address that a Sentinel has named. It is the first to be asked the next time."""
+        if not isinstance(reply, list) or len(reply) != 2:
+            raise RedisConnectionError(f"the Sentinel at {sentinel[0]}:{sentinel[1]} knows no master of that name")
+        self._sentinels.remove(sentinel)
+        self._sentinels.insert(0, sentinel)
+        host, port = reply
+        return text(host), int(port)
+
+    @staticmethod
+    def _nobody_knows(failures: Sequence[Exception]) -> RedisConnectionError:
+        return RedisConnectionError(f"no Sentinel tells where the master is: {'; '.join(map(str, failures))}")
+
+
+def text(value: str | bytes) -> str:
+    """What a server says, whichever way redis-py was told to give it."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def scheme_of(url: str) -> str:
+    """The scheme of a store URL. Raises `ConfigError` for one that is unknown."""
+    scheme, mark, _ = url.partition("://")
+    if not mark or scheme not in (*SINGLE, *SEVERAL, "memory"):
+        known = "memory://, redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://"
+        raise ConfigError(f"store: scheme {scheme[:20]!r}, expected {known}")
+    if scheme == "memory" and url != "memory://":
+        raise ConfigError("store: expected memory:// with nothing behind it")
+    return scheme
+
+
+def _read(url: str) -> Where:
+    scheme = scheme_of(url)
+    if scheme not in SEVERAL:
+        return Where(url)
+    scheme, _, kind = scheme.partition("+")
+    parts = urlsplit(url)
+    login, at, servers = parts.netloc.rpartition("@")
+    options = dict(parse_qsl(parts.query))
+    if kind == "cluster":
+        nodes = _servers(servers, 6379)
+        return Where(f"{scheme}://{login}{at}{spelled(nodes[0])}{parts.path}{'?' * bool(options)}{urlencode(options)}", nodes)
+    name, _, database = parts.path.removeprefix("/").partition("/")
+    if not name:
+        raise ConfigError(f"store: the master's name is missing, {_EXPECTED}")
+    sentinels = _servers(servers, 26379)
+    own = options.pop("sentinel_username", None), options.pop("sentinel_password", None)
+    path = f"/{database}{'?' * bool(options)}{urlencode(options)}"
+    return Where(f"{scheme}://{login}{at}{spelled(sentinels[0])}{path}", (), sentinels, unquote(name), own)
+
+
+def _servers(listed: str, port: int) -> tuple[Address, ...]:
+    found = []
+    for entry in listed.split(","):
+        match = _SERVER.fullmatch(entry)
+        if match is None or int(match["port"] or port) > 65535:
+            raise ConfigError(f"store: {entry!r:.80} is no host with a port, {_EXPECTED}")
+        found.append((match["host"].strip("[]"), int(match["port"] or port)))
+    return tuple(found)
+
+
+def spelled(address: Address) -> str:
+    """An address as in a URL."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _connected(connection: Any) -> Any:
+    try:
+        connection.connect()
+    except BaseException:
+        connection.disconnect()
+        raise
+    return connection
+
+
+async def _aconnected(connection: Any) -> Any:
+    try:
+        await connection.connect()
+    except BaseException:
+        await connection.disconnect(nowait=True)
+        raise
+    return connection
+
+
+def _asked(connection: Any, command: Sequence[str]) -> Any:
+    try:
+        _connected(connection).send_command(*command)
+        return connection.read_response()
+    finally:
+        connection.disconnect()
+
+
+async def _aasked(connection: Any, command: Sequence[str]) -> Any:
+    try:
+        await (await _aconnected(connection)).send_command(*command)
+        return await connection.read_response()
+    finally:
+        await connection.disconnect(nowait=True)

@@ -1,0 +1,32 @@
+"""The end of an event loop, for what has to be closed with it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+
+class LoopEnd:
+    """Calls ``close`` before the running event loop ends: it closes all its asynchronous generators (PEP 525), ours too."""
+
+    def __init__(self, close: Callable[[], Awaitable[None]]) -> None:
+        self._close: Callable[[], Awaitable[None]] | None = close
+        self._ending: AsyncGenerator[None, None] | None = self._until_the_loop_ends()
+
+    async def watch(self) -> None:
+        """Begin."""
+        if self._ending is not None:
+            await anext(self._ending)
+
+    async def closed(self) -> None:
+        """It is closed already: stop watching."""
+        self._close = None
+        if self._ending is not None:
+            await self._ending.aclose()
+
+    async def _until_the_loop_ends(self) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            self._ending = None  # it knows the loop, so the loop would be kept for as long as the store
+            if self._close is not None:
+                await self._close()

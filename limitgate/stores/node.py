@@ -1,0 +1,170 @@
+"""One Redis server as threads see it: its connections, whether it is worth waiting for, and calls of the script.
+
+To send and to hear are two steps, so that several nodes of a cluster can be asked side by side.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
+from weakref import ref
+
+from redis.exceptions import NoScriptError, ResponseError
+
+from limitgate.errors import StoreError
+from limitgate.plan import Plan
+from limitgate.stores.breaker import PROBE_TIMEOUT, Breaker, probe_beside
+from limitgate.stores.connections import Connections
+from limitgate.stores.faults import Redirection, store_error, unsendable
+from limitgate.stores.line import Line
+from limitgate.stores.scripted import Outcome, Scripted
+from limitgate.stores.wire import UNSENDABLE, Call
+
+Heard = list[Outcome] | StoreError | Redirection
+"""What became of a call."""
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
+class Node:
+    """Carries out calls on one server, which log lines call ``server``.
+
+    ``dial`` connects; ``failed`` is told of every failure that is the server's.
+    """
+
+    def __init__(
+        self, dial: Callable[[], Any], script: Scripted, *, server: str = "Redis", failed: Callable[[], None] = _nothing
+    ) -> None:
+        self.breaker = script.breaker(server)
+        self._server = server
+        self._connections = Connections(dial)
+        self._script = script
+        self._failed = failed
+        self._probe: Plan | None = None
+
+    def check(self, _: Plan) -> None:
+        """Raise a `StoreError` if nobody is to wait for this server."""
+        self.breaker.check()
+
+    def exchange(self, plans: Sequence[Plan], timeout: float) -> list[Outcome]:
+        """What becomes of plans that share a call. Raises `StoreError` within about ``timeout`` seconds."""
+        self.breaker.check()
+        heard = self._carry_out(plans, time.monotonic() + timeout)
+        if isinstance(heard, ResponseError):
+            raise store_error(heard) from heard
+        if isinstance(heard, StoreError):
+            raise heard
+        return heard
+
+    def send(self, calls: Sequence[Call], deadline: float) -> Line:
+        """Send calls together; gives the line to `hear` from. Raises `StoreError` by the deadline."""
+        self._probe = self._probe or probe_beside(calls[0].plans[0])
+        line = None
+        try:
+            line = self._connections.take(deadline)
+            line.send(calls, deadline)
+        except BaseException as error:  # noqa: BLE001 - raised again, but nobody would read what is on its way
+            self._give_up(error, calls, line)
+        return line
+
+    def hear(self, line: Line, calls: Sequence[Call], deadline: float) -> list[Heard]:
+        """What became of calls that were sent on a line. Raises `StoreError` by the deadline."""
+        try:
+            replies = [line.reply(call, deadline) for call in calls]
+            for place, call in enumerate(calls):
+                if isinstance(replies[place], NoScriptError) and not call.in_full:
+                    call.in_full = True
+                    line.send([call], deadline)
+                    replies[place] = line.reply(call, deadline)
+        except BaseException as error:  # noqa: BLE001 - raised again, but nobody would read what is on its way
+            self._give_up(error, calls, line)
+        heard = [self._understood(call, reply) for call, reply in zip(calls, replies)]
+        failures = [failure for failure in heard if isinstance(failure, StoreError) and failure.fault != "oom"]
+        if failures:
+            line.close()
+            self._note(failures[0])
+        else:
+            self.breaker.succeeded()
+            self._connections.give(line)
+        return heard
+
+    def close(self) -> None:
+        """Close the connections that no thread is using, and stop looking for the server."""
+        self._connections.close_idle()
+        self.breaker = self._script.breaker(self._server, instead_of=self.breaker)
+
+    def retire(self) -> None:
+        """Close for good, whatever is in use as soon as it no longer is."""
+        self._connections.close()
+        self.close()
+
+    def probe(self, breaker: Breaker) -> bool:
+        """Ask whether the server is back. False where nobody needs to ask any more."""
+        if breaker is not self.breaker or self._probe is None:
+            return False
+        with suppress(StoreError):
+            self._carry_out([self._probe], time.monotonic() + min(PROBE_TIMEOUT, self._script.patience))
+        return not breaker.healthy
+
+    def _carry_out(self, plans: Sequence[Plan], deadline: float) -> Heard:
+        call = Call(plans)
+        self._script.outgoing(call)
+        return self.hear(self.send([call], deadline), [call], deadline)[0]
+
+    def _understood(self, call: Call, reply: object) -> Heard:
+        if isinstance(reply, Redirection):
+            return reply
+        try:
+            if isinstance(reply, ResponseError):
+                raise store_error(reply) from reply
+            return self._script.understood(call, reply)
+        except StoreError as error:
+            self._script.unanswered(call)
+            return error
+
+    def _give_up(self, error: BaseException, calls: Sequence[Call], line: Line | None) -> NoReturn:
+        """Calls could not be sent or heard of. Raises `StoreError`, or what interrupted this thread."""
+        for call in calls:
+            self._script.unanswered(call)
+        if line is not None:
+            line.close()
+        if not isinstance(error, Exception):
+            raise error
+        failure = self._explained(error)
+        self._note(failure)
+        raise failure from error
+
+    def _explained(self, error: Exception) -> StoreError:
+        if isinstance(error, StoreError):
+            return error
+        if isinstance(error, UNSENDABLE):
+            return unsendable(error)
+        self._connections.close_idle()  # what broke one connection may have broken those that lie idle
+        return store_error(error)
+
+    def _note(self, failure: StoreError) -> None:
+        """Tell the breaker of a failure."""
+        if self.breaker.failed(failure):
+            self._look_for_server()
+        self._failed()
+
+    def _look_for_server(self) -> None:
+        """Start the thread that probes until the server is back; it keeps no store alive."""
+        try:
+            threading.Thread(target=_probe, args=(ref(self), self.breaker), name="limitgate-probe", daemon=True).start()
+        except RuntimeError:  # no thread can be started now: requests go on waiting
+            self.breaker = self._script.breaker(self._server, instead_of=self.breaker)
+
+
+def _probe(node: ref[Node], breaker: Breaker) -> None:
+    goes_on = True
+    while goes_on:
+        time.sleep(breaker.pause())
+        asking = node()
+        goes_on = asking is not None and asking.probe(breaker)
+        del asking

@@ -1,0 +1,197 @@
+"""A Redis Cluster, as far as plans are concerned: which node holds which bucket, and plans whose buckets are on several.
+
+A script's keys must be in one slot, so such a plan is taken apart, its parts are carried out side by side, each atomically,
+and their readings are put together. If one part refuses, or fails, what the others took is given back:
+
+    what was charged, less what of it drained meanwhile; and as long as the bucket had older debts to drain, that is nothing
+
+So the bucket is as if it had never been asked. Pure: knows no connection and no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+
+from limitgate.errors import StoreError
+from limitgate.plan import Charge, Lease, Plan, Reading
+from limitgate.stores.breaker import Breaker
+from limitgate.stores.dialer import Address, spelled, text
+from limitgate.stores.leases import SPARE
+from limitgate.stores.scripted import Outcome
+
+
+class Part(NamedTuple):
+    """What of a plan concerns one slot."""
+
+    slot: int
+    plan: Plan
+    places: Sequence[int]
+    """Where its charges stand in the whole plan."""
+
+
+def slot_of(plan: Plan) -> int:
+    """The slot of a plan whose buckets are all in one."""
+    return key_slot(plan.charges[0].key.encode("utf-8", "surrogatepass"))
+
+
+def parts_of(plan: Plan) -> list[Part]:
+    """A plan taken apart by slots."""
+    charges = plan.charges
+    if len(charges) == 1:
+        return [Part(slot_of(plan), plan, (0,))]
+    places: dict[int, list[int]] = {}
+    for place, charge in enumerate(charges):
+        places.setdefault(key_slot(charge.key.encode("utf-8", "surrogatepass")), []).append(place)
+    if len(places) == 1:
+        return [Part(next(iter(places)), plan, range(len(charges)))]
+    return [Part(slot, Plan(tuple([charges[place] for place in own]), plan.verb), own) for slot, own in places.items()]
+
+
+def concluded(plan: Plan, parts: Sequence[Part], outcomes: Sequence[Outcome]) -> tuple[Outcome, list[Plan]]:
+    """What becomes of a plan with these outcomes of its parts, and what has to be given back."""
+    if len(parts) == 1:
+        return outcomes[0], []
+    readings = [outcome for outcome in outcomes if isinstance(outcome, Reading)]
+    failures = [outcome for outcome in outcomes if isinstance(outcome, StoreError)]
+    outcome: Outcome
+    if failures:
+        outcome = StoreError(str(failures[0]), _worst(failures))
+        outcome.__cause__ = failures[0]
+    else:
+        outcome = _joined(plan, parts, readings)
+        if outcome.admitted:
+            return outcome, []
+    taken = [(part, reading) for part, reading in zip(parts, outcomes) if isinstance(reading, Reading) and reading.admitted]
+    given_back = [_given_back(part.plan, reading) for part, reading in taken if plan.verb == "spend"]
+    return outcome, [back for back in given_back if back.charges]
+
+
+def _worst(failures: Sequence[StoreError]) -> Any:
+    """The kind of a failure; out of memory only if nothing else failed, since ``on_error`` takes that less lightly."""
+    return next((failure.fault for failure in failures if failure.fault != "oom"), "oom")
+
+
+def _joined(plan: Plan, parts: Sequence[Part], readings: Sequence[Reading]) -> Reading:
+    debts: list[Any] = [()] * len(plan.charges)
+    after: list[Any] = [None] * len(plan.charges)
+    for part, reading in zip(parts, readings):
+        for place, owed, then in zip(part.places, reading.debts, reading.after):
+            debts[place], after[place] = owed, then
+    now = max([reading.now for reading in readings])
+    return Reading(now, debts, after, all(reading.admitted for reading in readings))
+
+
+def _given_back(plan: Plan, reading: Reading) -> Plan:
+    """What undoes a plan that was admitted."""
+    taken = zip(plan.charges, reading.debts, reading.after)
+    charges = [_undone(charge, debts, reading.now) for charge, debts, then in taken if charge.cost and then is not None]
+    return Plan(tuple(charges), "peek")
+
+
+def _undone(charge: Charge, debts: Sequence[int], now: int) -> Charge:
+    windows = charge.windows
+    back = [charge.cost * weight for weight in windows.weights]
+    grace = [debt // count for debt, count in zip(debts, windows.counts)]
+    if windows.lease:  # it may come out of what was taken in advance, up to so long ago
+        back = [max(0, ticks - SPARE * count) for ticks, count in zip(back, windows.counts)]
+        grace = [0] * len(back)
+    return Charge(charge.key, windows, 0, binding=False, rule=None, lease=Lease(0, now, back, grace))
+
+
+class Server(Protocol):
+    """What is kept for each node."""
+
+    breaker: Breaker
+
+
+N = TypeVar("N", bound=Server)
+
+
+class SlotMap(Generic[N]):
+    """Which node holds which slot, as far as we have heard, and what ``open_node`` made for each node.
+
+    ``seeds`` are asked about slots that nothing is known of: the cluster says itself where they are.
+    """
+
+    def __init__(self, seeds: Sequence[Address], open_node: Callable[[Address], N]) -> None:
+        self._seeds = tuple(seeds)
+        self._open_node = open_node
+        self._holders: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        self.nodes: dict[Address, N] = {}
+
+    def holder(self, slot: int) -> Address:
+        """The node to ask about a slot."""
+        return self._holders[slot] or next((seed for seed in self._seeds if self._is_healthy(seed)), self._seeds[0])
+
+    def node(self, address: Address) -> N:
+        """What was made for a node."""
+        node = self.nodes.get(address)
+        return self.nodes.setdefault(address, self._open_node(address)) if node is None else node
+
+    def moved(self, slot: int, address: Address) -> None:
+        """A node says that another one holds a slot."""
+        self._holders[slot] = address
+
+    def learn(self, reply: object, asked: Address) -> bool:
+        """Take what a node says to CLUSTER SLOTS. False if it knows of no slot."""
+        holders: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        for first, last, address in _ranges(reply, asked):
+            holders[first : last + 1] = [address] * (last + 1 - first)
+        if not any(holders):
+            return False
+        self._holders = holders
+        return True
+
+    def known(self) -> list[Address]:
+        """All nodes that may know the others, first those that answer."""
+        known = dict.fromkeys([*self._held(), *self._seeds])
+        return sorted(known, key=lambda address: not self._is_healthy(address))
+
+    def unused(self) -> list[Address]:
+        """Nodes that something was made for, but that hold no slot any more. None while some slots are not known."""
+        return [] if None in self._holders else list(self.nodes.keys() - self._held())
+
+    def _held(self) -> set[Address]:
+        return {address for address in self._holders if address is not None}
+
+    def _is_healthy(self, address: Address) -> bool:
+        return address not in self.nodes or self.nodes[address].breaker.healthy
+
+
+def unreachable(nodes: SlotMap[Any], parts: Sequence[Part]) -> StoreError | None:
+    """What requests are told that would need a node which does not answer; None if all may be asked."""
+    failures = []
+    for part in parts:
+        try:
+            nodes.node(nodes.holder(part.slot)).breaker.check()
+        except StoreError as error:
+            failures.append((part, error))
+    if not failures:
+        return None
+    keys = frozenset(charge.key for part, _ in failures for charge in part.plan.charges)
+    return StoreError(str(failures[0][1]), failures[0][1].fault, keys)
+
+
+def named(node: Address) -> str:
+    """What log lines call a node."""
+    return f"the Redis node {spelled(node)}"
+
+
+def redirected(error: Any, asked: Address) -> Address:
+    """Where MOVED or ASK points; without a host it is that of the node that was asked."""
+    return (error.host if error.host not in ("", "?") else asked[0]), error.port
+
+
+def _ranges(reply: object, asked: Address) -> Iterable[tuple[int, int, Address]]:
+    """The first and the last slot, and the node, of what CLUSTER SLOTS says; of what has another shape, nothing."""
+    for entry in reply if isinstance(reply, list) else []:
+        try:
+            first, last, (host, port, *_), *_ = entry
+            host = text(host) if host else ""
+            if 0 <= first <= last < REDIS_CLUSTER_HASH_SLOTS:
+                yield first, last, (host if host not in ("", "?") else asked[0], int(port))
+        except (TypeError, ValueError):
+            continue
