@@ -8,7 +8,7 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import redis
 
@@ -238,10 +238,12 @@ def switched_over(stage: Stage) -> Iterator[None]:
 def _replica_of(master: RedisServer) -> RedisServer:
     """A new server that has all that another one has."""
     server = RedisServer(port=str(free_port()))
-    with master.client() as there, server.client() as here:
+    with ExitStack() as failing, master.client() as there, server.client() as here:
+        failing.callback(server.stop)
         there.config_set("repl-diskless-sync-delay", 0)
         here.replicaof("127.0.0.1", str(master.port))
         until(lambda: here.info("replication")["master_link_status"] == "up")
+        failing.pop_all()
     return server
 
 

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median, quantiles
+from statistics import quantiles
 
 from tests.doors import MOMENT
 from tests.faults.app import BURST, EXACTLY, PER_SECOND
@@ -31,13 +31,15 @@ LATE = 0.5
 """Seconds that we may be late in noticing, on a busy machine."""
 OPENING = 0.6
 """Seconds after which requests no longer wait for a Redis that does not answer."""
-NOISE = 0.05
-"""Share of the requests that may be out of line for no other reason than a busy machine."""
+NOISE, STUMBLES = 0.08, 0.15
+"""Shares of the requests that a busy machine alone may make slow, and late enough for ``on_error``."""
+CLOCKS = 0.1
+"""Requests by which a rate may differ between our clock and the one that decides."""
 IN_A_ROW = 10
 """Requests that Redis has to decide one after the other to count as back."""
-LEAD, TAIL = 0.5, 0.3
+LEAD, TAIL = 0.5, 0.2
 """Seconds of traffic before the fault, and after recovery."""
-LINES = 40
+LINES = 15
 """Lines about failures that one fault may bring into the log, whatever the number of requests."""
 
 
@@ -133,7 +135,7 @@ class Outcome:
         share = degraded_share(self.opened)
         if self.opened and not share >= self.fault.degrades:
             found.append(f"only {share:.0%} were decided by on_error, so the fault is none")
-        if not self.fault.degrades and (share := degraded_share(self.during)) > NOISE:
+        if not self.fault.degrades and (share := degraded_share(self.during)) > STUMBLES:
             found.append(f"{share:.0%} were decided by on_error, though Redis was there")
         if self.fault.degrades and not any(sample.degraded for sample in self.during):
             found.append("none was decided by on_error, so the fault is none")
@@ -155,8 +157,6 @@ class Outcome:
         calm = [] if self.fault.waits else [sample.seconds for sample in self.opened]
         if calm and (slow := sum(seconds > TIMEOUT / 2 for seconds in calm) / len(calm)) > NOISE:
             found.append(f"{slow:.0%} waited though the breaker had time to open")
-        if calm and median(calm) > TIMEOUT / 4:
-            found.append(f"half of them took {median(calm):.3f} s though the breaker had time to open")
         if self.recovery > BACK_WITHIN + LATE:
             found.append(f"Redis decided again after {self.recovery:.1f} s")
         return found
@@ -164,9 +164,9 @@ class Outcome:
     def _of_limits(self) -> list[str]:
         """No more pass than the limits and the fault allow, no fewer than the limit once Redis is back."""
         found = []
-        if (by_redis := self.burst(degraded=False)) > self.bound:
+        if (by_redis := self.burst(degraded=False)) > self.bound + CLOCKS:
             found.append(f"Redis let a burst of {by_redis:.1f} pass, bound {self.bound}")
-        if (here := self.burst(degraded=True)) > BURST:
+        if (here := self.burst(degraded=True)) > BURST + CLOCKS:
             found.append(f"a burst of {here:.1f} passed locally, bound {BURST}")
         if self.exact != {(200, False): EXACTLY, (429, False): TOO_MANY}:
             found.append(f"of {EXACTLY + TOO_MANY} requests to a limit of {EXACTLY}: {dict(self.exact)}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from tests.faults.traffic import Client, Traffic, is_degraded
 from tests.redis_server import RedisServer, free_port
 
 Door = Literal["asgi", "wsgi"]
+DOORS: tuple[Door, ...] = ("asgi", "wsgi")
 Way = Literal["direct", "linked", "clocked", "absent"]
 GROWTH = 16 * 2**20
 """Bytes that a process may grow by: what a flood of new keys takes while it limits by itself, and what Python keeps."""
@@ -59,11 +61,11 @@ class State(NamedTuple):
 class Stage:
     """An application behind LimitGate, its Redis, and the clock or the link where there is one."""
 
+    url: str
     before: State
     """What it holds when it is ready."""
 
-    def __init__(self, url: str, server: RedisServer, folder: Path, link: Link | None, clock: Clock | None) -> None:
-        self.url = url
+    def __init__(self, server: RedisServer, folder: Path, link: Link | None, clock: Clock | None) -> None:
         self.server = server
         self.link = link
         self.clock = clock
@@ -107,13 +109,18 @@ class Clock:
         self.step(0)
         shim = folder / "clock_shim.so"
         source = Path(__file__).parent / "clock_shim.c"
-        subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", shim, source], check=True)
+        subprocess.run([compiler(), "-shared", "-fPIC", "-O1", "-o", shim, source], check=True)
         self.environment = {"LD_PRELOAD": str(shim), "LIMITGATE_TEST_CLOCK": str(self._file)}
 
     def step(self, seconds: int) -> None:
         """Run so many seconds fast from now on."""
         with self._file.open("r+b" if self._file.exists() else "wb") as file:
             file.write(seconds.to_bytes(8, sys.byteorder, signed=True))
+
+
+def compiler() -> str | None:
+    """The C compiler that makes clocks, None where there is none."""
+    return shutil.which("cc") or shutil.which("gcc")
 
 
 class Stages:
@@ -152,11 +159,10 @@ def _stage(door: Door, way: Way) -> Iterator[Stage]:
         port = free_port()
         server = RedisServer(start=way != "absent", environment=clock and clock.environment, port=str(port))
         link = opened.enter_context(Link(port)) if way == "linked" else None
-        store = f"redis://127.0.0.1:{link.port if link else port}/0"
-        url = opened.enter_context(_served(door, folder, store))
-        stage = Stage(url, server, folder, link, clock)
+        stage = Stage(server, folder, link, clock)
         opened.callback(lambda: stage.server.stop())  # noqa: PLW0108 - by then it may be another one
-        with Traffic(url):
+        stage.url = opened.enter_context(served(door, folder, f"redis://127.0.0.1:{link.port if link else port}/0"))
+        with Traffic(stage.url):
             time.sleep(10 * MOMENT)
         time.sleep(10 * MOMENT)
         stage.before = stage.state()
@@ -164,7 +170,7 @@ def _stage(door: Door, way: Way) -> Iterator[Stage]:
 
 
 @contextlib.contextmanager
-def _served(door: Door, folder: Path, store: str) -> Iterator[str]:
+def served(door: Door, folder: Path, store: str) -> Iterator[str]:
     """One of the applications in a process of its own; gives its URL, and looks through the log when it has ended."""
     environment = {
         "LIMITGATE_STORE": store,
