@@ -1,6 +1,6 @@
 # make run    serve the example on http://127.0.0.1:8000      make test   every test, a private Redis included
 # make check  style, types, import directions                 make bench  LimitGate beside its peers
-# make demo   a real access log through the limiter           make fuzz   the property tests, for much longer
+# make demo   a real access log through the limiter           make fuzz   the property tests and fuzzers, for much longer
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -26,6 +26,9 @@ demo: .venv/dev redis
 	$(BIN)/python -m tests.access_log
 
 fuzz: .venv/dev redis
+	$(BIN)/python -m tests.attacks.fuzz --inputs 1000000
+	-$(BIN)/pip install --quiet --editable '.[dev,fuzz]'
+	$(BIN)/python -m tests.attacks.atheris_fuzz --seconds 300
 	LIMITGATE_TEST_EXAMPLES=100000 $(BIN)/pytest -k "differential or property or fuzz"
 
 redis:

@@ -31,18 +31,18 @@ class Caller:
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not isinstance(self.tier, str):
-            raise TypeError(f"Caller({self.id!r:.80}, {self.tier!r:.80}), expected both to be text")
+            raise TypeError(f"a Caller of {type(self.id).__name__} and {type(self.tier).__name__}, expected both to be text")
 
 
 class KnownCaller(BaseModel):
     """A caller as listed in a rule file: recognised by an API key's digest, or by headers from a trusted peer."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     id: Text
     api_key: StrictStr | None = None
     """``sha256:`` and the 64 hex digits of the key's SHA-256."""
-    header: dict[Text, Text] | None = None
+    header: Annotated[dict[Text, Text] | None, Field(repr=False)] = None
     """Headers that must all have these values; believed only from a peer in ``trusted_proxies``."""
     tier: Text | None = None
     """The tier, if it is not the one of the file."""
@@ -104,11 +104,20 @@ class Callers:
         Whole digests are compared in constant time. They are found by their first bytes, which tells nothing about the
         key: nobody can choose keys whose SHA-256 begins as they like.
         """
+        found = self._found(api_key)
+        return found[1] if found else None
+
+    def listed_key(self, api_key: str) -> str | None:
+        """What stands for a listed API key, the same however it is encoded: its digest. None if it is not listed."""
+        found = self._found(api_key)
+        return found[0].hex() if found else None
+
+    def _found(self, api_key: str) -> tuple[bytes, Caller] | None:
         for sent in _as_bytes(api_key):
             digest = hashlib.sha256(sent).digest()
             for listed, caller in self._by_key.get(digest[:8], ()):
                 if hmac.compare_digest(listed, digest):
-                    return caller
+                    return listed, caller
         return None
 
     def with_headers(self, request: Request, proxies: Proxies) -> Caller | None:

@@ -1,4 +1,7 @@
-"""Rule files: YAML becomes a `RuleSet`. Every mistake is a `ConfigError` that names file, line and field."""
+"""Rule files: YAML becomes a `RuleSet`. Every mistake is a `ConfigError` that names file, line and field.
+
+Files may come from people who mean no good: what is read, built up and said about it is bounded, and no tag runs code.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +21,21 @@ MAX_BYTES = 1 << 20
 """Size of a rule file."""
 MAX_NODES = 100_000
 """Values in a rule file, those behind an alias counted each time."""
+MAX_NUMBER = 100
+"""Characters of a number, or of anything else that is no text; longer ones are none that a rule could hold."""
 
 SUFFIXES = (".yaml", ".yml")
 
 Field = tuple[str | int, ...]
 
-_NAMES = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
+_TEXT = "tag:yaml.org,2002:str"
+_NAMES = (_TEXT, "tag:yaml.org,2002:merge")
 
 
 class _File(BaseModel):
     """The top of a rule file. Rules and callers are checked one by one, each by its own model."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     tier: Text = DEFAULT_TIER
     callers: list[dict[str, Any]] = []
@@ -37,13 +43,22 @@ class _File(BaseModel):
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML whose every error knows its line."""
+    """Safe YAML whose every error knows its line, and which does not build up what is going to be refused."""
+
+    _composed = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self._composed += 1
+        if self._composed > 2 * MAX_NODES:  # each may have a name
+            raise yaml.composer.ComposerError(None, None, f"more than {MAX_NODES} values, expected fewer")
+        compose: Callable[[Any, Any], Any] = super().compose_node
+        return compose(parent, index)
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002 - as PyYAML has it
         construct: Callable[[Any, bool], Any] = super().construct_object
         try:
             return construct(node, deep)
-        except ValueError as error:
+        except (ArithmeticError, AttributeError, LookupError, ValueError) as error:  # what PyYAML makes of a wrong tag
             raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
 
 
@@ -53,9 +68,10 @@ class _Document:
     def __init__(self, file: Path) -> None:
         self.file = file
         try:
-            text = file.read_bytes()
+            with file.open("rb") as opened:
+                text = opened.read(MAX_BYTES + 1)
             if len(text) > MAX_BYTES:
-                raise ConfigError(f"{file}: {len(text)} bytes, expected at most {MAX_BYTES}")
+                raise ConfigError(f"{file}: too many bytes, expected at most {MAX_BYTES}")
             loader = _Loader(text)
             self._root = loader.get_single_node()
             self._check((), self._root, [MAX_NODES])
@@ -66,7 +82,8 @@ class _Document:
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             line = f":{mark.line + 1}" if mark else ""
-            raise ConfigError(f"{file}{line}: expected YAML: {getattr(error, 'problem', None) or error}") from error
+            message = f"{file}{line}: expected YAML: {getattr(error, 'problem', None) or error}"
+            raise ConfigError(message) from None  # PyYAML's error quotes the line, and what is secret in it
         except RecursionError as error:
             raise ConfigError(f"{file}: nested too deeply, expected a few levels") from error
 
@@ -88,7 +105,7 @@ class _Document:
         if isinstance(node, yaml.MappingNode):
             names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
             for key, value in node.value:
-                here = (*field, str(key.value))
+                here = (*field, key.value if isinstance(key, yaml.ScalarNode) else "?")
                 if key.tag not in _NAMES:
                     raise self._at(key, here, "expected a name, in quotes if it looks like something else")
                 if names[key.value] > 1:
@@ -97,6 +114,8 @@ class _Document:
         elif isinstance(node, yaml.SequenceNode):
             for place, value in enumerate(node.value):
                 self._check((*field, place), value, budget)
+        elif node is not None and node.tag != _TEXT and len(node.value) > MAX_NUMBER:
+            raise self._at(node, field, f"expected at most {MAX_NUMBER} characters, or text in quotes")
 
     def _at(self, node: Any, field: Field, message: str) -> ConfigError:
         return ConfigError(f"{self.file}:{node.start_mark.line + 1}: {_spelled(field)}{message}", field, message)
@@ -201,6 +220,6 @@ def _child(node: Any, part: str | int) -> tuple[Any, int] | None:
 
 
 def _spelled(field: Field) -> str:
-    """A field as people write it: ``rules[0].limits[1]``."""
-    parts = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in field)
+    """A field as people write it: ``rules[0].limits[1]``; a name that is too long for one is cut."""
+    parts = "".join(f"[{part}]" if isinstance(part, int) else f".{part:.80}" for part in field)
     return f"{parts.removeprefix('.')}: " if parts else ""

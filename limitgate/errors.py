@@ -14,8 +14,8 @@ _SHOULD = re.compile(r"\A\w+ should (be|have|match) ")
 """How pydantic says what it expected."""
 _EXPECTED = {"be": "expected ", "have": "expected something with ", "match": "expected something that matches "}
 
-_SECRETS = frozenset({"api_key", "secret", "store"})
-"""Fields whose values are never repeated."""
+_SECRETS = frozenset({"api_key", "callers", "header", "secret", "store"})
+"""Fields whose values are never repeated, nor anything in them."""
 
 StoreFault = Literal["timeout", "connection", "oom", "reply"]
 """Why a store did not answer: too late, unreachable, out of memory, or an answer that is an error or no answer of ours."""

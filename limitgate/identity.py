@@ -76,7 +76,7 @@ class Identities:
         """Who asks, given the caller that the application has named, if any."""
         caller = identified
         if caller is not None and not isinstance(caller, Caller):
-            raise TypeError(f"identify gave {caller!r:.80}, expected a Caller or None")
+            raise TypeError(f"identify gave a {type(caller).__name__}, expected a Caller or None")
         if caller is None and self._callers:
             caller = self._with_key(request) or self._callers.with_headers(request, self._proxies)
         tier = caller.tier if caller is not None and caller.tier in self._tiers else DEFAULT_TIER
@@ -92,7 +92,7 @@ class Identities:
         if presented is None:
             return None
         if self._callers.list_keys:
-            return presented if self._callers.with_key(presented) else None
+            return self._callers.listed_key(presented)
         if self._identifies:
             return subject.caller.id if subject.caller else None
         return presented

@@ -18,7 +18,8 @@ from limitgate.identity import Subject
 
 PARTS = ("path", "ip", "api_key", "method", "host", "user", "caller", "tier", "global")
 _HEADER_PART = re.compile(r"header:[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}", re.ASCII)
-_PORT = re.compile(r":[0-9]*\Z", re.ASCII)
+_HOST = re.compile(r"\A(\[[^\]]*\]|[^:,]*).*", re.DOTALL)
+"""A host without what follows it: a port, anything that claims to be one, other hosts."""
 _REMEMBERED, _SHORT = 4096, 200
 """Digests that a key remembers, and the characters that a value or a text may have to be remembered as it is."""
 _EXPECTED = f"expected one of {', '.join(PARTS)} or header:NAME, alternatives separated by '|'"
@@ -134,9 +135,12 @@ def _reader(label: str) -> Callable[[Subject], str | None]:
 
 
 def _host(subject: Subject) -> str:
-    """The host without port, spelled one way (RFC 9110 section 4.2.3)."""
+    """The host without port, spelled one way (RFC 9110 section 4.2.3); of several the first, as the frameworks read it.
+
+    Frameworks look no further than the first colon, so what is no port behind it makes no other host.
+    """
     host = subject.request.headers.get("host", "").strip().lower()
-    return _PORT.sub("", host).removesuffix(".")
+    return _HOST.sub(r"\1", host).strip().removesuffix(".")
 
 
 def _user(subject: Subject) -> str | None:

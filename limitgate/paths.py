@@ -30,7 +30,8 @@ def readings(path: str, root: str = "") -> tuple[str, ...]:
     """The path below ``root`` as it is to be matched: cleaned first, then as sent but for empty segments where that differs.
 
     Cleaning strips control characters and ``;parameters``, merges slashes, resolves dot segments (RFC 3986 section 5.2.4)
-    and drops a trailing slash. Where the mount point itself is spelled in an untidy way, it is looked for both ways.
+    and drops a trailing slash. Where the mount point itself is spelled in an untidy way, it is looked for both ways. What
+    stands before the first slash may be a mount point to a dispatcher, so such a path is read without it, too.
     """
     if path.startswith("/") and (path == "/" or not _UNTIDY.search(path)):
         return ((below(path, root) or "/") if root else path,)
@@ -39,6 +40,9 @@ def readings(path: str, root: str = "") -> tuple[str, ...]:
     found = [_joined(_cleaned(rest)), _joined([_CONTROLS.sub("", segment) or segment for segment in sent]), _joined(sent)]
     if root and rest is path:
         found.insert(0, below(_joined(_cleaned(path)), _joined(_cleaned(root))) or "/")
+    if rest and not rest.startswith("/"):
+        _, slash, behind = rest.partition("/")
+        found += readings(slash + behind) if slash else ["/"]
     return tuple(dict.fromkeys(found))
 
 

@@ -149,9 +149,17 @@ class ASGIRequest(Request):
 
     def _read_headers(self) -> dict[str, str]:
         lines: dict[str, str] = {}
+        repeated: dict[str, list[str]] = {}
         for raw_name, raw_value in self.scope["headers"]:
             name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
-            lines[name] = f"{lines[name]}, {value}" if name in lines else value
+            if name not in lines:
+                lines[name] = value
+            elif name in repeated:
+                repeated[name].append(value)
+            else:
+                repeated[name] = [lines[name], value]
+        for name, values in repeated.items():
+            lines[name] = ", ".join(values)
         return lines
 
 

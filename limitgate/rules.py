@@ -29,7 +29,7 @@ _QUICK = {"qps": "second", "qpm": "minute", "qph": "hour", "qpd": "day"}
 def check_cost(cost: object) -> int:
     """``cost`` as it may be charged. Raises `TypeError` if it is no integer, `ValueError` if it is negative."""
     if type(cost) is not int:
-        raise TypeError(f"cost is {cost!r:.80}, expected an integer, or in a rule a callable that gives one")
+        raise TypeError(f"cost is a {type(cost).__name__}, expected an integer, or in a rule a callable that gives one")
     if cost < 0:
         raise ValueError(f"cost is {cost}, expected at least 0")
     return cost

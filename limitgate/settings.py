@@ -43,14 +43,19 @@ class Settings(BaseSettings):
     """Options of `LimitGate` and `LimitGateWSGI`. Raises `ConfigError` for a value that makes no sense."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_file=".env", extra="ignore", frozen=True, arbitrary_types_allowed=True
+        env_prefix=PREFIX,
+        env_file=".env",
+        extra="ignore",
+        frozen=True,
+        arbitrary_types_allowed=True,
+        hide_input_in_errors=True,
     )
 
     enabled: bool = True
     """Whether the gate and the decorators do anything."""
     rules: Annotated[Any, NoDecode] = None
     """Path of a rule file, or of a folder of them, a list of `Rule`, or a `RuleSet`."""
-    store: Annotated[Any, NoDecode] = "memory://"
+    store: Annotated[Any, NoDecode, Field(repr=False)] = "memory://"
     """URL of the store, or a store."""
     on_error: OnError = "open"
     """What a request gets when the store fails: ``open``, ``closed`` or ``local``."""

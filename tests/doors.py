@@ -68,6 +68,9 @@ def http_scope(
 ) -> dict[str, Any]:
     """An ASGI ``http`` scope as uvicorn makes it."""
     target, _, query = path.partition("?")
+    lines = [(name.lower().encode(), value.encode("latin-1")) for name, value in _pairs(headers)]
+    if all(name != b"host" for name, _ in lines):
+        lines.insert(0, (b"host", b"testserver"))
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.4"},
@@ -78,10 +81,7 @@ def http_scope(
         "raw_path": target.encode(),
         "query_string": query.encode(),
         "root_path": "",
-        "headers": [
-            (b"host", b"testserver"),
-            *((name.lower().encode(), value.encode("latin-1")) for name, value in _pairs(headers)),
-        ],
+        "headers": lines,
         "client": None if peer is None else (peer, 50000),
         "server": ("testserver", 80),
         **more,

@@ -244,6 +244,16 @@ def test_a_refusal_by_the_rest_is_a_refusal(site: Open, flaky: Flaky) -> None:
     assert replies[1].wait == 86400
 
 
+def test_only_what_is_decided_here_is_a_share(site: Open, flaky: Flaky) -> None:
+    """Where a part of the store fails, its rules are divided among the processes; the others stay whole."""
+    it = site(Rule("here", "8/day"), Rule("there", "8/day", on_error="local"), store=flaky, processes=4)
+    flaky.missing = ("there",)
+    assert it.statuses(3) == [200, 200, 429]
+    assert {window.rule: (window.limit, window.used) for window in it.seen[-1].windows} == {"here": (8, 2), "there": (2, 2)}
+    flaky.missing = ()
+    assert it.statuses(7) == [200] * 6 + [429]
+
+
 # --- what they get ----------------------------------------------------------------------------------------------------
 
 

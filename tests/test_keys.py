@@ -417,6 +417,9 @@ def test_a_callers_id_that_is_no_text_works_or_is_refused_at_once(given_id: Any)
         "shop.example.:443",
         " shop.example ",
         "shop.example:",
+        "shop.example:x",
+        "shop.example:80:80",
+        "shop.example, other.example",
     ],
 )
 def test_a_host_is_one_however_it_is_spelled(spelling: str) -> None:

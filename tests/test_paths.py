@@ -76,6 +76,8 @@ SPELLINGS_OF_LOGIN = [
     "/x/.\x00./login",
     "\n/login",
     "//x/..//login//",
+    "x/login",
+    "\\/login",
 ]
 
 OTHER_THAN_LOGIN = [
@@ -152,6 +154,8 @@ def test_a_pattern_is_not_for_paths_that_merely_look_alike(path: str) -> None:
         ("/", "//"),
         ("/", "/x/.."),
         ("/", "/;x"),
+        ("/", "x"),
+        ("/", "*"),
         ("/items/{id}", "/items/1"),
         ("/items/{id}", "/items/1/"),
         ("/items/{id}", "/items//1"),

@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -262,8 +263,17 @@ def test_a_secret_is_never_repeated(secret: Any) -> None:
     """A secret appears neither in an error nor where settings are printed."""
     with pytest.raises(ConfigError) as caught:
         Settings(secret=secret)
-    assert str(secret) not in str(caught.value)
+    assert str(secret) not in "".join(traceback.format_exception(caught.value))
     assert "0123456789abcdef" not in repr(Settings(secret="0123456789abcdef"))
+
+
+def test_a_password_is_never_repeated() -> None:
+    """That of a store's URL is neither where settings are printed nor in what led to an error about something else."""
+    url = "redis://:s3cret@localhost/0"
+    assert "s3cret" not in repr(Settings(store=url))
+    with pytest.raises(ConfigError) as caught:
+        Settings(store=url, timeout=-1)
+    assert "s3cret" not in "".join(traceback.format_exception(caught.value))
 
 
 @given(

@@ -29,14 +29,12 @@ class FlaskRoutes:
         return self._decorated
 
     def find(self, request: Request) -> Route | None:
-        """The route that Werkzeug's map will choose."""
-        from werkzeug.exceptions import HTTPException  # noqa: PLC0415 - only where it is in use already
-
+        """The route that Werkzeug's map will choose. Where it fails, by a converter that cannot read a path, there is none."""
         environ = request.environ or {}
         try:
             adapter = self._app.create_url_adapter(self._app.request_class(environ, populate_request=False))
             rule, _ = adapter.match(return_rule=True)
-        except HTTPException:
+        except Exception:  # noqa: BLE001 - not found, or it is Flask's to raise, after the request was charged
             return None
         view = effective(self._app.view_functions.get(rule.endpoint))
         return Route(rule.rule, marks_of(view, environ["REQUEST_METHOD"]))
@@ -54,18 +52,18 @@ class DispatchedRoutes:
         return self._default.decorated() or any(mount.decorated() for mount in self._mounts.values())
 
     def find(self, request: Request) -> Route | None:
-        """The route in the application with the longest prefix of the path, as the dispatcher chooses it."""
+        """The route in the application with the longest prefix of the path, as the dispatcher chooses it.
+
+        Where there is none, the dispatcher takes whatever stands before the path's first slash for a mount point.
+        """
         environ = dict(request.environ or {})
-        prefix, rest = environ.get("PATH_INFO", ""), ""
-        while "/" in prefix:
-            if prefix in self._mounts:
-                environ["SCRIPT_NAME"] = environ.get("SCRIPT_NAME", "") + prefix
-                environ["PATH_INFO"] = rest
-                route = self._mounts[prefix].find(WSGIRequest(environ))
-                return None if route is None else route._replace(template=prefix + route.template)
-            prefix, _, last = prefix.rpartition("/")
-            rest = f"/{last}{rest}"
-        return self._default.find(request)
+        path = environ.get("PATH_INFO", "")
+        prefixes = [prefix for prefix in self._mounts if "/" in prefix and (path == prefix or path.startswith(f"{prefix}/"))]
+        prefix = max(prefixes, key=len, default=path.partition("/")[0])
+        environ["SCRIPT_NAME"] = environ.get("SCRIPT_NAME", "") + prefix
+        environ["PATH_INFO"] = path[len(prefix) :]
+        route = self._mounts.get(prefix, self._default).find(WSGIRequest(environ))
+        return route._replace(template=prefix + route.template) if route and prefix in self._mounts else route
 
 
 def wsgi_routes(app: Any) -> Routes:

@@ -33,8 +33,11 @@ class StarletteRoutes:
         return self._current().decorated
 
     def find(self, request: Request) -> Route | None:
-        """The route that the router will choose."""
-        return self._current().find(dict(request.scope or {}))
+        """The route that the router will choose. Where it fails, by a convertor that cannot read a path, there is none."""
+        try:
+            return self._current().find(dict(request.scope or {}))
+        except Exception:  # noqa: BLE001 - it is the router's to raise, after the request was charged
+            return None
 
     def _current(self) -> _Table:
         """The table, read anew when routes have changed since."""

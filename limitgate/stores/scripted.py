@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from weakref import WeakSet
 
+from limitgate.diagnosis import Diagnosis, Once
 from limitgate.errors import StoreError
 from limitgate.plan import Plan, Reading
 from limitgate.stores import wire
@@ -45,6 +46,7 @@ class Scripted:
         self.leases = Leases()
         self._breakers: WeakSet[Breaker] = WeakSet()
         self._tally = Tally()
+        self._stepped = Once(Diagnosis.CLOCK_STEPPED)
         self.patience = math.inf
         """Seconds that the latest request would wait; a server that takes longer to answer a probe is of no use."""
         self._clock = clock
@@ -125,9 +127,8 @@ class Scripted:
                 log.warning("a value in Redis was not readable and has been replaced; further ones are only counted")
             self.unreadable += unreadable
         if steps:
-            if not self.clock_steps:
-                log.warning("the clock of Redis stepped back; further steps are only counted")
             self.clock_steps += steps
+            self._stepped.log("Redis")
 
 
 def _lost(plans: Sequence[Plan], readings: Sequence[Reading]) -> set[int]:
