@@ -43,6 +43,8 @@ class RedisServer:
 
     def start(self, **options: str) -> None:
         """Start the server and make sure that it is this one that answers. ``options`` are for this once."""
+        if self.process is not None and self.process.poll() is None:
+            raise RuntimeError(f"the server runs already, pid {self.process.pid}")
         quiet = subprocess.DEVNULL
         command = self._command + _spelled(options)
         self.process = subprocess.Popen(command, env=self._environment, stdout=quiet, stderr=quiet)

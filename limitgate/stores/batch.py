@@ -315,6 +315,8 @@ class Batcher:
                 self._fail(batch, lost)
         if failed:
             self._failed(lost)
+        if pipeline.given_up:
+            self._dial_at_once()
         self._flush()
 
     async def _connect(self) -> None:
@@ -333,11 +335,22 @@ class Batcher:
             return
         self._pipeline = pipeline
         self._pipelines.add(pipeline)
+        if self._probe_timer is not None:  # there is something new to look at
+            self._probe_timer.cancel()
+            self._send_probe()
         self._flush()
 
     def _not_connected(self, error: Exception) -> None:
         self._fail_unsent(error)
-        self._failed(store_error(error))
+        failure = store_error(error)
+        self._failed(failure)
+        if failure.fault == "timeout":
+            self._dial_at_once()
+
+    def _dial_at_once(self) -> None:
+        """Where Redis has been silent for so long that its connection is given up, no pause is due before the next."""
+        if not self.breaker.healthy and self._pipeline is None and self._connecting in (None, asyncio.current_task()):
+            self._connecting = asyncio.create_task(self._connect())
 
     def _set_alarm(self, deadline: float) -> None:
         """Look for overdue requests at the first deadline; one alarm does for all that come before it rings."""

@@ -18,6 +18,7 @@ from limitgate.errors import StoreError
 from limitgate.plan import Plan
 from limitgate.stores.breaker import PROBE_TIMEOUT, Breaker, probe_beside
 from limitgate.stores.connections import Connections
+from limitgate.stores.dialer import CONNECT_TIMEOUT
 from limitgate.stores.faults import Redirection, store_error, unsendable
 from limitgate.stores.line import Line
 from limitgate.stores.scripted import Outcome, Scripted
@@ -108,6 +109,7 @@ class Node:
         if breaker is not self.breaker or self._probe is None:
             return False
         with suppress(StoreError):
+            self._connections.give(self._connections.take(time.monotonic() + 2 * CONNECT_TIMEOUT))  # no request waits for it
             self._carry_out([self._probe], time.monotonic() + min(PROBE_TIMEOUT, self._script.patience))
         return not breaker.healthy
 
@@ -162,9 +164,10 @@ class Node:
 
 
 def _probe(node: ref[Node], breaker: Breaker) -> None:
-    goes_on = True
+    goes_on, began = True, time.monotonic()
     while goes_on:
-        time.sleep(breaker.pause())
+        time.sleep(max(0.0, began + breaker.pause() - time.monotonic()))  # a probe that hung was pause enough
+        began = time.monotonic()
         asking = node()
         goes_on = asking is not None and asking.probe(breaker)
         del asking

@@ -27,7 +27,7 @@ SLACK = 0.3
 """Seconds that requests may take beyond that on a busy machine, in their 99th percentile."""
 BACK_WITHIN = 2.0
 """Seconds after which every process limits again by a store that answers again."""
-LATE = 0.5
+LATE = 0.25
 """Seconds that we may be late in noticing, on a busy machine."""
 OPENING = 0.6
 """Seconds after which requests no longer wait for a Redis that does not answer."""

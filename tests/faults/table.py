@@ -47,6 +47,7 @@ UNDER_THREADS = [
     "READONLY",
     "another password",
     "black hole",
+    "black hole, to the last",
     "replies byte by byte",
 ]
 """Those that are tried where threads wait for Redis, too."""
