@@ -18,7 +18,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from limitgate.errors import StoreError
 from limitgate.plan import Charge, Lease, Plan, Reading
 from limitgate.stores.breaker import Breaker
-from limitgate.stores.dialer import Address, spelled, text
+from limitgate.stores.dialer import Address, said_address, spelled
 from limitgate.stores.leases import SPARE
 from limitgate.stores.scripted import Outcome
 
@@ -181,8 +181,13 @@ def named(node: Address) -> str:
 
 
 def redirected(error: Any, asked: Address) -> Address:
-    """Where MOVED or ASK points; without a host it is that of the node that was asked."""
-    return (error.host if error.host not in ("", "?") else asked[0]), error.port
+    """Where MOVED or ASK points."""
+    return _at(error.host, error.port, asked)
+
+
+def _at(host: str, port: int, asked: Address) -> Address:
+    """What a node calls an address; without a host it is that of the node itself, which was asked."""
+    return (asked[0] if host in ("", "?") else host), port
 
 
 def _ranges(reply: object, asked: Address) -> Iterable[tuple[int, int, Address]]:
@@ -190,8 +195,8 @@ def _ranges(reply: object, asked: Address) -> Iterable[tuple[int, int, Address]]
     for entry in reply if isinstance(reply, list) else []:
         try:
             first, last, (host, port, *_), *_ = entry
-            host = text(host) if host else ""
+            host, port = said_address(host or "", port)
             if 0 <= first <= last < REDIS_CLUSTER_HASH_SLOTS:
-                yield first, last, (host if host not in ("", "?") else asked[0], int(port))
+                yield first, last, _at(host, port, asked)
         except (TypeError, ValueError):
             continue
