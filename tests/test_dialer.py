@@ -241,7 +241,7 @@ def test_a_dead_sentinel_is_passed_over(impostor: Callable[..., Impostor], pool:
 def test_nobody_knows_the_master(impostor: Callable[..., Impostor], pool: Any) -> None:
     """If no Sentinel knows, the error says so of each."""
     stranger = impostor(SENTINEL=b"*-1\r\n")
-    with pytest.raises(RedisError, match="no Sentinel tells where the master is: .*; .*knows no master"):
+    with pytest.raises(RedisError, match=r"no Sentinel tells where the master is: .*; .*knows no master"):
         Asker(pool, nobody(), stranger.place).master()
 
 

@@ -56,13 +56,15 @@ class Cluster:
 
     def exchange(self, plans: Sequence[Plan], timeout: float) -> list[Outcome]:
         """What becomes of plans, within about ``timeout`` seconds, each with an outcome of its own."""
-        asked = [parts_of(plan) for plan in plans]
+        asked, began = [parts_of(plan) for plan in plans], time.monotonic()
         heard = iter(self._carry_out([part.plan for parts in asked for part in parts], timeout))
         conclusions = [concluded(plan, parts, [next(heard) for _ in parts]) for plan, parts in zip(plans, asked)]
-        if back := [plan for _, given_back in conclusions for plan in given_back]:
+        for conclusion in conclusions:
+            self._script.refused_elsewhere(conclusion.seen, began)
+        if back := [plan for conclusion in conclusions for plan in conclusion.back]:
             told = self._carry_out(back, GIVE_BACK_TIMEOUT)
             self._script.not_given_back += sum(isinstance(outcome, StoreError) for outcome in told)
-        return [outcome for outcome, _ in conclusions]
+        return [conclusion.outcome for conclusion in conclusions]
 
     def close(self) -> None:
         """Close the connections that no thread is using, and stop looking for nodes."""

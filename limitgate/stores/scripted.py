@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from weakref import WeakSet
 
 from limitgate.errors import StoreError
@@ -110,6 +110,12 @@ class Scripted:
             if not reading.admitted and self.leases:  # maybe only because somebody before took all the room in advance
                 outcomes[place] = self.leases.answer(plan, heard) or reading
         return outcomes
+
+    def refused_elsewhere(self, seen: Iterable[tuple[Plan, Reading]], since: float) -> None:
+        """These buckets were read, after a time, for requests that others have refused."""
+        if self.refusals is not None:
+            for plan, reading in seen:
+                self.refusals.learn(plan, reading, since, self._clock())
 
     def unanswered(self, call: wire.Call) -> None:
         """No reply came to a call."""

@@ -50,10 +50,20 @@ def parts_of(plan: Plan) -> list[Part]:
     return [Part(slot, Plan(tuple([charges[place] for place in own]), plan.verb), own) for slot, own in places.items()]
 
 
-def concluded(plan: Plan, parts: Sequence[Part], outcomes: Sequence[Outcome]) -> tuple[Outcome, list[Plan]]:
-    """What becomes of a plan with these outcomes of its parts, and what has to be given back."""
+class Conclusion(NamedTuple):
+    """What becomes of a plan that was carried out in parts."""
+
+    outcome: Outcome
+    back: Sequence[Plan] = ()
+    """What has to be given back."""
+    seen: Sequence[tuple[Plan, Reading]] = ()
+    """What a refused plan took nothing from all the same, full shadows and costs of nothing, as it was read."""
+
+
+def concluded(plan: Plan, parts: Sequence[Part], outcomes: Sequence[Outcome]) -> Conclusion:
+    """What becomes of a plan with these outcomes of its parts."""
     if len(parts) == 1:
-        return outcomes[0], []
+        return Conclusion(outcomes[0])
     readings = [outcome for outcome in outcomes if isinstance(outcome, Reading)]
     failures = [outcome for outcome in outcomes if isinstance(outcome, StoreError)]
     outcome: Outcome
@@ -63,10 +73,15 @@ def concluded(plan: Plan, parts: Sequence[Part], outcomes: Sequence[Outcome]) ->
     else:
         outcome = _joined(plan, parts, readings)
         if outcome.admitted:
-            return outcome, []
-    taken = [(part, reading) for part, reading in zip(parts, outcomes) if isinstance(reading, Reading) and reading.admitted]
-    given_back = [_given_back(part.plan, reading) for part, reading in taken if plan.verb == "spend"]
-    return outcome, [back for back in given_back if back.charges]
+            return Conclusion(outcome)
+    if plan.verb != "spend":
+        return Conclusion(outcome)
+    taken = [
+        (part.plan, reading) for part, reading in zip(parts, outcomes) if isinstance(reading, Reading) and reading.admitted
+    ]
+    back = [_given_back(part, reading) for part, reading in taken]
+    seen = [] if failures else [_untouched(part, reading) for part, reading in taken]
+    return Conclusion(outcome, [plan for plan in back if plan.charges], seen)
 
 
 def _worst(failures: Sequence[StoreError]) -> Any:
@@ -86,9 +101,17 @@ def _joined(plan: Plan, parts: Sequence[Part], readings: Sequence[Reading]) -> R
 
 def _given_back(plan: Plan, reading: Reading) -> Plan:
     """What undoes a plan that was admitted."""
-    taken = zip(plan.charges, reading.debts, reading.after)
-    charges = [_undone(charge, debts, reading.now) for charge, debts, then in taken if charge.cost and then is not None]
+    read = zip(plan.charges, reading.debts, reading.after)
+    charges = [_undone(charge, debts, reading.now) for charge, debts, then in read if charge.cost and then is not None]
     return Plan(tuple(charges), "peek")
+
+
+def _untouched(plan: Plan, reading: Reading) -> tuple[Plan, Reading]:
+    """What a plan that was admitted took nothing from, as it was read for one that is refused."""
+    read = zip(plan.charges, reading.debts, reading.after)
+    left = [(charge, debts) for charge, debts, then in read if not charge.cost or then is None]
+    debts = [debts for _, debts in left]
+    return Plan(tuple([charge for charge, _ in left])), reading._replace(debts=debts, admitted=False)
 
 
 def _undone(charge: Charge, debts: Sequence[int], now: int) -> Charge:
