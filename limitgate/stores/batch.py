@@ -67,7 +67,8 @@ class Batch(wire.Call):
         alone = []
         for plan, request in zip(self.plans, self.requests):
             batch = Batch([request])
-            batch.plans, batch.sent = [plan], self.sent
+            batch.plans = [plan]
+            batch.follow(self)
             alone.append(batch)
         return alone
 

@@ -23,14 +23,21 @@ from limitgate.stores.batch import Batch, Batcher, Request
 from limitgate.stores.dialer import CONNECT_TIMEOUT, Address, Dialer
 from limitgate.stores.faults import Redirection
 from limitgate.stores.scripted import Outcome, Scripted
-from limitgate.stores.slots import Conclusion, Part, SlotMap, concluded, named, parts_of, redirected, slot_of, unreachable
-
-GIVE_BACK_TIMEOUT = 0.5
-"""Seconds that giving back may take."""
-MAP_PAUSE = 0.1
-"""Seconds between two looks at who holds which slot."""
-RETRY_PAUSE = 0.01
-"""Seconds after which a call is sent again whose slot was in two places at once."""
+from limitgate.stores.slots import (
+    GIVE_BACK_TIMEOUT,
+    MAP_PAUSE,
+    MAX_HOPS,
+    RETRY_PAUSE,
+    Conclusion,
+    Part,
+    SlotMap,
+    concluded,
+    named,
+    parts_of,
+    redirected,
+    slot_of,
+    unreachable,
+)
 
 
 class Cluster:
@@ -121,7 +128,11 @@ class Cluster:
         if not batch.asking:
             self._map.moved(slot_of(batch.plans[0]), address)
             self.troubled()
-        self._map.node(address).adopt(batch)
+        batch.hops += 1
+        if batch.hops > MAX_HOPS:
+            self._map.node(address).park(batch, RETRY_PAUSE)
+        else:
+            self._map.node(address).adopt(batch)
 
     def troubled(self) -> None:
         """Find out who holds which slot."""

@@ -16,15 +16,20 @@ from limitgate.plan import Plan
 from limitgate.stores.dialer import Address, Dialer
 from limitgate.stores.node import Heard, Node
 from limitgate.stores.scripted import Outcome, Scripted
-from limitgate.stores.slots import SlotMap, concluded, named, parts_of, redirected, slot_of, unreachable
+from limitgate.stores.slots import (
+    GIVE_BACK_TIMEOUT,
+    MAP_PAUSE,
+    MAX_HOPS,
+    RETRY_PAUSE,
+    SlotMap,
+    concluded,
+    named,
+    parts_of,
+    redirected,
+    slot_of,
+    unreachable,
+)
 from limitgate.stores.wire import Call
-
-GIVE_BACK_TIMEOUT = 0.5
-"""Seconds that giving back may take."""
-MAP_PAUSE = 0.1
-"""Seconds between two looks at who holds which slot."""
-RETRY_PAUSE = 0.01
-"""Seconds after which a call is sent again whose slot was in two places at once."""
 
 
 class _Errand:
@@ -137,6 +142,9 @@ class Cluster:
 
     def _sent_on(self, errand: _Errand, redirection: Any) -> list[_Errand]:
         """Where an errand goes next that a node could not deal with."""
+        errand.call.hops += 1
+        if errand.call.hops > MAX_HOPS or not isinstance(redirection, AskError):
+            time.sleep(RETRY_PAUSE)
         if isinstance(redirection, AskError):
             errand.address = redirected(redirection, errand.address)
             errand.call.asking = not isinstance(redirection, MovedError)
@@ -144,13 +152,12 @@ class Cluster:
                 self._map.moved(errand.slot, errand.address)
                 self._look()
             return [errand]
-        time.sleep(RETRY_PAUSE)  # while a slot moves, several of its buckets can only be had together when all are there
-        if len(errand.places) == 1:
+        if len(errand.places) == 1:  # while a slot moves, several of its buckets can only be had together when all are there
             return [errand]
         apart = []
         for place, plan in zip(errand.places, errand.call.plans):
             alone = _Errand(errand.slot, errand.address, [plan], [place])
-            alone.call.sent = errand.call.sent
+            alone.call.follow(errand.call)
             apart.append(alone)
         return apart
 

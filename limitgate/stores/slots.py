@@ -22,6 +22,15 @@ from limitgate.stores.dialer import Address, said_address, spelled
 from limitgate.stores.leases import SPARE
 from limitgate.stores.scripted import Outcome
 
+GIVE_BACK_TIMEOUT = 0.5
+"""Seconds that giving back may take."""
+MAP_PAUSE = 0.1
+"""Seconds between two looks at who holds which slot."""
+RETRY_PAUSE = 0.01
+"""Seconds after which a call is sent again whose slot was in two places at once, or in none."""
+MAX_HOPS = 5
+"""How often a call is sent on without a pause: more often only while nodes disagree about who holds a slot."""
+
 
 class Part(NamedTuple):
     """What of a plan concerns one slot."""
