@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from redis.exceptions import AskError, MovedError, RedisError
+from redis.exceptions import AskError, MovedError
 
 from limitgate.errors import StoreError
 from limitgate.plan import Plan, Reading
@@ -156,7 +156,7 @@ class Cluster:
 
     async def _learn(self) -> None:
         for address in self._map.known():
-            with suppress(RedisError, OSError):
+            with suppress(Exception):  # whatever one of them says or does not say, the next is asked
                 if self._map.learn(await self._dialer.aslots(address), address):
                     return
 

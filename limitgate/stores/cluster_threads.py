@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from redis.exceptions import AskError, MovedError, RedisError
+from redis.exceptions import AskError, MovedError
 
 from limitgate.errors import StoreError
 from limitgate.plan import Plan
@@ -119,8 +119,11 @@ class Cluster:
         sent: list[tuple[Node, Any, list[_Errand]]] = []
         heard: list[tuple[_Errand, Heard]] = []
         try:
-            for address, own in by_node.items():
-                node = self._map.node(address)
+            nodes = [(self._map.node(address), own) for address, own in by_node.items()]
+            for node, own in sorted(nodes, key=_in_trouble):  # last those that may let us wait for a connection
+                if time.monotonic() >= deadline:
+                    heard += [(errand, StoreError("no time was left to ask", "timeout")) for errand in own]
+                    continue
                 try:
                     node.breaker.check()
                     sent.append((node, node.send([errand.call for errand in own], deadline), own))
@@ -186,6 +189,11 @@ class Cluster:
 
     def _learn(self) -> None:
         for address in self._map.known():
-            with suppress(RedisError, OSError):
+            with suppress(Exception):  # whatever one of them says or does not say, the next is asked
                 if self._map.learn(self._dialer.slots(address), address):
                     return
+
+
+def _in_trouble(asked: tuple[Node, list[_Errand]]) -> bool:
+    """Whether the last call to a node failed."""
+    return asked[0].breaker.in_trouble

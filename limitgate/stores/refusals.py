@@ -87,7 +87,7 @@ class Refusals:
         What gives back after a refusal elsewhere (a "peek") says how its bucket stands now, so that the whole plan is known.
         """
         refused = plan.verb == "spend" and not reading.admitted
-        gives_back = plan.verb == "reset" or any(charge.lease and charge.lease.gives_back for charge in plan.charges)
+        gives_back = plan.gives_back
         if not (refused or gives_back or any(charge.key in self._seen for charge in plan.charges)):
             return
         with self._lock:

@@ -138,7 +138,7 @@ def _lost(plans: Sequence[Plan], readings: Sequence[Reading]) -> set[int]:
     lost, unwritten = set(), set[str]()
     for place, (plan, reading) in enumerate(zip(plans, readings)):
         keys = {charge.key for charge in plan.charges}
-        if plan.verb == "reset" or (plan.verb == "spend" and reading.admitted):
+        if (plan.verb == "spend" and reading.admitted) or plan.gives_back:
             lost.add(place)
             unwritten |= keys
         elif not (reading.admitted or keys.isdisjoint(unwritten)):

@@ -77,7 +77,7 @@ def concluded(plan: Plan, parts: Sequence[Part], outcomes: Sequence[Outcome]) ->
     failures = [outcome for outcome in outcomes if isinstance(outcome, StoreError)]
     outcome: Outcome
     if failures:
-        outcome = StoreError(str(failures[0]), _worst(failures))
+        outcome = StoreError(str(failures[0]), _worst(failures), _missed(parts, outcomes))
         outcome.__cause__ = failures[0]
     else:
         outcome = _joined(plan, parts, readings)
@@ -91,6 +91,14 @@ def concluded(plan: Plan, parts: Sequence[Part], outcomes: Sequence[Outcome]) ->
     back = [_given_back(part, reading) for part, reading in taken]
     seen = [] if failures else [_untouched(part, reading) for part, reading in taken]
     return Conclusion(outcome, [plan for plan in back if plan.charges], seen)
+
+
+def _missed(parts: Sequence[Part], outcomes: Sequence[Outcome]) -> frozenset[str]:
+    """The buckets of parts that failed, if the others can still be asked: not where the time is over."""
+    failed = [(part, failure) for part, failure in zip(parts, outcomes) if isinstance(failure, StoreError)]
+    if len(failed) == len(parts) or any(failure.fault == "timeout" for _, failure in failed):
+        return frozenset()
+    return frozenset(charge.key for part, _ in failed for charge in part.plan.charges)
 
 
 def _worst(failures: Sequence[StoreError]) -> Any:
