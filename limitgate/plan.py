@@ -58,6 +58,11 @@ class Plan(NamedTuple):
     charges: tuple[Charge, ...]
     verb: Verb = "spend"
 
+    @property
+    def gives_back(self) -> bool:
+        """Whether buckets owe less afterwards."""
+        return self.verb == "reset" or any(charge.lease and charge.lease.gives_back for charge in self.charges)
+
 
 class Reading(NamedTuple):
     """What a store reports about a plan, and what follows from it for the plan as a whole."""

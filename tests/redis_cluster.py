@@ -100,6 +100,15 @@ class RedisCluster:
         """Script calls that all nodes have carried out."""
         return sum(calls_to(node) for node in self.nodes)
 
+    def redirections(self) -> int:
+        """How often nodes have said that a slot, or a part of it, is elsewhere."""
+        count = 0
+        for node in self.nodes:
+            with node.client() as client:
+                errors = client.info("errorstats")
+            count += sum(errors.get(f"errorstat_{name}", {"count": 0})["count"] for name in ("MOVED", "ASK", "TRYAGAIN"))
+        return count
+
     def begin_migration(self, slot: int, source: RedisServer, target: RedisServer) -> None:
         """A slot is moving from a node to another one; keys that do not exist yet begin at the target."""
         self.say(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", self.id_of(source))

@@ -70,7 +70,8 @@ class Batch(wire.Call):
         alone = []
         for plan, request in zip(self.plans, self.requests):
             batch = Batch([request])
-            batch.plans, batch.sent = [plan], self.sent
+            batch.plans = [plan]
+            batch.follow(self)
             alone.append(batch)
         return alone
 
@@ -143,8 +144,7 @@ class Batcher:
         reading = loop.create_future()
         deadline = loop.time() + timeout
         self._queue.append((plan, deadline, reading))
-        if self._alarm is None or deadline < self._alarm.when():
-            self._set_alarm(deadline)
+        self._set_alarm(deadline)
         if len(self._queue) == MAX_BATCH:
             self._flush()  # Redis can begin while the rest of a large crowd is still arriving
         elif not self._turn_will_end:
@@ -155,7 +155,7 @@ class Batcher:
     @property
     def is_idle(self) -> bool:
         """Whether nobody waits for anything here."""
-        return next(iter(self._requests()), None) is None
+        return all(waiting.done() for _, _, waiting in self._requests())
 
     async def close(self) -> None:
         """Close the connection; requests still waiting fail."""
@@ -355,6 +355,8 @@ class Batcher:
     def _set_alarm(self, deadline: float) -> None:
         """Look for overdue requests at the first deadline; one alarm does for all that come before it rings."""
         if self._alarm is not None:
+            if self._alarm.when() <= deadline:
+                return
             self._alarm.cancel()
         self._alarm = asyncio.get_running_loop().call_at(deadline, self._expire)
 
@@ -418,8 +420,9 @@ class Batcher:
         """Give back leases of an age, in seconds, or above. Those that Redis does not hear of drain there."""
         sent: list[asyncio.Future[Reading]] = []
         servers = self._cluster or self
-        with contextlib.suppress(StoreError):
-            sent.extend(servers.spend(plan, timeout) for plan in self._script.leases.ended(time.monotonic(), age))
+        for plan in self._script.leases.ended(time.monotonic(), age):
+            with contextlib.suppress(StoreError):
+                sent.append(servers.spend(plan, timeout))
         return sent
 
     def _end_leases_in_time(self) -> None:

@@ -46,6 +46,11 @@ class Breaker:
         self._pause = FIRST_PAUSE
         self._failure: tuple[str, StoreFault] = "", "connection"
 
+    @property
+    def in_trouble(self) -> bool:
+        """Whether the last call failed."""
+        return self._in_a_row > 0
+
     def check(self) -> None:
         """Raise a `StoreError` if requests are not to wait."""
         if not self.healthy:

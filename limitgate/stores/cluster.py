@@ -10,26 +10,34 @@ not deal with are sent on as they are. After that, and after any failure, some n
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from redis.exceptions import AskError, MovedError, RedisError
+from redis.exceptions import AskError, MovedError
 
 from limitgate.errors import StoreError
 from limitgate.plan import Plan, Reading
 from limitgate.stores.batch import Batch, Batcher, Request
-from limitgate.stores.dialer import Address, Dialer
+from limitgate.stores.dialer import CONNECT_TIMEOUT, Address, Dialer
 from limitgate.stores.faults import Redirection
 from limitgate.stores.scripted import Outcome, Scripted
-from limitgate.stores.slots import Part, SlotMap, concluded, named, parts_of, redirected, slot_of, unreachable
-
-GIVE_BACK_TIMEOUT = 0.5
-"""Seconds that giving back may take."""
-MAP_PAUSE = 0.1
-"""Seconds between two looks at who holds which slot."""
-RETRY_PAUSE = 0.01
-"""Seconds after which a call is sent again whose slot was in two places at once."""
+from limitgate.stores.slots import (
+    GIVE_BACK_TIMEOUT,
+    MAP_PAUSE,
+    MAX_HOPS,
+    RETRY_PAUSE,
+    Conclusion,
+    Part,
+    SlotMap,
+    concluded,
+    named,
+    parts_of,
+    redirected,
+    slot_of,
+    unreachable,
+)
 
 
 class Cluster:
@@ -42,6 +50,8 @@ class Cluster:
         self._map: SlotMap[Batcher] = SlotMap(dialer.nodes, self._open_node)
         self._looking: asyncio.Task[None] | None = None
         self._map_is_old = False
+        self._giving_back: set[asyncio.Future[Reading]] = set()
+        self._closed = False
 
     def spend(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
         """The reading of a plan, or a `StoreError` within ``timeout`` seconds."""
@@ -57,32 +67,41 @@ class Cluster:
         """The reading of a part of a plan, even from a node that has stopped answering."""
         return self._node(part).ask(part.plan, timeout)
 
-    def give_back(self, plans: Iterable[Plan]) -> None:
-        """Give back what a request took that is refused elsewhere. Nobody waits for it."""
-        for plan in plans:
-            try:
-                told = self.ask(parts_of(plan)[0], GIVE_BACK_TIMEOUT)
-            except StoreError:
+    def clear_up(self, conclusion: Conclusion, since: float) -> None:
+        """Give back what a request took after a time that is refused elsewhere. Nobody waits for it."""
+        self._script.refused_elsewhere(conclusion.seen, since)
+        for plan in conclusion.back:
+            told = None
+            if not self._closed:
+                with suppress(StoreError):
+                    told = self.ask(parts_of(plan)[0], GIVE_BACK_TIMEOUT)
+            if told is None:
                 self._script.not_given_back += 1
             else:
+                self._giving_back.add(told)
                 told.add_done_callback(self._given_back)
 
     def _given_back(self, told: asyncio.Future[Reading]) -> None:
+        self._giving_back.discard(told)
         if told.cancelled() or told.exception():
             self._script.not_given_back += 1
 
     async def close(self) -> None:
-        """Close the connections; requests still waiting fail."""
-        looking, self._looking = self._looking, None
-        if looking is not None:
-            looking.cancel()
+        """Close the connections, once everything is given back; requests still waiting fail."""
+        if self._giving_back:
+            await asyncio.wait(self._giving_back)
+        self._closed = True
         for batcher in list(self._map.nodes.values()):
             await batcher.close()
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
 
     async def end(self) -> None:
         """Give back what was taken in advance, and close."""
         for batcher in list(self._map.nodes.values()):
-            await batcher.end()
+            if given_back := batcher.give_back(CONNECT_TIMEOUT, age=0):
+                await asyncio.wait(given_back)
         await self.close()
 
     def abandon(self) -> None:
@@ -109,12 +128,16 @@ class Cluster:
         if not batch.asking:
             self._map.moved(slot_of(batch.plans[0]), address)
             self.troubled()
-        self._map.node(address).adopt(batch)
+        batch.hops += 1
+        if batch.hops > MAX_HOPS:
+            self._map.node(address).park(batch, RETRY_PAUSE)
+        else:
+            self._map.node(address).adopt(batch)
 
     def troubled(self) -> None:
         """Find out who holds which slot."""
         self._map_is_old = True
-        if self._looking is None:
+        if self._looking is None and not self._closed:
             self._looking = asyncio.get_running_loop().create_task(self._look())
 
     async def _look(self) -> None:
@@ -133,7 +156,7 @@ class Cluster:
 
     async def _learn(self) -> None:
         for address in self._map.known():
-            with suppress(RedisError, OSError):
+            with suppress(Exception):  # whatever one of them says or does not say, the next is asked
                 if self._map.learn(await self._dialer.aslots(address), address):
                     return
 
@@ -154,6 +177,7 @@ class _Together:
         self._plan = plan
         self._parts = parts
         self._left = len(parts)
+        self._began = time.monotonic()
         self._outcomes: list[Outcome] = [StoreError("no answer")] * len(parts)
         for place, part in enumerate(parts):
             try:
@@ -174,11 +198,11 @@ class _Together:
         self._left -= 1
         if self._left:
             return
-        conclusion, given_back = concluded(self._plan, self._parts, self._outcomes)
-        self._cluster.give_back(given_back)
+        conclusion = concluded(self._plan, self._parts, self._outcomes)
+        self._cluster.clear_up(conclusion, self._began)
         if self.answer.done():  # nobody waits for it any more
             return
-        if isinstance(conclusion, StoreError):
-            self.answer.set_exception(conclusion)
+        if isinstance(conclusion.outcome, StoreError):
+            self.answer.set_exception(conclusion.outcome)
         else:
-            self.answer.set_result(conclusion)
+            self.answer.set_result(conclusion.outcome)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from redis.exceptions import AskError, MovedError, RedisError
+from redis.exceptions import AskError, MovedError
 
 from limitgate.errors import StoreError
 from limitgate.plan import Plan
@@ -17,15 +17,20 @@ from limitgate.stores.dialer import Address, Dialer
 from limitgate.stores.line import Line
 from limitgate.stores.node import Heard, Node
 from limitgate.stores.scripted import Outcome, Scripted
-from limitgate.stores.slots import SlotMap, concluded, named, parts_of, redirected, slot_of, unreachable
+from limitgate.stores.slots import (
+    GIVE_BACK_TIMEOUT,
+    MAP_PAUSE,
+    MAX_HOPS,
+    RETRY_PAUSE,
+    SlotMap,
+    concluded,
+    named,
+    parts_of,
+    redirected,
+    slot_of,
+    unreachable,
+)
 from limitgate.stores.wire import Call
-
-GIVE_BACK_TIMEOUT = 0.5
-"""Seconds that giving back may take."""
-MAP_PAUSE = 0.1
-"""Seconds between two looks at who holds which slot."""
-RETRY_PAUSE = 0.01
-"""Seconds after which a call is sent again whose slot was in two places at once."""
 
 
 class _Errand:
@@ -57,13 +62,15 @@ class Cluster:
 
     def exchange(self, plans: Sequence[Plan], timeout: float) -> list[Outcome]:
         """What becomes of plans, within about ``timeout`` seconds, each with an outcome of its own."""
-        asked = [parts_of(plan) for plan in plans]
+        asked, began = [parts_of(plan) for plan in plans], time.monotonic()
         heard = iter(self._carry_out([part.plan for parts in asked for part in parts], timeout))
         conclusions = [concluded(plan, parts, [next(heard) for _ in parts]) for plan, parts in zip(plans, asked)]
-        if back := [plan for _, given_back in conclusions for plan in given_back]:
+        for conclusion in conclusions:
+            self._script.refused_elsewhere(conclusion.seen, began)
+        if back := [plan for conclusion in conclusions for plan in conclusion.back]:
             told = self._carry_out(back, GIVE_BACK_TIMEOUT)
             self._script.not_given_back += sum(isinstance(outcome, StoreError) for outcome in told)
-        return [outcome for outcome, _ in conclusions]
+        return [conclusion.outcome for conclusion in conclusions]
 
     def close(self) -> None:
         """Close the connections that no thread is using, and stop looking for nodes."""
@@ -113,8 +120,11 @@ class Cluster:
         sent: list[tuple[Node, Line, list[_Errand]]] = []
         heard: list[tuple[_Errand, Heard]] = []
         try:
-            for address, own in by_node.items():
-                node = self._map.node(address)
+            nodes = [(self._map.node(address), own) for address, own in by_node.items()]
+            for node, own in sorted(nodes, key=_in_trouble):  # last those that may let us wait for a connection
+                if time.monotonic() >= deadline:
+                    heard += [(errand, StoreError("no time was left to ask", "timeout")) for errand in own]
+                    continue
                 try:
                     node.breaker.check()
                     sent.append((node, node.send([errand.call for errand in own], deadline), own))
@@ -136,6 +146,9 @@ class Cluster:
 
     def _sent_on(self, errand: _Errand, redirection: Any) -> list[_Errand]:
         """Where an errand goes next that a node could not deal with."""
+        errand.call.hops += 1
+        if errand.call.hops > MAX_HOPS or not isinstance(redirection, AskError):
+            time.sleep(RETRY_PAUSE)
         if isinstance(redirection, AskError):
             errand.address = redirected(redirection, errand.address)
             errand.call.asking = not isinstance(redirection, MovedError)
@@ -143,13 +156,12 @@ class Cluster:
                 self._map.moved(errand.slot, errand.address)
                 self._look()
             return [errand]
-        time.sleep(RETRY_PAUSE)  # while a slot moves, several of its buckets can only be had together when all are there
-        if len(errand.places) == 1:
+        if len(errand.places) == 1:  # while a slot moves, several of its buckets can only be had together when all are there
             return [errand]
         apart = []
         for place, plan in zip(errand.places, errand.call.plans):
             alone = _Errand(errand.slot, errand.address, [plan], [place])
-            alone.call.sent = errand.call.sent
+            alone.call.follow(errand.call)
             apart.append(alone)
         return apart
 
@@ -178,6 +190,11 @@ class Cluster:
 
     def _learn(self) -> None:
         for address in self._map.known():
-            with suppress(RedisError, OSError):
+            with suppress(Exception):  # whatever one of them says or does not say, the next is asked
                 if self._map.learn(self._dialer.slots(address), address):
                     return
+
+
+def _in_trouble(asked: tuple[Node, list[_Errand]]) -> bool:
+    """Whether the last call to a node failed."""
+    return asked[0].breaker.in_trouble

@@ -13,7 +13,7 @@ Sentinels get the options ``sentinel_username`` and ``sentinel_password``.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
@@ -31,6 +31,7 @@ ASK_TIMEOUT = 0.3
 SINGLE = ("redis", "rediss", "unix")
 SEVERAL = ("redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel")
 
+_URL = re.compile(r"(?P<login>[^/?#@]*@|)(?P<servers>[^/?#@]*)(?P<path>[^?#]*)\??(?P<options>[^#]*)(?:#.*)?")
 _SERVER = re.compile(r"(?P<host>[^\s:\[\]]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?")
 _EXPECTED = "expected for example redis+cluster://h1:7000,h2:7000 or redis+sentinel://h1:26379,h2:26379/mymaster"
 
@@ -63,6 +64,7 @@ class Dialer:
 
     def __init__(self, url: str, pool_class: Any, *, socket_timeout: float | None) -> None:
         self._where = where = _read(url)
+        _check_readable(where.url)
         try:
             pool = pool_class.from_url(
                 where.url, socket_timeout=socket_timeout, socket_connect_timeout=CONNECT_TIMEOUT, retry=Retry(NoBackoff(), 0)
@@ -73,7 +75,7 @@ class Dialer:
         if where.nodes and pool.connection_kwargs.get("db"):
             raise ConfigError("store: a Redis Cluster has one database, expected no other than 0")
         self._class, self._options = pool.connection_class, pool.connection_kwargs
-        self._sentinels = list(where.sentinels)
+        self._sentinels = where.sentinels
 
     @property
     def nodes(self) -> Sequence[Address]:
@@ -106,19 +108,19 @@ class Dialer:
 
     def _master(self) -> Address:
         failures = []
-        for sentinel in list(self._sentinels):
+        for sentinel in self._sentinels:
             try:
                 return self._named_by(sentinel, _asked(self._sentinel(sentinel), self._question))
-            except (RedisError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - whatever one of them says or does not say, the next is asked
                 failures.append(error)
         raise self._nobody_knows(failures)
 
     async def _amaster(self) -> Address:
         failures = []
-        for sentinel in list(self._sentinels):
+        for sentinel in self._sentinels:
             try:
                 return self._named_by(sentinel, await _aasked(self._sentinel(sentinel), self._question))
-            except (RedisError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - whatever one of them says or does not say, the next is asked
                 failures.append(error)
         raise self._nobody_knows(failures)
 
@@ -132,21 +134,24 @@ class Dialer:
 
     def _named_by(self, sentinel: Address, reply: Any) -> Address:
         """The address that a Sentinel has named. It is the first to be asked the next time."""
-        if not isinstance(reply, list) or len(reply) != 2:
-            raise RedisConnectionError(f"the Sentinel at {sentinel[0]}:{sentinel[1]} knows no master of that name")
-        self._sentinels.remove(sentinel)
-        self._sentinels.insert(0, sentinel)
-        host, port = reply
-        return text(host), int(port)
+        try:
+            master = said_address(*reply)
+        except (TypeError, ValueError) as error:
+            raise RedisConnectionError(f"the Sentinel at {spelled(sentinel)} knows no master of that name") from error
+        self._sentinels = (sentinel, *[other for other in self._sentinels if other != sentinel])
+        return master
 
     @staticmethod
     def _nobody_knows(failures: Sequence[Exception]) -> RedisConnectionError:
         return RedisConnectionError(f"no Sentinel tells where the master is: {'; '.join(map(str, failures))}")
 
 
-def text(value: str | bytes) -> str:
-    """What a server says, whichever way redis-py was told to give it."""
-    return value.decode() if isinstance(value, bytes) else value
+def said_address(host: Any, port: Any) -> Address:
+    """An address as a server says it, whichever way redis-py was told to give it. `TypeError` or `ValueError` if it is none."""
+    found = host.decode() if isinstance(host, bytes) else host, int(port)
+    if not (isinstance(found[0], str) and 0 < found[1] < 65536):
+        raise ValueError(f"{found!r:.80} is no host with a port")
+    return found
 
 
 def scheme_of(url: str) -> str:
@@ -154,10 +159,18 @@ def scheme_of(url: str) -> str:
     scheme, mark, _ = url.partition("://")
     if not mark or scheme not in (*SINGLE, *SEVERAL, "memory"):
         known = "memory://, redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://"
-        raise ConfigError(f"store: scheme {scheme[:20]!r}, expected {known}")
+        raise ConfigError(f"store: {f'scheme {scheme[:20]!r}' if mark else 'no scheme'}, expected {known}")
     if scheme == "memory" and url != "memory://":
         raise ConfigError("store: expected memory:// with nothing behind it")
     return scheme
+
+
+def _check_readable(url: str) -> None:
+    """Raise a `ConfigError` that repeats nothing of the URL, where what should be a port may be half a password."""
+    try:
+        urlsplit(url).port  # noqa: B018 - read to see whether it can be
+    except ValueError:
+        raise ConfigError("store: host and port cannot be read, expected a URL that redis-py understands") from None
 
 
 def _read(url: str) -> Where:
@@ -165,27 +178,34 @@ def _read(url: str) -> Where:
     if scheme not in SEVERAL:
         return Where(url)
     scheme, _, kind = scheme.partition("+")
-    parts = urlsplit(url)
-    login, at, servers = parts.netloc.rpartition("@")
-    options = dict(parse_qsl(parts.query))
+    parts = _URL.fullmatch(url.partition("://")[2])
+    if parts is None:
+        raise ConfigError(f"store: user and password stand once, before all servers, and an @ in them is %40; {_EXPECTED}")
+    options = dict(parse_qsl(parts["options"]))
     if kind == "cluster":
-        nodes = _servers(servers, 6379)
-        return Where(f"{scheme}://{login}{at}{spelled(nodes[0])}{parts.path}{'?' * bool(options)}{urlencode(options)}", nodes)
-    name, _, database = parts.path.removeprefix("/").partition("/")
+        nodes = _servers(parts["servers"], 6379)
+        return Where(_single(scheme, parts["login"], nodes[0], parts["path"], options), nodes)
+    name, _, database = parts["path"].removeprefix("/").partition("/")
     if not name:
         raise ConfigError(f"store: the master's name is missing, {_EXPECTED}")
-    sentinels = _servers(servers, 26379)
+    sentinels = _servers(parts["servers"], 26379)
     own = options.pop("sentinel_username", None), options.pop("sentinel_password", None)
-    path = f"/{database}{'?' * bool(options)}{urlencode(options)}"
-    return Where(f"{scheme}://{login}{at}{spelled(sentinels[0])}{path}", (), sentinels, unquote(name), own)
+    return Where(_single(scheme, parts["login"], sentinels[0], f"/{database}", options), (), sentinels, unquote(name), own)
+
+
+def _single(scheme: str, login: str, server: Address, path: str, options: Mapping[str, str]) -> str:
+    """The URL of a single server. Raises `ConfigError` if what should be its database is none."""
+    if not re.fullmatch("/?[0-9]*", path):
+        raise ConfigError("store: what stands last before the options is no database, expected a number")
+    return f"{scheme}://{login}{spelled(server)}{path}{'?' * bool(options)}{urlencode(options)}"
 
 
 def _servers(listed: str, port: int) -> tuple[Address, ...]:
     found = []
-    for entry in listed.split(","):
+    for place, entry in enumerate(listed.split(","), 1):
         match = _SERVER.fullmatch(entry)
-        if match is None or int(match["port"] or port) > 65535:
-            raise ConfigError(f"store: {entry!r:.80} is no host with a port, {_EXPECTED}")
+        if match is None or not 0 < int(match["port"] or port) < 65536:
+            raise ConfigError(f"store: server {place} is no host with a port, {_EXPECTED}")  # it may be half a password
         found.append((match["host"].strip("[]"), int(match["port"] or port)))
     return tuple(found)
 

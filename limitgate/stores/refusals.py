@@ -8,6 +8,7 @@ it is promised is enough. After `LONGEST` seconds Redis is asked again, so that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from threading import Lock
 from typing import NamedTuple
@@ -35,12 +36,25 @@ class _Seen(NamedTuple):
     heard: float
 
 
+class _GivenBack(NamedTuple):
+    """The last call that put something back into a bucket."""
+
+    heard: float
+    now: float
+    """Redis' clock then; infinity where only what was sent after it was heard is to be believed: after a reset, which is worth
+    more calls than to go by a clock that may step, and where it went on to take as much in advance."""
+
+    def is_followed_by(self, sent: float, now: int) -> bool:
+        """Whether a reading is of a later time, or of the same call."""
+        return sent >= self.heard or now >= self.now
+
+
 class Refusals:
     """Remembers the buckets of plans that were refused. Times are seconds on one monotonic clock."""
 
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
-        self._given_back = 0.0
+        self._given_back: dict[str, _GivenBack] = {}
         self._lock = Lock()
 
     def __len__(self) -> int:
@@ -73,18 +87,22 @@ class Refusals:
         What gives back after a refusal elsewhere (a "peek") says how its bucket stands now, so that the whole plan is known.
         """
         refused = plan.verb == "spend" and not reading.admitted
-        gives_back = plan.verb == "reset" or any(charge.lease and charge.lease.gives_back for charge in plan.charges)
+        gives_back = plan.gives_back
         if not (refused or gives_back or any(charge.key in self._seen for charge in plan.charges)):
             return
         with self._lock:
-            is_known = sent >= self._given_back  # else it may tell of a time before
-            if gives_back:
-                self._given_back = max(heard, self._given_back)
-            if refused and not is_known:
-                return
             for charge, debts in zip(plan.charges, reading.debts):
-                self._seen.pop(charge.key, None)
+                key, last = charge.key, self._given_back.get(charge.key)
+                is_known = last is None or last.is_followed_by(sent, reading.now)  # else it may tell of a time before
+                if gives_back and plan.verb != "peek":
+                    self._given_back[key] = _GivenBack(heard if last is None else max(heard, last.heard), math.inf)
+                elif gives_back and is_known:
+                    self._given_back[key] = _GivenBack(heard, reading.now)
+                elif refused and not is_known:
+                    continue
+                self._seen.pop(key, None)
                 if is_known and (refused or (gives_back and plan.verb == "peek")):
-                    self._seen[charge.key] = _Seen(charge.windows, debts, reading.now, sent, heard)
-            while len(self._seen) > MAX_BUCKETS:
-                del self._seen[next(iter(self._seen))]
+                    self._seen[key] = _Seen(charge.windows, debts, reading.now, sent, heard)
+            for kept in (self._seen, self._given_back):
+                while len(kept) > MAX_BUCKETS:
+                    del kept[next(iter(kept))]

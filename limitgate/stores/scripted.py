@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from weakref import WeakSet
 
 from limitgate.diagnosis import Diagnosis, Once
@@ -116,6 +116,12 @@ class Scripted:
                 outcomes[place] = self.leases.answer(plan, heard) or reading
         return outcomes
 
+    def refused_elsewhere(self, seen: Iterable[tuple[Plan, Reading]], since: float) -> None:
+        """These buckets were read, after a time, for requests that others have refused."""
+        if self.refusals is not None:
+            for plan, reading in seen:
+                self.refusals.learn(plan, reading, since, self._clock())
+
     def unanswered(self, call: wire.Call) -> None:
         """No reply came to a call."""
         for plan in call.plans:
@@ -136,7 +142,7 @@ def _lost(plans: Sequence[Plan], readings: Sequence[Reading]) -> set[int]:
     lost, unwritten = set(), set[str]()
     for place, (plan, reading) in enumerate(zip(plans, readings)):
         keys = {charge.key for charge in plan.charges}
-        if plan.verb == "reset" or (plan.verb == "spend" and reading.admitted):
+        if (plan.verb == "spend" and reading.admitted) or plan.gives_back:
             lost.add(place)
             unwritten |= keys
         elif not (reading.admitted or keys.isdisjoint(unwritten)):

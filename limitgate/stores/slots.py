@@ -18,9 +18,18 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from limitgate.errors import StoreError
 from limitgate.plan import Charge, Lease, Plan, Reading
 from limitgate.stores.breaker import Breaker
-from limitgate.stores.dialer import Address, spelled, text
+from limitgate.stores.dialer import Address, said_address, spelled
 from limitgate.stores.leases import SPARE
 from limitgate.stores.scripted import Outcome
+
+GIVE_BACK_TIMEOUT = 0.5
+"""Seconds that giving back may take."""
+MAP_PAUSE = 0.1
+"""Seconds between two looks at who holds which slot."""
+RETRY_PAUSE = 0.01
+"""Seconds after which a call is sent again whose slot was in two places at once, or in none."""
+MAX_HOPS = 5
+"""How often a call is sent on without a pause: more often only while nodes disagree about who holds a slot."""
 
 
 class Part(NamedTuple):
@@ -50,23 +59,46 @@ def parts_of(plan: Plan) -> list[Part]:
     return [Part(slot, Plan(tuple([charges[place] for place in own]), plan.verb), own) for slot, own in places.items()]
 
 
-def concluded(plan: Plan, parts: Sequence[Part], outcomes: Sequence[Outcome]) -> tuple[Outcome, list[Plan]]:
-    """What becomes of a plan with these outcomes of its parts, and what has to be given back."""
+class Conclusion(NamedTuple):
+    """What becomes of a plan that was carried out in parts."""
+
+    outcome: Outcome
+    back: Sequence[Plan] = ()
+    """What has to be given back."""
+    seen: Sequence[tuple[Plan, Reading]] = ()
+    """What a refused plan took nothing from all the same, full shadows and costs of nothing, as it was read."""
+
+
+def concluded(plan: Plan, parts: Sequence[Part], outcomes: Sequence[Outcome]) -> Conclusion:
+    """What becomes of a plan with these outcomes of its parts."""
     if len(parts) == 1:
-        return outcomes[0], []
+        return Conclusion(outcomes[0])
     readings = [outcome for outcome in outcomes if isinstance(outcome, Reading)]
     failures = [outcome for outcome in outcomes if isinstance(outcome, StoreError)]
     outcome: Outcome
     if failures:
-        outcome = StoreError(str(failures[0]), _worst(failures))
+        outcome = StoreError(str(failures[0]), _worst(failures), _missed(parts, outcomes))
         outcome.__cause__ = failures[0]
     else:
         outcome = _joined(plan, parts, readings)
         if outcome.admitted:
-            return outcome, []
-    taken = [(part, reading) for part, reading in zip(parts, outcomes) if isinstance(reading, Reading) and reading.admitted]
-    given_back = [_given_back(part.plan, reading) for part, reading in taken if plan.verb == "spend"]
-    return outcome, [back for back in given_back if back.charges]
+            return Conclusion(outcome)
+    if plan.verb != "spend":
+        return Conclusion(outcome)
+    taken = [
+        (part.plan, reading) for part, reading in zip(parts, outcomes) if isinstance(reading, Reading) and reading.admitted
+    ]
+    back = [_given_back(part, reading) for part, reading in taken]
+    seen = [] if failures else [_untouched(part, reading) for part, reading in taken]
+    return Conclusion(outcome, [plan for plan in back if plan.charges], seen)
+
+
+def _missed(parts: Sequence[Part], outcomes: Sequence[Outcome]) -> frozenset[str]:
+    """The buckets of parts that failed, if the others can still be asked: not where the time is over."""
+    failed = [(part, failure) for part, failure in zip(parts, outcomes) if isinstance(failure, StoreError)]
+    if len(failed) == len(parts) or any(failure.fault == "timeout" for _, failure in failed):
+        return frozenset()
+    return frozenset(charge.key for part, _ in failed for charge in part.plan.charges)
 
 
 def _worst(failures: Sequence[StoreError]) -> Any:
@@ -86,9 +118,17 @@ def _joined(plan: Plan, parts: Sequence[Part], readings: Sequence[Reading]) -> R
 
 def _given_back(plan: Plan, reading: Reading) -> Plan:
     """What undoes a plan that was admitted."""
-    taken = zip(plan.charges, reading.debts, reading.after)
-    charges = [_undone(charge, debts, reading.now) for charge, debts, then in taken if charge.cost and then is not None]
+    read = zip(plan.charges, reading.debts, reading.after)
+    charges = [_undone(charge, debts, reading.now) for charge, debts, then in read if charge.cost and then is not None]
     return Plan(tuple(charges), "peek")
+
+
+def _untouched(plan: Plan, reading: Reading) -> tuple[Plan, Reading]:
+    """What a plan that was admitted took nothing from, as it was read for one that is refused."""
+    read = zip(plan.charges, reading.debts, reading.after)
+    left = [(charge, debts) for charge, debts, then in read if not charge.cost or then is None]
+    debts = [debts for _, debts in left]
+    return Plan(tuple([charge for charge, _ in left])), reading._replace(debts=debts, admitted=False)
 
 
 def _undone(charge: Charge, debts: Sequence[int], now: int) -> Charge:
@@ -181,8 +221,13 @@ def named(node: Address) -> str:
 
 
 def redirected(error: Any, asked: Address) -> Address:
-    """Where MOVED or ASK points; without a host it is that of the node that was asked."""
-    return (error.host if error.host not in ("", "?") else asked[0]), error.port
+    """Where MOVED or ASK points."""
+    return _at(error.host, error.port, asked)
+
+
+def _at(host: str, port: int, asked: Address) -> Address:
+    """What a node calls an address; without a host it is that of the node itself, which was asked."""
+    return (asked[0] if host in ("", "?") else host), port
 
 
 def _ranges(reply: object, asked: Address) -> Iterable[tuple[int, int, Address]]:
@@ -190,8 +235,8 @@ def _ranges(reply: object, asked: Address) -> Iterable[tuple[int, int, Address]]
     for entry in reply if isinstance(reply, list) else []:
         try:
             first, last, (host, port, *_), *_ = entry
-            host = text(host) if host else ""
+            host, port = said_address(host or "", port)
             if 0 <= first <= last < REDIS_CLUSTER_HASH_SLOTS:
-                yield first, last, (host if host not in ("", "?") else asked[0], int(port))
+                yield first, last, _at(host, port, asked)
         except (TypeError, ValueError):
             continue

@@ -37,7 +37,7 @@ class Answers(NamedTuple):
 class Call:
     """Plans that are sent together. On a cluster all their buckets are in one slot."""
 
-    __slots__ = ("asking", "in_full", "plans", "replies_due", "sent")
+    __slots__ = ("asking", "hops", "in_full", "plans", "replies_due", "sent")
 
     def __init__(self, plans: Sequence[Plan]) -> None:
         self.plans = plans
@@ -47,8 +47,14 @@ class Call:
         """Whether to send the script's text, since Redis did not know its hash."""
         self.asking = False
         """Whether it goes to a node that a slot is just moving to (ASK in the Redis Cluster specification)."""
+        self.hops = 0
+        """How often a node of a cluster has sent it on."""
         self.replies_due = 0
         """How many replies have not come yet, while it is on its way on a pipeline."""
+
+    def follow(self, other: Call) -> None:
+        """Be sent as another call that it is a part of."""
+        self.sent, self.in_full, self.asking, self.hops = other.sent, other.in_full, other.asking, other.hops
 
     def commands(self) -> list[Sequence[str | bytes | int]]:
         """What to send; the last reply is the one that counts. Raises one of `UNSENDABLE`."""

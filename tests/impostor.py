@@ -1,0 +1,73 @@
+"""A server of the test's own words, on TCP: it takes everybody in, and answers what it is told to, or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from typing import Any, Self
+
+import hiredis
+
+HELLO = b"%1\r\n+proto\r\n:3\r\n"
+
+
+class Impostor:
+    """Answers a command by its first word in ``words``: bytes, or None to stay silent. ``heard`` are the commands.
+
+    What is needed to connect is answered unless ``words`` says otherwise; anything else is an error.
+    """
+
+    def __init__(self, **words: bytes | None) -> None:
+        self.heard: list[list[str]] = []
+        self.words: dict[str, bytes | None] = {
+            "HELLO": HELLO,
+            "CLIENT": b"+OK\r\n",
+            "AUTH": b"+OK\r\n",
+            "SELECT": b"+OK\r\n",
+            **words,
+        }
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address: tuple[str, int] = self._listener.getsockname()
+        self.place = f"127.0.0.1:{self.address[1]}"
+        self._lines: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for end in (self._listener, *self._lines):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for end in (self._listener, *self._lines):
+            end.close()
+
+    def count(self, command: str) -> int:
+        """How often a command was heard."""
+        return sum(heard[0] == command for heard in list(self.heard))
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                line = self._listener.accept()[0]
+                self._lines.append(line)
+                self._threads.append(threading.Thread(target=self._serve, args=[line]))
+                self._threads[-1].start()
+
+    def _serve(self, line: socket.socket) -> None:
+        commands = hiredis.Reader(encoding="utf-8", errors="replace")
+        with contextlib.suppress(OSError):
+            while data := line.recv(65536):
+                commands.feed(data)
+                while (command := commands.gets()) is not False:
+                    self._answer(line, command)
+
+    def _answer(self, line: socket.socket, command: Any) -> None:
+        self.heard.append(command)
+        reply = self.words.get(command[0], b"-ERR unknown command\r\n")
+        if reply is not None:
+            line.sendall(reply)
