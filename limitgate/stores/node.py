@@ -108,8 +108,12 @@ class Node:
         """Ask whether the server is back. False where nobody needs to ask any more."""
         if breaker is not self.breaker or self._probe is None:
             return False
-        with suppress(StoreError):
+        try:
             self._connections.give(self._connections.take(time.monotonic() + 2 * CONNECT_TIMEOUT))  # no request waits for it
+        except StoreError as error:
+            self._note(error)
+            return True
+        with suppress(StoreError):
             self._carry_out([self._probe], time.monotonic() + min(PROBE_TIMEOUT, self._script.patience))
         return not breaker.healthy
 
