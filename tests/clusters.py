@@ -92,3 +92,11 @@ def visitors(cluster: RedisCluster, *but: RedisServer) -> int:
 def _clients(node: RedisServer) -> int:
     with node.client() as client:
         return len(client.client_list(_type="normal")) - 1
+
+
+def nodes_of(door: Door) -> Any:
+    """What a store has made for each node, by address."""
+    if isinstance(door.store, RedisStore):
+        return door.store._servers._map.nodes
+    (here,) = door.store._loops.values()
+    return here.servers._map.nodes

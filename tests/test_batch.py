@@ -16,7 +16,7 @@ import pytest
 from limitgate import MemoryStore
 from limitgate.plan import Plan, Reading
 from limitgate.stores import wire
-from limitgate.stores.batch import MAX_BATCH, MAX_FLYING, MAX_QUEUED
+from limitgate.stores.batcher import MAX_BATCH, MAX_FLYING, MAX_QUEUED
 from tests import test_differential as differential
 from tests.clock import Clock
 from tests.crowds import a_plan, ask, begin, ends, store_at, turns, used
@@ -110,7 +110,8 @@ async def test_a_full_call_does_not_wait_for_the_turn_to_end(redis_server: Redis
     """Redis begins with the first of a large crowd while the others are still arriving."""
     async with store_at(redis_server.url) as store:
         await ask(store, a_plan())
-        ((batcher, _),) = store._loops.values()
+        (here,) = store._loops.values()
+        batcher = here.servers
         (pipeline,) = batcher._pipelines
         requests = [batcher.spend(a_plan(), PATIENT) for _ in range(MAX_BATCH - 1)]
         assert len(pipeline.flying) == 0
@@ -232,7 +233,7 @@ async def test_who_is_late_before_sending_is_not_charged(redis_server: RedisServ
 @in_a_loop
 async def test_who_is_late_makes_room(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests whose time is up leave the queue to others, though no reply has come."""
-    monkeypatch.setattr("limitgate.stores.batch.MAX_QUEUED", 20)
+    monkeypatch.setattr("limitgate.stores.batcher.MAX_QUEUED", 20)
     async with Proxy(redis_server) as proxy, store_at(proxy.url) as store:
         await ask(store, a_plan())
         proxy.hold()

@@ -18,7 +18,7 @@ import pytest
 from limitgate import AsyncRedisStore, LimitGate, RedisStore, Rule, StoreError
 from limitgate.plan import Plan
 from limitgate.stores import wire
-from limitgate.stores.batch import MAX_FLYING
+from limitgate.stores.batcher import MAX_FLYING
 from tests.crowds import a_plan, ask, begin, ends, store_at, turns, used
 from tests.doors import asgi_reply
 from tests.proxy import CUT, PATIENT, Proxy, in_a_loop, until

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import redis
 
-from limitgate import RedisStore, StoreError
-from tests.clusters import KINDS, charge, ends, key_on, plan, settled, used
+from limitgate import StoreError
+from tests.clusters import KINDS, charge, ends, key_on, nodes_of, plan, settled, used
 from tests.redis_cluster import RedisCluster, Sentinels, eventually
 from tests.redis_server import RedisServer
 from tests.test_stores import Door, attempts
@@ -93,13 +93,6 @@ def test_a_replica_takes_over(doors: Callable[[str], list[Door]], end: str) -> N
 def serves(cluster: RedisCluster, node: RedisServer) -> bool:
     with node.client() as client:
         return client.info("replication")["role"] == "master" and cluster.info(node)["cluster_state"] == "ok"
-
-
-def nodes_of(door: Door) -> Any:
-    if isinstance(door.store, RedisStore):
-        return door.store._servers._map.nodes
-    ((servers, _),) = door.store._loops.values()
-    return servers._map.nodes
 
 
 # --- Sentinels --------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ STORES = {
         for module in (
             "base",
             "batch",
+            "batcher",
             "breaker",
             "cluster",
             "cluster_threads",

@@ -493,8 +493,8 @@ def test_a_lease_is_given_back_once_though_the_connection_is_cut(own_redis: Redi
         store = AsyncRedisStore(tunnel.url)
         await store.aspend(a_plan(), PATIENT)
         tunnel.cut = True
-        batcher = store._loops[asyncio.get_running_loop()][0]
-        (given_back,) = batcher.give_back(PATIENT, age=0)
+        here = store._loops[asyncio.get_running_loop()]
+        (given_back,) = here.give_back(age=0)
         await asyncio.wait([given_back])
         assert not tunnel.cut
         await store.aclose()
@@ -577,9 +577,9 @@ async def silent_after(store: AsyncRedisStore, requests: int) -> None:
     """Some requests, and then none for as long as the event loop has anything left to do for them."""
     for _ in range(requests):
         await store.aspend(a_plan(), PATIENT)
-    timer = store._loops[asyncio.get_running_loop()][0]._lease_timer
+    timer = store._loops[asyncio.get_running_loop()]._timer
     await asyncio.sleep(timer.when() - asyncio.get_running_loop().time() + 0.05)
-    assert store._loops[asyncio.get_running_loop()][0]._lease_timer is None
+    assert store._loops[asyncio.get_running_loop()]._timer is None
 
 
 def test_a_lease_goes_back_when_a_process_falls_silent(door: Door, own_redis: RedisServer) -> None:

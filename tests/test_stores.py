@@ -871,7 +871,7 @@ def test_many_failures_at_once_leave_no_dead_end(tmp_path: Path) -> None:
 
 def test_one_call_too_many_fails_alone(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where too many calls are waiting, the one more is refused and those that wait get their answers."""
-    monkeypatch.setattr("limitgate.stores.batch.MAX_QUEUED", 20)
+    monkeypatch.setattr("limitgate.stores.batcher.MAX_QUEUED", 20)
     plan = a_plan("999/day", key=uuid4().hex)
 
     async def visit() -> list[bool]:

@@ -19,8 +19,9 @@ from redis.exceptions import AskError, MovedError
 
 from limitgate.errors import StoreError
 from limitgate.plan import Plan, Reading
-from limitgate.stores.batch import Batch, Batcher, Request
-from limitgate.stores.dialer import CONNECT_TIMEOUT, Address, Dialer
+from limitgate.stores.batch import Batch, Request
+from limitgate.stores.batcher import Batcher
+from limitgate.stores.dialer import Address, Dialer
 from limitgate.stores.faults import Redirection
 from limitgate.stores.scripted import Outcome, Scripted
 from limitgate.stores.slots import (
@@ -96,13 +97,6 @@ class Cluster:
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.wait([self._looking])
-
-    async def end(self) -> None:
-        """Give back what was taken in advance, and close."""
-        for batcher in list(self._map.nodes.values()):
-            if given_back := batcher.give_back(CONNECT_TIMEOUT, age=0):
-                await asyncio.wait(given_back)
-        await self.close()
 
     def abandon(self) -> None:
         """The event loop was closed before anything here was: no call on its way will be answered."""

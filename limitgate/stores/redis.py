@@ -67,8 +67,6 @@ class RedisStore(Scripted):
             self.patience = timeout
             self._servers.check(plan)
             reading = self._calls.spend(plan, timeout)
-            if self.leases and not self._gives_back:
-                self._give_back_in_time()
         return reading
 
     def close(self) -> None:
@@ -86,8 +84,10 @@ class RedisStore(Scripted):
             for start in range(0, len(plans), MAX_BATCH):
                 self._servers.exchange(plans[start : start + MAX_BATCH], CONNECT_TIMEOUT)
 
-    def _give_back_in_time(self) -> None:
+    def end_leases_in_time(self) -> None:
         """Start the thread that gives back what is left of leases when they end, unless it runs already."""
+        if self._gives_back:
+            return
         with self._lease_lock:
             if not self._gives_back:
                 with contextlib.suppress(RuntimeError):  # no thread can be started now: the next call tries again

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from contextlib import suppress
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from redis.asyncio.connection import ConnectionPool
 
+from limitgate.errors import StoreError
 from limitgate.plan import Plan, Reading
-from limitgate.stores.batch import Batcher
+from limitgate.stores.batcher import Batcher
 from limitgate.stores.breaker import probe_beside
 from limitgate.stores.cluster import Cluster
-from limitgate.stores.dialer import Dialer
+from limitgate.stores.dialer import CONNECT_TIMEOUT, Dialer
+from limitgate.stores.leases import LONGEST, Leases
 from limitgate.stores.loops import LoopEnd
 from limitgate.stores.scripted import Scripted
 
@@ -26,11 +30,51 @@ class Servers(Protocol):
     async def close(self) -> None:
         """Close the connections; requests still waiting fail."""
 
-    async def end(self) -> None:
-        """Give back what was taken in advance, and close."""
-
     def abandon(self) -> None:
         """The event loop was closed before anything here was: no call on its way will be answered."""
+
+
+class _Here:
+    """What a store has of its own in one event loop."""
+
+    def __init__(self, servers: Servers, leases: Leases) -> None:
+        self.servers = servers
+        self.loop_end = LoopEnd(self.close)
+        self._leases = leases
+        self._timer: asyncio.TimerHandle | None = None
+
+    def end_leases_in_time(self) -> None:
+        """Give leases back when the oldest ends, and so on."""
+        ends = self._leases.ends() if self._timer is None else None
+        if ends is not None:
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, ends - time.monotonic()), self._end_leases)
+
+    def _end_leases(self) -> None:
+        self._timer = None
+        self.give_back()
+        self.end_leases_in_time()
+
+    def give_back(self, age: float = LONGEST) -> list[asyncio.Future[Reading]]:
+        """Give back leases of an age, in seconds, or above. Those that Redis does not hear of drain there."""
+        sent = []
+        for plan in self._leases.ended(time.monotonic(), age):
+            with suppress(StoreError):
+                sent.append(self.servers.spend(plan, CONNECT_TIMEOUT))
+        return sent
+
+    async def close(self) -> None:
+        """Close the connections; requests still waiting fail."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        await self.servers.close()
+
+    async def end(self) -> None:
+        """Give back what was taken in advance, and close."""
+        if given_back := self.give_back(age=0):
+            await asyncio.wait(given_back)
+        await self.close()
+        await self.loop_end.closed()
 
 
 class AsyncRedisStore(Scripted):
@@ -44,7 +88,7 @@ class AsyncRedisStore(Scripted):
     def __init__(self, url: str, *, local_refusals: bool = True) -> None:
         super().__init__(local_refusals=local_refusals)
         self._dialer = Dialer(url, ConnectionPool, socket_timeout=None)
-        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Servers, LoopEnd]] = WeakKeyDictionary()
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Here] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return "AsyncRedisStore()"
@@ -56,22 +100,25 @@ class AsyncRedisStore(Scripted):
             return reading
         self.patience = timeout
         loop = asyncio.get_running_loop()
-        open_here = self._loops.get(loop)
-        if open_here is None:
+        here = self._loops.get(loop)
+        if here is None:
             for ended in [loop for loop in self._loops if loop.is_closed()]:  # without closing asynchronous generators
-                self._loops.pop(ended)[0].abandon()
-            servers = self._open(plan)
-            open_here = self._loops[loop] = servers, LoopEnd(servers.close)
-            await open_here[1].watch()
-        return await open_here[0].spend(plan, timeout)
+                self._loops.pop(ended).servers.abandon()
+            here = self._loops[loop] = _Here(self._open(plan), self.leases)
+            await here.loop_end.watch()
+        return await here.servers.spend(plan, timeout)
 
     async def aclose(self) -> None:
-        """Close this event loop's connections."""
-        open_here = self._loops.pop(asyncio.get_running_loop(), None)
-        if open_here is not None:
-            servers, loop_end = open_here
-            await servers.end()
-            await loop_end.closed()
+        """Give back what was taken in advance, and close this event loop's connections."""
+        here = self._loops.pop(asyncio.get_running_loop(), None)
+        if here is not None:
+            await here.end()
+
+    def end_leases_in_time(self) -> None:
+        """Ring in this event loop when the oldest lease ends."""
+        here = self._loops.get(asyncio.get_running_loop())
+        if here is not None:
+            here.end_leases_in_time()
 
     def _open(self, plan: Plan) -> Servers:
         probe = probe_beside(plan)

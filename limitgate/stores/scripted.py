@@ -114,7 +114,12 @@ class Scripted:
             self.leases.learn(plan, reading, sent)
             if not reading.admitted and self.leases:  # maybe only because somebody before took all the room in advance
                 outcomes[place] = self.leases.answer(plan, heard) or reading
+        if self.leases:
+            self.end_leases_in_time()
         return outcomes
+
+    def end_leases_in_time(self) -> None:
+        """See to it that leases are given back when they end. A store does so by its own means."""
 
     def refused_elsewhere(self, seen: Iterable[tuple[Plan, Reading]], since: float) -> None:
         """These buckets were read, after a time, for requests that others have refused."""
