@@ -289,7 +289,7 @@ def test_a_key_is_text(limiter: Subject, key: Any) -> None:
         limiter.hit(key, "5/day")
 
 
-@pytest.mark.parametrize("store", ["", "http://localhost", "memory://here", None, 5, object()], ids=lambda store: str(store)[:16])
+@pytest.mark.parametrize("store", ["", "http://localhost", "memory://here", None, 5, object()], ids=lambda it: str(it)[:16])
 def test_a_bad_store_is_a_config_error(kind: type[Subject], store: Any) -> None:
     """What is neither a store nor the URL of one is refused at once."""
     with pytest.raises(ConfigError, match="store"):
