@@ -180,12 +180,16 @@ class Sentinels:
             return role == "master" and sentinel.sentinel_get_master_addr_by_name("limits")[1] == self.replica.port
 
     def swap(self) -> None:
-        """The master and its replica have changed places."""
+        """The master and its replica have changed places; wait until every Sentinel knows."""
         self.master, self.replica = self.replica, self.master
+        eventually(self._is_known, "all Sentinels to know of the new master")
 
     def is_whole(self) -> bool:
-        """Whether the replica follows the master, and every Sentinel goes by that master and has seen its replica."""
-        return self._replicates() and all(map(self._goes_by_master, self.sentinels))
+        """Whether the replica follows the master, and every Sentinel goes by that master."""
+        return self._replicates() and self._is_known()
+
+    def _is_known(self) -> bool:
+        return all(map(self._goes_by_master, self.sentinels))
 
     def _goes_by_master(self, sentinel: RedisServer) -> bool:
         with sentinel.client() as client:
@@ -226,7 +230,7 @@ def _sentinel(master: RedisServer, quorum: int) -> RedisServer:
         f"dir {server.folder}",
         f"sentinel monitor limits 127.0.0.1 {master.port} {quorum}",
         f"sentinel down-after-milliseconds limits {timeout}",
-        "sentinel failover-timeout limits 5000",
+        "sentinel failover-timeout limits 2000",  # an election without a winner is repeated after twice this
     ]
     configuration = server.folder / "sentinel.conf"
     configuration.write_text("\n".join(lines) + "\n")

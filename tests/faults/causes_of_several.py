@@ -17,15 +17,15 @@ from tests.redis_server import RedisServer
 
 HALF_WAY = 0.3
 """Seconds for which a slot is at two nodes at once."""
-LATER = 0.5
-"""Seconds for which there are two masters, one of which nobody should ask."""
+TWO_MASTERS = 0.5
+"""Seconds for which an old master takes itself for the master still, and nobody should ask it."""
 
 # --- Sentinels --------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def master_killed(stage: Stage) -> Iterator[Over]:
-    """The master crashes; over when Sentinels have promoted its replica, which gets the old master as a replica."""
+    """The master crashes; over when Sentinels have promoted its replica. The old master comes back as a replica."""
     several = stage.several
     several.master.kill()
     yield several.promoted
@@ -35,14 +35,13 @@ def master_killed(stage: Stage) -> Iterator[Over]:
 
 @contextmanager
 def master_frozen(stage: Stage) -> Iterator[Over]:
-    """The master stands still; it comes back when its replica is the master, takes itself for one, and is told better."""
-    several = stage.several
-    with several.master.frozen():
+    """The master stands still; later it comes back, takes itself for the master that another one is, and is demoted."""
+    several, old = stage.several, stage.several.master
+    with old.frozen():
         yield several.promoted
-        time.sleep(LATER)
-    time.sleep(LATER)
-    several.swap()
-    with several.replica.client() as client:  # as Sentinels do, but only after eight seconds
+        several.swap()
+    time.sleep(TWO_MASTERS)
+    with old.client() as client:  # what Sentinels do, too, but only after eight seconds
         client.replicaof("127.0.0.1", str(several.master.port))
         client.client_kill_filter(_type="normal", skipme=True)
 

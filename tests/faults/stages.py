@@ -64,7 +64,7 @@ class State(NamedTuple):
 
     def beyond(self, before: State) -> list[str]:
         """What is held now that was not before."""
-        most = before._replace(rss=before.rss + GROWTH)
+        most = before._replace(connections=max(1, before.connections), rss=before.rss + GROWTH)
         return [f"{name} {now}, before {then}" for name, now, then in zip(self._fields, self, most) if now > then]
 
 
