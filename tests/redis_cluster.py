@@ -14,6 +14,8 @@ from tests.redis_server import RedisServer, free_port
 SLOTS = 16384
 NODE_TIMEOUT = 1.0
 """Seconds after which nodes, and Sentinels, take one that does not answer for dead."""
+AT_ONCE = {"repl_diskless_sync_delay": "0"}
+"""Masters do not wait for further replicas before they send one what they have."""
 PATIENCE = 30.0
 
 
@@ -70,6 +72,26 @@ class RedisCluster:
         """What a node says about the cluster."""
         lines = self.say(node, "CLUSTER", "INFO")
         return dict(line.split(":") for line in (lines.decode() if isinstance(lines, bytes) else lines).split())
+
+    def state(self, node: RedisServer) -> str:
+        """What a node says about the state of the cluster: ok or fail."""
+        return self.info(node)["cluster_state"]
+
+    @staticmethod
+    def is_master(node: RedisServer) -> bool:
+        """Whether a node takes itself for a master."""
+        with node.client() as client:
+            return bool(client.info("replication")["role"] == "master")
+
+    def replica_of(self, place: int) -> RedisServer:
+        """The first replica of the master of a place."""
+        return self.nodes[len(self.masters) + place]
+
+    def swap(self, place: int) -> None:
+        """The master of a place and its replica have changed places."""
+        other = len(self.masters) + place
+        self.nodes[place], self.nodes[other] = self.nodes[other], self.nodes[place]
+        self.masters[place] = self.nodes[place]
 
     @staticmethod
     def say(node: RedisServer, *command: str | int) -> object:
@@ -139,8 +161,8 @@ class Sentinels:
     """A master with a replica, and Sentinels that watch them. The master's name is ``limits``."""
 
     def __init__(self, sentinels: int = 3) -> None:
-        self.master = RedisServer(port=str(free_port()))
-        self.replica = RedisServer(port=str(free_port()), replicaof=f"127.0.0.1 {self.master.port}")
+        self.master = RedisServer(port=str(free_port()), **AT_ONCE)
+        self.replica = RedisServer(port=str(free_port()), replicaof=f"127.0.0.1 {self.master.port}", **AT_ONCE)
         self.servers = [self.master, self.replica]
         self.sentinels: list[RedisServer] = []
         quorum = sentinels // 2 + 1
@@ -166,6 +188,23 @@ class Sentinels:
             role = client.info("replication")["role"]
             return role == "master" and sentinel.sentinel_get_master_addr_by_name("limits")[1] == self.replica.port
 
+    def swap(self) -> None:
+        """The master and its replica have changed places; wait until every Sentinel knows."""
+        self.master, self.replica = self.replica, self.master
+        eventually(self._is_known, "all Sentinels to know of the new master")
+
+    def is_whole(self) -> bool:
+        """Whether the replica follows the master, and every Sentinel goes by that master."""
+        return self._replicates() and self._is_known()
+
+    def _is_known(self) -> bool:
+        return all(map(self._goes_by_master, self.sentinels))
+
+    def _goes_by_master(self, sentinel: RedisServer) -> bool:
+        with sentinel.client() as client:
+            state = client.sentinel_master("limits")
+        return bool(state["port"] == self.master.port and state["flags"] == "master")
+
     def stop(self) -> None:
         """Stop all servers and remove their folders."""
         for server in (*self.sentinels, *self.servers):
@@ -182,7 +221,7 @@ def calls_to(server: RedisServer) -> int:
 def _node(**options: str) -> RedisServer:
     timeout = str(int(NODE_TIMEOUT * 1000))
     ports = {"port": str(free_port()), "cluster_port": str(free_port())}
-    return RedisServer(cluster_enabled="yes", cluster_node_timeout=timeout, **ports, **options)
+    return RedisServer(cluster_enabled="yes", cluster_node_timeout=timeout, **ports, **AT_ONCE, **options)
 
 
 def _bus_port(node: RedisServer) -> int:
@@ -200,7 +239,7 @@ def _sentinel(master: RedisServer, quorum: int) -> RedisServer:
         f"dir {server.folder}",
         f"sentinel monitor limits 127.0.0.1 {master.port} {quorum}",
         f"sentinel down-after-milliseconds limits {timeout}",
-        "sentinel failover-timeout limits 5000",
+        "sentinel failover-timeout limits 2000",  # an election without a winner is repeated after twice this
     ]
     configuration = server.folder / "sentinel.conf"
     configuration.write_text("\n".join(lines) + "\n")

@@ -20,7 +20,7 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 from limitgate import LimitGate, LimitGateWSGI, Rule
 
 PER_SECOND, BURST = 4, 6
-"""The limit of each path, below what the traffic asks for."""
+"""The limit of each path, below what the traffic asks for. One of them goes by two buckets."""
 EXACTLY = 30
 """Requests that pass ``/exact`` with a fresh key: a limit per day, so that a few seconds more or less do not matter."""
 SURELY = 5.0
@@ -33,6 +33,8 @@ RULES = [
     Rule("closed", LIMIT, path="/closed", key=WHO, on_error="closed"),
     Rule("local", LIMIT, path="/local", key=WHO, on_error="local"),
     Rule("default", LIMIT, path="/default", key=WHO),
+    Rule("one", LIMIT, path="/both", key=WHO, on_error="open"),
+    Rule("other", LIMIT, path="/both", key=WHO, on_error="open"),
 ]
 EXACT = {"rules": [Rule("exact", f"{EXACTLY}/day", path="/exact", key=WHO)], "on_error": "closed", "timeout": SURELY}
 

@@ -17,7 +17,9 @@ from tests.faults.link import Faithful, Swallowing
 from tests.faults.stages import Stage
 from tests.redis_server import RedisServer, free_port
 
-Cause = Callable[[Stage], AbstractContextManager[None]]
+Over = Callable[[], bool]
+"""Tells whether something is over that ends by itself."""
+Cause = Callable[[Stage], AbstractContextManager[Over | None]]
 
 
 def until(true: Callable[[], object]) -> None:

@@ -12,14 +12,18 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import quantiles
 
-from tests.doors import MOMENT
+from redis import RedisError
+
+from tests.doors import MOMENT, PATIENCE
 from tests.faults.app import BURST, EXACTLY, PER_SECOND
-from tests.faults.causes import Cause
+from tests.faults.causes import Cause, Over
+from tests.faults.places import is_hit
 from tests.faults.stages import TOO_MANY, Stage, Way
-from tests.faults.traffic import FLOOD, LIMITED, Sample, Traffic
+from tests.faults.traffic import BOTH, FLOOD, LIMITED, Sample, Traffic
 
 TIMEOUT = 0.1
 """Seconds that a request may wait for Redis: the default, with which the applications run."""
@@ -51,7 +55,7 @@ class Fault:
     cause: Cause
     way: Way = "direct"
     lasts: float = 1.1
-    """Seconds; 0 where it is over as soon as it has happened."""
+    """Seconds; 0 where it is over as soon as it has happened, or where it ends by itself."""
     degrades: float = 0.9
     """Share of the requests, at least, that Redis does not decide while the fault lasts; 0 where nobody should notice."""
     forgets: int = 0
@@ -61,6 +65,8 @@ class Fault:
     local: bool = False
     """Whether rules that say nothing of their own fall to ``local`` instead of ``open``."""
     lead: float = LEAD
+    partly: bool = False
+    """Whether it concerns only those whose buckets lie on one node of a cluster, and nobody else should notice."""
 
 
 @dataclass
@@ -84,7 +90,7 @@ class Outcome:
     @property
     def recovery(self) -> float:
         """Seconds from the end of the fault until Redis decided again, request after request; ``inf`` if it did not."""
-        after = [sample for sample in by_sending(self.samples) if sample.sent >= self.ended]
+        after = [sample for sample in by_sending(self.samples) if sample.sent >= self.ended and sample.hit]
         for place in range(len(after) - IN_A_ROW + 1):
             if not any(sample.degraded for sample in after[place : place + IN_A_ROW]):
                 return after[place].heard - self.ended
@@ -102,6 +108,16 @@ class Outcome:
         return [sample for sample in self.samples if self.begun + OPENING <= sample.sent <= self.ending]
 
     @property
+    def spared(self) -> list[Sample]:
+        """The requests meanwhile that should not notice anything."""
+        return [sample for sample in self.during if not (self.fault.degrades and sample.hit)]
+
+    @property
+    def afterwards(self) -> list[Sample]:
+        """The requests from when Redis was back."""
+        return [sample for sample in self.samples if sample.sent > self.ended + self.recovery]
+
+    @property
     def statuses(self) -> Counter[int]:
         """How often each status was seen from when the fault began until Redis was back."""
         return Counter(sample.status for sample in self.during)
@@ -113,8 +129,14 @@ class Outcome:
     def burst(self, *, degraded: bool) -> float:
         """The largest burst that any limited stream got beyond its rate, from Redis or where the store had failed."""
         limits = ("local", *(["default"] if self.fault.local else [])) if degraded else LIMITED
-        counted = [sample for sample in self.samples if sample.status == 200 and sample.degraded == degraded]
-        return max(burst([sample for sample in counted if sample.stream == stream]) for stream in limits)
+        return max(burst(of_stream(self.samples, stream, degraded)) for stream in limits)
+
+    def burst_of_spared(self) -> float:
+        """The largest burst that Redis let a stream have that has a bucket where no fault came."""
+        by_two = [sample for sample in self.opened if sample.stream == BOTH and sample.status == 200]
+        whole = [sample for sample in self.samples if not sample.hit]
+        streams = [of_stream(whole, stream, degraded=False) for stream in LIMITED]
+        return max(map(burst, [*streams, of_stream(self.samples, BOTH, degraded=False), by_two]))
 
     @property
     def bound(self) -> int:
@@ -132,10 +154,11 @@ class Outcome:
         """Nobody gets anything but the answers that the application and the policies give."""
         wrong = [sample for sample in self.samples if not self._may_be(sample)]
         found = [f"{len(wrong)} wrong answers, the first {wrong[0]}"] if wrong else []
-        share = degraded_share(self.opened)
-        if self.opened and not share >= self.fault.degrades:
+        hit = [sample for sample in self.opened if sample.hit]
+        share = degraded_share(hit)
+        if hit and not share >= self.fault.degrades:
             found.append(f"only {share:.0%} were decided by on_error, so the fault is none")
-        if not self.fault.degrades and (share := degraded_share(self.during)) > STUMBLES:
+        if (share := degraded_share(self.spared)) > STUMBLES:
             found.append(f"{share:.0%} were decided by on_error, though Redis was there")
         if self.fault.degrades and not any(sample.degraded for sample in self.during):
             found.append("none was decided by on_error, so the fault is none")
@@ -145,7 +168,7 @@ class Outcome:
         """Whether this is what the policy of its rule gives."""
         if not sample.degraded:
             return sample.status in ((200,) if sample.stream == FLOOD else (200, 429))
-        if sample.stream == "local" or (sample.stream == "default" and self.fault.local):
+        if sample.stream in ("local", BOTH) or (sample.stream == "default" and self.fault.local):
             return sample.status in (200, 429)
         return sample.status == (503 if sample.stream == "closed" else 200)
 
@@ -159,6 +182,8 @@ class Outcome:
             found.append(f"{slow:.0%} waited though the breaker had time to open")
         if self.recovery > BACK_WITHIN + LATE:
             found.append(f"Redis decided again after {self.recovery:.1f} s")
+        if (share := degraded_share(self.afterwards)) > STUMBLES:
+            found.append(f"{share:.0%} were decided by on_error after Redis was back")
         return found
 
     def _of_limits(self) -> list[str]:
@@ -166,6 +191,8 @@ class Outcome:
         found = []
         if (by_redis := self.burst(degraded=False)) > self.bound + CLOCKS:
             found.append(f"Redis let a burst of {by_redis:.1f} pass, bound {self.bound}")
+        if self.fault.partly and (spared := self.burst_of_spared()) > BURST + CLOCKS:
+            found.append(f"Redis let a burst of {spared:.1f} pass where no fault was, bound {BURST}")
         if (here := self.burst(degraded=True)) > BURST + CLOCKS:
             found.append(f"a burst of {here:.1f} passed locally, bound {BURST}")
         if self.exact != {(200, False): EXACTLY, (429, False): TOO_MANY}:
@@ -182,15 +209,16 @@ class Outcome:
 def run(fault: Fault, stage: Stage) -> Outcome:
     """Let a fault happen on a stage."""
     seen, lines = Outcome(fault), stage.complaints()
-    with Traffic(stage.url) as traffic:
+    traffic = Traffic(stage.url, stage.keys, is_hit) if fault.partly else Traffic(stage.url, stage.keys)
+    with traffic:
         seen.samples = traffic.samples
         time.sleep(fault.lead)
         seen.begins = time.monotonic()
-        with fault.cause(stage):
+        with fault.cause(stage) as over:
             seen.begun = time.monotonic()
-            time.sleep(fault.lasts)
-            seen.ending = time.monotonic()
-        seen.ended = time.monotonic()
+            seen.ending = _wait(fault, over)
+            over_by_itself = time.monotonic()
+        seen.ended = over_by_itself if over else time.monotonic()
         while seen.recovery == math.inf and time.monotonic() < seen.ended + 2 * BACK_WITHIN:
             time.sleep(MOMENT)
         time.sleep(TAIL)
@@ -198,6 +226,29 @@ def run(fault: Fault, stage: Stage) -> Outcome:
     seen.left = stage.settled().beyond(stage.before)
     seen.lines = stage.complaints() - lines
     return seen
+
+
+def _wait(fault: Fault, over: Over | None) -> float:
+    """Let a fault last. The last moment at which it was still there."""
+    time.sleep(fault.lasts)
+    moment, deadline = time.monotonic(), time.monotonic() + PATIENCE
+    while over is not None and not _is_true(over):
+        assert moment < deadline
+        time.sleep(MOMENT)
+        moment = time.monotonic()
+    return moment
+
+
+def _is_true(over: Over) -> bool:
+    """Whether something is over, as far as servers tell: who is promoted ends connections."""
+    with suppress(RedisError):
+        return over()
+    return False
+
+
+def of_stream(samples: Sequence[Sample], stream: str, degraded: bool) -> list[Sample]:  # noqa: FBT001
+    """The requests of a stream that were let through, by Redis or where the store had failed."""
+    return [sample for sample in samples if (sample.stream, sample.status, sample.degraded) == (stream, 200, degraded)]
 
 
 def by_sending(samples: Sequence[Sample]) -> list[Sample]:

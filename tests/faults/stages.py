@@ -1,6 +1,7 @@
-"""Where faults are tried: an application in a process of its own, a Redis, and what lies between the two.
+"""Where faults are tried: an application in a process of its own, a Redis or several, and what lies between.
 
 A stage serves one experiment after the other, each with keys of its own, so that what one leaves behind shows in the next.
+Several servers take seconds to get to know each other, so the applications behind both doors have the same ones in turn.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
@@ -26,12 +27,21 @@ import redis
 from tests.doors import MOMENT, PATIENCE, server_process, uvicorn_process
 from tests.faults.app import EXACTLY, SURELY
 from tests.faults.link import Link
+from tests.faults.places import spread
 from tests.faults.traffic import Client, Traffic, is_degraded
+from tests.redis_cluster import RedisCluster, Sentinels, eventually
 from tests.redis_server import RedisServer, free_port
 
 Door = Literal["asgi", "wsgi"]
 DOORS: tuple[Door, ...] = ("asgi", "wsgi")
-Way = Literal["direct", "linked", "clocked", "absent"]
+Way = Literal["direct", "linked", "clocked", "absent", "sentinel", "cluster", "replicated"]
+Several = Sentinels | RedisCluster
+SEVERAL: Mapping[Way, Callable[[], Several]] = {
+    "sentinel": Sentinels,
+    "cluster": lambda: RedisCluster(cluster_require_full_coverage="no"),
+    "replicated": lambda: RedisCluster(replicas=1, cluster_require_full_coverage="no"),
+}
+"""The ways of several servers, and how they are started."""
 GROWTH = 16 * 2**20
 """Bytes that a process may grow by: what a flood of new keys takes while it limits by itself, and what Python keeps."""
 SETTLES_WITHIN = 2.0
@@ -59,17 +69,38 @@ class State(NamedTuple):
 
 
 class Stage:
-    """An application behind LimitGate, its Redis, and the clock or the link where there is one."""
+    """An application behind LimitGate, and what is behind that: ``store`` is the URL by which it knows it."""
 
     url: str
     before: State
     """What it holds when it is ready."""
+    store: str
+    server: RedisServer
+    """The Redis, where there is one."""
+    several: Several
+    """The servers, where there are several."""
+    link: Link
+    clock: Clock
+    keys: Mapping[str, str] | None = None
+    """Those of the streams of an experiment, where it matters which they are."""
 
-    def __init__(self, server: RedisServer, folder: Path, link: Link | None, clock: Clock | None) -> None:
-        self.server = server
-        self.link = link
-        self.clock = clock
+    def __init__(self, way: Way, folder: Path) -> None:
+        self.way = way
         self._log = folder / "uvicorn.log"
+
+    def get_ready(self) -> None:
+        """Wait until several servers have got over what was before, and find new keys."""
+        if self.way in SEVERAL:
+            eventually(self.several.is_whole, "all servers to be well")
+        if self.way in ("cluster", "replicated"):
+            self.keys = spread()
+
+    @property
+    def servers(self) -> Sequence[RedisServer]:
+        """All servers with which the application keeps connections."""
+        if self.way not in SEVERAL:
+            return [self.server]
+        return self.several.servers if isinstance(self.several, Sentinels) else self.several.nodes
 
     def state(self) -> State:
         """What the application's process holds now."""
@@ -96,9 +127,15 @@ class Stage:
 
     def _connections(self) -> int:
         """Connections of the application, with which we speak from the same machine but over another socket."""
-        with contextlib.suppress(redis.RedisError), self.server.client() as client:
-            return sum("redis.sock" not in found["addr"] and found["flags"] == "N" for found in client.client_list())
-        return 0
+        return sum(map(_connections_to, self.servers))
+
+
+def _connections_to(server: RedisServer) -> int:
+    """Connections of others than us, Sentinels, and nodes that follow or have moved keys."""
+    with contextlib.suppress(redis.RedisError), server.client() as client:
+        clients = [found for found in client.client_list() if found["flags"] == "N" and "redis.sock" not in found["addr"]]
+        return sum(not found["name"].startswith("sentinel") and "restore" not in found["cmd"] for found in clients)
+    return 0
 
 
 class Clock:
@@ -128,12 +165,15 @@ class Stages:
 
     def __init__(self) -> None:
         self._open: dict[tuple[Door, Way], tuple[Stage, ExitStack]] = {}
+        self._several: dict[Way, Several] = {}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         with ExitStack() as closing:
+            for several in self._several.values():
+                closing.callback(several.stop)
             for _, opened in self._open.values():
                 closing.push(opened)
 
@@ -141,32 +181,58 @@ class Stages:
     def on(self, door: Door, way: Way) -> Iterator[Stage]:
         """A stage for one experiment."""
         if (door, way) not in self._open:
-            opened = ExitStack()
-            self._open[door, way] = opened.enter_context(_stage(door, way)), opened
+            self._start(door, way)
         try:
-            yield self._open[door, way][0]
+            stage = self._open[door, way][0]
+            stage.get_ready()
+            yield stage
         except BaseException:
             self._open.pop((door, way))[1].close()
+            if way in SEVERAL:
+                self._several.pop(way).stop()
             raise
+
+    def _start(self, door: Door, way: Way) -> None:
+        opened = ExitStack()
+        if way in SEVERAL:
+            for other in DOORS:
+                self._open.pop((other, way), (None, ExitStack()))[1].close()
+            if way not in self._several:
+                self._several[way] = SEVERAL[way]()
+        self._open[door, way] = opened.enter_context(_stage(door, way, self._several.get(way))), opened
 
 
 @contextlib.contextmanager
-def _stage(door: Door, way: Way) -> Iterator[Stage]:
+def _stage(door: Door, way: Way, several: Several | None) -> Iterator[Stage]:
     """A stage, warm: everything that is made once has been made."""
     with ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="limitgate-faults-")))
-        clock = Clock(folder) if way == "clocked" else None
-        port = free_port()
-        server = RedisServer(start=way != "absent", environment=clock and clock.environment, port=str(port))
-        link = opened.enter_context(Link(port)) if way == "linked" else None
-        stage = Stage(server, folder, link, clock)
-        opened.callback(lambda: stage.server.stop())  # noqa: PLW0108 - by then it may be another one
-        stage.url = opened.enter_context(served(door, folder, f"redis://127.0.0.1:{link.port if link else port}/0"))
-        with Traffic(stage.url):
+        stage = Stage(way, folder)
+        if several is None:
+            _with_one_server(stage, folder, opened)
+        else:
+            stage.several, stage.store = several, several.url
+        stage.get_ready()
+        stage.url = opened.enter_context(served(door, folder, stage.store))
+        with Traffic(stage.url, stage.keys):
             time.sleep(10 * MOMENT)
         time.sleep(10 * MOMENT)
         stage.before = stage.state()
         yield stage
+
+
+def _with_one_server(stage: Stage, folder: Path, opened: ExitStack) -> None:
+    """Start the Redis of a stage, with the clock or the link that its way is named after."""
+    environment, port = {}, free_port()
+    if stage.way == "clocked":
+        stage.clock = Clock(folder)
+        environment = stage.clock.environment
+    stage.server = RedisServer(start=stage.way != "absent", environment=environment, port=str(port))
+    opened.callback(lambda: stage.server.stop())  # noqa: PLW0108 - by then it may be another one
+    if stage.way == "linked":
+        stage.link = opened.enter_context(Link(port))
+        port = stage.link.port
+    stage.store = f"redis://127.0.0.1:{port}/0"
 
 
 @contextlib.contextmanager

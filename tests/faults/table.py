@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults import causes
+from tests.faults import causes, causes_of_several as several
 from tests.faults.app import BURST
 from tests.faults.experiment import Fault
 from tests.faults.link import Cutting, Garbling, Late, Swallowing, Trickling
@@ -40,6 +40,12 @@ FAULTS = [
     Fault("half-open connections", causes.half_open, way="linked", lasts=0),
     Fault("clock 1 h forwards", causes.clock_stepped(3600), way="clocked", lasts=0.7, degrades=0, forgets=BURST),
     Fault("clock 1 h back", causes.clock_stepped(-3600), way="clocked", lasts=0.7, degrades=0, forgets=BURST),
+    Fault("Sentinels: master killed", several.master_killed, way="sentinel", lasts=0, forgets=LAG),
+    Fault("Sentinels: master frozen", several.master_frozen, way="sentinel", lasts=0, forgets=LAG),
+    Fault("cluster: node killed", several.node_killed, way="cluster", lasts=1.5, forgets=BURST, partly=True),
+    Fault("cluster: slots moved", several.slots_moved, way="cluster", lasts=0.3, degrades=0),
+    Fault("cluster: CLUSTERDOWN", several.cluster_down, way="cluster", forgets=BURST),
+    Fault("cluster: failover", several.node_failed_over, way="replicated", lasts=0, forgets=LAG, partly=True),
 ]
 UNDER_THREADS = [
     "killed and restarted",
@@ -49,5 +55,8 @@ UNDER_THREADS = [
     "black hole",
     "black hole, to the last",
     "replies byte by byte",
+    "Sentinels: master killed",
+    "cluster: node killed",
+    "cluster: slots moved",
 ]
 """Those that are tried where threads wait for Redis, too."""

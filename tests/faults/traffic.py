@@ -1,7 +1,8 @@
 """A steady stream of requests that does not wait for answers: an open loop, on connections that are kept.
 
 It runs in a thread with an event loop of its own, so that the test can break things meanwhile. Each of the streams has a key
-of its own and asks for more than its limit; in `FLOOD`, which is half of all, every request has a new one.
+of its own and asks for more than its limit; in `FLOOD`, which is half of all, every request has a new one. In `BOTH`, which is
+for clusters alone, a request goes by two buckets.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import json
 import threading
 import time
+from collections.abc import Callable, Mapping
 from itertools import count
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -23,6 +25,7 @@ HANG = 3.0
 FLOOD = "flood"
 LIMITED = ("open", "closed", "local", "default")
 """Streams that keep to a key, named after what their rule says about a store that fails."""
+BOTH = "both"
 
 
 class Sample(NamedTuple):
@@ -37,6 +40,8 @@ class Sample(NamedTuple):
     """Whether the store had failed, and ``on_error`` decided."""
     trouble: str
     """What kept the response from coming, or what it said if it is none of those that we know."""
+    hit: bool = True
+    """Whether it needs what the fault concerns."""
 
     @property
     def seconds(self) -> float:
@@ -44,12 +49,18 @@ class Sample(NamedTuple):
 
 
 class Traffic:
-    """``with Traffic(url) as traffic``; what became of the requests so far is in ``samples``, in the order of answers."""
+    """``with Traffic(url) as traffic``; what became of the requests so far is in ``samples``, in the order of answers.
 
-    def __init__(self, url: str) -> None:
+    ``keys`` are those of the streams; ``is_hit`` says of a path and a key whether a request needs what the fault concerns.
+    """
+
+    def __init__(
+        self, url: str, keys: Mapping[str, str] | None = None, is_hit: Callable[[str, str], bool] = lambda *_: True
+    ) -> None:
         self.samples: list[Sample] = []
         self._url = url
-        self._who = uuid4().hex
+        self._keys = keys or dict.fromkeys(LIMITED, uuid4().hex)
+        self._is_hit = is_hit
         self._idle: list[Client] = []
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._drive()), name="traffic")
@@ -64,7 +75,7 @@ class Traffic:
 
     async def _drive(self) -> None:
         """Send requests at their times, and hear the last ones out."""
-        begun, streams = time.monotonic(), [stream for limited in LIMITED for stream in (limited, FLOOD)]
+        begun, streams = time.monotonic(), [stream for limited in self._keys for stream in (limited, FLOOD)]
         async with asyncio.TaskGroup() as requests:
             for number in count():
                 if self._stopping.is_set():
@@ -77,21 +88,20 @@ class Traffic:
     async def _ask(self, stream: str) -> None:
         """One request, on an idle connection or a new one."""
         client = self._idle.pop() if self._idle else Client(self._url)
+        path, who = ("/default", uuid4().hex) if stream == FLOOD else (f"/{stream}", self._keys[stream])
+        hit = self._is_hit(path, who)
         sent, status, body, trouble = time.monotonic(), 0, b"", ""
         try:
             async with asyncio.timeout(HANG):
                 await client.connect()
                 sent = time.monotonic()
-                if stream == FLOOD:
-                    status, body = await client.get("/default", uuid4().hex)
-                else:
-                    status, body = await client.get(f"/{stream}", self._who)
+                status, body = await client.get(path, who)
             degraded = is_degraded(status, body)
             self._idle.append(client)
         except (OSError, EOFError, ValueError, LookupError) as error:
             client.close()
             degraded, trouble = False, f"{error!r} {body[:200]!r}"
-        self.samples.append(Sample(stream, sent, time.monotonic(), status, degraded, trouble))
+        self.samples.append(Sample(stream, sent, time.monotonic(), status, degraded, trouble, hit))
 
 
 def is_degraded(status: int, body: bytes) -> bool:
