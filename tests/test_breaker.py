@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import gc
 import logging
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -252,3 +254,30 @@ def test_where_no_thread_can_be_started_requests_go_on_waiting(own_redis: RedisS
 
 def refused(_: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
+
+
+def test_servers_may_come_while_somebody_asks_how_all_are() -> None:
+    """While threads ask whether a store is healthy, others may find nodes, or close it."""
+    store = RedisStore("redis://127.0.0.1:1")
+    until = time.monotonic() + 0.5
+    before = sys.getswitchinterval()
+
+    def find_nodes() -> None:
+        while time.monotonic() < until:
+            found = [store.breaker() for _ in range(20)]
+            store.breaker(instead_of=found[0])
+
+    def ask() -> bool:
+        healthy = True
+        while time.monotonic() < until:
+            healthy = healthy and store.healthy
+        return healthy
+
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            finding, *asking = pool.submit(find_nodes), pool.submit(ask), pool.submit(ask)
+            finding.result()
+            assert [asked.result() for asked in asking] == [True, True]
+    finally:
+        sys.setswitchinterval(before)
