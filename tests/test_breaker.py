@@ -155,6 +155,20 @@ def test_a_redis_that_cannot_write_is_not_believed(it: Store, own_redis: RedisSe
     assert it.fault(5) is None
 
 
+def test_a_redis_that_only_answers_with_errors_is_left_in_peace(it: Store, own_redis: RedisServer) -> None:
+    """While Redis refuses calls, and so every probe takes another connection, there is a pause between two of them."""
+    with own_redis.client() as client:
+        client.config_set("min-replicas-to-write", 1)
+        faults = [it.fault() for _ in range(FAILURES)]
+        assert faults == ["reply"] * FAILURES
+        before = client.info("stats")["total_connections_received"]
+        it.idle(1.0)
+        assert client.info("stats")["total_connections_received"] - before < 10
+        client.config_set("min-replicas-to-write", 0)
+    it.idle(BACK_WITHIN)
+    assert it.fault() is None
+
+
 def test_a_full_redis_answers(it: Store, own_redis: RedisServer) -> None:
     """Out of memory it still says who is refused, so requests go on asking."""
     with own_redis.client() as client:

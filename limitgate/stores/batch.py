@@ -315,7 +315,7 @@ class Batcher:
                 self._fail(batch, lost)
         if failed:
             self._failed(lost)
-        if pipeline.given_up:
+        if pipeline.given_up and pipeline.silence() > SILENCE:
             self._dial_at_once()
         self._flush()
 
