@@ -166,6 +166,26 @@ async def test_a_patient_request_makes_no_other_wait(cluster: RedisCluster) -> N
     cluster.end_migration(slot, source)
 
 
+def test_a_node_that_cannot_write_is_not_believed(
+    open_door: Callable[..., Door], cluster: RedisCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node that refuses to write still says where other slots are. That is no sign that it works."""
+    door, node = open_door(), cluster.masters[1]
+    stuck = charge(key_on(1), "900/day")
+    assert back(door, plan(stuck, charge(key_on(0), "900/day"))) < BACK_WITHIN
+    cluster.say(node, "CONFIG", "SET", "min-replicas-to-write", 1)
+    with caplog.at_level(logging.DEBUG, "limitgate"):
+        gives_up(door, stuck.key)
+        for _ in range(100):
+            failure(door, plan(stuck), 0.2)
+            door.idle(0.01)
+        assert not door.store.healthy
+        cluster.say(node, "CONFIG", "SET", "min-replicas-to-write", 0)
+        assert back(door, plan(stuck)) < BACK_WITHIN
+    assert door.store.outages == 1
+    assert len(caplog.messages) == 2, "gone, and back"
+
+
 # --- what cannot be given back ----------------------------------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ from redis.exceptions import NoScriptError
 from limitgate.errors import StoreError
 from limitgate.plan import Plan, Reading
 from limitgate.stores import wire
-from limitgate.stores.breaker import PROBE_TIMEOUT
+from limitgate.stores.breaker import PROBE_TIMEOUT, probe_beside
 from limitgate.stores.dialer import CONNECT_TIMEOUT
 from limitgate.stores.faults import Redirection, store_error, unsendable
 from limitgate.stores.leases import LONGEST
@@ -140,6 +140,8 @@ class Batcher:
         """`spend`, but whether or not Redis has stopped answering."""
         if len(self._queue) >= MAX_QUEUED:
             raise StoreError(f"{MAX_QUEUED} requests wait for Redis already", "timeout")
+        if self.breaker.in_trouble and plan is not self._probe:
+            self._probe = probe_beside(plan)  # which on a cluster is then in a slot that this node holds
         loop = asyncio.get_running_loop()
         reading = loop.create_future()
         deadline = loop.time() + timeout
