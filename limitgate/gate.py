@@ -6,6 +6,7 @@ Both doors go through here. They differ in one thing, whether asking is awaited:
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Container
 from inspect import isawaitable
 from typing import Any, NamedTuple
@@ -90,6 +91,7 @@ class Gate:
         considered = self._planner.plan(request, identified)
         if considered.plan is None:
             return Answer(None, [], None, considered.seen)
+        began = time.monotonic()
         try:
             reading: Reading = self.store.spend(considered.plan, self._timeout)
         except StoreError as error:
@@ -98,7 +100,7 @@ class Gate:
             return self._decided(considered, considered.plan, reading)
         if resort.rest is not None:
             try:
-                resort = self._fallback.with_rest(resort, self.store.spend(resort.rest, self._timeout))
+                resort = self._fallback.with_rest(resort, self.store.spend(resort.rest, self._left_since(began)))
             except StoreError as error:
                 resort = self._fallback.without(considered, error, wholly=True)
         return self._degraded(considered, resort)
@@ -111,6 +113,7 @@ class Gate:
         considered = self._planner.plan(request, identified)
         if considered.plan is None:
             return Answer(None, [], None, considered.seen)
+        began = time.monotonic()
         try:
             reading: Reading = await self.store.aspend(considered.plan, self._timeout)
         except StoreError as error:
@@ -119,7 +122,7 @@ class Gate:
             return self._decided(considered, considered.plan, reading)
         if resort.rest is not None:
             try:
-                resort = self._fallback.with_rest(resort, await self.store.aspend(resort.rest, self._timeout))
+                resort = self._fallback.with_rest(resort, await self.store.aspend(resort.rest, self._left_since(began)))
             except StoreError as error:
                 resort = self._fallback.without(considered, error, wholly=True)
         return self._degraded(considered, resort)
@@ -148,6 +151,13 @@ class Gate:
             self._failing = True
             log.warning("the store failed, on_error decides until it answers again: %s", error)
         return self._fallback.without(considered, error)
+
+    def _left_since(self, began: float) -> float:
+        """Seconds that a request may still wait which asked first at a time. Raises `StoreError` if there are none."""
+        left = self._timeout - (time.monotonic() - began)
+        if left <= 0:
+            raise StoreError("no time was left to ask about the others", "timeout")
+        return left
 
     def _degraded(self, considered: Considered, resort: Resort) -> Answer:
         decision = resort.decision or undecided(allowed=False)

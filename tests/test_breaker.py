@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import gc
 import logging
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -153,6 +155,20 @@ def test_a_redis_that_cannot_write_is_not_believed(it: Store, own_redis: RedisSe
     assert it.fault(5) is None
 
 
+def test_a_redis_that_only_answers_with_errors_is_left_in_peace(it: Store, own_redis: RedisServer) -> None:
+    """While Redis refuses calls, and so every probe takes another connection, there is a pause between two of them."""
+    with own_redis.client() as client:
+        client.config_set("min-replicas-to-write", 1)
+        faults = [it.fault() for _ in range(FAILURES)]
+        assert faults == ["reply"] * FAILURES
+        before = client.info("stats")["total_connections_received"]
+        it.idle(1.0)
+        assert client.info("stats")["total_connections_received"] - before < 10
+        client.config_set("min-replicas-to-write", 0)
+    it.idle(BACK_WITHIN)
+    assert it.fault() is None
+
+
 def test_a_full_redis_answers(it: Store, own_redis: RedisServer) -> None:
     """Out of memory it still says who is refused, so requests go on asking."""
     with own_redis.client() as client:
@@ -252,3 +268,30 @@ def test_where_no_thread_can_be_started_requests_go_on_waiting(own_redis: RedisS
 
 def refused(_: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
+
+
+def test_servers_may_come_while_somebody_asks_how_all_are() -> None:
+    """While threads ask whether a store is healthy, others may find nodes, or close it."""
+    store = RedisStore("redis://127.0.0.1:1")
+    until = time.monotonic() + 0.5
+    before = sys.getswitchinterval()
+
+    def find_nodes() -> None:
+        while time.monotonic() < until:
+            found = [store.breaker() for _ in range(20)]
+            store.breaker(instead_of=found[0])
+
+    def ask() -> bool:
+        healthy = True
+        while time.monotonic() < until:
+            healthy = healthy and store.healthy
+        return healthy
+
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            finding, *asking = pool.submit(find_nodes), pool.submit(ask), pool.submit(ask)
+            finding.result()
+            assert [asked.result() for asked in asking] == [True, True]
+    finally:
+        sys.setswitchinterval(before)

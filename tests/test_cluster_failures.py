@@ -13,10 +13,12 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from redis.exceptions import TryAgainError
 
 from limitgate import AsyncRedisStore, Limit, RedisStore, Rule, StoreError
 from limitgate.plan import Plan
-from tests.clusters import KINDS, charge, ends, key_on, keys_on, plan, settled, tagged, used
+from limitgate.stores.breaker import FAILURES
+from tests.clusters import KINDS, charge, ends, key_on, keys_on, plan, settled, slot_of, tagged, used
 from tests.crowds import begin
 from tests.doors import ASGISite, WSGISite
 from tests.proxy import in_a_loop
@@ -164,6 +166,26 @@ async def test_a_patient_request_makes_no_other_wait(cluster: RedisCluster) -> N
     cluster.end_migration(slot, source)
 
 
+def test_a_node_that_cannot_write_is_not_believed(
+    open_door: Callable[..., Door], cluster: RedisCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node that refuses to write still says where other slots are. That is no sign that it works."""
+    door, node = open_door(), cluster.masters[1]
+    stuck = charge(key_on(1), "900/day")
+    assert back(door, plan(stuck, charge(key_on(0), "900/day"))) < BACK_WITHIN
+    cluster.say(node, "CONFIG", "SET", "min-replicas-to-write", 1)
+    with caplog.at_level(logging.DEBUG, "limitgate"):
+        gives_up(door, stuck.key)
+        for _ in range(100):
+            failure(door, plan(stuck), 0.2)
+            door.idle(0.01)
+        assert not door.store.healthy
+        cluster.say(node, "CONFIG", "SET", "min-replicas-to-write", 0)
+        assert back(door, plan(stuck)) < BACK_WITHIN
+    assert door.store.outages == 1
+    assert len(caplog.messages) == 2, "gone, and back"
+
+
 # --- what cannot be given back ----------------------------------------------------------------------------------------
 
 
@@ -256,3 +278,31 @@ def test_a_cluster_that_is_down(open_door: Callable[..., Door], cluster: RedisCl
     finally:
         for node in cluster.masters:
             cluster.say(node, "CONFIG", "SET", "cluster-require-full-coverage", "no")
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+def test_calls_that_have_to_wait_wait_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a slot moves, what many threads ask of it is asked again after a pause for all, not one for each."""
+    store = RedisStore("redis+cluster://127.0.0.1:1")
+    servers: Any = store._servers
+    monkeypatch.setattr(servers, "_round", lambda errands, _: [(errand, TryAgainError("TRYAGAIN")) for errand in errands])
+    keys = tagged(300)
+    asked = [plan(charge(next(keys)), charge(next(keys))) for _ in range(64)]
+    start = time.monotonic()
+    assert set(ends(servers.exchange(asked, 0.1))) == {"timeout"}
+    assert time.monotonic() - start < 0.3
+
+
+def test_what_was_never_sent_takes_no_lease(cluster: RedisCluster) -> None:
+    """A call that was ready, but that no node was asked for any more, keeps nobody from leasing from its buckets later."""
+    with contextlib.closing(RedisStore(cluster.url)) as store:
+        servers: Any = store._servers
+        leased = charge(key_on(0), Limit("900/day", lease=50))
+        store.spend(plan(charge(leased.key, "9/minute")), 5)
+        node = servers._map.node(servers._map.holder(slot_of(leased.key)))
+        for _ in range(FAILURES):
+            node.breaker.failed(StoreError("no answer"))
+        assert ends(servers.exchange([plan(leased)], 1)) == ["connection"]
+        assert not store.leases.asked

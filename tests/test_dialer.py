@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -255,6 +256,20 @@ def test_sentinels_have_logins_of_their_own(impostor: Callable[..., Impostor], p
     Asker(pool, sentinel.place, login="me:mine@").master()
     said = [word for command in sentinel.heard for word in command]
     assert not {"AUTH", "SELECT", "mine"} & set(said)
+
+
+@pytest.mark.parametrize("query", ["", "&protocol=2"], ids=["HELLO", "AUTH"])
+def test_a_server_that_repeats_the_password(impostor: Callable[..., Impostor], pool: Any, query: str) -> None:
+    """Redis repeats what follows a command that it does not know. No error, nor what led to it, hands that on."""
+    told = b"-ERR unknown command 'HELLO', with args beginning with: '3' 'AUTH' 'me' 'mine' \r\n"
+    server = impostor(HELLO=told, AUTH=told)
+    master = Asker(pool, server.place, login="you:yours@", query=f"?sentinel_username=me&sentinel_password=mine{query}").master
+    dialer = Dialer(f"redis://me:mine@{server.place}/0?{query}", pool, socket_timeout=1)
+    for asks in (master, dialer.dial if pool is ConnectionPool else lambda: asyncio.run(dialer.adial())):
+        with pytest.raises(RedisError, match="unknown command 'HELLO'") as caught:
+            asks()
+        assert "mine" not in "".join(traceback.format_exception(caught.value))
+    assert ["me", "mine"] in [command[-2:] for command in server.heard]
 
 
 def test_threads_may_ask_sentinels_side_by_side(impostor: Callable[..., Impostor]) -> None:

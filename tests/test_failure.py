@@ -234,6 +234,28 @@ def test_the_rest_may_fail_too(site: Open, flaky: Flaky) -> None:
     assert it.ask().status == 503
 
 
+@pytest.mark.parametrize("takes", [0.05, 0.3], ids=["in time", "late"])
+def test_the_rest_gets_the_time_that_is_left(site: Open, flaky: Flaky, monkeypatch: pytest.MonkeyPatch, takes: float) -> None:
+    """A request asks twice within one timeout. If finding out what is missing took all of it, nobody else is asked."""
+    it = site(Rule("here", "1/day"), Rule("there", "1/day"), store=flaky, timeout=0.2)
+    flaky.missing = ("there",)
+    given, spend = [], flaky.spend
+
+    def slow(plan: Any, timeout: float) -> Any:
+        given.append(timeout)
+        time.sleep(takes)
+        return spend(plan, timeout)
+
+    monkeypatch.setattr(flaky, "spend", slow)
+    if takes < 0.2:
+        assert it.statuses(2) == [200, 429]
+        assert len(given) == 4
+        assert max(given[1::2]) <= 0.15
+    else:
+        assert it.statuses(2) == [200, 200]
+        assert given == [0.2, 0.2]
+
+
 def test_a_refusal_by_the_rest_is_a_refusal(site: Open, flaky: Flaky) -> None:
     """A rule that limits as ever names itself and its wait, and what is decided here is not charged."""
     it = site(Rule("here", "1/day"), Rule("there", "5/day", on_error="local"), store=flaky)

@@ -20,7 +20,7 @@ from limitgate.errors import StoreError
 from limitgate.plan import Plan, Reading
 from limitgate.stores import wire
 from limitgate.stores.batch import Batch, Request
-from limitgate.stores.breaker import PROBE_TIMEOUT
+from limitgate.stores.breaker import PROBE_TIMEOUT, probe_beside
 from limitgate.stores.dialer import CONNECT_TIMEOUT
 from limitgate.stores.faults import Redirection, store_error, unsendable
 from limitgate.stores.pipeline import Pipeline
@@ -96,6 +96,8 @@ class Batcher:
         """`spend`, but whether or not Redis has stopped answering."""
         if len(self._queue) >= MAX_QUEUED:
             raise StoreError(f"{MAX_QUEUED} requests wait for Redis already", "timeout")
+        if self.breaker.in_trouble and plan is not self._probe:
+            self._probe = probe_beside(plan)  # which on a cluster is then in a slot that this node holds
         loop = asyncio.get_running_loop()
         reading = loop.create_future()
         deadline = loop.time() + timeout
@@ -263,7 +265,7 @@ class Batcher:
                 self._fail(batch, lost)
         if failed:
             self._failed(lost)
-        if pipeline.given_up:
+        if pipeline.given_up and pipeline.silence() > SILENCE:
             self._dial_at_once()
         self._flush()
 

@@ -89,6 +89,7 @@ class Breaker:
 def probe_beside(plan: Plan) -> Plan:
     """What asks whether Redis works: clears a bucket that nobody uses, so that a server that cannot write is not believed.
 
-    For a node of a cluster it may be in another node's slot; to say so is answer enough.
+    It is in the slot of the plan's first bucket: a node of a cluster says of others where they are, whether or not it works.
     """
-    return Plan((Charge(f"{plan.charges[0].key}:probe", windows_of("1/second"), 1, binding=False, rule=None),), "reset")
+    key = plan.charges[0].key
+    return Plan((Charge(f"{key}:probe:{{{key}}}", windows_of("1/second"), 1, binding=False, rule=None),), "reset")

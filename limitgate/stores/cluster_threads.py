@@ -42,6 +42,8 @@ class _Errand:
         self.call = Call(plans)
         self.places = places
         """Whose outcomes it brings back."""
+        self.pauses = False
+        """Whether to wait a moment before it is sent on."""
 
 
 class Cluster:
@@ -97,8 +99,9 @@ class Cluster:
                         outcomes[place] = StoreError(str(heard), heard.fault)
                 else:
                     errands += self._sent_on(errand, heard)
-        for errand in errands:
-            self._script.unanswered(errand.call)
+            if any(errand.pauses for errand in errands):
+                time.sleep(RETRY_PAUSE)
+        self._unanswered(errands)
         return outcomes
 
     def _errands(self, plans: Sequence[Plan]) -> list[_Errand]:
@@ -122,14 +125,12 @@ class Cluster:
         try:
             nodes = [(self._map.node(address), own) for address, own in by_node.items()]
             for node, own in sorted(nodes, key=_in_trouble):  # last those that may let us wait for a connection
-                if time.monotonic() >= deadline:
-                    heard += [(errand, StoreError("no time was left to ask", "timeout")) for errand in own]
-                    continue
                 try:
-                    node.breaker.check()
+                    _check(node, deadline)
                     sent.append((node, node.send([errand.call for errand in own], deadline), own))
                 except StoreError as error:
                     heard += [(errand, error) for errand in own]
+                    self._unanswered(own)
             while sent:
                 node, line, own = sent.pop()
                 try:
@@ -137,18 +138,20 @@ class Cluster:
                 except StoreError as error:
                     heard += [(errand, error) for errand in own]
         except BaseException:  # a signal's handler may raise anywhere: nobody will read what is still on its way
-            for _, line, own in sent:
+            for _, line, _ in sent:
                 line.close()
-                for errand in own:
-                    self._script.unanswered(errand.call)
+            self._unanswered(errands)
             raise
         return heard
+
+    def _unanswered(self, errands: Sequence[_Errand]) -> None:
+        for errand in errands:
+            self._script.unanswered(errand.call)
 
     def _sent_on(self, errand: _Errand, redirection: Any) -> list[_Errand]:
         """Where an errand goes next that a node could not deal with."""
         errand.call.hops += 1
-        if errand.call.hops > MAX_HOPS or not isinstance(redirection, AskError):
-            time.sleep(RETRY_PAUSE)
+        errand.pauses = errand.call.hops > MAX_HOPS or not isinstance(redirection, AskError)
         if isinstance(redirection, AskError):
             errand.address = redirected(redirection, errand.address)
             errand.call.asking = not isinstance(redirection, MovedError)
@@ -162,6 +165,7 @@ class Cluster:
         for place, plan in zip(errand.places, errand.call.plans):
             alone = _Errand(errand.slot, errand.address, [plan], [place])
             alone.call.follow(errand.call)
+            alone.pauses = True
             apart.append(alone)
         return apart
 
@@ -193,6 +197,13 @@ class Cluster:
             with suppress(Exception):  # whatever one of them says or does not say, the next is asked
                 if self._map.learn(self._dialer.slots(address), address):
                     return
+
+
+def _check(node: Node, deadline: float) -> None:
+    """Raise a `StoreError` if a node is not to be asked."""
+    if time.monotonic() >= deadline:
+        raise StoreError("no time was left to ask", "timeout")
+    node.breaker.check()
 
 
 def _in_trouble(asked: tuple[Node, list[_Errand]]) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError, RedisError
+from redis.exceptions import ConnectionError as RedisConnectionError, RedisError, ResponseError
 from redis.retry import Retry
 
 from limitgate.errors import ConfigError
@@ -219,8 +219,9 @@ def spelled(address: Address) -> str:
 def _connected(connection: Any) -> Any:
     try:
         connection.connect()
-    except BaseException:
+    except BaseException as error:
         connection.disconnect()
+        _hush(error)
         raise
     return connection
 
@@ -228,10 +229,17 @@ def _connected(connection: Any) -> Any:
 async def _aconnected(connection: Any) -> Any:
     try:
         await connection.connect()
-    except BaseException:
+    except BaseException as error:
         await connection.disconnect(nowait=True)
+        _hush(error)
         raise
     return connection
+
+
+def _hush(error: BaseException) -> None:
+    """Cut off what a server repeats of a command that it does not know: of HELLO and AUTH, that is the password."""
+    if isinstance(error, ResponseError):
+        error.args = (str(error).partition(", with args beginning with")[0],)
 
 
 def _asked(connection: Any, command: Sequence[str]) -> Any:

@@ -55,7 +55,9 @@ class Scripted:
     @property
     def healthy(self) -> bool:
         """Whether requests wait for Redis; where it has stopped answering they do not, until a probe finds it back."""
-        return all(breaker.healthy for breaker in list(self._breakers))
+        with self._tally.lock:  # a node that comes up meanwhile has a breaker of its own
+            breakers = list(self._breakers)
+        return all(breaker.healthy for breaker in breakers)
 
     @property
     def failures(self) -> int:
@@ -69,10 +71,11 @@ class Scripted:
 
     def breaker(self, server: str = "Redis", *, instead_of: Breaker | None = None) -> Breaker:
         """A breaker for one more server of this store, or for one in the place of another."""
-        if instead_of is not None:
-            self._breakers.discard(instead_of)
         breaker = Breaker(server, self._tally)
-        self._breakers.add(breaker)
+        with self._tally.lock:
+            if instead_of is not None:
+                self._breakers.discard(instead_of)
+            self._breakers.add(breaker)
         return breaker
 
     def begin_anew(self) -> None:
