@@ -35,7 +35,7 @@ LATE = 0.25
 """Seconds that we may be late in noticing, on a busy machine."""
 OPENING = 0.6
 """Seconds after which requests no longer wait for a Redis that does not answer."""
-NOISE, STUMBLES = 0.08, 0.15
+NOISE, STUMBLES = 0.1, 0.15
 """Shares of the requests that a busy machine alone may make slow, and late enough for ``on_error``."""
 CLOCKS = 0.1
 """Requests by which a rate may differ between our clock and the one that decides."""
@@ -75,6 +75,8 @@ class Outcome:
 
     fault: Fault
     samples: list[Sample] = field(default_factory=list)
+    free: list[Sample] = field(default_factory=list)
+    """The requests that no limit applies to."""
     begins: float = 0.0
     begun: float = 0.0
     """When the fault was surely there."""
@@ -99,13 +101,19 @@ class Outcome:
     @property
     def during(self) -> list[Sample]:
         """The requests from when the fault began until Redis was back."""
+        return self._during(self.samples)
+
+    def _during(self, samples: Sequence[Sample]) -> list[Sample]:
         until = max(self.begun + LEAD, self.ended + min(self.recovery, BACK_WITHIN + LATE))
-        return [sample for sample in self.samples if self.begins <= sample.sent <= until]
+        return [sample for sample in samples if self.begins <= sample.sent <= until]
 
     @property
     def opened(self) -> list[Sample]:
         """The requests at a time at which nobody needs to wait any more."""
-        return [sample for sample in self.samples if self.begun + OPENING <= sample.sent <= self.ending]
+        return self._opened(self.samples)
+
+    def _opened(self, samples: Sequence[Sample]) -> list[Sample]:
+        return [sample for sample in samples if self.begun + OPENING <= sample.sent <= self.ending]
 
     @property
     def spared(self) -> list[Sample]:
@@ -113,9 +121,10 @@ class Outcome:
         return [sample for sample in self.during if not (self.fault.degrades and sample.hit)]
 
     @property
-    def afterwards(self) -> list[Sample]:
-        """The requests from when Redis was back."""
-        return [sample for sample in self.samples if sample.sent > self.ended + self.recovery]
+    def relapsed(self) -> float:
+        """The share of requests that ``on_error`` decided after Redis was back, 0 where the machine is too slow to tell."""
+        after, free = ([each for each in told if each.sent > self.ended + self.recovery] for told in (self.samples, self.free))
+        return 0.0 if slow_share(free) else degraded_share(after)
 
     @property
     def statuses(self) -> Counter[int]:
@@ -153,6 +162,7 @@ class Outcome:
     def _of_answers(self) -> list[str]:
         """Nobody gets anything but the answers that the application and the policies give."""
         wrong = [sample for sample in self.samples if not self._may_be(sample)]
+        wrong += [sample for sample in self.free if sample.status != 200]
         found = [f"{len(wrong)} wrong answers, the first {wrong[0]}"] if wrong else []
         hit = [sample for sample in self.opened if sample.hit]
         share = degraded_share(hit)
@@ -173,17 +183,21 @@ class Outcome:
         return sample.status == (503 if sample.stream == "closed" else 200)
 
     def _of_waiting(self) -> list[str]:
-        """Nobody waits for longer than the timeout, nearly nobody at all once the breaker is open, and recovery is soon."""
+        """Nobody waits for longer than the timeout, nearly nobody at all once the breaker is open, and recovery is soon.
+
+        Where requests that no limit applies to have to wait as well, it is the machine that is slow.
+        """
         found = []
-        if self.percentile(99) > TIMEOUT + SLACK:
+        machine = max((sample.seconds for sample in self._during(self.free)), default=0.0)
+        if self.percentile(99) > TIMEOUT + SLACK + machine:
             found.append(f"p99 {self.percentile(99):.3f} s")
-        calm = [] if self.fault.waits else [sample.seconds for sample in self.opened]
-        if calm and (slow := sum(seconds > TIMEOUT / 2 for seconds in calm) / len(calm)) > NOISE:
+        slow, machine = slow_share(self.opened), slow_share(self._opened(self.free))
+        if slow > NOISE + 2 * machine and not self.fault.waits:
             found.append(f"{slow:.0%} waited though the breaker had time to open")
         if self.recovery > BACK_WITHIN + LATE:
             found.append(f"Redis decided again after {self.recovery:.1f} s")
-        if (share := degraded_share(self.afterwards)) > STUMBLES:
-            found.append(f"{share:.0%} were decided by on_error after Redis was back")
+        if self.relapsed > STUMBLES:
+            found.append(f"{self.relapsed:.0%} were decided by on_error after Redis was back")
         return found
 
     def _of_limits(self) -> list[str]:
@@ -211,7 +225,7 @@ def run(fault: Fault, stage: Stage) -> Outcome:
     seen, lines = Outcome(fault), stage.complaints()
     traffic = Traffic(stage.url, stage.keys, is_hit) if fault.partly else Traffic(stage.url, stage.keys)
     with traffic:
-        seen.samples = traffic.samples
+        seen.samples, seen.free = traffic.samples, traffic.free
         time.sleep(fault.lead)
         seen.begins = time.monotonic()
         with fault.cause(stage) as over:
@@ -259,6 +273,11 @@ def by_sending(samples: Sequence[Sample]) -> list[Sample]:
 def degraded_share(samples: Sequence[Sample]) -> float:
     """The share of requests that ``on_error`` decided."""
     return sum(sample.degraded for sample in samples) / max(1, len(samples))
+
+
+def slow_share(samples: Sequence[Sample]) -> float:
+    """The share of requests that had to wait."""
+    return sum(sample.seconds > TIMEOUT / 2 for sample in samples) / max(1, len(samples))
 
 
 def burst(admitted: Sequence[Sample]) -> float:

@@ -1,8 +1,8 @@
 """A steady stream of requests that does not wait for answers: an open loop, on connections that are kept.
 
 It runs in a thread with an event loop of its own, so that the test can break things meanwhile. Each of the streams has a key
-of its own and asks for more than its limit; in `FLOOD`, which is half of all, every request has a new one. In `BOTH`, which is
-for clusters alone, a request goes by two buckets.
+of its own and asks for more than its limit; in `FLOOD`, half of these, every request has a new one. In `BOTH`, which is
+for clusters alone, a request goes by two buckets. In `FREE` none is limited: it tells how fast the machine is at the moment.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ FLOOD = "flood"
 LIMITED = ("open", "closed", "local", "default")
 """Streams that keep to a key, named after what their rule says about a store that fails."""
 BOTH = "both"
+FREE = "free"
 
 
 class Sample(NamedTuple):
@@ -51,6 +52,7 @@ class Sample(NamedTuple):
 class Traffic:
     """``with Traffic(url) as traffic``; what became of the requests so far is in ``samples``, in the order of answers.
 
+    Those that are not limited are in ``free``.
     ``keys`` are those of the streams; ``is_hit`` says of a path and a key whether a request needs what the fault concerns.
     """
 
@@ -58,6 +60,7 @@ class Traffic:
         self, url: str, keys: Mapping[str, str] | None = None, is_hit: Callable[[str, str], bool] = lambda *_: True
     ) -> None:
         self.samples: list[Sample] = []
+        self.free: list[Sample] = []
         self._url = url
         self._keys = keys or dict.fromkeys(LIMITED, uuid4().hex)
         self._is_hit = is_hit
@@ -75,7 +78,7 @@ class Traffic:
 
     async def _drive(self) -> None:
         """Send requests at their times, and hear the last ones out."""
-        begun, streams = time.monotonic(), [stream for limited in self._keys for stream in (limited, FLOOD)]
+        begun, streams = time.monotonic(), [*(stream for limited in self._keys for stream in (limited, FLOOD)), FREE]
         async with asyncio.TaskGroup() as requests:
             for number in count():
                 if self._stopping.is_set():
@@ -88,7 +91,7 @@ class Traffic:
     async def _ask(self, stream: str) -> None:
         """One request, on an idle connection or a new one."""
         client = self._idle.pop() if self._idle else Client(self._url)
-        path, who = ("/default", uuid4().hex) if stream == FLOOD else (f"/{stream}", self._keys[stream])
+        path, who = ("/default", uuid4().hex) if stream == FLOOD else (f"/{stream}", self._keys.get(stream, ""))
         hit = self._is_hit(path, who)
         sent, status, body, trouble = time.monotonic(), 0, b"", ""
         try:
@@ -101,12 +104,13 @@ class Traffic:
         except (OSError, EOFError, ValueError, LookupError) as error:
             client.close()
             degraded, trouble = False, f"{error!r} {body[:200]!r}"
-        self.samples.append(Sample(stream, sent, time.monotonic(), status, degraded, trouble, hit))
+        told = self.free if stream == FREE else self.samples
+        told.append(Sample(stream, sent, time.monotonic(), status, degraded, trouble, hit))
 
 
 def is_degraded(status: int, body: bytes) -> bool:
     """Whether an answer says that the store had failed."""
-    return status == 503 or bool(json.loads(body)["degraded"])
+    return status == 503 or bool(json.loads(body).get("degraded"))
 
 
 class Client:
