@@ -24,6 +24,9 @@ from limitgate.rules import OnError
 
 log = logging.getLogger("limitgate")
 
+CALM = 0.5
+"""Seconds without a failure after which the store is said to answer again: one that is full answers every other request."""
+
 Identify = Callable[[Request], Caller | Awaitable[Caller | None] | None]
 
 
@@ -75,7 +78,7 @@ class Gate:
         self._identify = identify
         self._compare_clocks = compare_clocks
         self._fallback = Fallback(on_error, processes)
-        self._failing = False
+        self._failing, self._failed = False, 0.0
 
     @property
     def overflowed(self) -> int:
@@ -132,7 +135,7 @@ class Gate:
         return self._identify(request) if self._identify else None
 
     def _decided(self, considered: Considered, plan: Plan, reading: Reading) -> Answer:
-        if self._failing and getattr(self.store, "healthy", True):
+        if self._failing and getattr(self.store, "healthy", True) and time.monotonic() - self._failed > CALM:
             self._failing = False
             log.warning("the store answers again")
         compare = self._compare_clocks
@@ -147,6 +150,7 @@ class Gate:
 
     def _without_store(self, considered: Considered, error: StoreError) -> Resort:
         self.failures += 1
+        self._failed = time.monotonic()
         if not self._failing:
             self._failing = True
             log.warning("the store failed, on_error decides until it answers again: %s", error)

@@ -18,6 +18,7 @@ from redis.exceptions import TryAgainError
 from limitgate import AsyncRedisStore, Limit, RedisStore, Rule, StoreError
 from limitgate.plan import Plan
 from limitgate.stores.breaker import FAILURES
+from limitgate.stores.line import Line
 from tests.clusters import KINDS, charge, ends, key_on, keys_on, plan, settled, slot_of, tagged, used
 from tests.crowds import begin
 from tests.doors import ASGISite, WSGISite
@@ -306,3 +307,25 @@ def test_what_was_never_sent_takes_no_lease(cluster: RedisCluster) -> None:
             node.breaker.failed(StoreError("no answer"))
         assert ends(servers.exchange([plan(leased)], 1)) == ["connection"]
         assert not store.leases.asked
+
+
+def test_nobody_waits_for_what_is_given_back(cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow network, who is refused by one of two nodes waits for one call, not for what is given back as well."""
+    store = RedisStore(cluster.url, local_refusals=False)
+    taken, full = charge(key_on(0), "9/day"), charge(key_on(1), "1/day")
+    store.spend(plan(taken, full), 5)
+    send = Line.send
+
+    def late(line: Line, calls: Any, deadline: float) -> None:
+        time.sleep(0.4 if calls[0].plans[0].verb == "peek" else 0.15)
+        send(line, calls, deadline)
+
+    monkeypatch.setattr(Line, "send", late)
+    start = time.monotonic()
+    assert not store.spend(plan(taken, full), 0.5).admitted
+    assert time.monotonic() - start < 0.6
+    store.close()
+    monkeypatch.undo()
+    assert store.not_given_back == 0
+    with contextlib.closing(Door(store)) as door:
+        assert used(door, taken) == [1]

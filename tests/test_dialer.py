@@ -114,6 +114,7 @@ BAD_URLS = [
     "redis+cluster://h1:7000/name",
     "redis+cluster://h1:7000?socket_timeout=soon",
     "redis+cluster://h1:7000?no_such_option=1",
+    "redis+cluster://h1:7000?maint_notifications_config=x",
     "redis+sentinel://h1:26379",
     "redis+sentinel://h1:26379/",
     "redis+sentinel://h1:26379//0",

@@ -18,6 +18,7 @@ import pytest
 import redis
 
 from limitgate import MemoryStore, Rule, StoreError, limit, open_store, open_sync_store
+from limitgate.gate import CALM
 from tests.clock import Clock
 from tests.doors import MOMENT, PATIENCE, SITES, ASGISite, Reply, Site, asgi_reply, wsgi_environ, wsgi_reply
 from tests.redis_server import RedisServer
@@ -452,11 +453,16 @@ def test_the_store_counts_from_where_it_was(site: Open, flaky: Flaky) -> None:
 
 
 def test_one_line_per_change_of_state(site: Open, flaky: Flaky, caplog: pytest.LogCaptureFixture) -> None:
-    """A failing store is logged when it begins to fail and when it answers again, not for each request; all are counted."""
+    """A failing store is logged when it begins to fail and when it answers again, not for each request; all are counted.
+
+    One that answers some requests and fails others, as it does while it is full, is one that fails.
+    """
     it = site(Rule("api", "99/day"), store=flaky)
     with caplog.at_level(logging.DEBUG, "limitgate"):
-        for fault in (None, "timeout", "connection", "oom", None, None, "reply", None):
-            flaky.fault = fault
+        for fault in (None, "timeout", None, "connection", None, "oom", "calm", None, "reply", "calm"):
+            if fault == "calm":
+                time.sleep(CALM + 0.05)
+            flaky.fault = None if fault == "calm" else fault
             it.statuses(3)
     assert [line.partition(",")[0] for line in caplog.messages] == ["the store failed", "the store answers again"] * 2
     assert "out of order" in caplog.messages[0]
@@ -575,6 +581,8 @@ def test_redis_crashes_and_comes_back(
         with own_redis.client() as client:
             client.flushall()
     healed(it, 5)
+    time.sleep(CALM)
+    it.ask()
     assert [message.split(",")[0] for message in caplog.messages] == [
         "the store failed",
         "Redis does not answer",

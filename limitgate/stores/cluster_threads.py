@@ -54,6 +54,7 @@ class Cluster:
         self._script = script
         self._map: SlotMap[Node] = SlotMap(dialer.nodes, self._open_node)
         self._map_is_old = self._looks = False
+        self._giving_back: set[threading.Thread] = set()
         self._lock = threading.Lock()
 
     def check(self, plan: Plan) -> None:
@@ -70,17 +71,37 @@ class Cluster:
         for conclusion in conclusions:
             self._script.refused_elsewhere(conclusion.seen, began)
         if back := [plan for conclusion in conclusions for plan in conclusion.back]:
-            told = self._carry_out(back, GIVE_BACK_TIMEOUT)
-            self._script.not_given_back += sum(isinstance(outcome, StoreError) for outcome in told)
+            left = began + timeout - time.monotonic()
+            if left > timeout / 2 or not self._give_back_unwatched(back):  # another call may take as long as the first
+                self._give_back(back, left)
         return [conclusion.outcome for conclusion in conclusions]
 
     def close(self) -> None:
-        """Close the connections that no thread is using, and stop looking for nodes."""
+        """Close the connections that no thread is using, once everything is given back, and stop looking for nodes."""
+        for giving_back in list(self._giving_back):
+            giving_back.join()
         for node in list(self._map.nodes.values()):
             node.close()
 
     def _open_node(self, address: Address) -> Node:
         return Node(partial(self._dialer.dial, address), self._script, server=named(address), failed=self._look)
+
+    def _give_back(self, plans: Sequence[Plan], timeout: float) -> None:
+        told = self._carry_out(plans, timeout)
+        with self._lock:
+            self._script.not_given_back += sum(isinstance(outcome, StoreError) for outcome in told)
+            self._giving_back.discard(threading.current_thread())
+
+    def _give_back_unwatched(self, plans: Sequence[Plan]) -> bool:
+        """Give back in a thread of its own, which nobody waits for. False if none can be started now."""
+        thread = threading.Thread(
+            target=self._give_back, args=[plans, GIVE_BACK_TIMEOUT], name="limitgate-give-back", daemon=True
+        )
+        with self._lock, suppress(RuntimeError):
+            thread.start()
+            self._giving_back.add(thread)
+            return True
+        return False
 
     def _carry_out(self, plans: Sequence[Plan], timeout: float) -> list[Outcome]:
         """What becomes of plans whose buckets are in one slot each."""

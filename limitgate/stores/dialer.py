@@ -70,7 +70,7 @@ class Dialer:
                 where.url, socket_timeout=socket_timeout, socket_connect_timeout=CONNECT_TIMEOUT, retry=Retry(NoBackoff(), 0)
             )
             pool.connection_class(**pool.connection_kwargs)
-        except (ValueError, TypeError, RedisError) as error:
+        except (AttributeError, ValueError, TypeError, RedisError) as error:
             raise ConfigError(f"store: {error}, expected a URL that redis-py understands") from error
         if where.nodes and pool.connection_kwargs.get("db"):
             raise ConfigError("store: a Redis Cluster has one database, expected no other than 0")
