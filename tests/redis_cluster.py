@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import redis
 from redis.crc import key_slot
 
-from tests.redis_server import RedisServer, free_port
+from tests.redis_server import RedisServer, free_port, is_free
 
 SLOTS = 16384
 NODE_TIMEOUT = 1.0
@@ -17,6 +17,8 @@ NODE_TIMEOUT = 1.0
 AT_ONCE = {"repl_diskless_sync_delay": "0"}
 """Masters do not wait for further replicas before they send one what they have."""
 PATIENCE = 30.0
+HIGHEST = 22_000
+"""The highest port of a node: ten thousand above, it has another one."""
 
 
 def eventually(condition: Callable[[], object], what: str) -> None:
@@ -46,11 +48,10 @@ class RedisCluster:
 
     def _join(self, masters: int) -> None:
         for place, node in enumerate(self.masters):
-            bounds = place * SLOTS // masters, (place + 1) * SLOTS // masters - 1
-            self.say(node, "CLUSTER", "ADDSLOTSRANGE", *bounds)
+            self.say(node, "CLUSTER", "ADDSLOTS", *range(place * SLOTS // masters, (place + 1) * SLOTS // masters))
             self.say(node, "CLUSTER", "SET-CONFIG-EPOCH", place + 1)
         for node in self.nodes[1:]:
-            self.say(self.nodes[0], "CLUSTER", "MEET", "127.0.0.1", node.port, _bus_port(node))
+            self.say(self.nodes[0], "CLUSTER", "MEET", "127.0.0.1", node.port)
         eventually(lambda: all(self._knows(node) for node in self.nodes), "the nodes to meet")
         for place, replica in enumerate(self.nodes[masters:]):
             master = self.id_of(self.masters[place % masters])
@@ -220,13 +221,10 @@ def calls_to(server: RedisServer) -> int:
 
 def _node(**options: str) -> RedisServer:
     timeout = str(int(NODE_TIMEOUT * 1000))
-    ports = {"port": str(free_port()), "cluster_port": str(free_port())}
-    return RedisServer(cluster_enabled="yes", cluster_node_timeout=timeout, **ports, **AT_ONCE, **options)
-
-
-def _bus_port(node: RedisServer) -> int:
-    with node.client() as client:
-        return int(client.config_get("cluster-port")["cluster-port"])
+    port = free_port()
+    while port > HIGHEST or not is_free(port + 10_000):  # where nodes speak with each other
+        port = free_port()
+    return RedisServer(cluster_enabled="yes", cluster_node_timeout=timeout, port=str(port), **AT_ONCE, **options)
 
 
 def _sentinel(master: RedisServer, quorum: int) -> RedisServer:

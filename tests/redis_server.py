@@ -94,14 +94,19 @@ class RedisServer:
 
 def free_port() -> int:
     """A port on which nobody listens, below those that systems hand out: nobody takes it while its server is away."""
-    while True:
-        port = random.randrange(10_000, 32_000)
-        with socket.socket() as trying:
-            try:
-                trying.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        return port
+    while not is_free(port := random.randrange(10_000, 32_000)):
+        pass
+    return port
+
+
+def is_free(port: int) -> bool:
+    """Whether nobody listens on a port of this machine."""
+    with socket.socket() as trying:
+        try:
+            trying.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def _spelled(options: Mapping[str, str]) -> list[str]:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from redis.exceptions import TryAgainError
@@ -238,7 +237,7 @@ def test_rules_on_other_nodes_go_on_limiting(cluster: RedisCluster, kind: Any) -
     """Without one node its rules are up to on_error, from the first request on, and the others limit exactly."""
     names = [f"rule{number}" for number in range(40)]
     rules = [Rule(name, "5/day", on_error="open") for name in names]
-    with kind(*rules, store=cluster.url, timeout=1.0, key_prefix=uuid4().hex) as site:
+    with kind(*rules, store=cluster.url, timeout=1.0, key_prefix=f"nodes-{kind.door}") as site:
         assert site.statuses(1) == [200]
         with without(cluster, 1):
             assert site.statuses(6) == [200] * 4 + [429] * 2

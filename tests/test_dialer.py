@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -238,6 +238,20 @@ def test_the_next_sentinel_is_asked(impostor: Callable[..., Impostor], pool: Any
 def test_a_dead_sentinel_is_passed_over(impostor: Callable[..., Impostor], pool: Any) -> None:
     """A Sentinel that cannot be reached is passed over."""
     assert Asker(pool, nobody(), impostor(SENTINEL=MASTER).place).master() == ("127.0.0.1", 7777)
+
+
+def test_sentinels_that_hang_do_not_use_up_all_time(impostor: Callable[..., Impostor]) -> None:
+    """However many of them hang, and however little time there is, one that answers has its turn after a few attempts."""
+    silent = [impostor(HELLO=None).place for _ in range(4)]
+    asker = Asker(POOLS["asyncio"], *silent, impostor(SENTINEL=MASTER).place)
+
+    async def attempt() -> Any:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(2.5 * ASK_TIMEOUT):
+                return await asker.dialer._amaster()
+        return None
+
+    assert ("127.0.0.1", 7777) in [asyncio.run(attempt()) for _ in range(3)]
 
 
 def test_nobody_knows_the_master(impostor: Callable[..., Impostor], pool: Any) -> None:

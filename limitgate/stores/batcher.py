@@ -138,6 +138,11 @@ class Batcher:
 
     def adopt(self, batch: Batch) -> None:
         """Send a batch, just as it is, before everything that waits: it was sent elsewhere, and is to be dealt with here."""
+        try:
+            self.breaker.check()
+        except StoreError as error:
+            self._fail(batch, error)
+            return
         self._again.append(batch)
         self._set_alarm(batch.deadline)
         self._flush()

@@ -25,7 +25,8 @@ class Connections:
     def __init__(self, dial: Callable[[], Any]) -> None:
         self._dial = dial
         self._idle: deque[Line] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._wanted = self._connecting = 0
         self._failure: tuple[float, Exception | None] = 0.0, None
         self._closed = False
@@ -40,7 +41,7 @@ class Connections:
 
     def give(self, connection: Line) -> None:
         """Leave a connection for the next call."""
-        with self._changed:
+        with self._lock:
             self._idle.append(connection)
             self._changed.notify()
         if self._closed:
@@ -66,7 +67,7 @@ class Connections:
     def _made(self, deadline: float) -> Line:
         """A new connection, made by another thread that goes on past the deadline and then leaves it for the next."""
         arrived = time.monotonic()
-        with self._changed:
+        with self._lock:
             self._wanted += 1
             try:
                 while (connection := self._pop()) is None:
@@ -92,7 +93,7 @@ class Connections:
             connection = Line(self._dial())
         except Exception as error:  # noqa: BLE001 - whatever kept us from connecting is told to those who wait
             failure = error
-        with self._changed:
+        with self._lock:
             self._connecting -= 1
             if connection is None:
                 self._failure = began, failure

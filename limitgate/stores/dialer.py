@@ -112,6 +112,7 @@ class Dialer:
             try:
                 return self._named_by(sentinel, _asked(self._sentinel(sentinel), self._question))
             except Exception as error:  # noqa: BLE001 - whatever one of them says or does not say, the next is asked
+                self._passed_over(sentinel)
                 failures.append(error)
         raise self._nobody_knows(failures)
 
@@ -121,6 +122,7 @@ class Dialer:
             try:
                 return self._named_by(sentinel, await _aasked(self._sentinel(sentinel), self._question))
             except Exception as error:  # noqa: BLE001 - whatever one of them says or does not say, the next is asked
+                self._passed_over(sentinel)
                 failures.append(error)
         raise self._nobody_knows(failures)
 
@@ -140,6 +142,10 @@ class Dialer:
             raise RedisConnectionError(f"the Sentinel at {spelled(sentinel)} knows no master of that name") from error
         self._sentinels = (sentinel, *[other for other in self._sentinels if other != sentinel])
         return master
+
+    def _passed_over(self, sentinel: Address) -> None:
+        """A Sentinel was of no help. It is the last to be asked the next time: several that hang must not use up all time."""
+        self._sentinels = (*[other for other in self._sentinels if other != sentinel], sentinel)
 
     @staticmethod
     def _nobody_knows(failures: Sequence[Exception]) -> RedisConnectionError:

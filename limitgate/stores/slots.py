@@ -10,6 +10,7 @@ So the bucket is as if it had never been asked. Pure: knows no connection and no
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -102,8 +103,8 @@ def _missed(parts: Sequence[Part], outcomes: Sequence[Outcome]) -> frozenset[str
 
 
 def _worst(failures: Sequence[StoreError]) -> Any:
-    """The kind of a failure; out of memory only if nothing else failed, since ``on_error`` takes that less lightly."""
-    return next((failure.fault for failure in failures if failure.fault != "oom"), "oom")
+    """The kind of a failure; out of memory if anything failed by that, since ``on_error`` takes it less lightly."""
+    return "oom" if any(failure.fault == "oom" for failure in failures) else failures[0].fault
 
 
 def _joined(plan: Plan, parts: Sequence[Part], readings: Sequence[Reading]) -> Reading:
@@ -187,8 +188,9 @@ class SlotMap(Generic[N]):
 
     def known(self) -> list[Address]:
         """All nodes that may know the others, first those that answer."""
-        known = dict.fromkeys([*self._held(), *self._seeds])
-        return sorted(known, key=lambda address: not self._is_healthy(address))
+        held = list(self._held())
+        random.shuffle(held)  # one that is cut off and knows no better is not asked every time
+        return sorted(dict.fromkeys([*held, *self._seeds]), key=lambda address: not self._is_healthy(address))
 
     def unused(self) -> list[Address]:
         """Nodes that something was made for, but that hold no slot any more. None while some slots are not known."""
