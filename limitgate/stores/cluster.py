@@ -112,9 +112,11 @@ class Cluster:
 
     def redirected(self, batcher: Batcher, batch: Batch, reply: Redirection) -> None:
         """Send a batch on that a node could not deal with."""
-        if not isinstance(reply, AskError):
+        if not isinstance(reply, AskError):  # while a slot moves, several buckets can only be had where all of them are
+            holder = self._map.node(self._map.holder(slot_of(batch.plans[0])))
             for alone in batch.each():
-                batcher.park(alone, RETRY_PAUSE)  # while a slot moves, several buckets can only be had when all are there
+                alone.asking = False  # a target that is asked makes a new bucket of one that has yet to come
+                holder.park(alone, RETRY_PAUSE)
             return
         asked = next((address for address, node in self._map.nodes.items() if node is batcher), self._dialer.nodes[0])
         address = redirected(reply, asked)

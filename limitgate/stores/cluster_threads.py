@@ -180,12 +180,15 @@ class Cluster:
                 self._map.moved(errand.slot, errand.address)
                 self._look()
             return [errand]
-        if len(errand.places) == 1:  # while a slot moves, several of its buckets can only be had together when all are there
-            return [errand]
+        return self._apart(errand)
+
+    def _apart(self, errand: _Errand) -> list[_Errand]:
+        """An errand plan by plan: while a slot moves, several of its buckets can only be had where all of them are."""
         apart = []
         for place, plan in zip(errand.places, errand.call.plans):
-            alone = _Errand(errand.slot, errand.address, [plan], [place])
+            alone = _Errand(errand.slot, self._map.holder(errand.slot), [plan], [place])
             alone.call.follow(errand.call)
+            alone.call.asking = False  # a target that is asked makes a new bucket of one that has yet to come
             alone.pauses = True
             apart.append(alone)
         return apart
