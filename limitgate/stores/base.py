@@ -1,4 +1,4 @@
-"""What a store is, to those who use one. A store is the only place that does I/O or reads a clock."""
+"""What a store is, to those who use one. A store is the only place that does I/O or reads a wall clock."""
 
 from __future__ import annotations
 
