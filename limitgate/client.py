@@ -133,9 +133,9 @@ class Proxies:
         for header in dict.fromkeys((self._header, "x-forwarded-for", "forwarded")):
             value = request.headers.get(header)
             if value:
-                self._looks = 0
                 elements = _forwarded if header == "forwarded" else _addresses
                 if peer is None or canonical(peer) not in map(canonical, elements(value)):
+                    self._looks = 0
                     self._unbelieved.log(header)
                 return
 

@@ -21,7 +21,7 @@ from limitgate import Caller, LimitGate, MemoryStore, Rule, RuleSet, limit
 from limitgate.callers import KnownCaller
 from limitgate.diagnosis import APART, PAGE, Diagnosis, Once, clock_comparison
 from tests.clock import Clock
-from tests.doors import SITES, Site, asgi_reply
+from tests.doors import PEER, SITES, Site, asgi_reply
 from tests.redis_server import RedisServer
 
 DOCS = (Path(__file__).parent.parent / PAGE).read_text()
@@ -426,3 +426,12 @@ def test_a_proxy_is_missed_only_for_a_while(stage: Stage, caplog: pytest.LogCapt
         it.ask()
     it.ask(headers=XFF)
     assert codes(caplog) == []
+
+
+def test_a_client_that_names_itself_hides_no_proxy(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    """A request whose header names its own peer, as servers leave it that have resolved it, does not end the search."""
+    it = stage.site(Rule("all", "9999/second"))
+    it.ask(headers={"x-forwarded-for": PEER})
+    assert codes(caplog) == []
+    it.ask(headers=XFF)
+    assert codes(caplog) == ["LG006"]
