@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import random
 import sys
 import threading
 import time
@@ -111,6 +112,13 @@ def test_pauses_grow_and_differ() -> None:
     assert len(set(pauses[10:])) > 20
     breaker.succeeded()
     assert breaker.pause() <= FIRST_PAUSE
+
+
+def test_the_applications_own_chance_is_left_alone() -> None:
+    """An application that has seeded Python's random numbers gets the same ones whether or not probes are sent."""
+    state = random.getstate()
+    Breaker().pause()
+    assert random.getstate() == state
 
 
 def test_requests_do_not_wait_for_a_frozen_redis(it: Store, own_redis: RedisServer) -> None:

@@ -20,6 +20,8 @@ FAILURES = 5
 """Calls in a row that fail before requests no longer wait."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.8
 """Seconds between two probes, each pause twice the one before. With `PROBE_TIMEOUT` it bounds how late recovery is seen."""
+CHANCE = random.SystemRandom()
+"""Chance that is nobody else's: an application that has seeded its own finds that undisturbed, and forks differ."""
 PROBE_TIMEOUT = 0.5
 """Seconds that a probe waits for its answer, at most: no longer than a request would, whose timeout may be less."""
 
@@ -83,7 +85,7 @@ class Breaker:
     def pause(self) -> float:
         """Seconds until the next probe: somewhere between half of this pause and the whole. The next one is longer."""
         pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
-        return pause * random.uniform(0.5, 1.0)  # noqa: S311 - so that not all processes come back at once
+        return pause * CHANCE.uniform(0.5, 1.0)  # so that not all processes come back at once
 
 
 def probe_beside(plan: Plan) -> Plan:

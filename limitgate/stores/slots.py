@@ -10,7 +10,6 @@ So the bucket is as if it had never been asked. Pure: knows no connection and no
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -18,7 +17,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from limitgate.errors import StoreError
 from limitgate.plan import Charge, Lease, Plan, Reading
-from limitgate.stores.breaker import Breaker
+from limitgate.stores.breaker import CHANCE, Breaker
 from limitgate.stores.dialer import Address, said_address, spelled
 from limitgate.stores.leases import SPARE
 from limitgate.stores.scripted import Outcome
@@ -189,7 +188,7 @@ class SlotMap(Generic[N]):
     def known(self) -> list[Address]:
         """All nodes that may know the others, first those that answer."""
         held = list(self._held())
-        random.shuffle(held)  # one that is cut off and knows no better is not asked every time
+        CHANCE.shuffle(held)  # one that is cut off and knows no better is not asked every time
         return sorted(dict.fromkeys([*held, *self._seeds]), key=lambda address: not self._is_healthy(address))
 
     def unused(self) -> list[Address]:
