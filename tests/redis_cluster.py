@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import redis
 from redis.crc import key_slot
 
+from tests.proxy import calls_to
 from tests.redis_server import RedisServer, free_port, is_free
 
 SLOTS = 16384
@@ -210,13 +211,6 @@ class Sentinels:
         """Stop all servers and remove their folders."""
         for server in (*self.sentinels, *self.servers):
             server.stop()
-
-
-def calls_to(server: RedisServer) -> int:
-    """Script calls that a server has carried out."""
-    with server.client() as client:
-        stats = client.info("commandstats")
-    return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "eval"))
 
 
 def _node(**options: str) -> RedisServer:
