@@ -20,7 +20,7 @@ from limitgate.errors import StoreError
 from limitgate.plan import Plan, Reading
 from limitgate.stores import wire
 from limitgate.stores.batch import Batch, Request
-from limitgate.stores.breaker import PROBE_TIMEOUT, probe_beside
+from limitgate.stores.breaker import PROBE_TIMEOUT
 from limitgate.stores.dialer import CONNECT_TIMEOUT
 from limitgate.stores.faults import Redirection, store_error, unsendable
 from limitgate.stores.pipeline import Pipeline
@@ -52,16 +52,15 @@ class Elsewhere(Protocol):
 class Batcher:
     """Sends the plans of one event loop to Redis, on a connection of its own.
 
-    ``dial`` gives a redis-py connection, ``script`` knows what to send and what a reply means, ``probe`` asks whether Redis
-    is back, ``server`` is what log lines call it. Connecting goes on in a task of its own past the deadline of the request
-    that began it. Where the server is a node of a cluster, ``cluster`` knows the others.
+    ``dial`` gives a redis-py connection, ``script`` knows what to send and what a reply means, ``server`` is what log
+    lines call it. Connecting goes on in a task of its own past the deadline of the request that began it. Where the server is
+    a node of a cluster, ``cluster`` knows the others.
     """
 
     def __init__(
         self,
         dial: Callable[[], Awaitable[Any]],
         script: Scripted,
-        probe: Plan,
         *,
         server: str = "Redis",
         cluster: Elsewhere | None = None,
@@ -70,7 +69,6 @@ class Batcher:
         self._server = server
         self._dial = dial
         self._script = script
-        self._probe = probe
         self._cluster = cluster
         self._queue: deque[Request] = deque()
         self._again: deque[Batch] = deque()
@@ -96,8 +94,7 @@ class Batcher:
         """`spend`, but whether or not Redis has stopped answering."""
         if len(self._queue) >= MAX_QUEUED:
             raise StoreError(f"{MAX_QUEUED} requests wait for Redis already", "timeout")
-        if self.breaker.in_trouble and plan is not self._probe:
-            self._probe = probe_beside(plan)  # which on a cluster is then in a slot that this node holds
+        self.breaker.asked(plan)
         loop = asyncio.get_running_loop()
         reading = loop.create_future()
         deadline = loop.time() + timeout
@@ -364,8 +361,9 @@ class Batcher:
 
     def _send_probe(self) -> None:
         self._probe_timer = None
-        if not self.breaker.healthy:
-            self.ask(self._probe, min(PROBE_TIMEOUT, self._script.patience)).add_done_callback(self._probed)
+        probe = self.breaker.probe
+        if probe is not None and not self.breaker.healthy:
+            self.ask(probe, min(PROBE_TIMEOUT, self._script.patience)).add_done_callback(self._probed)
 
     def _probed(self, answer: asyncio.Future[Reading]) -> None:
         if answer.exception() and not self.breaker.healthy:

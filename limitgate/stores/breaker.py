@@ -42,6 +42,8 @@ class Breaker:
 
     def __init__(self, server: str = "Redis", tally: Tally | None = None) -> None:
         self.healthy = True
+        self.probe: Plan | None = None
+        """What to ask to see whether the server works."""
         self._server = server
         self._tally = tally or Tally()
         self._in_a_row = 0
@@ -52,6 +54,11 @@ class Breaker:
     def in_trouble(self) -> bool:
         """Whether the last call failed."""
         return self._in_a_row > 0
+
+    def asked(self, plan: Plan) -> None:
+        """A plan is sent. While there is trouble the latest says where to look: on a cluster, its node holds it."""
+        if plan is not self.probe and (self.probe is None or self.in_trouble):
+            self.probe = _probe_beside(plan)
 
     def check(self) -> None:
         """Raise a `StoreError` if requests are not to wait."""
@@ -88,7 +95,7 @@ class Breaker:
         return pause * CHANCE.uniform(0.5, 1.0)  # so that not all processes come back at once
 
 
-def probe_beside(plan: Plan) -> Plan:
+def _probe_beside(plan: Plan) -> Plan:
     """What asks whether Redis works: clears a bucket that nobody uses, so that a server that cannot write is not believed.
 
     It is in the slot of the plan's first bucket: a node of a cluster says of others where they are, whether or not it works.

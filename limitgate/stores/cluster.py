@@ -44,10 +44,9 @@ from limitgate.stores.slots import (
 class Cluster:
     """Carries out plans on the nodes of a cluster that a `Dialer` connects to."""
 
-    def __init__(self, dialer: Dialer, script: Scripted, probe: Plan) -> None:
+    def __init__(self, dialer: Dialer, script: Scripted) -> None:
         self._dialer = dialer
         self._script = script
-        self._probe = probe
         self._map: SlotMap[Batcher] = SlotMap(dialer.nodes, self._open_node)
         self._looking: asyncio.Task[None] | None = None
         self._map_is_old = False
@@ -115,7 +114,6 @@ class Cluster:
         if not isinstance(reply, AskError):  # while a slot moves, several buckets can only be had where all of them are
             holder = self._map.node(self._map.holder(slot_of(batch.plans[0])))
             for alone in batch.each():
-                alone.asking = False  # a target that is asked makes a new bucket of one that has yet to come
                 holder.park(alone, RETRY_PAUSE)
             return
         asked = next((address for address, node in self._map.nodes.items() if node is batcher), self._dialer.nodes[0])
@@ -161,7 +159,7 @@ class Cluster:
 
     def _open_node(self, address: Address) -> Batcher:
         dial = partial(self._dialer.adial, address)
-        return Batcher(dial, self._script, self._probe, server=named(address), cluster=self)
+        return Batcher(dial, self._script, server=named(address), cluster=self)
 
 
 class _Together:

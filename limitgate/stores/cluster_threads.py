@@ -22,12 +22,12 @@ from limitgate.stores.slots import (
     MAP_PAUSE,
     MAX_HOPS,
     RETRY_PAUSE,
+    Part,
     SlotMap,
     concluded,
     named,
     parts_of,
     redirected,
-    slot_of,
     unreachable,
 )
 from limitgate.stores.wire import Call
@@ -66,11 +66,11 @@ class Cluster:
     def exchange(self, plans: Sequence[Plan], timeout: float) -> list[Outcome]:
         """What becomes of plans, within about ``timeout`` seconds, each with an outcome of its own."""
         asked, began = [parts_of(plan) for plan in plans], time.monotonic()
-        heard = iter(self._carry_out([part.plan for parts in asked for part in parts], timeout))
+        heard = iter(self._carry_out([part for parts in asked for part in parts], timeout))
         conclusions = [concluded(plan, parts, [next(heard) for _ in parts]) for plan, parts in zip(plans, asked)]
         for conclusion in conclusions:
             self._script.refused_elsewhere(conclusion.seen, began)
-        if back := [plan for conclusion in conclusions for plan in conclusion.back]:
+        if back := [parts_of(plan)[0] for conclusion in conclusions for plan in conclusion.back]:
             left = began + timeout - time.monotonic()
             if left > timeout / 2 or not self._give_back_unwatched(back):  # another call may take as long as the first
                 self._give_back(back, left)
@@ -86,16 +86,16 @@ class Cluster:
     def _open_node(self, address: Address) -> Node:
         return Node(partial(self._dialer.dial, address), self._script, server=named(address), failed=self._look)
 
-    def _give_back(self, plans: Sequence[Plan], timeout: float) -> None:
-        told = self._carry_out(plans, timeout)
+    def _give_back(self, parts: Sequence[Part], timeout: float) -> None:
+        told = self._carry_out(parts, timeout)
         with self._lock:
             self._script.not_given_back += sum(isinstance(outcome, StoreError) for outcome in told)
             self._giving_back.discard(threading.current_thread())
 
-    def _give_back_unwatched(self, plans: Sequence[Plan]) -> bool:
+    def _give_back_unwatched(self, parts: Sequence[Part]) -> bool:
         """Give back in a thread of its own, which nobody waits for. False if none can be started now."""
         thread = threading.Thread(
-            target=self._give_back, args=[plans, GIVE_BACK_TIMEOUT], name="limitgate-give-back", daemon=True
+            target=self._give_back, args=[parts, GIVE_BACK_TIMEOUT], name="limitgate-give-back", daemon=True
         )
         with self._lock, suppress(RuntimeError):
             thread.start()
@@ -103,11 +103,11 @@ class Cluster:
             return True
         return False
 
-    def _carry_out(self, plans: Sequence[Plan], timeout: float) -> list[Outcome]:
+    def _carry_out(self, parts: Sequence[Part], timeout: float) -> list[Outcome]:
         """What becomes of plans whose buckets are in one slot each."""
         deadline = time.monotonic() + timeout
-        outcomes: list[Outcome] = [StoreError("no answer from Redis within the timeout", "timeout")] * len(plans)
-        errands = self._errands(plans)
+        outcomes: list[Outcome] = [StoreError("no answer from Redis within the timeout", "timeout")] * len(parts)
+        errands = self._errands(parts)
         while errands and time.monotonic() < deadline:
             round_trip = self._round(errands, deadline)
             errands = []
@@ -125,13 +125,13 @@ class Cluster:
         self._unanswered(errands)
         return outcomes
 
-    def _errands(self, plans: Sequence[Plan]) -> list[_Errand]:
+    def _errands(self, parts: Sequence[Part]) -> list[_Errand]:
         places: dict[int, list[int]] = {}
-        for place, plan in enumerate(plans):
-            places.setdefault(slot_of(plan), []).append(place)
+        for place, part in enumerate(parts):
+            places.setdefault(part.slot, []).append(place)
         errands = []
         for slot, own in places.items():
-            errand = _Errand(slot, self._map.holder(slot), [plans[place] for place in own], own)
+            errand = _Errand(slot, self._map.holder(slot), [parts[place].plan for place in own], own)
             self._script.outgoing(errand.call)
             errands.append(errand)
         return errands
@@ -188,7 +188,6 @@ class Cluster:
         for place, plan in zip(errand.places, errand.call.plans):
             alone = _Errand(errand.slot, self._map.holder(errand.slot), [plan], [place])
             alone.call.follow(errand.call)
-            alone.call.asking = False  # a target that is asked makes a new bucket of one that has yet to come
             alone.pauses = True
             apart.append(alone)
         return apart

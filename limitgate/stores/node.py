@@ -16,7 +16,7 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from limitgate.errors import StoreError
 from limitgate.plan import Plan
-from limitgate.stores.breaker import PROBE_TIMEOUT, Breaker, probe_beside
+from limitgate.stores.breaker import PROBE_TIMEOUT, Breaker
 from limitgate.stores.connections import Connections
 from limitgate.stores.dialer import CONNECT_TIMEOUT
 from limitgate.stores.faults import Redirection, store_error, unsendable
@@ -46,7 +46,6 @@ class Node:
         self._connections = Connections(dial)
         self._script = script
         self._failed = failed
-        self._probe: Plan | None = None
 
     def check(self, _: Plan) -> None:
         """Raise a `StoreError` if nobody is to wait for this server."""
@@ -64,7 +63,7 @@ class Node:
 
     def send(self, calls: Sequence[Call], deadline: float) -> Line:
         """Send calls together; gives the line to `hear` from. Raises `StoreError` by the deadline."""
-        self._probe = self._probe or probe_beside(calls[0].plans[0])
+        self.breaker.asked(calls[0].plans[0])
         line = None
         try:
             line = self._connections.take(deadline)
@@ -106,7 +105,7 @@ class Node:
 
     def probe(self, breaker: Breaker) -> bool:
         """Ask whether the server is back. False where nobody needs to ask any more."""
-        if breaker is not self.breaker or self._probe is None:
+        if breaker is not self.breaker or breaker.probe is None:
             return False
         try:
             self._connections.give(self._connections.take(time.monotonic() + 2 * CONNECT_TIMEOUT))  # no request waits for it
@@ -114,7 +113,7 @@ class Node:
             self._note(error)
             return True
         with suppress(StoreError):
-            self._carry_out([self._probe], time.monotonic() + min(PROBE_TIMEOUT, self._script.patience))
+            self._carry_out([breaker.probe], time.monotonic() + min(PROBE_TIMEOUT, self._script.patience))
         return not breaker.healthy
 
     def _carry_out(self, plans: Sequence[Plan], deadline: float) -> Heard:

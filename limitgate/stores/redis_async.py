@@ -13,7 +13,6 @@ from redis.asyncio.connection import ConnectionPool
 from limitgate.errors import StoreError
 from limitgate.plan import Plan, Reading
 from limitgate.stores.batcher import Batcher
-from limitgate.stores.breaker import probe_beside
 from limitgate.stores.cluster import Cluster
 from limitgate.stores.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.leases import LONGEST, Leases
@@ -104,7 +103,7 @@ class AsyncRedisStore(Scripted):
         if here is None:
             for ended in [loop for loop in self._loops if loop.is_closed()]:  # without closing asynchronous generators
                 self._loops.pop(ended).servers.abandon()
-            here = self._loops[loop] = _Here(self._open(plan), self.leases)
+            here = self._loops[loop] = _Here(self._open(), self.leases)
             await here.loop_end.watch()
         return await here.servers.spend(plan, timeout)
 
@@ -120,8 +119,5 @@ class AsyncRedisStore(Scripted):
         if here is not None:
             here.end_leases_in_time()
 
-    def _open(self, plan: Plan) -> Servers:
-        probe = probe_beside(plan)
-        if self._dialer.nodes:
-            return Cluster(self._dialer, self, probe)
-        return Batcher(self._dialer.adial, self, probe)
+    def _open(self) -> Servers:
+        return Cluster(self._dialer, self) if self._dialer.nodes else Batcher(self._dialer.adial, self)

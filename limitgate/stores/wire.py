@@ -53,8 +53,8 @@ class Call:
         """How many replies have not come yet, while it is on its way on a pipeline."""
 
     def follow(self, other: Call) -> None:
-        """Be sent as another call that it is a part of."""
-        self.sent, self.in_full, self.asking, self.hops = other.sent, other.in_full, other.asking, other.hops
+        """Be sent as another call that it is a part of, but not to the target of a move: it would begin a bucket anew."""
+        self.sent, self.in_full, self.hops = other.sent, other.in_full, other.hops
 
     def commands(self) -> list[Sequence[str | bytes | int]]:
         """What to send; the last reply is the one that counts. Raises one of `UNSENDABLE`."""
