@@ -1,11 +1,12 @@
 # make run    serve the example on http://127.0.0.1:8000      make test   every test, a private Redis included
 # make check  style, types, import directions                 make bench  LimitGate beside its peers
 # make demo   a real access log through the limiter           make fuzz   the property tests and fuzzers, for much longer
+# make docs   what docs/ has of the code: tables, a picture
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test check bench demo fuzz redis clean
+.PHONY: run test check docs bench demo fuzz redis clean
 
 run: .venv/example
 	$(BIN)/uvicorn example_app.main:app --host 127.0.0.1 --port 8000 --no-proxy-headers
@@ -18,6 +19,9 @@ check: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest tests/test_imports.py
+
+docs: .venv/dev
+	$(BIN)/python -m handbook
 
 bench: .venv/bench redis
 	$(BIN)/python -m benchmarks --write

@@ -49,8 +49,9 @@ class Rule(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Name
+    """Up to 64 letters, digits, dots, hyphens and underscores; once in a tier. Clients read it in ``violated-policies``."""
     limits: tuple[Annotated[Limit, PlainValidator(as_limit)], ...] = ()
-    """Limits such as ``100/minute`` or ``10/s burst 20``."""
+    """Limits such as ``100/minute`` or ``10/s burst 20``; all of them have to have room."""
     qps: Count | None = None
     """Requests per second."""
     qpm: Count | None = None
@@ -60,23 +61,23 @@ class Rule(BaseModel):
     qpd: Count | None = None
     """Requests per day."""
     path: StrictStr = "/**"
-    """``/login``, ``/items/{id}`` or ``/api/**``."""
+    """Paths that the rule is for: ``/login``, ``/items/{id}`` or ``/api/**``."""
     methods: frozenset[StrictStr] | None = None
     """Methods that the rule is for, all if not given. GET covers HEAD and WebSocket handshakes."""
     key: Annotated[tuple[StrictStr, ...], Field(min_length=1)] = ("ip",)
-    """What buckets are told apart by."""
+    """What buckets are told apart by, see docs/keys.md."""
     tier: Text | None = None
     """The tier that the rule belongs to; in a file, that of the file if not given."""
     cost: Annotated[Cost, PlainValidator(_cost_or_callable)] = 1
-    """How many requests one counts for."""
+    """How many requests one counts for; in Python also a callable ``(request) -> int``."""
     on_error: OnError | None = None
-    """What a request gets when the store fails; the gate's own setting if not given."""
+    """What a request gets when the store fails; as the option of this name says if not given."""
     shadow: StrictBool = False
     """Count and report, but never refuse."""
     exempt: StrictBool = False
     """Switch every rule off for the requests that match."""
     lease: Annotated[int, Field(strict=True, ge=0)] = 0
-    """The ``lease`` of those limits that have none of their own, see `Limit`."""
+    """Requests that a process may take in advance, for limits that say nothing about it; 0 to ask for every one."""
 
     def __init__(self, /, name: str, *limits: Limit | str, **options: Any) -> None:
         if limits:

@@ -13,25 +13,25 @@ import limitgate
 from limitgate import ConfigError, Settings, open_store
 from limitgate.headers import STYLES
 from limitgate.keys import PARTS
-from tests.markdown import ROOT, rows, text_of
+from tests.markdown import PAGES, ROOT, rows, text_of
 
 README = text_of("README.md")
 
 
 def test_options_table_is_complete_and_has_the_defaults() -> None:
     """The table of options names every setting, with the default it has."""
-    table = {row[0].strip("`"): ast.literal_eval(row[1].strip("`")) for row in rows("README.md", "option")}
+    table = {row[0].strip("`"): ast.literal_eval(row[2].strip("`")) for row in rows("docs/rules.md", "option")}
     assert table == {name: field.default for name, field in Settings.model_fields.items()}
 
 
 def test_keys_table_is_complete() -> None:
     """The table of key parts names every part there is."""
-    assert {row[0].strip("`") for row in rows("README.md", "part")} == {*PARTS, "header:NAME"}
+    assert {row[0].strip("`") for row in rows("docs/keys.md", "part")} == {*PARTS, "header:NAME"}
 
 
 def test_styles_table_is_complete() -> None:
     """The table of header styles names every style there is."""
-    assert {row[0].strip("`") for row in rows("README.md", "style")} == set(STYLES)
+    assert {row[0].strip("`") for row in rows("docs/rules.md", "style")} == set(STYLES)
 
 
 def test_what_is_said_to_be_missing_is_missing() -> None:
@@ -61,7 +61,8 @@ def test_architecture_has_a_place_for_every_module() -> None:
     assert named == {file for file in files if not file.endswith("__init__.py")} | {"stores/__init__.py", "routes/__init__.py"}
 
 
-def test_names_in_the_readme_are_public() -> None:
-    """Whatever the README imports from the package is one of its public names."""
-    imported = {name.strip() for line in re.findall(r"from limitgate import (.*)", README) for name in line.split(",")}
+def test_imported_names_are_public() -> None:
+    """Whatever the pages import from the package is one of its public names."""
+    lines = [line for page in PAGES for line in re.findall(r"from limitgate import (.*)", text_of(page))]
+    imported = {name.strip() for line in lines for name in line.split(",")}
     assert imported <= set(importlib.import_module("limitgate").__all__)
