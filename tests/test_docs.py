@@ -82,6 +82,13 @@ def test_every_page_can_be_reached() -> None:
     assert set(PAGES) <= reached
 
 
+def test_the_index_names_every_page() -> None:
+    """docs/README.md leads to every other page in docs/."""
+    assert {file for file, _ in links("docs/README.md")} >= {page for page in PAGES if page.startswith("docs/")} - {
+        "docs/README.md"
+    }
+
+
 def test_every_figure_is_shown() -> None:
     """Every picture in docs/ stands on some page."""
     shown = set(chain.from_iterable([file for file, _ in links(page)] for page in PAGES))
