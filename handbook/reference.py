@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import get_type_hints
 
+from pydantic import BaseModel
+
 from handbook.fields import HEADS, Field, docstrings, either_of, fields_of, plain, spelled, table
 from limitgate import Limit, Rule, Settings
 from limitgate.callers import KnownCaller
@@ -16,13 +18,17 @@ _VALUES = {"rules": "path or rules", "store": "URL or store", "algorithm": eithe
 
 def tables() -> dict[str, str]:
     """The tables by the marks that they stand between."""
-    options = [field._replace(value=_VALUES.get(field.name.strip("`"), field.value)) for field in fields_of(Settings)]
     return {
-        "rule": table(fields_of(Rule)),
+        "rule": table(_fields(Rule)),
         "limit": table(_limit()),
-        "caller": table(fields_of(KnownCaller)),
-        "options": table(options, ("option", *HEADS[1:])),
+        "caller": table(_fields(KnownCaller)),
+        "options": table(_fields(Settings), ("option", *HEADS[1:])),
     }
+
+
+def _fields(model: type[BaseModel]) -> list[Field]:
+    """The fields of a model, values described by hand where that says more."""
+    return [field._replace(value=_VALUES.get(field.name.strip("`"), field.value)) for field in fields_of(model)]
 
 
 def _limit() -> list[Field]:
