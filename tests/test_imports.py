@@ -19,6 +19,7 @@ STORES = {
             "cluster",
             "cluster_threads",
             "connections",
+            "corrections",
             "dialer",
             "faults",
             "leases",
