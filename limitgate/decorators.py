@@ -12,13 +12,13 @@ import hashlib
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any, Literal, TypeVar, cast
 
 from limitgate.errors import ConfigError
 from limitgate.limits import Limit, as_limit
-from limitgate.rules import Cost, OnError, Rule
+from limitgate.rules import ChargeIf, Cost, OnError, Rule
 
 F = TypeVar("F", bound=Callable[..., Any])
 Mark = Rule | Literal["exempt"]
@@ -59,6 +59,8 @@ def limit(
     cost: Cost = 1,
     on_error: OnError | None = None,
     shadow: bool = False,
+    charge_if: ChargeIf | Mapping[str, Iterable[int | str]] | None = None,
+    per: Literal["request", "message"] = "request",
 ) -> Callable[[F], F]:
     """Limit an endpoint: a Starlette or FastAPI route, an ``HTTPEndpoint`` class or one of its methods, a Flask view.
 
@@ -67,7 +69,8 @@ def limit(
     decorated endpoint raises it when it is called without a gate around it.
     """
     given = tuple(as_limit(limit) for limit in limits)
-    options = {"qps": qps, "qpm": qpm, "qph": qph, "qpd": qpd, "cost": cost, "on_error": on_error, "shadow": shadow}
+    options: dict[str, Any] = {"qps": qps, "qpm": qpm, "qph": qph, "qpd": qpd, "on_error": on_error, "shadow": shadow}
+    options |= {"charge_if": charge_if, "per": per} | ({} if cost == 1 else {"cost": cost})
 
     def decorate(endpoint: F) -> F:
         rule = Rule(name or _place_of(endpoint), *given, key=key, methods=methods, **options)

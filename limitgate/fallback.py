@@ -15,6 +15,7 @@ from limitgate.plan import Charge, Plan, Reading
 from limitgate.planner import Bound, Considered
 from limitgate.rules import OnError
 from limitgate.stores.memory import MemoryStore
+from limitgate.visit import Taken
 
 
 class Resort(NamedTuple):
@@ -28,6 +29,8 @@ class Resort(NamedTuple):
     """The charges that the store can still decide about."""
     local: Plan | None = None
     """The charges to be made here once the store has admitted the rest."""
+    taken: tuple[Taken, ...] = ()
+    """What has been taken, by the store or here; has to be given back if the decision is a refusal."""
 
 
 class Fallback:
@@ -58,7 +61,7 @@ class Fallback:
         """The store decides about some charges, this process about others; they are all made or none."""
         plan = Plan(tuple(local)) if local else None
         if not rest:
-            return Resort(undecided(allowed=True)) if plan is None else self._decided(plan, self._store.spend(plan))
+            return Resort(undecided(allowed=True)) if plan is None else self._taken_here(plan)
         if plan is not None:
             asked = plan._replace(verb="peek")
             reading = self._store.spend(asked)
@@ -72,15 +75,25 @@ class Fallback:
         if rest is None:
             raise ValueError("there is no rest, expected one that the store was asked about")
         if local is None or not reading.admitted:
-            return self._decided(rest, reading)
+            return self._decided(rest, reading, Taken(rest, reading))
         here = self._store.spend(local)
         both = Plan((*rest.charges, *local.charges))
         debts, after = [*reading.debts, *here.debts], [*reading.after, *here.after]
-        return self._decided(both, Reading(reading.now, debts, after, here.admitted))
+        taken = [Taken(rest, reading), Taken(local, here, here=True)]
+        return self._decided(both, Reading(reading.now, debts, after, here.admitted), *taken)
+
+    def correct(self, plan: Plan) -> None:
+        """Put buckets of this process right."""
+        self._store.spend(plan)
+
+    def _taken_here(self, plan: Plan) -> Resort:
+        reading = self._store.spend(plan)
+        return self._decided(plan, reading, Taken(plan, reading, here=True))
 
     @staticmethod
-    def _decided(plan: Plan, reading: Reading) -> Resort:
-        return Resort(decide(plan, reading)._replace(degraded=True), reading.now)
+    def _decided(plan: Plan, reading: Reading, *taken: Taken) -> Resort:
+        done = tuple([each for each in taken if each.reading.admitted])
+        return Resort(decide(plan, reading)._replace(degraded=True), reading.now, taken=done)
 
     def _policy(self, bound: Bound, error: StoreError) -> OnError:
         """What a rule wants done. Out of memory, only its own word for ``open`` lets everything through."""

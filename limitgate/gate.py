@@ -1,26 +1,29 @@
-"""The gate: a request goes in, an answer comes out. Pure but for asking the store.
+"""The gate: decides about a request when it comes, while it is under way, and when it is over. Pure but for asking the store.
 
-Both doors go through here. They differ in one thing, whether asking is awaited: `Gate.check` and `Gate.acheck`.
+All doors go through here. They differ in one thing, whether asking is awaited. So what has to be done is written once, as steps
+that yield what they want to know from the store, and taken by `Gate._take` or `Gate._atake`.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from inspect import isawaitable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from limitgate.callers import Caller
-from limitgate.decision import Decision, decide, undecided
-from limitgate.decorators import EVERYTHING, Mark
+from limitgate.decision import Decision, Settlement, decide, joined, undecided
+from limitgate.decorators import EVERYTHING
 from limitgate.errors import StoreError
 from limitgate.fallback import Fallback, Resort
-from limitgate.headers import Fields, Refusal, rate_fields, refusal, unavailable
+from limitgate.headers import Refusal, rate_fields, refusal, unavailable
 from limitgate.plan import Plan, Reading
-from limitgate.planner import Considered, Planner
+from limitgate.planner import Asked, Considered, Planner
 from limitgate.request import Request
 from limitgate.rules import OnError
+from limitgate.stores.corrections import correction
+from limitgate.visit import Taken, Visit
 
 log = logging.getLogger("limitgate")
 
@@ -30,21 +33,26 @@ CALM = 0.5
 Identify = Callable[[Request], Caller | Awaitable[Caller | None] | None]
 
 
-class Answer(NamedTuple):
-    """What a door does with a request."""
-
-    decision: Decision | None
-    """None where no rule applies."""
-    fields: Fields
-    """Rate fields for whatever response is sent."""
-    refusal: Refusal | None
-    """The response to send instead of the application's; None to let the request pass."""
-    seen: Container[Mark]
-    """The decorators that were taken into account."""
+T = TypeVar("T")
+Steps = Generator[tuple[Plan, float], Reading, T]
+"""What has to be done about a request: yields plans and how long to wait for the store, in seconds, is sent the readings, or
+thrown the store's errors, and returns what came of it."""
 
 
-OFF = Answer(None, [], None, EVERYTHING)
-"""The answer of a gate that is switched off."""
+class Ruling(NamedTuple):
+    """What was decided about some rules."""
+
+    decision: Decision
+    now: int | None
+    """The clock that it goes by, Unix µs; None if nobody was asked."""
+    taken: tuple[Taken, ...]
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """The response to send instead of the application's; None if the request may pass."""
+        if self.decision.allowed:
+            return None
+        return unavailable() if self.now is None else refusal(self.decision)
 
 
 class Gate:
@@ -71,6 +79,8 @@ class Gate:
         self.store = store
         self.failures = 0
         """How often the store did not answer."""
+        self.uncorrected = 0
+        """How often a charge that should have been corrected stayed as it was, as the store did not answer."""
         self._planner = planner
         self._client_of = client_of
         self._timeout = timeout
@@ -85,56 +95,155 @@ class Gate:
         """How many times a request shared its source's overflow bucket, as the source had opened too many others."""
         return self._planner.newcomers.overflowed if self._planner.newcomers else 0
 
-    def check(self, request: Request) -> Answer:
-        """The answer to a request, by a `SyncStore`."""
+    def check(self, request: Request) -> Visit:
+        """What becomes of a request, by a `SyncStore`."""
         identified = self._identified(request)
         if identified is not None and isawaitable(identified):
             getattr(identified, "close", bool)()  # else the coroutine would warn, too, that nobody awaited it
             raise TypeError("identify is async, expected a plain function under WSGI")
-        considered = self._planner.plan(request, identified)
-        if considered.plan is None:
-            return Answer(None, [], None, considered.seen)
-        began = time.monotonic()
-        try:
-            reading: Reading = self.store.spend(considered.plan, self._timeout)
-        except StoreError as error:
-            resort = self._without_store(considered, error)
-        else:
-            return self._decided(considered, considered.plan, reading)
-        if resort.rest is not None:
-            try:
-                resort = self._fallback.with_rest(resort, self.store.spend(resort.rest, self._left_since(began)))
-            except StoreError as error:
-                resort = self._fallback.without(considered, error, wholly=True)
-        return self._degraded(considered, resort)
+        return self._take(self._admitting(request, identified))
 
-    async def acheck(self, request: Request) -> Answer:
-        """The answer to a request, by an `AsyncStore`; ``identify`` may be async."""
+    async def acheck(self, request: Request) -> Visit:
+        """What becomes of a request, by an `AsyncStore`; ``identify`` may be async."""
         identified = self._identified(request)
         if identified is not None and isawaitable(identified):
             identified = await identified
-        considered = self._planner.plan(request, identified)
-        if considered.plan is None:
-            return Answer(None, [], None, considered.seen)
-        began = time.monotonic()
+        return await self._atake(self._admitting(request, identified))
+
+    def further(self, visit: Visit, asked: Sequence[Asked]) -> Decision | None:
+        """Weigh further rules while a request is under way; if one refuses, all that was taken for it is given back.
+
+        The decision about the request as a whole; None if no rule applies.
+        """
+        return self._take(self._going_further(visit, asked))
+
+    async def afurther(self, visit: Visit, asked: Sequence[Asked]) -> Decision | None:
+        """`further`, by an `AsyncStore`."""
+        return await self._atake(self._going_further(visit, asked))
+
+    async def amessage(self, messages: Considered) -> Refusal | None:
+        """Charge a message over a WebSocket; a refusal if it must not pass."""
+        return await self._atake(self._hearing(messages))
+
+    def settle(self, visit: Visit) -> None:
+        """Correct what was charged for a request that is over, by its outcome and by what it turned out to cost."""
+        self._take(self._settling(visit))
+
+    async def asettle(self, visit: Visit) -> None:
+        """`settle`, by an `AsyncStore`."""
+        await self._atake(self._settling(visit))
+
+    def _take(self, steps: Steps[T]) -> T:
+        """What comes of some steps, by a `SyncStore`."""
         try:
-            reading: Reading = await self.store.aspend(considered.plan, self._timeout)
-        except StoreError as error:
-            resort = self._without_store(considered, error)
-        else:
-            return self._decided(considered, considered.plan, reading)
-        if resort.rest is not None:
-            try:
-                resort = self._fallback.with_rest(resort, await self.store.aspend(resort.rest, self._left_since(began)))
-            except StoreError as error:
-                resort = self._fallback.without(considered, error, wholly=True)
-        return self._degraded(considered, resort)
+            asked = next(steps)
+            while True:
+                try:
+                    reading = self.store.spend(*asked)
+                except StoreError as error:
+                    asked = steps.throw(error)
+                else:
+                    asked = steps.send(reading)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    async def _atake(self, steps: Steps[T]) -> T:
+        """What comes of some steps, by an `AsyncStore`."""
+        try:
+            asked = next(steps)
+            while True:
+                try:
+                    reading = await self.store.aspend(*asked)
+                except StoreError as error:
+                    asked = steps.throw(error)
+                else:
+                    asked = steps.send(reading)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
     def _identified(self, request: Request) -> Caller | Awaitable[Caller | None] | None:
         request.resolve_client_with(self._client_of)
         return self._identify(request) if self._identify else None
 
-    def _decided(self, considered: Considered, plan: Plan, reading: Reading) -> Answer:
+    def _admitting(self, request: Request, identified: Caller | None) -> Steps[Visit]:
+        considered = self._planner.plan(request, identified)
+        visit = Visit(self, request, identified, considered.seen)
+        if considered.messages is not None:
+            visit.messages = considered.messages
+        if considered.plan is not None:
+            ruling = yield from self._weighing(considered, considered.plan, visit.settlement)
+            yield from self._following(visit, considered, ruling)
+        return visit
+
+    def _going_further(self, visit: Visit, asked: Sequence[Asked]) -> Steps[Decision | None]:
+        if visit.seen is EVERYTHING or visit.refusal is not None:
+            return visit.decision  # this request is exempt, or somebody has refused it already
+        considered = self._planner.further(visit.request, visit.identified, asked)
+        if considered.plan is not None:
+            ruling = yield from self._weighing(considered, considered.plan, visit.settlement)
+            yield from self._following(visit, considered, ruling)
+        return visit.decision
+
+    def _hearing(self, messages: Considered) -> Steps[Refusal | None]:
+        if messages.plan is None:
+            return None
+        ruling = yield from self._weighing(messages, messages.plan)
+        return ruling.refusal
+
+    def _settling(self, visit: Visit) -> Steps[None]:
+        for taken, costs in visit.settled():
+            yield from self._correcting(taken, costs)
+
+    def _weighing(self, considered: Considered, plan: Plan, settlement: Settlement | None = None) -> Steps[Ruling]:
+        """Ask the store, and if it fails decide without it, or without a part of it."""
+        began = time.monotonic()
+        try:
+            reading = yield plan, self._timeout
+        except StoreError as error:
+            resort = self._without_store(considered, error)
+        else:
+            self._note_answer(reading)
+            taken = (Taken(plan, reading),) if reading.admitted else ()
+            return Ruling(decide(plan, reading, settlement), reading.now, taken)
+        if resort.rest is not None:
+            try:
+                reading = yield resort.rest, self._left_since(began)
+                resort = self._fallback.with_rest(resort, reading)
+            except StoreError as error:
+                resort = self._fallback.without(considered, error, wholly=True)
+        decision = resort.decision or undecided(allowed=False)
+        return Ruling(decision._replace(settlement=settlement), resort.now, resort.taken)
+
+    def _following(self, visit: Visit, considered: Considered, ruling: Ruling) -> Steps[None]:
+        """Let a ruling have its effect on a visit. A refusal gives back whatever was taken, now and before."""
+        decision = ruling.decision
+        if decision.allowed:
+            visit.took(considered, ruling.taken)
+            if visit.decision is not None:
+                decision = joined(visit.decision, decision)
+        else:
+            visit.refusal = ruling.refusal
+            for taken in visit.give_up() + ruling.taken:
+                yield from self._correcting(taken, [0] * len(taken.plan.charges))
+        visit.decision = decision
+        if ruling.now is not None:
+            visit.fields = rate_fields(self._styles, decision, ruling.now)
+
+    def _correcting(self, taken: Taken, costs: Sequence[int]) -> Steps[None]:
+        """See to it that something was charged as much as it should have been. Where the store fails, it stays as it is."""
+        plan = correction(taken.plan, taken.reading, costs)
+        if taken.here:
+            self._fallback.correct(plan)
+        elif plan.charges:
+            try:
+                yield plan, self._timeout
+            except StoreError as error:
+                self.uncorrected += 1
+                self._note_failure(error)
+
+    def _note_answer(self, reading: Reading) -> None:
         if self._failing and getattr(self.store, "healthy", True) and time.monotonic() - self._failed > CALM:
             self._failing = False
             log.warning("the store answers again")
@@ -142,18 +251,16 @@ class Gate:
         if compare is not None:
             self._compare_clocks = None
             compare(reading.now)
-        return self._answer(considered, decide(plan, reading), reading.now)
 
-    def _answer(self, considered: Considered, decision: Decision, now: int) -> Answer:
-        fields = rate_fields(self._styles, decision, now)
-        return Answer(decision, fields, None if decision.allowed else refusal(decision), considered.seen)
-
-    def _without_store(self, considered: Considered, error: StoreError) -> Resort:
+    def _note_failure(self, error: StoreError) -> None:
         self.failures += 1
         self._failed = time.monotonic()
         if not self._failing:
             self._failing = True
             log.warning("the store failed, on_error decides until it answers again: %s", error)
+
+    def _without_store(self, considered: Considered, error: StoreError) -> Resort:
+        self._note_failure(error)
         return self._fallback.without(considered, error)
 
     def _left_since(self, began: float) -> float:
@@ -162,9 +269,3 @@ class Gate:
         if left <= 0:
             raise StoreError("no time was left to ask about the others", "timeout")
         return left
-
-    def _degraded(self, considered: Considered, resort: Resort) -> Answer:
-        decision = resort.decision or undecided(allowed=False)
-        if resort.now is not None:
-            return self._answer(considered, decision, resort.now)
-        return Answer(decision, [], None if decision.allowed else unavailable(), considered.seen)

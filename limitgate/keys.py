@@ -16,6 +16,9 @@ from typing import Any
 from limitgate.errors import ConfigError
 from limitgate.identity import Subject
 
+Value = tuple[str, str | None]
+"""A part of a key that the application works out by itself: its name, and its value or None if it is absent."""
+
 PARTS = ("path", "ip", "api_key", "method", "host", "user", "caller", "tier", "global")
 _HEADER_PART = re.compile(r"header:[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}", re.ASCII)
 _HOST = re.compile(r"\A(\[[^\]]*\]|[^:,]*).*", re.DOTALL)
@@ -81,6 +84,11 @@ def overflow(source: str | None) -> str:
     return _field("overflow nobody" if source is None else "overflow", source or "")
 
 
+def given(values: Sequence[Value], subject: Subject) -> str:
+    """What further parts contribute to a key's text; the client's address for one that is absent, as for any other."""
+    return "".join([_field(f"given {name}", value) if value else _absent(subject) for name, value in values])
+
+
 def check_part(name: str) -> tuple[str, ...]:
     """The alternatives in one part of a key, as they are known inside. Raises `ConfigError`."""
     labels = tuple(label.strip() for label in name.split("|"))
@@ -102,10 +110,15 @@ def _part(labels: Sequence[str], pattern: str) -> Callable[[Subject], str]:
                 return _field(label, value)
         if own_pattern is not None:
             return own_pattern
-        address = subject.address()
-        return "nobody," if address is None else _field("absent", address)
+        return _absent(subject)
 
     return contribution
+
+
+def _absent(subject: Subject) -> str:
+    """What stands for a part that is absent."""
+    address = subject.address()
+    return "nobody," if address is None else _field("absent", address)
 
 
 def _first(readers: Sequence[tuple[str, Callable[[Subject], str | None], bool]], subject: Subject) -> bool:

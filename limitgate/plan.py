@@ -11,6 +11,15 @@ from limitgate.limits import Windows
 Verb = Literal["spend", "peek", "reset"]
 
 
+def check_cost(cost: object) -> int:
+    """``cost`` as it may be charged. Raises `TypeError` if it is no integer, `ValueError` if it is negative."""
+    if type(cost) is not int:
+        raise TypeError(f"cost is a {type(cost).__name__}, expected an integer, or in a rule a callable that gives one")
+    if cost < 0:
+        raise ValueError(f"cost is {cost}, expected at least 0")
+    return cost
+
+
 class Lease(NamedTuple):
     """What is taken from a bucket in advance, and what is put back of what was taken before.
 

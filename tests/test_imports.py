@@ -53,9 +53,10 @@ LAYERS = (
     {"config", "decorators", "lint"},
     {"routes"},
     {"planner", "routes.flask", "routes.starlette", "settings"},
+    {"visit"},
     {"fallback"},
     {"gate"},
-    {"front", "limiter"},
+    {"exchange", "front", "limiter"},
     {"middleware"},
     {""},
 )
