@@ -73,7 +73,7 @@ def limit(
     options |= {"charge_if": charge_if, "per": per} | ({} if cost == 1 else {"cost": cost})
 
     def decorate(endpoint: F) -> F:
-        rule = Rule(name or _place_of(endpoint), *given, key=key, methods=methods, **options)
+        rule = Rule(name or place_named(_name_of(endpoint)), *given, key=key, methods=methods, **options)
         if any(isinstance(mark, Rule) and mark.name == rule.name for mark in _marks_within(endpoint)):
             raise ConfigError(f"limit {rule.name!r} is on {_name_of(endpoint)} twice, expected different names")
         guarded: F = _guarded(endpoint, rule)
@@ -185,7 +185,13 @@ def _guard(function: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
 
 def _check(rule: Rule) -> None:
     seen = seen_by_gate.get()
-    if (seen is None or rule not in seen) and _enabled():
+    if seen is None or rule not in seen:
+        without_a_gate(rule)
+
+
+def without_a_gate(rule: Rule) -> None:
+    """A limit was reached which no gate has seen the request for. Raises `ConfigError` unless LimitGate is switched off."""
+    if _enabled():
         raise ConfigError(
             f"{rule.name} is limited, but no LimitGate has seen this request for it; expected "
             "app.add_middleware(LimitGate, rules=...) or LimitGateWSGI around the application that routes to it"
@@ -212,9 +218,9 @@ def _name_of(endpoint: Any) -> str:
     return f"{getattr(function, '__module__', '')}.{name}".replace(".<locals>", "")
 
 
-def _place_of(endpoint: Any) -> str:
-    """A name for a decorated place: stable between processes, different from that of every other place."""
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", _name_of(endpoint))
+def place_named(name: str) -> str:
+    """The name of a limit by its place: stable between processes, different from that of every other place."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", name)
     if len(name) > 50:
         name = f"{name[-41:]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     _places[name] += 1

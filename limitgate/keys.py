@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
+from uuid import UUID
 
 from limitgate.errors import ConfigError
 from limitgate.identity import Subject
@@ -82,6 +83,21 @@ class Key:
 def overflow(source: str | None) -> str:
     """The text of the bucket that takes in what a source asks under too many keys; no key's text is the same."""
     return _field("overflow nobody" if source is None else "overflow", source or "")
+
+
+def told_apart(value: object, name: str) -> str | None:
+    """What the application gave as part ``name`` of a key, as text; None if it is absent or an anonymous user.
+
+    Raises `TypeError` for what has nothing to be told apart by.
+    """
+    if isinstance(value, int | UUID):
+        return str(value)
+    identity = _identity_of(value)
+    if identity is None and value is not None and getattr(value, "is_authenticated", True):
+        raise TypeError(
+            f"key part {name} gave a {type(value).__name__}, expected text, a number, a UUID or an object with an id"
+        )
+    return identity
 
 
 def given(values: Sequence[Value], subject: Subject) -> str:
@@ -158,7 +174,10 @@ def _host(subject: Subject) -> str:
 
 def _user(subject: Subject) -> str | None:
     """Whatever tells the application's users apart; None for an anonymous one."""
-    user: Any = subject.request.user
+    return _identity_of(subject.request.user)
+
+
+def _identity_of(user: Any) -> str | None:
     if isinstance(user, str):
         return user
     if user is None or not getattr(user, "is_authenticated", True):

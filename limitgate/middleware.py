@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Container, Iterable
 from types import GeneratorType
 from typing import Any, Unpack
@@ -32,6 +33,8 @@ class LimitGate:
         self.app = app
         self.gate, self._on_denied, self._owns_store = open_front(asgi_routes(app), open_store, **options)
         self._settling: set[asyncio.Future[None]] = set()
+        if "fastapi" in sys.modules:
+            import limitgate.fastapi  # noqa: F401, PLC0415 - so that its OpenAPI document has the limits in it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, pass everything else through."""

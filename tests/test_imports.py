@@ -57,6 +57,7 @@ LAYERS = (
     {"fallback"},
     {"gate"},
     {"exchange", "front", "limiter"},
+    {"fastapi"},
     {"middleware"},
     {""},
 )
