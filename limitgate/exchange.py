@@ -19,10 +19,11 @@ StartResponse = Callable[..., Callable[[bytes], object]]
 
 _STARTS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 """Messages that carry response headers."""
+_STATUSES = {"http.response.start": 200, "websocket.accept": 101, "websocket.http.response.start": 403, "websocket.close": 403}
+"""The status by the message that a response or handshake begins with, if it names none; servers make a 403 of a close."""
+_BEGINNINGS = frozenset(_STATUSES)
 _TRY_AGAIN_LATER = 1013
 """The WebSocket close code of a server that is overloaded (IANA WebSocket Close Code Number Registry)."""
-_FORBIDDEN = 403
-"""What servers answer to a handshake that is closed before it is accepted."""
 
 
 class Exchange:
@@ -32,14 +33,16 @@ class Exchange:
     every message over a WebSocket charged where a rule says so.
     """
 
+    _is_closed = False
+    """Whether the application has nothing to say any more."""
+    _client_left = False
+
     def __init__(self, visit: Visit, scope: Scope, receive: Receive, send: Send, *, on_denied: OnDenied | None) -> None:
         self._visit = visit
         self._scope = scope
         self._receive = receive
         self._send = send
         self._on_denied = on_denied
-        self._is_closed = False
-        self._client_left = False
 
     async def receive(self) -> Message:
         """The next message from the server."""
@@ -58,18 +61,17 @@ class Exchange:
     async def send(self, message: Message) -> None:
         """Pass a message of the application on, if it is to be passed on."""
         visit = self._visit
-        if self._is_closed:
+        if not visit.has_begun and message["type"] in _BEGINNINGS:
+            if visit.refusal is not None:
+                await self.refuse_late()
+                return
+            visit.has_begun, visit.status = True, message.get("status") or _STATUSES[message["type"]]
+            if visit.fields and message["type"] in _STARTS:
+                message = {**message, "headers": [*(message.get("headers") or ()), *raw(visit.fields)]}
+        elif self._is_closed:
             if visit.refusal is None and message["type"] != "websocket.close":
                 raise OSError("the WebSocket was closed, as its messages came too fast")
             return  # it has been answered already
-        if not visit.has_begun:
-            kind = message["type"]
-            if kind in _STARTS:
-                await self._begin(message, message.get("status", 101))
-                return
-            if kind == "websocket.close":
-                await self._begin(message, _FORBIDDEN)
-                return
         await self._send(message)
 
     async def refuse_late(self) -> bool:
@@ -102,16 +104,6 @@ class Exchange:
         """The application has raised an error, maybe only because the client went away."""
         if not self._client_left:
             self._visit.failed()
-
-    async def _begin(self, message: Message, status: int) -> None:
-        visit = self._visit
-        if visit.refusal is not None:
-            await self.refuse(visit.refusal)
-            return
-        visit.has_begun, visit.status = True, status
-        if visit.fields and message["type"] in _STARTS:
-            message = {**message, "headers": [*(message.get("headers") or ()), *raw(visit.fields)]}
-        await self._send(message)
 
     def _sending(self, unless_set: Fields) -> Send:
         """``send`` that adds rate fields to what starts a response, and other fields where there are none yet."""

@@ -13,10 +13,10 @@ from inspect import isawaitable
 from typing import Any, NamedTuple, TypeVar
 
 from limitgate.callers import Caller
-from limitgate.decision import Decision, Settlement, decide, joined, undecided
+from limitgate.decision import Decision, decide, joined, undecided
 from limitgate.decorators import EVERYTHING
 from limitgate.errors import StoreError
-from limitgate.fallback import Fallback, Resort
+from limitgate.fallback import Fallback
 from limitgate.headers import Refusal, rate_fields, refusal, unavailable
 from limitgate.plan import Plan, Reading
 from limitgate.planner import Asked, Considered, Planner
@@ -101,14 +101,32 @@ class Gate:
         if identified is not None and isawaitable(identified):
             getattr(identified, "close", bool)()  # else the coroutine would warn, too, that nobody awaited it
             raise TypeError("identify is async, expected a plain function under WSGI")
-        return self._take(self._admitting(request, identified))
+        visit, considered = self._visit(request, identified)
+        if considered.plan is not None:
+            began = time.monotonic()
+            try:
+                reading: Reading = self.store.spend(considered.plan, self._timeout)
+            except StoreError as error:
+                self._take(self._resorting(visit, considered, error, began))
+            else:
+                self._admit(visit, considered, considered.plan, reading)
+        return visit
 
     async def acheck(self, request: Request) -> Visit:
         """What becomes of a request, by an `AsyncStore`; ``identify`` may be async."""
         identified = self._identified(request)
         if identified is not None and isawaitable(identified):
             identified = await identified
-        return await self._atake(self._admitting(request, identified))
+        visit, considered = self._visit(request, identified)
+        if considered.plan is not None:
+            began = time.monotonic()
+            try:
+                reading: Reading = await self.store.aspend(considered.plan, self._timeout)
+            except StoreError as error:
+                await self._atake(self._resorting(visit, considered, error, began))
+            else:
+                self._admit(visit, considered, considered.plan, reading)
+        return visit
 
     def further(self, visit: Visit, asked: Sequence[Asked]) -> Decision | None:
         """Weigh further rules while a request is under way; if one refuses, all that was taken for it is given back.
@@ -167,23 +185,34 @@ class Gate:
         request.resolve_client_with(self._client_of)
         return self._identify(request) if self._identify else None
 
-    def _admitting(self, request: Request, identified: Caller | None) -> Steps[Visit]:
+    def _visit(self, request: Request, identified: Caller | None) -> tuple[Visit, Considered]:
         considered = self._planner.plan(request, identified)
         visit = Visit(self, request, identified, considered.seen)
         if considered.messages is not None:
             visit.messages = considered.messages
-        if considered.plan is not None:
-            ruling = yield from self._weighing(considered, considered.plan, visit.settlement)
-            yield from self._following(visit, considered, ruling)
-        return visit
+        return visit, considered
+
+    def _admit(self, visit: Visit, considered: Considered, plan: Plan, reading: Reading) -> None:
+        """What becomes of a request that comes, by what the store said: the short way, which almost all of them go."""
+        self._note_answer(reading)
+        visit.decision = decision = decide(plan, reading, visit.settlement)
+        visit.fields = rate_fields(self._styles, decision, reading.now)
+        if decision.allowed:
+            visit.taken = (Taken(considered, plan, reading),)
+        else:
+            visit.refusal = refusal(decision)
+
+    def _resorting(self, visit: Visit, considered: Considered, error: StoreError, began: float) -> Steps[None]:
+        ruling = yield from self._without_store(considered, error, began)
+        yield from self._following(visit, ruling)
 
     def _going_further(self, visit: Visit, asked: Sequence[Asked]) -> Steps[Decision | None]:
         if visit.seen is EVERYTHING or visit.refusal is not None:
             return visit.decision  # this request is exempt, or somebody has refused it already
         considered = self._planner.further(visit.request, visit.identified, asked)
         if considered.plan is not None:
-            ruling = yield from self._weighing(considered, considered.plan, visit.settlement)
-            yield from self._following(visit, considered, ruling)
+            ruling = yield from self._weighing(considered, considered.plan)
+            yield from self._following(visit, ruling)
         return visit.decision
 
     def _hearing(self, messages: Considered) -> Steps[Refusal | None]:
@@ -196,38 +225,40 @@ class Gate:
         for taken, costs in visit.settled():
             yield from self._correcting(taken, costs)
 
-    def _weighing(self, considered: Considered, plan: Plan, settlement: Settlement | None = None) -> Steps[Ruling]:
-        """Ask the store, and if it fails decide without it, or without a part of it."""
+    def _weighing(self, considered: Considered, plan: Plan) -> Steps[Ruling]:
+        """Ask the store, and if it fails decide without it."""
         began = time.monotonic()
         try:
             reading = yield plan, self._timeout
         except StoreError as error:
-            resort = self._without_store(considered, error)
-        else:
-            self._note_answer(reading)
-            taken = (Taken(plan, reading),) if reading.admitted else ()
-            return Ruling(decide(plan, reading, settlement), reading.now, taken)
+            return (yield from self._without_store(considered, error, began))
+        self._note_answer(reading)
+        return Ruling(decide(plan, reading), reading.now, (Taken(considered, plan, reading),) if reading.admitted else ())
+
+    def _without_store(self, considered: Considered, error: StoreError, began: float) -> Steps[Ruling]:
+        """Decide without the store, or without a part of it, about a request that asked it first at a time."""
+        self._note_failure(error)
+        resort = self._fallback.without(considered, error)
         if resort.rest is not None:
             try:
                 reading = yield resort.rest, self._left_since(began)
-                resort = self._fallback.with_rest(resort, reading)
-            except StoreError as error:
-                resort = self._fallback.without(considered, error, wholly=True)
-        decision = resort.decision or undecided(allowed=False)
-        return Ruling(decision._replace(settlement=settlement), resort.now, resort.taken)
+                resort = self._fallback.with_rest(considered, resort, reading)
+            except StoreError as further:
+                resort = self._fallback.without(considered, further, wholly=True)
+        return Ruling(resort.decision or undecided(allowed=False), resort.now, resort.taken)
 
-    def _following(self, visit: Visit, considered: Considered, ruling: Ruling) -> Steps[None]:
+    def _following(self, visit: Visit, ruling: Ruling) -> Steps[None]:
         """Let a ruling have its effect on a visit. A refusal gives back whatever was taken, now and before."""
         decision = ruling.decision
-        if decision.allowed:
-            visit.took(considered, ruling.taken)
-            if visit.decision is not None:
-                decision = joined(visit.decision, decision)
-        else:
+        visit.taken += ruling.taken
+        if not decision.allowed:
             visit.refusal = ruling.refusal
-            for taken in visit.give_up() + ruling.taken:
+            given_up, visit.taken = visit.taken, ()
+            for taken in given_up:
                 yield from self._correcting(taken, [0] * len(taken.plan.charges))
-        visit.decision = decision
+        elif visit.decision is not None:
+            decision = joined(visit.decision, decision)
+        visit.decision = decision._replace(settlement=visit.settlement)
         if ruling.now is not None:
             visit.fields = rate_fields(self._styles, decision, ruling.now)
 
@@ -258,10 +289,6 @@ class Gate:
         if not self._failing:
             self._failing = True
             log.warning("the store failed, on_error decides until it answers again: %s", error)
-
-    def _without_store(self, considered: Considered, error: StoreError) -> Resort:
-        self._note_failure(error)
-        return self._fallback.without(considered, error)
 
     def _left_since(self, began: float) -> float:
         """Seconds that a request may still wait which asked first at a time. Raises `StoreError` if there are none."""

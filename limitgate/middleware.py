@@ -50,6 +50,13 @@ class LimitGate:
             else:
                 await self._attend(visit, scope, receive, send)
 
+    async def _run(self, seen: Container[Mark], scope: Scope, receive: Receive, send: Send) -> None:
+        token = seen_by_gate.set(seen)
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            seen_by_gate.reset(token)
+
     async def _attend(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
         """Stay with a request to its end."""
         exchange = Exchange(visit, scope, receive, send, on_denied=self._on_denied)
@@ -58,8 +65,9 @@ class LimitGate:
                 await receive()
             await exchange.refuse(visit.refusal)
             return
+        token = seen_by_gate.set(visit.seen)
         try:
-            await self._run(visit.seen, scope, exchange.receive, exchange.send)
+            await self.app(scope, exchange.receive, exchange.send)
         except RateLimited:
             if not await exchange.refuse_late():
                 raise
@@ -67,15 +75,9 @@ class LimitGate:
             exchange.failed()
             raise
         finally:
+            seen_by_gate.reset(token)
             if visit.end():
                 await self._settle(visit)
-
-    async def _run(self, seen: Container[Mark], scope: Scope, receive: Receive, send: Send) -> None:
-        token = seen_by_gate.set(seen)
-        try:
-            await self.app(scope, receive, send)
-        finally:
-            seen_by_gate.reset(token)
 
     async def _settle(self, visit: Visit) -> None:
         """Settle a visit, to the end even if the request is cancelled meanwhile."""
@@ -125,7 +127,7 @@ class LimitGateWSGI:
             visit.failed()
             _end(visit)
             raise
-        if (visit.seen and isinstance(chunks, GeneratorType)) or (visit.has_taken and not _is_all_there(chunks, environ)):
+        if (visit.seen and isinstance(chunks, GeneratorType)) or (visit.taken and not _is_all_there(chunks, environ)):
             return Body(chunks, visit, _end)
         _end(visit)
         return chunks

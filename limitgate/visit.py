@@ -12,6 +12,7 @@ from limitgate.headers import Fields, Refusal
 from limitgate.plan import Charge, Plan, Reading
 from limitgate.planner import Considered
 from limitgate.request import Request
+from limitgate.rules import Rule
 
 VISIT = "limitgate.visit"
 """Where the visit is found in a scope or environ; None where the gate is switched off."""
@@ -20,7 +21,9 @@ VISIT = "limitgate.visit"
 class Taken(NamedTuple):
     """Something that was taken for a request."""
 
+    considered: Considered
     plan: Plan
+    """What was taken; a part of what was considered where the store failed for the rest."""
     reading: Reading
     here: bool = False
     """Whether this process decided, as the store had failed."""
@@ -39,8 +42,8 @@ class Visit:
     """Whether a response has begun, so that it is too late to refuse."""
     status: int | None = None
     """That of the response, None as long as there is none."""
-    _considered: tuple[Considered, ...] = ()
-    _taken: tuple[Taken, ...] = ()
+    taken: tuple[Taken, ...] = ()
+    """What was taken for it so far."""
 
     def __init__(self, gate: Any, request: Request, identified: Caller | None, seen: Container[Mark]) -> None:
         self.gate = gate
@@ -53,21 +56,6 @@ class Visit:
         """Rate fields for whatever response is sent."""
         self.settlement = Settlement()
 
-    def took(self, considered: Considered, taken: tuple[Taken, ...]) -> None:
-        """Remember what was taken for rules that were considered."""
-        self._considered += (considered,)
-        self._taken += taken
-
-    def give_up(self) -> tuple[Taken, ...]:
-        """Forget what was taken. Returns it, as it has to be given back."""
-        taken, self._taken = self._taken, ()
-        return taken
-
-    @property
-    def has_taken(self) -> bool:
-        """Whether anything was taken, so that there may be something to settle."""
-        return bool(self._taken)
-
     def failed(self) -> None:
         """The application has raised an error: the response is a 500 if there is none yet."""
         if not self.has_begun:
@@ -76,17 +64,14 @@ class Visit:
     def end(self) -> bool:
         """The request is over. Returns whether something may have been charged that should not have been."""
         self.settlement.is_over = True
-        if not self._taken:
-            return False
-        return bool(self.settlement.costs) or any(considered.is_by_outcome for considered in self._considered)
+        return bool(self.taken) and (bool(self.settlement.costs) or any(taken.considered.is_by_outcome for taken in self.taken))
 
     def settled(self) -> list[tuple[Taken, list[int]]]:
         """What was taken, and what each of its charges should have been, now that the request is over."""
-        rules = {
-            charge.key: bound.rule
-            for considered in self._considered
-            for charge, bound in zip(considered.plan.charges if considered.plan else (), considered.bounds)
-        }
+        rules: dict[str, Rule] = {}
+        for considered, *_ in self.taken:
+            charges = considered.plan.charges if considered.plan else ()
+            rules |= {charge.key: bound.rule for charge, bound in zip(charges, considered.bounds)}
         any_has_own_cost = any(rule.has_own_cost for rule in rules.values())
 
         def cost_of(charge: Charge) -> int:
@@ -97,4 +82,4 @@ class Visit:
             unnamed = told.get(None, charge.cost) if rule.has_own_cost or not any_has_own_cost else charge.cost
             return told.get(rule.name, unnamed)
 
-        return [(taken, [cost_of(charge) for charge in taken.plan.charges]) for taken in self._taken]
+        return [(taken, [cost_of(charge) for charge in taken.plan.charges]) for taken in self.taken]
