@@ -78,6 +78,9 @@ def decisions(decision: Decision) -> None:
     assert_type((window.rule, window.limit, window.period), tuple[str | None, int, int])
     assert_type((window.remaining, window.used), tuple[int, int])
     assert_type((window.reset_after, window.retry_after), tuple[float, float])
+    decision.settle(5)
+    decision.settle(5, rule="tokens")
+    decision.settle("5")  # type: ignore[arg-type]
     decision.allowed = True  # type: ignore[misc]
     decision.left  # type: ignore[attr-defined] # noqa: B018
 
