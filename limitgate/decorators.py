@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from limitgate.errors import ConfigError
 from limitgate.limits import Limit, as_limit
-from limitgate.rules import ChargeIf, Cost, OnError, Rule
+from limitgate.rules import ChargeIf, Cost, OnError, Rule, RuleOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 Mark = Rule | Literal["exempt"]
@@ -69,11 +69,13 @@ def limit(
     decorated endpoint raises it when it is called without a gate around it.
     """
     given = tuple(as_limit(limit) for limit in limits)
-    options: dict[str, Any] = {"qps": qps, "qpm": qpm, "qph": qph, "qpd": qpd, "on_error": on_error, "shadow": shadow}
-    options |= {"charge_if": charge_if, "per": per} | ({} if cost == 1 else {"cost": cost})
+    options: RuleOptions = {"qps": qps, "qpm": qpm, "qph": qph, "qpd": qpd, "on_error": on_error, "shadow": shadow}
+    options |= {"key": key, "methods": methods, "charge_if": charge_if, "per": per}
+    if cost != 1:
+        options["cost"] = cost
 
     def decorate(endpoint: F) -> F:
-        rule = Rule(name or place_named(_name_of(endpoint)), *given, key=key, methods=methods, **options)
+        rule = Rule(name or place_named(_name_of(endpoint)), *given, **options)
         if any(isinstance(mark, Rule) and mark.name == rule.name for mark in _marks_within(endpoint)):
             raise ConfigError(f"limit {rule.name!r} is on {_name_of(endpoint)} twice, expected different names")
         guarded: F = _guarded(endpoint, rule)

@@ -8,18 +8,22 @@ from collections.abc import Awaitable, Callable, Container, Iterable
 from types import GeneratorType
 from typing import Any, Unpack
 
+from limitgate.callers import Caller
 from limitgate.decision import RateLimited
 from limitgate.decorators import EVERYTHING, Mark, seen_by_gate
 from limitgate.exchange import Body, Exchange, Receive, Send, StartResponse, starting
 from limitgate.front import Options, open_front
-from limitgate.request import ASGIRequest, Scope, WSGIRequest
+from limitgate.gate import Identify
+from limitgate.request import ASGIRequest, Request, Scope, WSGIRequest
 from limitgate.routes.flask import wsgi_routes
 from limitgate.routes.starlette import asgi_routes
-from limitgate.stores import open_store, open_sync_store
+from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store
 from limitgate.visit import VISIT, Visit
 
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 WSGIApp = Callable[[dict[str, Any], Any], Iterable[bytes]]
+ASGIOptions = Options[AsyncStore, Identify, ASGIApp]
+WSGIOptions = Options[SyncStore, Callable[[Request], Caller | None], WSGIApp]
 
 
 class LimitGate:
@@ -29,7 +33,7 @@ class LimitGate:
     rules. Needs no lifespan events; where they are sent, its connections are closed with the application.
     """
 
-    def __init__(self, app: ASGIApp, **options: Unpack[Options]) -> None:
+    def __init__(self, app: ASGIApp, **options: Unpack[ASGIOptions]) -> None:
         self.app = app
         self.gate, self._on_denied, self._owns_store = open_front(asgi_routes(app), open_store, **options)
         self._settling: set[asyncio.Future[None]] = set()
@@ -101,7 +105,7 @@ class LimitGateWSGI:
     rules.
     """
 
-    def __init__(self, app: WSGIApp, **options: Unpack[Options]) -> None:
+    def __init__(self, app: WSGIApp, **options: Unpack[WSGIOptions]) -> None:
         self.app = app
         self.gate, self._on_denied, _ = open_front(wsgi_routes(app), open_sync_store, **options)
 

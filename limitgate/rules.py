@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, Unpack
 
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     PlainValidator,
     StrictBool,
@@ -51,13 +50,11 @@ def _status_or_class(value: object) -> int | str:
 Status = Annotated[int | str, PlainValidator(_status_or_class)]
 
 
-class ChargeIf(BaseModel):
+class ChargeIf(BaseModel, extra="forbid", frozen=True):
     """Which outcomes of a request are charged: those with some statuses, or all but those with some.
 
     A status is a number such as 401, or a class such as ``"5xx"``. A WebSocket that is accepted has status 101.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     status: tuple[Status, ...] = ()
     """Charged are responses with one of these."""
@@ -76,14 +73,32 @@ class ChargeIf(BaseModel):
         return named.isdisjoint(listed) is not bool(self.status)
 
 
-class Rule(BaseModel):
+class RuleOptions(TypedDict, total=False):
+    """The fields of a `Rule` besides its name and its limits, as they may be given."""
+
+    qps: int | None
+    qpm: int | None
+    qph: int | None
+    qpd: int | None
+    path: str
+    methods: Iterable[str] | None
+    key: Iterable[str]
+    tier: str | None
+    cost: Cost
+    on_error: OnError | None
+    charge_if: ChargeIf | Mapping[str, Iterable[int | str]] | None
+    per: Literal["request", "message"]
+    shadow: bool
+    exempt: bool
+    lease: int
+
+
+class Rule(BaseModel, extra="forbid", frozen=True):
     """Limits for the requests that match, counted per key.
 
     ``Rule("api", "5/second", qpm=100, path="/api/**", key=["path", "ip"])``. Raises `ConfigError` for an unknown option, a
     value that makes no sense, a rule without limits, or a fixed cost that no limit could ever admit.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Name
     limits: tuple[Annotated[Limit, PlainValidator(as_limit)], ...] = ()
@@ -119,11 +134,12 @@ class Rule(BaseModel):
     lease: Annotated[int, Field(strict=True, ge=0)] = 0
     """The ``lease`` of those limits that have none of their own, see `Limit`."""
 
-    def __init__(self, /, name: str, *limits: Limit | str, **options: Any) -> None:
+    def __init__(self, /, name: str, *limits: Limit | str, **options: Unpack[RuleOptions]) -> None:
+        fields: dict[str, Any] = {**options}
         if limits:
-            options["limits"] = (*limits, *options.get("limits", ()))
+            fields["limits"] = (*limits, *fields.get("limits", ()))
         try:
-            super().__init__(name=name, **options)
+            super().__init__(name=name, **fields)
         except ValidationError as error:
             inside = error.errors(include_url=False)[0]["loc"][1:]  # only charge_if has fields of its own
             known = ChargeIf.model_fields if inside else Rule.model_fields

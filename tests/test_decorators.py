@@ -1542,6 +1542,20 @@ def test_finding_an_included_route_among_many_asks_few(monkeypatch: pytest.Monke
     assert len(asked) <= 2
 
 
+@pytest.mark.parametrize("name", ["fa_websocket", "fa_starlette_route_included", "fa_mount_in_included", "fa_included_twice"])
+def test_included_routes_are_known_as_before_fastapi_0_143(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Where the context of an included route that is not FastAPI's own has neither path nor endpoint, its limit holds."""
+
+    def effective_route(context: Any) -> Any:
+        return context._route_context or context.route
+
+    monkeypatch.setattr(fastapi.routing.RouteContext, "_effective_route", property(effective_route))
+    place = PLACES[name]
+    app = place.gated(limit("1/minute"))
+    assert place.passes(place.ask(app))
+    assert not place.passes(place.ask(app))
+
+
 def _recording(function: Any, calls: list[Any]) -> Any:
     @functools.wraps(function)
     def recorded(*args: Any) -> Any:

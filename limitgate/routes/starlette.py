@@ -103,13 +103,18 @@ def _router(app: Any) -> Any:
 
 
 def flat(routes: Iterable[Any]) -> Iterable[Any]:
-    """The routes with those of FastAPI's included routers in their places, each under its full path."""
+    """The routes with those of FastAPI's included routers in their places, each under its full path.
+
+    Before FastAPI 0.143 what is included and is no route of FastAPI's own has its path and endpoint in ``starlette_route``.
+    """
     if not any(type(route).__module__ == "fastapi.routing" for route in routes):
         return routes
     import fastapi.routing  # noqa: PLC0415 - only where it is in use already
 
     flatten = getattr(fastapi.routing, "iter_route_contexts", None)
-    return routes if flatten is None else flatten(routes)
+    if flatten is None:
+        return routes
+    return [getattr(route, "starlette_route", None) or route for route in flatten(routes)]
 
 
 def _everywhere(routes: Iterable[Any]) -> Iterator[Any]:
