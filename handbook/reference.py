@@ -11,8 +11,14 @@ from handbook.fields import HEADS, Field, docstrings, either_of, fields_of, plai
 from limitgate import Limit, Rule, Settings
 from limitgate.callers import KnownCaller
 from limitgate.limits import ALGORITHMS
+from limitgate.rules import ChargeIf
 
-_VALUES = {"rules": "path or rules", "store": "URL or store", "algorithm": either_of(f"`{name}`" for name in ALGORITHMS)}
+_VALUES = {
+    "rules": "path or rules",
+    "store": "URL or store",
+    "charge_if": "mapping, see below",
+    "algorithm": either_of(f"`{name}`" for name in ALGORITHMS),
+}
 """What is to be said of values whose type says too little."""
 
 
@@ -20,6 +26,7 @@ def tables() -> dict[str, str]:
     """The tables by the marks that they stand between."""
     return {
         "rule": table(_fields(Rule)),
+        "charge_if": table(_fields(ChargeIf)),
         "limit": table(_limit()),
         "caller": table(_fields(KnownCaller)),
         "options": table(_fields(Settings), ("option", *HEADS[1:])),
