@@ -51,12 +51,12 @@ LAYERS = (
     {"rules"},
     {"config", "decorators", "lint"},
     {"routes"},
-    {"planner", "routes.flask", "routes.starlette", "settings"},
+    {"overview", "planner", "routes.flask", "routes.starlette", "settings"},
     {"fallback"},
     {"gate"},
     {"front", "limiter"},
     {"middleware"},
-    {""},
+    {"", "flask"},
 )
 
 
