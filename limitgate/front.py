@@ -70,7 +70,7 @@ def open_front(routes: Routes, open_store: Opener[Any], **options: Unpack[Option
     warn_about_environment(settings.store)
     owns_store = isinstance(settings.store, str)
     proxies = Proxies(settings.trusted_proxies, settings.forwarded_header)
-    rules = _rules(settings.rules)
+    rules = rules_of(settings.rules)
     _review(rules, proxies, identifies=settings.identify is not None)
     identities = Identities(
         rules.callers,
@@ -121,7 +121,8 @@ def _has_own_clock(store: object) -> bool:
     return hasattr(store, "clock_steps") and not isinstance(store, MemoryStore)
 
 
-def _rules(given: object) -> RuleSet:
+def rules_of(given: object) -> RuleSet:
+    """The rule set that the option ``rules`` gives, in whatever form. Raises `ConfigError` if it is none."""
     if given is None:
         raise ConfigError("rules are missing, expected rules=... or LIMITGATE_RULES: a file, a folder, or a list of Rule")
     if isinstance(given, RuleSet):

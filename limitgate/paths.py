@@ -74,6 +74,22 @@ def covers(pattern: Sequence[str], other: Sequence[str]) -> bool:
     return len(pattern) == len(other)
 
 
+def meet(pattern: Sequence[str], other: Sequence[str]) -> tuple[str, ...] | None:
+    """The pattern of those paths that two patterns of `segments` both match; None if there are none."""
+    found: list[str] = []
+    for place, segment in enumerate(pattern):
+        if segment == REST:
+            return (*found, *other[place:])
+        if place == len(other):
+            return None
+        if other[place] == REST:
+            return (*found, *pattern[place:])
+        if segment not in (ANY, other[place]) and other[place] != ANY:
+            return None
+        found.append(other[place] if segment == ANY else segment)
+    return tuple(found) if other[len(pattern) :] in ((), (REST,)) else None
+
+
 class PathIndex(Generic[T]):
     """Values by pattern, found by path in a time that depends on the path's length, not on how many patterns there are.
 

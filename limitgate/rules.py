@@ -67,6 +67,10 @@ class ChargeIf(BaseModel, extra="forbid", frozen=True):
             raise ConfigError("expected either status or status_not, for example {status: [401, 403]} or {status_not: [5xx]}")
         return self
 
+    def __str__(self) -> str:
+        said = "if" if self.status else "unless"
+        return f"{said} {', '.join(map(str, self.status or self.status_not))}"
+
     def counts(self, status: int) -> bool:
         """Whether a request is charged whose response had this status."""
         named, listed = {status, f"{status // 100}xx"}, self.status or self.status_not

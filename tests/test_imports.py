@@ -52,14 +52,14 @@ LAYERS = (
     {"rules"},
     {"config", "decorators", "lint"},
     {"routes"},
-    {"planner", "routes.flask", "routes.starlette", "settings"},
+    {"overview", "planner", "routes.flask", "routes.starlette", "settings"},
     {"visit"},
     {"fallback"},
     {"gate"},
     {"exchange", "front", "limiter"},
     {"fastapi"},
     {"middleware"},
-    {""},
+    {"", "flask"},
 )
 
 

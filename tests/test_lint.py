@@ -1,4 +1,4 @@
-"""What is found odd about rules: how much limits really admit, and which patterns cover which."""
+"""What is found odd about rules: how much limits really admit, and which patterns cover which or meet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from limitgate import Limit, Rule, gcra
 from limitgate.limits import windows_of
 from limitgate.lint import most_within, overshooting
-from limitgate.paths import PathIndex, covers, segments
+from limitgate.paths import ANY, PathIndex, covers, meet, segments
 
 
 def greedy(period: int, *limits: Limit) -> int:
@@ -90,3 +90,13 @@ def matched(pattern: str) -> set[str]:
 def test_a_pattern_covers_another_if_it_matches_all_its_paths(pattern: str, other: str) -> None:
     """One pattern covers another just if every path that the other matches is one that it matches."""
     assert covers(segments(pattern), segments(other)) is (matched(other) <= matched(pattern))
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("other", PATTERNS)
+def test_patterns_meet_in_the_paths_that_they_share(pattern: str, other: str) -> None:
+    """Where two patterns meet is a pattern that matches just the paths that both match; without such paths there is none."""
+    common = meet(segments(pattern), segments(other))
+    found = set() if common is None else matched("/" + "/".join({ANY: "{x}"}.get(segment, segment) for segment in common))
+    assert found == matched(other) & matched(pattern)
+    assert (common is None) is (found == set())

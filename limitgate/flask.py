@@ -1,0 +1,179 @@
+"""LimitGate as a Flask extension: options from ``app.config``, callers found by Flask's own means, ``flask limitgate``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Iterable, Iterator
+from contextlib import ExitStack
+from difflib import get_close_matches
+from functools import partial
+from typing import Any, Unpack
+
+import click
+from flask import Flask
+from werkzeug.exceptions import HTTPException
+from werkzeug.routing import Map, RequestRedirect, Rule as URLRule
+
+from limitgate.callers import Caller
+from limitgate.decorators import effective, marks_of, note_routed
+from limitgate.errors import ConfigError
+from limitgate.exchange import StartResponse
+from limitgate.front import rules_of
+from limitgate.gate import Identify
+from limitgate.middleware import LimitGateWSGI, WSGIOptions
+from limitgate.overview import Listed, overview
+from limitgate.paths import ANY, REST
+from limitgate.request import Request
+from limitgate.routes import NoRoutes
+from limitgate.routes.flask import wsgi_routes
+from limitgate.settings import PREFIX, Settings
+
+NAME = "limitgate"
+"""The extension's key in ``app.extensions``, and the name of its command."""
+_VARIABLE = re.compile(r"<(?:(?P<converter>\w+)(?:\(.*?\))?:)?\w+>")
+_METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
+"""What is listed of a route that takes any method; Flask's own are never without."""
+
+
+class LimitGate:
+    """Flask extension: ``LimitGate(app, rules="config/")``, or ``gate = LimitGate()`` and then ``gate.init_app(app)``.
+
+    Options are those of `Settings`. What is not passed here comes from ``app.config``, as ``LIMITGATE_RULES`` for ``rules``
+    and so on, then from ``LIMITGATE_*`` variables. ``identify`` runs in a request context of the application.
+    """
+
+    def __init__(self, app: Flask | None = None, **options: Unpack[WSGIOptions]) -> None:
+        if isinstance(rules := options.get("rules"), Iterator):
+            options["rules"] = list(rules)
+        self._options = options
+        if app is not None:
+            self.init_app(app)
+
+    def init_app(self, app: Flask) -> None:
+        """Put a `LimitGateWSGI` around ``app.wsgi_app`` and into ``app.extensions``, and add ``flask limitgate``.
+
+        Raises `ConfigError` for a mistake in options or rules, and for an application that has this extension already;
+        `TypeError` for an unknown option. Then the application is as it was.
+        """
+        if NAME in app.extensions:
+            raise ConfigError(f"{app.name} has LimitGate already, expected one init_app for each application")
+        settings = Settings(**{**_configured(app), **self._options})
+        options: dict[str, Any] = dict(settings)
+        if settings.enabled:
+            options["rules"] = rules_of(settings.rules)
+        if settings.identify is not None:
+            options["identify"] = _in_context(app, settings.identify)
+        door = LimitGateWSGI(_with_routes(app), **options)
+        app.extensions[NAME] = door
+        app.wsgi_app = door  # type: ignore[method-assign]
+
+        @app.cli.command(NAME)
+        def show_limits() -> None:
+            """Show the limits of each route."""
+            if not settings.enabled:
+                click.echo("LimitGate is switched off.")
+                return
+            click.echo(overview(options["rules"], list(routes_of(app))))
+            if settings.shadow:
+                click.echo("\nThe option shadow is on: nothing is refused.")
+
+
+def _configured(app: Flask) -> dict[str, Any]:
+    """The options in ``app.config``."""
+    known = {option.upper(): option for option in Settings.model_fields}
+    given = {}
+    for key, value in app.config.items():
+        name = key.removeprefix(PREFIX)
+        if name == key:
+            continue
+        if name not in known:
+            near = ", ".join(PREFIX + option for option in get_close_matches(name, known) or sorted(known))
+            raise ConfigError(f"app.config: {key} is unknown, expected {near}")
+        given[known[name]] = value
+    return given
+
+
+def _in_context(app: Flask, identify: Identify) -> Identify:
+    """``identify`` with Flask's own means: ``flask.request``, ``flask.session`` and whatever else lives in a request's context.
+
+    The body is out of reach, as whoever reads it here would take it from the view. Where there can be no context, because
+    a session or a converter fails, nobody is named, and Flask meets with the same after the request was charged.
+    """
+
+    def identify_in_context(request: Request) -> Caller | Awaitable[Caller | None] | None:
+        with ExitStack() as stack:
+            try:
+                context = app.request_context(dict(request.environ or {}))
+                context.request.shallow = True
+                stack.push(context)  # before it is entered, as half of a context has to be left, too
+                context.push()
+            except Exception:  # noqa: BLE001
+                return None
+            return identify(request)
+
+    return identify_in_context
+
+
+class _Routed:
+    """WSGI middleware that does not say whose routes are behind it, with the application that says it."""
+
+    def __init__(self, app: Flask) -> None:
+        self.app = app
+        self._wsgi_app = app.wsgi_app
+
+    def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        return self._wsgi_app(environ, start_response)
+
+
+def _with_routes(app: Flask) -> Any:
+    """What a gate goes around: the application, and the middleware that it has already."""
+    return _Routed(app) if isinstance(wsgi_routes(app.wsgi_app), NoRoutes) else app.wsgi_app
+
+
+def routes_of(app: Flask) -> Iterator[Listed]:
+    """The routes of an application, as `overview` takes them."""
+    for view in app.view_functions.values():
+        note_routed(view)
+    for rule in app.url_map.iter_rules():
+        if not rule.build_only:
+            methods = sorted(rule.methods or _METHODS)
+            if "GET" in methods and "HEAD" in methods:
+                methods.remove("HEAD")
+            view = effective(app.view_functions.get(rule.endpoint))
+            takes = partial(_takes, app.url_map, rule, methods[0])
+            yield Listed(_full_template(rule), _pattern(app.url_map, rule), tuple(methods), partial(marks_of, view), takes)
+
+
+def _full_template(rule: URLRule) -> str:
+    """The template, behind its host or subdomain if it has one."""
+    if rule.host:
+        return f"//{rule.host}{rule.rule}"
+    return f"//{rule.subdomain}.*{rule.rule}" if rule.subdomain else rule.rule
+
+
+def _pattern(routes: Map, rule: URLRule) -> tuple[str, ...]:
+    """A template as segments: `ANY` where there is a variable in one, `REST` where a variable may hold several."""
+
+    def placeholder(variable: re.Match[str]) -> str:
+        converter = routes.converters.get(variable["converter"] or "default")
+        return ANY if getattr(converter, "part_isolating", True) else REST
+
+    found: list[str] = []
+    for segment in filter(None, _VARIABLE.sub(placeholder, rule.rule).split("/")):
+        if REST in segment:
+            return (*found, REST)
+        found.append(ANY if ANY in segment else segment)
+    return tuple(found)
+
+
+def _takes(routes: Map, rule: URLRule, method: str, path: str) -> bool:
+    """Whether Werkzeug takes a path to this rule, if need be after it has asked for a slash at the end."""
+    if rule.host or rule.subdomain:
+        return True
+    try:
+        found, _ = routes.bind("localhost").match(path, method, return_rule=True)
+    except RequestRedirect:
+        return not path.endswith("/") and _takes(routes, rule, method, f"{path}/")
+    except HTTPException:
+        return False
+    return found is rule
