@@ -52,14 +52,13 @@ LAYERS = (
     {"rules"},
     {"config", "decorators", "lint"},
     {"routes"},
-    {"overview", "planner", "routes.flask", "routes.starlette", "settings"},
+    {"openapi", "overview", "planner", "routes.flask", "routes.starlette", "settings"},
     {"visit"},
     {"fallback"},
     {"gate"},
     {"exchange", "front", "limiter"},
-    {"fastapi"},
     {"middleware"},
-    {"", "flask"},
+    {"", "fastapi", "flask"},
 )
 
 
