@@ -10,6 +10,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from types import UnionType
 from typing import Annotated, Any, NamedTuple, get_origin
 from weakref import WeakKeyDictionary
 
@@ -34,8 +35,11 @@ from limitgate.rules import ChargeIf, Cost, OnError, Rule, RuleOptions
 from limitgate.settings import Settings
 from limitgate.visit import VISIT, Visit
 
-Part = str | Callable[..., Any] | params.Depends
-"""A part of a key: one that rules know, too, or a dependency, as it is, in ``Depends(...)``, or as ``Annotated`` type."""
+Part = str | Callable[..., Any] | params.Depends | UnionType
+"""A part of a key: one that rules know, too, or a dependency, as it is, in ``Depends(...)``, or as ``Annotated`` type.
+
+To a type checker, such a type is what it annotates: a class, or a union.
+"""
 
 
 class Refused(HTTPException, RateLimited):

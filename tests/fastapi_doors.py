@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from typing import Any
 
 import fastapi
+from starlette.testclient import TestClient, WebSocketDenialResponse as Denied
 
 from limitgate import LimitGate, MemoryStore
 from tests.clock import Clock
 from tests.doors import PEER
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # that it would rather have another httpx
-    from starlette.testclient import TestClient, WebSocketDenialResponse as Denied
-
 
 __all__ = ["Denied", "TestClient", "client", "gated", "refused_by", "statuses", "used"]
 
