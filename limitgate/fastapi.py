@@ -87,6 +87,7 @@ class RateLimit:
         options["key"], dependencies = _taken_apart(key)
         rule = Rule(name or "RateLimit", *limits, **options)
         self.rule = rule if name else rule.model_copy(update={"name": _default_name(_module_of_caller(), rule)})
+        self._asks_user = rule.key_asks("user")
         self._names = {f"part_{place}": _name_of(dependency) for place, dependency in enumerate(dependencies)}
         self.__signature__ = _signature(dict(zip(self._names, dependencies)))
 
@@ -97,6 +98,9 @@ class RateLimit:
         visit: Visit | None = connection.scope.get(VISIT)
         if visit is None:
             return None
+        if len(given) < len(self._names):
+            names = ", ".join(self._names.values())
+            raise TypeError(f"{self.rule.name} was called without {names}, expected Depends(...), so that FastAPI finds them")
         if not self._has_charged(visit):
             values = [(name, told_apart(given[part], name)) for part, name in self._names.items()]
             connection.scope["limitgate"] = await self._weigh(visit, values, connection.scope)
@@ -109,7 +113,7 @@ class RateLimit:
         return any(bound.rule is self.rule for taken in visit.taken for bound in taken.considered.bounds)
 
     async def _weigh(self, visit: Visit, values: Sequence[Value], scope: MutableMapping[str, Any]) -> Decision | None:
-        if self.rule.key_asks("user"):  # whom authentication inside of the gate has found; what the gate was given has no user
+        if self._asks_user:  # whom authentication inside of the gate has found; what the gate was given has no user
             visit.request.scope = {**(visit.request.scope or {}), "user": scope.get("user")}
         decision: Decision | None = await visit.gate.afurther(visit, [(self.rule, values)])
         return decision
@@ -187,10 +191,10 @@ def _documenting(get_path: Callable[..., Any]) -> Callable[..., Any]:
     """What makes the part of a document that is about one route, and adds the 429 if that is limited."""
 
     @functools.wraps(get_path)
-    def get_openapi_path(**given: Any) -> Any:
-        operations, security, definitions = get_path(**given)
+    def get_openapi_path(*, route: Any, **given: Any) -> Any:
+        operations, security, definitions = get_path(route=route, **given)
         for method, operation in operations.items():
-            refused = _refused(given["route"], method.upper())
+            refused = _refused(route, method.upper())
             if refused is not None and "429" not in operation.setdefault("responses", {}):
                 operation["responses"]["429"] = refused
                 definitions |= {PROBLEM: PROBLEM_SCHEMA} if "content" in refused else {}

@@ -21,7 +21,19 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount
 
-from limitgate import ConfigError, Decision, LimitGate, MemoryStore, RateLimited, Rule, StoreError, exempt, limit, open_store
+from limitgate import (
+    Caller,
+    ConfigError,
+    Decision,
+    LimitGate,
+    MemoryStore,
+    RateLimited,
+    Rule,
+    StoreError,
+    exempt,
+    limit,
+    open_store,
+)
 from limitgate.fastapi import RateLimit
 from tests.clock import Clock
 from tests.doors import PEER, Wire, asgi_reply, handshake, http_scope
@@ -155,6 +167,36 @@ def test_shadow_never_refuses() -> None:
     app.get("/hello")(lambda decision=limited: [decision.allowed, decision.shadow])
     gated(app, Rule("rule", "9/minute"))
     assert [client(app).get("/hello").json() for _ in range(2)] == [[True, False], [True, True]]
+
+
+def test_asked_by_the_endpoint() -> None:
+    """A limit may be called in an endpoint, too, where only some requests are to be limited; the rest is as ever."""
+    it = RateLimit("1/minute", name="it")
+    app = FastAPI()
+
+    @app.get("/hello")
+    async def hello(request: Request, fresh: bool = False) -> int | None:  # noqa: FBT001, FBT002
+        decision = await it(request) if fresh else None
+        return decision and decision.remaining
+
+    store = gated(app, Rule("rule", "9/minute"))
+    assert client(app).get("/hello?fresh=true").json() == 0
+    assert statuses(app, "/hello", "/hello?fresh=true", "/hello") == [200, 429, 200]
+    assert used(store) == {"rule": 3, "it": 1}
+
+
+def test_asked_by_the_endpoint_without_its_parts() -> None:
+    """A limit with dependencies in its key can be asked by FastAPI only, and says so."""
+    it = RateLimit("1/minute", name="it", key=[current_user])
+    app = FastAPI()
+
+    @app.get("/mine")
+    async def mine(request: Request) -> None:
+        await it(request)
+
+    gated(app)
+    with pytest.raises(TypeError, match="it was called without current_user, expected Depends"):
+        client(app).get("/mine")
 
 
 # --- whom it limits ---------------------------------------------------------------------------------------------------
@@ -351,6 +393,20 @@ def test_the_user_of_an_authentication_inside_the_gate() -> None:
     app.add_middleware(AuthenticationMiddleware, backend=Backend())
     gated(app, Rule("rule", "9/minute", key=["user"]))
     assert [statuses(app, "/hello", **as_user(name)) for name in ("ann", "bob", "ann", "bob")] == [[200], [200], [429], [429]]
+
+
+def test_the_caller_that_identify_has_found() -> None:
+    """A dependency goes by the caller that ``identify`` has named when the request came, and does not ask again."""
+    asked: list[str] = []
+
+    async def identify(request: Any) -> Caller | None:
+        asked.append(request.path)
+        return Caller(request.headers["x-user"], tier="paid")
+
+    app = one(RateLimit("1/minute", key=["caller", "tier"]))
+    gated(app, identify=identify)
+    assert [statuses(app, "/hello", **as_user(name)) for name in ("ann", "bob", "ann", "bob")] == [[200], [200], [429], [429]]
+    assert len(asked) == 4
 
 
 def test_dependencies_replaced_for_a_test() -> None:

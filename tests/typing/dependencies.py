@@ -49,7 +49,7 @@ async def items(user: CurrentUser, decision: Annotated[Decision | None, Depends(
 
 async def by_hand(request: Request, error: Refused) -> None:
     """A limit that is asked as a function, and what it raises."""
-    assert_type(await per_user(request), Decision | None)
+    assert_type(await RateLimit("1/minute")(request), Decision | None)
     assert_type(error.decision, Decision)
     assert_type(error.status_code, int)
     same: RateLimited = error
