@@ -1,11 +1,13 @@
 # make run    serve the example on http://127.0.0.1:8000      make test   every test, a private Redis included
 # make check  style, types, import directions                 make bench  LimitGate beside its peers
 # make demo   a real access log through the limiter           make fuzz   the property tests and fuzzers, for much longer
+# make dist   wheel and sdist into dist/                      make test-wheel   every test of the sdist against the wheel
+# make docs   what docs/ has of the code: tables, a picture
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test check bench demo fuzz redis clean
+.PHONY: run test test-wheel check docs bench demo dist fuzz redis clean
 
 run: .venv/example
 	$(BIN)/uvicorn example_app.main:app --host 127.0.0.1 --port 8000 --no-proxy-headers
@@ -13,14 +15,24 @@ run: .venv/example
 test: .venv/dev redis
 	$(BIN)/pytest -n 2 --dist loadfile --cov --cov-report=term-missing:skip-covered --cov-fail-under=95
 
+test-wheel: dist redis
+	@scripts/test-wheel $(PYTHON) -n 2 --dist loadfile
+
 check: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest tests/test_imports.py
 
+docs: .venv/dev
+	$(BIN)/python -m handbook
+
 bench: .venv/bench redis
 	$(BIN)/python -m benchmarks --write
+
+dist: .venv/dev
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
 
 demo: .venv/dev redis
 	$(BIN)/python -m tests.access_log
@@ -50,4 +62,4 @@ redis:
 	@touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

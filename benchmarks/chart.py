@@ -14,7 +14,7 @@ _TOP, _ROW, _BAR, _BELOW = 78, 38, 24, 74
 _LINES = 4
 """How many grid lines there are besides that at zero."""
 
-_STYLE = """\
+STYLE = """\
 text { font: 14px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; fill: #24292f }
 .back { fill: #ffffff; stroke: #d0d7de }
 .title { font-size: 17px; font-weight: 600 }
@@ -31,6 +31,7 @@ text { font: 14px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-seri
   .bar { fill: #484f58 }
   .ours { fill: #2ea98a }
 }"""
+"""The look of every picture in docs/, in light and in dark."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def chart(title: str, unit: str, rows: Sequence[Row], captions: Sequence[str]) -
     ours = next((row.cost for row in rows if row.ours), None)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">',
-        f"<style>{_STYLE}</style>",
+        f"<style>{STYLE}</style>",
         f'<rect class="back" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>',
         f'<text class="title" x="24" y="36">{escape(title)}</text>',
         *_grid(top, unit, bottom),

@@ -40,6 +40,7 @@ class KnownCaller(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     id: Text
+    """What the caller is called: the ``caller`` part of keys."""
     api_key: StrictStr | None = None
     """``sha256:`` and the 64 hex digits of the key's SHA-256."""
     header: Annotated[dict[Text, Text] | None, Field(repr=False)] = None

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from limitgate import gcra
 from limitgate.errors import LimitGateError
 from limitgate.limits import Limit
-from limitgate.plan import Charge, Plan, Reading
+from limitgate.plan import Charge, Plan, Reading, check_cost
 
 SECOND = 1_000_000
 
@@ -65,6 +65,17 @@ class Standing(NamedTuple):
         return found
 
 
+class Settlement:
+    """What a request turns out to have cost. Noted while it is under way, put into effect when it is over."""
+
+    __slots__ = ("costs", "is_over")
+
+    def __init__(self) -> None:
+        self.costs: dict[str | None, int] = {}
+        """By rule; under None, that of the rules which nobody named."""
+        self.is_over = False
+
+
 class _Fields(NamedTuple):
     allowed: bool
     limit: int
@@ -85,6 +96,8 @@ class _Fields(NamedTuple):
     """The store failed and ``on_error`` decided."""
     shadow: bool = False
     """Only shadow rules refused, so the request passes."""
+    settlement: Settlement | None = None
+    """What `Decision.settle` notes, None where there is nothing to settle: in a Limiter."""
 
 
 class Decision(_Fields):
@@ -108,9 +121,29 @@ class Decision(_Fields):
         """Every limit that was looked at."""
         return tuple(window for standing in self.standings for window in standing.windows())
 
+    def settle(self, cost: int, rule: str | None = None) -> None:
+        """Say what a request really cost, once that is known: tokens of a language model, bytes sent.
+
+        When the response is over, the buckets are corrected up or down, as if this had been charged in the first place; what
+        does not fit is owed. Without ``rule`` it is the cost of the rules that have a ``cost`` of their own, or of all if none
+        has. Said again, the last word counts. May be called from any thread.
+
+        Raises `TypeError` or `ValueError` for what is no cost, `ValueError` for a rule that took no part, and `RuntimeError`
+        where no request is under way, as its response is over already or the decision comes from a Limiter.
+        """
+        settlement = self.settlement
+        if settlement is None or settlement.is_over:
+            raise RuntimeError("settle was called where no request is under way, expected it before the response is over")
+        if rule is not None and self.evidence[0] and rule not in {charge.rule for charge in self.evidence[0]}:
+            raise ValueError(f"rule {rule!r:.80} took no part in this decision, expected one of {self._rules()}")
+        settlement.costs[rule] = check_cost(cost)
+
+    def _rules(self) -> str:
+        return ", ".join(repr(charge.rule) for charge in self.evidence[0])
+
     def __repr__(self) -> str:
         shown = {**self._asdict(), "windows": self.windows}
-        del shown["evidence"]
+        del shown["evidence"], shown["settlement"]
         return f"Decision({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
@@ -122,7 +155,7 @@ class RateLimited(LimitGateError):  # noqa: N818 - the name is part of the publi
         self.decision = decision
 
 
-def decide(plan: Plan, reading: Reading) -> Decision:
+def decide(plan: Plan, reading: Reading, settlement: Settlement | None = None) -> Decision:
     """The decision that follows from what the store read, as it stands after the plan was carried out."""
     charges, debts, after, allowed = plan.charges, reading.debts, reading.after, reading.admitted
     takes = allowed and plan.verb == "spend"
@@ -141,6 +174,27 @@ def decide(plan: Plan, reading: Reading) -> Decision:
         (charges, debts, after),
         False,
         allowed and None in after,
+        settlement,
+    )
+
+
+def joined(first: Decision, second: Decision) -> Decision:
+    """Two decisions as one, about a request that both admitted."""
+    charges = (*first.evidence[0], *second.evidence[0])
+    debts = (*first.evidence[1], *second.evidence[1])
+    after = (*first.evidence[2], *second.evidence[2])
+    if not charges:
+        return second
+    tightest, limit, left, refill = _tightest(charges, debts)
+    return second._replace(
+        limit=limit.burst,
+        remaining=left,
+        reset_after=refill / SECOND,
+        granted=tightest.cost,
+        rule=tightest.rule,
+        evidence=(charges, debts, after),
+        degraded=first.degraded or second.degraded,
+        shadow=first.shadow or second.shadow,
     )
 
 

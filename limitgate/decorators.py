@@ -12,13 +12,13 @@ import hashlib
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any, Literal, TypeVar, cast
 
 from limitgate.errors import ConfigError
 from limitgate.limits import Limit, as_limit
-from limitgate.rules import Cost, OnError, Rule
+from limitgate.rules import ChargeIf, Cost, OnError, Rule, RuleOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 Mark = Rule | Literal["exempt"]
@@ -59,6 +59,8 @@ def limit(
     cost: Cost = 1,
     on_error: OnError | None = None,
     shadow: bool = False,
+    charge_if: ChargeIf | Mapping[str, Iterable[int | str]] | None = None,
+    per: Literal["request", "message"] = "request",
 ) -> Callable[[F], F]:
     """Limit an endpoint: a Starlette or FastAPI route, an ``HTTPEndpoint`` class or one of its methods, a Flask view.
 
@@ -67,10 +69,13 @@ def limit(
     decorated endpoint raises it when it is called without a gate around it.
     """
     given = tuple(as_limit(limit) for limit in limits)
-    options = {"qps": qps, "qpm": qpm, "qph": qph, "qpd": qpd, "cost": cost, "on_error": on_error, "shadow": shadow}
+    options: RuleOptions = {"qps": qps, "qpm": qpm, "qph": qph, "qpd": qpd, "on_error": on_error, "shadow": shadow}
+    options |= {"key": key, "methods": methods, "charge_if": charge_if, "per": per}
+    if cost != 1:
+        options["cost"] = cost
 
     def decorate(endpoint: F) -> F:
-        rule = Rule(name or _place_of(endpoint), *given, key=key, methods=methods, **options)
+        rule = Rule(name or place_named(_name_of(endpoint)), *given, **options)
         if any(isinstance(mark, Rule) and mark.name == rule.name for mark in _marks_within(endpoint)):
             raise ConfigError(f"limit {rule.name!r} is on {_name_of(endpoint)} twice, expected different names")
         guarded: F = _guarded(endpoint, rule)
@@ -182,7 +187,13 @@ def _guard(function: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
 
 def _check(rule: Rule) -> None:
     seen = seen_by_gate.get()
-    if (seen is None or rule not in seen) and _enabled():
+    if seen is None or rule not in seen:
+        without_a_gate(rule)
+
+
+def without_a_gate(rule: Rule) -> None:
+    """A limit was reached which no gate has seen the request for. Raises `ConfigError` unless LimitGate is switched off."""
+    if _enabled():
         raise ConfigError(
             f"{rule.name} is limited, but no LimitGate has seen this request for it; expected "
             "app.add_middleware(LimitGate, rules=...) or LimitGateWSGI around the application that routes to it"
@@ -209,9 +220,9 @@ def _name_of(endpoint: Any) -> str:
     return f"{getattr(function, '__module__', '')}.{name}".replace(".<locals>", "")
 
 
-def _place_of(endpoint: Any) -> str:
-    """A name for a decorated place: stable between processes, different from that of every other place."""
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", _name_of(endpoint))
+def place_named(name: str) -> str:
+    """The name of a limit by its place: stable between processes, different from that of every other place."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", name)
     if len(name) > 50:
         name = f"{name[-41:]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     _places[name] += 1

@@ -15,6 +15,7 @@ from limitgate.plan import Charge, Plan, Reading
 from limitgate.planner import Bound, Considered
 from limitgate.rules import OnError
 from limitgate.stores.memory import MemoryStore
+from limitgate.visit import Taken
 
 
 class Resort(NamedTuple):
@@ -28,6 +29,8 @@ class Resort(NamedTuple):
     """The charges that the store can still decide about."""
     local: Plan | None = None
     """The charges to be made here once the store has admitted the rest."""
+    taken: tuple[Taken, ...] = ()
+    """What has been taken, by the store or here; has to be given back if the decision is a refusal."""
 
 
 class Fallback:
@@ -52,13 +55,13 @@ class Fallback:
                 return Resort(undecided(allowed=False))
             if policy == "local":
                 local.append(charge.share(self._processes))
-        return self._by_halves(rest, local)
+        return self._by_halves(considered, rest, local)
 
-    def _by_halves(self, rest: Sequence[Charge], local: Sequence[Charge]) -> Resort:
+    def _by_halves(self, considered: Considered, rest: Sequence[Charge], local: Sequence[Charge]) -> Resort:
         """The store decides about some charges, this process about others; they are all made or none."""
         plan = Plan(tuple(local)) if local else None
         if not rest:
-            return Resort(undecided(allowed=True)) if plan is None else self._decided(plan, self._store.spend(plan))
+            return Resort(undecided(allowed=True)) if plan is None else self._taken_here(considered, plan)
         if plan is not None:
             asked = plan._replace(verb="peek")
             reading = self._store.spend(asked)
@@ -66,21 +69,31 @@ class Fallback:
                 return self._decided(asked, reading)
         return Resort(None, rest=Plan(tuple(rest)), local=plan)
 
-    def with_rest(self, resort: Resort, reading: Reading) -> Resort:
+    def with_rest(self, considered: Considered, resort: Resort, reading: Reading) -> Resort:
         """What follows from what the store said about the ``rest`` of a plan."""
         rest, local = resort.rest, resort.local
         if rest is None:
             raise ValueError("there is no rest, expected one that the store was asked about")
         if local is None or not reading.admitted:
-            return self._decided(rest, reading)
+            return self._decided(rest, reading, Taken(considered, rest, reading))
         here = self._store.spend(local)
         both = Plan((*rest.charges, *local.charges))
         debts, after = [*reading.debts, *here.debts], [*reading.after, *here.after]
-        return self._decided(both, Reading(reading.now, debts, after, here.admitted))
+        taken = [Taken(considered, rest, reading), Taken(considered, local, here, here=True)]
+        return self._decided(both, Reading(reading.now, debts, after, here.admitted), *taken)
+
+    def correct(self, plan: Plan) -> None:
+        """Put buckets of this process right."""
+        self._store.spend(plan)
+
+    def _taken_here(self, considered: Considered, plan: Plan) -> Resort:
+        reading = self._store.spend(plan)
+        return self._decided(plan, reading, Taken(considered, plan, reading, here=True))
 
     @staticmethod
-    def _decided(plan: Plan, reading: Reading) -> Resort:
-        return Resort(decide(plan, reading)._replace(degraded=True), reading.now)
+    def _decided(plan: Plan, reading: Reading, *taken: Taken) -> Resort:
+        done = tuple([each for each in taken if each.reading.admitted])
+        return Resort(decide(plan, reading)._replace(degraded=True), reading.now, taken=done)
 
     def _policy(self, bound: Bound, error: StoreError) -> OnError:
         """What a rule wants done. Out of memory, only its own word for ``open`` lets everything through."""

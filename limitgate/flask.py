@@ -17,9 +17,10 @@ from werkzeug.routing import Map, RequestRedirect, Rule as URLRule
 from limitgate.callers import Caller
 from limitgate.decorators import effective, marks_of, note_routed
 from limitgate.errors import ConfigError
-from limitgate.front import Options, rules_of
+from limitgate.exchange import StartResponse
+from limitgate.front import rules_of
 from limitgate.gate import Identify
-from limitgate.middleware import LimitGateWSGI, StartResponse
+from limitgate.middleware import LimitGateWSGI, WSGIOptions
 from limitgate.overview import Listed, overview
 from limitgate.paths import ANY, REST
 from limitgate.request import Request
@@ -41,7 +42,7 @@ class LimitGate:
     and so on, then from ``LIMITGATE_*`` variables. ``identify`` runs in a request context of the application.
     """
 
-    def __init__(self, app: Flask | None = None, **options: Unpack[Options]) -> None:
+    def __init__(self, app: Flask | None = None, **options: Unpack[WSGIOptions]) -> None:
         if isinstance(rules := options.get("rules"), Iterator):
             options["rules"] = list(rules)
         self._options = options

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 
 from limitgate import lint
 from limitgate.client import Proxies
 from limitgate.config import load_rules
 from limitgate.diagnosis import Diagnosis, clock_comparison
 from limitgate.errors import ConfigError
-from limitgate.gate import Gate, Identify
+from limitgate.gate import Gate
 from limitgate.identity import Identities
 from limitgate.newcomers import Newcomers
 from limitgate.planner import Planner
@@ -21,13 +21,20 @@ from limitgate.rules import OnError, Rule, RuleSet
 from limitgate.settings import Settings, warn_about_environment
 from limitgate.stores import MemoryStore, Opener, opened
 
+Store = TypeVar("Store")
+Identify = TypeVar("Identify")
+Refuser = TypeVar("Refuser")
 
-class Options(TypedDict, total=False):
-    """The options of a door; `Settings` says what each means. What is left out comes from ``LIMITGATE_*``."""
+
+class Options(TypedDict, Generic[Store, Identify, Refuser], total=False):
+    """The options of a door; `Settings` says what each means. What is left out comes from ``LIMITGATE_*``.
+
+    Each door has its own kind of store, of ``identify`` and of ``on_denied``.
+    """
 
     enabled: bool
     rules: str | Path | Iterable[Rule] | RuleSet
-    store: Any
+    store: str | Store
     on_error: OnError
     processes: int
     timeout: float
@@ -39,7 +46,7 @@ class Options(TypedDict, total=False):
     headers: Sequence[str]
     shadow: bool
     strict: bool
-    on_denied: Callable[..., Any] | None
+    on_denied: Refuser | None
     new_buckets: int
     key_prefix: str
     secret: str | None
@@ -55,7 +62,7 @@ class Front(NamedTuple):
     """Whether the store was opened here, and so is to be closed here."""
 
 
-def open_front(routes: Routes, open_store: Opener[Any], **options: Unpack[Options]) -> Front:
+def open_front(routes: Routes, open_store: Opener[Any], **options: Unpack[Options[Any, Any, Any]]) -> Front:
     """Set up what a door needs. Raises `ConfigError` for any mistake, `TypeError` for an unknown option."""
     settings = Settings(**options)
     if not settings.enabled:

@@ -1,26 +1,29 @@
-"""The gate: a request goes in, an answer comes out. Pure but for asking the store.
+"""The gate: decides about a request when it comes, while it is under way, and when it is over. Pure but for asking the store.
 
-Both doors go through here. They differ in one thing, whether asking is awaited: `Gate.check` and `Gate.acheck`.
+All doors go through here. They differ in one thing, whether asking is awaited. So what has to be done is written once, as steps
+that yield what they want to know from the store, and taken by `Gate._take` or `Gate._atake`.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from inspect import isawaitable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from limitgate.callers import Caller
-from limitgate.decision import Decision, decide, undecided
-from limitgate.decorators import EVERYTHING, Mark
+from limitgate.decision import Decision, decide, joined, undecided
+from limitgate.decorators import EVERYTHING
 from limitgate.errors import StoreError
-from limitgate.fallback import Fallback, Resort
-from limitgate.headers import Fields, Refusal, rate_fields, refusal, unavailable
+from limitgate.fallback import Fallback
+from limitgate.headers import Refusal, rate_fields, refusal, unavailable
 from limitgate.plan import Plan, Reading
-from limitgate.planner import Considered, Planner
+from limitgate.planner import Asked, Considered, Planner
 from limitgate.request import Request
 from limitgate.rules import OnError
+from limitgate.stores.corrections import correction
+from limitgate.visit import Taken, Visit
 
 log = logging.getLogger("limitgate")
 
@@ -30,21 +33,26 @@ CALM = 0.5
 Identify = Callable[[Request], Caller | Awaitable[Caller | None] | None]
 
 
-class Answer(NamedTuple):
-    """What a door does with a request."""
-
-    decision: Decision | None
-    """None where no rule applies."""
-    fields: Fields
-    """Rate fields for whatever response is sent."""
-    refusal: Refusal | None
-    """The response to send instead of the application's; None to let the request pass."""
-    seen: Container[Mark]
-    """The decorators that were taken into account."""
+T = TypeVar("T")
+Steps = Generator[tuple[Plan, float], Reading, T]
+"""What has to be done about a request: yields plans and how long to wait for the store, in seconds, is sent the readings, or
+thrown the store's errors, and returns what came of it."""
 
 
-OFF = Answer(None, [], None, EVERYTHING)
-"""The answer of a gate that is switched off."""
+class Ruling(NamedTuple):
+    """What was decided about some rules."""
+
+    decision: Decision
+    now: int | None
+    """The clock that it goes by, Unix µs; None if nobody was asked."""
+    taken: tuple[Taken, ...]
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """The response to send instead of the application's; None if the request may pass."""
+        if self.decision.allowed:
+            return None
+        return unavailable() if self.now is None else refusal(self.decision)
 
 
 class Gate:
@@ -71,6 +79,8 @@ class Gate:
         self.store = store
         self.failures = 0
         """How often the store did not answer."""
+        self.uncorrected = 0
+        """How often a charge that should have been corrected stayed as it was, as the store did not answer."""
         self._planner = planner
         self._client_of = client_of
         self._timeout = timeout
@@ -85,56 +95,186 @@ class Gate:
         """How many times a request shared its source's overflow bucket, as the source had opened too many others."""
         return self._planner.newcomers.overflowed if self._planner.newcomers else 0
 
-    def check(self, request: Request) -> Answer:
-        """The answer to a request, by a `SyncStore`."""
+    def check(self, request: Request) -> Visit:
+        """What becomes of a request, by a `SyncStore`."""
         identified = self._identified(request)
         if identified is not None and isawaitable(identified):
             getattr(identified, "close", bool)()  # else the coroutine would warn, too, that nobody awaited it
             raise TypeError("identify is async, expected a plain function under WSGI")
-        considered = self._planner.plan(request, identified)
-        if considered.plan is None:
-            return Answer(None, [], None, considered.seen)
-        began = time.monotonic()
-        try:
-            reading: Reading = self.store.spend(considered.plan, self._timeout)
-        except StoreError as error:
-            resort = self._without_store(considered, error)
-        else:
-            return self._decided(considered, considered.plan, reading)
-        if resort.rest is not None:
+        visit, considered = self._visit(request, identified)
+        if considered.plan is not None:
+            began = time.monotonic()
             try:
-                resort = self._fallback.with_rest(resort, self.store.spend(resort.rest, self._left_since(began)))
+                reading: Reading = self.store.spend(considered.plan, self._timeout)
             except StoreError as error:
-                resort = self._fallback.without(considered, error, wholly=True)
-        return self._degraded(considered, resort)
+                self._take(self._resorting(visit, considered, error, began))
+            else:
+                self._admit(visit, considered, considered.plan, reading)
+        return visit
 
-    async def acheck(self, request: Request) -> Answer:
-        """The answer to a request, by an `AsyncStore`; ``identify`` may be async."""
+    async def acheck(self, request: Request) -> Visit:
+        """What becomes of a request, by an `AsyncStore`; ``identify`` may be async."""
         identified = self._identified(request)
         if identified is not None and isawaitable(identified):
             identified = await identified
-        considered = self._planner.plan(request, identified)
-        if considered.plan is None:
-            return Answer(None, [], None, considered.seen)
-        began = time.monotonic()
-        try:
-            reading: Reading = await self.store.aspend(considered.plan, self._timeout)
-        except StoreError as error:
-            resort = self._without_store(considered, error)
-        else:
-            return self._decided(considered, considered.plan, reading)
-        if resort.rest is not None:
+        visit, considered = self._visit(request, identified)
+        if considered.plan is not None:
+            began = time.monotonic()
             try:
-                resort = self._fallback.with_rest(resort, await self.store.aspend(resort.rest, self._left_since(began)))
+                reading: Reading = await self.store.aspend(considered.plan, self._timeout)
             except StoreError as error:
-                resort = self._fallback.without(considered, error, wholly=True)
-        return self._degraded(considered, resort)
+                await self._atake(self._resorting(visit, considered, error, began))
+            else:
+                self._admit(visit, considered, considered.plan, reading)
+        return visit
+
+    def further(self, visit: Visit, asked: Sequence[Asked]) -> Decision | None:
+        """Weigh further rules while a request is under way; if one refuses, all that was taken for it is given back.
+
+        The decision about the request as a whole; None if no rule applies.
+        """
+        return self._take(self._going_further(visit, asked))
+
+    async def afurther(self, visit: Visit, asked: Sequence[Asked]) -> Decision | None:
+        """`further`, by an `AsyncStore`."""
+        return await self._atake(self._going_further(visit, asked))
+
+    async def amessage(self, messages: Considered) -> Refusal | None:
+        """Charge a message over a WebSocket; a refusal if it must not pass."""
+        return await self._atake(self._hearing(messages))
+
+    def settle(self, visit: Visit) -> None:
+        """Correct what was charged for a request that is over, by its outcome and by what it turned out to cost."""
+        self._take(self._settling(visit))
+
+    async def asettle(self, visit: Visit) -> None:
+        """`settle`, by an `AsyncStore`."""
+        await self._atake(self._settling(visit))
+
+    def _take(self, steps: Steps[T]) -> T:
+        """What comes of some steps, by a `SyncStore`."""
+        try:
+            asked = next(steps)
+            while True:
+                try:
+                    reading = self.store.spend(*asked)
+                except StoreError as error:
+                    asked = steps.throw(error)
+                else:
+                    asked = steps.send(reading)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    async def _atake(self, steps: Steps[T]) -> T:
+        """What comes of some steps, by an `AsyncStore`."""
+        try:
+            asked = next(steps)
+            while True:
+                try:
+                    reading = await self.store.aspend(*asked)
+                except StoreError as error:
+                    asked = steps.throw(error)
+                else:
+                    asked = steps.send(reading)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
     def _identified(self, request: Request) -> Caller | Awaitable[Caller | None] | None:
         request.resolve_client_with(self._client_of)
         return self._identify(request) if self._identify else None
 
-    def _decided(self, considered: Considered, plan: Plan, reading: Reading) -> Answer:
+    def _visit(self, request: Request, identified: Caller | None) -> tuple[Visit, Considered]:
+        considered = self._planner.plan(request, identified)
+        visit = Visit(self, request, identified, considered.seen)
+        if considered.messages is not None:
+            visit.messages = considered.messages
+        return visit, considered
+
+    def _admit(self, visit: Visit, considered: Considered, plan: Plan, reading: Reading) -> None:
+        """What becomes of a request that comes, by what the store said: the short way, which almost all of them go."""
+        self._note_answer(reading)
+        visit.decision = decision = decide(plan, reading, visit.settlement)
+        visit.fields = rate_fields(self._styles, decision, reading.now)
+        if decision.allowed:
+            visit.taken = (Taken(considered, plan, reading),)
+        else:
+            visit.refusal = refusal(decision)
+
+    def _resorting(self, visit: Visit, considered: Considered, error: StoreError, began: float) -> Steps[None]:
+        ruling = yield from self._without_store(considered, error, began)
+        yield from self._following(visit, ruling)
+
+    def _going_further(self, visit: Visit, asked: Sequence[Asked]) -> Steps[Decision | None]:
+        if visit.seen is EVERYTHING or visit.refusal is not None:
+            return visit.decision  # this request is exempt, or somebody has refused it already
+        considered = self._planner.further(visit.request, visit.identified, asked)
+        if considered.plan is not None:
+            ruling = yield from self._weighing(considered, considered.plan)
+            yield from self._following(visit, ruling)
+        return visit.decision
+
+    def _hearing(self, messages: Considered) -> Steps[Refusal | None]:
+        if messages.plan is None:
+            return None
+        ruling = yield from self._weighing(messages, messages.plan)
+        return ruling.refusal
+
+    def _settling(self, visit: Visit) -> Steps[None]:
+        for taken, costs in visit.settled():
+            yield from self._correcting(taken, costs)
+
+    def _weighing(self, considered: Considered, plan: Plan) -> Steps[Ruling]:
+        """Ask the store, and if it fails decide without it."""
+        began = time.monotonic()
+        try:
+            reading = yield plan, self._timeout
+        except StoreError as error:
+            return (yield from self._without_store(considered, error, began))
+        self._note_answer(reading)
+        return Ruling(decide(plan, reading), reading.now, (Taken(considered, plan, reading),) if reading.admitted else ())
+
+    def _without_store(self, considered: Considered, error: StoreError, began: float) -> Steps[Ruling]:
+        """Decide without the store, or without a part of it, about a request that asked it first at a time."""
+        self._note_failure(error)
+        resort = self._fallback.without(considered, error)
+        if resort.rest is not None:
+            try:
+                reading = yield resort.rest, self._left_since(began)
+                resort = self._fallback.with_rest(considered, resort, reading)
+            except StoreError as further:
+                resort = self._fallback.without(considered, further, wholly=True)
+        return Ruling(resort.decision or undecided(allowed=False), resort.now, resort.taken)
+
+    def _following(self, visit: Visit, ruling: Ruling) -> Steps[None]:
+        """Let a ruling have its effect on a visit. A refusal gives back whatever was taken, now and before."""
+        decision = ruling.decision
+        visit.taken += ruling.taken
+        if not decision.allowed:
+            visit.refusal = ruling.refusal
+            given_up, visit.taken = visit.taken, ()
+            for taken in given_up:
+                yield from self._correcting(taken, [0] * len(taken.plan.charges))
+        elif visit.decision is not None:
+            decision = joined(visit.decision, decision)
+        visit.decision = decision._replace(settlement=visit.settlement)
+        if ruling.now is not None:
+            visit.fields = rate_fields(self._styles, decision, ruling.now)
+
+    def _correcting(self, taken: Taken, costs: Sequence[int]) -> Steps[None]:
+        """See to it that something was charged as much as it should have been. Where the store fails, it stays as it is."""
+        plan = correction(taken.plan, taken.reading, costs)
+        if taken.here:
+            self._fallback.correct(plan)
+        elif plan.charges:
+            try:
+                yield plan, self._timeout
+            except StoreError as error:
+                self.uncorrected += 1
+                self._note_failure(error)
+
+    def _note_answer(self, reading: Reading) -> None:
         if self._failing and getattr(self.store, "healthy", True) and time.monotonic() - self._failed > CALM:
             self._failing = False
             log.warning("the store answers again")
@@ -142,19 +282,13 @@ class Gate:
         if compare is not None:
             self._compare_clocks = None
             compare(reading.now)
-        return self._answer(considered, decide(plan, reading), reading.now)
 
-    def _answer(self, considered: Considered, decision: Decision, now: int) -> Answer:
-        fields = rate_fields(self._styles, decision, now)
-        return Answer(decision, fields, None if decision.allowed else refusal(decision), considered.seen)
-
-    def _without_store(self, considered: Considered, error: StoreError) -> Resort:
+    def _note_failure(self, error: StoreError) -> None:
         self.failures += 1
         self._failed = time.monotonic()
         if not self._failing:
             self._failing = True
             log.warning("the store failed, on_error decides until it answers again: %s", error)
-        return self._fallback.without(considered, error)
 
     def _left_since(self, began: float) -> float:
         """Seconds that a request may still wait which asked first at a time. Raises `StoreError` if there are none."""
@@ -162,9 +296,3 @@ class Gate:
         if left <= 0:
             raise StoreError("no time was left to ask about the others", "timeout")
         return left
-
-    def _degraded(self, considered: Considered, resort: Resort) -> Answer:
-        decision = resort.decision or undecided(allowed=False)
-        if resort.now is not None:
-            return self._answer(considered, decision, resort.now)
-        return Answer(decision, [], None if decision.allowed else unavailable(), considered.seen)

@@ -27,6 +27,21 @@ def drained(debts: Sequence[int], elapsed_us: int, windows: Windows) -> Sequence
     return left
 
 
+def put_right(
+    debts: Sequence[int], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], windows: Windows
+) -> Sequence[int]:
+    """The debts in ticks after some is put back, ``elapsed_us`` after it was taken; in all but the grace it has drained.
+
+    What is negative is taken on top instead, whether it fits or not, up to the ceiling; it would have drained just so.
+    """
+    right = []
+    for debt, ticks, grace, limit in zip(debts, back, grace_us, windows.limits):
+        drained_since = max(0, elapsed_us - grace) * limit.count
+        left = max(0, ticks - drained_since) if ticks > 0 else min(0, ticks + drained_since)
+        right.append(min(max(0, debt - left), limit.ceiling) if left else debt)
+    return right
+
+
 def rescaled(debt: int, limit: Limit) -> int:
     """A debt left by another count, under this limit: as many requests, so as many ticks, up to the ceiling."""
     return min(debt, limit.ceiling)

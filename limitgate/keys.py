@@ -12,9 +12,13 @@ import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
+from uuid import UUID
 
 from limitgate.errors import ConfigError
 from limitgate.identity import Subject
+
+Value = tuple[str, str | None]
+"""A part of a key that the application works out by itself: its name, and its value or None if it is absent."""
 
 PARTS = ("path", "ip", "api_key", "method", "host", "user", "caller", "tier", "global")
 _HEADER_PART = re.compile(r"header:[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}", re.ASCII)
@@ -81,6 +85,26 @@ def overflow(source: str | None) -> str:
     return _field("overflow nobody" if source is None else "overflow", source or "")
 
 
+def told_apart(value: object, name: str) -> str | None:
+    """What the application gave as part ``name`` of a key, as text; None if it is absent or an anonymous user.
+
+    Raises `TypeError` for what has nothing to be told apart by.
+    """
+    if isinstance(value, int | UUID):
+        return str(value)
+    identity = _identity_of(value)
+    if identity is None and value is not None and getattr(value, "is_authenticated", True):
+        raise TypeError(
+            f"key part {name} gave a {type(value).__name__}, expected text, a number, a UUID or an object with an id"
+        )
+    return identity
+
+
+def given(values: Sequence[Value], subject: Subject) -> str:
+    """What further parts contribute to a key's text; the client's address for one that is absent, as for any other."""
+    return "".join([_field(f"given {name}", value) if value else _absent(subject) for name, value in values])
+
+
 def check_part(name: str) -> tuple[str, ...]:
     """The alternatives in one part of a key, as they are known inside. Raises `ConfigError`."""
     labels = tuple(label.strip() for label in name.split("|"))
@@ -102,10 +126,15 @@ def _part(labels: Sequence[str], pattern: str) -> Callable[[Subject], str]:
                 return _field(label, value)
         if own_pattern is not None:
             return own_pattern
-        address = subject.address()
-        return "nobody," if address is None else _field("absent", address)
+        return _absent(subject)
 
     return contribution
+
+
+def _absent(subject: Subject) -> str:
+    """What stands for a part that is absent."""
+    address = subject.address()
+    return "nobody," if address is None else _field("absent", address)
 
 
 def _first(readers: Sequence[tuple[str, Callable[[Subject], str | None], bool]], subject: Subject) -> bool:
@@ -145,7 +174,10 @@ def _host(subject: Subject) -> str:
 
 def _user(subject: Subject) -> str | None:
     """Whatever tells the application's users apart; None for an anonymous one."""
-    user: Any = subject.request.user
+    return _identity_of(subject.request.user)
+
+
+def _identity_of(user: Any) -> str | None:
     if isinstance(user, str):
         return user
     if user is None or not getattr(user, "is_authenticated", True):

@@ -8,8 +8,7 @@ from typing import Self
 from limitgate.decision import Decision, decide
 from limitgate.keys import Key
 from limitgate.limits import Limit, Windows, as_limit, windows_of
-from limitgate.plan import Charge, Plan, Verb
-from limitgate.rules import check_cost
+from limitgate.plan import Charge, Plan, Verb, check_cost
 from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store, opened
 
 

@@ -53,12 +53,15 @@ class Limit:
     """
 
     count: int
+    """Requests in a period."""
     period: int
     """Seconds."""
     burst: int
+    """Requests that may come at once from a full bucket; the count if not given."""
     algorithm: str
+    """``gcra``; ``token_bucket`` and ``leaky_bucket`` are other names for the same decisions."""
     lease: int
-    """Requests; 0 to ask for every one."""
+    """Requests that a process may take from Redis in advance; 0 to ask for every one."""
     period_us: int = field(compare=False)
     """The period in microseconds; also what one request weighs, in ticks."""
     capacity: int = field(compare=False)

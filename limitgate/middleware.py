@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, MutableMapping
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Container, Iterable
 from types import GeneratorType
 from typing import Any, Unpack
 
-from limitgate.decorators import Mark, seen_by_gate
+from limitgate.callers import Caller
+from limitgate.decision import RateLimited
+from limitgate.decorators import EVERYTHING, Mark, seen_by_gate
+from limitgate.exchange import Body, Exchange, Receive, Send, StartResponse, starting
 from limitgate.front import Options, open_front
-from limitgate.gate import OFF, Answer
-from limitgate.headers import Fields, Refusal, raw
-from limitgate.request import ASGIRequest, Scope, WSGIRequest
+from limitgate.gate import Identify
+from limitgate.request import ASGIRequest, Request, Scope, WSGIRequest
 from limitgate.routes.flask import wsgi_routes
 from limitgate.routes.starlette import asgi_routes
-from limitgate.stores import open_store, open_sync_store
+from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store
+from limitgate.visit import VISIT, Visit
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
-StartResponse = Callable[..., Callable[[bytes], object]]
 WSGIApp = Callable[[dict[str, Any], Any], Iterable[bytes]]
-
-_STARTS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
-"""The messages that carry response headers."""
-_TRY_AGAIN_LATER = 1013
-"""The WebSocket close code of a server that is overloaded (IANA WebSocket Close Code Number Registry)."""
+ASGIOptions = Options[AsyncStore, Identify, ASGIApp]
+WSGIOptions = Options[SyncStore, Callable[[Request], Caller | None], WSGIApp]
 
 
 class LimitGate:
@@ -35,41 +33,62 @@ class LimitGate:
     rules. Needs no lifespan events; where they are sent, its connections are closed with the application.
     """
 
-    def __init__(self, app: ASGIApp, **options: Unpack[Options]) -> None:
+    def __init__(self, app: ASGIApp, **options: Unpack[ASGIOptions]) -> None:
         self.app = app
         self.gate, self._on_denied, self._owns_store = open_front(asgi_routes(app), open_store, **options)
+        self._settling: set[asyncio.Future[None]] = set()
+        if "fastapi" in sys.modules:
+            import limitgate.fastapi  # noqa: F401, PLC0415 - so that its OpenAPI document has the limits in it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, pass everything else through."""
         if scope["type"] not in ("http", "websocket"):
             await self._pass(scope, receive, send)
-            return
-        answer = await self.gate.acheck(ASGIRequest(scope)) if self.gate else OFF
-        scope = {**scope, "limitgate": answer.decision}
-        if answer.refusal is not None:
-            await self._refuse(answer, answer.refusal, scope, receive, send)
-            return
-        token = seen_by_gate.set(answer.seen) if answer.seen else None
-        try:
-            await self.app(scope, receive, _adding(answer.fields, send) if answer.fields else send)
-        finally:
-            if token is not None:
-                seen_by_gate.reset(token)
+        elif self.gate is None:
+            await self._run(EVERYTHING, {**scope, "limitgate": None, VISIT: None}, receive, send)
+        else:
+            visit = await self.gate.acheck(ASGIRequest(scope))
+            scope = {**scope, "limitgate": visit.decision, VISIT: visit}
+            if visit.seen is EVERYTHING:
+                await self._run(EVERYTHING, scope, receive, send)
+            else:
+                await self._attend(visit, scope, receive, send)
 
-    async def _refuse(self, answer: Answer, refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
-        kind = "http.response"
-        if scope["type"] == "websocket":
-            await receive()
-            kind = "websocket.http.response"
-            if kind not in (scope.get("extensions") or {}):
-                await send({"type": "websocket.close", "code": _TRY_AGAIN_LATER, "reason": refusal.reason})
-                return
-        elif self._on_denied is not None and refusal.status == 429:
-            await self._on_denied(scope, receive, _completing(refusal.waiting, _adding(answer.fields, send)))
+    async def _run(self, seen: Container[Mark], scope: Scope, receive: Receive, send: Send) -> None:
+        token = seen_by_gate.set(seen)
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            seen_by_gate.reset(token)
+
+    async def _attend(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stay with a request to its end."""
+        exchange = Exchange(visit, scope, receive, send, on_denied=self._on_denied)
+        if visit.refusal is not None:
+            if scope["type"] == "websocket":
+                await receive()
+            await exchange.refuse(visit.refusal)
             return
-        headers = refusal.raw + raw(answer.fields)
-        await send({"type": f"{kind}.start", "status": refusal.status, "headers": headers})
-        await send({"type": f"{kind}.body", "body": b"" if scope.get("method") == "HEAD" else refusal.body})
+        token = seen_by_gate.set(visit.seen)
+        try:
+            await self.app(scope, exchange.receive, exchange.send)
+        except RateLimited:
+            if not await exchange.refuse_late():
+                raise
+        except Exception:
+            exchange.failed()
+            raise
+        finally:
+            seen_by_gate.reset(token)
+            if visit.end():
+                await self._settle(visit)
+
+    async def _settle(self, visit: Visit) -> None:
+        """Settle a visit, to the end even if the request is cancelled meanwhile."""
+        settling = asyncio.ensure_future(visit.gate.asettle(visit))
+        self._settling.add(settling)
+        settling.add_done_callback(self._settling.discard)
+        await asyncio.shield(settling)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -86,81 +105,51 @@ class LimitGateWSGI:
     rules.
     """
 
-    def __init__(self, app: WSGIApp, **options: Unpack[Options]) -> None:
+    def __init__(self, app: WSGIApp, **options: Unpack[WSGIOptions]) -> None:
         self.app = app
         self.gate, self._on_denied, _ = open_front(wsgi_routes(app), open_sync_store, **options)
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
-        answer = self.gate.check(WSGIRequest(environ)) if self.gate else OFF
-        environ["limitgate"] = answer.decision
-        refusal = answer.refusal
+        if self.gate is None:
+            environ["limitgate"], environ[VISIT] = None, None
+            return self._run(EVERYTHING, environ, start_response)
+        visit = self.gate.check(WSGIRequest(environ))
+        environ["limitgate"], environ[VISIT] = visit.decision, visit
+        refusal = visit.refusal
         if refusal is not None:
             if self._on_denied is not None and refusal.status == 429:
-                denied: Iterable[bytes] = self._on_denied(environ, _starting(answer.fields, start_response, refusal.waiting))
+                denied: Iterable[bytes] = self._on_denied(environ, starting(visit, start_response, refusal.waiting))
                 return denied
-            start_response(f"{refusal.status} {refusal.reason}", refusal.fields + answer.fields)
+            start_response(f"{refusal.status} {refusal.reason}", refusal.fields + visit.fields)
             return [] if environ["REQUEST_METHOD"] == "HEAD" else [refusal.body]
-        token = seen_by_gate.set(answer.seen)
+        if visit.decision is not None:
+            start_response = starting(visit, start_response)
         try:
-            chunks = self.app(environ, _starting(answer.fields, start_response) if answer.fields else start_response)
+            chunks = self._run(visit.seen, environ, start_response)
+        except Exception:
+            visit.failed()
+            _end(visit)
+            raise
+        if (visit.seen and isinstance(chunks, GeneratorType)) or (visit.taken and not _is_all_there(chunks, environ)):
+            return Body(chunks, visit, _end)
+        _end(visit)
+        return chunks
+
+    def _run(self, seen: Container[Mark], environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        token = seen_by_gate.set(seen)
+        try:
+            return self.app(environ, start_response)
         finally:
             seen_by_gate.reset(token)
-        return _Running(chunks, answer.seen) if answer.seen and isinstance(chunks, GeneratorType) else chunks
 
 
-class _Running:
-    """A generator that has yet to run the application: lets it see, at each step, what the gate has weighed."""
-
-    def __init__(self, chunks: GeneratorType[Any, Any, Any], seen: Container[Mark]) -> None:
-        self._chunks = chunks
-        self._seen = seen
-        self.close = chunks.close
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self
-
-    def __next__(self) -> bytes:
-        token = seen_by_gate.set(self._seen)
-        try:
-            chunk: bytes = next(self._chunks)
-        finally:
-            seen_by_gate.reset(token)
-        return chunk
+def _end(visit: Visit) -> None:
+    if visit.end():
+        visit.gate.settle(visit)
 
 
-def _adding(fields: Fields, send: Send) -> Send:
-    """``send`` that adds fields to whatever starts a response."""
-    added = raw(fields)
-
-    async def send_with_fields(message: Message) -> None:
-        if message["type"] in _STARTS:
-            message = {**message, "headers": [*(message.get("headers") or ()), *added]}
-        await send(message)
-
-    return send_with_fields
-
-
-def _completing(fields: Fields, send: Send) -> Send:
-    """``send`` that adds those fields which whatever starts a response does not have yet."""
-
-    async def send_completed(message: Message) -> None:
-        if message["type"] in _STARTS:
-            headers = list(message.get("headers") or ())
-            present = {bytes(name).lower() for name, _ in headers}
-            headers += [field for field in raw(fields) if field[0] not in present]
-            message = {**message, "headers": headers}
-        await send(message)
-
-    return send_completed
-
-
-def _starting(fields: Fields, start_response: StartResponse, unless_set: Fields = []) -> StartResponse:  # noqa: B006
-    """``start_response`` that adds fields, those in ``unless_set`` where there are none yet."""
-
-    def start(status: str, headers: Fields, *exc_info: Any) -> Callable[[bytes], object]:
-        present = {name.lower() for name, _ in headers}
-        missing = [field for field in unless_set if field[0].lower() not in present]
-        return start_response(status, [*headers, *missing, *fields], *exc_info)
-
-    return start
+def _is_all_there(chunks: Iterable[bytes], environ: dict[str, Any]) -> bool:
+    """Whether nothing of the application is left to run: chunks of a known number, or a file for the server to send."""
+    wrapper = environ.get("wsgi.file_wrapper")
+    return hasattr(chunks, "__len__") or (isinstance(wrapper, type) and isinstance(chunks, wrapper))

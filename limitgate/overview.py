@@ -118,6 +118,10 @@ def _cells(each: Applied | None) -> Row:
     notes = [] if each.wholly else [f"only {rule.path}"]
     if rule.cost != 1:
         notes.append("cost varies" if callable(rule.cost) else f"cost {rule.cost}")
+    if rule.per == "message":
+        notes.append("per message")
+    if rule.charge_if is not None:
+        notes.append(f"charged {rule.charge_if}")
     if rule.shadow:
         notes.append("shadow")
     if rule.on_error is not None:

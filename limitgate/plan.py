@@ -11,11 +11,20 @@ from limitgate.limits import Windows
 Verb = Literal["spend", "peek", "reset"]
 
 
+def check_cost(cost: object) -> int:
+    """``cost`` as it may be charged. Raises `TypeError` if it is no integer, `ValueError` if it is negative."""
+    if type(cost) is not int:
+        raise TypeError(f"cost is a {type(cost).__name__}, expected an integer, or in a rule a callable that gives one")
+    if cost < 0:
+        raise ValueError(f"cost is {cost}, expected at least 0")
+    return cost
+
+
 class Lease(NamedTuple):
     """What is taken from a bucket in advance, and what is put back of what was taken before.
 
     What was taken drains in the bucket like everything else. So the later it is put back the less is left of it, but for
-    the time in which the bucket had other debts to drain.
+    the time in which the bucket had other debts to drain. What should have been taken would have drained just so.
     """
 
     most: int
@@ -23,13 +32,13 @@ class Lease(NamedTuple):
     as_of: int
     """The store's clock from which on what is put back counts as drained, Unix µs."""
     back: Sequence[int]
-    """What is put back, in ticks per window."""
+    """What is put back, in ticks per window; if negative, what is taken on top, whether it fits or not."""
     grace: Sequence[int]
     """For how long after ``as_of`` the bucket drained other debts instead, µs per window."""
 
     @property
     def gives_back(self) -> bool:
-        """Whether anything is put back."""
+        """Whether anything is put back, or taken on top."""
         return any(self.back)
 
 
@@ -60,7 +69,7 @@ class Plan(NamedTuple):
 
     @property
     def gives_back(self) -> bool:
-        """Whether buckets owe less afterwards."""
+        """Whether buckets owe less afterwards, or something that nobody asked them about."""
         return self.verb == "reset" or any(charge.lease and charge.lease.gives_back for charge in self.charges)
 
 

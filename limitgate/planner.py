@@ -10,8 +10,9 @@ from typing import NamedTuple
 from limitgate.callers import Caller
 from limitgate.decorators import EVERYTHING, Mark, seen_by_gate
 from limitgate.diagnosis import Diagnosis, Once
+from limitgate.errors import ConfigError
 from limitgate.identity import Identities, Subject
-from limitgate.keys import Key, overflow
+from limitgate.keys import Key, Value, given, overflow
 from limitgate.lint import overshooting
 from limitgate.newcomers import Newcomers
 from limitgate.paths import PathIndex, readings, segments
@@ -50,10 +51,12 @@ class Bound:
         self._prefix = f"{key_prefix}:{rule.name}:"
         self._cost = None if callable(rule.cost) else rule.cost
 
-    def ask(self, subject: Subject) -> tuple[str, int]:
+    def ask(self, subject: Subject, values: Sequence[Value] = ()) -> tuple[str, int]:
         """What a request of this subject asks of this rule: the text of its bucket's key, and the cost."""
         cost = self.rule.cost_of(subject.request) if self._cost is None else self._cost
         text = self._key.text(subject)
+        if values:
+            text += given(values, subject)
         newcomers = self._newcomers
         if newcomers is not None and not newcomers.know((self._owner, text)):
             text = self._opened(newcomers, text, subject)
@@ -73,6 +76,10 @@ class Bound:
         return text if newcomers.open(bucket, source, self.rule.name) else overflow(source)
 
 
+Asked = tuple[Rule, Sequence[Value]]
+"""A rule that is weighed while a request is under way, and the further parts of its key."""
+
+
 class Considered(NamedTuple):
     """What the planner made of a request."""
 
@@ -82,6 +89,10 @@ class Considered(NamedTuple):
     """The rules behind the plan's charges, in their order."""
     seen: Container[Mark]
     """The decorators that were taken into account."""
+    is_by_outcome: bool = False
+    """Whether a rule is charged by the outcome."""
+    messages: Considered | None = None
+    """What each message over a WebSocket is to be charged, None for nothing."""
 
 
 UNLIMITED = Considered(None, (), EVERYTHING)
@@ -90,7 +101,8 @@ UNLIMITED = Considered(None, (), EVERYTHING)
 
 def _charging(bounds: tuple[Bound, ...], asked: tuple[tuple[str, int], ...]) -> Considered:
     """The plan that charges what is asked of each rule; made once for requests that ask the same."""
-    return Considered(Plan(tuple([bound.charge(*ask) for bound, ask in zip(bounds, asked)])), bounds, ())
+    plan = Plan(tuple([bound.charge(*ask) for bound, ask in zip(bounds, asked)]))
+    return Considered(plan, bounds, (), any(bound.rule.charge_if for bound in bounds))
 
 
 class Planner:
@@ -123,6 +135,7 @@ class Planner:
         self._exempt = {tier: self._index(of_tier, exempt=True) for tier, of_tier in rules.tiers.items()}
         every = list({id(rule): rule for of_tier in rules.tiers.values() for rule in of_tier}.values())
         self._exempts = any(rule.exempt for rule in every)
+        self._count_messages = any(rule.per == "message" for rule in every)
         self._asks_route = any(rule.key_asks("path") for rule in every)
         self._strict = strict
         self._unlisted = Once(Diagnosis.UNLISTED_KEYS)
@@ -145,10 +158,29 @@ class Planner:
                 bounds += self._bound_marks(marks, request)
         if "exempt" in marks:
             return UNLIMITED
+        messages: tuple[Bound, ...] = ()
+        if self._count_messages or marks:
+            messages = tuple([bound for bound in bounds if bound.rule.per == "message"])
+            bounds = tuple([bound for bound in bounds if bound.rule.per == "request"])
+        considered = self._charged(bounds, subject) if bounds else Considered(None, (), marks)
+        if messages and request.is_websocket:
+            return considered._replace(seen=marks, messages=self._charged(messages, subject))
+        return considered._replace(seen=marks) if marks else considered
+
+    def further(self, request: Request, identified: Caller | None, asked: Sequence[Asked]) -> Considered:
+        """The plan for rules that are weighed while a request is under way."""
+        subject = self._identities.subject(request, identified)
+        applying = [(rule, values) for rule, values in asked if rule.applies_to(request.method)]
+        if any(rule.key_asks("path") for rule, _ in applying):
+            route = self._routes.find(request)
+            subject.route = route.template if route else None
+        bounds = tuple([self._bound(rule) for rule, _ in applying])
         if not bounds:
-            return Considered(None, (), marks)
-        considered = self._charging(bounds, tuple([bound.ask(subject) for bound in bounds]))
-        return Considered(considered.plan, bounds, marks) if marks else considered
+            return Considered(None, (), ())
+        return self._charging(bounds, tuple([bound.ask(subject, values) for bound, (_, values) in zip(bounds, applying)]))
+
+    def _charged(self, bounds: tuple[Bound, ...], subject: Subject) -> Considered:
+        return self._charging(bounds, tuple([bound.ask(subject) for bound in bounds]))
 
     def _index(self, rules: Sequence[Rule], *, exempt: bool) -> PathIndex[tuple[int, Bound]]:
         """The rules of a tier that are exempt, or those that are not, by path and with their places in the tier."""
@@ -191,12 +223,18 @@ class Planner:
         weighed = seen if isinstance(seen, tuple) else ()
         for rule in marks:
             if isinstance(rule, Rule) and rule.applies_to(request.method) and rule not in weighed:
-                bound = self._decorated.get(id(rule))
-                if bound is None:
-                    bound = self._decorated[id(rule)] = self._bind(rule, "limit")
-                    self._review(rule)
-                bounds.append(bound)
+                if rule.per == "message" and not request.is_websocket:
+                    raise ConfigError(f"limit {rule.name!r} is per message, expected it on a WebSocket endpoint only")
+                bounds.append(self._bound(rule))
         return tuple(bounds)
+
+    def _bound(self, rule: Rule) -> Bound:
+        """A rule that is not from the rule set, made ready when it is first met."""
+        bound = self._decorated.get(id(rule))
+        if bound is None:
+            bound = self._decorated[id(rule)] = self._bind(rule, "limit")
+            self._review(rule)
+        return bound
 
     def _is_inventable(self, label: str) -> bool:
         """Whether a client may make up values of a key's part. Methods are no such part: invented ones are all one."""

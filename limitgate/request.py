@@ -106,6 +106,11 @@ class Request:
         return bool(self.headers.get("origin") and self.headers.get("access-control-request-method"))
 
     @property
+    def is_websocket(self) -> bool:
+        """Whether this is the handshake of a WebSocket."""
+        return self.scope is not None and self.scope["type"] == "websocket"
+
+    @property
     def passed_a_gate(self) -> bool:
         """Whether a gate around this one has decided about this very request."""
         return "limitgate" in (self.scope or self.environ or ())

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, Unpack
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool, StrictStr, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    PlainValidator,
+    StrictBool,
+    StrictStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from limitgate.callers import DEFAULT_TIER, Callers, KnownCaller, Text
 from limitgate.errors import ConfigError
 from limitgate.keys import check_part
 from limitgate.limits import Limit, Windows, as_limit
 from limitgate.paths import segments
+from limitgate.plan import check_cost
 from limitgate.request import Request
 
 T = TypeVar("T")
@@ -22,35 +32,82 @@ Cost = int | Callable[[Request], int]
 Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9._-]{1,64}\z")]
 Count = Annotated[int, Field(strict=True, ge=1)]
 
+_STATUS_CLASSES = frozenset({"1xx", "2xx", "3xx", "4xx", "5xx"})
 _METHOD = re.compile(r"[A-Za-z][A-Za-z-]*", re.ASCII)
 _QUICK = {"qps": "second", "qpm": "minute", "qph": "hour", "qpd": "day"}
-
-
-def check_cost(cost: object) -> int:
-    """``cost`` as it may be charged. Raises `TypeError` if it is no integer, `ValueError` if it is negative."""
-    if type(cost) is not int:
-        raise TypeError(f"cost is a {type(cost).__name__}, expected an integer, or in a rule a callable that gives one")
-    if cost < 0:
-        raise ValueError(f"cost is {cost}, expected at least 0")
-    return cost
 
 
 def _cost_or_callable(value: object) -> Cost:
     return value if callable(value) else check_cost(value)
 
 
-class Rule(BaseModel):
+def _status_or_class(value: object) -> int | str:
+    if (type(value) is int and 100 <= value <= 599) or (isinstance(value, str) and value in _STATUS_CLASSES):
+        return value
+    raise ConfigError(f"{value!r:.80} is no status, expected a number such as 401 or a class such as 5xx")
+
+
+Status = Annotated[int | str, PlainValidator(_status_or_class)]
+
+
+class ChargeIf(BaseModel, extra="forbid", frozen=True):
+    """Which outcomes of a request are charged: those with some statuses, or all but those with some.
+
+    A status is a number such as 401, or a class such as ``"5xx"``. A WebSocket that is accepted has status 101.
+    """
+
+    status: tuple[Status, ...] = ()
+    """Charged are responses with one of these."""
+    status_not: tuple[Status, ...] = ()
+    """Charged are all responses but those with one of these."""
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> ChargeIf:
+        if bool(self.status) is bool(self.status_not):
+            raise ConfigError("expected either status or status_not, for example {status: [401, 403]} or {status_not: [5xx]}")
+        return self
+
+    def __str__(self) -> str:
+        said = "if" if self.status else "unless"
+        return f"{said} {', '.join(map(str, self.status or self.status_not))}"
+
+    def counts(self, status: int) -> bool:
+        """Whether a request is charged whose response had this status."""
+        named, listed = {status, f"{status // 100}xx"}, self.status or self.status_not
+        return named.isdisjoint(listed) is not bool(self.status)
+
+
+class RuleOptions(TypedDict, total=False):
+    """The fields of a `Rule` besides its name and its limits, as they may be given."""
+
+    qps: int | None
+    qpm: int | None
+    qph: int | None
+    qpd: int | None
+    path: str
+    methods: Iterable[str] | None
+    key: Iterable[str]
+    tier: str | None
+    cost: Cost
+    on_error: OnError | None
+    charge_if: ChargeIf | Mapping[str, Iterable[int | str]] | None
+    per: Literal["request", "message"]
+    shadow: bool
+    exempt: bool
+    lease: int
+
+
+class Rule(BaseModel, extra="forbid", frozen=True):
     """Limits for the requests that match, counted per key.
 
     ``Rule("api", "5/second", qpm=100, path="/api/**", key=["path", "ip"])``. Raises `ConfigError` for an unknown option, a
     value that makes no sense, a rule without limits, or a fixed cost that no limit could ever admit.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     name: Name
+    """Up to 64 letters, digits, dots, hyphens and underscores; once in a tier. Clients read it in ``violated-policies``."""
     limits: tuple[Annotated[Limit, PlainValidator(as_limit)], ...] = ()
-    """Limits such as ``100/minute`` or ``10/s burst 20``."""
+    """Limits such as ``100/minute`` or ``10/s burst 20``; all of them have to have room."""
     qps: Count | None = None
     """Requests per second."""
     qpm: Count | None = None
@@ -60,31 +117,38 @@ class Rule(BaseModel):
     qpd: Count | None = None
     """Requests per day."""
     path: StrictStr = "/**"
-    """``/login``, ``/items/{id}`` or ``/api/**``."""
+    """Paths that the rule is for: ``/login``, ``/items/{id}`` or ``/api/**``."""
     methods: frozenset[StrictStr] | None = None
     """Methods that the rule is for, all if not given. GET covers HEAD and WebSocket handshakes."""
     key: Annotated[tuple[StrictStr, ...], Field(min_length=1)] = ("ip",)
-    """What buckets are told apart by."""
+    """What buckets are told apart by, see docs/keys.md."""
     tier: Text | None = None
     """The tier that the rule belongs to; in a file, that of the file if not given."""
     cost: Annotated[Cost, PlainValidator(_cost_or_callable)] = 1
-    """How many requests one counts for."""
+    """How many requests one counts for; in Python also a callable ``(request) -> int``."""
     on_error: OnError | None = None
-    """What a request gets when the store fails; the gate's own setting if not given."""
+    """What a request gets when the store fails; as the option of this name says if not given."""
+    charge_if: ChargeIf | None = None
+    """Which outcomes are charged: every request is while it is under way, and others get it back when they are over."""
+    per: Literal["request", "message"] = "request"
+    """What is counted: requests, or each message that a client sends over a WebSocket."""
     shadow: StrictBool = False
     """Count and report, but never refuse."""
     exempt: StrictBool = False
     """Switch every rule off for the requests that match."""
     lease: Annotated[int, Field(strict=True, ge=0)] = 0
-    """The ``lease`` of those limits that have none of their own, see `Limit`."""
+    """Requests that a process may take in advance, for limits that say nothing about it; 0 to ask for every one."""
 
-    def __init__(self, /, name: str, *limits: Limit | str, **options: Any) -> None:
+    def __init__(self, /, name: str, *limits: Limit | str, **options: Unpack[RuleOptions]) -> None:
+        fields: dict[str, Any] = {**options}
         if limits:
-            options["limits"] = (*limits, *options.get("limits", ()))
+            fields["limits"] = (*limits, *fields.get("limits", ()))
         try:
-            super().__init__(name=name, **options)
+            super().__init__(name=name, **fields)
         except ValidationError as error:
-            raise ConfigError.explaining(error, f"rule {name!r}", Rule.model_fields) from error
+            inside = error.errors(include_url=False)[0]["loc"][1:]  # only charge_if has fields of its own
+            known = ChargeIf.model_fields if inside else Rule.model_fields
+            raise ConfigError.explaining(error, f"rule {name!r}", known) from error
         self._check()
 
     @field_validator("path")
@@ -135,6 +199,11 @@ class Rule(BaseModel):
         """Whether the rule is for this method, HEAD having become GET."""
         return self.methods is None or method in self.methods
 
+    @property
+    def has_own_cost(self) -> bool:
+        """Whether it counts something else than requests."""
+        return "cost" in self.model_fields_set
+
     def cost_of(self, request: Request) -> int:
         """What this request costs. Raises `TypeError` or `ValueError` where a callable gives no valid cost."""
         return check_cost(self.cost(request)) if callable(self.cost) else self.cost
@@ -143,6 +212,11 @@ class Rule(BaseModel):
         limits = self.windows.limits
         if self.exempt and limits:
             raise ConfigError(f"rule {self.name!r} is exempt and has limits, expected one or the other", ("exempt",))
+        if self.charge_if and (self.exempt or self.per == "message"):
+            what = "is exempt" if self.exempt else "counts messages, which have no status"
+            raise ConfigError(f"rule {self.name!r} {what}, expected no charge_if", ("charge_if",))
+        if self.exempt and self.per == "message":
+            raise ConfigError(f"rule {self.name!r} is exempt, expected no per: exempt requests have no limits at all", ("per",))
         if not self.exempt and not limits:
             raise ConfigError(f"rule {self.name!r} has no limit, expected limits, qps, qpm, qph or qpd", ("limits",))
         for limit in limits:

@@ -52,13 +52,13 @@ class Settings(BaseSettings):
     )
 
     enabled: bool = True
-    """Whether the gate and the decorators do anything."""
+    """``False`` switches middleware and decorators off."""
     rules: Annotated[Any, NoDecode] = None
-    """Path of a rule file, or of a folder of them, a list of `Rule`, or a `RuleSet`."""
+    """A rule file, a folder of them, a list of `Rule` or a `RuleSet`; has to be given."""
     store: Annotated[Any, NoDecode, Field(repr=False)] = "memory://"
-    """URL of the store, or a store."""
+    """The URL of a store, or a store. With ``memory://`` each process counts by itself."""
     on_error: OnError = "open"
-    """What a request gets when the store fails: ``open``, ``closed`` or ``local``."""
+    """What a request gets when the store fails: it passes, gets a 503, or is limited by this process alone."""
     processes: Annotated[int, Field(ge=1, le=100_000)] = 1
     """Processes that serve together. While the store fails, each grants its share of the limits under ``local``."""
     timeout: Annotated[float, Field(gt=0, le=60)] = 0.1
@@ -66,27 +66,27 @@ class Settings(BaseSettings):
     trusted_proxies: Strings = ()
     """Addresses and CIDRs of proxies whose forwarding header is believed; ``unix`` for a peer on a unix socket."""
     forwarded_header: Annotated[str, Field(min_length=1)] = "x-forwarded-for"
-    """The one header to read behind a trusted proxy."""
+    """The one header to read behind a trusted proxy; ``forwarded`` for RFC 7239."""
     ipv6_prefix: Annotated[int, Field(ge=32, le=128)] = 64
     """Bits of the network that IPv6 clients are grouped by."""
     api_key_header: Annotated[str, Field(min_length=1)] = "x-api-key"
     """Where the API key stands; ``authorization`` reads a Bearer token (RFC 6750)."""
     identify: ImportString[Callable[..., Any]] | None = None
-    """Tells who asks: ``(request) -> Caller | None``."""
+    """Tells who asks: ``(request) -> Caller | None``; may be async on ASGI."""
     headers: Strings = ("x-ratelimit",)
-    """Styles of rate fields to send."""
+    """Styles of rate headers to send."""
     shadow: bool = False
     """Decide and report, never refuse."""
     strict: bool = False
     """Tell at start which limits let more than their count pass within one period."""
     on_denied: ImportString[Callable[..., Any]] | None = None
-    """Makes the refusal: an ASGI or WSGI application."""
+    """Makes the refusal: an ASGI application, on WSGI a WSGI application."""
     new_buckets: Annotated[int, Field(ge=0, le=1_000_000)] = 1000
     """Buckets that a source may open in a minute by keys of its own choosing, in each process; 0 for any number."""
     key_prefix: Annotated[str, Field(min_length=1, max_length=64)] = "limitgate"
     """First part of every key in the store."""
     secret: SecretStr | None = None
-    """Keys the digests in the store, so that not even guesses can be checked against them. At most 64 bytes."""
+    """16 to 64 bytes that key the digests in the store, so that not even guesses can be checked against them."""
 
     def __init__(self, **options: Any) -> None:
         unknown = options.keys() - type(self).model_fields.keys()

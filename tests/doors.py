@@ -379,13 +379,16 @@ def uvicorn_process(target: str, folder: Path, *options: str, workers: int = 1, 
 
 @contextlib.contextmanager
 def server_process(
-    command: Sequence[str], log: Path, ready: Callable[[str], bool], environment: Mapping[str, str]
+    command: Sequence[str],
+    log: Path,
+    ready: Callable[[str], bool],
+    environment: Mapping[str, str],
+    cwd: Path = Path(__file__).parent.parent,
 ) -> Iterator[str]:
     """A server in a process of its own, once it is ready by its log; gives the URL that it logs, stops it by its pid."""
-    root = Path(__file__).parent.parent
     outside = {name: value for name, value in os.environ.items() if not name.startswith("LIMITGATE_")}
     with log.open("wb") as output:
-        process = subprocess.Popen(command, cwd=root, env=outside | environment, stdout=output, stderr=output)
+        process = subprocess.Popen(command, cwd=cwd, env=outside | environment, stdout=output, stderr=output)
 
     def up() -> bool:
         assert process.poll() is None, log.read_text()

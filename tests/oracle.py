@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from limitgate.limits import Limit
-from limitgate.plan import Charge, Plan
+from limitgate.plan import Charge, Lease, Plan
 
 FIELDS = ("allowed", "limit", "remaining", "retry_after", "reset_after", "granted", "rule", "degraded", "shadow")
 WINDOW_FIELDS = ("rule", "limit", "period", "remaining", "used", "reset_after", "retry_after")
@@ -111,6 +111,10 @@ class Oracle:
         owed = [self._read(charge, now) for charge in plan.charges]
         if plan.verb == "reset":
             owed = [[Debt(Fraction(0), debt.count, debt.period) for debt in debts] for debts in owed]
+        for place, charge in enumerate(plan.charges):
+            if charge.lease is not None:
+                owed[place] = _put_right(charge.lease, owed[place], now)
+                self._write(charge, owed[place], now)
         fits = [_fits(charge, debts) for charge, debts in zip(plan.charges, owed, strict=True)]
         allowed = all(fit or not charge.binding for charge, fit in zip(plan.charges, fits, strict=True))
         before = [[debt.requests for debt in debts] for debts in owed]
@@ -139,6 +143,18 @@ class Oracle:
 def _fits(charge: Charge, debts: list[Debt]) -> bool:
     limits = charge.windows.limits
     return not charge.cost or all(debt.requests + charge.cost <= limit.burst for limit, debt in zip(limits, debts, strict=True))
+
+
+def _put_right(lease: Lease, debts: list[Debt], now: int) -> list[Debt]:
+    """The debts after requests are put back or taken on top, less those that time has paid back since the grace ended."""
+    right = []
+    for debt, ticks, grace in zip(debts, lease.back, lease.grace, strict=True):
+        since = max(0, max(0, now - lease.as_of) - grace) * rate(debt.count, debt.period)
+        requests = Fraction(ticks, debt.period * 1_000_000)
+        left = max(requests - since, Fraction(0)) if requests > 0 else min(requests + since, Fraction(0))
+        owed = max(debt.requests - left, Fraction(0))
+        right.append(Debt(min(owed, LONGEST_US * rate(debt.count, debt.period)), debt.count, debt.period))
+    return right
 
 
 def _taken(charge: Charge, debts: list[Debt]) -> list[Debt]:

@@ -17,7 +17,7 @@ from hypothesis import given, strategies as st
 from limitgate import Limit, Limiter, MemoryStore, RedisStore
 from limitgate.decision import Decision, decide
 from limitgate.limits import Windows, windows_of
-from limitgate.plan import Charge, Plan, Reading
+from limitgate.plan import Charge, Lease, Plan, Reading
 from limitgate.stores import wire
 from tests.clock import Clock
 from tests.oracle import FIELDS, WINDOW_FIELDS, Answer, Oracle
@@ -45,6 +45,8 @@ COUNTS = (1, 2, 3, 5, 7, 9, 333, 99_991, 1_000_003, 10**14)
 BURSTS = (1, 2, 5, 50, 10**6, 10**18)
 COSTS = (0, 1, 1, 1, 1, 2, 3, 10, 1000, 10**12, 10**30)
 FORWARD = (0, 0, 1, 2, 1000, 333_333, 10**6, 10**7, 3_600 * 10**6, 86_400 * 10**6, 400 * 86_400 * 10**6)
+LONGEST_WAIT = 366 * 86_400 * 10
+"""Seconds that a history may wait for what was promised: at most what a full bucket takes, so that the clock stays exact."""
 BACK = (-1, -2, -333_333, -(10**7), -3_600 * 10**6)
 
 
@@ -70,13 +72,27 @@ def some_windows(rnd: random.Random) -> list[Windows]:
     return [Windows(limits) for limits in whole + parts]
 
 
-def a_plan(rnd: random.Random, buckets: dict[str, list[Windows]]) -> Plan:
+def a_plan(rnd: random.Random, buckets: dict[str, list[Windows]], now: int | None = None) -> Plan:
     charges = []
     for key in rnd.sample(list(buckets), rnd.choice((1, 1, len(buckets)))):
         windows = rnd.choice(buckets[key])
         cost = rnd.choice((*COSTS, windows.limits[0].burst, windows.limits[-1].burst + 1))
         charges.append(Charge(key, windows, cost, rnd.random() < 0.75, rnd.choice((None, "a", "b"))))
+    if now is not None and rnd.random() < 0.15:
+        return Plan(
+            tuple([charge._replace(cost=0, lease=a_correction(rnd, charge.windows, now)) for charge in charges]), "peek"
+        )
     return Plan(tuple(charges), rnd.choice(("spend",) * 12 + ("peek", "peek", "reset")))
+
+
+def a_correction(rnd: random.Random, windows: Windows, now: int) -> Lease:
+    """Something to be put back, or taken on top, of what was charged a while ago."""
+    back = []
+    for weight, limit in zip(windows.weights, windows.limits, strict=True):
+        ticks = rnd.choice((-1, 1)) * rnd.choice((0, 1, rnd.randrange(weight + 1), weight, 7 * weight, limit.ceiling))
+        back.append(max(-limit.ceiling, min(ticks, limit.ceiling)))
+    grace = [rnd.choice((0, 0, 1, 1000, 10**6, 10**10)) for _ in back]
+    return Lease(0, now - rnd.choice((0, 0, 1, 1000, 333_333, 10**7, 10**11, -5)), back, grace)
 
 
 def a_step(rnd: random.Random, answer: Answer | None, *, back: bool) -> int:
@@ -84,7 +100,7 @@ def a_step(rnd: random.Random, answer: Answer | None, *, back: bool) -> int:
     if back and rnd.random() < 0.15:
         return rnd.choice(BACK)
     waits = [answer.decision["retry_after"], answer.decision["reset_after"]] if answer else []
-    waits = [round(wait * 1_000_000) for wait in waits if 0 < wait < math.inf]
+    waits = [round(wait * 1_000_000) for wait in waits if 0 < wait < LONGEST_WAIT]
     if waits and rnd.random() < 0.4:
         return max(0, rnd.choice(waits) + rnd.choice((-1, 0, 0, 1)))
     return rnd.choice(FORWARD)
@@ -97,7 +113,7 @@ def history(rnd: random.Random, oracle: Oracle, size: int = 12, *, back: bool = 
     now, events = 1_790_000_000_000_000 + rnd.randrange(10**9), []
     for _ in range(size):
         now += a_step(rnd, events[-1].answer if events else None, back=back)
-        plan = a_plan(rnd, buckets)
+        plan = a_plan(rnd, buckets, now)
         events.append(Event(plan, oracle.ask(plan, now)))
     return events
 
@@ -222,7 +238,9 @@ def test_dropping_expired_buckets_changes_nothing(rnd: random.Random) -> None:
 
 def test_histories_meet_every_case() -> None:
     """The generated histories are worth something: each kind of event and of answer is common among them."""
-    seen = dict.fromkeys(("refused", "shadow", "forever", "equal periods", "other count", "part", "back", "cost 0"), 0)
+    seen = dict.fromkeys(
+        ("refused", "shadow", "forever", "equal periods", "other count", "part", "back", "cost 0", "put right"), 0
+    )
     for seed in range(300):
         oracle = Oracle()
         events = history(random.Random(seed), oracle)
@@ -232,6 +250,7 @@ def test_histories_meet_every_case() -> None:
             seen["refused"] += not decision["allowed"]
             seen["shadow"] += decision["shadow"]
             seen["forever"] += decision["retry_after"] == math.inf
+            seen["put right"] += event.plan.charges[0].lease is not None
             seen["cost 0"] += any(charge.cost == 0 for charge in event.plan.charges)
             for charge in event.plan.charges:
                 limits.setdefault(charge.key, set()).add(charge.windows.limits)

@@ -88,6 +88,20 @@ def test_rules_that_match_no_route() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("options", "note"),
+    [
+        ({"charge_if": {"status": [401, "5xx"]}}, "charged if 401, 5xx"),
+        ({"charge_if": {"status_not": ["5xx"]}}, "charged unless 5xx"),
+        ({"per": "message"}, "per message"),
+        ({"cost": 3}, "cost 3"),
+    ],
+)
+def test_what_is_unusual_about_a_rule_is_noted(options: dict[str, Any], note: str) -> None:
+    """The last column says what a rule counts, if it is not each request as one."""
+    assert overview(RuleSet([Rule("all", "9/minute", **options)]), [listed()]).endswith(f"  {note}")
+
+
 def test_the_table() -> None:
     """Each route once, with its methods, tiers and rules grouped, in columns that are as wide as they have to be."""
     rules = RuleSet(

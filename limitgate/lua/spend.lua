@@ -167,17 +167,21 @@ local function clear(bucket, charge)
   bucket.changed = true
 end
 
--- Put back what was taken before and not used. Except while the bucket drained other debts, it drained meanwhile.
+-- Put back what was taken before and not used, or, where that is negative, take on top what should have been taken.
+-- Except while the bucket drained other debts, it drained meanwhile.
 local function give_back(bucket, charge)
   local lease, elapsed, expected, place = charge.lease, math.max(0, now - charge.as_of), FIRST, 3
   for at = 1, #charge, ASKED_FIELDS do
     local count = charge[at + 1]
     expected = find(bucket, charge[at], count, expected)
-    local back, back_rest = lease[place] - math.max(0, elapsed - lease[place + 2]), lease[place + 1]
-    if back >= 0 then
+    local back, back_rest, since = lease[place], lease[place + 1], math.max(0, elapsed - lease[place + 2])
+    local on_top = back < 0
+    back = on_top and back + since or back - since
+    if on_top == (back < 0) then
       local whole, rest = bucket[expected + 2] - back, bucket[expected + 3] - back_rest
       if rest < 0 then whole, rest = whole - 1, rest + count end
       if whole < 0 then whole, rest = 0, 0 end
+      if whole >= MAX_OWED then whole, rest = MAX_OWED, 0 end
       bucket[expected + 2], bucket[expected + 3] = whole, rest
     end
     expected, place = expected + WINDOW_FIELDS, place + LEASED_FIELDS

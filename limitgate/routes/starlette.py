@@ -63,7 +63,7 @@ class _Table:
         self.routes = routes
         self._index: PathIndex[tuple[int, _Entry]] = PathIndex()
         self._lists = [(found, list(found)) for found in _lists(routes)]
-        entries = [_entry(route) for route in _flat(routes)]
+        entries = [_entry(route) for route in flat(routes)]
         for place, entry in enumerate(entries):
             self._index.add(_proposal(entry), (place, entry))
         self._below = [entry.below for entry in entries if entry.below is not None]
@@ -102,19 +102,24 @@ def _router(app: Any) -> Any:
     return app
 
 
-def _flat(routes: Iterable[Any]) -> Iterable[Any]:
-    """The routes with those of FastAPI's included routers in their places, each under its full path."""
+def flat(routes: Iterable[Any]) -> Iterable[Any]:
+    """The routes with those of FastAPI's included routers in their places, each under its full path.
+
+    Before FastAPI 0.143 what is included and is no route of FastAPI's own has its path and endpoint in ``starlette_route``.
+    """
     if not any(type(route).__module__ == "fastapi.routing" for route in routes):
         return routes
     import fastapi.routing  # noqa: PLC0415 - only where it is in use already
 
     flatten = getattr(fastapi.routing, "iter_route_contexts", None)
-    return routes if flatten is None else flatten(routes)
+    if flatten is None:
+        return routes
+    return [getattr(route, "starlette_route", None) or route for route in flatten(routes)]
 
 
 def _everywhere(routes: Iterable[Any]) -> Iterator[Any]:
     """All routes, those of mounted applications too."""
-    for route in _flat(routes):
+    for route in flat(routes):
         yield route
         yield from _everywhere(_mounted(route) or ())
 

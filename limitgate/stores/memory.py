@@ -75,7 +75,12 @@ class MemoryStore:
             for charge in charges:
                 home = self._home(charge, now)
                 homes.append(home)
-                debts.append(self._read(home, charge.windows, now))
+                owed = self._read(home, charge.windows, now)
+                lease = charge.lease
+                if lease is not None:
+                    owed = gcra.put_right(owed, lease.back, max(0, now - lease.as_of), lease.grace, charge.windows)
+                    self._write(home, charge.windows, now, owed, owes_less=True)
+                debts.append(owed)
             if plan.verb == "reset":
                 debts = [[0] * len(owed) for owed in debts]
                 for home, charge, owed in zip(homes, charges, debts):

@@ -1,11 +1,8 @@
 """A Redis Cluster, as far as plans are concerned: which node holds which bucket, and plans whose buckets are on several.
 
 A script's keys must be in one slot, so such a plan is taken apart, its parts are carried out side by side, each atomically,
-and their readings are put together. If one part refuses, or fails, what the others took is given back:
-
-    what was charged, less what of it drained meanwhile; and as long as the bucket had older debts to drain, that is nothing
-
-So the bucket is as if it had never been asked. Pure: knows no connection and no clock.
+and their readings are put together. If one part refuses, or fails, what the others took is given back, so that their buckets
+are as if they had never been asked, see limitgate/stores/corrections.py. Pure: knows no connection and no clock.
 """
 
 from __future__ import annotations
@@ -16,10 +13,10 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from limitgate.errors import StoreError
-from limitgate.plan import Charge, Lease, Plan, Reading
+from limitgate.plan import Plan, Reading
 from limitgate.stores.breaker import CHANCE, Breaker
+from limitgate.stores.corrections import undoing
 from limitgate.stores.dialer import Address, said_address, spelled
-from limitgate.stores.leases import SPARE
 from limitgate.stores.scripted import Outcome
 
 GIVE_BACK_TIMEOUT = 0.5
@@ -88,7 +85,7 @@ def concluded(plan: Plan, parts: Sequence[Part], outcomes: Sequence[Outcome]) ->
     taken = [
         (part.plan, reading) for part, reading in zip(parts, outcomes) if isinstance(reading, Reading) and reading.admitted
     ]
-    back = [_given_back(part, reading) for part, reading in taken]
+    back = [undoing(part, reading) for part, reading in taken]
     seen = [] if failures else [_untouched(part, reading) for part, reading in taken]
     return Conclusion(outcome, [plan for plan in back if plan.charges], seen)
 
@@ -116,29 +113,12 @@ def _joined(plan: Plan, parts: Sequence[Part], readings: Sequence[Reading]) -> R
     return Reading(now, debts, after, all(reading.admitted for reading in readings))
 
 
-def _given_back(plan: Plan, reading: Reading) -> Plan:
-    """What undoes a plan that was admitted."""
-    read = zip(plan.charges, reading.debts, reading.after)
-    charges = [_undone(charge, debts, reading.now) for charge, debts, then in read if charge.cost and then is not None]
-    return Plan(tuple(charges), "peek")
-
-
 def _untouched(plan: Plan, reading: Reading) -> tuple[Plan, Reading]:
     """What a plan that was admitted took nothing from, as it was read for one that is refused."""
     read = zip(plan.charges, reading.debts, reading.after)
     left = [(charge, debts) for charge, debts, then in read if not charge.cost or then is None]
     debts = [debts for _, debts in left]
     return Plan(tuple([charge for charge, _ in left])), reading._replace(debts=debts, admitted=False)
-
-
-def _undone(charge: Charge, debts: Sequence[int], now: int) -> Charge:
-    windows = charge.windows
-    back = [charge.cost * weight for weight in windows.weights]
-    grace = [debt // count for debt, count in zip(debts, windows.counts)]
-    if windows.lease:  # it may come out of what was taken in advance, up to so long ago
-        back = [max(0, ticks - SPARE * count) for ticks, count in zip(back, windows.counts)]
-        grace = [0] * len(back)
-    return Charge(charge.key, windows, 0, binding=False, rule=None, lease=Lease(0, now, back, grace))
 
 
 class Server(Protocol):

@@ -23,10 +23,10 @@ from limitgate.client import MAX_HOPS, Proxies, canonical, grouped
 from limitgate.identity import Identities, Subject
 from limitgate.keys import Key
 from limitgate.paths import PathIndex, readings, segments
+from limitgate.plan import check_cost
 from limitgate.request import ASGIRequest, Request, WSGIRequest
 from limitgate.routes.flask import wsgi_routes
 from limitgate.routes.starlette import asgi_routes
-from limitgate.rules import check_cost
 
 Parser = Callable[[bytes], None]
 PEERS = ("10.0.0.1", "203.0.113.9", "::ffff:10.0.0.1", "2001:db8::1", "testclient", "", None)

@@ -1,0 +1,1 @@
+"""Writes the parts of docs/ that follow from the code: ``make docs``."""

@@ -1,0 +1,168 @@
+"""What passes between an application and its server while a gate watches: messages of ASGI, calls and chunks of WSGI."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
+from types import GeneratorType
+from typing import Any
+
+from limitgate.decorators import seen_by_gate
+from limitgate.headers import Fields, Refusal, raw
+from limitgate.request import Scope
+from limitgate.visit import Visit
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+OnDenied = Callable[[Scope, Receive, Send], Awaitable[None]]
+StartResponse = Callable[..., Callable[[bytes], object]]
+
+_STARTS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
+"""Messages that carry response headers."""
+_STATUSES = {"http.response.start": 200, "websocket.accept": 101, "websocket.http.response.start": 403, "websocket.close": 403}
+"""The status by the message that a response or handshake begins with, if it names none; servers make a 403 of a close."""
+_BEGINNINGS = frozenset(_STATUSES)
+_TRY_AGAIN_LATER = 1013
+"""The WebSocket close code of a server that is overloaded (IANA WebSocket Close Code Number Registry)."""
+
+
+class Exchange:
+    """One ASGI request: stands between the application and the server.
+
+    Adds rate fields to the response and notes its status, puts a refusal in the place of the application's answer, and has
+    every message over a WebSocket charged where a rule says so.
+    """
+
+    _is_closed = False
+    """Whether the application has nothing to say any more."""
+    _client_left = False
+
+    def __init__(self, visit: Visit, scope: Scope, receive: Receive, send: Send, *, on_denied: OnDenied | None) -> None:
+        self._visit = visit
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._on_denied = on_denied
+
+    async def receive(self) -> Message:
+        """The next message from the server."""
+        message = await self._receive()
+        kind, messages = message["type"], self._visit.messages
+        if kind == "http.disconnect":
+            self._client_left = True
+        elif messages is not None and kind == "websocket.receive" and not self._is_closed:
+            refusal = await self._visit.gate.amessage(messages)
+            if refusal is not None:
+                self._is_closed = True
+                await self._close(refusal)
+                return {"type": "websocket.disconnect", "code": _TRY_AGAIN_LATER, "reason": refusal.reason}
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Pass a message of the application on, if it is to be passed on."""
+        visit = self._visit
+        if not visit.has_begun and message["type"] in _BEGINNINGS:
+            if visit.refusal is not None:
+                await self.refuse_late()
+                return
+            visit.has_begun, visit.status = True, message.get("status") or _STATUSES[message["type"]]
+            if visit.fields and message["type"] in _STARTS:
+                message = {**message, "headers": [*(message.get("headers") or ()), *raw(visit.fields)]}
+        elif self._is_closed:
+            if visit.refusal is None and message["type"] != "websocket.close":
+                raise OSError("the WebSocket was closed, as its messages came too fast")
+            return  # it has been answered already
+        await self._send(message)
+
+    async def refuse_late(self) -> bool:
+        """Answer in the application's place if a limit that it has asked for itself refuses, and nothing else was answered."""
+        refusal = self._visit.refusal
+        if refusal is None or self._visit.has_begun:
+            return False
+        if not self._is_closed:
+            await self.refuse(refusal)
+        return True
+
+    async def refuse(self, refusal: Refusal) -> None:
+        """Answer in the application's place."""
+        self._is_closed = True
+        self._scope["limitgate"] = self._visit.decision
+        kind = "http.response"
+        if self._scope["type"] == "websocket":
+            kind = "websocket.http.response"
+            if kind not in (self._scope.get("extensions") or {}):
+                await self._close(refusal)
+                return
+        elif self._on_denied is not None and refusal.status == 429:
+            await self._on_denied(self._scope, self._receive, self._sending(refusal.waiting))
+            return
+        headers = refusal.raw + raw(self._visit.fields)
+        await self._send({"type": f"{kind}.start", "status": refusal.status, "headers": headers})
+        await self._send({"type": f"{kind}.body", "body": b"" if self._scope.get("method") == "HEAD" else refusal.body})
+
+    def failed(self) -> None:
+        """The application has raised an error, maybe only because the client went away."""
+        if not self._client_left:
+            self._visit.failed()
+
+    def _sending(self, unless_set: Fields) -> Send:
+        """``send`` that adds rate fields to what starts a response, and other fields where there are none yet."""
+
+        async def send(message: Message) -> None:
+            if message["type"] in _STARTS:
+                headers = list(message.get("headers") or ())
+                present = {bytes(name).lower() for name, _ in headers}
+                missing = [field for field in raw(unless_set) if field[0] not in present]
+                message = {**message, "headers": [*headers, *missing, *raw(self._visit.fields)]}
+            await self._send(message)
+
+        return send
+
+    async def _close(self, refusal: Refusal) -> None:
+        await self._send({"type": "websocket.close", "code": _TRY_AGAIN_LATER, "reason": refusal.reason})
+
+
+class Body:
+    """The chunks of a WSGI response, which may be all of the application that has yet to run. ``end`` is called after it."""
+
+    def __init__(self, chunks: Iterable[bytes], visit: Visit, end: Callable[[Visit], None]) -> None:
+        self._chunks: Any = chunks
+        self._visit = visit
+        self._end = end
+
+    def __iter__(self) -> Iterator[bytes]:
+        if not isinstance(self._chunks, GeneratorType):
+            return iter(self._chunks)
+        return self
+
+    def __next__(self) -> bytes:
+        token = seen_by_gate.set(self._visit.seen)
+        try:
+            chunk: bytes = next(self._chunks)
+        except StopIteration:
+            raise
+        except Exception:
+            self._visit.failed()
+            raise
+        finally:
+            seen_by_gate.reset(token)
+        return chunk
+
+    def close(self) -> None:
+        """The server is done with it."""
+        try:
+            getattr(self._chunks, "close", bool)()
+        finally:
+            self._end(self._visit)
+
+
+def starting(visit: Visit, start_response: StartResponse, unless_set: Fields = []) -> StartResponse:  # noqa: B006
+    """``start_response`` that adds rate fields, and those in ``unless_set`` where there are none yet; notes the status."""
+
+    def start(status: str, headers: Fields, *exc_info: Any) -> Callable[[bytes], object]:
+        visit.has_begun, visit.status = True, int(status[:3])
+        present = {name.lower() for name, _ in headers} if unless_set else ()
+        missing = [field for field in unless_set if field[0].lower() not in present]
+        return start_response(status, [*headers, *missing, *visit.fields], *exc_info)
+
+    return start

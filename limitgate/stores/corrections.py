@@ -1,0 +1,40 @@
+"""What puts buckets right when a request turns out to have cost something else than it was charged, or nothing.
+
+Afterwards a bucket is as if the other cost had been charged at the time:
+
+    the difference, less what of it drained meanwhile; and as long as the bucket had older debts to drain, that is nothing
+
+That is exact, to the microsecond, while nobody else uses the bucket, and for one that owes more than drained meanwhile. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from limitgate.plan import Charge, Lease, Plan, Reading
+from limitgate.stores.leases import SPARE
+
+
+def correction(plan: Plan, reading: Reading, costs: Sequence[int]) -> Plan:
+    """What corrects a plan that was admitted, given what each of its charges turned out to cost; maybe without charges."""
+    read = zip(plan.charges, reading.debts, reading.after, costs)
+    took = [(charge, debts, cost) for charge, debts, then, cost in read if then is not None]  # what did not fit took nothing
+    wrong = [_corrected(charge, debts, reading.now, cost) for charge, debts, cost in took if cost != charge.cost]
+    return Plan(tuple(wrong), "peek")
+
+
+def undoing(plan: Plan, reading: Reading) -> Plan:
+    """What gives back everything that a plan took that was admitted; maybe without charges."""
+    return correction(plan, reading, [0] * len(plan.charges))
+
+
+def _corrected(charge: Charge, debts: Sequence[int], now: int, cost: int) -> Charge:
+    windows, least = charge.windows, min(charge.cost, cost)
+    back = [(charge.cost - cost) * weight for weight in windows.weights]
+    if windows.lease and cost < charge.cost:  # it may come out of what was taken in advance, up to so long ago
+        back = [max(0, ticks - SPARE * count) for ticks, count in zip(back, windows.counts)]
+        grace = [0] * len(back)
+    else:
+        back = [max(ticks, -limit.ceiling) for ticks, limit in zip(back, windows.limits)]
+        grace = [(debt + least * weight) // count for debt, weight, count in zip(debts, windows.weights, windows.counts)]
+    return Charge(charge.key, windows, 0, binding=False, rule=charge.rule, lease=Lease(0, now, back, grace))

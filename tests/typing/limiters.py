@@ -1,0 +1,94 @@
+"""The limiters, the stores and the decisions."""
+
+from __future__ import annotations
+
+from typing import assert_type
+
+from limitgate import (
+    AsyncLimiter,
+    AsyncRedisStore,
+    ConfigError,
+    Decision,
+    Limit,
+    Limiter,
+    LimitGateError,
+    MemoryStore,
+    RateLimited,
+    RedisStore,
+    StoreError,
+    Window,
+    open_store,
+    open_sync_store,
+)
+
+
+async def on_asyncio(limiter: AsyncLimiter) -> None:
+    """An `AsyncLimiter` has to be awaited."""
+    async with AsyncLimiter("redis://localhost:6379/0", timeout=0.5, key_prefix="shop") as opened:
+        assert_type(opened, AsyncLimiter)
+    assert_type(await limiter.hit("user:42", "10/second", Limit("1000/day"), cost=2), Decision)
+    assert_type(await limiter.peek("user:42", "10/second", cost=2), Decision)
+    assert_type(await limiter.reset("user:42", "10/second"), Decision)
+    await limiter.aclose()
+    limiter.hit("user:42", "10/second").allowed  # type: ignore[attr-defined] # noqa: B018
+    await limiter.hit(42, "10/second")  # type: ignore[arg-type]
+    await limiter.hit("user:42", 10)  # type: ignore[arg-type]
+    await limiter.hit("user:42", "10/second", cost="2")  # type: ignore[arg-type]
+
+
+def under_threads(limiter: Limiter) -> None:
+    """A `Limiter` has not."""
+    with Limiter("memory://") as opened:
+        assert_type(opened, Limiter)
+    assert_type(limiter.hit("user:42", "10/second", Limit("1000/day"), cost=2), Decision)
+    assert_type(limiter.peek("user:42", "10/second"), Decision)
+    assert_type(limiter.reset("user:42", "10/second"), Decision)
+    limiter.close()
+    limiter.hit("user:42", "10/second", costs=2)  # type: ignore[call-arg]
+
+
+def stores() -> None:
+    """Stores for asyncio and stores for threads are not mistaken for each other; the one in memory is both."""
+    memory = MemoryStore(clock=lambda: 1_000_000, max_buckets=1000)
+    AsyncLimiter(memory)
+    Limiter(memory)
+    AsyncLimiter(open_store("redis://localhost:6379/0"))
+    Limiter(open_sync_store("redis://localhost:6379/0"))
+    AsyncLimiter(AsyncRedisStore("redis://localhost:6379/0"))
+    Limiter(RedisStore("redis://localhost:6379/0", local_refusals=False))
+    AsyncLimiter(RedisStore("redis://localhost:6379/0"))  # type: ignore[arg-type]
+    Limiter(AsyncRedisStore("redis://localhost:6379/0"))  # type: ignore[arg-type]
+    Limiter(open_store("memory://"))  # type: ignore[arg-type]
+    MemoryStore(clock=lambda: "now")  # type: ignore[arg-type,return-value]
+
+
+def decisions(decision: Decision) -> None:
+    """A decision's fields, and that nobody changes them."""
+    assert_type(decision.allowed, bool)
+    assert_type(decision.limit, int)
+    assert_type(decision.remaining, int)
+    assert_type(decision.retry_after, float)
+    assert_type(decision.reset_after, float)
+    assert_type(decision.granted, int)
+    assert_type(decision.rule, str | None)
+    assert_type(decision.degraded, bool)
+    assert_type(decision.shadow, bool)
+    assert_type(decision.windows, tuple[Window, ...])
+    window = decision.windows[0]
+    assert_type((window.rule, window.limit, window.period), tuple[str | None, int, int])
+    assert_type((window.remaining, window.used), tuple[int, int])
+    assert_type((window.reset_after, window.retry_after), tuple[float, float])
+    decision.settle(5)
+    decision.settle(5, rule="tokens")
+    decision.settle("5")  # type: ignore[arg-type]
+    decision.allowed = True  # type: ignore[misc]
+    decision.left  # type: ignore[attr-defined] # noqa: B018
+
+
+def errors(limited: RateLimited, store: StoreError) -> list[LimitGateError]:
+    """All errors have one base; what a mistake is, `ValueError` catches too."""
+    assert_type(limited.decision, Decision)
+    assert_type(store.fault == "oom", bool)
+    mistake: ValueError = ConfigError("a mistake")
+    assert mistake
+    return [limited, store, ConfigError("a mistake")]
