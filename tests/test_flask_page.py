@@ -1,14 +1,19 @@
-"""The page about Flask is held to its word."""
+"""The page about Flask is held to its word where statuses alone do not tell."""
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from limitgate import MemoryStore
 from tests.clock import Clock
-from tests.pages import code_below, run_code
+from tests.markdown import blocks
+from tests.printed import imported
+
+PAGE = "docs/flask.md"
 
 
 @pytest.fixture(autouse=True)
@@ -17,29 +22,20 @@ def _still(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("limitgate.stores.MemoryStore", lambda: MemoryStore(Clock()))
 
 
-def app_below(heading: str, name: str = "page") -> Any:
-    return run_code(code_below("flask.md", heading), name).app
-
-
-def test_set_up() -> None:
-    """Rules from the configuration, a decorator, an exemption and the decision work as printed."""
-    client = app_below("Flask").test_client()
-    replies = [client.get("/api/hello") for _ in range(6)]
-    assert [reply.status_code for reply in replies] == [200] * 5 + [429]
-    assert [reply.json["remaining"] for reply in replies[:5]] == [4, 3, 2, 1, 0]
-    assert [client.post("/login").status_code for _ in range(4)] == [200, 200, 200, 429]
+def test_the_first_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Views find the decision, what is exempt has no fields, and the command prints what the page says that it prints."""
+    monkeypatch.setattr("limitgate.decorators._places", Counter())  # as in a process that has not imported it before
+    app: Any = imported(PAGE, "shop.py", tmp_path, monkeypatch).app
+    client = app.test_client()
+    assert [client.get("/api/hello").json["remaining"] for _ in range(5)] == [4, 3, 2, 1, 0]
     assert "X-RateLimit-Limit" not in client.get("/healthz").headers
+    (shown,) = blocks(PAGE, "text")
+    assert app.test_cli_runner().invoke(args=["limitgate"]).output == shown.text
 
 
-def test_the_command() -> None:
-    """What the page says that the command prints is what it prints."""
-    result = app_below("Flask", "shop").test_cli_runner().invoke(args=["limitgate"])
-    assert result.output == code_below("flask.md", "Which limits apply", "text")
-
-
-def test_a_factory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The extension of a factory is configured as printed, by Flask's variables too, and each application counts alone."""
-    module = run_code(code_below("flask.md", "With an application factory"), "factory")
+    module: Any = imported(PAGE, "factory.py", tmp_path, monkeypatch)
     monkeypatch.setenv("FLASK_LIMITGATE_HEADERS", "draft-11")
     for app, field in ((module.app, "X-RateLimit-Limit"), (module.create_app(), "RateLimit")):
         replies = [app.test_client().get("/api/hello") for _ in range(11)]
@@ -47,9 +43,9 @@ def test_a_factory(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(field in reply.headers for reply in replies)
 
 
-def test_sessions() -> None:
+def test_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is logged in has a bucket of its own, others go by their address."""
-    app = app_below("Who is asking")
+    app: Any = imported(PAGE, "accounts.py", tmp_path, monkeypatch).app
     for user in (None, "ann", "bob"):
         client = app.test_client()
         if user:
@@ -59,9 +55,10 @@ def test_sessions() -> None:
         assert replies[0].text == f"hello {user or 'stranger'}"
 
 
-def test_a_refusal_by_flask() -> None:
+def test_a_refusal_by_flask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The refusal is made by Flask, with what ``after_request`` functions add, and LimitGate's own fields."""
-    client = app_below("What a refused request gets").test_client()
+    app: Any = imported(PAGE, "refusals.py", tmp_path, monkeypatch).app
+    client = app.test_client()
     *_, reply = [client.get("/hello") for _ in range(11)]
     assert (reply.status_code, reply.json) == (429, {"error": "slow down", "seconds": 6})
     assert reply.headers["Access-Control-Allow-Origin"] == "*"

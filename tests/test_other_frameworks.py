@@ -28,8 +28,9 @@ from starlette.middleware.cors import CORSMiddleware
 from limitgate import ConfigError, LimitGate, LimitGateWSGI, MemoryStore, Rule, limit
 from tests.clock import Clock
 from tests.doors import PATIENCE, asgi_reply, threaded_wsgi, uvicorn_process, wsgi_reply
-from tests.pages import code_below, run_code
+from tests.printed import imported, printed
 
+PAGE = "docs/frameworks.md"
 ACCEPTED = 1000
 """What counts as the answer to a handshake that was accepted: the code with which the connection ends."""
 
@@ -54,15 +55,6 @@ def _still(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     root.setLevel(level)
     root.handlers[:] = handlers
-
-
-def printed(framework: str) -> str:
-    return code_below("frameworks.md", framework)
-
-
-def printed_app(framework: str) -> Any:
-    """The application of an example."""
-    return run_code(printed(framework), f"printed_{framework.lower().replace(' ', '_')}").app
 
 
 # --- each framework's own test client ---------------------------------------------------------------------------------
@@ -124,15 +116,22 @@ def shake_falcon(app: Any) -> int:
     return asyncio.run(shake())
 
 
+LITESTAR, QUART, FALCON, FALCON_WSGI, BOTTLE = (
+    "litestar_app.py",
+    "quart_app.py",
+    "falcon_asgi.py",
+    "falcon_wsgi.py",
+    "bottle_app.py",
+)
+"""The files that the page shows."""
 ASKING: dict[str, Callable[[Any, str], Reply]] = {
-    "Litestar": ask_litestar,
-    "Quart": ask_quart,
-    "Falcon on ASGI": ask_falcon,
-    "Falcon on WSGI": ask_falcon,
-    "Bottle": ask_bottle,
+    LITESTAR: ask_litestar,
+    QUART: ask_quart,
+    FALCON: ask_falcon,
+    FALCON_WSGI: ask_falcon,
+    BOTTLE: ask_bottle,
 }
-WSGI = ("Falcon on WSGI", "Bottle")
-ASGI = ("Litestar", "Quart", "Falcon on ASGI")
+ASGI, WSGI = (LITESTAR, QUART, FALCON), (FALCON_WSGI, BOTTLE)
 
 
 def check_http(ask: Ask) -> None:
@@ -151,19 +150,21 @@ def check_http(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("framework", ASKING)
-def test_an_example_by_its_own_client(framework: str) -> None:
+def test_an_example_by_its_own_client(framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits, refusals, streams, the framework's own 404 and the decision are what they are elsewhere."""
-    app, ask = printed_app(framework), ASKING[framework]
-    check_http(lambda path: ask(app, path))
+    app = imported(PAGE, framework, tmp_path, monkeypatch).app
+    check_http(lambda path: ASKING[framework](app, path))
 
 
 @pytest.mark.parametrize(
     ("framework", "shake", "refusal"),
-    [(ASGI[0], shake_litestar, 1013), (ASGI[1], shake_quart, 429), (ASGI[2], shake_falcon, 3403)],
+    [(LITESTAR, shake_litestar, 1013), (QUART, shake_quart, 429), (FALCON, shake_falcon, 3403)],
 )
-def test_websockets_by_its_own_client(framework: str, shake: Callable[[Any], int], refusal: int) -> None:
+def test_websockets_by_its_own_client(
+    framework: str, shake: Callable[[Any], int], refusal: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second handshake in a minute is refused: with a 429, or close code 1013, for which Falcon's client shows a 403."""
-    app = printed_app(framework)
+    app = imported(PAGE, framework, tmp_path, monkeypatch).app
     assert [shake(app), shake(app)] == [ACCEPTED, refusal]
 
 
@@ -181,8 +182,8 @@ def over_http(url: str) -> Ask:
 @pytest.mark.parametrize("framework", ASGI)
 def test_an_example_on_uvicorn(framework: str, tmp_path: Path) -> None:
     """The printed program as a module of its own serves under uvicorn, lifespan events and WebSockets included."""
-    (tmp_path / "printed.py").write_text(printed(framework))
-    with uvicorn_process("printed:app", tmp_path, "--app-dir", str(tmp_path)) as url:
+    (tmp_path / framework).write_text(printed(PAGE, framework))
+    with uvicorn_process(f"{framework.removesuffix('.py')}:app", tmp_path, "--app-dir", str(tmp_path)) as url:
         check_http(over_http(url))
         chat = url.replace("http", "ws", 1) + "/chat"
         with websockets.sync.client.connect(chat, proxy=None) as socket:
@@ -194,9 +195,9 @@ def test_an_example_on_uvicorn(framework: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("framework", WSGI)
-def test_an_example_on_a_wsgi_server(framework: str) -> None:
+def test_an_example_on_a_wsgi_server(framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The printed program serves on a server with threads."""
-    with threaded_wsgi(printed_app(framework)) as url:
+    with threaded_wsgi(imported(PAGE, framework, tmp_path, monkeypatch).app) as url:
         check_http(over_http(url))
 
 
@@ -206,7 +207,7 @@ def test_an_example_on_a_wsgi_server(framework: str) -> None:
 def decorated(framework: str) -> Any:
     """An application with a decorated handler at /limited, which answers a ConfigError with its text."""
     own = limit("1/minute", name="own")
-    if framework == "Litestar":
+    if framework == LITESTAR:
 
         @litestar.get("/limited")
         @own
@@ -217,17 +218,17 @@ def decorated(framework: str) -> Any:
             return litestar.Response(str(error), status_code=500, media_type="text/plain")
 
         return litestar.Litestar([limited], exception_handlers={ConfigError: told})
-    if framework == "Quart":
+    if framework == QUART:
         app = quart.Quart("quart")
         app.add_url_rule("/limited", "limited", own(lambda: "hello"))
         app.register_error_handler(ConfigError, lambda error: (str(error), 500))
         return app
-    if framework == "Bottle":
+    if framework == BOTTLE:
         app = bottle.Bottle()
         app.get("/limited", callback=own(lambda: "hello"))
         app.error(500)(lambda error: str(error.exception))
         return app
-    return decorated_falcon(own, is_async=framework == "Falcon on ASGI")
+    return decorated_falcon(own, is_async=framework == FALCON)
 
 
 def decorated_falcon(own: Callable[[Any], Any], *, is_async: bool) -> Any:
