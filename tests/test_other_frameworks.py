@@ -27,8 +27,10 @@ from starlette.middleware.cors import CORSMiddleware
 
 from limitgate import ConfigError, LimitGate, LimitGateWSGI, MemoryStore, Rule, limit
 from tests.clock import Clock
-from tests.doors import PATIENCE, asgi_reply, threaded_wsgi, uvicorn_process, wsgi_reply
+from tests.doors import PATIENCE, Wire, asgi_reply, http_scope, threaded_wsgi, uvicorn_process, wsgi_environ, wsgi_reply
 from tests.printed import imported, printed
+from tests.test_paths import SPELLINGS_OF_LOGIN
+from tests.test_wsgi import Server
 
 PAGE = "docs/frameworks.md"
 ACCEPTED = 1000
@@ -199,6 +201,87 @@ def test_an_example_on_a_wsgi_server(framework: str, tmp_path: Path, monkeypatch
     """The printed program serves on a server with threads."""
     with threaded_wsgi(imported(PAGE, framework, tmp_path, monkeypatch).app) as url:
         check_http(over_http(url))
+
+
+# --- hostile spellings ------------------------------------------------------------------------------------------------
+
+
+def open_app(file: str, ran: list[str]) -> Any:
+    """An application of the framework of an example, with a view for /login, which notes that it ran."""
+
+    def ran_now() -> str:
+        ran.append("login")
+        return "welcome"
+
+    if file == LITESTAR:
+
+        @litestar.get("/login")
+        async def login() -> str:
+            return ran_now()
+
+        return litestar.Litestar([login], openapi_config=None)
+    if file == QUART:
+        app = quart.Quart("quart")
+        app.add_url_rule("/login", "login", ran_now)
+        return app
+    if file == BOTTLE:
+        app = bottle.Bottle()
+        app.get("/login", callback=ran_now)
+        return app
+
+    class Sync:
+        def on_get(self, req: Any, resp: Any) -> None:
+            resp.text = ran_now()
+
+    class Async:
+        async def on_get(self, req: Any, resp: Any) -> None:
+            resp.text = ran_now()
+
+    app = falcon.asgi.App() if file == FALCON else falcon.App()
+    app.add_route("/login", Async() if file == FALCON else Sync())
+    return app
+
+
+@pytest.mark.parametrize("mount", ["", "/app"])
+@pytest.mark.parametrize("file", ASGI)
+def test_whatever_asgi_frameworks_make_of_a_path_is_counted(file: str, mount: str) -> None:
+    """However a path is spelled, and with whatever in front of the mount point, what runs the view was charged to its rule."""
+    ran: list[str] = []
+    app = LimitGate(open_app(file, ran), rules=[Rule("login", "100000/day", path="/login", key=["global"])])
+
+    async def ask(path: str) -> tuple[bool, bool]:
+        """Whether the view ran, and whether it was charged for."""
+        before = len(ran)
+        scope = {**http_scope("/"), "path": path, "raw_path": b"/", "root_path": mount}
+        reply = (await Wire({"type": "http.request"}).call(app, scope)).reply()
+        return len(ran) > before, "x-ratelimit-limit" in reply.headers
+
+    async def uncounted() -> list[str]:
+        prefixes = {"", mount, f"/x{mount}", f"{mount}/x{mount}", f"x{mount}"}
+        paths = [prefix + path for prefix in prefixes for path in SPELLINGS_OF_LOGIN]
+        return [path for path in paths if await ask(path) == (True, False)]
+
+    assert asyncio.run(uncounted()) == []
+    assert ran
+
+
+@pytest.mark.parametrize("file", WSGI)
+def test_whatever_wsgi_frameworks_make_of_a_path_is_counted(file: str) -> None:
+    """The same for WSGI, where a path may hold bytes that are no UTF-8."""
+    ran: list[str] = []
+    app = LimitGateWSGI(open_app(file, ran), rules=[Rule("login", "100000/day", path="/login", key=["global"])])
+
+    def ask(path: str) -> tuple[bool, bool]:
+        """Whether the view ran, and whether it was charged for."""
+        before = len(ran)
+        server = Server()
+        getattr(app({**wsgi_environ("/"), "PATH_INFO": path}, server), "close", bool)()
+        return len(ran) > before, "X-RateLimit-Limit" in server.names
+
+    paths = [path.replace("\N{REPLACEMENT CHARACTER}", "\xff") for path in SPELLINGS_OF_LOGIN]
+    paths += ["/log\xc3in", "/login\xed\xa0\x80", "/lo\xf0\x9fgin", "/\xc0\xaflogin", "\xff/login"]
+    assert [path for path in paths if ask(path) == (True, False)] == []
+    assert ran
 
 
 # --- decorators -------------------------------------------------------------------------------------------------------
