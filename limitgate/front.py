@@ -63,7 +63,7 @@ def open_front(routes: Routes, open_store: Opener[Any], **options: Unpack[Option
     warn_about_environment(settings.store)
     owns_store = isinstance(settings.store, str)
     proxies = Proxies(settings.trusted_proxies, settings.forwarded_header)
-    rules = _rules(settings.rules)
+    rules = rule_set(settings.rules)
     _review(rules, proxies, identifies=settings.identify is not None)
     identities = Identities(
         rules.callers,
@@ -114,7 +114,8 @@ def _has_own_clock(store: object) -> bool:
     return hasattr(store, "clock_steps") and not isinstance(store, MemoryStore)
 
 
-def _rules(given: object) -> RuleSet:
+def rule_set(given: object) -> RuleSet:
+    """The rules that the option ``rules`` stands for. Raises `ConfigError` where there are none, or mistakes in them."""
     if given is None:
         raise ConfigError("rules are missing, expected rules=... or LIMITGATE_RULES: a file, a folder, or a list of Rule")
     if isinstance(given, RuleSet):
