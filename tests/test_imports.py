@@ -51,11 +51,14 @@ LAYERS = (
     {"rules"},
     {"config", "decorators", "lint"},
     {"routes"},
-    {"planner", "routes.flask", "routes.starlette", "settings"},
+    {"planner", "routes.django", "routes.flask", "routes.starlette", "settings"},
     {"fallback"},
     {"gate"},
     {"front", "limiter"},
-    {"middleware"},
+    {"django.options", "django.request", "middleware"},
+    {"django.middleware"},
+    {"django.checks"},
+    {"django", "django.apps"},
     {""},
 )
 
