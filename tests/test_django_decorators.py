@@ -521,9 +521,10 @@ def test_what_a_class_refuses_costs_nothing(project: Open) -> None:
         def get(self, request: Any) -> HttpResponse:
             return HttpResponse(HELLO)
 
-    it = project(path("limited", Own.as_view()))
+    it = project(path("limited", Own.as_view()), path("all", Own.as_view(http_method_names=["get", "post"])))
     methods = ["POST", "POST", "HEAD", "HEAD", "HEAD", "GET", "GET", "GET"]
     assert [it.ask("/limited", method).status_code for method in methods] == [*[405] * 5, 200, 200, 429]
+    assert [it.ask("/all", method).status_code for method in ["POST", "POST", "HEAD"]] == [200, 429, 405]
 
 
 @pytest.mark.parametrize(
