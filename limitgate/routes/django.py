@@ -61,7 +61,8 @@ class _Table:
 
     def find(self, django: Any) -> Route:
         match = self.resolver.resolve(django.path_info)
-        return Route(self._template(tuple(match.tried[-1])), _marks(match.func, django.method))
+        passed = tuple(dict.fromkeys(match.tried[-1]))  # each once: URLs may include themselves, and clients choose how often
+        return Route(self._template(passed), _marks(match.func, django.method))
 
     def _template(self, patterns: tuple[Any, ...]) -> str:
         """The path that leads through these patterns, one for all languages: as it is written in the default one."""
