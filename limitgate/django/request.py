@@ -11,8 +11,8 @@ from limitgate.callers import Caller
 from limitgate.request import Query, Request
 
 
-class UserWanted(Exception):  # noqa: N818 - no error: it says what is missing
-    """Somebody asked for a user who has yet to be looked up, which has to be awaited."""
+class UserWanted(BaseException):
+    """Somebody asked for a user who has yet to be looked up, which has to be awaited. No error, so nobody is to catch it."""
 
 
 class DjangoRequest(Request):

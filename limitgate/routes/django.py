@@ -61,7 +61,8 @@ class _Table:
 
     def find(self, django: Any) -> Route:
         match = self.resolver.resolve(django.path_info)
-        return Route(self._template(tuple(match.tried[-1])), _marks(match.func, django.method))
+        passed = tuple(dict.fromkeys(match.tried[-1]))  # each once: URLs may include themselves, and clients choose how often
+        return Route(self._template(passed), _marks(match.func, django.method))
 
     def _template(self, patterns: tuple[Any, ...]) -> str:
         """The path that leads through these patterns, one for all languages: as it is written in the default one."""
@@ -86,20 +87,25 @@ def views(resolver: Any) -> Iterator[Any]:
 
 def all_marks(view: Any) -> Iterator[Mark]:
     """The marks on a view for any method."""
-    methods = getattr(class_of(view), "http_method_names", View.http_method_names)
-    for method in {*methods, *(getattr(view, "actions", None) or ())}:
+    for method in {*(_allowed(view) or View.http_method_names), *(getattr(view, "actions", None) or ())}:
         yield from _marks(view, method)
 
 
 def _marks(view: Any, method: str) -> tuple[Mark, ...]:
     """The marks on a view, on what it is made of, and on the function below REST framework's ``@api_view``."""
-    view_class, name = class_of(view), method.lower()
-    if name not in getattr(view_class, "http_method_names", (name,)):
+    name, allowed = method.lower(), _allowed(view)
+    if allowed is not None and name not in allowed:
         return marks_of(view, View.http_method_not_allowed.__name__)
-    handler = getattr(view_class, name, None)
+    handler = getattr(class_of(view), name, None)
     if getattr(handler, "__module__", None) == "rest_framework.decorators":
         return marks_of(view, method) + marks_of(_enclosed(handler))
     return marks_of(view, method)
+
+
+def _allowed(view: Any) -> Any:
+    """The methods that a class-based view answers, in lower case: as ``as_view`` was told, else as its class says."""
+    told = getattr(view, "view_initkwargs", None) or getattr(view, "initkwargs", None) or {}
+    return told.get("http_method_names", getattr(class_of(view), "http_method_names", None))
 
 
 def _enclosed(handler: Any) -> Any:
