@@ -79,7 +79,7 @@ def test_a_stream_is_over_when_it_is_closed(project: Open, kind: str) -> None:
         if kind == "stream":
             return StreamingHttpResponse(chunks())
         request.limitgate.settle(7)
-        return FileResponse(open(__file__, "rb"))  # noqa: PTH123, SIM115 - closed with the response
+        return FileResponse(open(__file__, "rb"))  # noqa: PTH123 - closed with the response
 
     it = project(path("x", view), path("left", lambda _: HttpResponse()), rules=[Rule("all", "100/day", cost=1)])
     assert it.ask("/x").status_code == 200
