@@ -93,14 +93,6 @@ def test_identify() -> None:
             assert [response["X-RateLimit-Limit"] for response in limits] == ["100", "10"]
 
 
-def test_throttles() -> None:
-    """The throttles are classes that REST framework takes, with the limits that are shown."""
-    shown = block("class Burst")
-    assert [str(limit) for limit in shown["Burst"].rule.windows.limits] == ["10/second", "100/minute"]
-    assert shown["Uploads"].rule.key == ("path",)
-    assert shown["REST_FRAMEWORK"]["DEFAULT_THROTTLE_CLASSES"] == [shown["Burst"]]
-
-
 def test_decorators() -> None:
     """The views are limited as they say."""
     shown = block("class Reports")
