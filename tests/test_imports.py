@@ -39,7 +39,7 @@ STORES = {
     ),
 }
 LAYERS = (
-    {"diagnosis", "errors"},
+    {"diagnosis", "errors", "forks"},
     {"limits"},
     {"gcra"},
     {"plan"},
