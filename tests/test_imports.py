@@ -39,7 +39,7 @@ STORES = {
     ),
 }
 LAYERS = (
-    {"diagnosis", "errors"},
+    {"diagnosis", "errors", "forks"},
     {"limits"},
     {"gcra"},
     {"plan"},
@@ -52,14 +52,15 @@ LAYERS = (
     {"rules"},
     {"config", "decorators", "lint"},
     {"routes"},
-    {"overview", "planner", "routes.flask", "routes.starlette", "settings"},
+    {"overview", "planner", "routes.django", "routes.flask", "routes.starlette", "settings"},
     {"visit"},
     {"fallback"},
     {"gate"},
     {"exchange", "front", "limiter"},
-    {"fastapi"},
-    {"middleware"},
-    {"", "flask"},
+    {"django.options", "django.request", "fastapi"},
+    {"django.middleware", "django.rest", "middleware"},
+    {"django.checks"},
+    {"", "django", "django.apps", "flask"},
 )
 
 
