@@ -18,7 +18,7 @@ from typing import Any, Literal
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
-from benchmarks.contenders import EASY, PATH, PATIENCE, Build, Quotas, fastapi, flask, flask_limiter, limitgate_wsgi, rule
+from benchmarks.contenders import EASY, PATH, PATIENCE, Build, Quotas, fastapi, flask, flask_limiter, rule
 from benchmarks.cpu import in_memory, on_redis
 from benchmarks.drive import Crowd, Crowds
 from benchmarks.figures import Failed, Outcome, Outcomes
@@ -67,7 +67,7 @@ def frameworks() -> Sequence[Framework]:
             "FastAPI",
             fastapi,
             (
-                Limiter("LimitGate", limitgate, gate),
+                Limiter("LimitGate", limitgate_fastapi, gate),
                 Limiter("slowapi", slowapi, "Its decorator on the route, fixed windows, rate headers off as by default."),
             ),
         ),
@@ -75,7 +75,7 @@ def frameworks() -> Sequence[Framework]:
             "Flask",
             flask,
             (
-                Limiter("LimitGate", limitgate_wsgi, gate),
+                Limiter("LimitGate", limitgate_flask, gate),
                 Limiter("Flask-Limiter", flask_limiter, "Default limits, fixed windows, rate headers off as by default."),
             ),
             door="wsgi",
@@ -107,10 +107,19 @@ def frameworks() -> Sequence[Framework]:
     )
 
 
-def limitgate(url: str, quotas: Quotas) -> Any:
+def limitgate_fastapi(url: str, quotas: Quotas) -> Any:
     """LimitGate in FastAPI."""
     app = fastapi()
     app.add_middleware(LimitGate, rules=[rule(quotas)], store=url or "memory://", on_error="closed", timeout=PATIENCE)
+    return app
+
+
+def limitgate_flask(url: str, quotas: Quotas) -> Any:
+    """LimitGate as an extension of Flask."""
+    from limitgate.flask import LimitGate as Extension
+
+    app = flask()
+    Extension(app, rules=[rule(quotas)], store=url or "memory://", on_error="closed", timeout=PATIENCE)
     return app
 
 
