@@ -7,7 +7,7 @@ before each turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,6 @@ from django.urls import path
 
 from benchmarks.contenders import PATH, PATIENCE, Quotas, rule
 from benchmarks.drive import Crowd, Tally
-from limitgate import LimitGate, LimitGateWSGI
 
 IN_MEMORY, ON_REDIS = "memory", "redis"
 _KEPT = 100_000
@@ -73,18 +72,21 @@ def async_asgi() -> Any:
 
 
 def limitgate_wsgi(url: str, quotas: Quotas) -> Any:
-    """LimitGate in Django under WSGI."""
-    return LimitGateWSGI(wsgi(), **_options(url, quotas))
+    """LimitGate's middleware under WSGI."""
+    with _limited(url, quotas):
+        return wsgi()
 
 
 def limitgate_asgi(url: str, quotas: Quotas) -> Any:
-    """LimitGate in Django under ASGI."""
-    return LimitGate(asgi(), **_options(url, quotas))
+    """The same under ASGI."""
+    with _limited(url, quotas):
+        return asgi()
 
 
 def limitgate_async(url: str, quotas: Quotas) -> Any:
     """The same with a view on asyncio."""
-    return LimitGate(async_asgi(), **_options(url, quotas))
+    with _limited(url, quotas):
+        return async_asgi()
 
 
 def ratelimit_wsgi(_: str, quotas: Quotas) -> Any:
@@ -107,8 +109,10 @@ def counting(crowd: Crowd, url: str) -> Crowd:
     return send
 
 
-def _options(url: str, quotas: Quotas) -> Mapping[str, Any]:
-    return {"rules": [rule(quotas)], "store": url or "memory://", "on_error": "closed", "timeout": PATIENCE}
+def _limited(url: str, quotas: Quotas) -> Any:
+    """Settings under which handlers are made that have LimitGate's middleware."""
+    options = {"RULES": [rule(quotas)], "STORE": url or "memory://", "ON_ERROR": "closed", "TIMEOUT": PATIENCE}
+    return override_settings(MIDDLEWARE=["limitgate.django.LimitGateMiddleware"], LIMITGATE=options)
 
 
 def _ratelimited(quotas: Quotas) -> Callable[..., Any]:

@@ -26,6 +26,7 @@ from limitgate import (
     open_store,
     open_sync_store,
 )
+from limitgate.django import LimitGateMiddleware
 from limitgate.flask import LimitGate as FlaskLimitGate
 
 Message = MutableMapping[str, Any]
@@ -105,3 +106,9 @@ extension.init_app(flask)
 FlaskLimitGate(flask, rulez=RULES)  # type: ignore[call-arg]
 FlaskLimitGate(app)  # type: ignore[arg-type]
 extension.init_app(gate)  # type: ignore[arg-type]
+
+# --- Django -----------------------------------------------------------------------------------------------------------
+
+LimitGateMiddleware(lambda request: request)
+LimitGateMiddleware()  # type: ignore[call-arg]
+LimitGateMiddleware("shop.views.index")  # type: ignore[arg-type]
