@@ -40,7 +40,7 @@ class Pace(NamedTuple):
     buckets: int
 
 
-FULL = Pace(Plan(15, 1_000), Plan(12, 500), Plan(11, 200), Plan(15, 1_000), (1, CROWDED, 128), 3, 1.0, 5, 7, 1_000_000)
+FULL = Pace(Plan(15, 1_000), Plan(12, 500), Plan(9, 200), Plan(15, 1_000), (1, CROWDED, 128), 3, 1.0, 5, 7, 1_000_000)
 QUICK = Pace(Plan(2, 250), Plan(2, 250), Plan(2, 50), Plan(2, 250), (1, CROWDED, 128), 1, 0.3, 1, 1, 20_000)
 
 Section = Callable[[RedisServer, Pace], dict[str, Any]]
