@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from limitgate.callers import Caller
 from limitgate.config import load_rules
 from limitgate.decision import Decision, RateLimited, Window
@@ -41,3 +43,6 @@ __all__ = [
     "open_store",
     "open_sync_store",
 ]
+
+if "fastapi" in sys.modules:
+    import limitgate.fastapi  # noqa: F401 - so that OpenAPI documents tell of limits, without anybody asking for it

@@ -1,4 +1,4 @@
-"""FastAPI: limits as dependencies, and limits in the OpenAPI document.
+"""FastAPI: limits as dependencies, and limited routes in the OpenAPI document.
 
 A dependency runs after those that it depends on, so it can limit by what they have found out, such as the authenticated user.
 """
@@ -7,48 +7,58 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Annotated, Any, NamedTuple, get_origin
 from weakref import WeakKeyDictionary
 
-from fastapi import Depends, FastAPI, HTTPException
+from fastapi import HTTPException, params
+from fastapi.openapi import utils as generator
 from starlette.requests import HTTPConnection
+from starlette.routing import Match
 
 from limitgate.decision import Decision, RateLimited
 from limitgate.decorators import effective, marks_of, place_named, without_a_gate
-from limitgate.keys import told_apart
+from limitgate.errors import ConfigError
+from limitgate.front import rules_of
+from limitgate.headers import Refusal
+from limitgate.keys import Value, told_apart
 from limitgate.limits import Limit
+from limitgate.middleware import LimitGate
+from limitgate.openapi import PROBLEM, PROBLEM_SCHEMA, too_many_requests
+from limitgate.overview import Listed, applied
+from limitgate.paths import ANY, REST
 from limitgate.routes.starlette import flat
-from limitgate.rules import ChargeIf, Cost, OnError, Rule
+from limitgate.rules import ChargeIf, Cost, OnError, Rule, RuleOptions
+from limitgate.settings import Settings
 from limitgate.visit import VISIT, Visit
 
-Part = str | Callable[..., Any]
-"""A part of a key: one that rules know, too, or a dependency."""
-
-_NOT_THERE = object()
+Part = str | Callable[..., Any] | params.Depends
+"""A part of a key: one that rules know, too, or a dependency, as it is, in ``Depends(...)``, or as ``Annotated`` type."""
 
 
 class Refused(HTTPException, RateLimited):
-    """A request was refused by a dependency. `LimitGate` answers it as it answers all others."""
+    """A request was refused by a dependency. Whatever is made of this error, `LimitGate` answers as it answers all others."""
 
-    def __init__(self, visit: Visit, decision: Decision) -> None:
-        refusal = visit.refusal
-        status, headers = (refusal.status, dict(refusal.waiting)) if refusal else (429, {})
-        HTTPException.__init__(self, status, refusal.reason if refusal else None, headers)
+    def __init__(self, refusal: Refusal, decision: Decision) -> None:
+        HTTPException.__init__(self, refusal.status, refusal.reason, dict(refusal.waiting))
         self.decision = decision
 
 
 class RateLimit:
     """A limit as a dependency: ``Depends(RateLimit("10/minute", key=[current_user]))``.
 
-    Takes what `limitgate.limit` takes. A part of the ``key`` may be a dependency, too: what it gives tells the buckets apart,
-    text, a number, a UUID or an object with an ``id``; None counts as absent. The limit belongs to the place where it is made:
-    given to a router, all routes of that share it, unless the key has the part ``path``. All dependencies of a request and the
-    rules of `LimitGate` are charged together or not at all: one that refuses gives back what others have taken before it.
+    Takes what `limitgate.limit` takes, but ``per``. A part of the ``key`` may be a dependency, too: what it gives tells the
+    buckets apart, text, a number, a UUID or an object with an ``id``; None counts as absent. All dependencies of a request and
+    the rules of `LimitGate` are charged together or not at all: one that refuses gives back what others have taken before it.
 
-    Gives the `Decision`, or None where LimitGate is switched off or the route exempt. Works on WebSocket routes, too. Raises
-    `ConfigError` like `Rule`, and when it runs without a `LimitGate` around the application.
+    The limit belongs to the place where it is made: given to a router, all routes of that share it, unless the key has the part
+    ``path``. Without a ``name`` it is called by its module and its limits.
+
+    Gives the `Decision`, or None where LimitGate is switched off or the request exempt. Works on WebSocket routes, too.
+    Raises `ConfigError` like `Rule`, and when it runs without a `LimitGate` around the application; `TypeError` when a
+    dependency gives something that nobody can be told apart by.
     """
 
     def __init__(
@@ -66,45 +76,83 @@ class RateLimit:
         shadow: bool = False,
         charge_if: ChargeIf | Mapping[str, Iterable[int | str]] | None = None,
     ) -> None:
-        parts = [key] if isinstance(key, str) else list(key)
-        asked = [part for part in parts if callable(part)]
-        named = [part for part in parts if not callable(part)]
-        options: dict[str, Any] = {"qps": qps, "qpm": qpm, "qph": qph, "qpd": qpd, "on_error": on_error, "shadow": shadow}
-        options |= {"methods": methods, "charge_if": charge_if} | ({} if cost == 1 else {"cost": cost})
-        if named or not asked:
-            options["key"] = key if isinstance(key, str) else named
-        else:
-            options["key"] = ("global",)
-        self.rule = Rule(name or place_named(f"{_module_of_caller()}.RateLimit"), *limits, **options)
-        self._parts = {f"part_{place}": part for place, part in enumerate(asked)}
-        self.__signature__ = _signature(self._parts)
+        options: RuleOptions = {"qps": qps, "qpm": qpm, "qph": qph, "qpd": qpd, "on_error": on_error, "shadow": shadow}
+        options |= {"methods": methods, "charge_if": charge_if}
+        if cost != 1:
+            options["cost"] = cost
+        options["key"], dependencies = _taken_apart(key)
+        rule = Rule(name or "RateLimit", *limits, **options)
+        self.rule = rule if name else rule.model_copy(update={"name": _default_name(_module_of_caller(), rule)})
+        self._names = {f"part_{place}": _name_of(dependency) for place, dependency in enumerate(dependencies)}
+        self.__signature__ = _signature(dict(zip(self._names, dependencies)))
 
     async def __call__(self, connection: HTTPConnection, **given: Any) -> Decision | None:
         """Weigh the limit for the request at hand."""
-        visit: Any = connection.scope.get(VISIT, _NOT_THERE)
-        if visit is _NOT_THERE:
+        if VISIT not in connection.scope:
             without_a_gate(self.rule)
-            return None
+        visit: Visit | None = connection.scope.get(VISIT)
         if visit is None:
             return None
-        values = [(_name_of(part), told_apart(given[name], _name_of(part))) for name, part in self._parts.items()]
+        if not self._has_charged(visit):
+            values = [(name, told_apart(given[part], name)) for part, name in self._names.items()]
+            connection.scope["limitgate"] = await self._weigh(visit, values, connection.scope)
+        if visit.refusal is not None and visit.decision is not None:
+            raise Refused(visit.refusal, visit.decision)
+        return visit.decision
+
+    def _has_charged(self, visit: Visit) -> bool:
+        """Whether it has run for this request before: FastAPI calls it once for each set of security scopes."""
+        return any(bound.rule is self.rule for taken in visit.taken for bound in taken.considered.bounds)
+
+    async def _weigh(self, visit: Visit, values: Sequence[Value], scope: MutableMapping[str, Any]) -> Decision | None:
+        if self.rule.key_asks("user"):  # whom authentication inside of the gate has found; what the gate was given has no user
+            visit.request.scope = {**(visit.request.scope or {}), "user": scope.get("user")}
         decision: Decision | None = await visit.gate.afurther(visit, [(self.rule, values)])
-        connection.scope["limitgate"] = decision
-        if visit.refusal is not None and decision is not None:
-            raise Refused(visit, decision)
         return decision
 
 
-def _signature(parts: Mapping[str, Callable[..., Any]]) -> inspect.Signature:
+def _taken_apart(key: Iterable[Part]) -> tuple[Iterable[str], list[Any]]:
+    """The parts of a key that rules know, too, and those that are dependencies."""
+    if callable(key) or isinstance(key, params.Depends):
+        raise ConfigError(f"key is {key!r:.80}, expected a list, for example [current_user] or ['ip', 'path']")
+    if isinstance(key, str):
+        return key, []  # the rule complains
+    parts = list(key)
+    dependencies = [part for part in parts if callable(part) or isinstance(part, params.Depends)]
+    named: list[Any] = [part for part in parts if not callable(part) and not isinstance(part, params.Depends)]
+    return (named if named or not dependencies else ("global",)), dependencies
+
+
+def _signature(dependencies: Mapping[str, Any]) -> inspect.Signature:
     """What FastAPI reads from a dependency: the connection, and further dependencies."""
+    connection = inspect.Parameter("connection", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=HTTPConnection)
+    return inspect.Signature([connection, *[_parameter(*named) for named in dependencies.items()]])
+
+
+def _parameter(name: str, part: Any) -> inspect.Parameter:
     keyword = inspect.Parameter.KEYWORD_ONLY
-    wanted = [inspect.Parameter(name, keyword, default=Depends(part)) for name, part in parts.items()]
-    first = inspect.Parameter("connection", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=HTTPConnection)
-    return inspect.Signature([first, *wanted])
+    if get_origin(part) is Annotated:
+        if not _annotated_with(part):
+            raise ConfigError(f"key part {part!r:.80} is no dependency, expected Annotated[..., Depends(...)]")
+        return inspect.Parameter(name, keyword, annotation=part)
+    return inspect.Parameter(name, keyword, default=part if isinstance(part, params.Depends) else params.Depends(part))
 
 
-def _name_of(part: Callable[..., Any]) -> str:
+def _annotated_with(part: Any) -> list[params.Depends]:
+    return [found for found in getattr(part, "__metadata__", ()) if isinstance(found, params.Depends)]
+
+
+def _name_of(part: Any) -> str:
+    """What a dependency is called among the parts of a key."""
+    for found in [part] if isinstance(part, params.Depends) else _annotated_with(part):
+        part = found.dependency or getattr(part, "__origin__", part)
     return getattr(part, "__qualname__", type(part).__qualname__)
+
+
+def _default_name(module: str, rule: Rule) -> str:
+    """A name that stays when other limits come and go in the module: only those that are just like it are numbered."""
+    limits = [str(limit).replace("/", "-per-").replace(" ", "-") for limit in rule.windows.limits]
+    return place_named(".".join([module, *limits]))
 
 
 def _module_of_caller() -> str:
@@ -113,72 +161,119 @@ def _module_of_caller() -> str:
 
 # --- OpenAPI ----------------------------------------------------------------------------------------------------------
 
-_generate = FastAPI.openapi
-_documented: WeakKeyDictionary[FastAPI, dict[str, Any]] = WeakKeyDictionary()
-_PROBLEM = "RateLimitProblem"
+
+class _Gate(NamedTuple):
+    """What is known about a `LimitGate` before it is built."""
+
+    tiers: tuple[Sequence[Rule], ...]
+    """The rules of each tier; no tiers if it never refuses."""
+    styles: Sequence[str]
+    is_problem: bool
+    """Whether a refusal's body is ours."""
 
 
-@functools.wraps(_generate)
-def _openapi(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document of an application, in which limited routes have a 429."""
-    document = _generate(app)
-    if _documented.get(app) is not document:
-        _documented[app] = document
-        for operation in _limited_operations(app, document.get("paths", {})):
-            operation.setdefault("responses", {}).setdefault("429", _REFUSED)
-            document.setdefault("components", {}).setdefault("schemas", {}).setdefault(_PROBLEM, _PROBLEM_SCHEMA)
-    return document
+_WITHIN_A_SEGMENT = re.compile(r"(?:[^{}]|\{\w+(?::(?:str|int|float|uuid))?\})*")
+"""What is in one segment of a path for sure; other convertors may go on."""
+_UNKNOWN = _Gate(((),), ("x-ratelimit",), is_problem=True)
+_gates: WeakKeyDictionary[Any, _Gate] = WeakKeyDictionary()
+"""What is known, by the entry in an application's list of middleware."""
 
 
-def _limited_operations(app: FastAPI, paths: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The operations of all routes that have limits of their own."""
-    for route in flat(app.routes):
-        for method in getattr(route, "methods", None) or ():
-            operation = paths.get(getattr(route, "path_format", ""), {}).get(method.lower())
-            if operation is not None and _is_limited(route, method):
-                yield operation
+def _documenting(get_path: Callable[..., Any]) -> Callable[..., Any]:
+    """What makes the part of a document that is about one route, and adds the 429 if that is limited."""
+
+    @functools.wraps(get_path)
+    def get_openapi_path(**given: Any) -> Any:
+        operations, security, definitions = get_path(**given)
+        for method, operation in operations.items():
+            refused = _refused(given["route"], method.upper())
+            if refused is not None and "429" not in operation.setdefault("responses", {}):
+                operation["responses"]["429"] = refused
+                definitions |= {PROBLEM: PROBLEM_SCHEMA} if "content" in refused else {}
+        return operations, security, definitions
+
+    return get_openapi_path
 
 
-def _is_limited(route: Any, method: str) -> bool:
-    marks = marks_of(effective(route.endpoint), method)
-    rules = [*(mark for mark in marks if isinstance(mark, Rule)), *_rules_within(getattr(route, "dependant", None))]
-    return "exempt" not in marks and any(rule.applies_to(method) for rule in rules)
+def _refused(route: Any, method: str) -> dict[str, Any] | None:
+    """The 429 of an operation, None if nothing limits it."""
+    app = route.dependency_overrides_provider
+    own = (*marks_of(effective(route.endpoint), method), *_rules_within(route.dependant))
+    listed = Listed(route.path, _pattern(route.path), (method,), lambda _: own, lambda path: _takes(app, route, method, path))
+    limits = [(gate, _limiting(gate, listed, method)) for gate in _gates_of(app)]
+    gates = [gate for gate, rules in limits if rules]
+    if not gates:
+        return None
+    styles = dict.fromkeys(style for gate in gates for style in gate.styles)
+    rules = [rule for _, rules in limits for rule in rules]
+    return too_many_requests(styles, rules, is_problem=any(gate.is_problem for gate in gates))
+
+
+def _limiting(gate: _Gate, listed: Listed, method: str) -> list[Rule]:
+    """The rules, decorators and dependencies that may refuse a request to a route, in any tier."""
+    found = [each.rule for of_tier in gate.tiers for each in applied(of_tier, listed, method)]
+    return [rule for rule in found if rule != "exempt" and rule.per == "request" and not rule.exempt and not rule.shadow]
 
 
 def _rules_within(dependant: Any) -> Iterator[Rule]:
     """The limits among all dependencies of a route."""
-    for dependency in getattr(dependant, "dependencies", ()):
+    for dependency in dependant.dependencies:
         if isinstance(dependency.call, RateLimit):
             yield dependency.call.rule
         yield from _rules_within(dependency)
 
 
-def _header(description: str) -> dict[str, Any]:
-    return {"description": description, "schema": {"type": "integer", "minimum": 0}}
+def _pattern(path: str) -> tuple[str, ...]:
+    """A route's path as segments, like those of a rule's pattern."""
+    found: list[str] = []
+    for segment in filter(None, path.split("/")):
+        if "{" in segment and not _WITHIN_A_SEGMENT.fullmatch(segment):
+            return (*found, REST)
+        found.append(ANY if "{" in segment else segment)
+    return tuple(found)
 
 
-_REFUSED = {
-    "description": "Too Many Requests",
-    "headers": {
-        "Retry-After": _header("Seconds after which the request will be admitted, if nobody else uses the same limit."),
-        "X-RateLimit-Limit": _header("How many requests may come at once."),
-        "X-RateLimit-Remaining": _header("How many more may come now."),
-        "X-RateLimit-Reset": _header("When all of them may come again, as Unix time."),
-    },
-    "content": {"application/problem+json": {"schema": {"$ref": f"#/components/schemas/{_PROBLEM}"}}},
-}
-_PROBLEM_SCHEMA = {
-    "title": _PROBLEM,
-    "description": "A refusal by a rate limit, as a problem of RFC 9457.",
-    "type": "object",
-    "properties": {
-        "type": {"type": "string", "format": "uri"},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "detail": {"type": "string"},
-        "violated-policies": {"type": "array", "items": {"type": "string"}, "description": "The limits that refused."},
-    },
-    "required": ["type", "title", "status", "detail", "violated-policies"],
-}
+def _takes(app: Any, route: Any, method: str, path: str) -> bool:
+    """Whether the router takes this path to this route, and not to one that comes before it."""
+    scope = {"type": "http", "method": method, "path": path, "root_path": "", "path_params": {}, "headers": []}
+    try:
+        taker = next((other for other in flat(app.routes) if other.matches(dict(scope))[0] is Match.FULL), None)
+    except Exception:  # noqa: BLE001 - a convertor that cannot read the path; the router will fail, too
+        return False
+    return bool(getattr(taker, "path", None) == route.path)
 
-setattr(FastAPI, "openapi", _openapi)  # noqa: B010 - mypy allows it like this only. So that nobody has to ask for it
+
+def _gates_of(app: Any) -> list[_Gate]:
+    """The `LimitGate` around an application, or several; where none is known, one without rules."""
+    entries = [entry for entry in getattr(app, "user_middleware", ()) if _is_gate(entry.cls)]
+    for entry in entries:
+        if entry not in _gates:
+            _gates[entry] = _gate_with(entry.kwargs)
+    return [_gates[entry] for entry in entries] or [_UNKNOWN]
+
+
+def _is_gate(middleware: Any) -> bool:
+    return isinstance(middleware, type) and issubclass(middleware, LimitGate)
+
+
+def _gate_with(options: Mapping[str, Any]) -> _Gate:
+    """The gate that there will be with these options. Mistakes in them are told when it is built."""
+    try:
+        settings = Settings(**options)
+    except (ConfigError, TypeError):
+        return _UNKNOWN
+    if settings.shadow:
+        return _Gate((), (), is_problem=False)
+    return _Gate(_tiers(settings.rules), settings.headers, is_problem=settings.on_denied is None)
+
+
+def _tiers(rules: object) -> tuple[Sequence[Rule], ...]:
+    if isinstance(rules, Iterator):  # it can be read only once, and that is for the gate to do
+        return _UNKNOWN.tiers
+    try:
+        return tuple(rules_of(rules).tiers.values())
+    except ConfigError:
+        return _UNKNOWN.tiers
+
+
+setattr(generator, "get_openapi_path", _documenting(generator.get_openapi_path))  # noqa: B010 - mypy allows it like this only

@@ -75,6 +75,7 @@ class LimitGate:
                 raise
         except Exception:
             exchange.failed()
+            await exchange.refuse_late()
             raise
         finally:
             seen_by_gate.reset(token)

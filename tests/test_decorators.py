@@ -1331,7 +1331,7 @@ def test_decorated_functions_keep_their_looks() -> None:
     for path in schema["paths"].values():
         for operation in path.values():
             operation["responses"].pop("429", None)
-    schema["components"]["schemas"].pop("RateLimitProblem", None)
+    schema["components"]["schemas"].pop("LimitGateProblem", None)
     assert schema == plain
     assert st_async(limit("1/minute")).__name__ == "view"
 

@@ -52,15 +52,15 @@ LAYERS = (
     {"rules"},
     {"config", "decorators", "lint"},
     {"routes"},
-    {"overview", "planner", "routes.django", "routes.flask", "routes.starlette", "settings"},
+    {"openapi", "overview", "planner", "routes.django", "routes.flask", "routes.starlette", "settings"},
     {"visit"},
     {"fallback"},
     {"gate"},
     {"exchange", "front", "limiter"},
-    {"django.options", "django.request", "fastapi"},
-    {"django.middleware", "django.rest", "middleware"},
+    {"django.options", "django.request", "middleware"},
+    {"django.middleware", "django.rest"},
     {"django.checks"},
-    {"", "django", "django.apps", "flask"},
+    {"", "django", "django.apps", "fastapi", "flask"},
 )
 
 
