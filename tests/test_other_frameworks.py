@@ -26,6 +26,8 @@ import werkzeug.test
 from starlette.middleware.cors import CORSMiddleware
 
 from limitgate import ConfigError, LimitGate, LimitGateWSGI, MemoryStore, Rule, limit
+from limitgate.routes import NoRoutes
+from limitgate.routes.starlette import asgi_routes
 from tests.clock import Clock
 from tests.doors import PATIENCE, Wire, asgi_reply, http_scope, threaded_wsgi, uvicorn_process, wsgi_environ, wsgi_reply
 from tests.printed import imported, printed
@@ -405,3 +407,15 @@ def test_the_default_application_of_bottle() -> None:
     gate = LimitGateWSGI(stack(), rules=[Rule("all", "1/minute")])
     stack[-1].get("/hello", callback=lambda: "hello")
     assert [wsgi_reply(gate, "/hello").status for _ in range(2)] == [200, 429]
+
+
+def test_litestar_is_not_taken_for_starlette() -> None:
+    """That an application has a list called ``routes`` does not make it one whose routes can be read."""
+
+    @litestar.get("/hello")
+    async def hello() -> str:
+        return "hello"
+
+    app = litestar.Litestar([hello], openapi_config=None)
+    assert isinstance(asgi_routes(app), NoRoutes)
+    assert isinstance(asgi_routes(app.asgi_handler), NoRoutes)
