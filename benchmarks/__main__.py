@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import attack, cpu, end_to_end, growth, memory_use
+from benchmarks import attack, cpu, end_to_end, frameworks, growth, memory_use
 from benchmarks.chart import Row, chart
 from benchmarks.figures import Failed, over
 from benchmarks.redis_side import own_server
@@ -29,6 +29,7 @@ class Pace(NamedTuple):
 
     asgi: Plan
     wsgi: Plan
+    frameworks: Plan
     growth: Plan
     concurrencies: tuple[int, ...]
     attack_rounds: int
@@ -39,13 +40,14 @@ class Pace(NamedTuple):
     buckets: int
 
 
-FULL = Pace(Plan(15, 1_000), Plan(12, 500), Plan(15, 1_000), (1, CROWDED, 128), 3, 1.0, 5, 7, 1_000_000)
-QUICK = Pace(Plan(2, 250), Plan(2, 250), Plan(2, 250), (1, CROWDED, 128), 1, 0.3, 1, 1, 20_000)
+FULL = Pace(Plan(15, 1_000), Plan(12, 500), Plan(9, 200), Plan(15, 1_000), (1, CROWDED, 128), 3, 1.0, 5, 7, 1_000_000)
+QUICK = Pace(Plan(2, 250), Plan(2, 250), Plan(2, 50), Plan(2, 250), (1, CROWDED, 128), 1, 0.3, 1, 1, 20_000)
 
 Section = Callable[[RedisServer, Pace], dict[str, Any]]
 SECTIONS: dict[str, Section] = {
     "asgi": lambda server, pace: {"asgi": cpu.asgi(server, pace.concurrencies, pace.asgi)},
     "wsgi": lambda server, pace: {"wsgi": cpu.wsgi(server, pace.concurrencies[:2], pace.wsgi)},
+    "frameworks": lambda server, pace: {"frameworks": frameworks.added(server, pace.concurrencies[:2], pace.frameworks)},
     "attacks": lambda server, pace: {
         "attacks": attack.attacks(server, rounds=pace.attack_rounds, requests=7_000, seconds=pace.attack_seconds)
     },
@@ -70,7 +72,7 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure LimitGate beside its peers.")
-    parser.add_argument("--quick", action="store_true", help="a minute instead of six; the figures are not worth keeping")
+    parser.add_argument("--quick", action="store_true", help="a minute instead of seven; the figures are not worth keeping")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="SECTION", help=f"of {', '.join(SECTIONS)}")
     parser.add_argument("--write", action="store_true", help="keep the results in docs/ and README.md")
     options = parser.parse_args()

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Container, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from io import BytesIO
 from typing import Any
 
 from benchmarks.contenders import PATH
@@ -58,11 +59,16 @@ class Crowds(ExitStack):
 
 def _asking(app: Any, clients: int, path: str) -> Lane:
 
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
     async def lane(numbers: Iterator[int], tally: Tally) -> None:
         outcome: int | str = "no answer"
+        is_read = False
+
+        async def receive() -> dict[str, Any]:
+            nonlocal is_read
+            if is_read:  # nobody leaves before the answer; Django listens for that
+                await asyncio.Future()
+            is_read = True
+            return {"type": "http.request", "body": b"", "more_body": False}
 
         async def send(message: Any) -> None:
             nonlocal outcome
@@ -70,7 +76,7 @@ def _asking(app: Any, clients: int, path: str) -> Lane:
                 outcome = message["status"]
 
         for number in numbers:
-            outcome = "no answer"
+            outcome, is_read = "no answer", False
             try:
                 await app(_scope(path, client(number % clients)), receive, send)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is what is to be shown
@@ -91,7 +97,10 @@ def _asking_wsgi(app: Any, numbers: Iterator[int]) -> Tally:
     for number in numbers:
         outcome = "no answer"
         try:
-            list(app(_environ(client(number % CLIENTS)), start_response))
+            chunks = app(_environ(client(number % CLIENTS)), start_response)
+            list(chunks)
+            if hasattr(chunks, "close"):
+                chunks.close()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is what is to be shown
             outcome = type(error).__name__
         tally[outcome] += 1
@@ -145,5 +154,6 @@ def _environ(address: str) -> dict[str, Any]:
         "HTTP_USER_AGENT": "benchmark",
         "HTTP_ACCEPT": "*/*",
         "HTTP_CONNECTION": "keep-alive",
+        "wsgi.input": BytesIO(),
         "wsgi.url_scheme": "http",
     }

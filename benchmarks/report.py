@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
 
 from benchmarks.attack import AT_ONCE, Attack, Rush
 from benchmarks.contenders import BARE, WSGI
 from benchmarks.cpu import CALLER, NO_OP, SCRIPT, in_memory, on_redis
 from benchmarks.end_to_end import CONNECTIONS
 from benchmarks.figures import Bar, Failed, Outcomes, Taken, over, ratio, server
+from benchmarks.frameworks import WINDOWS, Framework, copy_name, frameworks
 from benchmarks.growth import Growth
 from benchmarks.memory_use import REQUESTS
 from benchmarks.results import ASGI, CROWDED, Results, bars
@@ -39,6 +41,7 @@ def page(results: Results) -> str:
         ("CPU per request over the bare application, µs", _cpu(results)),
         ("What a request costs Redis", _server(results)),
         ("WSGI: CPU per request over bare Flask, µs", _wsgi(results)),
+        ("Frameworks: CPU per request over each bare framework, µs", _frameworks(results)),
         ("One client far over its limit, 5 per second and 100 per minute", _attacks(results)),
         (f"{AT_ONCE:,} requests at the same moment, on Redis", _rushes(results)),
         (f"Through uvicorn, one worker, h11, {CONNECTIONS} connections", _served(results)),
@@ -166,6 +169,33 @@ def _wsgi(results: Results) -> str:
     return table(
         heads, [*rows, ["bare Flask, not over anything", *[_raw(outcomes, "Flask") for outcomes in results.wsgi.values()]]]
     )
+
+
+def _frameworks(results: Results) -> str:
+    if not results.frameworks:
+        return ""
+    known = [framework for framework in frameworks() if framework.name in results.frameworks]
+    setups = {limiter.name: limiter.remark for framework in known for limiter in framework.limiters}
+    tables = [_framework(framework, results.frameworks[framework.name]) for framework in known]
+    how = "\n".join(f"* {name}: {remark}" for name, remark in setups.items())
+    return "\n\n".join([*tables, "All of this on one core; Django has no middleware of its own here.", how])
+
+
+def _framework(framework: Framework, by_concurrency: Mapping[int, Outcomes]) -> str:
+    """Limiters by rows, concurrency and number of windows by columns; last what the most windows cost in commands."""
+    columns = [(concurrency, windows) for concurrency in by_concurrency for windows in WINDOWS]
+    most = columns[-1]
+    heads = [f"{windows}, {concurrency} at once" for concurrency, windows in columns]
+    rows = []
+    for store, limiter in product((on_redis, in_memory), framework.limiters):
+        cells = [
+            _over(by_concurrency[concurrency], copy_name(limiter, windows, store), framework.name)
+            for concurrency, windows in columns
+        ]
+        commands = _commands(by_concurrency[most[0]], copy_name(limiter, most[1], store))
+        rows.append([store(limiter.name), *cells, commands])
+    bare = [_raw(by_concurrency[concurrency], framework.name) for concurrency, _ in columns]
+    return table([framework.name, *heads, f"Redis commands, {heads[-1]}"], [*rows, ["bare, not over anything", *bare, NOTHING]])
 
 
 def _attacks(results: Results) -> str:

@@ -29,6 +29,8 @@ class Results:
     asgi: Mapping[int, Outcomes] = field(default_factory=dict)
     """By concurrency."""
     wsgi: Mapping[int, Outcomes] = field(default_factory=dict)
+    frameworks: Mapping[str, Mapping[int, Outcomes]] = field(default_factory=dict)
+    """By framework, then by concurrency."""
     attacks: Mapping[str, Attack] = field(default_factory=dict)
     rushes: Mapping[str, Rush] = field(default_factory=dict)
     throughput: Throughput = field(default_factory=lambda: Throughput({}, "left out"))

@@ -13,8 +13,17 @@ from typing import Any
 
 from tests.redis_server import RedisServer
 
-_COMMON = ("starlette", "fastapi", "flask", "uvicorn", "redis", "hiredis")
-_PEERS = ("asgi-ratelimit", "throttled-py", "limits", "fastapi-limiter", "pyrate-limiter", "slowapi", "Flask-Limiter")
+_COMMON = ("starlette", "fastapi", "flask", "django", "uvicorn", "redis", "hiredis")
+_PEERS = (
+    "asgi-ratelimit",
+    "throttled-py",
+    "limits",
+    "fastapi-limiter",
+    "pyrate-limiter",
+    "slowapi",
+    "Flask-Limiter",
+    "django-ratelimit",
+)
 
 
 @dataclass(frozen=True)

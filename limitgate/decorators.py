@@ -62,7 +62,7 @@ def limit(
     charge_if: ChargeIf | Mapping[str, Iterable[int | str]] | None = None,
     per: Literal["request", "message"] = "request",
 ) -> Callable[[F], F]:
-    """Limit an endpoint: a Starlette or FastAPI route, an ``HTTPEndpoint`` class or one of its methods, a Flask view.
+    """Limit an endpoint: a Starlette, FastAPI, Flask or Django view, a class-based one or one of its methods.
 
     Takes what `Rule` takes, and stacks. Without a ``name`` each decorated place has one of its own, from its module and
     qualified name; places that are given the same name share a bucket. Raises `ConfigError` like `Rule`, and the
@@ -75,6 +75,7 @@ def limit(
         options["cost"] = cost
 
     def decorate(endpoint: F) -> F:
+        _check_is_real(endpoint)
         rule = Rule(name or place_named(_name_of(endpoint)), *given, **options)
         if any(isinstance(mark, Rule) and mark.name == rule.name for mark in _marks_within(endpoint)):
             raise ConfigError(f"limit {rule.name!r} is on {_name_of(endpoint)} twice, expected different names")
@@ -89,6 +90,7 @@ def exempt(endpoint: F) -> F:
 
     Marks the function itself, so that the order of decorators does not matter: it is exempt wherever it is routed.
     """
+    _check_is_real(endpoint)
     marked: Any = endpoint
     if inspect.ismethod(endpoint):
         marked = functools.update_wrapper(functools.partial(endpoint), endpoint)
@@ -103,17 +105,34 @@ def marks_of(endpoint: Any, method: str = "") -> tuple[Mark, ...]:
         marks += getattr(endpoint, _MARKS, ())
         endpoint = endpoint.func
     marks += getattr(endpoint, _MARKS, ())
-    view_class = getattr(endpoint, "view_class", endpoint)
+    view_class = class_of(endpoint)
     if not inspect.isclass(view_class):
         return marks
     if view_class is not endpoint:
         marks += getattr(view_class, _MARKS, ())
-    handler = method.lower()
-    if handler == "head" and not hasattr(view_class, handler):
-        handler = "get"
-    for name in (*_DISPATCHERS, handler):
+    for name in (*_DISPATCHERS, _handler_of(endpoint, view_class, method)):
         marks += getattr(getattr(view_class, name, None), _MARKS, ())
-    return marks
+    return tuple({id(mark): mark for mark in marks}.values())  # Django's views have the attributes of ``dispatch``, too
+
+
+def class_of(endpoint: Any) -> Any:
+    """The class of a class-based view: ``view_class`` to Flask and Django, ``cls`` to REST framework. Else the endpoint."""
+    if not inspect.isclass(endpoint):
+        for name in ("view_class", "cls"):
+            if inspect.isclass(found := getattr(endpoint, name, None)):
+                return found
+    return endpoint
+
+
+def _handler_of(endpoint: Any, view_class: type, method: str) -> str:
+    """The name of what serves ``method`` in a class; REST framework's view sets have ``actions`` that map one to the other."""
+    actions = getattr(endpoint, "actions", None)
+    named = actions if endpoint is not view_class and isinstance(actions, dict) else {}
+    name = method.lower()
+    if name == "head" and name not in named and not hasattr(view_class, name):
+        name = "get"
+    found: str = named.get(name, name)
+    return found
 
 
 def has_marks(endpoint: Any) -> bool:
@@ -123,7 +142,7 @@ def has_marks(endpoint: Any) -> bool:
 
 def _marks_within(endpoint: Any) -> list[Mark]:
     """The marks on an endpoint, and on all methods of a class-based one."""
-    view_class = getattr(endpoint, "view_class", endpoint)
+    view_class = class_of(endpoint)
     names = dir(view_class) if inspect.isclass(view_class) else ()
     methods = [getattr(view_class, name, None) for name in names]
     return [*marks_of(endpoint), *(mark for method in methods for mark in getattr(method, _MARKS, ()))]
@@ -196,7 +215,8 @@ def without_a_gate(rule: Rule) -> None:
     if _enabled():
         raise ConfigError(
             f"{rule.name} is limited, but no LimitGate has seen this request for it; expected "
-            "app.add_middleware(LimitGate, rules=...) or LimitGateWSGI around the application that routes to it"
+            "app.add_middleware(LimitGate, rules=...) or LimitGateWSGI around the application that routes to it, in Django "
+            "'limitgate.django.LimitGateMiddleware' in MIDDLEWARE"
         )
 
 
@@ -206,17 +226,26 @@ def _enabled() -> bool:
     return Settings().enabled
 
 
+def _check_is_real(endpoint: Any) -> None:
+    """Raise `ConfigError` for what Django's ``method_decorator`` tries decorators on: it decorates anew for each request."""
+    if getattr(endpoint, "__module__", None) == "django.utils.decorators":
+        raise ConfigError(
+            "method_decorator cannot apply @limit or @exempt, expected them without it: directly on the method or on the class"
+        )
+
+
 def _mark(endpoint: Any, mark: Mark) -> None:
     setattr(endpoint, _MARKS, (*getattr(endpoint, _MARKS, ()), mark))
 
 
 def _name_of(endpoint: Any) -> str:
-    function = inspect.unwrap(getattr(endpoint, "view_class", endpoint))
+    function = inspect.unwrap(class_of(endpoint))
     while isinstance(function, functools.partial):
         function = function.func
     name = getattr(function, "__qualname__", type(function).__qualname__)
-    if ".as_view." in name:  # Flask's name for every view of a class; its own is what the view was given
-        name = function.__name__
+    given = getattr(function, "__name__", "")
+    if ".as_view." in name or not name.endswith(given):  # views of classes, and ``@api_view``, are made first and then named
+        name = given
     return f"{getattr(function, '__module__', '')}.{name}".replace(".<locals>", "")
 
 

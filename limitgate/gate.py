@@ -6,6 +6,7 @@ that yield what they want to know from the store, and taken by `Gate._take` or `
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
@@ -89,6 +90,7 @@ class Gate:
         self._compare_clocks = compare_clocks
         self._fallback = Fallback(on_error, processes)
         self._failing, self._failed = False, 0.0
+        self._under_way: set[asyncio.Future[None]] = set()
 
     @property
     def overflowed(self) -> int:
@@ -148,8 +150,15 @@ class Gate:
         self._take(self._settling(visit))
 
     async def asettle(self, visit: Visit) -> None:
-        """`settle`, by an `AsyncStore`."""
-        await self._atake(self._settling(visit))
+        """`settle`, by an `AsyncStore`; to the end, even if the request is cancelled meanwhile."""
+        await asyncio.shield(self.settle_soon(visit))
+
+    def settle_soon(self, visit: Visit) -> asyncio.Future[None]:
+        """`settle`, by an `AsyncStore`, on the running event loop; done when the result is."""
+        settling = asyncio.ensure_future(self._atake(self._settling(visit)))
+        self._under_way.add(settling)
+        settling.add_done_callback(self._under_way.discard)
+        return settling
 
     def _take(self, steps: Steps[T]) -> T:
         """What comes of some steps, by a `SyncStore`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Container, Iterable
 from types import GeneratorType
@@ -36,7 +35,6 @@ class LimitGate:
     def __init__(self, app: ASGIApp, **options: Unpack[ASGIOptions]) -> None:
         self.app = app
         self.gate, self._on_denied, self._owns_store = open_front(asgi_routes(app), open_store, **options)
-        self._settling: set[asyncio.Future[None]] = set()
         if "fastapi" in sys.modules:
             import limitgate.fastapi  # noqa: F401, PLC0415 - so that its OpenAPI document has the limits in it
 
@@ -82,14 +80,7 @@ class LimitGate:
         finally:
             seen_by_gate.reset(token)
             if visit.end():
-                await self._settle(visit)
-
-    async def _settle(self, visit: Visit) -> None:
-        """Settle a visit, to the end even if the request is cancelled meanwhile."""
-        settling = asyncio.ensure_future(visit.gate.asettle(visit))
-        self._settling.add(settling)
-        settling.add_done_callback(self._settling.discard)
-        await asyncio.shield(settling)
+                await visit.gate.asettle(visit)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -6,14 +6,13 @@ use before stay what they are. What is known is bounded too, in buckets and in s
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Hashable
 from threading import Lock
 from typing import Generic, TypeVar
-from weakref import WeakSet
 
 from limitgate import gcra
 from limitgate.diagnosis import Diagnosis, Once
+from limitgate.forks import begin_anew_in_children
 from limitgate.limits import Limit, windows_of
 
 V = TypeVar("V")
@@ -75,7 +74,7 @@ class Newcomers:
         self._lock = Lock()
         self.overflowed = 0
         """How many requests had to share the overflow bucket of their source."""
-        _all.add(self)
+        begin_anew_in_children(self)
 
     def __len__(self) -> int:
         """How many buckets are known."""
@@ -112,15 +111,3 @@ class Newcomers:
     def begin_anew(self) -> None:
         """In the child of a fork: nobody here will release a lock that another thread held."""
         self._lock = Lock()
-
-
-_all: WeakSet[Newcomers] = WeakSet()
-
-
-def _begin_anew() -> None:
-    for newcomers in _all:
-        newcomers.begin_anew()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)

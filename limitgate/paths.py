@@ -10,13 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from typing import Generic, TypeVar
+from urllib.parse import urlsplit
 
 from limitgate.errors import ConfigError
 
 T = TypeVar("T")
 
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_UNTIDY = re.compile(r"[\x00-\x1f\x7f-\x9f;]|/(?:[/.]|\Z)")
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]")
+"""Control characters, and what stands for bytes that are no UTF-8, which Bottle leaves out."""
+_UNTIDY = re.compile(rf"{_CONTROLS.pattern}|;|/(?:[/.]|\Z)")
 _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}", re.ASCII)
 _EXPECTED = "expected for example '/login', '/items/{id}' or '/api/**'"
 
@@ -29,20 +31,27 @@ REST = "**"
 def readings(path: str, root: str = "") -> tuple[str, ...]:
     """The path below ``root`` as it is to be matched: cleaned first, then as sent but for empty segments where that differs.
 
-    Cleaning strips control characters and ``;parameters``, merges slashes, resolves dot segments (RFC 3986 section 5.2.4)
-    and drops a trailing slash. Where the mount point itself is spelled in an untidy way, it is looked for both ways. What
-    stands before the first slash may be a mount point to a dispatcher, so such a path is read without it, too.
+    Cleaning strips control characters, what was no UTF-8, and ``;parameters``, merges slashes, resolves dot segments (RFC 3986
+    section 5.2.4) and drops a trailing slash. Where the mount point itself is spelled in an untidy way, it is looked for both
+    ways; where it stands elsewhere in the path, what is behind it is read, too. What stands before the first slash may be a
+    mount point to a dispatcher, or the path an absolute URL, so such a path is read without that, too.
     """
     if path.startswith("/") and (path == "/" or not _UNTIDY.search(path)):
-        return ((below(path, root) or "/") if root else path,)
+        if not root:
+            return (path,)
+        if _is_below(path, root):
+            return (path[len(root) :] or "/",)
     rest = below(path, root)
     sent = [segment for segment in rest.split("/") if segment]
     found = [_joined(_cleaned(rest)), _joined([_CONTROLS.sub("", segment) or segment for segment in sent]), _joined(sent)]
     if root and rest is path:
         found.insert(0, below(_joined(_cleaned(path)), _joined(_cleaned(root))) or "/")
+        _, inside, behind = path.partition(root)  # as Litestar takes the mount point off; Quart does not mind where it ends
+        found += readings("/" + behind) if inside else ()
     if rest and not rest.startswith("/"):
         _, slash, behind = rest.partition("/")
         found += readings(slash + behind) if slash else ["/"]
+        found += readings(_path_of_url(rest), root)
     return tuple(dict.fromkeys(found))
 
 
@@ -159,6 +168,17 @@ def _joined(found: list[str]) -> str:
 
 def below(path: str, root: str) -> str:
     """The path below a mount point, as Starlette reads it: unchanged where it is not below."""
-    if root and path.startswith(root) and (len(path) == len(root) or path[len(root)] == "/"):
-        return path[len(root) :]
-    return path
+    return path[len(root) :] if root and _is_below(path, root) else path
+
+
+def _is_below(path: str, root: str) -> bool:
+    return path.startswith(root) and (len(path) == len(root) or path[len(root)] == "/")
+
+
+def _path_of_url(text: str) -> str:
+    """The path of an absolute URL, which a request may be made to (RFC 9112 section 3.2.2) and which Quart takes apart."""
+    try:
+        path = urlsplit(text).path
+    except ValueError:
+        return "/"
+    return path if path.startswith("/") else "/"

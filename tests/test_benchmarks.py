@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from benchmarks import attack, cpu, end_to_end
+from benchmarks import attack, cpu, end_to_end, frameworks
 from benchmarks.chart import Row, chart
 from benchmarks.contenders import LIMITGATE, PEERS
 from benchmarks.drive import Crowds, trouble
@@ -19,6 +22,7 @@ from benchmarks.results import Results, bars
 from benchmarks.rounds import Plan, alternate
 from benchmarks.setting import Setting
 
+ROOT = Path(__file__).parent.parent
 SETTING = Setting("2026-11-21", "a machine", "3.11.7", "7.0.15", "redis 8.1.0")
 
 
@@ -37,9 +41,19 @@ def measured() -> Results:
     outcomes[cpu.in_memory(LIMITGATE.name)] = taken(15, 30)
     attacks = {LIMITGATE.name: attack.Attack(7000, 15, 9.0, 0.001)}
     rushes = {LIMITGATE.name: attack.Rush(999, 50.0, "503")}
+    by_framework = {framework.name: {1: added(framework), 32: added(framework)} for framework in frameworks.frameworks()}
     served = {cpu.on_redis(LIMITGATE.name): end_to_end.Served(6000.0, 0.7, 0)}
     throughput = end_to_end.Throughput(served)
-    return Results(SETTING, {1: outcomes, 32: outcomes}, {}, attacks, rushes, throughput)
+    return Results(SETTING, {1: outcomes, 32: outcomes}, {}, by_framework, attacks, rushes, throughput)
+
+
+def added(framework: frameworks.Framework) -> dict[str, Taken | Failed]:
+    """LimitGate costs 20 µs and one command more than the bare framework; every peer fails."""
+    outcomes: dict[str, Taken | Failed] = {framework.name: taken(40, 80)}
+    for limiter, windows, store in product(framework.limiters, frameworks.WINDOWS, (cpu.on_redis, cpu.in_memory)):
+        ours = taken(60, 100, commands=1) if limiter.name == LIMITGATE.name else Failed("ModuleNotFoundError")
+        outcomes[frameworks.copy_name(limiter, windows, store)] = ours
+    return outcomes
 
 
 def test_a_figure_is_the_difference_within_its_round() -> None:
@@ -111,6 +125,41 @@ def test_the_page_shows_who_failed_and_by_what() -> None:
         assert str(SETTING) in text
 
 
+def test_the_page_shows_every_framework_with_each_of_its_limiters() -> None:
+    """What is over the bare framework, what is not, and who failed."""
+    shown = page(measured()).partition("## Frameworks")[2]
+    for framework in frameworks.frameworks():
+        rows = shown.partition(f"| {framework.name} |")[2].partition("\n\n")[0].splitlines()
+        assert rows[2] == f"| LimitGate on Redis |{' 20 (20) |' * 4} 1.0 |"
+        assert rows[-1] == f"| bare, not over anything |{' 60 (40) |' * 4} - |"
+        peers = [limiter.name for limiter in framework.limiters if limiter.name != LIMITGATE.name]
+        assert [row.count("fails (ModuleNotFoundError)") for row in rows if any(peer in row for peer in peers)] == [
+            5
+        ] * 2 * len(peers)
+
+
+def test_every_copy_of_limitgate_limits_in_its_framework(redis_server) -> None:
+    """On both stores two requests of a client pass and the third is refused, so what is measured is a limiter at work."""
+    program = """if True:
+        import sys
+        from collections import Counter
+        from benchmarks import django_side
+        from benchmarks.drive import Crowds
+        from benchmarks.frameworks import frameworks
+
+        with django_side.configured(sys.argv[1]):
+            for client, framework in enumerate(frameworks()):
+                for url in (sys.argv[1], ""):
+                    with Crowds() as crowd_of:
+                        door = crowd_of.wsgi if framework.door == "wsgi" else crowd_of.asgi
+                        crowd = door(framework.limiters[0].build(url, {"day": 2}))
+                        print(sum((crowd(iter([client]), 1) for _ in range(3)), Counter()))
+    """
+    command = [sys.executable, "-c", program, redis_server.url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.stdout.splitlines() == [str(Counter({200: 2, 429: 1}))] * 2 * len(frameworks.frameworks()), done.stderr
+
+
 def test_tables_are_rectangular() -> None:
     """Every row of a table has as many cells as its head."""
     for table in page(measured()).split("\n\n"):
@@ -136,7 +185,7 @@ def test_the_summary_is_written_between_its_marks() -> None:
 
 def test_readme_has_room_for_the_summary() -> None:
     """The marks are there for `make bench` to write between."""
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text()
     assert summary(measured()) in inserted(readme, summary(measured()))
 
 

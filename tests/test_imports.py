@@ -39,7 +39,7 @@ STORES = {
     ),
 }
 LAYERS = (
-    {"diagnosis", "errors"},
+    {"diagnosis", "errors", "forks"},
     {"limits"},
     {"gcra"},
     {"plan"},
@@ -52,13 +52,15 @@ LAYERS = (
     {"rules"},
     {"config", "decorators", "lint"},
     {"routes"},
-    {"openapi", "overview", "planner", "routes.flask", "routes.starlette", "settings"},
+    {"openapi", "overview", "planner", "routes.django", "routes.flask", "routes.starlette", "settings"},
     {"visit"},
     {"fallback"},
     {"gate"},
     {"exchange", "front", "limiter"},
-    {"middleware"},
-    {"", "fastapi", "flask"},
+    {"django.options", "django.request", "middleware"},
+    {"django.middleware", "django.rest"},
+    {"django.checks"},
+    {"", "django", "django.apps", "fastapi", "flask"},
 )
 
 

@@ -78,6 +78,16 @@ SPELLINGS_OF_LOGIN = [
     "//x/..//login//",
     "x/login",
     "\\/login",
+    "/login\N{REPLACEMENT CHARACTER}",
+    "/lo\N{REPLACEMENT CHARACTER}gin/",
+    "\N{REPLACEMENT CHARACTER}/login",
+    " /login",
+    "http://host/login",
+    "http://host//login/",
+    "HTTP://user@[::1]:80/login;x",
+    "http://host/login?x",
+    "x:/login?x=/y",
+    "x:/login#x",
 ]
 
 OTHER_THAN_LOGIN = [
@@ -107,6 +117,9 @@ OTHER_THAN_LOGIN = [
     "/login\\",
     "/\\login",
     "/lo;gin",
+    "http:login",
+    "http://login?/login",
+    "http://[/host/x/login",
     "/lоgin",  # noqa: RUF001 - a Cyrillic letter
 ]
 
@@ -242,6 +255,11 @@ def test_patterns_are_below_the_mount_point(path: str, root: str, seen: str) -> 
         ("/..", "/../login"),
         ("/\n", "/\n/login"),
         ("//a", "//a/login"),
+        ("/a", "/x/a/login"),
+        ("/a", "/x/a/login/"),
+        ("/a", "/alogin"),
+        ("/a", "x/a/login"),
+        ("/a", "http://host/a/login"),
     ],
 )
 def test_a_mount_point_that_the_client_spells_hides_nothing(root: str, path: str) -> None:

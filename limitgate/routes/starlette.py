@@ -97,9 +97,14 @@ def asgi_routes(app: Any) -> Routes:
 
 
 def _router(app: Any) -> Any:
-    while app is not None and not isinstance(getattr(app, "routes", None), list):
+    while app is not None and not _are_routes(getattr(app, "routes", None)):
         app = getattr(app, "app", None)
     return app
+
+
+def _are_routes(found: object) -> bool:
+    """Whether this is a list of Starlette's routes; other frameworks have lists of that name, too."""
+    return isinstance(found, list) and all(hasattr(route, "matches") for route in found[:1])
 
 
 def flat(routes: Iterable[Any]) -> Iterable[Any]:

@@ -8,16 +8,15 @@ shares an overflow bucket with other newcomers of its kind. So a flood of new ke
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from threading import Lock
 from typing import Any
-from weakref import WeakSet
 
 from limitgate import gcra
 from limitgate.diagnosis import Diagnosis, Once
+from limitgate.forks import begin_anew_in_children
 from limitgate.limits import Windows
 from limitgate.plan import Charge, Plan, Reading, read
 
@@ -55,7 +54,7 @@ class MemoryStore:
         self._refusing: list[tuple[int, str]] = []
         self._latest = 0
         self._lock = Lock()
-        _stores.add(self)
+        begin_anew_in_children(self)
         self.clock_steps = 0
         self._stepped = Once(Diagnosis.CLOCK_STEPPED)
 
@@ -95,6 +94,10 @@ class MemoryStore:
     async def aspend(self, plan: Plan, timeout: float = 0) -> Reading:
         """`spend`, for async callers."""
         return self.spend(plan)
+
+    def begin_anew(self) -> None:
+        """In the child of a fork: no thread is left there that could release what another one held."""
+        self._lock = Lock()
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -192,19 +195,6 @@ class MemoryStore:
         self._refusing = []
         self._queue = [(bucket[3], key) for key, bucket in self._buckets.items()]
         heapify(self._queue)
-
-
-_stores: WeakSet[MemoryStore] = WeakSet()
-
-
-def _unlock() -> None:
-    """In the child of a fork: no thread is left there that could release what another one held."""
-    for store in _stores:
-        store._lock = Lock()  # noqa: SLF001
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_unlock)
 
 
 def _system_clock() -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from weakref import WeakSet
 
 from limitgate.diagnosis import Diagnosis, Once
 from limitgate.errors import StoreError
+from limitgate.forks import begin_anew_in_children
 from limitgate.plan import Plan, Reading
 from limitgate.stores import wire
 from limitgate.stores.breaker import Breaker, Tally
@@ -50,7 +50,7 @@ class Scripted:
         self.patience = math.inf
         """Seconds that the latest request would wait; a server that takes longer to answer a probe is of no use."""
         self._clock = clock
-        _stores.add(self)
+        begin_anew_in_children(self)
 
     @property
     def healthy(self) -> bool:
@@ -156,15 +156,3 @@ def _lost(plans: Sequence[Plan], readings: Sequence[Reading]) -> set[int]:
         elif not (reading.admitted or keys.isdisjoint(unwritten)):
             lost.add(place)
     return lost
-
-
-_stores: WeakSet[Scripted] = WeakSet()
-
-
-def _begin_anew() -> None:
-    for store in _stores:
-        store.begin_anew()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)

@@ -26,6 +26,8 @@ from limitgate import (
     open_store,
     open_sync_store,
 )
+from limitgate.django import LimitGateMiddleware
+from limitgate.flask import LimitGate as FlaskLimitGate
 
 Message = MutableMapping[str, Any]
 RULES = [Rule("api", "5/second")]
@@ -94,3 +96,19 @@ LimitGateWSGI(application, rules=RULES, store=AsyncRedisStore("redis://localhost
 LimitGateWSGI(application, rules=RULES, on_denied=denied)  # type: ignore[arg-type]
 LimitGateWSGI(application, rules=RULES, identify=identify_later)  # type: ignore[arg-type]
 LimitGateWSGI(app, rules=RULES)  # type: ignore[arg-type]
+
+# --- Flask's extension ------------------------------------------------------------------------------------------------
+
+FlaskLimitGate(flask, rules=RULES, store=MemoryStore(), identify=identify)
+extension = FlaskLimitGate(rules="config/", trusted_proxies=["10.0.0.0/8"])
+extension.init_app(flask)
+
+FlaskLimitGate(flask, rulez=RULES)  # type: ignore[call-arg]
+FlaskLimitGate(app)  # type: ignore[arg-type]
+extension.init_app(gate)  # type: ignore[arg-type]
+
+# --- Django -----------------------------------------------------------------------------------------------------------
+
+LimitGateMiddleware(lambda request: request)
+LimitGateMiddleware()  # type: ignore[call-arg]
+LimitGateMiddleware("shop.views.index")  # type: ignore[arg-type]

@@ -1,0 +1,7 @@
+"""LimitGate for Django: ``"limitgate.django.LimitGateMiddleware"`` in ``MIDDLEWARE``, its options in ``LIMITGATE``."""
+
+from __future__ import annotations
+
+from limitgate.django.middleware import LimitGateMiddleware
+
+__all__ = ["LimitGateMiddleware"]

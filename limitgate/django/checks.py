@@ -1,0 +1,125 @@
+"""System checks: mistakes in the settings, told before the first request. The only place of their ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from inspect import isclass
+from typing import Any
+
+from django.conf import settings
+from django.conf.urls.i18n import is_language_prefix_patterns_used
+from django.core.checks import CheckMessage, Error, Warning as Caution
+from django.urls import get_resolver
+from django.utils.module_loading import import_string
+
+from limitgate.decorators import Mark
+from limitgate.django.middleware import LimitGateMiddleware
+from limitgate.django.options import options
+from limitgate.errors import ConfigError
+from limitgate.front import rules_of
+from limitgate.routes.django import all_marks, views
+from limitgate.rules import Rule
+from limitgate.settings import Settings
+from limitgate.stores import AsyncStore, MemoryStore, SyncStore, open_sync_store
+
+_AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
+_LOCALE = "django.middleware.locale.LocaleMiddleware"
+_OURS = "limitgate.django.LimitGateMiddleware"
+
+
+def check(**_: Any) -> list[CheckMessage]:
+    """What is wrong with ``LIMITGATE``, with the rules, or with the middleware's place; ``W...`` is only odd."""
+    middleware = _middleware()
+    ours = [place for place, each in enumerate(middleware) if isclass(each) and issubclass(each, LimitGateMiddleware)]
+    marks = _marks()
+    given = getattr(settings, "LIMITGATE", None) is not None
+    found, rules = _options() if given or ours else ([], [])
+    if not ours and (given or marks):
+        found.append(_missing(given=given))
+    if len(ours) > 1:
+        hint = f"Keep one {_OURS!r} in MIDDLEWARE."
+        found.append(Error("LimitGateMiddleware is there twice, so rules are charged twice.", hint=hint, id="limitgate.E005"))
+    if ours:
+        found += _order(middleware[ours[0] :], rules, marks)
+    return found
+
+
+def _options() -> tuple[list[CheckMessage], list[Rule]]:
+    """What is wrong with the options and the rules, and the rules of all tiers as far as they can be read."""
+    try:
+        chosen = options()
+    except ConfigError as error:
+        return [Error(str(error), hint="LIMITGATE = {'RULES': 'config/', ...}", id="limitgate.E001")], []
+    try:
+        read = Settings(**chosen)
+        if not read.enabled:
+            return [], []
+        counts_alone = _is_memory(read.store)
+    except ConfigError as error:
+        hint = "Correct it in LIMITGATE, or in the environment if it comes from a LIMITGATE_* variable."
+        return [Error(f"LIMITGATE: {error}", hint=hint, id="limitgate.E002")], []
+    found: list[CheckMessage] = []
+    if counts_alone and not settings.DEBUG:
+        message = "LIMITGATE: the store is memory://, so each process limits by itself and forgets when it restarts."
+        hint = "Set LIMITGATE['STORE'] to 'redis://...', or silence this where one process serves alone."
+        found.append(Caution(message, hint=hint, id="limitgate.W001"))
+    try:
+        tiers = rules_of(read.rules).tiers
+    except ConfigError as error:
+        hint = "LIMITGATE['RULES'] is a rule file, a folder of them, or a list of Rule; decorators alone need []."
+        return [*found, Error(f"LIMITGATE: {error}", hint=hint, id="limitgate.E003")], []
+    return found, [rule for of_tier in tiers.values() for rule in of_tier]
+
+
+def _is_memory(store: Any) -> bool:
+    """Whether a store, or the one of a URL, is in memory. Raises `ConfigError` where there is none."""
+    if isinstance(store, str):
+        store = open_sync_store(store)
+        store.close()
+    elif not isinstance(store, SyncStore | AsyncStore):
+        raise ConfigError(f"store: {store!r:.80} is no store, expected a URL or a store")
+    return isinstance(store, MemoryStore)
+
+
+def _missing(*, given: bool) -> CheckMessage:
+    message = "LIMITGATE is set" if given else "Views are decorated with @limit or @exempt"
+    hint = f"Add {_OURS!r} to MIDDLEWARE, below AuthenticationMiddleware if there is one."
+    return Error(f"{message}, but LimitGateMiddleware is not in MIDDLEWARE.", hint=hint, id="limitgate.E004")
+
+
+def _order(behind: Sequence[Any], rules: Sequence[Rule], marks: Sequence[Mark]) -> Iterator[CheckMessage]:
+    """What is wrong with the middleware that stands behind ours."""
+    limits = [*rules, *(mark for mark in marks if isinstance(mark, Rule))]
+    by_user = sorted({rule.name for rule in limits if rule.key_asks("user")})
+    if by_user and any(_is(each, _AUTHENTICATION) for each in behind):
+        message = f"LimitGateMiddleware stands before AuthenticationMiddleware, but {', '.join(by_user)} goes by the user."
+        hint = f"Move {_OURS!r} below {_AUTHENTICATION!r} in MIDDLEWARE."
+        yield Error(message, hint=hint, id="limitgate.E006")
+    if marks and any(_is(each, _LOCALE) for each in behind) and is_language_prefix_patterns_used(settings.ROOT_URLCONF)[0]:
+        message = "LimitGateMiddleware stands before LocaleMiddleware, so it cannot find decorated views below i18n_patterns."
+        hint = f"Move {_OURS!r} below {_LOCALE!r} in MIDDLEWARE."
+        yield Error(message, hint=hint, id="limitgate.E007")
+
+
+def _middleware() -> list[Any]:
+    """The middleware in its order, None for what cannot be imported: Django will say so itself."""
+    found = []
+    for path in settings.MIDDLEWARE:
+        try:
+            found.append(import_string(path))
+        except ImportError:
+            found.append(None)
+    return found
+
+
+def _marks() -> list[Mark]:
+    """The decorators on the views of the project; none where these cannot be imported, which Django checks itself."""
+    try:
+        return [mark for view in views(get_resolver()) for mark in all_marks(view)]
+    except Exception:  # noqa: BLE001 - whatever a module of the project may raise
+        return []
+
+
+def _is(middleware: Any, path: str) -> bool:
+    """Whether this is the class of that name or made from it; it need not be importable."""
+    return isclass(middleware) and any(f"{kind.__module__}.{kind.__qualname__}" == path for kind in middleware.__mro__)

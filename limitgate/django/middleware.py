@@ -1,0 +1,193 @@
+"""The door in Django: how a request comes in and how its answer goes out. What the answer is, the gate says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from inspect import isawaitable
+from typing import Any
+
+from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
+from django.http import HttpResponse
+
+from limitgate.callers import Caller
+from limitgate.decorators import EVERYTHING, seen_by_gate
+from limitgate.django.options import options
+from limitgate.django.request import DjangoRequest, UserWanted
+from limitgate.front import open_front
+from limitgate.gate import Gate, Identify
+from limitgate.headers import Refusal
+from limitgate.routes.django import DjangoRoutes
+from limitgate.settings import Settings
+from limitgate.stores import open_store, open_sync_store
+from limitgate.visit import VISIT, Visit
+
+
+class LimitGateMiddleware:
+    """``MIDDLEWARE = [..., "limitgate.django.LimitGateMiddleware"]`` with ``LIMITGATE = {"RULES": "config/", ...}``.
+
+    Options are those of `Settings`, in upper or lower case; unset ones come from ``LIMITGATE_*``. ``on_denied`` is a view.
+    Works in threads or on an event loop, as Django asks it to. Raises `ConfigError` for a mistake in the options or the rules.
+    """
+
+    sync_capable = True
+    async_capable = True
+
+    def __init__(self, get_response: Callable[[Any], Any]) -> None:
+        self.get_response = get_response
+        self._awaits = iscoroutinefunction(get_response)
+        self._routes = DjangoRoutes()
+        chosen = options()
+        if self._awaits:
+            markcoroutinefunction(self)
+            if (identify := Settings(**chosen).identify) is not None:
+                chosen["identify"] = _asked_once(identify)
+        front = open_front(self._routes, open_store if self._awaits else open_sync_store, **chosen)
+        self.gate = front.gate
+        self._deny = None if front.on_denied is None else _adapted(front.on_denied, awaits=self._awaits)
+
+    def __call__(self, request: Any) -> Any:
+        """The response to a request; on an event loop, an awaitable of it."""
+        if self._awaits:
+            return self._acall(request)
+        visit = self.gate.check(self._seen(request)) if self.gate else None
+        _leave(visit, request)
+        if visit is not None and visit.refusal is not None:
+            deny = self._deny if visit.refusal.status == 429 else None
+            return _completed(deny(request) if deny else _refusing(visit.refusal, request), visit)
+        token = seen_by_gate.set(visit.seen if visit else EVERYTHING)
+        try:
+            response = self.get_response(request)
+        finally:
+            seen_by_gate.reset(token)
+        if visit is not None:
+            visit.status = response.status_code
+            if response.streaming:
+                _when_closed(response, partial(_end, visit))
+            else:
+                _end(visit)
+        return _completed(response, visit)
+
+    async def _acall(self, request: Any) -> Any:
+        visit = await _weighed(self.gate, self._seen(request)) if self.gate else None
+        _leave(visit, request)
+        if visit is not None and visit.refusal is not None:
+            deny = self._deny if visit.refusal.status == 429 else None
+            return _completed(await deny(request) if deny else _refusing(visit.refusal, request), visit)
+        token = seen_by_gate.set(visit.seen if visit else EVERYTHING)
+        try:
+            response = await self.get_response(request)
+        finally:
+            seen_by_gate.reset(token)
+        if visit is not None:
+            visit.status = response.status_code
+            if response.streaming:
+                _when_closed(response, partial(_end_of_loop, visit))
+            else:
+                await _aend(visit)
+        return _completed(response, visit)
+
+    def _seen(self, request: Any) -> DjangoRequest:
+        """The request as the gate sees it."""
+        self._routes.note(getattr(request, "urlconf", None))
+        return DjangoRequest(request, awaits=self._awaits)
+
+
+async def _weighed(gate: Gate, request: DjangoRequest) -> Visit:
+    """What becomes of a request. That it takes the user shows when a key asks, before anything is charged; then once more."""
+    try:
+        return await gate.acheck(request)
+    except UserWanted:
+        await request.find_user()
+        return await gate.acheck(request)
+
+
+def _asked_once(identify: Identify) -> Identify:
+    """``identify``, which need not find the same caller twice when the gate is asked anew."""
+
+    async def remembered(request: Any) -> Caller | None:
+        if request.identified is None:
+            found = identify(request)
+            request.identified = (await found if isawaitable(found) else found,)
+        caller: Caller | None = request.identified[0]
+        return caller
+
+    return remembered
+
+
+def _adapted(view: Callable[[Any], Any], *, awaits: bool) -> Callable[[Any], Any]:
+    """A view as it can be called here, whichever kind it is. What it leaves to be rendered is rendered."""
+    if awaits and iscoroutinefunction(view):
+
+        async def aview(request: Any) -> Any:
+            response = await view(request)
+            return response if getattr(response, "is_rendered", True) else await sync_to_async(response.render)()
+
+        return aview
+    called = async_to_sync(view) if iscoroutinefunction(view) else view
+
+    def rendering(request: Any) -> Any:
+        response = called(request)
+        return response if getattr(response, "is_rendered", True) else response.render()
+
+    return sync_to_async(rendering) if awaits else rendering
+
+
+def _leave(visit: Visit | None, request: Any) -> None:
+    """Put the decision where a view finds it. The scope may be shared with whatever stands around Django, so it is copied."""
+    request.limitgate = visit.decision if visit else None
+    left = {"limitgate": request.limitgate, VISIT: visit}
+    if hasattr(request, "scope"):
+        request.scope = {**request.scope, **left}
+    else:
+        request.META.update(left)
+
+
+def _end(visit: Visit) -> None:
+    if visit.end():
+        visit.gate.settle(visit)
+
+
+async def _aend(visit: Visit) -> None:
+    if visit.end():
+        await visit.gate.asettle(visit)
+
+
+def _end_of_loop(visit: Visit) -> None:
+    """End a visit to a gate of an event loop, out of a thread of that loop's or in the midst of it."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        async_to_sync(_aend)(visit)
+    else:
+        if visit.end():
+            visit.gate.settle_soon(visit)
+
+
+def _when_closed(response: Any, end: Callable[[], None]) -> None:
+    """Have something done when Django closes a response, after it was sent or the client has left."""
+    close = response.close
+
+    def close_and_end() -> None:
+        try:
+            close()
+        finally:
+            end()
+
+    response.close = close_and_end
+
+
+def _refusing(refusal: Refusal, request: Any) -> Any:
+    body = b"" if request.method == "HEAD" else refusal.body
+    return HttpResponse(body, status=refusal.status, headers=dict(refusal.fields))
+
+
+def _completed(response: Any, visit: Visit | None) -> Any:
+    """A response with its rate fields, a refusal with its ``Retry-After`` unless it has one."""
+    if visit is not None:
+        for name, value in visit.fields:
+            response[name] = value
+        for name, value in visit.refusal.waiting if visit.refusal else ():
+            response.setdefault(name, value)
+    return response

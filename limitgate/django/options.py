@@ -1,0 +1,36 @@
+"""``LIMITGATE`` in Django's settings: the options of a gate, in Django's way of writing them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from django.conf import settings
+
+from limitgate.errors import ConfigError
+from limitgate.front import Options
+from limitgate.settings import Settings
+
+DjangoOptions = Options[Any, Any, Any]
+
+
+def options() -> DjangoOptions:
+    """The options in ``settings.LIMITGATE``, named as in `Settings`; none where there is no ``LIMITGATE``.
+
+    Raises `ConfigError` where it is no dict, or names an option twice or one that does not exist.
+    """
+    given = getattr(settings, "LIMITGATE", None)
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"LIMITGATE is a {type(given).__name__}, expected a dict of options")
+    found: dict[str, object] = {}
+    for name, value in given.items():
+        option = str(name).lower()
+        if option not in Settings.model_fields:
+            known = ", ".join(sorted(Settings.model_fields))
+            raise ConfigError(f"LIMITGATE: unknown option {name!r:.80}, expected one of {known}, in upper or lower case")
+        if option in found:
+            raise ConfigError(f"LIMITGATE: option {option!r} is there twice, expected it in upper or in lower case")
+        found[option] = value
+    return cast("DjangoOptions", found)

@@ -1,0 +1,75 @@
+"""A request of Django's as a gate sees it: by what Django will route it by, whatever kind of server it came from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.utils.functional import LazyObject, empty
+
+from limitgate.callers import Caller
+from limitgate.request import Query, Request
+
+
+class UserWanted(BaseException):
+    """Somebody asked for a user who has yet to be looked up, which has to be awaited. No error, so nobody is to catch it."""
+
+
+class DjangoRequest(Request):
+    """A request seen through a `django.http.HttpRequest`, as the middleware before this one has left it.
+
+    ``awaits`` says that it is handled on an event loop, where looking up the user must not block.
+    """
+
+    django: Any
+    """Django's own request."""
+    identified: tuple[Caller | None] | None = None
+    """What ``identify`` found, once it was asked."""
+    _user: tuple[Any] | None = None
+
+    def __init__(self, django: Any, *, awaits: bool = False) -> None:
+        method = (django.method or "GET").upper()
+        self.django = django
+        self.scope = getattr(django, "scope", None)
+        self.environ = django.META if self.scope is None else None
+        self.method = "GET" if method == "HEAD" else method
+        self.sent = django.path_info
+        self.peer = django.META.get("REMOTE_ADDR") or None
+        self._awaits = awaits
+
+    @property
+    def query(self) -> Query:
+        """The query string."""
+        return Query(self.django.META.get("QUERY_STRING", ""))
+
+    @property
+    def user(self) -> Any:
+        """``request.user``; where nothing before this middleware has set it, whom the server names.
+
+        Raises `UserWanted` where `find_user` has to be awaited first.
+        """
+        if self._user is not None:
+            return self._user[0]
+        user = getattr(self.django, "user", None)
+        if user is None:
+            return self.django.META.get("REMOTE_USER") or (self.scope or {}).get("user")
+        if self._awaits and isinstance(user, LazyObject) and user.__dict__.get("_wrapped") is empty:
+            raise UserWanted
+        return user
+
+    async def find_user(self) -> None:
+        """Look up the user, so that `user` knows it: by ``auser`` if it is of whoever made ``user``, else in a thread."""
+        user, auser = self.django.user, getattr(self.django, "auser", None)
+        if auser is not None and _module_of(auser) == _module_of(user.__dict__.get("_setupfunc")):
+            user = await auser()
+        else:
+            await sync_to_async(bool)(user)
+        self._user = (user,)
+
+    def _read_headers(self) -> dict[str, str]:
+        return {name.lower(): value for name, value in self.django.headers.items() if isinstance(value, str)}
+
+
+def _module_of(function: Any) -> Any:
+    """Where a function was defined, or what a partial calls; Django 5.0 and later give ``auser`` as a partial."""
+    return getattr(getattr(function, "func", function), "__module__", None)

@@ -1,0 +1,91 @@
+"""A throttle for Django REST framework: limits that know whom the framework has authenticated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+from asgiref.sync import async_to_sync
+from rest_framework.exceptions import APIException
+from rest_framework.throttling import BaseThrottle
+
+from limitgate.decision import Decision
+from limitgate.decorators import place_named, without_a_gate
+from limitgate.keys import told_apart
+from limitgate.limits import Limit
+from limitgate.rules import ChargeIf, Cost, OnError, Rule, RuleOptions
+from limitgate.stores import SyncStore
+from limitgate.visit import VISIT, Visit
+
+_NOT_THERE = object()
+_USER = "user"
+
+
+class Unavailable(APIException):  # type: ignore[misc]  # REST framework is not typed
+    """The 503 of ``on_error: closed``."""
+
+    status_code = 503
+    default_detail = "The rate limit cannot be checked at the moment. Try again shortly."
+    default_code = "temporary_reduced_capacity"
+    wait = 1
+    """What REST framework sends as ``Retry-After``, in seconds."""
+
+
+class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typed
+    """A throttle to derive from: ``class Burst(Throttle): limits = ("10/minute", "100/day")``.
+
+    Goes into ``throttle_classes`` or ``DEFAULT_THROTTLE_CLASSES`` like any other, and needs `LimitGateMiddleware` around the
+    views, with whose rules it is charged together or not at all. The part ``user`` of its key is whom REST framework has
+    authenticated. All views that have the throttle share its limits, unless the key has the part ``path``. Refused requests
+    are answered by REST framework. Raises `ConfigError` like `Rule` where the class is defined.
+    """
+
+    limits: ClassVar[Sequence[Limit | str]] = ()
+    """Limits such as ``10/minute``; a class without any is only one to derive others from."""
+    key: ClassVar[Iterable[str]] = (_USER,)
+    """What buckets are told apart by; somebody who is not authenticated counts by address."""
+    name: ClassVar[str | None] = None
+    """The rule's name, that of the class if not given."""
+    methods: ClassVar[Iterable[str] | None] = None
+    cost: ClassVar[Cost] = 1
+    on_error: ClassVar[OnError | None] = None
+    shadow: ClassVar[bool] = False
+    charge_if: ClassVar[ChargeIf | dict[str, Any] | None] = None
+    rule: ClassVar[Rule | None] = None
+    """What all this becomes."""
+
+    _decision: Decision | None = None
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if cls.limits:
+            cls._asks_user = _USER in cls.key
+            options: RuleOptions = {"methods": cls.methods, "on_error": cls.on_error, "shadow": cls.shadow}
+            options |= {"key": [part for part in cls.key if part != _USER] or ["global"], "charge_if": cls.charge_if}
+            if cls.cost != 1:
+                options["cost"] = cls.cost
+            name = cls.__dict__.get("name") or place_named(f"{cls.__module__}.{cls.__qualname__}")
+            cls.rule = Rule(name, *cls.limits, **options)
+
+    def allow_request(self, request: Any, view: Any) -> bool:
+        """Whether a request of REST framework's may pass. Raises `Unavailable` where ``on_error`` says closed."""
+        if self.rule is None:
+            raise TypeError(f"{type(self).__name__} has no limits, expected for example limits = ('10/minute',)")
+        django = request._request  # noqa: SLF001 - the only way to it there is
+        visit: Visit | object | None = getattr(django, "scope", django.META).get(VISIT, _NOT_THERE)
+        if visit is _NOT_THERE:
+            without_a_gate(self.rule)
+        if not isinstance(visit, Visit):
+            return True
+        values = [(_USER, told_apart(request.user, _USER))] if self._asks_user else []
+        further = visit.gate.further if isinstance(visit.gate.store, SyncStore) else async_to_sync(visit.gate.afurther)
+        self._decision = django.limitgate = further(visit, [(self.rule, values)])
+        if visit.refusal is not None and visit.refusal.status != 429:
+            raise Unavailable
+        return visit.refusal is None
+
+    def wait(self) -> float | None:
+        """Seconds until the request would pass; None if waiting does not help."""
+        wait = self._decision.retry_after if self._decision else 0.0
+        return None if math.isinf(wait) else wait

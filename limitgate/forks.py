@@ -1,0 +1,31 @@
+"""What must not be shared with the child of a fork: locks that nobody there will release, connections, threads."""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+from weakref import WeakSet
+
+
+class Forked(Protocol):
+    """Something that a child of this process has to begin anew with."""
+
+    def begin_anew(self) -> None:
+        """In the child of a fork: leave to the parent what is the parent's."""
+
+
+_all: WeakSet[Forked] = WeakSet()
+
+
+def begin_anew_in_children(forked: Forked) -> None:
+    """Have ``begin_anew`` called in every process that is forked from this one, for as long as the object lives."""
+    _all.add(forked)
+
+
+def _begin_anew() -> None:
+    for forked in _all:
+        forked.begin_anew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)

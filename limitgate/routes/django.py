@@ -1,0 +1,113 @@
+"""The routes of Django, and of REST framework on top of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from django.conf import settings
+from django.urls import URLPattern, URLResolver, get_resolver
+from django.utils import translation
+from django.views import View
+
+from limitgate.decorators import Mark, class_of, marks_of
+from limitgate.request import Request
+from limitgate.routes import Route
+
+
+class DjangoRoutes:
+    """The routes of a Django project: those of ``ROOT_URLCONF``, and of any URLconf that middleware puts in its place."""
+
+    def __init__(self) -> None:
+        self._tables: dict[Any, _Table] = {}
+
+    def note(self, urlconf: Any) -> None:
+        """Know of a URLconf that a request brings along; None for ``ROOT_URLCONF``."""
+        with contextlib.suppress(Exception):  # it is Django's to raise, after the request was charged
+            self._table(urlconf)
+
+    def decorated(self) -> bool:
+        """Whether any view carries a decorator; yes where that cannot be known."""
+        try:
+            return any(self._table(urlconf).decorated for urlconf in (None, *self._tables))
+        except Exception:  # noqa: BLE001 - a URLconf that cannot be imported is Django's to raise
+            return True
+
+    def find(self, request: Request) -> Route | None:
+        """The route that Django's resolver will choose. Where it fails, by a converter that raises, there is none."""
+        django = getattr(request, "django", None)
+        try:
+            return self._table(getattr(django, "urlconf", None)).find(django)
+        except Exception:  # noqa: BLE001 - not found, or it is Django's to raise, after the request was charged
+            return None
+
+    def _table(self, urlconf: Any) -> _Table:
+        """The table of a URLconf, read anew when Django's own was."""
+        resolver = get_resolver(urlconf)
+        table = self._tables.get(urlconf)
+        if table is None or table.resolver is not resolver:
+            table = self._tables[urlconf] = _Table(resolver)
+        return table
+
+
+class _Table:
+    """What is known of one URLconf."""
+
+    def __init__(self, resolver: Any) -> None:
+        self.resolver = resolver
+        self.decorated: bool = any(True for view in views(resolver) for _ in all_marks(view))
+        self._templates: dict[tuple[Any, ...], str] = {}
+
+    def find(self, django: Any) -> Route:
+        match = self.resolver.resolve(django.path_info)
+        passed = tuple(dict.fromkeys(match.tried[-1]))  # each once: URLs may include themselves, and clients choose how often
+        return Route(self._template(passed), _marks(match.func, django.method))
+
+    def _template(self, patterns: tuple[Any, ...]) -> str:
+        """The path that leads through these patterns, one for all languages: as it is written in the default one."""
+        template = self._templates.get(patterns)
+        if template is None:
+            with translation.override(settings.LANGUAGE_CODE):
+                template = "/" + "".join(str(pattern.pattern).removeprefix("^") for pattern in patterns)
+            self._templates[patterns] = template
+        return template
+
+
+def views(resolver: Any) -> Iterator[Any]:
+    """All views of a URLconf, those of included ones too; one that includes itself is read once."""
+    waiting, known = [resolver], set()
+    while waiting:
+        patterns = waiting.pop().url_patterns
+        if id(patterns) not in known:
+            known.add(id(patterns))
+            waiting += [pattern for pattern in patterns if isinstance(pattern, URLResolver)]
+            yield from (pattern.callback for pattern in patterns if isinstance(pattern, URLPattern))
+
+
+def all_marks(view: Any) -> Iterator[Mark]:
+    """The marks on a view for any method."""
+    for method in {*(_allowed(view) or View.http_method_names), *(getattr(view, "actions", None) or ())}:
+        yield from _marks(view, method)
+
+
+def _marks(view: Any, method: str) -> tuple[Mark, ...]:
+    """The marks on a view, on what it is made of, and on the function below REST framework's ``@api_view``."""
+    name, allowed = method.lower(), _allowed(view)
+    if allowed is not None and name not in allowed:
+        return marks_of(view, View.http_method_not_allowed.__name__)
+    handler = getattr(class_of(view), name, None)
+    if getattr(handler, "__module__", None) == "rest_framework.decorators":
+        return marks_of(view, method) + marks_of(_enclosed(handler))
+    return marks_of(view, method)
+
+
+def _allowed(view: Any) -> Any:
+    """The methods that a class-based view answers, in lower case: as ``as_view`` was told, else as its class says."""
+    told = getattr(view, "view_initkwargs", None) or getattr(view, "initkwargs", None) or {}
+    return told.get("http_method_names", getattr(class_of(view), "http_method_names", None))
+
+
+def _enclosed(handler: Any) -> Any:
+    """The function that ``@api_view`` was put upon: its handler has no other way to it than its closure."""
+    return handler.__closure__[handler.__code__.co_freevars.index("func")].cell_contents
