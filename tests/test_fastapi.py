@@ -125,6 +125,20 @@ def test_on_redis_a_crowd_is_charged_for_those_that_pass(redis_server: RedisServ
     asyncio.run(crowd())
 
 
+def test_the_decision_in_the_scope_is_about_all_limits() -> None:
+    """``request.scope["limitgate"]`` is the decision of rules first, of rules and dependencies when these have run."""
+    seen: list[Any] = []
+
+    def look(request: Request) -> None:
+        seen.append(request.scope["limitgate"])
+
+    app = one(look, RateLimit("5/minute"))
+    app.get("/look", dependencies=[Depends(RateLimit("5/minute")), Depends(look)])(lambda: "seen")
+    gated(app, Rule("rule", "9/minute"))
+    assert statuses(app, "/hello", "/look") == [200, 200]
+    assert [decision.limit for decision in seen] == [9, 5]
+
+
 def test_a_refused_request_runs_nothing_that_comes_later() -> None:
     """Neither the endpoint nor dependencies behind the one that refuses are run; none at all where a rule refuses."""
     ran: list[str] = []
@@ -354,6 +368,13 @@ def test_several_parts() -> None:
     asked = [("ann", "a", PEER), ("ann", "b", PEER), ("bob", "a", PEER), ("ann", "a", "192.0.2.2"), ("ann", "a", PEER)]
     replies = [client(app, ip).get("/hello", headers={"X-User": user, "X-Team": team}) for user, team, ip in asked]
     assert [reply.status_code for reply in replies] == [200, 200, 200, 200, 429]
+
+
+def test_a_user_has_one_limit_wherever_it_calls_from() -> None:
+    """Where the key is a dependency alone, nothing else tells the buckets apart."""
+    app = one(RateLimit("1/minute", key=[current_user]))
+    gated(app)
+    assert [client(app, peer).get("/hello", **as_user("ann")).status_code for peer in (PEER, "192.0.2.2")] == [200, 429]
 
 
 def test_values_do_not_run_into_each_other() -> None:
