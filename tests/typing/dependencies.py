@@ -15,6 +15,10 @@ async def current_user() -> str:
     return "ann"
 
 
+CurrentUser = Annotated[str, Depends(current_user)]
+
+RateLimit("10/minute", key=[Depends(current_user), "path"])
+RateLimit("10/minute", key=[CurrentUser])
 app = FastAPI(dependencies=[Depends(RateLimit("1000/minute"))])
 router = APIRouter(
     dependencies=[Depends(RateLimit("10/minute", "100/day", name="user", key=[current_user, "ip"], shadow=True))]
