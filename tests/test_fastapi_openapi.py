@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, FastAPI, Security
 from fastapi.openapi.utils import get_openapi
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.routing import Route
 
 from limitgate import LimitGate, MemoryStore, Rule, RuleSet, exempt, limit
 from limitgate.fastapi import RateLimit
@@ -232,6 +233,19 @@ def test_rules_by_path(pattern: str, documented: list[str]) -> None:
     app.get("/files/{rest:path}")(hello)
     gated(app, Rule("rule", "1/minute", path=pattern))
     assert limited(app) == [f"GET {path}" for path in documented]
+
+
+def test_a_router_that_fails() -> None:
+    """Where the router cannot read a path, the document is made all the same: no request with it gets to a route."""
+
+    class Broken(Route):
+        def matches(self, scope: Any) -> Any:
+            raise ValueError("my convertor is broken")
+
+    app = FastAPI(routes=[Broken("/broken", hello)])
+    app.get("/items/{id}")(hello)
+    gated(app, Rule("rule", "1/minute", path="/items/7"))
+    assert limited(app) == []
 
 
 def test_rules_that_exempt_a_route() -> None:
