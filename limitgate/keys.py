@@ -105,6 +105,7 @@ def given(values: Sequence[Value], subject: Subject) -> str:
     return "".join([_field(f"given {name}", value) if value else _absent(subject) for name, value in values])
 
 
+@lru_cache(maxsize=1024)
 def check_part(name: str) -> tuple[str, ...]:
     """The alternatives in one part of a key, as they are known inside. Raises `ConfigError`."""
     labels = tuple(label.strip() for label in name.split("|"))
