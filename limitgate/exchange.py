@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
+from contextlib import suppress
 from typing import Any
 
 from limitgate.decorators import seen_by_gate
@@ -36,6 +37,8 @@ class Exchange:
 
     _is_closed = False
     """Whether the application has nothing to say any more."""
+    _has_hung_up = False
+    """Whether the application has closed the WebSocket itself."""
     _client_left = False
 
     def __init__(self, visit: Visit, scope: Scope, receive: Receive, send: Send, *, on_denied: OnDenied | None) -> None:
@@ -48,14 +51,17 @@ class Exchange:
     async def receive(self) -> Message:
         """The next message from the server."""
         message = await self._receive()
+        while self._is_closed and message["type"] == "websocket.receive":
+            message = await self._receive()  # it was on its way already when the WebSocket was closed
         kind, messages = message["type"], self._visit.messages
         if kind in _ENDS:
             self._client_left = True
-        elif messages is not None and kind == "websocket.receive" and not self._is_closed:
+        elif messages is not None and kind == "websocket.receive" and not self._has_hung_up:
             refusal = await self._visit.gate.amessage(messages)
-            if refusal is not None:
+            if refusal is not None and not self._has_hung_up:
                 self._is_closed = True
-                await self._close(refusal)
+                with suppress(OSError, RuntimeError):  # it is closed already: the client has left, or did not answer a ping
+                    await self._close(refusal)
                 return {"type": "websocket.disconnect", "code": _TRY_AGAIN_LATER, "reason": refusal.reason}
         return message
 
@@ -77,7 +83,9 @@ class Exchange:
             if visit.refusal is None and kind != "websocket.close":
                 raise OSError("the WebSocket was closed, as its messages came too fast")
             return  # it has been answered already
-        if visit.settlement.has_news and kind == "http.response.body" and not message.get("more_body"):
+        if kind == "websocket.close":
+            self._has_hung_up = True
+        elif visit.settlement.has_news and kind == "http.response.body" and not message.get("more_body"):
             await visit.gate.asettle(visit)  # whoever has the whole response is to find everything put right
         await self._send(message)
 

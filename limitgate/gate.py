@@ -243,6 +243,8 @@ class Gate:
         if messages.plan is None:
             return None
         ruling = yield from self._weighing(messages, messages.plan)
+        if ruling.refusal is not None:
+            yield from self._correcting([Wrong(taken, [0] * len(taken.plan.charges)) for taken in ruling.taken])
         return ruling.refusal
 
     def _weighing(self, considered: Considered, plan: Plan) -> Steps[Ruling]:
