@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from limitgate import gcra
@@ -68,12 +69,23 @@ class Standing(NamedTuple):
 class Settlement:
     """What a request turns out to have cost. Noted while it is under way, put into effect when it is over."""
 
-    __slots__ = ("costs", "is_over")
+    costs: Mapping[str | None, int] = MappingProxyType({})
+    """By rule; under None, that of the rules which nobody named."""
+    has_news = False
+    """Whether something was noted that is not put into effect yet."""
+    is_over = False
 
-    def __init__(self) -> None:
-        self.costs: dict[str | None, int] = {}
-        """By rule; under None, that of the rules which nobody named."""
-        self.is_over = False
+    def __eq__(self, other: object) -> bool:
+        """Whether this is one, too: what a request turns out to cost is nothing that was decided."""
+        return isinstance(other, Settlement)
+
+    def __hash__(self) -> int:
+        return hash(Settlement)
+
+    def note(self, rule: str | None, cost: int) -> None:
+        """What a rule is to be charged. Safe for threads: they may do so at the same time."""
+        self.__dict__.setdefault("costs", {})[rule] = cost
+        self.has_news = True
 
 
 class _Fields(NamedTuple):
@@ -134,9 +146,9 @@ class Decision(_Fields):
         settlement = self.settlement
         if settlement is None or settlement.is_over:
             raise RuntimeError("settle was called where no request is under way, expected it before the response is over")
-        if rule is not None and self.evidence[0] and rule not in {charge.rule for charge in self.evidence[0]}:
+        if rule is not None and not self.degraded and rule not in {charge.rule for charge in self.evidence[0]}:
             raise ValueError(f"rule {rule!r:.80} took no part in this decision, expected one of {self._rules()}")
-        settlement.costs[rule] = check_cost(cost)
+        settlement.note(rule, check_cost(cost))
 
     def _rules(self) -> str:
         return ", ".join(repr(charge.rule) for charge in self.evidence[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
-from types import GeneratorType
+from contextlib import suppress
 from typing import Any
 
 from limitgate.decorators import seen_by_gate
@@ -22,6 +22,8 @@ _STARTS = frozenset({"http.response.start", "websocket.accept", "websocket.http.
 _STATUSES = {"http.response.start": 200, "websocket.accept": 101, "websocket.http.response.start": 403, "websocket.close": 403}
 """The status by the message that a response or handshake begins with, if it names none; servers make a 403 of a close."""
 _BEGINNINGS = frozenset(_STATUSES)
+_ENDS = frozenset({"http.disconnect", "websocket.disconnect"})
+"""Messages that say that the client has left."""
 _TRY_AGAIN_LATER = 1013
 """The WebSocket close code of a server that is overloaded (IANA WebSocket Close Code Number Registry)."""
 
@@ -35,6 +37,8 @@ class Exchange:
 
     _is_closed = False
     """Whether the application has nothing to say any more."""
+    _has_hung_up = False
+    """Whether the application has closed the WebSocket itself."""
     _client_left = False
 
     def __init__(self, visit: Visit, scope: Scope, receive: Receive, send: Send, *, on_denied: OnDenied | None) -> None:
@@ -47,31 +51,42 @@ class Exchange:
     async def receive(self) -> Message:
         """The next message from the server."""
         message = await self._receive()
+        while self._is_closed and message["type"] == "websocket.receive":
+            message = await self._receive()  # it was on its way already when the WebSocket was closed
         kind, messages = message["type"], self._visit.messages
-        if kind == "http.disconnect":
+        if kind in _ENDS:
             self._client_left = True
-        elif messages is not None and kind == "websocket.receive" and not self._is_closed:
+        elif messages is not None and kind == "websocket.receive" and not self._has_hung_up:
             refusal = await self._visit.gate.amessage(messages)
-            if refusal is not None:
+            if refusal is not None and not self._has_hung_up:
                 self._is_closed = True
-                await self._close(refusal)
+                with suppress(OSError, RuntimeError):  # it is closed already: the client has left, or did not answer a ping
+                    await self._close(refusal)
                 return {"type": "websocket.disconnect", "code": _TRY_AGAIN_LATER, "reason": refusal.reason}
         return message
 
     async def send(self, message: Message) -> None:
         """Pass a message of the application on, if it is to be passed on."""
-        visit = self._visit
-        if not visit.has_begun and message["type"] in _BEGINNINGS:
+        visit, kind = self._visit, message["type"]
+        if not visit.has_begun and kind in _BEGINNINGS:
             if visit.refusal is not None:
                 await self.refuse_late()
                 return
-            visit.has_begun, visit.status = True, message.get("status") or _STATUSES[message["type"]]
-            if visit.fields and message["type"] in _STARTS:
+            visit.has_begun, visit.status = True, message.get("status") or _STATUSES[kind]
+            if visit.fields and kind in _STARTS:
                 message = {**message, "headers": [*(message.get("headers") or ()), *raw(visit.fields)]}
-        elif self._is_closed:
-            if visit.refusal is None and message["type"] != "websocket.close":
+            await self._send(message)
+            if visit.may_be_wrong:  # a response may take long
+                await visit.gate.asettle(visit)
+            return
+        if self._is_closed:
+            if visit.refusal is None and kind != "websocket.close":
                 raise OSError("the WebSocket was closed, as its messages came too fast")
             return  # it has been answered already
+        if kind == "websocket.close":
+            self._has_hung_up = True
+        elif visit.settlement.has_news and kind == "http.response.body" and not message.get("more_body"):
+            await visit.gate.asettle(visit)  # whoever has the whole response is to find everything put right
         await self._send(message)
 
     async def refuse_late(self) -> bool:
@@ -101,7 +116,7 @@ class Exchange:
         await self._send({"type": f"{kind}.body", "body": b"" if self._scope.get("method") == "HEAD" else refusal.body})
 
     def failed(self) -> None:
-        """The application has raised an error, maybe only because the client went away."""
+        """The application has raised an error, or has not answered at all, maybe only because the client went away."""
         if not self._client_left:
             self._visit.failed()
 
@@ -123,46 +138,69 @@ class Exchange:
 
 
 class Body:
-    """The chunks of a WSGI response, which may be all of the application that has yet to run. ``end`` is called after it."""
+    """The chunks of a WSGI response, which may be all of the application that has yet to run.
 
-    def __init__(self, chunks: Iterable[bytes], visit: Visit, end: Callable[[Visit], None]) -> None:
+    What is known to be charged wrongly is put right at the end of the chunks, and when they are closed: not every server, and
+    hardly a test client, closes them, but what runs then may still say what the request has cost.
+    """
+
+    def __init__(self, chunks: Iterable[bytes], visit: Visit) -> None:
         self._chunks: Any = chunks
+        self._iterator: Iterator[bytes] | None = None
         self._visit = visit
-        self._end = end
 
     def __iter__(self) -> Iterator[bytes]:
-        if not isinstance(self._chunks, GeneratorType):
-            return iter(self._chunks)
         return self
 
     def __next__(self) -> bytes:
         token = seen_by_gate.set(self._visit.seen)
         try:
-            chunk: bytes = next(self._chunks)
+            if self._iterator is None:
+                self._iterator = iter(self._chunks)
+            return next(self._iterator)
         except StopIteration:
+            settle(self._visit)
             raise
         except Exception:
             self._visit.failed()
             raise
         finally:
             seen_by_gate.reset(token)
-        return chunk
 
     def close(self) -> None:
         """The server is done with it."""
         try:
             getattr(self._chunks, "close", bool)()
         finally:
-            self._end(self._visit)
+            end(self._visit)
+
+
+def settle(visit: Visit) -> None:
+    """Put right what is known to be charged wrongly by now."""
+    if visit.may_be_wrong:
+        visit.gate.settle(visit)
+
+
+def end(visit: Visit) -> None:
+    """The application has nothing more to do."""
+    if visit.end():
+        visit.gate.settle(visit)
 
 
 def starting(visit: Visit, start_response: StartResponse, unless_set: Fields = []) -> StartResponse:  # noqa: B006
     """``start_response`` that adds rate fields, and those in ``unless_set`` where there are none yet; notes the status."""
 
     def start(status: str, headers: Fields, *exc_info: Any) -> Callable[[bytes], object]:
-        visit.has_begun, visit.status = True, int(status[:3])
         present = {name.lower() for name, _ in headers} if unless_set else ()
         missing = [field for field in unless_set if field[0].lower() not in present]
-        return start_response(status, [*headers, *missing, *visit.fields], *exc_info)
+        write = start_response(status, [*headers, *missing, *visit.fields], *exc_info)
+        visit.has_begun, visit.status = True, _code(status)
+        return write
 
     return start
+
+
+def _code(status: str) -> int | None:
+    """The number that a status line begins with; None if it is none."""
+    code = status[:3]
+    return int(code) if code.isdecimal() else None

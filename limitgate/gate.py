@@ -19,12 +19,12 @@ from limitgate.decorators import EVERYTHING
 from limitgate.errors import StoreError
 from limitgate.fallback import Fallback
 from limitgate.headers import Refusal, rate_fields, refusal, unavailable
-from limitgate.plan import Plan, Reading
+from limitgate.plan import Charge, Plan, Reading
 from limitgate.planner import Asked, Considered, Planner
 from limitgate.request import Request
 from limitgate.rules import OnError
 from limitgate.stores.corrections import correction
-from limitgate.visit import Taken, Visit
+from limitgate.visit import Taken, Visit, Wrong
 
 log = logging.getLogger("limitgate")
 
@@ -109,9 +109,11 @@ class Gate:
             try:
                 reading: Reading = self.store.spend(considered.plan, self._timeout)
             except StoreError as error:
-                self._take(self._resorting(visit, considered, error, began))
+                self._follow(visit, self._take(self._without_store(considered, error, began)))
+                self._give_back_if_refused(visit)
             else:
                 self._admit(visit, considered, considered.plan, reading)
+            visit.waited = time.monotonic() - began
         return visit
 
     async def acheck(self, request: Request) -> Visit:
@@ -125,9 +127,11 @@ class Gate:
             try:
                 reading: Reading = await self.store.aspend(considered.plan, self._timeout)
             except StoreError as error:
-                await self._atake(self._resorting(visit, considered, error, began))
+                self._follow(visit, await self._atake(self._without_store(considered, error, began)))
+                await self._agive_back_if_refused(visit)
             else:
                 self._admit(visit, considered, considered.plan, reading)
+            visit.waited = time.monotonic() - began
         return visit
 
     def further(self, visit: Visit, asked: Sequence[Asked]) -> Decision | None:
@@ -135,30 +139,45 @@ class Gate:
 
         The decision about the request as a whole; None if no rule applies.
         """
-        return self._take(self._going_further(visit, asked))
+        self._take(self._going_further(visit, asked))
+        self._give_back_if_refused(visit)
+        return visit.decision
 
     async def afurther(self, visit: Visit, asked: Sequence[Asked]) -> Decision | None:
         """`further`, by an `AsyncStore`."""
-        return await self._atake(self._going_further(visit, asked))
+        await self._atake(self._going_further(visit, asked))
+        await self._agive_back_if_refused(visit)
+        return visit.decision
 
     async def amessage(self, messages: Considered) -> Refusal | None:
         """Charge a message over a WebSocket; a refusal if it must not pass."""
         return await self._atake(self._hearing(messages))
 
     def settle(self, visit: Visit) -> None:
-        """Correct what was charged for a request that is over, by its outcome and by what it turned out to cost."""
-        self._take(self._settling(visit))
+        """Correct what was charged for a request by its outcome and by what it turned out to cost, as far as that is known."""
+        self._take(self._correcting(visit.wrong()))
 
     async def asettle(self, visit: Visit) -> None:
-        """`settle`, by an `AsyncStore`; to the end, even if the request is cancelled meanwhile."""
-        await asyncio.shield(self.settle_soon(visit))
+        """`settle`, by an `AsyncStore`; to the end, even if the request is cancelled meanwhile or cannot wait any longer."""
+        wrong = visit.wrong()
+        if wrong:
+            await asyncio.wait([self._correct_soon(wrong)], timeout=max(0.0, self._timeout - visit.waited))
 
     def settle_soon(self, visit: Visit) -> asyncio.Future[None]:
         """`settle`, by an `AsyncStore`, on the running event loop; done when the result is."""
-        settling = asyncio.ensure_future(self._atake(self._settling(visit)))
-        self._under_way.add(settling)
-        settling.add_done_callback(self._under_way.discard)
-        return settling
+        return self._correct_soon(visit.wrong())
+
+    async def asettled(self) -> None:
+        """Wait until everything in this event loop has been settled that nobody waits for any more."""
+        here = asyncio.get_running_loop()
+        if under_way := [each for each in self._under_way if each.get_loop() is here]:
+            await asyncio.wait(under_way)
+
+    def _correct_soon(self, wrong: Sequence[Wrong]) -> asyncio.Future[None]:
+        correcting = asyncio.ensure_future(self._atake(self._correcting(wrong)))
+        self._under_way.add(correcting)
+        correcting.add_done_callback(self._under_way.discard)
+        return correcting
 
     def _take(self, steps: Steps[T]) -> T:
         """What comes of some steps, by a `SyncStore`."""
@@ -208,37 +227,36 @@ class Gate:
         visit.fields = rate_fields(self._styles, decision, reading.now)
         if decision.allowed:
             visit.taken = (Taken(considered, plan, reading),)
+            visit.is_by_outcome = considered.is_by_outcome
         else:
             visit.refusal = refusal(decision)
 
-    def _resorting(self, visit: Visit, considered: Considered, error: StoreError, began: float) -> Steps[None]:
-        ruling = yield from self._without_store(considered, error, began)
-        yield from self._following(visit, ruling)
-
-    def _going_further(self, visit: Visit, asked: Sequence[Asked]) -> Steps[Decision | None]:
+    def _going_further(self, visit: Visit, asked: Sequence[Asked]) -> Steps[None]:
         if visit.seen is EVERYTHING or visit.refusal is not None:
-            return visit.decision  # this request is exempt, or somebody has refused it already
+            return  # this request is exempt, or somebody has refused it already
+        if visit.settlement.is_over:
+            raise RuntimeError("further limits were asked for when the request was over, expected it before")
         considered = self._planner.further(visit.request, visit.identified, asked)
         if considered.plan is not None:
-            ruling = yield from self._weighing(considered, considered.plan)
-            yield from self._following(visit, ruling)
-        return visit.decision
+            began, left = time.monotonic(), self._timeout - visit.waited
+            ruling = yield from self._weighing(considered, considered.plan, left)
+            visit.waited += time.monotonic() - began
+            self._follow(visit, ruling)
 
     def _hearing(self, messages: Considered) -> Steps[Refusal | None]:
         if messages.plan is None:
             return None
-        ruling = yield from self._weighing(messages, messages.plan)
+        ruling = yield from self._weighing(messages, messages.plan, self._timeout)
+        if ruling.refusal is not None:
+            yield from self._correcting([Wrong(taken, [0] * len(taken.plan.charges)) for taken in ruling.taken])
         return ruling.refusal
 
-    def _settling(self, visit: Visit) -> Steps[None]:
-        for taken, costs in visit.settled():
-            yield from self._correcting(taken, costs)
-
-    def _weighing(self, considered: Considered, plan: Plan) -> Steps[Ruling]:
-        """Ask the store, and if it fails decide without it."""
-        began = time.monotonic()
+    def _weighing(self, considered: Considered, plan: Plan, timeout: float) -> Steps[Ruling]:
+        """Ask the store, and if it fails, or no time is left to ask it, decide without it."""
+        began = time.monotonic() - (self._timeout - timeout)
         try:
-            reading = yield plan, self._timeout
+            self._left_since(began)
+            reading = yield plan, timeout
         except StoreError as error:
             return (yield from self._without_store(considered, error, began))
         self._note_answer(reading)
@@ -256,29 +274,43 @@ class Gate:
                 resort = self._fallback.without(considered, further, wholly=True)
         return Ruling(resort.decision or undecided(allowed=False), resort.now, resort.taken)
 
-    def _following(self, visit: Visit, ruling: Ruling) -> Steps[None]:
-        """Let a ruling have its effect on a visit. A refusal gives back whatever was taken, now and before."""
+    def _follow(self, visit: Visit, ruling: Ruling) -> None:
+        """Let a ruling have its effect on a visit. A refusal stands: what is taken for the request then goes back."""
         decision = ruling.decision
         visit.taken += ruling.taken
+        visit.is_by_outcome = any(taken.considered.is_by_outcome for taken in visit.taken)
+        if visit.refusal is not None:  # by a limit that was asked at the same time
+            return
         if not decision.allowed:
             visit.refusal = ruling.refusal
-            given_up, visit.taken = visit.taken, ()
-            for taken in given_up:
-                yield from self._correcting(taken, [0] * len(taken.plan.charges))
         elif visit.decision is not None:
             decision = joined(visit.decision, decision)
         visit.decision = decision._replace(settlement=visit.settlement)
         if ruling.now is not None:
             visit.fields = rate_fields(self._styles, decision, ruling.now)
+        elif not decision.allowed:
+            visit.fields = []
 
-    def _correcting(self, taken: Taken, costs: Sequence[int]) -> Steps[None]:
-        """See to it that something was charged as much as it should have been. Where the store fails, it stays as it is."""
-        plan = correction(taken.plan, taken.reading, costs)
-        if taken.here:
-            self._fallback.correct(plan)
-        elif plan.charges:
+    def _give_back_if_refused(self, visit: Visit) -> None:
+        if visit.refusal is not None and visit.taken:
+            self.settle(visit)
+
+    async def _agive_back_if_refused(self, visit: Visit) -> None:
+        if visit.refusal is not None and visit.taken:
+            await self.asettle(visit)
+
+    def _correcting(self, wrong: Sequence[Wrong]) -> Steps[None]:
+        """See to it that everything was charged as it should have been. Where the store fails, it stays as it is."""
+        charges: list[Charge] = []
+        for taken, costs in wrong:
+            plan = correction(taken.plan, taken.reading, costs)
+            if taken.here:
+                self._fallback.correct(plan)
+            else:
+                charges += plan.charges
+        if charges:
             try:
-                yield plan, self._timeout
+                yield Plan(tuple(charges), "peek"), self._timeout
             except StoreError as error:
                 self.uncorrected += 1
                 self._note_failure(error)
@@ -303,5 +335,5 @@ class Gate:
         """Seconds that a request may still wait which asked first at a time. Raises `StoreError` if there are none."""
         left = self._timeout - (time.monotonic() - began)
         if left <= 0:
-            raise StoreError("no time was left to ask about the others", "timeout")
+            raise StoreError("no time was left to ask the store again", "timeout")
         return left

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 from limitgate.callers import Caller
 from limitgate.decision import RateLimited
 from limitgate.decorators import EVERYTHING, Mark, seen_by_gate
-from limitgate.exchange import Body, Exchange, Receive, Send, StartResponse, starting
+from limitgate.exchange import Body, Exchange, Receive, Send, StartResponse, end, settle, starting
 from limitgate.front import Options, open_front
 from limitgate.gate import Identify
 from limitgate.request import ASGIRequest, Request, Scope, WSGIRequest
@@ -66,17 +66,21 @@ class LimitGate:
             if scope["type"] == "websocket":
                 await receive()
             await exchange.refuse(visit.refusal)
+            visit.end()
             return
         token = seen_by_gate.set(visit.seen)
         try:
             await self.app(scope, exchange.receive, exchange.send)
-        except RateLimited:
-            if not await exchange.refuse_late():
-                raise
-        except Exception:
+        except Exception as error:
             exchange.failed()
-            await exchange.refuse_late()
+            if not (await exchange.refuse_late() and isinstance(error, RateLimited)):
+                raise
+        except GeneratorExit:  # the event loop is gone, and nothing can be awaited any more
+            visit.abandon()
             raise
+        else:
+            if not visit.has_begun:
+                exchange.failed()
         finally:
             seen_by_gate.reset(token)
             if visit.end():
@@ -87,6 +91,7 @@ class LimitGate:
             await self.app(scope, receive, send)
         finally:
             if scope["type"] == "lifespan" and self.gate and self._owns_store:
+                await self.gate.asettled()
                 await self.gate.store.aclose()
 
 
@@ -112,20 +117,25 @@ class LimitGateWSGI:
         if refusal is not None:
             if self._on_denied is not None and refusal.status == 429:
                 denied: Iterable[bytes] = self._on_denied(environ, starting(visit, start_response, refusal.waiting))
+                visit.end()
                 return denied
+            visit.end()
             start_response(f"{refusal.status} {refusal.reason}", refusal.fields + visit.fields)
             return [] if environ["REQUEST_METHOD"] == "HEAD" else [refusal.body]
         if visit.decision is not None:
             start_response = starting(visit, start_response)
         try:
             chunks = self._run(visit.seen, environ, start_response)
-        except Exception:
-            visit.failed()
-            _end(visit)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                visit.failed()
+            end(visit)
             raise
-        if (visit.seen and isinstance(chunks, GeneratorType)) or (visit.taken and not _is_all_there(chunks, environ)):
-            return Body(chunks, visit, _end)
-        _end(visit)
+        has_yet_to_run = isinstance(chunks, GeneratorType)
+        if (visit.seen and has_yet_to_run) or (visit.decision is not None and not _is_all_there(chunks, environ)):
+            settle(visit)
+            return Body(chunks, visit)
+        end(visit)
         return chunks
 
     def _run(self, seen: Container[Mark], environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
@@ -136,12 +146,9 @@ class LimitGateWSGI:
             seen_by_gate.reset(token)
 
 
-def _end(visit: Visit) -> None:
-    if visit.end():
-        visit.gate.settle(visit)
-
-
 def _is_all_there(chunks: Iterable[bytes], environ: dict[str, Any]) -> bool:
     """Whether nothing of the application is left to run: chunks of a known number, or a file for the server to send."""
+    if hasattr(chunks, "__len__") or hasattr(chunks, "read"):
+        return True
     wrapper = environ.get("wsgi.file_wrapper")
-    return hasattr(chunks, "__len__") or (isinstance(wrapper, type) and isinstance(chunks, wrapper))
+    return isinstance(wrapper, type) and isinstance(chunks, wrapper)

@@ -215,6 +215,9 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         if self.charge_if and (self.exempt or self.per == "message"):
             what = "is exempt" if self.exempt else "counts messages, which have no status"
             raise ConfigError(f"rule {self.name!r} {what}, expected no charge_if", ("charge_if",))
+        if self.charge_if and self.windows.lease:
+            message = f"rule {self.name!r} has a lease, out of which nothing can be given back exactly, expected no charge_if"
+            raise ConfigError(message, ("charge_if",))
         if self.exempt and self.per == "message":
             raise ConfigError(f"rule {self.name!r} is exempt, expected no per: exempt requests have no limits at all", ("per",))
         if not self.exempt and not limits:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import Any, NamedTuple
 
 from limitgate.callers import Caller
 from limitgate.decision import Decision, Settlement
 from limitgate.decorators import Mark
 from limitgate.headers import Fields, Refusal
-from limitgate.plan import Charge, Plan, Reading
+from limitgate.plan import Plan, Reading
 from limitgate.planner import Considered
 from limitgate.request import Request
-from limitgate.rules import Rule
 
 VISIT = "limitgate.visit"
 """Where the visit is found in a scope or environ; None where the gate is switched off."""
@@ -27,6 +26,19 @@ class Taken(NamedTuple):
     reading: Reading
     here: bool = False
     """Whether this process decided, as the store had failed."""
+
+    def having_cost(self, costs: Sequence[int]) -> Taken:
+        """The same with other costs of its charges."""
+        charges = tuple([charge._replace(cost=cost) for charge, cost in zip(self.plan.charges, costs)])
+        return self._replace(plan=self.plan._replace(charges=charges))
+
+
+class Wrong(NamedTuple):
+    """Something that was charged otherwise than it should have been."""
+
+    taken: Taken
+    costs: Sequence[int]
+    """What each of its charges should have been."""
 
 
 class Visit:
@@ -44,11 +56,19 @@ class Visit:
     """That of the response, None as long as there is none."""
     taken: tuple[Taken, ...] = ()
     """What was taken for it so far."""
+    is_by_outcome = False
+    """Whether some of that is charged by the outcome only."""
+    waited = 0.0
+    """Seconds for which it has waited for the store so far."""
+
+    _settled_by: int | None = None
+    """The status by which charges were put right the last time."""
 
     def __init__(self, gate: Any, request: Request, identified: Caller | None, seen: Container[Mark]) -> None:
         self.gate = gate
         """The `Gate` that it is a visit to."""
         self.request = request
+        """Gone once it is over."""
         self.identified = identified
         self.seen = seen
         """The decorators that were taken into account."""
@@ -62,24 +82,51 @@ class Visit:
             self.status = 500
 
     def end(self) -> bool:
-        """The request is over. Returns whether something may have been charged that should not have been."""
+        """The request is over: nothing more can be said about it. Returns whether something may still have to be put right."""
         self.settlement.is_over = True
-        return bool(self.taken) and (bool(self.settlement.costs) or any(taken.considered.is_by_outcome for taken in self.taken))
+        vars(self).pop("request", None)  # a WSGI environ has this visit in it
+        return self.may_be_wrong
 
-    def settled(self) -> list[tuple[Taken, list[int]]]:
-        """What was taken, and what each of its charges should have been, now that the request is over."""
-        rules: dict[str, Rule] = {}
-        for considered, *_ in self.taken:
-            charges = considered.plan.charges if considered.plan else ()
-            rules |= {charge.key: bound.rule for charge, bound in zip(charges, considered.bounds)}
-        any_has_own_cost = any(rule.has_own_cost for rule in rules.values())
+    def abandon(self) -> None:
+        """Nobody can be asked any more to put anything right, so what was charged stays."""
+        self.taken = ()
 
-        def cost_of(charge: Charge) -> int:
-            rule = rules[charge.key]
-            if rule.charge_if and self.status is not None and not rule.charge_if.counts(self.status):
-                return 0
-            told = self.settlement.costs
-            unnamed = told.get(None, charge.cost) if rule.has_own_cost or not any_has_own_cost else charge.cost
-            return told.get(rule.name, unnamed)
+    @property
+    def may_be_wrong(self) -> bool:
+        """Whether by what is known now something may have been charged that should not have been, or too little."""
+        if self.settlement.has_news or self.refusal is not None or (self.is_by_outcome and self.status != self._settled_by):
+            return bool(self.taken)
+        return False
 
-        return [(taken, [cost_of(charge) for charge in taken.plan.charges]) for taken in self.taken]
+    def wrong(self) -> list[Wrong]:
+        """What was charged otherwise than it should have been, by what is known now. From now on it counts as put right."""
+        self.settlement.has_news = False
+        self._settled_by = self.status
+        bounds = [bound for taken in self.taken for bound in taken.considered.bounds]
+        any_has_own_cost = any(bound.rule.has_own_cost for bound in bounds)
+        wrong, right = [], []
+        for taken in self.taken:
+            costs = self._costs(taken, any_has_own_cost=any_has_own_cost)
+            if costs != [charge.cost for charge in taken.plan.charges]:
+                wrong.append(Wrong(taken, costs))
+                taken = taken.having_cost(costs)  # noqa: PLW2901
+            right.append(taken)
+        self.taken = () if self.refusal is not None else tuple(right)
+        return wrong
+
+    def _costs(self, taken: Taken, *, any_has_own_cost: bool) -> list[int]:
+        """What each charge of what was taken should have been."""
+        if self.refusal is not None:
+            return [0] * len(taken.plan.charges)
+        told, status = self.settlement.costs, self.status
+        considered = taken.considered
+        asked = zip(considered.plan.charges if considered.plan else (), considered.bounds)
+        costs = {}
+        for charge, bound in asked:
+            rule = bound.rule
+            if rule.charge_if and status is not None and not rule.charge_if.counts(status):
+                costs[charge.key] = 0
+            else:
+                unnamed = told.get(None, charge.cost) if rule.has_own_cost or not any_has_own_cost else charge.cost
+                costs[charge.key] = told.get(rule.name, unnamed)
+        return [costs[charge.key] for charge in taken.plan.charges]

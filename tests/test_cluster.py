@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from limitgate import AsyncRedisStore, Limit
+from limitgate.stores.corrections import correction
 from tests.clusters import KINDS, charge, key_on, keys_on, owed, plan, settled, slot_of, tagged, used
 from tests.crowds import ask
 from tests.proxy import in_a_loop
@@ -157,6 +158,18 @@ def test_peek_and_reset_over_slots(door: Door) -> None:
     assert used(door, first, second) == [1, 1]
     door.spend(plan(first, second, verb="reset"))
     assert owed(door, first, second) == [0, 0]
+
+
+def test_what_a_request_turns_out_to_have_cost_is_put_right_on_every_node(door: Door) -> None:
+    """Buckets on several nodes are corrected together, downwards and upwards, and those that were right are left alone."""
+    charges = [charge(key_on(place), "50/day", cost=5) for place in range(3)]
+    asked = plan(*charges)
+    reading = door.spend(asked)
+    door.spend(correction(asked, reading, [0, 9, 5]))
+    assert owed(door, *charges) == pytest.approx([0, 9, 5], abs=0.01)
+    door.spend(correction(asked, reading, [5, 5, 100]))
+    assert owed(door, *charges)[2] == pytest.approx(100, abs=0.01)
+    assert not door.spend(plan(charges[2])).admitted
 
 
 # --- what it costs ----------------------------------------------------------------------------------------------------

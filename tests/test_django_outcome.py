@@ -11,7 +11,9 @@ from django.http import FileResponse, HttpResponse, StreamingHttpResponse
 from django.urls import path
 
 from limitgate import Rule, limit
+from limitgate.visit import VISIT
 from tests.django_app import WAYS, Project
+from tests.outcomes import Watched
 
 Open = Callable[..., Project]
 
@@ -84,3 +86,53 @@ def test_a_stream_is_over_when_it_is_closed(project: Open, kind: str) -> None:
     it = project(path("x", view), path("left", lambda _: HttpResponse()), rules=[Rule("all", "100/day", cost=1)])
     assert it.ask("/x").status_code == 200
     assert left(it) == 93
+
+
+def test_a_stream_is_put_right_at_its_beginning(project: Open) -> None:
+    """A stream whose status does not count keeps nothing from others, however long it takes."""
+    store, seen = Watched(), []
+
+    def view(request: Any) -> StreamingHttpResponse:
+        def chunks() -> Iterator[bytes]:
+            seen.append(store.owed)
+            yield b"some"
+
+        return StreamingHttpResponse(chunks())
+
+    it = project(path("x", view), rules=[Rule("failed", "9/minute", charge_if={"status": [401]})], store=store)
+    assert it.ask("/x").status_code == 200
+    assert seen == [{}]
+    assert store.corrections == 1
+
+
+class Killed(BaseException):
+    """What Django lets pass, like the cancellation of a request whose client has left."""
+
+
+def test_what_was_told_of_a_request_that_is_killed_counts(project: Open) -> None:
+    """Where Django makes no response of it, there is no status, but a cost that was told."""
+    store = Watched()
+
+    def view(request: Any) -> HttpResponse:
+        request.limitgate.settle(7, rule="cost")
+        raise Killed
+
+    rules = [Rule("failed", "9/minute", charge_if={"status": [401]}), Rule("cost", "9/minute")]
+    it = project(path("x", view), rules=rules, store=store)
+    with pytest.raises(Killed):
+        it.ask("/x")
+    assert store.owed == {"failed": 1, "cost": 7}
+
+
+def test_a_request_that_is_over_is_let_go_of(project: Open) -> None:
+    """What stays of a visit in a request does not lead back to it, allowed or refused, so both are freed at once."""
+    seen: list[Any] = []
+
+    def view(request: Any) -> HttpResponse:
+        seen.append(getattr(request, "scope", request.META)[VISIT])
+        return HttpResponse(status=429)
+
+    it = project(path("x", view), rules=[Rule("all", "1/minute")], on_denied=view)
+    assert [it.ask("/x").status_code for _ in range(2)] == [429, 429]
+    assert [visit.decision.allowed for visit in seen] == [True, False]
+    assert not any(hasattr(visit, "request") for visit in seen)

@@ -23,6 +23,7 @@ def test_a_rule_is_what_the_contract_says_by_default() -> None:
     assert (rule.key, rule.tier, rule.cost, rule.on_error) == (("ip",), None, 1, None)
     assert (rule.shadow, rule.exempt) == (False, False)
     assert (rule.lease, rule.windows.lease) == (0, 0)
+    assert (rule.charge_if, rule.per) == (None, "request")
 
 
 @pytest.mark.parametrize(
@@ -125,6 +126,33 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"limits": [{"limit": "5/s", "lease": 5}], "qpm": 9}, "limits"),
     ({"burst": 5}, "burst"),
     ({"Path": "/x"}, "Path"),
+    ({"charge_if": 401}, "charge_if"),
+    ({"charge_if": [401]}, "charge_if"),
+    ({"charge_if": "5xx"}, "charge_if"),
+    ({"charge_if": {}}, "charge_if"),
+    ({"charge_if": {"status": []}}, "charge_if"),
+    ({"charge_if": {"status": [401], "status_not": [500]}}, "charge_if"),
+    ({"charge_if": {"status": 401}}, "charge_if"),
+    ({"charge_if": {"status": None}}, "charge_if"),
+    ({"charge_if": {"status": "4xx"}}, "charge_if"),
+    ({"charge_if": {"status": ["401"]}}, "charge_if"),
+    ({"charge_if": {"status": [True]}}, "charge_if"),
+    ({"charge_if": {"status": [401.0]}}, "charge_if"),
+    ({"charge_if": {"status": [99]}}, "charge_if"),
+    ({"charge_if": {"status": [600]}}, "charge_if"),
+    ({"charge_if": {"status_not": ["6xx"]}}, "charge_if"),
+    ({"charge_if": {"status_not": ["5XX"]}}, "charge_if"),
+    ({"charge_if": {"status_not": [[]]}}, "charge_if"),
+    ({"charge_if": {"state": [401]}}, "charge_if"),
+    ({"charge_if": {"status": [401]}, "lease": 2}, "charge_if"),
+    ({"charge_if": {"status": [401]}, "limits": [{"limit": "5/s", "lease": 5}]}, "charge_if"),
+    ({"charge_if": {"status": [401]}, "per": "message"}, "charge_if"),
+    ({"charge_if": {"status": [401]}, "limits": [], "exempt": True}, "charge_if"),
+    ({"per": "handshake"}, "per"),
+    ({"per": "Message"}, "per"),
+    ({"per": None}, "per"),
+    ({"per": ["message"]}, "per"),
+    ({"per": "message", "limits": [], "exempt": True}, "per"),
 ]
 
 
@@ -170,6 +198,36 @@ def test_a_lease_above_the_burst_says_how_much_is_possible() -> None:
 def test_an_exempt_rule_may_name_a_lease() -> None:
     """Where there are no limits there is nothing to lease from."""
     assert Rule("r", exempt=True, lease=5).windows.lease == 0
+
+
+@pytest.mark.parametrize(
+    ("charge_if", "message"),
+    [
+        ({"state": [401]}, "charge_if.state: unknown field, expected one of status, status_not"),
+        ({"status": ["401"]}, "charge_if.status.0: '401' is no status, expected a number such as 401 or a class such as 5xx"),
+        ({"status": [401, 5]}, "charge_if.status.1: 5 is no status"),
+        ({}, r"charge_if: expected either status or status_not, for example {status: \[401, 403\]}"),
+    ],
+)
+def test_a_mistake_in_what_is_charged_says_where_it_is(charge_if: Any, message: str) -> None:
+    """The message leads to the very place inside of ``charge_if``, and names what is known there."""
+    with pytest.raises(ConfigError, match=f"^rule 'r': {message}"):
+        Rule("r", "5/s", charge_if=charge_if)
+
+
+def test_a_mistake_beside_limits_is_told_with_the_fields_of_a_rule() -> None:
+    """An unknown field of a rule is told with those of a rule, also where there is a ``charge_if``."""
+    with pytest.raises(ConfigError, match=r"expected one of name, limits, .*, charge_if, per"):
+        Rule("r", "5/s", charge_if={"status": [401]}, statsu=[401])
+
+
+def test_what_is_charged_can_be_handed_on() -> None:
+    """One `ChargeIf` may serve several rules."""
+    charge_if = Rule("one", "5/s", charge_if={"status": [401, "5xx"]}).charge_if
+    assert charge_if is not None
+    rule = Rule("two", "5/s", charge_if=charge_if)
+    assert rule.charge_if == charge_if
+    assert [status for status in (200, 401, 403, 500, 599) if charge_if.counts(status)] == [401, 500, 599]
 
 
 @pytest.mark.parametrize("cost", [1.0, "1", None, True, [1]])

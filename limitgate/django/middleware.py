@@ -15,6 +15,7 @@ from limitgate.callers import Caller
 from limitgate.decorators import EVERYTHING, seen_by_gate
 from limitgate.django.options import options
 from limitgate.django.request import DjangoRequest, UserWanted
+from limitgate.exchange import end, settle
 from limitgate.front import open_front
 from limitgate.gate import Gate, Identify
 from limitgate.headers import Refusal
@@ -55,18 +56,25 @@ class LimitGateMiddleware:
         _leave(visit, request)
         if visit is not None and visit.refusal is not None:
             deny = self._deny if visit.refusal.status == 429 else None
-            return _completed(deny(request) if deny else _refusing(visit.refusal, request), visit)
+            refused = deny(request) if deny else _refusing(visit.refusal, request)
+            visit.end()
+            return _completed(refused, visit)
         token = seen_by_gate.set(visit.seen if visit else EVERYTHING)
         try:
             response = self.get_response(request)
+        except BaseException:  # Django makes a 500 of everything else
+            if visit is not None:
+                end(visit)
+            raise
         finally:
             seen_by_gate.reset(token)
         if visit is not None:
             visit.status = response.status_code
             if response.streaming:
-                _when_closed(response, partial(_end, visit))
+                settle(visit)
+                _when_closed(response, partial(end, visit))
             else:
-                _end(visit)
+                end(visit)
         return _completed(response, visit)
 
     async def _acall(self, request: Any) -> Any:
@@ -74,15 +82,25 @@ class LimitGateMiddleware:
         _leave(visit, request)
         if visit is not None and visit.refusal is not None:
             deny = self._deny if visit.refusal.status == 429 else None
-            return _completed(await deny(request) if deny else _refusing(visit.refusal, request), visit)
+            refused = await deny(request) if deny else _refusing(visit.refusal, request)
+            visit.end()
+            return _completed(refused, visit)
         token = seen_by_gate.set(visit.seen if visit else EVERYTHING)
         try:
             response = await self.get_response(request)
+        except GeneratorExit:  # the event loop is gone, and nothing can be awaited any more
+            raise
+        except BaseException:  # Django makes a 500 of everything else; mostly the client has left
+            if visit is not None:
+                await _aend(visit)
+            raise
         finally:
             seen_by_gate.reset(token)
         if visit is not None:
             visit.status = response.status_code
             if response.streaming:
+                if visit.may_be_wrong:
+                    await visit.gate.asettle(visit)
                 _when_closed(response, partial(_end_of_loop, visit))
             else:
                 await _aend(visit)
@@ -142,11 +160,6 @@ def _leave(visit: Visit | None, request: Any) -> None:
         request.scope = {**request.scope, **left}
     else:
         request.META.update(left)
-
-
-def _end(visit: Visit) -> None:
-    if visit.end():
-        visit.gate.settle(visit)
 
 
 async def _aend(visit: Visit) -> None:

@@ -20,7 +20,7 @@ def correction(plan: Plan, reading: Reading, costs: Sequence[int]) -> Plan:
     read = zip(plan.charges, reading.debts, reading.after, costs)
     took = [(charge, debts, cost) for charge, debts, then, cost in read if then is not None]  # what did not fit took nothing
     wrong = [_corrected(charge, debts, reading.now, cost) for charge, debts, cost in took if cost != charge.cost]
-    return Plan(tuple(wrong), "peek")
+    return Plan(tuple([charge for charge in wrong if charge.lease and charge.lease.gives_back]), "peek")
 
 
 def undoing(plan: Plan, reading: Reading) -> Plan:
