@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +14,10 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from limitgate import LimitGate, LimitGateWSGI, RateLimited, Rule, StoreError, limit
+from limitgate import LimitGate, LimitGateWSGI, MemoryStore, RateLimited, Rule, StoreError, limit
 from limitgate.plan import Plan, Reading
 from limitgate.visit import VISIT
-from tests.doors import Reply, Wire, asgi_reply, http_scope, run_wsgi, websocket_scope, wsgi_environ
+from tests.doors import PATIENCE, Reply, Wire, asgi_reply, http_scope, run_wsgi, websocket_scope, wsgi_environ
 from tests.outcomes import END, PLAIN, START, Watched
 
 Ask = Callable[..., Reply]
@@ -466,3 +467,42 @@ def test_what_cannot_be_given_back_stays(open_site: Callable[..., Late], store: 
     assert site.ask().status == 429
     assert store.owed == {"first": 3, "later": 2}
     assert site.app.gate.uncorrected == 1
+
+
+def test_a_request_waits_for_the_store_once_its_timeout(open_site: Callable[..., Late]) -> None:
+    """However many limits are asked for, a request gives the store its ``timeout`` once; then ``on_error`` decides at once."""
+    given: list[float] = []
+
+    class Hanging(MemoryStore):
+        def spend(self, plan: Plan, timeout: float = 0) -> Reading:
+            given.append(timeout)
+            time.sleep(timeout)
+            raise StoreError("too late", "timeout")
+
+        async def aspend(self, plan: Plan, timeout: float = 0) -> Reading:
+            return self.spend(plan, timeout)
+
+    site = open_site(LATE, LATER, store=Hanging(), timeout=0.05)
+    began = time.monotonic()
+    assert site.ask().status == 200
+    assert [decision.degraded for decision in site.decisions] == [True, True]
+    assert given[0] == 0.05
+    assert sum(given) < 0.06
+    assert time.monotonic() - began < PATIENCE
+
+
+def test_a_request_that_has_waited_waits_less(open_site: Callable[..., Late]) -> None:
+    """A limit that is asked for later has what is left of the ``timeout``."""
+    given: list[float] = []
+
+    class Slow(MemoryStore):
+        def spend(self, plan: Plan, timeout: float = 0) -> Reading:
+            given.append(timeout)
+            time.sleep(0.02)
+            return super().spend(plan)
+
+        async def aspend(self, plan: Plan, timeout: float = 0) -> Reading:
+            return self.spend(plan, timeout)
+
+    assert open_site(LATE, store=Slow(), timeout=5).ask().status == 200
+    assert given[0] == 5 > 4.98 >= given[1] > 0
