@@ -39,7 +39,6 @@ class Exchange:
     """Whether the application has nothing to say any more."""
     _has_hung_up = False
     """Whether the application has closed the WebSocket itself."""
-    _client_left = False
 
     def __init__(self, visit: Visit, scope: Scope, receive: Receive, send: Send, *, on_denied: OnDenied | None) -> None:
         self._visit = visit
@@ -55,7 +54,7 @@ class Exchange:
             message = await self._receive()  # it was on its way already when the WebSocket was closed
         kind, messages = message["type"], self._visit.messages
         if kind in _ENDS:
-            self._client_left = True
+            self._visit.client_left = True
         elif messages is not None and kind == "websocket.receive" and not self._has_hung_up:
             refusal = await self._visit.gate.amessage(messages)
             if refusal is not None and not self._has_hung_up:
@@ -72,7 +71,7 @@ class Exchange:
             if visit.refusal is not None:
                 await self.refuse_late()
                 return
-            visit.has_begun, visit.status = True, message.get("status") or _STATUSES[kind]
+            visit.begun(message.get("status") or _STATUSES[kind])
             if visit.fields and kind in _STARTS:
                 message = {**message, "headers": [*(message.get("headers") or ()), *raw(visit.fields)]}
             await self._send(message)
@@ -114,11 +113,6 @@ class Exchange:
         headers = refusal.raw + raw(self._visit.fields)
         await self._send({"type": f"{kind}.start", "status": refusal.status, "headers": headers})
         await self._send({"type": f"{kind}.body", "body": b"" if self._scope.get("method") == "HEAD" else refusal.body})
-
-    def failed(self) -> None:
-        """The application has raised an error, or has not answered at all, maybe only because the client went away."""
-        if not self._client_left:
-            self._visit.failed()
 
     def _sending(self, unless_set: Fields) -> Send:
         """``send`` that adds rate fields to what starts a response, and other fields where there are none yet."""
@@ -194,7 +188,7 @@ def starting(visit: Visit, start_response: StartResponse, unless_set: Fields = [
         present = {name.lower() for name, _ in headers} if unless_set else ()
         missing = [field for field in unless_set if field[0].lower() not in present]
         write = start_response(status, [*headers, *missing, *visit.fields], *exc_info)
-        visit.has_begun, visit.status = True, _code(status)
+        visit.begun(_code(status))
         return write
 
     return start

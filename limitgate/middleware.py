@@ -72,7 +72,7 @@ class LimitGate:
         try:
             await self.app(scope, exchange.receive, exchange.send)
         except Exception as error:
-            exchange.failed()
+            visit.failed()
             if not (await exchange.refuse_late() and isinstance(error, RateLimited)):
                 raise
         except GeneratorExit:  # the event loop is gone, and nothing can be awaited any more
@@ -80,7 +80,7 @@ class LimitGate:
             raise
         else:
             if not visit.has_begun:
-                exchange.failed()
+                visit.failed()
         finally:
             seen_by_gate.reset(token)
             if visit.end():
