@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from contextlib import suppress
 from typing import Any
@@ -39,6 +40,8 @@ class Exchange:
     """Whether the application has nothing to say any more."""
     _has_hung_up = False
     """Whether the application has closed the WebSocket itself."""
+    _weighed: tuple[Message, asyncio.Future[Refusal | None]] | None = None
+    """A message that the application does not have yet, and what becomes of it."""
 
     def __init__(self, visit: Visit, scope: Scope, receive: Receive, send: Send, *, on_denied: OnDenied | None) -> None:
         self._visit = visit
@@ -49,6 +52,8 @@ class Exchange:
 
     async def receive(self) -> Message:
         """The next message from the server."""
+        if self._weighed is not None:  # nobody waited for it to the end
+            return await self._heard(*self._weighed)
         message = await self._receive()
         while self._is_closed and message["type"] == "websocket.receive":
             message = await self._receive()  # it was on its way already when the WebSocket was closed
@@ -56,13 +61,24 @@ class Exchange:
         if kind in _ENDS:
             self._visit.client_left = True
         elif messages is not None and kind == "websocket.receive" and not self._has_hung_up:
-            refusal = await self._visit.gate.amessage(messages)
-            if refusal is not None and not self._has_hung_up:
-                self._is_closed = True
-                with suppress(OSError, RuntimeError):  # it is closed already: the client has left, or did not answer a ping
-                    await self._close(refusal)
-                return {"type": "websocket.disconnect", "code": _TRY_AGAIN_LATER, "reason": refusal.reason}
+            self._weighed = message, self._visit.gate.message(messages)
+            return await self._heard(*self._weighed)
         return message
+
+    async def _heard(self, message: Message, weighing: asyncio.Future[Refusal | None]) -> Message:
+        """A message, once it is known that it may pass, else a disconnect. Who is cancelled meanwhile may ask for it again."""
+        try:
+            refusal = await asyncio.shield(weighing)
+        except Exception:
+            self._weighed = None
+            raise
+        self._weighed = None
+        if refusal is None or self._has_hung_up:
+            return message
+        self._is_closed = True
+        with suppress(OSError, RuntimeError):  # it is closed already: the client has left, or did not answer a ping
+            await self._close(refusal)
+        return {"type": "websocket.disconnect", "code": _TRY_AGAIN_LATER, "reason": refusal.reason}
 
     async def send(self, message: Message) -> None:
         """Pass a message of the application on, if it is to be passed on."""
