@@ -109,7 +109,7 @@ class Exchange:
         refusal = self._visit.refusal
         if refusal is None or self._visit.has_begun:
             return False
-        if not self._is_closed:
+        if not (self._is_closed or self._visit.client_left):
             await self.refuse(refusal)
         return True
 

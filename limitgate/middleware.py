@@ -79,7 +79,7 @@ class LimitGate:
             visit.abandon()
             raise
         else:
-            if not visit.has_begun:
+            if not (visit.has_begun or await exchange.refuse_late()):
                 visit.failed()
         finally:
             seen_by_gate.reset(token)
