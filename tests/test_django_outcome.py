@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -151,3 +153,23 @@ def test_a_request_that_is_over_is_let_go_of(project: Open) -> None:
     assert [it.ask("/x").status_code for _ in range(2)] == [429, 429]
     assert [visit.decision.allowed for visit in seen] == [True, False]
     assert not any(hasattr(visit, "request") for visit in seen)
+
+
+def test_a_stream_that_is_over_is_let_go_of() -> None:
+    """Under WSGI a streaming response is freed as soon as it is closed, as it is without a gate."""
+    made: list[Any] = []
+
+    def view(request: Any) -> StreamingHttpResponse:
+        response = StreamingHttpResponse(iter([b"some"]))
+        made.append(weakref.ref(response))
+        return response
+
+    with WAYS["wsgi"].project(path("x", view), rules=[Rule("all", "9/minute")]):
+        ask = WAYS["wsgi"].handled()
+        gc.collect()
+        gc.disable()
+        try:
+            assert ask("/x") == 200
+            assert made[0]() is None
+        finally:
+            gc.enable()

@@ -192,6 +192,7 @@ def _when_closed(response: Any, end: Callable[[], None]) -> None:
         try:
             close()
         finally:
+            vars(response).pop("close", None)  # nothing of it is to lead back to it
             end()
 
     response.close = close_and_end
