@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from contextlib import suppress
-from typing import Any
+from typing import IO, Any, TypeVar
 
 from limitgate.decorators import seen_by_gate
 from limitgate.headers import Fields, Refusal, raw
 from limitgate.request import Scope
 from limitgate.visit import Visit
 
+T = TypeVar("T")
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -145,6 +146,39 @@ class Exchange:
 
     async def _close(self, refusal: Refusal) -> None:
         await self._send({"type": "websocket.close", "code": _TRY_AGAIN_LATER, "reason": refusal.reason})
+
+
+class Upload:
+    """The body of a WSGI request, with an eye on whether the client breaks it off."""
+
+    def __init__(self, stream: IO[bytes], visit: Visit) -> None:
+        self._stream = stream
+        self._visit = visit
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.readline, b"")
+
+    def read(self, *size: int) -> bytes:
+        """Read as the server's stream does."""
+        return self._noting(self._stream.read, *size)
+
+    def readline(self, *size: int) -> bytes:
+        """Read a line as the server's stream does."""
+        return self._noting(self._stream.readline, *size)
+
+    def readlines(self, *hint: int) -> list[bytes]:
+        """Read lines as the server's stream does."""
+        return self._noting(self._stream.readlines, *hint)
+
+    def _noting(self, read: Callable[..., T], *given: int) -> T:
+        try:
+            return read(*given)
+        except OSError:
+            self._visit.client_left = True
+            raise
 
 
 class Body:

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 from limitgate.callers import Caller
 from limitgate.decision import RateLimited
 from limitgate.decorators import EVERYTHING, Mark, seen_by_gate
-from limitgate.exchange import Body, Exchange, Receive, Send, StartResponse, end, settle, starting
+from limitgate.exchange import Body, Exchange, Receive, Send, StartResponse, Upload, end, settle, starting
 from limitgate.front import Options, open_front
 from limitgate.gate import Identify
 from limitgate.request import ASGIRequest, Request, Scope, WSGIRequest
@@ -124,6 +124,8 @@ class LimitGateWSGI:
             return [] if environ["REQUEST_METHOD"] == "HEAD" else [refusal.body]
         if visit.decision is not None:
             start_response = starting(visit, start_response)
+        if visit.is_by_outcome and "wsgi.input" in environ:
+            environ["wsgi.input"] = Upload(environ["wsgi.input"], visit)
         try:
             chunks = self._run(visit.seen, environ, start_response)
         except BaseException as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import io
 import socket
 import threading
 import time
@@ -335,6 +336,55 @@ def test_a_client_that_goes_before_there_is_a_status_stays_charged(store: Watche
     with pytest.raises(error) if error else contextlib.nullcontext():
         call(gated(app, NEVER, store=store), None, {"type": "http.disconnect"})
     assert store.owed == {"api": 1}
+
+
+READS: dict[str, Callable[[Any], Any]] = {
+    "read": lambda body: body.read(5),
+    "readline": lambda body: body.readline(),
+    "readlines": lambda body: body.readlines(),
+    "iterate": list,
+}
+
+
+@pytest.mark.parametrize("answers", [False, True])
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_a_wsgi_client_that_goes_while_it_sends_stays_charged(store: Watched, read: Any, *, answers: bool) -> None:
+    """That the body breaks off is an error to the application, and would count as a 500."""
+
+    class BrokenOff(io.BytesIO):
+        def read(self, *_: Any) -> bytes:
+            raise ConnectionResetError
+
+        readline = readlines = read  # type: ignore[assignment]
+
+    def app(environ: Any, start_response: Any) -> Any:
+        try:
+            read(environ["wsgi.input"])
+        except OSError:
+            if not answers:
+                raise
+        start_response("500 Internal Server Error", list(PLAIN))
+        return []
+
+    gate = LimitGateWSGI(app, rules=[NEVER], store=store)
+    with contextlib.nullcontext() if answers else pytest.raises(ConnectionResetError):
+        run_wsgi(gate, {**wsgi_environ("/", "POST"), "wsgi.input": BrokenOff()})
+    assert store.owed == {"api": 1}
+
+
+def test_a_wsgi_body_is_read_as_the_server_gives_it(store: Watched) -> None:
+    """With an eye on it, it has what the server's stream has."""
+    seen: list[Any] = []
+
+    def app(environ: Any, start_response: Any) -> Any:
+        body = environ["wsgi.input"]
+        seen.extend([body.read(2), body.readline(), body.tell(), list(body), body.seek(0), body.readlines()])
+        start_response("200 OK", list(PLAIN))
+        return []
+
+    environ = {**wsgi_environ("/", "POST"), "wsgi.input": io.BytesIO(b"one\ntwo\nthree")}
+    LimitGateWSGI(app, rules=[NEVER], store=store)(environ, lambda *_: None)
+    assert seen == [b"on", b"e\n", 4, [b"two\n", b"three"], 0, [b"one\n", b"two\n", b"three"]]
 
 
 def test_a_websocket_client_that_goes_before_it_is_accepted_stays_charged(store: Watched) -> None:
