@@ -81,6 +81,7 @@ class LimitGate:
         else:
             if not visit.has_begun:
                 exchange.failed()
+                await exchange.refuse_late()
         finally:
             seen_by_gate.reset(token)
             if visit.end():
@@ -90,9 +91,10 @@ class LimitGate:
         try:
             await self.app(scope, receive, send)
         finally:
-            if scope["type"] == "lifespan" and self.gate and self._owns_store:
+            if scope["type"] == "lifespan" and self.gate:
                 await self.gate.asettled()
-                await self.gate.store.aclose()
+                if self._owns_store:
+                    await self.gate.store.aclose()
 
 
 class LimitGateWSGI:

@@ -238,6 +238,19 @@ def test_whatever_the_application_says_the_refusal_goes_out(store: Watched, *, h
     assert site.ask(method="HEAD").body == b""
 
 
+@pytest.mark.parametrize("scope", [http_scope(), websocket_scope(extensions={"websocket.http.response": {}})])
+def test_an_application_that_says_nothing_after_a_refusal(store: Watched, scope: Any) -> None:
+    """The refusal goes out where the application leaves it at that."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        visit = scope[VISIT]
+        await visit.gate.afurther(visit, [(Rule("none", "1/minute", cost=lambda _: 2), ())])
+
+    wire = asyncio.run(Wire().call(LimitGate(app, rules=[FIRST], store=store), scope))
+    assert wire.reply().status == 429
+    assert store.owed == {}
+
+
 def test_on_denied_answers_late_refusals_too(store: Watched) -> None:
     """An ``on_denied`` is asked, finds the decision that refused, and gets the rate fields and the wait."""
 

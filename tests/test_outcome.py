@@ -419,8 +419,9 @@ def test_a_request_that_is_thrown_away_with_its_event_loop(store: Watched) -> No
     assert store.owed == {"api": 1}
 
 
-def test_a_stores_end_waits_for_what_is_being_put_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shutdown does not close the store under corrections that nobody waits for any more."""
+@pytest.mark.parametrize("owns_store", [True, False])
+def test_a_shutdown_waits_for_what_is_being_put_right(monkeypatch: pytest.MonkeyPatch, *, owns_store: bool) -> None:
+    """Corrections that nobody waits for any more are made before the store is closed, and before the event loop ends."""
     store = Slow()
     closed = []
     monkeypatch.setattr(store, "aclose", lambda: closed.append(dict(store.owed)) or asyncio.sleep(0))
@@ -433,15 +434,17 @@ def test_a_stores_end_waits_for_what_is_being_put_right(monkeypatch: pytest.Monk
     async def scene() -> None:
         store.may_go_on = asyncio.Event()
         gate = gated(app, NEVER, store=store)
-        gate._owns_store = True
+        gate._owns_store = owns_store
         await cancelled(gate, Wire(), sent=1, times=2)
         end = asyncio.create_task(gate({"type": "lifespan"}, Wire().receive, Wire().send))
         await asyncio.sleep(0)
         store.may_go_on.set()
         await end
 
+        assert store.owed == {}
+
     asyncio.run(scene())
-    assert closed == [{}]
+    assert closed == [{}] * owns_store
 
 
 # --- when it is put right ---------------------------------------------------------------------------------------------
