@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from contextlib import suppress
 from typing import Any
@@ -39,7 +40,8 @@ class Exchange:
     """Whether the application has nothing to say any more."""
     _has_hung_up = False
     """Whether the application has closed the WebSocket itself."""
-    _client_left = False
+    _weighed: tuple[Message, asyncio.Future[Refusal | None]] | None = None
+    """A message that the application does not have yet, and what becomes of it."""
 
     def __init__(self, visit: Visit, scope: Scope, receive: Receive, send: Send, *, on_denied: OnDenied | None) -> None:
         self._visit = visit
@@ -50,20 +52,33 @@ class Exchange:
 
     async def receive(self) -> Message:
         """The next message from the server."""
+        if self._weighed is not None:  # nobody waited for it to the end
+            return await self._heard(*self._weighed)
         message = await self._receive()
         while self._is_closed and message["type"] == "websocket.receive":
             message = await self._receive()  # it was on its way already when the WebSocket was closed
         kind, messages = message["type"], self._visit.messages
         if kind in _ENDS:
-            self._client_left = True
+            self._visit.client_left = True
         elif messages is not None and kind == "websocket.receive" and not self._has_hung_up:
-            refusal = await self._visit.gate.amessage(messages)
-            if refusal is not None and not self._has_hung_up:
-                self._is_closed = True
-                with suppress(OSError, RuntimeError):  # it is closed already: the client has left, or did not answer a ping
-                    await self._close(refusal)
-                return {"type": "websocket.disconnect", "code": _TRY_AGAIN_LATER, "reason": refusal.reason}
+            self._weighed = message, self._visit.gate.message(messages)
+            return await self._heard(*self._weighed)
         return message
+
+    async def _heard(self, message: Message, weighing: asyncio.Future[Refusal | None]) -> Message:
+        """A message, once it is known that it may pass, else a disconnect. Who is cancelled meanwhile may ask for it again."""
+        try:
+            refusal = await asyncio.shield(weighing)
+        except Exception:
+            self._weighed = None
+            raise
+        self._weighed = None
+        if refusal is None or self._has_hung_up:
+            return message
+        self._is_closed = True
+        with suppress(OSError, RuntimeError):  # it is closed already: the client has left, or did not answer a ping
+            await self._close(refusal)
+        return {"type": "websocket.disconnect", "code": _TRY_AGAIN_LATER, "reason": refusal.reason}
 
     async def send(self, message: Message) -> None:
         """Pass a message of the application on, if it is to be passed on."""
@@ -72,7 +87,7 @@ class Exchange:
             if visit.refusal is not None:
                 await self.refuse_late()
                 return
-            visit.has_begun, visit.status = True, message.get("status") or _STATUSES[kind]
+            visit.begun(message.get("status") or _STATUSES[kind])
             if visit.fields and kind in _STARTS:
                 message = {**message, "headers": [*(message.get("headers") or ()), *raw(visit.fields)]}
             await self._send(message)
@@ -94,7 +109,7 @@ class Exchange:
         refusal = self._visit.refusal
         if refusal is None or self._visit.has_begun:
             return False
-        if not self._is_closed:
+        if not (self._is_closed or self._visit.client_left):
             await self.refuse(refusal)
         return True
 
@@ -114,11 +129,6 @@ class Exchange:
         headers = refusal.raw + raw(self._visit.fields)
         await self._send({"type": f"{kind}.start", "status": refusal.status, "headers": headers})
         await self._send({"type": f"{kind}.body", "body": b"" if self._scope.get("method") == "HEAD" else refusal.body})
-
-    def failed(self) -> None:
-        """The application has raised an error, or has not answered at all, maybe only because the client went away."""
-        if not self._client_left:
-            self._visit.failed()
 
     def _sending(self, unless_set: Fields) -> Send:
         """``send`` that adds rate fields to what starts a response, and other fields where there are none yet."""
@@ -194,7 +204,7 @@ def starting(visit: Visit, start_response: StartResponse, unless_set: Fields = [
         present = {name.lower() for name, _ in headers} if unless_set else ()
         missing = [field for field in unless_set if field[0].lower() not in present]
         write = start_response(status, [*headers, *missing, *visit.fields], *exc_info)
-        visit.has_begun, visit.status = True, _code(status)
+        visit.begun(_code(status))
         return write
 
     return start

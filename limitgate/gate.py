@@ -90,7 +90,7 @@ class Gate:
         self._compare_clocks = compare_clocks
         self._fallback = Fallback(on_error, processes)
         self._failing, self._failed = False, 0.0
-        self._under_way: set[asyncio.Future[None]] = set()
+        self._under_way: set[asyncio.Future[Any]] = set()
 
     @property
     def overflowed(self) -> int:
@@ -149,9 +149,9 @@ class Gate:
         await self._agive_back_if_refused(visit)
         return visit.decision
 
-    async def amessage(self, messages: Considered) -> Refusal | None:
-        """Charge a message over a WebSocket; a refusal if it must not pass."""
-        return await self._atake(self._hearing(messages))
+    def message(self, messages: Considered) -> asyncio.Future[Refusal | None]:
+        """Charge a message over a WebSocket, by an `AsyncStore`, even if nobody waits for it; a refusal if it must not pass."""
+        return self._soon(self._hearing(messages))
 
     def settle(self, visit: Visit) -> None:
         """Correct what was charged for a request by its outcome and by what it turned out to cost, as far as that is known."""
@@ -174,10 +174,14 @@ class Gate:
             await asyncio.wait(under_way)
 
     def _correct_soon(self, wrong: Sequence[Wrong]) -> asyncio.Future[None]:
-        correcting = asyncio.ensure_future(self._atake(self._correcting(wrong)))
-        self._under_way.add(correcting)
-        correcting.add_done_callback(self._under_way.discard)
-        return correcting
+        return self._soon(self._correcting(wrong))
+
+    def _soon(self, steps: Steps[T]) -> asyncio.Future[T]:
+        """What comes of some steps, on the running event loop; taken to their end, whoever waits for them."""
+        taking = asyncio.ensure_future(self._atake(steps))
+        self._under_way.add(taking)
+        taking.add_done_callback(self._under_way.discard)
+        return taking
 
     def _take(self, steps: Steps[T]) -> T:
         """What comes of some steps, by a `SyncStore`."""

@@ -85,16 +85,15 @@ class LimitGate:
         try:
             await self.app(scope, exchange.receive, exchange.send)
         except Exception as error:
-            exchange.failed()
+            visit.failed()
             if not (await exchange.refuse_late() and isinstance(error, RateLimited)):
                 raise
         except GeneratorExit:  # the event loop is gone, and nothing can be awaited any more
             visit.abandon()
             raise
         else:
-            if not visit.has_begun:
-                exchange.failed()
-                await exchange.refuse_late()
+            if not (visit.has_begun or await exchange.refuse_late()):
+                visit.failed()
         finally:
             seen_by_gate.reset(token)
             if visit.end():

@@ -52,8 +52,10 @@ class Visit:
     """What each message over a WebSocket is to be charged, None for nothing."""
     has_begun = False
     """Whether a response has begun, so that it is too late to refuse."""
+    client_left = False
+    """Whether the client is known to have hung up; what is answered then is no outcome."""
     status: int | None = None
-    """That of the response, None as long as there is none."""
+    """That of the response, None as long as there is none, or none that the client waited for."""
     taken: tuple[Taken, ...] = ()
     """What was taken for it so far."""
     is_by_outcome = False
@@ -76,9 +78,13 @@ class Visit:
         """Rate fields for whatever response is sent."""
         self.settlement = Settlement()
 
+    def begun(self, status: int | None) -> None:
+        """A response has begun with this status, None if it is none."""
+        self.has_begun, self.status = True, None if self.client_left else status
+
     def failed(self) -> None:
-        """The application has raised an error: the response is a 500 if there is none yet."""
-        if not self.has_begun:
+        """The application has raised an error: the response is a 500 if there is none yet, and somebody to send it to."""
+        if not (self.has_begun or self.client_left):
             self.status = 500
 
     def end(self) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.http import FileResponse, HttpResponse, StreamingHttpResponse
+from django.http import FileResponse, HttpResponse, StreamingHttpResponse, UnreadablePostError
 from django.urls import path
 
 from limitgate import Rule, limit
@@ -51,6 +53,21 @@ def test_what_the_server_broke_costs_nothing(project: Open) -> None:
     """An error in a view is a 500, and may be left out."""
     it = project(path("<int:status>", answer), rules=[Rule("all", "2/minute", charge_if={"status_not": ["5xx"]})])
     assert statuses(it, 500, 500, 500, 503, 200, 500, 200, 200) == [500, 500, 500, 503, 200, 500, 200, 429]
+
+
+@pytest.mark.parametrize("options", [{}, {"enabled": False}])
+def test_a_client_that_leaves_while_it_sends_stays_charged(project: Open, options: dict[str, Any]) -> None:
+    """Django makes a 500 of a body that breaks off, but hanging up is no way to be charged nothing."""
+    store = Watched()
+
+    def view(request: Any) -> HttpResponse:
+        raise UnreadablePostError("the client is gone")
+
+    rules = [Rule("all", "9/minute", charge_if={"status_not": ["5xx"]})]
+    it = project(path("x", view), rules=rules, store=store, **options)
+    it.client.raise_request_exception = False
+    assert it.ask("/x").status_code == 500
+    assert store.owed == ({} if options else {"all": 1})
 
 
 def test_settling(project: Open) -> None:
@@ -136,3 +153,23 @@ def test_a_request_that_is_over_is_let_go_of(project: Open) -> None:
     assert [it.ask("/x").status_code for _ in range(2)] == [429, 429]
     assert [visit.decision.allowed for visit in seen] == [True, False]
     assert not any(hasattr(visit, "request") for visit in seen)
+
+
+def test_a_stream_that_is_over_is_let_go_of() -> None:
+    """Under WSGI a streaming response is freed as soon as it is closed, as it is without a gate."""
+    made: list[Any] = []
+
+    def view(request: Any) -> StreamingHttpResponse:
+        response = StreamingHttpResponse(iter([b"some"]))
+        made.append(weakref.ref(response))
+        return response
+
+    with WAYS["wsgi"].project(path("x", view), rules=[Rule("all", "9/minute")]):
+        ask = WAYS["wsgi"].handled()
+        gc.collect()
+        gc.disable()
+        try:
+            assert ask("/x") == 200
+            assert made[0]() is None
+        finally:
+            gc.enable()

@@ -238,16 +238,26 @@ def test_whatever_the_application_says_the_refusal_goes_out(store: Watched, *, h
     assert site.ask(method="HEAD").body == b""
 
 
-@pytest.mark.parametrize("scope", [http_scope(), websocket_scope(extensions={"websocket.http.response": {}})])
-def test_an_application_that_says_nothing_after_a_refusal(store: Watched, scope: Any) -> None:
-    """The refusal goes out where the application leaves it at that."""
+@pytest.mark.parametrize(
+    ("scope", "incoming", "sent"),
+    [
+        (http_scope(), [], ["http.response.start", "http.response.body"]),
+        (websocket_scope(), [{"type": "websocket.connect"}], ["websocket.close"]),
+        (websocket_scope(), [{"type": "websocket.disconnect", "code": 1006}], []),
+    ],
+)
+def test_the_refusal_goes_out_where_the_application_says_nothing(store: Watched, scope: Any, incoming: Any, sent: Any) -> None:
+    """An application may return without an answer once it is refused; only to a client that has left nothing is sent."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         visit = scope[VISIT]
+        if incoming:
+            await receive()
         await visit.gate.afurther(visit, [(Rule("none", "1/minute", cost=lambda _: 2), ())])
 
-    wire = asyncio.run(Wire().call(LimitGate(app, rules=[FIRST], store=store), scope))
-    assert wire.reply().status == 429
+    wire = Wire(*incoming)
+    asyncio.run(wire.call(LimitGate(app, rules=[FIRST], store=store), scope))
+    assert wire.types == sent
     assert store.owed == {}
 
 

@@ -278,6 +278,50 @@ def test_a_server_that_has_closed_already(store: Watched, error: Exception) -> N
     assert seen == ["websocket.disconnect"]
 
 
+def test_who_stops_waiting_for_a_message_finds_it_when_asking_again() -> None:
+    """Servers keep a message that nobody waits for any more, and so does the gate; it is charged once."""
+
+    async def scene() -> tuple[list[str], int]:
+        store, heard_of = Slow(), []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "websocket.accept"})
+            for _ in range(3):
+                receiving = asyncio.create_task(receive())
+                await store.asked.wait()
+                receiving.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await receiving
+            store.may_go_on.set()
+            while (message := await receive())["type"] == "websocket.receive":
+                heard_of.append(message["text"])
+
+        await Wire(text(0), text(1), GONE).call(gated(app, MESSAGES, store=store), websocket_scope())
+        return heard_of, len(store.plans)
+
+    assert asyncio.run(scene()) == (["0", "1"], 2)
+
+
+def test_a_store_that_raises_something_else(store: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is raised to the application for each message that the store was asked about, and no more often."""
+    seen: list[str] = []
+
+    async def broken(*_: Any) -> Reading:
+        raise LookupError("the store's own")
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        for _ in range(2):
+            with pytest.raises(LookupError):
+                await receive()
+        seen.append((await receive())["type"])
+
+    monkeypatch.setattr(store, "aspend", broken)
+    connected(gated(app, MESSAGES, store=store), 2)
+    assert seen == ["websocket.disconnect"]
+
+
 def test_a_connection_that_is_cancelled_while_the_store_is_asked() -> None:
     """Cancellation reaches the application, and nothing is sent."""
 

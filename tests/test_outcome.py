@@ -306,13 +306,29 @@ async def fails_without_its_client(scope: Any, receive: Any, send: Any) -> None:
         raise LookupError
 
 
+async def reads_the_body(request: Request) -> PlainTextResponse:
+    return PlainTextResponse(await request.body())
+
+
+async def answers_without_its_client(scope: Any, receive: Any, send: Any) -> None:
+    await receive()
+    await send({**START, "status": 500})
+    await send(END)
+
+
 async def gives_up_without_its_client(scope: Any, receive: Any, send: Any) -> None:
     await receive()
 
 
 @pytest.mark.parametrize(
     ("app", "error"),
-    [(reads_its_body, ClientDisconnect), (fails_without_its_client, LookupError), (gives_up_without_its_client, None)],
+    [
+        (reads_its_body, ClientDisconnect),
+        (fails_without_its_client, LookupError),
+        (Starlette(routes=[Route("/", reads_the_body)]), ClientDisconnect),
+        (answers_without_its_client, None),
+        (gives_up_without_its_client, None),
+    ],
 )
 def test_a_client_that_goes_before_there_is_a_status_stays_charged(store: Watched, app: Any, error: Any) -> None:
     """Hanging up is no way to be charged nothing, whatever the application makes of it."""

@@ -9,7 +9,7 @@ from inspect import isawaitable
 from typing import Any
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
-from django.http import HttpResponse
+from django.http import HttpResponse, UnreadablePostError
 
 from limitgate.callers import Caller
 from limitgate.decorators import EVERYTHING, seen_by_gate
@@ -69,13 +69,19 @@ class LimitGateMiddleware:
         finally:
             seen_by_gate.reset(token)
         if visit is not None:
-            visit.status = response.status_code
+            visit.begun(response.status_code)
             if response.streaming:
                 settle(visit)
                 _when_closed(response, partial(end, visit))
             else:
                 end(visit)
         return _completed(response, visit)
+
+    def process_exception(self, request: Any, exception: Exception) -> None:
+        """A view has raised an error, for Django to answer; maybe only because the client went away while it sent."""
+        visit: Visit | None = getattr(request, "scope", request.META).get(VISIT)
+        if visit is not None and isinstance(exception, UnreadablePostError):
+            visit.client_left = True
 
     async def _acall(self, request: Any) -> Any:
         visit = await _weighed(self.gate, self._seen(request)) if self.gate else None
@@ -97,7 +103,7 @@ class LimitGateMiddleware:
         finally:
             seen_by_gate.reset(token)
         if visit is not None:
-            visit.status = response.status_code
+            visit.begun(response.status_code)
             if response.streaming:
                 if visit.may_be_wrong:
                     await visit.gate.asettle(visit)
@@ -186,6 +192,7 @@ def _when_closed(response: Any, end: Callable[[], None]) -> None:
         try:
             close()
         finally:
+            vars(response).pop("close", None)  # nothing of it is to lead back to it
             end()
 
     response.close = close_and_end
