@@ -136,9 +136,10 @@ class Decision(_Fields):
     def settle(self, cost: int, rule: str | None = None) -> None:
         """Say what a request really cost, once that is known: tokens of a language model, bytes sent.
 
-        When the response is over, the buckets are corrected up or down, as if this had been charged in the first place; what
-        does not fit is owed. Without ``rule`` it is the cost of the rules that have a ``cost`` of their own, or of all if none
-        has. Said again, the last word counts. May be called from any thread.
+        When the response is over, the buckets are corrected: what was charged too much is given back as if it had not been
+        charged, what was charged too little is owed from then on, whether it fits or not. Without ``rule`` it is the cost of
+        the rules that have a ``cost`` of their own, or of all if none has. Said again, the last word counts. May be called
+        from any thread.
 
         Raises `TypeError` or `ValueError` for what is no cost, `ValueError` for a rule that took no part, and `RuntimeError`
         where no request is under way, as its response is over already or the decision comes from a Limiter.

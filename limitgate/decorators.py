@@ -215,8 +215,8 @@ def without_a_gate(rule: Rule) -> None:
     if _enabled():
         raise ConfigError(
             f"{rule.name} is limited, but no LimitGate has seen this request for it; expected "
-            "app.add_middleware(LimitGate, rules=...) or LimitGateWSGI around the application that routes to it, in Django "
-            "'limitgate.django.LimitGateMiddleware' in MIDDLEWARE"
+            "app.add_middleware(LimitGate, rules=...) or LimitGateWSGI around the application that routes to it, in Flask "
+            "limitgate.flask.LimitGate(app), in Django 'limitgate.django.LimitGateMiddleware' in MIDDLEWARE"
         )
 
 

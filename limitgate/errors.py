@@ -14,6 +14,17 @@ _SHOULD = re.compile(r"\A\w+ should (be|have|match) ")
 """How pydantic says what it expected."""
 _EXPECTED = {"be": "expected ", "have": "expected something with ", "match": "expected something that matches "}
 
+_IN_WORDS = {
+    "tuple_type": "expected a list",
+    "frozen_set_type": "expected a list",
+    "list_type": "expected a list",
+    "string_type": "expected text",
+    "string_pattern_mismatch": "expected 1 to 64 letters, digits, '.', '_' or '-' (a rule's name stands before its limits)",
+    "model_type": "expected a mapping, for example {status: [401, 403]}",
+    "model_attributes_type": "expected a mapping, for example {status: [401, 403]}",
+}
+"""What some of pydantic's errors mean to people: the only model within a model is `ChargeIf`, the only pattern is a name's."""
+
 _SECRETS = frozenset({"api_key", "callers", "header", "secret", "store"})
 """Fields whose values are never repeated, nor anything in them."""
 
@@ -48,7 +59,9 @@ class ConfigError(LimitGateError, ValueError):
             message = "missing, expected a value"
         elif first["type"] != "value_error":
             message = _SHOULD.sub(lambda found: _EXPECTED[found[1]], message, count=1)
-            message = message if message.startswith("expected") else f"expected otherwise: {message}"
+            message = _IN_WORDS.get(first["type"]) or (
+                message if message.startswith("expected") else f"expected otherwise: {message}"
+            )
             if not isinstance(first["input"], dict) and not _SECRETS.intersection(field):
                 message += f", not {first['input']!r:.80}"
         return cls(f"{what}: {'.'.join(map(str, field)) or 'all'}: {message}", field, message)

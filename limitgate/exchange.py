@@ -92,7 +92,7 @@ class Exchange:
             if visit.fields and kind in _STARTS:
                 message = {**message, "headers": [*(message.get("headers") or ()), *raw(visit.fields)]}
             await self._send(message)
-            if visit.may_be_wrong:  # a response may take long
+            if visit.is_by_outcome and visit.may_be_wrong:  # a response may take long
                 await visit.gate.asettle(visit)
             return
         if self._is_closed:

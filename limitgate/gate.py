@@ -170,7 +170,7 @@ class Gate:
     async def asettled(self) -> None:
         """Wait until everything in this event loop has been settled that nobody waits for any more."""
         here = asyncio.get_running_loop()
-        if under_way := [each for each in self._under_way if each.get_loop() is here]:
+        if under_way := [each for each in list(self._under_way) if each.get_loop() is here]:
             await asyncio.wait(under_way)
 
     def _correct_soon(self, wrong: Sequence[Wrong]) -> asyncio.Future[None]:

@@ -94,9 +94,8 @@ def told_apart(value: object, name: str) -> str | None:
         return str(value)
     identity = _identity_of(value)
     if identity is None and value is not None and getattr(value, "is_authenticated", True):
-        raise TypeError(
-            f"key part {name} gave a {type(value).__name__}, expected text, a number, a UUID or an object with an id"
-        )
+        expected = "text, a number, a UUID, or an object with identity, id, pk or username"
+        raise TypeError(f"key part {name} gave a {type(value).__name__}, expected {expected}")
     return identity
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import sys
 from collections.abc import Awaitable, Callable, Container, Iterable
 from types import GeneratorType
@@ -10,6 +12,7 @@ from typing import Any, Unpack
 from limitgate.callers import Caller
 from limitgate.decision import RateLimited
 from limitgate.decorators import EVERYTHING, Mark, seen_by_gate
+from limitgate.errors import ConfigError
 from limitgate.exchange import Body, Exchange, Receive, Send, StartResponse, Upload, end, settle, starting
 from limitgate.front import Options, open_front
 from limitgate.gate import Identify
@@ -18,6 +21,8 @@ from limitgate.routes.flask import wsgi_routes
 from limitgate.routes.starlette import asgi_routes
 from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store
 from limitgate.visit import VISIT, Visit
+
+log = logging.getLogger("limitgate")
 
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 WSGIApp = Callable[[dict[str, Any], Any], Iterable[bytes]]
@@ -34,7 +39,15 @@ class LimitGate:
 
     def __init__(self, app: ASGIApp, **options: Unpack[ASGIOptions]) -> None:
         self.app = app
-        self.gate, self._on_denied, self._owns_store = open_front(asgi_routes(app), open_store, **options)
+        if hasattr(getattr(app, "__self__", app), "wsgi_app"):
+            raise ConfigError(
+                "this is a Flask application, expected limitgate.flask.LimitGate(app), or LimitGateWSGI around it"
+            )
+        try:
+            self.gate, self._on_denied, self._owns_store = open_front(asgi_routes(app), open_store, **options)
+        except (ConfigError, TypeError) as error:
+            _tell_server(error)
+            raise
         if "fastapi" in sys.modules:
             import limitgate.fastapi  # noqa: F401, PLC0415 - so that its OpenAPI document has the limits in it
 
@@ -90,9 +103,19 @@ class LimitGate:
         try:
             await self.app(scope, receive, send)
         finally:
-            if scope["type"] == "lifespan" and self.gate and self._owns_store:
+            if scope["type"] == "lifespan" and self.gate:
                 await self.gate.asettled()
-                await self.gate.store.aclose()
+                if self._owns_store:
+                    await self.gate.store.aclose()
+
+
+def _tell_server(error: Exception) -> None:
+    """Log a mistake where a server builds the middleware: most of them go on after an error in that moment, in silence."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    log.critical("LimitGate cannot be set up, so every request fails: %s", error)
 
 
 class LimitGateWSGI:

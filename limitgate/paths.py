@@ -66,6 +66,8 @@ def segments(pattern: str) -> tuple[str, ...]:
             found.append(REST)
         elif _PLACEHOLDER.fullmatch(part):
             found.append(ANY)
+        elif "<" in part and ">" in part:
+            raise ConfigError(f"path {pattern!r} has the segment {part!r}, expected {{name}} where any segment may stand")
         elif part in ("", ".", "..") or re.search(r"[{}*;?#]", part) or _CONTROLS.search(part):
             raise ConfigError(f"path {pattern!r} has the segment {part!r} that no request can match, {_EXPECTED}")
         else:

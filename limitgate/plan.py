@@ -24,7 +24,7 @@ class Lease(NamedTuple):
     """What is taken from a bucket in advance, and what is put back of what was taken before.
 
     What was taken drains in the bucket like everything else. So the later it is put back the less is left of it, but for
-    the time in which the bucket had other debts to drain. What should have been taken would have drained just so.
+    the time in which the bucket had other debts to drain. What is taken on top drains by the same rule.
     """
 
     most: int

@@ -19,7 +19,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
-from limitgate import LimitGate, MemoryStore, Rule
+from limitgate import ConfigError, LimitGate, MemoryStore, Rule
 from limitgate.errors import StoreError
 from tests.clock import Clock
 from tests.doors import ASGISite, Wire, asgi_reply, asgi_through_httpx, handshake, http_scope, websocket_scope
@@ -684,3 +684,20 @@ def test_on_denied_is_not_asked_about_a_websocket() -> None:
     """A handshake is refused by the gate itself, since ``on_denied`` speaks HTTP."""
     gate = gated(accepting, Rule("api", "1/minute"), on_denied=PlainTextResponse("slow down", status_code=420))
     assert [asyncio.run(handshake(gate)).status for _ in range(2)] == [101, 429]
+
+
+def test_a_mistake_is_told_to_servers_that_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    """Where a server builds the middleware, and might go on in silence after an error in that, the mistake is logged."""
+
+    async def start() -> None:
+        with pytest.raises(ConfigError, match="rules are missing"):
+            LimitGate(sending(START, END))
+
+    asyncio.run(start())
+    assert [(record.levelname, record.getMessage().partition(":")[0]) for record in caplog.records] == [
+        ("CRITICAL", "LimitGate cannot be set up, so every request fails")
+    ]
+    caplog.clear()
+    with pytest.raises(ConfigError):
+        LimitGate(sending(START, END))
+    assert not caplog.records

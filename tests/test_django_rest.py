@@ -217,3 +217,19 @@ def test_waiting_is_enough(way: Way) -> None:
         assert statuses(it, *[("/x", "ann")] * 2) == [200, 200]
         clock.now += int(ask(it)["Retry-After"]) * 1_000_000
         assert ask(it).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [
+        ({"limits": ("2/minute",), "on_eror": "closed"}, "unknown attribute 'on_eror', expected some of limits, key"),
+        ({"rate": "2/minute"}, "unknown attribute 'rate'"),
+        ({"limits": "2/minute"}, "limits or key is text"),
+        ({"limits": ("2/minute",), "key": "user"}, "limits or key is text"),
+    ],
+)
+def test_a_slip_is_no_silent_default(attributes: dict[str, Any], expected: str) -> None:
+    """What a throttle does not know is a mistake, told where the class is defined; helpers of one's own begin with ``_``."""
+    with pytest.raises(ConfigError, match=expected):
+        type("Wrong", (Throttle,), attributes)
+    type("Right", (Throttle,), {"limits": ("2/minute",), "_mine": 1, "wait": Throttle.wait, "helper": property(str)})

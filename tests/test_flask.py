@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import types
 from collections.abc import Callable, Iterable
@@ -16,6 +17,7 @@ from werkzeug.middleware.proxy_fix import ProxyFix
 from werkzeug.routing import BaseConverter
 from werkzeug.test import TestResponse
 
+import limitgate
 from limitgate import Caller, ConfigError, LimitGateWSGI, MemoryStore, Request, Rule, RuleSet, Settings, exempt, limit
 from limitgate.flask import LimitGate
 from tests.clock import Clock
@@ -560,3 +562,28 @@ def test_on_a_threaded_server() -> None:
             assert replies[2].json()["violated-policies"] == ["stream"]
             assert [reply.headers["x-ratelimit-remaining"] for reply in replies] == ["1", "0", "0"]
     assert found == {"ann": [200, 200, 429], "bob": [200, 200, 429]}
+
+
+def test_the_other_limitgate_is_not_taken_for_this_one() -> None:
+    """The ASGI middleware of the same name says what to use where it gets a Flask application."""
+    app = flask.Flask(__name__)
+    for wrong in (app, app.wsgi_app):
+        with pytest.raises(ConfigError, match=r"limitgate\.flask\.LimitGate"):
+            limitgate.LimitGate(wrong, rules=[])
+
+
+def test_a_limit_above_the_route_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Where ``@limit`` stands above the route's decorator it applies, and a warning says so."""
+    app = flask.Flask(__name__)
+    LimitGate(app, rules=[])
+
+    @limit("1/minute")
+    @app.get("/above-the-route")
+    def view() -> str:
+        return "hello"
+
+    with caplog.at_level(logging.WARNING, "limitgate"):
+        assert [app.test_client().get("/above-the-route").status_code for _ in range(2)] == [200, 429]
+    assert [record.getMessage().partition(";")[0] for record in caplog.records] == [
+        "LG012 @limit stands above the route decorator of /above-the-route"
+    ]

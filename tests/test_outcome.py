@@ -485,8 +485,9 @@ def test_a_request_that_is_thrown_away_with_its_event_loop(store: Watched) -> No
     assert store.owed == {"api": 1}
 
 
-def test_a_stores_end_waits_for_what_is_being_put_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shutdown does not close the store under corrections that nobody waits for any more."""
+@pytest.mark.parametrize("owns_store", [True, False])
+def test_a_shutdown_waits_for_what_is_being_put_right(monkeypatch: pytest.MonkeyPatch, *, owns_store: bool) -> None:
+    """Corrections that nobody waits for any more are made before the store is closed, and before the event loop ends."""
     store = Slow()
     closed = []
     monkeypatch.setattr(store, "aclose", lambda: closed.append(dict(store.owed)) or asyncio.sleep(0))
@@ -499,15 +500,17 @@ def test_a_stores_end_waits_for_what_is_being_put_right(monkeypatch: pytest.Monk
     async def scene() -> None:
         store.may_go_on = asyncio.Event()
         gate = gated(app, NEVER, store=store)
-        gate._owns_store = True
+        gate._owns_store = owns_store
         await cancelled(gate, Wire(), sent=1, times=2)
         end = asyncio.create_task(gate({"type": "lifespan"}, Wire().receive, Wire().send))
         await asyncio.sleep(0)
         store.may_go_on.set()
         await end
 
+        assert store.owed == {}
+
     asyncio.run(scene())
-    assert closed == [{}]
+    assert closed == [{}] * owns_store
 
 
 # --- when it is put right ---------------------------------------------------------------------------------------------
@@ -883,13 +886,38 @@ def test_a_cost_that_is_known_afterwards(site: Open, rules: list[Rule], told: st
     assert it.store.corrections <= 1
 
 
-def test_a_settlement_is_as_if_the_cost_had_been_known(site: Open) -> None:
-    """However long a request takes, its bucket then owes what it would owe if the cost had been charged when it came."""
+def test_what_was_too_much_was_never_charged(site: Open) -> None:
+    """However long a request takes, its bucket then owes what it would owe if the lower cost had been charged when it came."""
     it = site(Rule("tokens", "60/minute", cost=lambda _: 30))
     it.ask("/?wait=10&settle=20")
     assert it.store.owed == {"tokens": 10}
     it.ask("/?wait=5&settle=25")
     assert it.store.owed == {"tokens": 30}
+
+
+def test_a_crowd_that_costs_more_than_it_seemed_is_charged_all_of_it(store: Watched) -> None:
+    """Of responses that take their time together, each is charged what it turned out to cost on top of its estimate."""
+
+    async def scene() -> None:
+        known = asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await known.wait()
+            scope["limitgate"].settle(1000)
+            await send(START)
+            await send(END)
+
+        gate = gated(app, Rule("tokens", "10000/minute", cost=1), store=store)
+        crowd = [asyncio.create_task(asgi_reply(gate)) for _ in range(100)]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        store.clock.advance(30)
+        known.set()
+        await asyncio.gather(*crowd)
+        assert (await asgi_reply(gate)).status == 429
+
+    asyncio.run(scene())
+    assert store.owed == {"tokens": 99_900}
 
 
 def test_what_does_not_fit_is_owed(site: Open) -> None:
@@ -988,7 +1016,7 @@ def test_settling_from_anywhere(store: Watched) -> None:
 
     gate = gated(Starlette(routes=[Route("/", endpoint)]), REQUESTS, store=store)
     asyncio.run(asgi_reply(gate))
-    assert steps == [{"requests": 2}, {"requests": 3}]
+    assert steps == [{"requests": 1}, {"requests": 3}]
     assert store.owed == {"requests": 4}
 
 

@@ -377,3 +377,22 @@ def test_a_rule_of_no_tier_is_of_the_default_tier() -> None:
     """Leaving the tier out and writing default are the same, so one name cannot be in both."""
     with pytest.raises(ConfigError, match="twice"):
         RuleSet([Rule("a", "1/s"), Rule("a", "2/s", tier="default")])
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"key": "ip"}, "key: expected a list, not 'ip'"),
+        ({"methods": "POST"}, "methods: expected a list, not 'POST'"),
+        ({"key": [{"header": "x"}]}, "key.0: expected text"),
+        ({"charge_if": [401]}, r"charge_if: expected a mapping, for example \{status: \[401, 403\]\}, not \[401\]"),
+        ({"charge_if": {"status": 401}}, "charge_if.status: expected a list, not 401"),
+        ({"path": "/items/<int:id>"}, r"path: .*'<int:id>', expected \{name\} where any segment may stand"),
+        ({"name": "3/minute"}, "name: expected 1 to 64 letters.*a rule's name stands before its limits.*not '3/minute'"),
+    ],
+    ids=str,
+)
+def test_what_was_expected_is_said_in_plain_words(options: dict[str, Any], expected: str) -> None:
+    """Mistakes that are easily made are answered with what to write, not with the names of Python's types."""
+    with pytest.raises(ConfigError, match=expected):
+        Rule(**{"name": "a", "qpm": 5, **options})

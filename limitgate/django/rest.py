@@ -12,6 +12,7 @@ from rest_framework.throttling import BaseThrottle
 
 from limitgate.decision import Decision
 from limitgate.decorators import place_named, without_a_gate
+from limitgate.errors import ConfigError
 from limitgate.keys import told_apart
 from limitgate.limits import Limit
 from limitgate.rules import ChargeIf, Cost, OnError, Rule, RuleOptions
@@ -20,6 +21,8 @@ from limitgate.visit import VISIT, Visit
 
 _NOT_THERE = object()
 _USER = "user"
+_OPTIONS = ("limits", "key", "name", "methods", "cost", "on_error", "shadow", "charge_if")
+"""What a class that derives from `Throttle` may set."""
 
 
 class Unavailable(APIException):  # type: ignore[misc]  # REST framework is not typed
@@ -59,6 +62,11 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
+        for name, value in vars(cls).items():
+            if not (name.startswith("_") or name in _OPTIONS or callable(value) or hasattr(value, "__get__")):
+                raise ConfigError(f"{cls.__qualname__}: unknown attribute {name!r}, expected some of {', '.join(_OPTIONS)}")
+        if isinstance(cls.limits, str) or isinstance(cls.key, str):
+            raise ConfigError(f"{cls.__qualname__}: limits or key is text, expected a tuple such as ('10/minute',)")
         if cls.limits:
             cls._asks_user = _USER in cls.key
             options: RuleOptions = {"methods": cls.methods, "on_error": cls.on_error, "shadow": cls.shadow}

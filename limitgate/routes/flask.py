@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from limitgate.decorators import effective, has_marks, marks_of, note_routed
+from limitgate.diagnosis import Diagnosis
 from limitgate.request import Request, WSGIRequest
 from limitgate.routes import NoRoutes, Route, Routes
 
@@ -25,6 +26,10 @@ class FlaskRoutes:
             self._views = dict(views)
             for view in self._views.values():
                 note_routed(view)
+            for rule in self._app.url_map.iter_rules():
+                view = self._views.get(rule.endpoint)
+                if effective(view) is not view:
+                    Diagnosis.LIMIT_ABOVE_ROUTE.log(rule.rule)
             self._decorated = any(has_marks(view) or has_marks(effective(view)) for view in self._views.values())
         return self._decorated
 

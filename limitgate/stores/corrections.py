@@ -1,16 +1,21 @@
 """What puts buckets right when a request turns out to have cost something else than it was charged, or nothing.
 
-Afterwards a bucket is as if the other cost had been charged at the time:
+What was charged too much is given back, and then a bucket is as if it had not been charged:
 
     the difference, less what of it drained meanwhile; and as long as the bucket had older debts to drain, that is nothing
 
-That is exact, to the microsecond, while nobody else uses the bucket, and for one that owes more than drained meanwhile. Pure.
+That is exact, to the microsecond, while nobody else uses the bucket, and for one that owes more than drained meanwhile.
+
+What was charged too little is owed from now on. In a bucket that ran empty meanwhile some of it would have drained; but the
+bucket does not know of how many requests, and if each that was under way counted on the same time, together they would be
+charged next to nothing. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from limitgate.limits import MAX_OWED_US
 from limitgate.plan import Charge, Lease, Plan, Reading
 from limitgate.stores.leases import SPARE
 
@@ -29,12 +34,14 @@ def undoing(plan: Plan, reading: Reading) -> Plan:
 
 
 def _corrected(charge: Charge, debts: Sequence[int], now: int, cost: int) -> Charge:
-    windows, least = charge.windows, min(charge.cost, cost)
+    windows = charge.windows
     back = [(charge.cost - cost) * weight for weight in windows.weights]
-    if windows.lease and cost < charge.cost:  # it may come out of what was taken in advance, up to so long ago
+    if cost > charge.cost:
+        back = [max(ticks, -limit.ceiling) for ticks, limit in zip(back, windows.limits)]
+        grace = [MAX_OWED_US] * len(back)
+    elif windows.lease:  # it may come out of what was taken in advance, up to so long ago
         back = [max(0, ticks - SPARE * count) for ticks, count in zip(back, windows.counts)]
         grace = [0] * len(back)
     else:
-        back = [max(ticks, -limit.ceiling) for ticks, limit in zip(back, windows.limits)]
-        grace = [(debt + least * weight) // count for debt, weight, count in zip(debts, windows.weights, windows.counts)]
+        grace = [(debt + cost * weight) // count for debt, weight, count in zip(debts, windows.weights, windows.counts)]
     return Charge(charge.key, windows, 0, binding=False, rule=charge.rule, lease=Lease(0, now, back, grace))
