@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from django.core.checks import run_checks
-from django.test import override_settings
+from django.test import Client, override_settings
 from django.urls import path
 
 import limitgate.django.checks
-from limitgate import MemoryStore
+from limitgate import Limiter, MemoryStore
 from tests.clock import Clock
 from tests.django_app import AUTHENTICATION, SESSIONS, WAYS, Project, hello
 
@@ -104,6 +104,17 @@ def test_decorators() -> None:
         assert not any("X-RateLimit-Limit" in it.ask(url) for url in ("/login", "/health"))
 
 
+def test_logins_by_account() -> None:
+    """Each account has its logins, and who has used them up is told when to come back."""
+    shown = block("# logins.py")
+    shown["limiter"] = Limiter(MemoryStore(Clock()))
+    with WAYS["wsgi"].project(path("login", shown["login"])):
+        client = Client()
+        replies = [client.post("/login", {"user": user}) for user in ("ann", "Ann", "ann", "ANN", "ann", "ann", "bob")]
+    assert [reply.status_code for reply in replies] == [200] * 5 + [429, 200]
+    assert replies[5]["Retry-After"] == "12"
+
+
 def test_on_denied() -> None:
     """The view answers whoever is refused."""
     shown = block("def too_many")
@@ -120,7 +131,7 @@ def test_switching_off_in_tests() -> None:
 
 def test_every_block_is_tested() -> None:
     """There is no block that none of these tests is about."""
-    assert len(BLOCKS) == 8
+    assert len(BLOCKS) == 9
     assert PAGE.count("```") == 2 * len(BLOCKS)
 
 

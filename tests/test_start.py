@@ -41,7 +41,7 @@ def test_everything_comes_out_as_it_is_printed(own_redis: RedisServer, tmp_path:
                 url = running.enter_context(
                     served(arguments, tmp_path, {name: value.replace(REDIS, own_redis.url)} if name else {})
                 )
-            elif block.text.startswith("curl"):
+            elif "curl -" in block.text:
                 done = subprocess.run(
                     ["sh", "-ec", block.text.replace(SERVED, url)], capture_output=True, text=True, timeout=PATIENCE, check=True
                 )
