@@ -20,7 +20,7 @@ from starlette.requests import HTTPConnection
 from starlette.routing import Match
 
 from limitgate.decision import Decision, RateLimited
-from limitgate.decorators import effective, marks_of, place_named, without_a_gate
+from limitgate.decorators import effective, marks_of, place_named, seen_by_gate, without_a_gate
 from limitgate.errors import ConfigError
 from limitgate.front import rules_of
 from limitgate.headers import Refusal
@@ -80,6 +80,11 @@ class RateLimit:
         shadow: bool = False,
         charge_if: ChargeIf | Mapping[str, Iterable[int | str]] | None = None,
     ) -> None:
+        if seen_by_gate.get() is not None:
+            message = (
+                "a RateLimit is made while a request is under way, expected it to be made once, since each has its own bucket"
+            )
+            raise ConfigError(message)
         options: RuleOptions = {"qps": qps, "qpm": qpm, "qph": qph, "qpd": qpd, "on_error": on_error, "shadow": shadow}
         options |= {"methods": methods, "charge_if": charge_if}
         if cost != 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from difflib import get_close_matches
 from functools import partial
 from typing import Any, Unpack
@@ -105,13 +105,19 @@ def _in_context(app: Flask, identify: Identify) -> Identify:
             try:
                 context = app.request_context(dict(request.environ or {}))
                 context.request.shallow = True
-                stack.push(context)  # before it is entered, as half of a context has to be left, too
+                stack.callback(_left, context)  # before it is entered, as half of a context has to be left, too
                 context.push()
             except Exception:  # noqa: BLE001
                 return None
             return identify(request)
 
     return identify_in_context
+
+
+def _left(context: Any) -> None:
+    """Leave a context that no request was handled in, whatever teardown functions miss that count on ``before_request``."""
+    with suppress(Exception):
+        context.pop()
 
 
 class _Routed:

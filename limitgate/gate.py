@@ -296,11 +296,11 @@ class Gate:
             visit.fields = []
 
     def _give_back_if_refused(self, visit: Visit) -> None:
-        if visit.refusal is not None and visit.taken:
+        if visit.is_undone and visit.taken:
             self.settle(visit)
 
     async def _agive_back_if_refused(self, visit: Visit) -> None:
-        if visit.refusal is not None and visit.taken:
+        if visit.is_undone and visit.taken:
             await self.asettle(visit)
 
     def _correcting(self, wrong: Sequence[Wrong]) -> Steps[None]:

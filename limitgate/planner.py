@@ -218,13 +218,15 @@ class Planner:
 
     def _bound_marks(self, marks: Sequence[Mark], request: Request) -> tuple[Bound, ...]:
         """The decorators that apply to a request, but for those that a gate around this one has weighed for it."""
-        bounds = []
+        bounds: list[Bound] = []
         seen = seen_by_gate.get() if request.passed_a_gate else None
         weighed = seen if isinstance(seen, tuple) else ()
         for rule in marks:
             if isinstance(rule, Rule) and rule.applies_to(request.method) and rule not in weighed:
                 if rule.per == "message" and not request.is_websocket:
                     raise ConfigError(f"limit {rule.name!r} is per message, expected it on a WebSocket endpoint only")
+                if any(bound.rule.name == rule.name for bound in bounds):
+                    raise ConfigError(f"limit {rule.name!r} applies twice to one request, expected different names")
                 bounds.append(self._bound(rule))
         return tuple(bounds)
 

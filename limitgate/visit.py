@@ -98,9 +98,14 @@ class Visit:
         self.taken = ()
 
     @property
+    def is_undone(self) -> bool:
+        """Whether it is refused, as if it had never come; not where that is too late, as a response has begun already."""
+        return self.refusal is not None and not self.has_begun
+
+    @property
     def may_be_wrong(self) -> bool:
         """Whether by what is known now something may have been charged that should not have been, or too little."""
-        if self.settlement.has_news or self.refusal is not None or (self.is_by_outcome and self.status != self._settled_by):
+        if self.settlement.has_news or self.is_undone or (self.is_by_outcome and self.status != self._settled_by):
             return bool(self.taken)
         return False
 
@@ -117,12 +122,12 @@ class Visit:
                 wrong.append(Wrong(taken, costs))
                 taken = taken.having_cost(costs)  # noqa: PLW2901
             right.append(taken)
-        self.taken = () if self.refusal is not None else tuple(right)
+        self.taken = () if self.is_undone else tuple(right)
         return wrong
 
     def _costs(self, taken: Taken, *, any_has_own_cost: bool) -> list[int]:
         """What each charge of what was taken should have been."""
-        if self.refusal is not None:
+        if self.is_undone:
             return [0] * len(taken.plan.charges)
         told, status = self.settlement.costs, self.status
         considered = taken.considered

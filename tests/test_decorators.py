@@ -1700,3 +1700,24 @@ def test_one_name_on_a_class_and_on_its_method_is_a_mistake() -> None:
 
     with pytest.raises(ConfigError, match="twice"):
         shared(View)
+
+
+@pytest.mark.parametrize("dispatcher", ["dispatch", "get"])
+def test_one_name_twice_on_the_way_of_a_request_is_a_mistake(dispatcher: str) -> None:
+    """Two limits of one name would be one bucket, charged twice: a class with one on dispatcher and method says so."""
+
+    class View(HTTPEndpoint):
+        @limit("4/hour", name="shared")
+        async def get(self, request: Any) -> Any:
+            return PlainTextResponse(HELLO)
+
+        @limit("4/hour", name="shared" if dispatcher == "dispatch" else "own")
+        async def dispatch(self) -> None:
+            await super().dispatch()
+
+    app = gated(Starlette(routes=[Route("/limited", View)]))
+    if dispatcher == "get":
+        assert ask(app).status == 200
+    else:
+        with pytest.raises(ConfigError, match="'shared' applies twice to one request"):
+            ask(app)

@@ -972,3 +972,16 @@ def test_a_name_too_long() -> None:
     """However much is limited, the name that is made of it is one that a limit may have."""
     limits = [f"{count}/minute" for count in range(1, 60)]
     assert len(RateLimit(*limits).rule.name) <= 64
+
+
+def test_a_limit_is_made_once() -> None:
+    """One that were made for each request would limit nothing, each having a bucket of its own; so it is a mistake."""
+    app = FastAPI()
+
+    @app.get("/hello")
+    async def hello(request: Request) -> None:
+        await RateLimit("1/hour")(request)
+
+    gated(app)
+    with pytest.raises(ConfigError, match="while a request is under way, expected it to be made once"):
+        client(app).get("/hello")

@@ -587,3 +587,20 @@ def test_a_limit_above_the_route_is_told(caplog: pytest.LogCaptureFixture) -> No
     assert [record.getMessage().partition(";")[0] for record in caplog.records] == [
         "LG012 @limit stands above the route decorator of /above-the-route"
     ]
+
+
+def test_teardown_functions_that_count_on_before_request() -> None:
+    """They run after ``identify``, too, without what ``before_request`` sets; no request fails because of that."""
+    app = flask.Flask(__name__)
+    LimitGate(app, rules=[Rule("calls", "2/minute", key=["caller"])], identify=lambda _: Caller("ann"))
+
+    @app.before_request
+    def connect() -> None:
+        flask.g.db = "db"
+
+    @app.teardown_request
+    def disconnect(_: object) -> None:
+        flask.g.db.upper()
+
+    app.add_url_rule("/", view_func=lambda: "hello")
+    assert [app.test_client().get("/").status_code for _ in range(3)] == [200, 200, 429]

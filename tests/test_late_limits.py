@@ -302,7 +302,7 @@ def test_a_websocket_is_refused_late(store: Watched, extensions: Any, sent: list
 
 
 def test_a_refusal_after_the_response_has_begun(store: Watched) -> None:
-    """It is too late for another answer: the error goes on to the server, and what was taken is given back all the same."""
+    """It is too late for another answer, and to undo the request: the error goes on to the server, what was taken is kept."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send(START)
@@ -314,7 +314,7 @@ def test_a_refusal_after_the_response_has_begun(store: Watched) -> None:
         asyncio.run(wire.call(LimitGate(app, rules=[FIRST], store=store), http_scope()))
     assert told.value.decision.rule == "none"
     assert wire.types == ["http.response.start"]
-    assert store.owed == {}
+    assert store.owed == {"first": 1}
 
 
 def test_an_error_after_a_refusal_is_the_servers(store: Watched) -> None:
