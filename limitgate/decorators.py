@@ -70,9 +70,7 @@ def limit(
     """
     given = tuple(as_limit(limit) for limit in limits)
     options: RuleOptions = {"qps": qps, "qpm": qpm, "qph": qph, "qpd": qpd, "on_error": on_error, "shadow": shadow}
-    options |= {"key": key, "methods": methods, "charge_if": charge_if, "per": per}
-    if cost != 1:
-        options["cost"] = cost
+    options |= {"key": key, "methods": methods, "cost": cost, "charge_if": charge_if, "per": per}
 
     def decorate(endpoint: F) -> F:
         _check_is_real(endpoint)

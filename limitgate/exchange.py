@@ -84,7 +84,7 @@ class Exchange:
     async def send(self, message: Message) -> None:
         """Pass a message of the application on, if it is to be passed on."""
         visit, kind = self._visit, message["type"]
-        if not visit.has_begun and kind in _BEGINNINGS:
+        if kind in _BEGINNINGS and not visit.has_begun:
             if visit.refusal is not None:
                 await self.refuse_late()
                 return

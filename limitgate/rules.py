@@ -202,7 +202,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     @property
     def has_own_cost(self) -> bool:
         """Whether it counts something else than requests."""
-        return "cost" in self.model_fields_set
+        return self.cost != 1
 
     def cost_of(self, request: Request) -> int:
         """What this request costs. Raises `TypeError` or `ValueError` where a callable gives no valid cost."""

@@ -105,9 +105,11 @@ class Visit:
     @property
     def may_be_wrong(self) -> bool:
         """Whether by what is known now something may have been charged that should not have been, or too little."""
-        if self.settlement.has_news or self.is_undone or (self.is_by_outcome and self.status != self._settled_by):
-            return bool(self.taken)
-        return False
+        if not (self.settlement.has_news or self.is_by_outcome or self.refusal):
+            return False  # almost all requests
+        return bool(self.taken) and (
+            self.settlement.has_news or self.is_undone or (self.is_by_outcome and self.status != self._settled_by)
+        )
 
     def wrong(self) -> list[Wrong]:
         """What was charged otherwise than it should have been, by what is known now. From now on it counts as put right."""

@@ -69,10 +69,8 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
             raise ConfigError(f"{cls.__qualname__}: limits or key is text, expected a tuple such as ('10/minute',)")
         if cls.limits:
             cls._asks_user = _USER in cls.key
-            options: RuleOptions = {"methods": cls.methods, "on_error": cls.on_error, "shadow": cls.shadow}
+            options: RuleOptions = {"methods": cls.methods, "cost": cls.cost, "on_error": cls.on_error, "shadow": cls.shadow}
             options |= {"key": [part for part in cls.key if part != _USER] or ["global"], "charge_if": cls.charge_if}
-            if cls.cost != 1:
-                options["cost"] = cls.cost
             name = cls.__dict__.get("name") or place_named(f"{cls.__module__}.{cls.__qualname__}")
             cls.rule = Rule(name, *cls.limits, **options)
 
