@@ -138,7 +138,7 @@ class Decision(_Fields):
 
         When the response is over, the buckets are corrected: what was charged too much is given back as if it had not been
         charged, what was charged too little is owed from then on, whether it fits or not. Without ``rule`` it is the cost of
-        the rules that have a ``cost`` of their own, or of all if none has. Said again, the last word counts. May be called
+        the rules that have a ``cost`` other than 1, or of all if none has. Said again, the last word counts. May be called
         from any thread.
 
         Raises `TypeError` or `ValueError` for what is no cost, `ValueError` for a rule that took no part, and `RuntimeError`

@@ -201,7 +201,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @property
     def has_own_cost(self) -> bool:
-        """Whether it counts something else than requests."""
+        """Whether it counts something else than requests, so that `Decision.settle` is about it."""
         return self.cost != 1
 
     def cost_of(self, request: Request) -> int:
