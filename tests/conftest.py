@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 settings.load_profile("limitgate")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Names that differ from process to process, as by an address, would part the processes that share the tests."""
+    if wrong := [item.nodeid for item in items if re.search(r" at 0x\w*", item.nodeid)]:
+        raise pytest.UsageError(f"tests are named by addresses, expected other ids: {wrong[:3]}")
 
 
 @pytest.fixture(scope="session")

@@ -453,7 +453,7 @@ def test_dependencies_replaced_for_a_test() -> None:
         ([5], "key.0: expected text"),
         ([Annotated[str, Header()]], "no dependency, expected Annotated"),
     ],
-    ids=lambda value: ascii(value)[:30],
+    ids=lambda value: re.sub(r" at 0x\w+", "", ascii(value))[:30],
 )
 def test_mistakes_in_a_key(key: Any, expected: str) -> None:
     """A key that makes no sense is told where the limit is made."""
