@@ -170,7 +170,7 @@ class Outcome:
             found.append(f"only {share:.0%} were decided by on_error, so the fault is none")
         if (share := degraded_share(self.spared)) > STUMBLES:
             found.append(f"{share:.0%} were decided by on_error, though Redis was there")
-        if self.fault.degrades and not any(sample.degraded for sample in self.during):
+        if self.fault.degrades and self.fault.lasts and not any(sample.degraded for sample in self.during):
             found.append("none was decided by on_error, so the fault is none")
         return found
 
