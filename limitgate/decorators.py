@@ -12,13 +12,13 @@ import hashlib
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable
 from contextvars import ContextVar
 from typing import Any, Literal, TypeVar, cast
 
 from limitgate.errors import ConfigError
 from limitgate.limits import Limit, as_limit
-from limitgate.rules import ChargeIf, Cost, OnError, Rule, RuleOptions
+from limitgate.rules import Cost, OnError, Outcomes, Per, Rule, RuleOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 Mark = Rule | Literal["exempt"]
@@ -59,8 +59,8 @@ def limit(
     cost: Cost = 1,
     on_error: OnError | None = None,
     shadow: bool = False,
-    charge_if: ChargeIf | Mapping[str, Iterable[int | str]] | None = None,
-    per: Literal["request", "message"] = "request",
+    charge_if: Outcomes | None = None,
+    per: Per = "request",
 ) -> Callable[[F], F]:
     """Limit an endpoint: a Starlette, FastAPI, Flask or Django view, a class-based one or one of its methods.
 

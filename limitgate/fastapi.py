@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from types import UnionType
@@ -29,9 +28,8 @@ from limitgate.limits import Limit
 from limitgate.middleware import LimitGate
 from limitgate.openapi import PROBLEM, PROBLEM_SCHEMA, too_many_requests
 from limitgate.overview import Listed, applied
-from limitgate.paths import ANY, REST
-from limitgate.routes.starlette import flat
-from limitgate.rules import ChargeIf, Cost, OnError, Rule, RuleOptions
+from limitgate.routes.starlette import flat, segments_of
+from limitgate.rules import Cost, OnError, Outcomes, Rule, RuleOptions
 from limitgate.settings import Settings
 from limitgate.visit import VISIT, Visit
 
@@ -78,7 +76,7 @@ class RateLimit:
         cost: Cost = 1,
         on_error: OnError | None = None,
         shadow: bool = False,
-        charge_if: ChargeIf | Mapping[str, Iterable[int | str]] | None = None,
+        charge_if: Outcomes | None = None,
     ) -> None:
         if seen_by_gate.get() is not None:
             message = (
@@ -183,8 +181,6 @@ class _Gate(NamedTuple):
     """Whether a refusal's body is ours."""
 
 
-_WITHIN_A_SEGMENT = re.compile(r"(?:[^{}]|\{\w+(?::(?:str|int|float|uuid))?\})*")
-"""What is in one segment of a path for sure; other convertors may go on."""
 _UNKNOWN = _Gate(((),), ("x-ratelimit",), is_problem=True)
 _gates: WeakKeyDictionary[Any, _Gate] = WeakKeyDictionary()
 """What is known, by the entry in an application's list of middleware."""
@@ -210,7 +206,13 @@ def _refused(route: Any, method: str) -> dict[str, Any] | None:
     """The 429 of an operation, None if nothing limits it."""
     app = route.dependency_overrides_provider
     own = (*marks_of(effective(route.endpoint), method), *_rules_within(route.dependant))
-    listed = Listed(route.path, _pattern(route.path), (method,), lambda _: own, lambda path: _takes(app, route, method, path))
+    listed = Listed(
+        route.path,
+        tuple(filter(None, segments_of(route.path))),
+        (method,),
+        lambda _: own,
+        lambda path: _takes(app, route, method, path),
+    )
     limits = [(gate, _limiting(gate, listed, method)) for gate in _gates_of(app)]
     gates = [gate for gate, rules in limits if rules]
     if not gates:
@@ -232,16 +234,6 @@ def _rules_within(dependant: Any) -> Iterator[Rule]:
         if isinstance(dependency.call, RateLimit):
             yield dependency.call.rule
         yield from _rules_within(dependency)
-
-
-def _pattern(path: str) -> tuple[str, ...]:
-    """A route's path as segments, like those of a rule's pattern."""
-    found: list[str] = []
-    for segment in filter(None, path.split("/")):
-        if "{" in segment and not _WITHIN_A_SEGMENT.fullmatch(segment):
-            return (*found, REST)
-        found.append(ANY if "{" in segment else segment)
-    return tuple(found)
 
 
 def _takes(app: Any, route: Any, method: str, path: str) -> bool:

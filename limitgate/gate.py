@@ -161,20 +161,17 @@ class Gate:
         """`settle`, by an `AsyncStore`; to the end, even if the request is cancelled meanwhile or cannot wait any longer."""
         wrong = visit.wrong()
         if wrong:
-            await asyncio.wait([self._correct_soon(wrong)], timeout=max(0.0, self._timeout - visit.waited))
+            await asyncio.wait([self._soon(self._correcting(wrong))], timeout=max(0.0, self._timeout - visit.waited))
 
     def settle_soon(self, visit: Visit) -> asyncio.Future[None]:
         """`settle`, by an `AsyncStore`, on the running event loop; done when the result is."""
-        return self._correct_soon(visit.wrong())
+        return self._soon(self._correcting(visit.wrong()))
 
     async def asettled(self) -> None:
         """Wait until everything in this event loop has been settled that nobody waits for any more."""
         here = asyncio.get_running_loop()
         if under_way := [each for each in list(self._under_way) if each.get_loop() is here]:
             await asyncio.wait(under_way)
-
-    def _correct_soon(self, wrong: Sequence[Wrong]) -> asyncio.Future[None]:
-        return self._soon(self._correcting(wrong))
 
     def _soon(self, steps: Steps[T]) -> asyncio.Future[T]:
         """What comes of some steps, on the running event loop; taken to their end, whoever waits for them."""
@@ -242,25 +239,23 @@ class Gate:
             raise RuntimeError("further limits were asked for when the request was over, expected it before")
         considered = self._planner.further(visit.request, visit.identified, asked)
         if considered.plan is not None:
-            began, left = time.monotonic(), self._timeout - visit.waited
-            ruling = yield from self._weighing(considered, considered.plan, left)
-            visit.waited += time.monotonic() - began
+            began = time.monotonic() - visit.waited
+            ruling = yield from self._weighing(considered, considered.plan, began)
+            visit.waited = time.monotonic() - began
             self._follow(visit, ruling)
 
     def _hearing(self, messages: Considered) -> Steps[Refusal | None]:
         if messages.plan is None:
             return None
-        ruling = yield from self._weighing(messages, messages.plan, self._timeout)
+        ruling = yield from self._weighing(messages, messages.plan, time.monotonic())
         if ruling.refusal is not None:
             yield from self._correcting([Wrong(taken, [0] * len(taken.plan.charges)) for taken in ruling.taken])
         return ruling.refusal
 
-    def _weighing(self, considered: Considered, plan: Plan, timeout: float) -> Steps[Ruling]:
-        """Ask the store, and if it fails, or no time is left to ask it, decide without it."""
-        began = time.monotonic() - (self._timeout - timeout)
+    def _weighing(self, considered: Considered, plan: Plan, began: float) -> Steps[Ruling]:
+        """Ask the store, and if it fails, or no time is left since a request began to wait, decide without it."""
         try:
-            self._left_since(began)
-            reading = yield plan, timeout
+            reading = yield plan, self._left_since(began)
         except StoreError as error:
             return (yield from self._without_store(considered, error, began))
         self._note_answer(reading)

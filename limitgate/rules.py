@@ -28,6 +28,7 @@ from limitgate.request import Request
 
 T = TypeVar("T")
 OnError = Literal["open", "closed", "local"]
+Per = Literal["request", "message"]
 Cost = int | Callable[[Request], int]
 Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9._-]{1,64}\z")]
 Count = Annotated[int, Field(strict=True, ge=1)]
@@ -77,6 +78,10 @@ class ChargeIf(BaseModel, extra="forbid", frozen=True):
         return named.isdisjoint(listed) is not bool(self.status)
 
 
+Outcomes = ChargeIf | Mapping[str, Iterable[int | str]]
+"""Outcomes that are charged, as they may be given."""
+
+
 class RuleOptions(TypedDict, total=False):
     """The fields of a `Rule` besides its name and its limits, as they may be given."""
 
@@ -90,8 +95,8 @@ class RuleOptions(TypedDict, total=False):
     tier: str | None
     cost: Cost
     on_error: OnError | None
-    charge_if: ChargeIf | Mapping[str, Iterable[int | str]] | None
-    per: Literal["request", "message"]
+    charge_if: Outcomes | None
+    per: Per
     shadow: bool
     exempt: bool
     lease: int
@@ -130,7 +135,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     """What a request gets when the store fails; as the option of this name says if not given."""
     charge_if: ChargeIf | None = None
     """Which outcomes are charged: every request is while it is under way, and others get it back when they are over."""
-    per: Literal["request", "message"] = "request"
+    per: Per = "request"
     """What is counted: requests, or each message that a client sends over a WebSocket."""
     shadow: StrictBool = False
     """Count and report, but never refuse."""

@@ -15,7 +15,7 @@ from limitgate.decorators import place_named, without_a_gate
 from limitgate.errors import ConfigError
 from limitgate.keys import told_apart
 from limitgate.limits import Limit
-from limitgate.rules import ChargeIf, Cost, OnError, Rule, RuleOptions
+from limitgate.rules import Cost, OnError, Outcomes, Rule, RuleOptions
 from limitgate.stores import SyncStore
 from limitgate.visit import VISIT, Visit
 
@@ -54,7 +54,7 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
     cost: ClassVar[Cost] = 1
     on_error: ClassVar[OnError | None] = None
     shadow: ClassVar[bool] = False
-    charge_if: ClassVar[ChargeIf | dict[str, Any] | None] = None
+    charge_if: ClassVar[Outcomes | None] = None
     rule: ClassVar[Rule | None] = None
     """What all this becomes."""
 

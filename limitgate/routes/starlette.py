@@ -17,7 +17,8 @@ from limitgate.paths import ANY, REST, PathIndex, below
 from limitgate.request import Request, Scope
 from limitgate.routes import NoRoutes, Route, Routes
 
-_SEGMENT_CONVERTOR = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*(?::(?:str|int|float|uuid))?\}", re.ASCII)
+_WITHIN_A_SEGMENT = re.compile(r"(?:[^{}]|\{\w+(?::(?:str|int|float|uuid))?\})*")
+"""What stays in one segment of a path for sure; other convertors may go on."""
 _MATCH_PARTIAL, _MATCH_FULL = 1, 2  # the values of starlette.routing.Match
 
 
@@ -152,19 +153,22 @@ def _entry(route: Any) -> _Entry:
     return _Entry(route, getattr(route, "path", None) or "", endpoint, None if routes is None else _Table(routes))
 
 
+def segments_of(path: str) -> tuple[str, ...]:
+    """A route's path as segments as in a rule's pattern, empty ones kept: `ANY` for one that varies, `REST` for several."""
+    found: list[str] = []
+    for segment in path.split("/")[1:]:
+        if "{" in segment and not _WITHIN_A_SEGMENT.fullmatch(segment):
+            return (*found, REST)
+        found.append(ANY if "{" in segment else segment)
+    return tuple(found)
+
+
 def _proposal(entry: _Entry) -> tuple[str, ...]:
     """Segments that match at least every path that the route matches."""
-    segments: list[str] = []
-    for segment in entry.path.split("/")[1:]:
-        if "{" not in segment:
-            segments.append(segment)
-        elif _SEGMENT_CONVERTOR.fullmatch(segment):
-            segments.append(ANY)
-        else:
-            return (*segments, REST)
+    segments = segments_of(entry.path)
     if entry.endpoint is None:
-        return (*segments, REST)
-    return () if segments == [""] else tuple(segments)
+        return segments if segments[-1:] == (REST,) else (*segments, REST)
+    return () if segments == ("",) else segments
 
 
 def _reached(entry: _Entry, scope: Scope, child_scope: Scope) -> Route:
