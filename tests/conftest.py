@@ -20,7 +20,13 @@ settings.load_profile("limitgate")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Names that differ from process to process, as by an address, would part the processes that share the tests."""
+    """Give what is `timed` three attempts, each with fixtures of its own; those that were needed are in the summary as reruns.
+
+    Names that differ from process to process, as by an address, would part the processes that share the tests.
+    """
+    for item in items:
+        if item.get_closest_marker("timed"):
+            item.add_marker(pytest.mark.flaky(reruns=2))
     if wrong := [item.nodeid for item in items if re.search(r" at 0x\w*", item.nodeid)]:
         raise pytest.UsageError(f"tests are named by addresses, expected other ids: {wrong[:3]}")
 

@@ -24,6 +24,8 @@ from tests.doors import asgi_reply
 from tests.proxy import CUT, PATIENT, Proxy, in_a_loop, until
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.timed
+
 READ_ONLY = b"-READONLY You can't write against a read only replica.\r\n"
 
 

@@ -22,6 +22,8 @@ from limitgate.stores.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Break
 from tests.crowds import a_plan
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.timed
+
 BACK_WITHIN = 2.0
 """Seconds within which a store finds Redis again."""
 FAILURE = StoreError("no answer", "timeout")

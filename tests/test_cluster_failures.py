@@ -26,6 +26,8 @@ from tests.redis_cluster import RedisCluster, eventually
 from tests.redis_server import free_port
 from tests.test_stores import Door, attempts
 
+pytestmark = pytest.mark.timed
+
 BACK_WITHIN = 2.0
 """Seconds after which a store has found a node again, or its successor."""
 

@@ -16,6 +16,8 @@ from tests.redis_cluster import RedisCluster, Sentinels, eventually
 from tests.redis_server import RedisServer
 from tests.test_stores import Door, attempts
 
+pytestmark = pytest.mark.timed
+
 BACK_WITHIN = 2.0
 """Seconds after a promotion until requests succeed again."""
 

@@ -23,6 +23,8 @@ from tests.clock import Clock
 from tests.doors import MOMENT, PATIENCE, SITES, ASGISite, Reply, Site, asgi_reply, wsgi_environ, wsgi_reply
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.timed
+
 Open = Callable[..., Site]
 
 TIMEOUT = 0.1

@@ -19,6 +19,8 @@ from tests.redis_cluster import RedisCluster
 from tests.redis_server import RedisServer
 from tests.test_stores import Door, attempts
 
+pytestmark = pytest.mark.timed
+
 
 class Move(NamedTuple):
     """A slot, the node that holds it, and the one that will. Every test moves another slot."""

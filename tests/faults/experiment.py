@@ -18,6 +18,7 @@ from statistics import quantiles
 
 from redis import RedisError
 
+from limitgate.stores.breaker import FAILURES
 from tests.doors import MOMENT, PATIENCE
 from tests.faults.app import BURST, EXACTLY, PER_SECOND
 from tests.faults.causes import Cause, Over
@@ -33,8 +34,8 @@ BACK_WITHIN = 2.0
 """Seconds after which every process limits again by a store that answers again."""
 LATE = 0.25
 """Seconds that we may be late in noticing, on a busy machine."""
-OPENING = 0.6
-"""Seconds after which requests no longer wait for a Redis that does not answer."""
+OPENING = FAILURES * TIMEOUT + LATE
+"""Seconds after which requests no longer wait for a Redis that does not answer, where one call fails after the other."""
 NOISE, STUMBLES = 0.1, 0.15
 """Shares of the requests that a busy machine alone may make slow, and late enough for ``on_error``."""
 CLOCKS = 0.1

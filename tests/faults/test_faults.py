@@ -17,6 +17,8 @@ from tests.faults.table import FAULTS, UNDER_THREADS
 from tests.faults.traffic import Sample, Traffic
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.timed
+
 ENDS_WITHIN = 3.0
 """Seconds that an application may take to end."""
 
