@@ -9,8 +9,8 @@ from pydantic import BaseModel
 
 from handbook.fields import HEADS, Field, docstrings, either_of, fields_of, plain, spelled, table
 from limitgate import Limit, Rule, Settings
+from limitgate.algorithms import ALGORITHMS
 from limitgate.callers import KnownCaller
-from limitgate.limits import ALGORITHMS
 from limitgate.rules import ChargeIf
 
 _VALUES = {

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from limitgate import gcra
+from limitgate.algorithms.base import State
 from limitgate.errors import LimitGateError
 from limitgate.limits import Limit
 from limitgate.plan import Charge, Plan, Reading, check_cost
 
 SECOND = 1_000_000
 
-Evidence = tuple[Sequence[Charge], Sequence[Sequence[int]], Sequence[Sequence[int] | None]]
-"""The charges, what their windows owe after the decision, and `Reading.after`."""
+Evidence = tuple[Sequence[Charge], Sequence[Sequence[State]], Sequence[Sequence[State] | None]]
+"""The charges, how their windows stand after the decision, and `Reading.after`."""
 
 
 class Window(NamedTuple):
@@ -41,26 +41,25 @@ class Standing(NamedTuple):
     """How a bucket stands after a decision."""
 
     charge: Charge
-    debts: Sequence[int]
-    """Ticks, per window."""
+    states: Sequence[State]
     fits: bool
     """Whether the charge fitted into every window."""
 
     def windows(self) -> list[Window]:
         """How each of its limits stands."""
-        rule, cost = self.charge.rule, self.charge.cost
+        rule, cost, algorithm = self.charge.rule, self.charge.cost, self.charge.windows.algorithm
         found = []
-        for limit, debt in zip(self.charge.windows.limits, self.debts):
-            wait = 0 if self.fits else gcra.wait_us(debt, cost, limit)
+        for limit, state in zip(self.charge.windows.limits, self.states):
+            wait = 0 if self.fits else algorithm.wait_us(state, cost, limit)
             found.append(
                 Window(
                     rule,
                     limit.burst,
                     limit.period,
-                    gcra.remaining(debt, limit),
-                    gcra.used(debt, limit),
-                    gcra.refill_us(debt, limit) / SECOND,
-                    math.inf if wait is None else wait / SECOND,
+                    algorithm.remaining(state, limit),
+                    algorithm.used(state, limit),
+                    algorithm.refill_us(state, limit) / SECOND,
+                    math.inf if wait is None else max(0, wait - self.charge.ahead) / SECOND,
                 )
             )
         return found
@@ -108,6 +107,8 @@ class _Fields(NamedTuple):
     """The store failed and ``on_error`` decided."""
     shadow: bool = False
     """Only shadow rules refused, so the request passes."""
+    delay: float = 0.0
+    """Seconds until the turn that was booked, where requests may wait for it; 0 where it is now."""
     settlement: Settlement | None = None
     """What `Decision.settle` notes, None where there is nothing to settle: in a Limiter."""
 
@@ -120,7 +121,7 @@ class Decision(_Fields):
     @property
     def standings(self) -> list[Standing]:
         """Every bucket that was looked at, worked out when asked: most answers need only the tightest window."""
-        return [Standing(charge, debts, then is not None) for charge, debts, then in zip(*self.evidence)]
+        return [Standing(charge, states, then is not None) for charge, states, then in zip(*self.evidence)]
 
     @property
     def refusing(self) -> tuple[str | None, ...]:
@@ -170,12 +171,12 @@ class RateLimited(LimitGateError):  # noqa: N818 - the name is part of the publi
 
 def decide(plan: Plan, reading: Reading, settlement: Settlement | None = None) -> Decision:
     """The decision that follows from what the store read, as it stands after the plan was carried out."""
-    charges, debts, after, allowed = plan.charges, reading.debts, reading.after, reading.admitted
+    charges, states, after, allowed = plan.charges, reading.states, reading.after, reading.admitted
     takes = allowed and plan.verb == "spend"
     if takes:
-        debts = [before if then is None else then for before, then in zip(debts, after)]
-    tightest, limit, left, refill = _tightest(charges, debts)
-    wait, deciding = (0.0, tightest) if allowed else _longest_wait(charges, debts, after)
+        states = [before if then is None else then for before, then in zip(states, after)]
+    tightest, limit, left, refill = _tightest(charges, states)
+    wait, deciding = (0.0, tightest) if allowed else _longest_wait(charges, states, after)
     return Decision(
         allowed,
         limit.burst,
@@ -184,9 +185,10 @@ def decide(plan: Plan, reading: Reading, settlement: Settlement | None = None) -
         refill / SECOND,
         tightest.cost if takes else 0,
         deciding.rule,
-        (charges, debts, after),
+        (charges, states, after),
         False,
         allowed and None in after,
+        _delay(charges, reading.states) if takes else 0.0,
         settlement,
     )
 
@@ -194,57 +196,67 @@ def decide(plan: Plan, reading: Reading, settlement: Settlement | None = None) -
 def joined(first: Decision, second: Decision) -> Decision:
     """Two decisions as one, about a request that both admitted."""
     charges = (*first.evidence[0], *second.evidence[0])
-    debts = (*first.evidence[1], *second.evidence[1])
+    states = (*first.evidence[1], *second.evidence[1])
     after = (*first.evidence[2], *second.evidence[2])
     if not charges:
         return second
-    tightest, limit, left, refill = _tightest(charges, debts)
+    tightest, limit, left, refill = _tightest(charges, states)
     return second._replace(
         limit=limit.burst,
         remaining=left,
         reset_after=refill / SECOND,
         granted=tightest.cost,
         rule=tightest.rule,
-        evidence=(charges, debts, after),
+        evidence=(charges, states, after),
         degraded=first.degraded or second.degraded,
         shadow=first.shadow or second.shadow,
     )
 
 
-def _tightest(charges: Sequence[Charge], debts: Sequence[Sequence[int]]) -> tuple[Charge, Limit, int, int]:
+def _tightest(charges: Sequence[Charge], states: Sequence[Sequence[State]]) -> tuple[Charge, Limit, int, int]:
     """The window with the least remaining, of equals the one that takes longest to refill: both, with its charge and limit."""
     tightest, tight, least, latest = charges[0], charges[0].windows.limits[0], -1, -1
-    for charge, owed in zip(charges, debts):
-        for limit, debt in zip(charge.windows.limits, owed):
-            left = gcra.remaining(debt, limit)
+    for charge, found in zip(charges, states):
+        algorithm = charge.windows.algorithm
+        for limit, state in zip(charge.windows.limits, found):
+            left = algorithm.remaining(state, limit)
             if left <= least or least < 0:
-                refill = gcra.refill_us(debt, limit)
+                refill = algorithm.refill_us(state, limit)
                 if left != least or refill > latest:
                     least, latest, tightest, tight = left, refill, charge, limit
     return tightest, tight, least, latest
 
 
 def _longest_wait(
-    charges: Sequence[Charge], debts: Sequence[Sequence[int]], after: Sequence[Sequence[int] | None]
+    charges: Sequence[Charge], states: Sequence[Sequence[State]], after: Sequence[Sequence[State] | None]
 ) -> tuple[float, Charge]:
     """The longest that a charge which refused makes wait, in seconds, and this charge."""
     longest, refusing = -1.0, charges[0]
-    for charge, owed, then in zip(charges, debts, after):
+    for charge, found, then in zip(charges, states, after):
         if then is None and charge.binding:
-            wait = _wait(charge, owed)
+            wait = _wait(charge, found)
             if wait > longest:
                 longest, refusing = wait, charge
     return longest, refusing
 
 
-def _wait(charge: Charge, debts: Sequence[int]) -> float:
+def _delay(charges: Sequence[Charge], states: Sequence[Sequence[State]]) -> float:
+    """Seconds until charges that were booked ahead would have fitted into every window."""
+    longest = 0.0
+    for charge, found in zip(charges, states):
+        if charge.ahead and charge.binding:
+            longest = max(longest, _wait(charge._replace(ahead=0), found))
+    return longest
+
+
+def _wait(charge: Charge, states: Sequence[State]) -> float:
     """Seconds until a charge fits into every window, ``inf`` if it never does."""
     longest = 0
-    for limit, debt in zip(charge.windows.limits, debts):
-        wait = gcra.wait_us(debt, charge.cost, limit)
+    for limit, state in zip(charge.windows.limits, states):
+        wait = charge.windows.algorithm.wait_us(state, charge.cost, limit)
         if wait is None:
             return math.inf
-        longest = max(longest, wait)
+        longest = max(longest, wait - charge.ahead)
     return longest / SECOND
 
 

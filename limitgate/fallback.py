@@ -78,7 +78,7 @@ class Fallback:
             return self._decided(rest, reading, Taken(considered, rest, reading))
         here = self._store.spend(local)
         both = Plan((*rest.charges, *local.charges))
-        debts, after = [*reading.debts, *here.debts], [*reading.after, *here.after]
+        debts, after = [*reading.states, *here.states], [*reading.after, *here.after]
         taken = [Taken(considered, rest, reading), Taken(considered, local, here, here=True)]
         return self._decided(both, Reading(reading.now, debts, after, here.admitted), *taken)
 

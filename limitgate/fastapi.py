@@ -160,7 +160,7 @@ def _name_of(part: Any) -> str:
 
 def _default_name(module: str, rule: Rule) -> str:
     """A name that stays when other limits come and go in the module: only those that are just like it are numbered."""
-    limits = [str(limit).replace("/", "-per-").replace(" ", "-") for limit in rule.windows.limits]
+    limits = [str(limit).replace("/", "-per-").replace(" ", "-") for limit in rule.every_limit]
     return place_named(".".join([module, *limits]))
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from types import TracebackType
 from typing import Self
 
 from limitgate.decision import Decision, decide
 from limitgate.keys import Key
-from limitgate.limits import Limit, Windows, as_limit, windows_of
+from limitgate.limits import Limit, Windows, as_limit, buckets_of
 from limitgate.plan import Charge, Plan, Verb, check_cost
 from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store, opened
+
+
+@lru_cache(maxsize=4096)
+def _buckets(*limits: Limit | str) -> tuple[Windows, ...]:
+    """The buckets of these limits, given as limits or text; kept, since callers repeat the same few."""
+    return buckets_of(tuple(as_limit(limit) for limit in limits))
 
 
 class _Keyring:
@@ -28,11 +35,13 @@ class _Keyring:
         if not isinstance(key, str):
             raise TypeError(f"key is {key!r:.80}, expected text")
         try:
-            windows = windows_of(*limits)
+            buckets = _buckets(*limits)
         except TypeError:  # unhashable, so no limit either
-            windows = Windows(tuple(as_limit(limit) for limit in limits))
-        bucket = self._prefix + self._key.digest_of(key)
-        return Plan((Charge(bucket, windows, check_cost(cost), binding=True, rule=None),), verb)
+            buckets = buckets_of(tuple(as_limit(limit) for limit in limits))
+        bucket, cost = self._prefix + self._key.digest_of(key), check_cost(cost)
+        return Plan(
+            tuple([Charge(bucket + windows.suffix, windows, cost, binding=True, rule=None) for windows in buckets]), verb
+        )
 
 
 class AsyncLimiter(_Keyring):

@@ -12,11 +12,12 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import gcd
+from typing import Any
 
+from limitgate.algorithms import ALGORITHMS, gcra
+from limitgate.algorithms.base import Algorithm
+from limitgate.algorithms.gcra import MAX_OWED_US
 from limitgate.errors import ConfigError
-
-ALGORITHMS = ("gcra", "token_bucket", "leaky_bucket")
-"""Three names for the same decisions; a place in this tuple is part of the stored state, so new ones go to the end."""
 
 SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 """The units a limit can be written in. Those of other lengths are written as ``5 per 15 minutes``."""
@@ -26,8 +27,6 @@ MAX_RATE = 1_000_000
 """Requests per second up to which the arithmetic is exact in Lua's doubles, see docs/architecture.md."""
 MAX_REFILL_US = 10 * MAX_PERIOD * 1_000_000
 """The longest time that an empty bucket may take to fill: ten times the longest period."""
-MAX_OWED_US = 2**52
-"""Microseconds (142 years) at which a debt is cut off that a lowered limit has stretched; keeps Lua's doubles exact."""
 MAX_WINDOWS = 64
 """Limits in one bucket: every request looks at all of them, in Redis too."""
 
@@ -38,6 +37,8 @@ _LIMIT = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 _EXPECTED = "expected for example '100/minute', '5 per 15 minutes' or '10/s burst 20'"
+_OPTIONS = ("burst", "algorithm", "lease", "align")
+_PLACES = {name: place for place, name in enumerate(ALGORITHMS)}
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
@@ -59,9 +60,11 @@ class Limit:
     burst: int
     """Requests that may come at once from a full bucket; the count if not given."""
     algorithm: str
-    """``gcra``; ``token_bucket`` and ``leaky_bucket`` are other names for the same decisions."""
+    """How requests are counted, see docs/algorithms.md."""
     lease: int
     """Requests that a process may take from Redis in advance; 0 to ask for every one."""
+    align: str | None
+    """Where a ``fixed_window`` begins: ``utc``, which is the default, a time zone, or ``first-request``."""
     period_us: int = field(compare=False)
     """The period in microseconds; also what one request weighs, in ticks."""
     capacity: int = field(compare=False)
@@ -69,31 +72,35 @@ class Limit:
     ceiling: int = field(compare=False)
     """The most that is remembered of a debt, in ticks: `MAX_OWED_US`."""
 
-    def __init__(self, text: str, *, burst: int | None = None, algorithm: str = "gcra", lease: int = 0) -> None:
+    def __init__(
+        self, text: str, *, burst: int | None = None, algorithm: str = "gcra", lease: int = 0, align: str | None = None
+    ) -> None:
         count, period, written_burst = _parse(text)
         if burst is not None and written_burst is not None:
             raise ConfigError(f"limit {text!r} gives its burst twice, expected it once")
         burst = next(number for number in (burst, written_burst, count) if number is not None)
-        _check(count, period, burst, algorithm, lease)
-        self._become(count, period, burst, algorithm, lease)
+        self._become(count=count, period=period, burst=burst, algorithm=algorithm, lease=lease, align=align)
+        _check(self)
 
-    def _become(self, count: int, period: int, burst: int, algorithm: str, lease: int) -> None:
-        period_us = period * 1_000_000
-        for name, value in (
-            ("count", count),
-            ("period", period),
-            ("burst", burst),
-            ("algorithm", algorithm),
-            ("lease", lease),
-            ("period_us", period_us),
-            ("capacity", burst * period_us),
-            ("ceiling", MAX_OWED_US * count),
-        ):
+    def _become(self, **changes: Any) -> None:
+        """Take on values, and what follows from them."""
+        for name, value in changes.items():
             object.__setattr__(self, name, value)
+        if all(type(number) is int for number in (self.count, self.period, self.burst)):
+            for name, value in (
+                ("period_us", self.period * 1_000_000),
+                ("capacity", self.burst * self.period * 1_000_000),
+                ("ceiling", MAX_OWED_US * self.count),
+            ):
+                object.__setattr__(self, name, value)
 
     def leased(self, lease: int) -> Limit:
-        """This limit with a lease. Raises `ConfigError` for one that exceeds the burst."""
-        return Limit(str(self), algorithm=self.algorithm, lease=lease)
+        """This limit with a lease. Raises `ConfigError` for one that it cannot have."""
+        return self.having(lease=lease)
+
+    def having(self, **options: Any) -> Limit:
+        """This limit with other options. Raises `ConfigError` as `Limit` does."""
+        return Limit(str(self), **{**{name: getattr(self, name) for name in _OPTIONS[1:]}, **options})
 
     def share(self, processes: int, cost: int = 1) -> Limit:
         """What one of so many ``processes`` may grant by itself so that all together grant no more than this limit.
@@ -105,12 +112,15 @@ class Limit:
         one request always does: only there may all processes together exceed the burst.
 
         A share may have a longer period, and take longer to fill, than other limits: it is for stores that count in whole
-        numbers of any size, not for Redis. It has no lease.
+        numbers of any size, not for Redis. It has no lease. Of algorithms other than GCRA only the burst is divided: it is all
+        that they let through.
         """
         common = gcd(self.count, processes)
         burst = max(self.burst // processes, min(max(cost, 1), self.burst))
-        shared = copy(self)
-        shared._become(self.count // common, self.period * (processes // common), burst, self.algorithm, 0)  # noqa: SLF001
+        shared, changes = copy(self), {"burst": burst, "lease": 0}
+        if ALGORITHMS[self.algorithm] is gcra:
+            changes |= {"count": self.count // common, "period": self.period * (processes // common)}
+        shared._become(**changes)  # noqa: SLF001 - it is one of ours
         return shared
 
     def __str__(self) -> str:
@@ -119,20 +129,21 @@ class Limit:
         return rate if self.burst == self.count else f"{rate} burst {self.burst}"
 
     def __repr__(self) -> str:
-        named = "" if self.algorithm == "gcra" else f", algorithm={self.algorithm!r}"
-        leased = f", lease={self.lease}" if self.lease else ""
-        return f"Limit({str(self)!r}{named}{leased})"
+        default = {"algorithm": "gcra", "lease": 0, "align": None}
+        given = {name: getattr(self, name) for name, value in default.items() if getattr(self, name) != value}
+        return f"Limit({str(self)!r}{''.join(f', {name}={value!r}' for name, value in given.items())})"
 
 
 class Windows:
     """The limits of one bucket, checked together, each with the number that names it inside the bucket.
 
+    They are of one algorithm: those of GCRA share a bucket, any other limit has one for itself, see `buckets_of`.
     A window's number holds what tells it from the others of its bucket: its period, its algorithm, and its place among
     those equal in both. Count and burst are left out, so a changed count finds what was owed before. Raises `ConfigError`
     where some limits have a lease and others have none: those would ask Redis about every request all the same.
     """
 
-    __slots__ = ("capacities", "counts", "ids", "lease", "limits", "weights")
+    __slots__ = ("algorithm", "capacities", "counts", "facts", "ids", "is_dated", "lease", "limits", "suffix", "weights")
 
     def __init__(self, limits: tuple[Limit, ...], ids: tuple[int, ...] | None = None) -> None:
         self.limits = limits
@@ -143,8 +154,15 @@ class Windows:
         """Ticks that a request takes."""
         self.capacities = tuple(limit.capacity for limit in limits)
         """Ticks that a full bucket holds."""
-        self.lease = _common_lease(limits) if ids is None else 0
+        self.lease = min([limit.lease for limit in limits], default=0)
         """Requests that a process may take in advance, 0 for none."""
+        self.algorithm: Algorithm = _common_algorithm(limits)
+        self.facts = self.algorithm.FACTS * len(limits)
+        """How many numbers the script reports of the bucket."""
+        self.is_dated = any(map(self.algorithm.date, limits))
+        """Whether the script has to be told about the present date."""
+        self.suffix = "" if self.algorithm is gcra else f":{self.ids[0]:x}"
+        """What the bucket's key ends with."""
 
     def share(self, processes: int, cost: int = 1) -> Windows:
         """The `Limit.share` of each limit; the same object for all costs that fit into the shares of the bursts."""
@@ -160,7 +178,7 @@ def _share(windows: Windows, processes: int, cost: int) -> Windows:
 
 
 def as_limit(value: object) -> Limit:
-    """``value`` as a `Limit`: one already, text, or a mapping of ``limit``, ``burst``, ``algorithm`` and ``lease``.
+    """``value`` as a `Limit`: one already, text, or a mapping of ``limit`` and the options of `Limit`.
 
     Raises `ConfigError` for anything else.
     """
@@ -168,7 +186,7 @@ def as_limit(value: object) -> Limit:
         return value
     if isinstance(value, str):
         return Limit(value)
-    if isinstance(value, dict) and "limit" in value and value.keys() <= {"limit", "burst", "algorithm", "lease"}:
+    if isinstance(value, dict) and "limit" in value and value.keys() <= {"limit", *_OPTIONS}:
         return Limit(value["limit"], **{name: option for name, option in value.items() if name != "limit"})
     raise ConfigError(f"{value!r} is not a limit, {_EXPECTED}")
 
@@ -177,6 +195,15 @@ def as_limit(value: object) -> Limit:
 def windows_of(*limits: Limit | str) -> Windows:
     """The `Windows` of these limits, given as limits or text; kept, since callers repeat the same few."""
     return Windows(tuple(as_limit(limit) for limit in limits))
+
+
+def buckets_of(limits: tuple[Limit, ...]) -> tuple[Windows, ...]:
+    """The buckets of limits that apply together, in the order in which their first limits were given."""
+    together: dict[int, list[int]] = {}
+    ids = _numbered(limits)
+    for place, limit in enumerate(limits):
+        together.setdefault(0 if ALGORITHMS[limit.algorithm] is gcra else ids[place], []).append(place)
+    return tuple([Windows(tuple([limits[n] for n in each]), tuple([ids[n] for n in each])) for each in together.values()])
 
 
 def unit_of(period: int) -> str | None:
@@ -199,22 +226,25 @@ def _numbered(limits: tuple[Limit, ...]) -> tuple[int, ...]:
     ids = []
     for limit in limits:
         kind = limit.period, limit.algorithm
-        ids.append(limit.period << 16 | ALGORITHMS.index(limit.algorithm) << 8 | places[kind])
+        ids.append(limit.period << 16 | _PLACES[limit.algorithm] << 8 | places[kind])
         places[kind] += 1
     if len(limits) > MAX_WINDOWS:
         raise ConfigError(f"{len(limits)} limits are to be checked together, expected at most {MAX_WINDOWS}")
+    if any(limit.lease for limit in limits) and not all(limit.lease for limit in limits):
+        names = " and ".join([f"{limit} {'has' if limit.lease else 'has no'} lease" for limit in limits])
+        raise ConfigError(f"{names}, expected one for all limits that are checked together or for none")
     return tuple(ids)
 
 
-def _common_lease(limits: tuple[Limit, ...]) -> int:
-    leases = [limit.lease for limit in limits]
-    if any(leases) and not all(leases):
-        names = " and ".join([f"{limit} {'has' if limit.lease else 'has no'} lease" for limit in limits])
-        raise ConfigError(f"{names}, expected one for all limits that are checked together or for none")
-    return min(leases, default=0)
+def _common_algorithm(limits: tuple[Limit, ...]) -> Algorithm:
+    algorithm = ALGORITHMS[limits[0].algorithm] if limits else gcra
+    if (algorithm is not gcra and len(limits) > 1) or any(ALGORITHMS[limit.algorithm] is not algorithm for limit in limits):
+        raise ValueError(f"{', '.join(map(repr, limits))} cannot share a bucket, expected limits of GCRA or a single one")
+    return algorithm
 
 
-def _check(count: int, period: int, burst: int, algorithm: str, lease: int) -> None:
+def _check(limit: Limit) -> None:
+    count, period, burst, lease, algorithm = limit.count, limit.period, limit.burst, limit.lease, limit.algorithm
     text = f"{count} per {period} s, burst {burst}"
     for name, number in (("count", count), ("period", period), ("burst", burst)):
         if type(number) is not int or number < 1:
@@ -229,3 +259,14 @@ def _check(count: int, period: int, burst: int, algorithm: str, lease: int) -> N
         raise ConfigError(f"limit {text}: expected a lease of 0 to {burst} requests, not {lease!r:.40}")
     if algorithm not in ALGORITHMS:
         raise ConfigError(f"limit {text}: expected an algorithm out of {', '.join(ALGORITHMS)}, not {algorithm!r}")
+    _check_algorithm(limit, text)
+
+
+def _check_algorithm(limit: Limit, text: str) -> None:
+    algorithm = limit.algorithm
+    if limit.align is not None and algorithm != "fixed_window":
+        raise ConfigError(f"limit {text}: expected align for a fixed_window only")
+    if limit.lease and ALGORITHMS[algorithm] is not gcra:
+        raise ConfigError(f"limit {text}: expected no lease for a {algorithm}")
+    if (expected := ALGORITHMS[algorithm].check(limit)) is not None:
+        raise ConfigError(f"limit {text}, {algorithm}: expected {expected}")

@@ -21,8 +21,8 @@ def overshooting(rule: Rule) -> Iterator[tuple[Limit, int, int]]:
     The rule's other limits are taken into account. A burst below the rule's own cost is no remedy, so that is not told.
     """
     least = max(1, rule.cost) if isinstance(rule.cost, int) else 1
-    for limit in rule.windows.limits:
-        most = most_within(limit.period, rule.windows.limits)
+    for limit in rule.every_limit:
+        most = most_within(limit.period, rule.every_limit)
         if most > limit.count and limit.burst > least:
             yield limit, most, least
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from threading import Lock
 from typing import Generic, TypeVar
 
-from limitgate import gcra
+from limitgate.algorithms import gcra
 from limitgate.diagnosis import Diagnosis, Once
 from limitgate.forks import begin_anew_in_children
 from limitgate.limits import Limit, windows_of

@@ -52,7 +52,7 @@ def _x_ratelimit(_: Sequence[Rule]) -> Headers:
 
 
 def _x_ratelimit_windows(rules: Sequence[Rule]) -> Headers:
-    limited = {unit_of(limit.period) for rule in rules for limit in rule.windows.limits}
+    limited = {unit_of(limit.period) for rule in rules for limit in rule.every_limit}
     headers: Headers = {}
     for unit in [unit for unit in SECONDS if unit in limited]:
         headers[f"X-RateLimit-Limit-{unit.title()}"] = _count(f"How many requests may come at once, by the limit per {unit}.")

@@ -126,7 +126,7 @@ def _cells(each: Applied | None) -> Row:
         notes.append("shadow")
     if rule.on_error is not None:
         notes.append(f"on_error {rule.on_error}")
-    limits = ", ".join(map(str, rule.windows.limits))
+    limits = ", ".join(map(str, rule.every_limit))
     return (rule.name, limits or "exempt", ", ".join(rule.key) if limits else "", ", ".join(notes))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from limitgate import gcra
+from limitgate.algorithms.base import State
 from limitgate.limits import Windows
 
 Verb = Literal["spend", "peek", "reset"]
@@ -32,9 +32,9 @@ class Lease(NamedTuple):
     as_of: int
     """The store's clock from which on what is put back counts as drained, Unix µs."""
     back: Sequence[int]
-    """What is put back, in ticks per window; if negative, what is taken on top, whether it fits or not."""
+    """What is put back per window, as its algorithm counts it; if negative, what is taken on top, whether it fits or not."""
     grace: Sequence[int]
-    """For how long after ``as_of`` the bucket drained other debts instead, µs per window."""
+    """For how long after ``as_of`` it can be put back in whole, µs per window: a bucket may have other debts to drain first."""
 
     @property
     def gives_back(self) -> bool:
@@ -55,6 +55,10 @@ class Charge(NamedTuple):
     """The rule's name, None in a Limiter."""
     lease: Lease | None = None
     """What to take in advance and to put back, None for nothing."""
+    ahead: int = 0
+    """For how long the request may wait for its turn, µs: so far ahead it can be booked."""
+    slot: int = 0
+    """What names the place that is taken, where requests in flight are counted; 0 elsewhere."""
 
     def share(self, processes: int) -> Charge:
         """This charge by one of so many processes that each limit alone, see `Limit.share`."""
@@ -78,20 +82,20 @@ class Reading(NamedTuple):
 
     now: int
     """The store's clock, Unix µs."""
-    debts: Sequence[Sequence[int]]
-    """Per charge and window, the debt in ticks as it stood before."""
-    after: Sequence[Sequence[int] | None]
-    """Per charge, the debts if it is taken; None if it does not fit."""
+    states: Sequence[Sequence[State]]
+    """Per charge and window, how it stood before."""
+    after: Sequence[Sequence[State] | None]
+    """Per charge, the states if it is taken; None if it does not fit."""
     admitted: bool
     """Whether the request passes: every binding charge fits. Then each charge that fits is taken, else none is."""
 
 
-def read(charges: Sequence[Charge], now: int, debts: Sequence[Sequence[int]]) -> Reading:
-    """The reading of ``debts`` at ``now``. Every store's verdict is made here; Lua repeats it where it must be atomic."""
+def read(charges: Sequence[Charge], now: int, states: Sequence[Sequence[State]]) -> Reading:
+    """The reading of ``states`` at ``now``. Every store's verdict is made here; Lua repeats it where it must be atomic."""
     admitted, after = True, []
-    for charge, owed in zip(charges, debts):
-        then = gcra.charged(owed, charge.cost, charge.windows)
+    for charge, found in zip(charges, states):
+        then = charge.windows.algorithm.weighed(found, charge)
         if then is None and charge.binding:
             admitted = False
         after.append(then)
-    return Reading(now, debts, after, admitted)
+    return Reading(now, states, after, admitted)

@@ -62,9 +62,10 @@ class Bound:
             text = self._opened(newcomers, text, subject)
         return text, cost
 
-    def charge(self, text: str, cost: int) -> Charge:
-        """The charge for what was asked."""
-        return Charge(self._prefix + self._key.digest(text), self.rule.windows, cost, self.binding, self.rule.name)
+    def charges(self, text: str, cost: int) -> list[Charge]:
+        """The charges for what was asked, one for each bucket."""
+        key, binding, name = self._prefix + self._key.digest(text), self.binding, self.rule.name
+        return [Charge(key + windows.suffix, windows, cost, binding, name) for windows in self.rule.buckets]
 
     def _opened(self, newcomers: Newcomers, text: str, subject: Subject) -> str:
         """The text of a bucket that was not known; of its source's overflow bucket where that has opened too many."""
@@ -101,8 +102,9 @@ UNLIMITED = Considered(None, (), EVERYTHING)
 
 def _charging(bounds: tuple[Bound, ...], asked: tuple[tuple[str, int], ...]) -> Considered:
     """The plan that charges what is asked of each rule; made once for requests that ask the same."""
-    plan = Plan(tuple([bound.charge(*ask) for bound, ask in zip(bounds, asked)]))
-    return Considered(plan, bounds, (), any(bound.rule.charge_if for bound in bounds))
+    charges = [(bound, charge) for bound, ask in zip(bounds, asked) for charge in bound.charges(*ask)]
+    by_outcome = any(bound.rule.charge_if for bound in bounds)
+    return Considered(Plan(tuple([charge for _, charge in charges])), tuple([bound for bound, _ in charges]), (), by_outcome)
 
 
 class Planner:

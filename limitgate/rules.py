@@ -21,7 +21,7 @@ from pydantic import (
 from limitgate.callers import DEFAULT_TIER, Callers, KnownCaller, Text
 from limitgate.errors import ConfigError
 from limitgate.keys import check_part
-from limitgate.limits import Limit, Windows, as_limit
+from limitgate.limits import Limit, Windows, as_limit, buckets_of
 from limitgate.paths import segments
 from limitgate.plan import check_cost
 from limitgate.request import Request
@@ -180,14 +180,19 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return frozenset(upper - {"HEAD"} | ({"GET"} if "HEAD" in upper else set()))
 
     @cached_property
-    def windows(self) -> Windows:
+    def every_limit(self) -> tuple[Limit, ...]:
         """The limits and the qps, qpm, qph and qpd, in this order."""
         given = {field: getattr(self, field) for field in _QUICK if getattr(self, field)}
         quick = [self._checked(field, Limit, f"{count}/{_QUICK[field]}") for field, count in given.items()]
         limits = (*self.limits, *quick)
         if self.lease:
             limits = tuple([limit if limit.lease else self._checked("lease", limit.leased, self.lease) for limit in limits])
-        return self._checked("limits", Windows, limits)
+        return limits
+
+    @cached_property
+    def buckets(self) -> tuple[Windows, ...]:
+        """The limits by the buckets that they are counted in."""
+        return self._checked("limits", buckets_of, self.every_limit)
 
     def _checked(self, field: str, make: Callable[..., T], value: object) -> T:
         """What ``make`` makes of a value, its complaint naming the rule and the field."""
@@ -214,13 +219,14 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return check_cost(self.cost(request)) if callable(self.cost) else self.cost
 
     def _check(self) -> None:
-        limits = self.windows.limits
+        limits = self.every_limit
+        _ = self.buckets
         if self.exempt and limits:
             raise ConfigError(f"rule {self.name!r} is exempt and has limits, expected one or the other", ("exempt",))
         if self.charge_if and (self.exempt or self.per == "message"):
             what = "is exempt" if self.exempt else "counts messages, which have no status"
             raise ConfigError(f"rule {self.name!r} {what}, expected no charge_if", ("charge_if",))
-        if self.charge_if and self.windows.lease:
+        if self.charge_if and any(windows.lease for windows in self.buckets):
             message = f"rule {self.name!r} has a lease, out of which nothing can be given back exactly, expected no charge_if"
             raise ConfigError(message, ("charge_if",))
         if self.exempt and self.per == "message":

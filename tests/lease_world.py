@@ -14,7 +14,8 @@ from uuid import uuid4
 
 import redis
 
-from limitgate import Limit, gcra
+from limitgate import Limit
+from limitgate.algorithms import gcra
 from limitgate.decision import decide
 from limitgate.limits import Windows
 from limitgate.plan import Charge, Plan, Reading
@@ -84,7 +85,7 @@ class World:
 
     def owed(self, key: str) -> list[int]:
         """What a bucket owes in Redis."""
-        return list(self.spend(self.plan(keys=[key])._replace(verb="peek")).debts[0])
+        return list(self.spend(self.plan(keys=[key])._replace(verb="peek")).states[0])
 
     def admitted_locally(self, plan: Plan, reading: Reading) -> None:
         self.local += 1

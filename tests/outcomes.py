@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import parse_qsl
 
-from limitgate import MemoryStore, StoreError, gcra
+from limitgate import MemoryStore, StoreError
+from limitgate.algorithms import gcra
 from limitgate.plan import Plan, Reading
 from tests.clock import Clock
 from tests.doors import ASGISite, WSGISite

@@ -70,7 +70,7 @@ def test_the_files_of_the_contract_are_read(tmp_path: Path) -> None:
     rules = load_rules(written(tmp_path, default__yaml=DEFAULT, vip__yaml=VIP))
     api, login, health = rules.tiers["default"]
     assert (api.name, api.path, api.key) == ("api", "/api/**", ("path", "ip"))
-    assert api.windows.limits == (Limit("5/s"), Limit("100/m"), Limit("2000/d"))
+    assert api.every_limit == (Limit("5/s"), Limit("100/m"), Limit("2000/d"))
     assert (login.methods, login.on_error, login.limits) == ({"POST"}, "closed", (Limit("5/minute burst 3"),))
     assert health.exempt
     vip = rules.tiers["vip"]
@@ -185,7 +185,7 @@ def test_leases_are_read_from_a_file(tmp_path: Path) -> None:
           - {name: none, limits: ["1000/second"]}
     """
     rules = load_rules(written(tmp_path, rules__yaml=text)).tiers["default"]
-    assert [[limit.lease for limit in rule.windows.limits] for rule in rules] == [[50], [50, 7, 50], [0]]
+    assert [[limit.lease for limit in rule.every_limit] for rule in rules] == [[50], [50, 7, 50], [0]]
     assert rules[0].limits == (Limit("1000/second", lease=50),)
 
 

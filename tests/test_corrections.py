@@ -55,7 +55,7 @@ class Bucket:
     def owed(self, windows: Windows | None = None) -> Sequence[int]:
         """Ticks per window, now."""
         charge = Charge(self.key, windows or self.windows, 0, binding=False, rule=None)
-        return self.store.spend(Plan((charge,), "peek"), 5).debts[0]
+        return self.store.spend(Plan((charge,), "peek"), 5).states[0]
 
     def requests(self, windows: Windows | None = None) -> list[float]:
         """What is owed now, in requests per window."""

@@ -10,7 +10,8 @@ from fractions import Fraction
 import pytest
 from hypothesis import assume, given, strategies as st
 
-from limitgate import Decision, Limit, Limiter, MemoryStore, gcra
+from limitgate import Decision, Limit, Limiter, MemoryStore
+from limitgate.algorithms import gcra
 from tests.clock import Clock
 
 SECOND = 1_000_000

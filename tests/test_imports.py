@@ -39,9 +39,10 @@ STORES = {
     ),
 }
 LAYERS = (
-    {"diagnosis", "errors", "forks"},
+    {"algorithms.base", "algorithms.fixed_window", "algorithms.gcra", "diagnosis", "errors", "forks"},
+    {"algorithms.each"},
+    {"algorithms"},
     {"limits"},
-    {"gcra"},
     {"plan"},
     {"decision", "newcomers", "paths", *STORES},
     {"request"},

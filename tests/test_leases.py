@@ -18,7 +18,8 @@ import pytest
 import redis
 from hypothesis import given, settings, strategies as st
 
-from limitgate import AsyncRedisStore, Limit, MemoryStore, RedisStore, StoreError, gcra
+from limitgate import AsyncRedisStore, Limit, MemoryStore, RedisStore, StoreError
+from limitgate.algorithms import gcra
 from limitgate.decision import decide
 from limitgate.limits import Windows, windows_of
 from limitgate.plan import Charge, Lease, Plan, Reading
@@ -71,7 +72,7 @@ def owed(server: RedisServer, limit: Limit | str = SLOW) -> int:
     """Requests that the bucket owes, but for the small change that is spared of what goes back."""
     with contextlib.closing(RedisStore(server.url)) as store:
         plan = a_plan(limit, verb="peek")
-        return round(store.spend(plan, PATIENT).debts[0][0] / plan.charges[0].windows.weights[0])
+        return round(store.spend(plan, PATIENT).states[0][0] / plan.charges[0].windows.weights[0])
 
 
 # --- no more is admitted than without ---------------------------------------------------------------------------------
@@ -307,7 +308,7 @@ def test_python_knows_what_lua_took_property(client: redis.Redis, rnd: random.Ra
         plan = world.plan(rnd.choice((1, 1, 2, least // 3 or 1)))
         (reading,) = process.ask(plan)
         owed, held = world.owed(key), process.store.leases._held.get(key)
-        expected = list(reading.after[0] if reading.admitted else reading.debts[0])
+        expected = list(reading.after[0] if reading.admitted else reading.states[0])
         if held:
             expected = [debt + one - two for debt, one, two in zip(expected, held.ahead, held.debts, strict=True)]
         assert owed == expected
@@ -648,8 +649,8 @@ def test_nothing_is_given_back_beyond_a_full_bucket(own_redis: RedisServer) -> N
         other.spend(a_plan(limit, verb="reset"), PATIENT)
         other.spend(a_plan("9/day"), PATIENT)
         store.close()
-        assert other.spend(a_plan(limit, verb="peek"), PATIENT).debts == [[0]]
-        assert other.spend(a_plan("9/day", verb="peek"), PATIENT).debts[0][0] > 0
+        assert other.spend(a_plan(limit, verb="peek"), PATIENT).states == [[0]]
+        assert other.spend(a_plan("9/day", verb="peek"), PATIENT).states[0][0] > 0
         assert other.unreadable == 0
 
 

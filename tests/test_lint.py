@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from limitgate import Limit, Rule, gcra
+from limitgate import Limit, Rule
+from limitgate.algorithms import gcra
 from limitgate.limits import windows_of
 from limitgate.lint import most_within, overshooting
 from limitgate.paths import ANY, PathIndex, covers, meet, segments

@@ -246,7 +246,7 @@ def test_a_charge_says_all_that_the_store_needs() -> None:
         ("b", 3, False),
         ("c", 6, True),
     ]
-    assert [charge.windows.limits for charge in plan.charges] == [rule.windows.limits for rule in rules]
+    assert [charge.windows.limits for charge in plan.charges] == [rule.every_limit for rule in rules]
     assert all(re.fullmatch(rf"limitgate:{charge.rule}:[0-9a-f]{{32}}", charge.key) for charge in plan.charges)
 
 

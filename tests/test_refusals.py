@@ -268,7 +268,7 @@ class Caller:
     def understood(self, plan: Plan, reading: Reading, sent: float, heard: float) -> Reading:
         self.at = heard
         counts = [count for charge in plan.charges for count in charge.windows.counts]
-        debts = [debt for owed in reading.debts for debt in owed]
+        debts = [debt for owed in reading.states for debt in owed]
         head = [reading.now] + [0] * (wire._HEAD - 1)
         reply = [*head, *[part for debt, count in zip(debts, counts, strict=True) for part in divmod(debt, count)]]
         call = wire.Call([plan])

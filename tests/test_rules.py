@@ -22,7 +22,7 @@ def test_a_rule_is_what_the_contract_says_by_default() -> None:
     assert (rule.name, rule.limits, rule.path, rule.methods) == ("api", (Limit("5/second"),), "/**", None)
     assert (rule.key, rule.tier, rule.cost, rule.on_error) == (("ip",), None, 1, None)
     assert (rule.shadow, rule.exempt) == (False, False)
-    assert (rule.lease, rule.windows.lease) == (0, 0)
+    assert (rule.lease, rule.buckets[0].lease) == (0, 0)
     assert (rule.charge_if, rule.per) == (None, "request")
 
 
@@ -45,14 +45,14 @@ def test_a_rule_is_what_the_contract_says_by_default() -> None:
 )
 def test_limits_and_quick_limits_are_windows_of_one_rule(rule: Rule, expected: list[str]) -> None:
     """The limits of a rule are its windows, then those of qps, qpm, qph and qpd."""
-    assert [str(limit) for limit in rule.windows.limits] == expected
-    assert rule.windows is rule.windows
+    assert [str(limit) for limit in rule.every_limit] == expected
+    assert rule.buckets[0] is rule.buckets[0]
 
 
 @given(st.integers(1, 1_000_000), st.sampled_from([("qps", "second"), ("qpm", "minute"), ("qph", "hour"), ("qpd", "day")]))
 def test_a_quick_limit_is_the_limit_it_abbreviates_property(count: int, quick: tuple[str, str]) -> None:
     """qps=5 is Limit("5/second"), and so on for every count and unit."""
-    assert Rule("r", **{quick[0]: count}).windows.limits == (Limit(f"{count}/{quick[1]}"),)
+    assert Rule("r", **{quick[0]: count}).every_limit == (Limit(f"{count}/{quick[1]}"),)
 
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
@@ -185,8 +185,8 @@ def test_a_mistake_in_a_rule_says_what_was_expected(options: dict[str, Any], fie
 )
 def test_the_lease_of_a_rule_is_for_limits_without_their_own(rule: Rule, expected: list[int]) -> None:
     """A rule's lease goes to all its limits, those of qps, qpm, qph and qpd too, but for those that have one."""
-    assert [limit.lease for limit in rule.windows.limits] == expected
-    assert rule.windows.lease == min(expected)
+    assert [limit.lease for limit in rule.every_limit] == expected
+    assert rule.buckets[0].lease == min(expected)
 
 
 def test_a_lease_above_the_burst_says_how_much_is_possible() -> None:
@@ -197,7 +197,7 @@ def test_a_lease_above_the_burst_says_how_much_is_possible() -> None:
 
 def test_an_exempt_rule_may_name_a_lease() -> None:
     """Where there are no limits there is nothing to lease from."""
-    assert Rule("r", exempt=True, lease=5).windows.lease == 0
+    assert Rule("r", exempt=True, lease=5).buckets == ()
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_a_rule_cannot_be_changed() -> None:
 
 def names(rules: RuleSet, tier: str) -> list[tuple[str, str]]:
     """The rules of a tier in their order, each with its first limit."""
-    return [(rule.name, str(rule.windows.limits[0]) if rule.windows.limits else "exempt") for rule in rules.tiers[tier]]
+    return [(rule.name, str(rule.every_limit[0]) if rule.every_limit else "exempt") for rule in rules.tiers[tier]]
 
 
 def test_a_tier_is_laid_over_the_default() -> None:

@@ -64,7 +64,7 @@ def test_parts_put_together_are_the_whole_property(asked: tuple[Plan, list[list[
     found = concluded(plan, parts_of(plan), outcomes).outcome
     assert isinstance(found, Reading)
     whole = read(plan.charges, max(outcome.now for outcome in outcomes), debts)
-    assert (found.now, list(found.debts), list(found.after), found.admitted) == tuple(
+    assert (found.now, list(found.states), list(found.after), found.admitted) == tuple(
         list(field) if isinstance(field, list) else field for field in whole
     )
 
@@ -189,7 +189,7 @@ class Bucket:
         return wire.answers([plan], reply).readings[0]
 
     def owed(self) -> int:
-        return self.call(Plan((self.charge,), "peek")).debts[0][0]
+        return self.call(Plan((self.charge,), "peek")).states[0][0]
 
     def spend(self, cost: int) -> bool:
         admitted = self.call(Plan((self.charge._replace(cost=cost),))).admitted

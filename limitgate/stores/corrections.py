@@ -15,16 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from limitgate.limits import MAX_OWED_US
+from limitgate.algorithms.base import State
 from limitgate.plan import Charge, Lease, Plan, Reading
 from limitgate.stores.leases import SPARE
 
 
 def correction(plan: Plan, reading: Reading, costs: Sequence[int]) -> Plan:
     """What corrects a plan that was admitted, given what each of its charges turned out to cost; maybe without charges."""
-    read = zip(plan.charges, reading.debts, reading.after, costs)
-    took = [(charge, debts, cost) for charge, debts, then, cost in read if then is not None]  # what did not fit took nothing
-    wrong = [_corrected(charge, debts, reading.now, cost) for charge, debts, cost in took if cost != charge.cost]
+    read = zip(plan.charges, reading.states, reading.after, costs)
+    took = [(charge, states, cost) for charge, states, then, cost in read if then is not None]  # what did not fit took nothing
+    wrong = [_corrected(charge, states, reading.now, cost) for charge, states, cost in took if cost != charge.cost]
     return Plan(tuple([charge for charge in wrong if charge.lease and charge.lease.gives_back]), "peek")
 
 
@@ -33,15 +33,10 @@ def undoing(plan: Plan, reading: Reading) -> Plan:
     return correction(plan, reading, [0] * len(plan.charges))
 
 
-def _corrected(charge: Charge, debts: Sequence[int], now: int, cost: int) -> Charge:
+def _corrected(charge: Charge, states: Sequence[State], now: int, cost: int) -> Charge:
     windows = charge.windows
-    back = [(charge.cost - cost) * weight for weight in windows.weights]
-    if cost > charge.cost:
-        back = [max(ticks, -limit.ceiling) for ticks, limit in zip(back, windows.limits)]
-        grace = [MAX_OWED_US] * len(back)
-    elif windows.lease:  # it may come out of what was taken in advance, up to so long ago
+    back, grace = windows.algorithm.owed_back(charge, states, cost)
+    if windows.lease and cost < charge.cost:  # it may come out of what was taken in advance, up to so long ago
         back = [max(0, ticks - SPARE * count) for ticks, count in zip(back, windows.counts)]
         grace = [0] * len(back)
-    else:
-        grace = [(debt + cost * weight) // count for debt, weight, count in zip(debts, windows.weights, windows.counts)]
     return Charge(charge.key, windows, 0, binding=False, rule=charge.rule, lease=Lease(0, now, back, grace))

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from threading import Lock
 
-from limitgate import gcra
+from limitgate.algorithms import gcra
 from limitgate.limits import Windows
 from limitgate.plan import Charge, Lease, Plan, Reading, read
 from limitgate.stores.refusals import SKEW

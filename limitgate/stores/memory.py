@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush
 from threading import Lock
 from typing import Any
 
-from limitgate import gcra
+from limitgate.algorithms.base import State
 from limitgate.diagnosis import Diagnosis, Once
 from limitgate.forks import begin_anew_in_children
 from limitgate.limits import Windows
@@ -26,8 +26,8 @@ _STEP = 1_000_000
 """Microseconds that the clock may step back before the heap is made anew; less puts no bucket out of place for long."""
 
 
-_Bucket = tuple[int, Windows, Sequence[int], int]
-"""When it was written in Unix µs, its windows, what each owed then in ticks, and the heap entry that counts for it."""
+_Bucket = tuple[int, Windows, Sequence[State], int]
+"""When it was written in Unix µs, its windows, how each stood then, and the heap entry that counts for it."""
 _Home = tuple[dict[Any, _Bucket], Any, _Bucket | None]
 """Where a charge's bucket lives: in which dictionary, under which key, and the bucket if there is one yet."""
 
@@ -70,21 +70,21 @@ class MemoryStore:
         charges = plan.charges
         with self._lock:
             now = self._clock()
-            homes, debts = [], []
+            homes, states = [], []
             for charge in charges:
+                windows, lease = charge.windows, charge.lease
                 home = self._home(charge, now)
                 homes.append(home)
-                owed = self._read(home, charge.windows, now)
-                lease = charge.lease
+                found = self._read(home, windows, now)
                 if lease is not None:
-                    owed = gcra.put_right(owed, lease.back, max(0, now - lease.as_of), lease.grace, charge.windows)
-                    self._write(home, charge.windows, now, owed, owes_less=True)
-                debts.append(owed)
+                    found = windows.algorithm.put_right(found, lease.back, max(0, now - lease.as_of), lease.grace, windows)
+                    self._write(home, windows, now, found, owes_less=True)
+                states.append(found)
             if plan.verb == "reset":
-                debts = [[0] * len(owed) for owed in debts]
-                for home, charge, owed in zip(homes, charges, debts):
-                    self._write(home, charge.windows, now, owed, owes_less=True)
-            reading = read(charges, now, debts)
+                states = [charge.windows.algorithm.fresh(now, charge.windows) for charge in charges]
+                for home, charge, found in zip(homes, charges, states):
+                    self._write(home, charge.windows, now, found, owes_less=True)
+            reading = read(charges, now, states)
             if plan.verb == "spend" and reading.admitted:
                 for home, charge, then in zip(homes, charges, reading.after):
                     if then is not None and charge.cost:
@@ -114,39 +114,42 @@ class MemoryStore:
         shared = charge.windows.ids
         return self._overflow, shared, self._overflow.get(shared)
 
-    def _read(self, home: _Home, windows: Windows, now: int) -> Sequence[int]:
-        """What each asked window owes now, in ticks."""
-        bucket = home[2]
+    def _read(self, home: _Home, windows: Windows, now: int) -> Sequence[State]:
+        """How each asked window stands now."""
+        bucket, algorithm = home[2], windows.algorithm
         if bucket is None:
-            return [0] * len(windows.ids)
-        written, stored, debts, _ = bucket
-        debts = gcra.drained(debts, now - written, stored)
+            return algorithm.fresh(now, windows)
+        written, stored, states, _ = bucket
+        states = algorithm.opened(states, now - written, now, stored)
         changed = False
         if windows is not stored:
-            owed = {window: (debt, count) for window, debt, count in zip(stored.ids, debts, stored.counts) if debt}
-            found = [owed.get(window, (0, count)) for window, count in zip(windows.ids, windows.counts)]
-            debts = [gcra.rescaled(debt, limit) for (debt, _), limit in zip(found, windows.limits)]
-            changed = any(count != limit.count for (_, count), limit in zip(found, windows.limits))
+            known = {window: (state, limit) for window, state, limit in zip(stored.ids, states, stored.limits)}
+            fresh = zip(windows.ids, zip(algorithm.fresh(now, windows), windows.limits))
+            found = [known.get(window, new) for window, new in fresh]
+            states = [algorithm.rescaled(state, limit) for (state, _), limit in zip(found, windows.limits)]
+            changed = any(
+                state and limit.count != asked.count for state, (_, limit), asked in zip(states, found, windows.limits)
+            )
         if now < written:
             self.clock_steps += 1
             if written - now >= _STEP:
                 self._stepped.log("this machine")
         if changed or now < written:
-            self._write(home, windows, now, debts, owes_less=True)
-        return debts
+            self._write(home, windows, now, states, owes_less=True)
+        return states
 
-    def _write(self, home: _Home, windows: Windows, now: int, debts: Sequence[int], *, owes_less: bool = False) -> None:
-        """Put the asked windows' debts; windows of the bucket that were not asked stay as they are."""
+    def _write(self, home: _Home, windows: Windows, now: int, states: Sequence[State], *, owes_less: bool = False) -> None:
+        """Put how the asked windows stand; windows of the bucket that were not asked stay as they are."""
         buckets, key, bucket = home
         if bucket is not None and bucket[1] is not windows:
-            windows, debts = _joined(windows, debts, bucket, now)
+            windows, states = _joined(windows, states, bucket, now)
         live = buckets.get(key)  # making room for another charge of the plan may have moved or dropped it
         if buckets is self._buckets and (owes_less or live is None):
-            due = _full_at(now, windows, debts)
-            buckets[key] = (now, windows, debts, due)
+            due = _full_at(now, windows, states)
+            buckets[key] = (now, windows, states, due)
             self._queue_up(due, key)
         else:
-            buckets[key] = (now, windows, debts, live[3] if live else 0)
+            buckets[key] = (now, windows, states, live[3] if live else 0)
 
     def _queue_up(self, due: int, key: str) -> None:
         """Put a bucket into the heap; once half of the entries do not count any more, they go."""
@@ -170,24 +173,24 @@ class MemoryStore:
             bucket = self._buckets.get(key)
             if bucket is None or bucket[3] != entry:
                 continue
-            written, windows, debts, _ = bucket
+            written, windows, states, _ = bucket
             since = min(written, now)
-            due, until = _full_at(since, windows, debts), _refuses_until(since, windows, debts)
+            due, until = _full_at(since, windows, states), _refuses_until(since, windows, states)
             if due > entry:
                 heappush(self._queue, (due, key))
-                self._buckets[key] = (written, windows, debts, due)
+                self._buckets[key] = (written, windows, states, due)
             elif until > now:
                 heappush(self._refusing, (until, key))
-                self._buckets[key] = (written, windows, debts, until)
+                self._buckets[key] = (written, windows, states, until)
             else:
                 del self._buckets[key]
         return len(self._buckets) < self._max_buckets
 
     def _step_back(self, now: int) -> None:
         """After a step of the clock, let no bucket wait for the time at which it was written to come round again."""
-        for key, (written, windows, debts, _) in self._buckets.items():
+        for key, (written, windows, states, _) in self._buckets.items():
             since = min(written, now)
-            self._buckets[key] = (since, windows, debts, _full_at(since, windows, debts))
+            self._buckets[key] = (since, windows, states, _full_at(since, windows, states))
         self._compact()
 
     def _compact(self) -> None:
@@ -201,23 +204,24 @@ def _system_clock() -> int:
     return time.time_ns() // 1000
 
 
-def _full_at(written: int, windows: Windows, debts: Sequence[int]) -> int:
+def _full_at(written: int, windows: Windows, states: Sequence[State]) -> int:
     """When nothing will be owed any more, in Unix µs."""
-    return written + max(map(gcra.refill_us, debts, windows.limits))
+    return written + max(map(windows.algorithm.refill_us, states, windows.limits))
 
 
-def _refuses_until(written: int, windows: Windows, debts: Sequence[int]) -> int:
+def _refuses_until(written: int, windows: Windows, states: Sequence[State]) -> int:
     """When one request will fit into every window, in Unix µs; the time of writing if it did then."""
-    return written + max(gcra.wait_us(debt, 1, limit) or 0 for debt, limit in zip(debts, windows.limits))
+    wait_us = windows.algorithm.wait_us
+    return written + max(wait_us(state, 1, limit) or 0 for state, limit in zip(states, windows.limits))
 
 
-def _joined(windows: Windows, debts: Sequence[int], bucket: _Bucket, now: int) -> tuple[Windows, Sequence[int]]:
+def _joined(windows: Windows, states: Sequence[State], bucket: _Bucket, now: int) -> tuple[Windows, Sequence[State]]:
     """The asked windows, and those of ``bucket`` that were not asked and still owe something."""
-    limits, ids, owed = list(windows.limits), list(windows.ids), list(debts)
+    limits, ids, joined = list(windows.limits), list(windows.ids), list(states)
     written, stored, before, _ = bucket
-    for limit, window, debt in zip(stored.limits, stored.ids, gcra.drained(before, now - written, stored)):
-        if window not in windows.ids and debt:
+    for limit, window, state in zip(stored.limits, stored.ids, windows.algorithm.opened(before, now - written, now, stored)):
+        if window not in windows.ids and state:
             limits.append(limit)
             ids.append(window)
-            owed.append(debt)
-    return (windows, debts) if len(ids) == len(windows.ids) else (Windows(tuple(limits), tuple(ids)), owed)
+            joined.append(state)
+    return (windows, states) if len(ids) == len(windows.ids) else (Windows(tuple(limits), tuple(ids)), joined)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import NamedTuple
 
-from limitgate import gcra
+from limitgate.algorithms.base import State
 from limitgate.limits import Windows
 from limitgate.plan import Plan, Reading, read
 
@@ -29,11 +29,15 @@ class _Seen(NamedTuple):
     """A bucket as the script read it when it refused."""
 
     windows: Windows
-    debts: Sequence[int]
+    states: Sequence[State]
     now: int
     """Redis' clock, Unix µs."""
     sent: float
     heard: float
+
+    def later(self, elapsed_us: int) -> Sequence[State]:
+        """How it stands some time later."""
+        return self.windows.algorithm.drained(self.states, elapsed_us, self.windows)
 
 
 class _GivenBack(NamedTuple):
@@ -74,12 +78,12 @@ class Refusals:
             if seen is None or seen.windows is not charge.windows or at - seen.sent >= LONGEST:
                 return None
             found.append(seen)
-        least = [gcra.drained(seen.debts, int((at - seen.sent) * SKEW * 1e6) + 1, seen.windows) for seen in found]
+        least = [seen.later(int((at - seen.sent) * SKEW * 1e6) + 1) for seen in found]
         if read(plan.charges, 0, least).admitted:
             return None
         elapsed = [int((at - seen.heard) * 1e6) for seen in found]
-        debts = [gcra.drained(seen.debts, us, seen.windows) for seen, us in zip(found, elapsed)]
-        return read(plan.charges, max([seen.now + us for seen, us in zip(found, elapsed)]), debts)
+        states = [seen.later(us) for seen, us in zip(found, elapsed)]
+        return read(plan.charges, max([seen.now + us for seen, us in zip(found, elapsed)]), states)
 
     def learn(self, plan: Plan, reading: Reading, sent: float, heard: float) -> None:
         """Remember what a call said that was sent and heard at these times, or forget what it has changed.
@@ -91,7 +95,7 @@ class Refusals:
         if not (refused or gives_back or any(charge.key in self._seen for charge in plan.charges)):
             return
         with self._lock:
-            for charge, debts in zip(plan.charges, reading.debts):
+            for charge, states in zip(plan.charges, reading.states):
                 key, last = charge.key, self._given_back.get(charge.key)
                 is_known = last is None or last.is_followed_by(sent, reading.now)  # else it may tell of a time before
                 if gives_back and plan.verb != "peek":
@@ -101,8 +105,8 @@ class Refusals:
                 elif refused and not is_known:
                     continue
                 self._seen.pop(key, None)
-                if is_known and (refused or (gives_back and plan.verb == "peek")):
-                    self._seen[key] = _Seen(charge.windows, debts, reading.now, sent, heard)
+                if is_known and (refused or (gives_back and plan.verb == "peek")) and charge.windows.algorithm.HOLDS:
+                    self._seen[key] = _Seen(charge.windows, states, reading.now, sent, heard)
             for kept in (self._seen, self._given_back):
                 while len(kept) > MAX_BUCKETS:
                     del kept[next(iter(kept))]

@@ -107,7 +107,7 @@ def _joined(plan: Plan, parts: Sequence[Part], readings: Sequence[Reading]) -> R
     debts: list[Any] = [()] * len(plan.charges)
     after: list[Any] = [None] * len(plan.charges)
     for part, reading in zip(parts, readings):
-        for place, owed, then in zip(part.places, reading.debts, reading.after):
+        for place, owed, then in zip(part.places, reading.states, reading.after):
             debts[place], after[place] = owed, then
     now = max([reading.now for reading in readings])
     return Reading(now, debts, after, all(reading.admitted for reading in readings))
@@ -115,10 +115,10 @@ def _joined(plan: Plan, parts: Sequence[Part], readings: Sequence[Reading]) -> R
 
 def _untouched(plan: Plan, reading: Reading) -> tuple[Plan, Reading]:
     """What a plan that was admitted took nothing from, as it was read for one that is refused."""
-    read = zip(plan.charges, reading.debts, reading.after)
+    read = zip(plan.charges, reading.states, reading.after)
     left = [(charge, debts) for charge, debts, then in read if not charge.cost or then is None]
     debts = [debts for _, debts in left]
-    return Plan(tuple([charge for charge, _ in left])), reading._replace(debts=debts, admitted=False)
+    return Plan(tuple([charge for charge, _ in left])), reading._replace(states=debts, admitted=False)
 
 
 class Server(Protocol):

@@ -6,14 +6,14 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from importlib.resources import files
 from typing import NamedTuple
 
+from limitgate.algorithms import NUMBERS, script
 from limitgate.errors import StoreError
 from limitgate.limits import Windows
-from limitgate.plan import Lease, Plan, Reading, Verb, read
+from limitgate.plan import Charge, Plan, Reading, Verb, read
 
-SPEND = (files("limitgate") / "lua" / "spend.lua").read_text("utf-8")
+SPEND = script()
 SHA = hashlib.sha1(SPEND.encode(), usedforsecurity=False).hexdigest()
 
 UNSENDABLE = (ValueError, struct.error)
@@ -75,9 +75,10 @@ def arguments(plans: Sequence[Plan]) -> list[str | bytes | int]:
         last = len(asked) - 1
         for place, charge in enumerate(asked):
             keys.append(charge.key)
-            packed = _packed(charge.windows, charge.cost, charge.binding, verb, place == last)
-            if charge.lease is not None:
-                packed += _lease(charge.windows, charge.lease)
+            how = verb, charge.binding, place == last
+            packed = _packed(charge.windows, charge.cost, charge.ahead, how, _date(charge.windows))
+            if charge.lease is not None or charge.slot:
+                packed += _more(charge)
             which.append(charges.setdefault(packed, len(charges) + 1))
     keys[0] = len(which)
     return [*keys, struct.pack(f"<{len(which)}H", *which), *charges]
@@ -85,37 +86,44 @@ def arguments(plans: Sequence[Plan]) -> list[str | bytes | int]:
 
 def answers(plans: Sequence[Plan], reply: object) -> Answers:
     """What a reply says to each plan. Raises `StoreError` for a reply of any other shape."""
-    amounts = sum([2 * len(charge.windows.ids) for plan in plans for charge in plan.charges])
-    if not isinstance(reply, list) or len(reply) != _HEAD + amounts or set(map(type, reply)) != {int}:
+    facts = sum([charge.windows.facts for plan in plans for charge in plan.charges])
+    if not isinstance(reply, list) or len(reply) != _HEAD + facts or set(map(type, reply)) != {int}:
         raise StoreError(f"unexpected reply of {type(reply).__name__} from the script", "reply")
     readings = []
     at = _HEAD
     for charges, _ in plans:
-        debts = []
+        states = []
         for charge in charges:
-            owed = []
-            for count in charge.windows.counts:
-                owed.append(reply[at] * count + reply[at + 1])
-                at += 2
-            debts.append(owed)
-        readings.append(read(charges, reply[0], debts))
+            windows = charge.windows
+            states.append(windows.algorithm.seen(reply[at : at + windows.facts], windows))
+            at += windows.facts
+        readings.append(read(charges, reply[0], states))
     return Answers(readings, reply[1], reply[2], bool(reply[3]))
 
 
 @lru_cache(maxsize=4096)
-def _packed(windows: Windows, cost: int, binding: bool, verb: Verb, last: bool) -> bytes:  # noqa: FBT001 - packed fields
-    """One charge as the script reads it. A cost above the burst stays just above it, since it never fits anyway."""
-    charge = [struct.pack("<sBBH", verb.encode(), binding, last, len(windows.ids))]
+def _packed(windows: Windows, cost: int, ahead: int, how: tuple[Verb, bool, bool], date: int) -> bytes:
+    """One charge as the script reads it. ``how`` is the verb, whether it is binding, and whether it ends its plan."""
+    (verb, binding, last), algorithm = how, windows.algorithm
+    charge = [struct.pack("<s4BH", verb.encode(), NUMBERS[id(algorithm)], binding, cost > 0, last, len(windows.ids))]
     for limit, window in zip(windows.limits, windows.ids, strict=True):
-        tolerance = divmod(limit.capacity, limit.count)
-        increment = divmod(min(cost, limit.burst + 1) * limit.period_us, limit.count)
-        charge.append(struct.pack("<6d", window, limit.count, *tolerance, *increment))
+        asked = algorithm.asked(limit, window, cost, ahead, date)
+        charge.append(struct.pack(f"<{len(asked)}d", *asked))
     return b"".join(charge)
 
 
-def _lease(windows: Windows, lease: Lease) -> bytes:
-    """What follows a charge whose bucket is leased from or given back to."""
-    packed = [struct.pack("<dd", lease.most, lease.as_of)]
+def _date(windows: Windows) -> int:
+    """What the script is told about the present date, 0 where it does not matter."""
+    return windows.algorithm.date(windows.limits[0]) if windows.is_dated else 0
+
+
+def _more(charge: Charge) -> bytes:
+    """What follows a charge that names what it takes, or whose bucket is leased from or given back to."""
+    windows, lease = charge.windows, charge.lease
+    if lease is None:
+        return struct.pack("<ddd", 0, 0, charge.slot)
+    packed = [struct.pack("<ddd", lease.most, lease.as_of, charge.slot)]
     for limit, back, grace in zip(windows.limits, lease.back, lease.grace, strict=True):
-        packed.append(struct.pack("<5d", *divmod(limit.period_us, limit.count), *divmod(back, limit.count), grace))
+        leased = windows.algorithm.leased(limit, back, grace)
+        packed.append(struct.pack(f"<{len(leased)}d", *leased))
     return b"".join(packed)

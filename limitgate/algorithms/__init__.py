@@ -1,0 +1,34 @@
+"""How requests are counted against a limit. Each algorithm is a module of pure functions, its twin is in limitgate/lua/."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Final
+
+from limitgate.algorithms import fixed_window, gcra
+from limitgate.algorithms.base import Algorithm
+from limitgate.algorithms.each import Each
+
+_FIXED_WINDOW: Final[Algorithm] = Each(fixed_window)
+
+ALGORITHMS: Final[dict[str, Algorithm]] = {
+    "gcra": gcra,
+    "token_bucket": gcra,
+    "leaky_bucket": gcra,
+    "fixed_window": _FIXED_WINDOW,
+}
+"""By the names that limits give them; a place among them is part of the stored state, so new ones go to the end."""
+
+SCRIPTS: Final[dict[str, Algorithm]] = {"gcra": gcra, "fixed_window": _FIXED_WINDOW}
+"""By the name of their twin in limitgate/lua/."""
+
+NUMBERS: Final[dict[int, int]] = {id(algorithm): number for number, algorithm in enumerate(SCRIPTS.values())}
+"""What the script calls them, by their identity."""
+
+
+def script() -> str:
+    """The script with every algorithm in it."""
+    folder = files("limitgate") / "lua"
+    texts = [(folder / f"{name}.lua").read_text("utf-8") for name in SCRIPTS]
+    cases = [f"if number == {number} then\n{text}end\n" for number, text in enumerate(texts)]
+    return (folder / "spend.lua").read_text("utf-8").replace("--ALGORITHMS\n", "".join(cases))

@@ -1,0 +1,74 @@
+"""What an algorithm is, to those who use one. A *state* is how a window stands at some time, in a few integers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from limitgate.limits import Limit, Windows
+    from limitgate.plan import Charge
+
+State = Any
+"""What an algorithm keeps of a window. Only the algorithm itself knows more about it."""
+
+
+class Algorithm(Protocol):
+    """What stores and decisions need of an algorithm, for all windows of a bucket at once where there are states."""
+
+    FACTS: int
+    """How many numbers the script reports of a window."""
+    BOOKS: bool
+    """Whether turns can be booked ahead, so that a request may wait for its own."""
+    HOLDS: bool
+    """Whether a refusal surely holds until the moment it promised, unless somebody gives something back."""
+
+    def check(self, limit: Limit) -> str | None:
+        """What was expected of a limit that cannot be had with this algorithm, None if it can."""
+
+    def fresh(self, now: int, windows: Windows) -> Sequence[State]:
+        """Windows that nobody has used, at a time in Unix µs."""
+
+    def opened(self, states: Sequence[State], elapsed_us: int, now: int, windows: Windows) -> Sequence[State]:
+        """The states some time later, at a time in Unix µs. Time that went backwards is no time."""
+
+    def drained(self, states: Sequence[State], elapsed_us: int, windows: Windows) -> Sequence[State]:
+        """`opened`, where only the time that has passed is known."""
+
+    def rescaled(self, state: State, limit: Limit) -> State:
+        """A state left by another count."""
+
+    def weighed(self, states: Sequence[State], charge: Charge) -> Sequence[State] | None:
+        """The states once a charge is made; None if it does not fit into every window."""
+
+    def put_right(
+        self, states: Sequence[State], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], windows: Windows
+    ) -> Sequence[State]:
+        """The states after something is put back that was taken some time ago, or, where negative, taken on top."""
+
+    def owed_back(self, charge: Charge, states: Sequence[State], cost: int) -> tuple[Sequence[int], Sequence[int]]:
+        """What to put back, and the grace, where a charge that found these states should have cost something else."""
+
+    def remaining(self, state: State, limit: Limit) -> int:
+        """Whole requests that still fit; never negative."""
+
+    def used(self, state: State, limit: Limit) -> int:
+        """Requests that count, a begun one whole; more than the burst after a limit was lowered."""
+
+    def wait_us(self, state: State, cost: int, limit: Limit) -> int | None:
+        """Microseconds until ``cost`` requests fit, if nobody else asks; 0 if they fit now, None if they never do."""
+
+    def refill_us(self, state: State, limit: Limit) -> int:
+        """Microseconds until nothing counts any more."""
+
+    def date(self, limit: Limit) -> int:
+        """What `asked` has to know about the present date by this machine's clock; 0 where it does not matter."""
+
+    def asked(self, limit: Limit, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:
+        """What the script is told about a window of this number, for a charge that may be booked so far ahead."""
+
+    def leased(self, limit: Limit, back: int, grace_us: int) -> Sequence[int]:
+        """What the script is told about a window in which something is to be put right."""
+
+    def seen(self, facts: Sequence[int], windows: Windows) -> Sequence[State]:
+        """The states that the script has reported."""

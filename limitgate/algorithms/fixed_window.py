@@ -1,0 +1,160 @@
+"""Fixed window: so many requests per window of the calendar; what was used is forgotten when the next one begins.
+
+A state is what was used in the present window, and how long the window still lasts, in µs. Around the moment between two
+windows twice the count may pass at once. Windows begin at multiples of the period since 1970-01-01, in UTC or in the time zone
+that ``align`` names, where a day is as long as it is there: 23 or 25 hours when clocks change. With ``align="first-request"`` a
+window begins with the first request after the end of the one before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+if TYPE_CHECKING:
+    from limitgate.limits import Limit
+    from limitgate.plan import Charge
+
+FACTS = 2
+BOOKS = False
+HOLDS = True
+
+FIRST_REQUEST = "first-request"
+_UTC = "utc"
+_DAY = 86_400
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - of a wall clock, wherever it hangs
+_BY_CLOCK, _BY_FIRST_REQUEST, _BY_DATE = 0, 1, 2
+
+State = tuple[int, int]
+
+
+def check(limit: Limit) -> str | None:
+    """What was expected of a limit that cannot be had with this algorithm, None if it can."""
+    if limit.burst != limit.count:
+        return "no burst: all of a window's requests may come at once"
+    if limit.align in (None, _UTC, FIRST_REQUEST):
+        return None
+    if not _is_zone(limit.align):
+        return f"align to be utc, first-request or a time zone such as Europe/Berlin, not {limit.align!r:.80}"
+    if limit.period % _DAY:
+        return "a period of whole days where windows are those of a time zone: shorter ones are the same everywhere"
+    return None
+
+
+def fresh(now: int, limit: Limit) -> State:
+    """A window that nobody has used, at a time in Unix µs."""
+    return 0, _left(0, 0, now, limit)
+
+
+def opened(state: State, elapsed_us: int, now: int, limit: Limit) -> State:
+    """The window that a time in Unix µs is in."""
+    used, left = drained(state, elapsed_us, limit)
+    return used, _left(used, left, now, limit)
+
+
+def drained(state: State, elapsed_us: int, limit: Limit) -> State:
+    """What is used some time later; how long the next window lasts is not known."""
+    used, left = state
+    return (used, left - elapsed_us) if elapsed_us < left else (0, limit.period_us)
+
+
+def charged(state: State, charge: Charge) -> State:
+    """The state once a charge is made, whether or not it fits."""
+    return state[0] + charge.cost, state[1]
+
+
+def put_right(state: State, back: int, elapsed_us: int, grace_us: int, limit: Limit) -> State:  # noqa: ARG001 - of no matter
+    """The state after requests are put back that this window was charged, or taken on top."""
+    used, left = state
+    return (max(0, used - back), left) if back < 0 or elapsed_us < grace_us else state
+
+
+def grace_us(state: State, limit: Limit) -> int:  # noqa: ARG001 - of no matter
+    """For how long what was charged can be put back: as long as the window lasts."""
+    return state[1]
+
+
+def remaining(state: State, limit: Limit) -> int:
+    """Requests that still fit; never negative."""
+    return max(0, limit.burst - state[0])
+
+
+def used(state: State, limit: Limit) -> int:  # noqa: ARG001 - of no matter
+    """Requests of this window."""
+    return state[0]
+
+
+def wait_us(state: State, cost: int, limit: Limit) -> int | None:
+    """Microseconds until ``cost`` requests fit: none, or until the next window begins; None if they never do."""
+    if state[0] + cost <= limit.burst or not cost:
+        return 0
+    return None if cost > limit.burst else state[1]
+
+
+def refill_us(state: State, limit: Limit) -> int:  # noqa: ARG001 - of no matter
+    """Microseconds until nothing counts any more."""
+    return state[1] if state[0] else 0
+
+
+def date(limit: Limit) -> int:
+    """The end of the present window by this machine's clock, where Redis cannot know it: it knows no time zones."""
+    return 0 if limit.align in (None, _UTC, FIRST_REQUEST) else _end(time.time_ns() // 1000, limit)
+
+
+def asked(limit: Limit, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - nothing is booked
+    """Burst, cost, period, how windows are aligned, and three ends of windows around the present date."""
+    how = _BY_DATE if date else _BY_FIRST_REQUEST if limit.align == FIRST_REQUEST else _BY_CLOCK
+    ends = [_begin(date, limit), date, _end(date, limit)] if date else [0, 0, 0]
+    return limit.burst, min(cost, limit.burst + 1), limit.period_us, how, *ends
+
+
+def seen(facts: Sequence[int]) -> State:
+    """The state that the script has reported."""
+    return facts[0], facts[1]
+
+
+def _left(used: int, left: int, now: int, limit: Limit) -> int:
+    """How long the window lasts that a time is in."""
+    if limit.align == FIRST_REQUEST:
+        return left if used else limit.period_us
+    if limit.align in (None, _UTC):
+        return limit.period_us - now % limit.period_us
+    return _end(now, limit) - now
+
+
+def _begin(end: int, limit: Limit) -> int:
+    """Where the window before an end begins, in Unix µs."""
+    return _moment(_number(end - 1, limit), limit)
+
+
+def _end(now: int, limit: Limit) -> int:
+    """Where the window ends that a time is in, in Unix µs."""
+    return _moment(_number(now, limit) + 1, limit)
+
+
+def _number(now: int, limit: Limit) -> int:
+    """How many windows have begun by a time since 1970 in this time zone."""
+    local = datetime.fromtimestamp(now // 1_000_000, _zone(limit.align)).replace(tzinfo=None)
+    return (local - _EPOCH) // timedelta(seconds=limit.period)
+
+
+def _moment(number: int, limit: Limit) -> int:
+    """When a window begins, in Unix µs; where clocks skip its midnight, when they do."""
+    local = (_EPOCH + number * timedelta(seconds=limit.period)).replace(tzinfo=_zone(limit.align))
+    return int(local.astimezone(UTC).timestamp()) * 1_000_000
+
+
+@lru_cache(maxsize=64)
+def _zone(name: str | None) -> ZoneInfo:
+    return ZoneInfo(str(name))
+
+
+def _is_zone(name: object) -> bool:
+    try:
+        return isinstance(name, str) and bool(_zone(name))
+    except (ZoneInfoNotFoundError, ValueError, OSError):  # what zoneinfo says to names that are none, or folders
+        return False

@@ -1,0 +1,165 @@
+"""The arithmetic of GCRA (ITU-T I.371, the generic cell rate algorithm), in whole ticks. Knows no clock and no store.
+
+A bucket's state is its *debt*: what was taken and is not yet earned back, in ticks of 1/count µs, as it stood when the
+bucket was last written. One request weighs ``period_us`` ticks, a microsecond pays back ``count``. Keeping the debt instead
+of GCRA's theoretical arrival time (which is the time of writing plus the debt) makes a changed count and a stepping clock
+harmless: a tick is the same share of a request under any count, and time never counts backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from limitgate.limits import Limit, Windows
+    from limitgate.plan import Charge
+
+FACTS = 2
+BOOKS = True
+HOLDS = True
+MAX_OWED_US = 2**52
+"""Microseconds (142 years) at which a debt is cut off that a lowered limit has stretched; keeps Lua's doubles exact."""
+
+
+def drained(debts: Sequence[int], elapsed_us: int, windows: Windows) -> Sequence[int]:
+    """The debts in ticks, ``elapsed_us`` after they were written; an idle bucket earns nothing beyond its burst.
+
+    Time that went backwards pays nothing back and takes nothing: what was owed is owed now.
+    """
+    if elapsed_us <= 0:
+        return debts
+    left = []
+    for debt, count in zip(debts, windows.counts):
+        paid = elapsed_us * count
+        left.append(debt - paid if debt > paid else 0)
+    return left
+
+
+def put_right(
+    debts: Sequence[int], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], windows: Windows
+) -> Sequence[int]:
+    """The debts in ticks after some is put back, ``elapsed_us`` after it was taken; in all but the grace it has drained.
+
+    What is negative is taken on top instead, whether it fits or not, up to the ceiling; it would have drained just so.
+    """
+    right = []
+    for debt, ticks, grace, limit in zip(debts, back, grace_us, windows.limits):
+        drained_since = max(0, elapsed_us - grace) * limit.count
+        left = max(0, ticks - drained_since) if ticks > 0 else min(0, ticks + drained_since)
+        right.append(min(max(0, debt - left), limit.ceiling) if left else debt)
+    return right
+
+
+def rescaled(debt: int, limit: Limit) -> int:
+    """A debt left by another count, under this limit: as many requests, so as many ticks, up to the ceiling."""
+    return min(debt, limit.ceiling)
+
+
+def charged(debts: Sequence[int], cost: int, windows: Windows, ahead_us: int = 0) -> Sequence[int] | None:
+    """The debts after ``cost`` requests; None if they do not fit into every window, decided on the state after them.
+
+    They fit, too, if they will within ``ahead_us``, unless they never do.
+    """
+    if not cost:
+        return debts
+    after = []
+    capacities = windows.capacities if not ahead_us else [_bookable(limit, cost, ahead_us) for limit in windows.limits]
+    for debt, weight, capacity in zip(debts, windows.weights, capacities):
+        owed = debt + cost * weight
+        if owed > capacity:
+            return None
+        after.append(owed)
+    return after
+
+
+def _bookable(limit: Limit, cost: int, ahead_us: int) -> int:
+    """What a bucket may owe in ticks once ``cost`` requests are booked so far ahead."""
+    if cost > limit.burst:
+        return limit.capacity
+    return max(limit.capacity, min(limit.capacity + ahead_us * limit.count, limit.ceiling))
+
+
+def wait_us(debt: int, cost: int, limit: Limit) -> int | None:
+    """Microseconds until ``cost`` requests fit, rounded up; 0 if they fit now, None if they exceed the burst."""
+    over = debt + cost * limit.period_us - limit.capacity
+    if over <= 0 or not cost:
+        return 0
+    return None if cost > limit.burst else -(-over // limit.count)
+
+
+def refill_us(debt: int, limit: Limit) -> int:
+    """Microseconds until nothing is owed, rounded up."""
+    return -(-debt // limit.count)
+
+
+def remaining(debt: int, limit: Limit) -> int:
+    """Whole requests that still fit; never negative."""
+    return (limit.capacity - debt) // limit.period_us if debt < limit.capacity else 0
+
+
+def used(debt: int, limit: Limit) -> int:
+    """Requests owed, a begun one counted whole; more than the burst after a limit was lowered."""
+    return -(-debt // limit.period_us)
+
+
+def check(limit: Limit) -> str | None:
+    """Whatever is a limit can be had."""
+
+
+def fresh(now: int, windows: Windows) -> Sequence[int]:  # noqa: ARG001 - as every algorithm's
+    """Nothing is owed."""
+    return [0] * len(windows.ids)
+
+
+def opened(debts: Sequence[int], elapsed_us: int, now: int, windows: Windows) -> Sequence[int]:  # noqa: ARG001 - see above
+    """`drained`, whatever time it is."""
+    return drained(debts, elapsed_us, windows)
+
+
+def weighed(debts: Sequence[int], charge: Charge) -> Sequence[int] | None:
+    """The debts once a charge is made; None if it does not fit into every window."""
+    return charged(debts, charge.cost, charge.windows, charge.ahead)
+
+
+def owed_back(charge: Charge, debts: Sequence[int], cost: int) -> tuple[Sequence[int], Sequence[int]]:
+    """What to put back in ticks, and for how long other debts drained, where a charge should have cost something else.
+
+    What was charged too little is owed from now on. In a bucket that ran empty meanwhile some of it would have drained; but the
+    bucket does not know of how many requests, and if each that was under way counted on the same time, together they would be
+    charged next to nothing.
+    """
+    windows = charge.windows
+    back = [(charge.cost - cost) * weight for weight in windows.weights]
+    if cost > charge.cost:
+        return [max(ticks, -limit.ceiling) for ticks, limit in zip(back, windows.limits)], [MAX_OWED_US] * len(back)
+    return back, [(debt + cost * weight) // count for debt, weight, count in zip(debts, windows.weights, windows.counts)]
+
+
+def date(limit: Limit) -> int:  # noqa: ARG001 - as every algorithm's
+    """No date matters."""
+    return 0
+
+
+def asked(limit: Limit, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - see above
+    """The number, count, tolerance and increment, the latter two as whole microseconds and a rest over count.
+
+    A cost above the burst stays just above it, since it never fits anyway.
+    """
+    increment = min(cost, limit.burst + 1) * limit.period_us
+    tolerance = _bookable(limit, cost, ahead_us)
+    return window, limit.count, *divmod(tolerance, limit.count), *divmod(increment, limit.count)
+
+
+def leased(limit: Limit, back: int, grace_us: int) -> Sequence[int]:
+    """One request, what is put back, and the grace."""
+    return *divmod(limit.period_us, limit.count), *divmod(back, limit.count), grace_us
+
+
+def seen(facts: Sequence[int], windows: Windows) -> Sequence[int]:
+    """The debts, each reported as whole microseconds and a rest over count."""
+    owed, at = [], 0
+    for count in windows.counts:
+        owed.append(facts[at] * count + facts[at + 1])
+        at += 2
+    return owed

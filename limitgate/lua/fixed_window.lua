@@ -1,0 +1,61 @@
+-- Fixed window. Twin of limitgate/algorithms/fixed_window.py.
+--
+-- In a bucket: what is used in the present window, and how long the window still lasts. Asked: burst, cost, period, how windows are
+-- aligned, three ends of windows by the calendar. To be put right: what is put back, and for how long it can be.
+
+local USED, LEFT = FIRST, FIRST + 1
+local BURST, COST, PERIOD, HOW, ENDS = 1, 2, 3, 4, 5
+local BY_FIRST_REQUEST, BY_DATE = 1, 2
+
+-- How long the window lasts that it is now.
+local function left(bucket, charge)
+  if charge[HOW] == BY_FIRST_REQUEST then
+    return bucket[USED] > 0 and bucket[LEFT] or charge[PERIOD]
+  elseif charge[HOW] == BY_DATE then
+    for place = ENDS, ENDS + 2 do
+      if charge[place] > now then return charge[place] - now end
+    end
+    return charge[PERIOD] - (now - charge[ENDS + 2]) % charge[PERIOD]
+  end
+  return charge[PERIOD] - now % charge[PERIOD]
+end
+
+local function begin(bucket, charge)
+  if not bucket[USED] then bucket[USED], bucket[LEFT] = 0, 0 end
+  bucket[LEFT] = left(bucket, charge)
+end
+
+return {
+  asked = 'ddddddd',
+  leased = 'dd',
+  layout = function(size) return size == 14 and 'I7I7' end,
+  forward = function(bucket, elapsed)
+    if elapsed < bucket[LEFT] then
+      bucket[LEFT] = bucket[LEFT] - elapsed
+    else
+      bucket[USED], bucket[LEFT] = 0, 0
+    end
+  end,
+  weigh = function(bucket, charge)
+    begin(bucket, charge)
+    reply[#reply + 1] = bucket[USED]
+    reply[#reply + 1] = bucket[LEFT]
+    return bucket[USED] + charge[COST] <= charge[BURST]
+  end,
+  take = function(bucket, charge)
+    bucket[USED] = bucket[USED] + charge[COST]
+  end,
+  clear = function(bucket, charge)
+    bucket[USED], bucket[LEFT] = 0, 0
+  end,
+  put_right = function(bucket, charge)
+    begin(bucket, charge)
+    local back, grace = charge.lease[1], charge.lease[2]
+    if back < 0 or math.max(0, now - charge.as_of) < grace then
+      bucket[USED] = math.max(0, bucket[USED] - back)
+    end
+  end,
+  close = function(bucket)
+    if bucket[USED] and bucket[USED] > 0 then return 'I7I7', LEFT, bucket[LEFT] end
+  end,
+}

@@ -1,0 +1,193 @@
+-- GCRA. Twin of limitgate/algorithms/gcra.py.
+--
+-- In a bucket, per window: its id, count and debt. Asked per window: its id, count, tolerance and increment. To be put right, per
+-- window: the increment of one request, what is put back, and the grace. Reported per window: the debt.
+--
+-- An amount of time is two numbers: whole microseconds and a rest over count, both exact in doubles.
+
+local WINDOW, WINDOW_SIZE, WINDOW_FIELDS = 'I6I6I7I6', 25, 4
+local ASKED_FIELDS, LEASED_FIELDS = 6, 5
+local MAX_OWED = 2^52
+
+-- How the windows of a bucket are packed in so many bytes.
+local function layout(size)
+  local count = size / WINDOW_SIZE
+  return count == floor(count) and WINDOW:rep(count)
+end
+
+-- A bucket some time later. True if something in it made no sense, and was left out.
+local function forward(bucket, elapsed)
+  local broken = false
+  for at = FIRST, #bucket, WINDOW_FIELDS do
+    local count, whole, rest = bucket[at + 1], bucket[at + 2], bucket[at + 3]
+    if rest >= count or whole > MAX_OWED then broken, whole = true, -1 end
+    if whole < elapsed then
+      bucket[at + 2], bucket[at + 3] = 0, 0
+    else
+      bucket[at + 2] = whole - elapsed
+    end
+  end
+  return broken
+end
+
+-- The debt (whole, rest over old) as (whole, rest over new): the same number of requests under another count.
+local function rescaled(whole, rest, old, new)
+  local quotient, left = multiplied(whole, old, new)
+  left = left + rest
+  quotient, left = quotient + floor(left / new), left % new
+  if quotient >= MAX_OWED then return MAX_OWED, 0 end
+  return quotient, left
+end
+
+-- Where a window stands in a bucket, mostly where expected. One that is new owes nothing; one whose count has changed
+-- goes on under the new count, so that what is promised now holds.
+local function find(bucket, id, count, expected)
+  local place = expected
+  if bucket[place] ~= id then
+    place = FIRST
+    while bucket[place] and bucket[place] ~= id do place = place + WINDOW_FIELDS end
+    if not bucket[place] then
+      bucket[place], bucket[place + 1], bucket[place + 2], bucket[place + 3] = id, count, 0, 0
+    end
+  end
+  local old, whole, rest = bucket[place + 1], bucket[place + 2], bucket[place + 3]
+  if old ~= count then
+    bucket[place + 1] = count
+    if whole > 0 or rest > 0 then
+      bucket[place + 2], bucket[place + 3] = rescaled(whole, rest, old, count)
+      bucket.changed = true
+    end
+  end
+  return place
+end
+
+-- Report what the asked windows owe. True if the charge fits into all of them, decided on the state after it.
+local function weigh(bucket, charge)
+  local fits, expected, n = true, FIRST, #reply
+  for at = 1, #charge, ASKED_FIELDS do
+    local id, count, tolerance, tolerance_rest, increment, increment_rest = values(charge, at, at + 5)
+    local place = expected
+    if bucket[place] ~= id or bucket[place + 1] ~= count then place = find(bucket, id, count, expected) end
+    local whole, rest = bucket[place + 2], bucket[place + 3]
+    reply[n + 1], reply[n + 2] = whole, rest
+    whole, rest = whole + increment, rest + increment_rest
+    if rest >= count then whole, rest = whole + 1, rest - count end
+    if whole > tolerance or (whole == tolerance and rest > tolerance_rest) then fits = false end
+    expected, n = place + WINDOW_FIELDS, n + 2
+  end
+  return fits
+end
+
+-- Add to each asked window what stands in a list for it: two numbers from a place on, so many numbers per window.
+local function add(bucket, charge, amounts, place, fields)
+  local expected = FIRST
+  for at = 1, #charge, ASKED_FIELDS do
+    local count = charge[at + 1]
+    expected = find(bucket, charge[at], count, expected)
+    local whole, rest = bucket[expected + 2] + amounts[place], bucket[expected + 3] + amounts[place + 1]
+    if rest >= count then whole, rest = whole + 1, rest - count end
+    bucket[expected + 2], bucket[expected + 3] = whole, rest
+    expected, place = expected + WINDOW_FIELDS, place + fields
+  end
+end
+
+-- The asked windows start full.
+local function clear(bucket, charge)
+  for at = 1, #charge, ASKED_FIELDS do
+    local place = find(bucket, charge[at], charge[at + 1], FIRST)
+    bucket[place + 2], bucket[place + 3] = 0, 0
+  end
+end
+
+-- Put back what was taken before and not used, or, where that is negative, take on top what should have been taken.
+-- Except while the bucket drained other debts, it drained meanwhile.
+local function put_right(bucket, charge)
+  local lease, elapsed, expected, place = charge.lease, math.max(0, now - charge.as_of), FIRST, 3
+  for at = 1, #charge, ASKED_FIELDS do
+    local count = charge[at + 1]
+    expected = find(bucket, charge[at], count, expected)
+    local back, back_rest, since = lease[place], lease[place + 1], math.max(0, elapsed - lease[place + 2])
+    local on_top = back < 0
+    back = on_top and back + since or back - since
+    if on_top == (back < 0) then
+      local whole, rest = bucket[expected + 2] - back, bucket[expected + 3] - back_rest
+      if rest < 0 then whole, rest = whole - 1, rest + count end
+      if whole < 0 then whole, rest = 0, 0 end
+      if whole >= MAX_OWED then whole, rest = MAX_OWED, 0 end
+      bucket[expected + 2], bucket[expected + 3] = whole, rest
+    end
+    expected, place = expected + WINDOW_FIELDS, place + LEASED_FIELDS
+  end
+end
+
+-- Whether some amounts, listed as for add, fit into all asked windows besides what is owed.
+local function fits_besides(bucket, charge, amounts)
+  local expected = FIRST
+  for at = 1, #charge, ASKED_FIELDS do
+    local count, place = charge[at + 1], (at - 1) / ASKED_FIELDS * 2 + 1
+    expected = find(bucket, charge[at], count, expected)
+    local whole, rest = bucket[expected + 2] + amounts[place], bucket[expected + 3] + amounts[place + 1]
+    if rest >= count then whole, rest = whole + 1, rest - count end
+    if whole > charge[at + 2] or (whole == charge[at + 2] and rest > charge[at + 3]) then return false end
+    expected = expected + WINDOW_FIELDS
+  end
+  return true
+end
+
+-- Take further whole requests, as many as fit but no more than the lease allows: their number bit by bit, the highest first.
+local function take_more(bucket, charge)
+  local steps = {{}}
+  for place = 1, #charge.lease, LEASED_FIELDS do
+    local n = #steps[1]
+    steps[1][n + 1], steps[1][n + 2] = charge.lease[place], charge.lease[place + 1]
+  end
+  while 2^#steps <= charge.most do
+    local step, doubled = steps[#steps], {}
+    for n = 1, #step, 2 do
+      local count = charge[(n - 1) / 2 * ASKED_FIELDS + 2]
+      local whole, rest = step[n] * 2, step[n + 1] * 2
+      if rest >= count then whole, rest = whole + 1, rest - count end
+      doubled[n], doubled[n + 1] = whole, rest
+    end
+    steps[#steps + 1] = doubled
+  end
+  local left = charge.most
+  for power = #steps, 1, -1 do
+    local requests = 2^(power - 1)
+    if requests <= left and fits_besides(bucket, charge, steps[power]) then
+      add(bucket, charge, steps[power], 1, 2)
+      left = left - requests
+    end
+  end
+end
+
+-- How a bucket is packed and in how many numbers, without the windows that owe nothing; for how long it is of use, in µs, rounded
+-- up. Nothing where no window owes anything.
+local function close(bucket)
+  local lifetime, size = 0, FIRST
+  for at = FIRST, #bucket, WINDOW_FIELDS do
+    local id, count, whole, rest = values(bucket, at, at + 3)
+    if whole > 0 or rest > 0 then
+      if size < at then bucket[size], bucket[size + 1], bucket[size + 2], bucket[size + 3] = id, count, whole, rest end
+      size = size + WINDOW_FIELDS
+      if rest > 0 then whole = whole + 1 end
+      if whole > lifetime then lifetime = whole end
+    end
+  end
+  if lifetime > 0 then return WINDOW:rep((size - FIRST) / WINDOW_FIELDS), size - 1, lifetime end
+end
+
+return {
+  asked = 'dddddd',
+  leased = 'ddddd',
+  layout = layout,
+  forward = forward,
+  weigh = weigh,
+  take = function(bucket, charge)
+    add(bucket, charge, charge, 5, ASKED_FIELDS)
+    if charge.most > 0 then take_more(bucket, charge) end
+  end,
+  clear = clear,
+  put_right = put_right,
+  close = close,
+}
