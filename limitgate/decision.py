@@ -50,6 +50,8 @@ class Standing(NamedTuple):
         rule, cost, algorithm = self.charge.rule, self.charge.cost, self.charge.windows.algorithm
         found = []
         for limit, state in zip(self.charge.windows.limits, self.states):
+            if algorithm.SILENT and not state:
+                continue
             wait = 0 if self.fits else algorithm.wait_us(state, cost, limit)
             found.append(
                 Window(

@@ -1,7 +1,6 @@
 """The gate: decides about a request when it comes, while it is under way, and when it is over. Pure but for asking the store.
 
-All doors go through here. They differ in one thing, whether asking is awaited. So what has to be done is written once, as steps
-that yield what they want to know from the store, and taken by `Gate._take` or `Gate._atake`.
+All doors go through here. They differ in whether asking is awaited, so most of what has to be done is written as steps.
 """
 
 from __future__ import annotations
@@ -9,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from inspect import isawaitable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from limitgate.callers import Caller
 from limitgate.decision import Decision, decide, joined, undecided
@@ -23,6 +22,7 @@ from limitgate.plan import Charge, Plan, Reading
 from limitgate.planner import Asked, Considered, Planner
 from limitgate.request import Request
 from limitgate.rules import OnError
+from limitgate.steps import Steps, T, atake, take
 from limitgate.stores.corrections import correction
 from limitgate.visit import Taken, Visit, Wrong
 
@@ -32,12 +32,6 @@ CALM = 0.5
 """Seconds without a failure after which the store is said to answer again: one that is full answers every other request."""
 
 Identify = Callable[[Request], Caller | Awaitable[Caller | None] | None]
-
-
-T = TypeVar("T")
-Steps = Generator[tuple[Plan, float], Reading, T]
-"""What has to be done about a request: yields plans and how long to wait for the store, in seconds, is sent the readings, or
-thrown the store's errors, and returns what came of it."""
 
 
 class Ruling(NamedTuple):
@@ -109,7 +103,7 @@ class Gate:
             try:
                 reading: Reading = self.store.spend(considered.plan, self._timeout)
             except StoreError as error:
-                self._follow(visit, self._take(self._without_store(considered, error, began)))
+                self._follow(visit, take(self.store, self._without_store(considered, error, began)))
                 self._give_back_if_refused(visit)
             else:
                 self._admit(visit, considered, considered.plan, reading)
@@ -127,7 +121,7 @@ class Gate:
             try:
                 reading: Reading = await self.store.aspend(considered.plan, self._timeout)
             except StoreError as error:
-                self._follow(visit, await self._atake(self._without_store(considered, error, began)))
+                self._follow(visit, await atake(self.store, self._without_store(considered, error, began)))
                 await self._agive_back_if_refused(visit)
             else:
                 self._admit(visit, considered, considered.plan, reading)
@@ -139,13 +133,13 @@ class Gate:
 
         The decision about the request as a whole; None if no rule applies.
         """
-        self._take(self._going_further(visit, asked))
+        take(self.store, self._going_further(visit, asked))
         self._give_back_if_refused(visit)
         return visit.decision
 
     async def afurther(self, visit: Visit, asked: Sequence[Asked]) -> Decision | None:
         """`further`, by an `AsyncStore`."""
-        await self._atake(self._going_further(visit, asked))
+        await atake(self.store, self._going_further(visit, asked))
         await self._agive_back_if_refused(visit)
         return visit.decision
 
@@ -155,7 +149,7 @@ class Gate:
 
     def settle(self, visit: Visit) -> None:
         """Correct what was charged for a request by its outcome and by what it turned out to cost, as far as that is known."""
-        self._take(self._correcting(visit.wrong()))
+        take(self.store, self._correcting(visit.wrong()))
 
     async def asettle(self, visit: Visit) -> None:
         """`settle`, by an `AsyncStore`; to the end, even if the request is cancelled meanwhile or cannot wait any longer."""
@@ -175,40 +169,10 @@ class Gate:
 
     def _soon(self, steps: Steps[T]) -> asyncio.Future[T]:
         """What comes of some steps, on the running event loop; taken to their end, whoever waits for them."""
-        taking = asyncio.ensure_future(self._atake(steps))
+        taking = asyncio.ensure_future(atake(self.store, steps))
         self._under_way.add(taking)
         taking.add_done_callback(self._under_way.discard)
         return taking
-
-    def _take(self, steps: Steps[T]) -> T:
-        """What comes of some steps, by a `SyncStore`."""
-        try:
-            asked = next(steps)
-            while True:
-                try:
-                    reading = self.store.spend(*asked)
-                except StoreError as error:
-                    asked = steps.throw(error)
-                else:
-                    asked = steps.send(reading)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-
-    async def _atake(self, steps: Steps[T]) -> T:
-        """What comes of some steps, by an `AsyncStore`."""
-        try:
-            asked = next(steps)
-            while True:
-                try:
-                    reading = await self.store.aspend(*asked)
-                except StoreError as error:
-                    asked = steps.throw(error)
-                else:
-                    asked = steps.send(reading)
-        except StopIteration as end:
-            result: T = end.value
-            return result
 
     def _identified(self, request: Request) -> Caller | Awaitable[Caller | None] | None:
         request.resolve_client_with(self._client_of)

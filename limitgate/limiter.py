@@ -2,53 +2,79 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from inspect import iscoroutinefunction
 from types import TracebackType
-from typing import Self
+from typing import ParamSpec, Self, TypeVar
 
-from limitgate.decision import Decision, decide
-from limitgate.keys import Key
-from limitgate.limits import Limit, Windows, as_limit, buckets_of
-from limitgate.plan import Charge, Plan, Verb, check_cost
+from limitgate.decision import Decision, RateLimited
+from limitgate.limits import Limit
+from limitgate.steps import atake, take
 from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store, opened
+from limitgate.verbs import Booked, KeyOf, Verbs, key_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-@lru_cache(maxsize=4096)
-def _buckets(*limits: Limit | str) -> tuple[Windows, ...]:
-    """The buckets of these limits, given as limits or text; kept, since callers repeat the same few."""
-    return buckets_of(tuple(as_limit(limit) for limit in limits))
+class AsyncReservation:
+    """What `AsyncLimiter.reserve` took; it counts until it is settled or cancelled, and for good if neither happens."""
+
+    def __init__(self, booked: Booked, store: AsyncStore) -> None:
+        self._booked = booked
+        self._store = store
+
+    @property
+    def decision(self) -> Decision:
+        """What `AsyncLimiter.hit` would have answered. Where it is a refusal, nothing was taken."""
+        return self._booked.decision
+
+    async def settle(self, cost: int) -> None:
+        """Say what it really cost; once. What was taken too much is given back, what was taken too little is owed from now on.
+
+        Raises `RuntimeError` where nothing was taken, or it was settled or cancelled already; `StoreError` if the store fails,
+        and then it counts as it was taken.
+        """
+        await atake(self._store, self._booked.settling(cost))
+
+    async def cancel(self) -> None:
+        """Give everything back, as if it had never been taken. Raises as `settle` does."""
+        await atake(self._store, self._booked.settling(0))
 
 
-class _Keyring:
-    """Turns a limiter's arguments into plans."""
+class Reservation:
+    """What `Limiter.reserve` took; it counts until it is settled or cancelled, and for good if neither happens."""
 
-    def __init__(self, timeout: float, key_prefix: str) -> None:
-        if not 0 < timeout <= 60:
-            raise ValueError(f"timeout is {timeout}, expected seconds above 0, at most 60")
-        self._timeout = timeout
-        self._prefix = f"{key_prefix}:"
-        self._key = Key((), "limiter")
+    def __init__(self, booked: Booked, store: SyncStore) -> None:
+        self._booked = booked
+        self._store = store
 
-    def _plan(self, verb: Verb, key: str, limits: tuple[Limit | str, ...], cost: int) -> Plan:
-        if not limits:
-            raise TypeError("no limits given, expected at least one, for example '10/second'")
-        if not isinstance(key, str):
-            raise TypeError(f"key is {key!r:.80}, expected text")
-        try:
-            buckets = _buckets(*limits)
-        except TypeError:  # unhashable, so no limit either
-            buckets = buckets_of(tuple(as_limit(limit) for limit in limits))
-        bucket, cost = self._prefix + self._key.digest_of(key), check_cost(cost)
-        return Plan(
-            tuple([Charge(bucket + windows.suffix, windows, cost, binding=True, rule=None) for windows in buckets]), verb
-        )
+    @property
+    def decision(self) -> Decision:
+        """What `Limiter.hit` would have answered. Where it is a refusal, nothing was taken."""
+        return self._booked.decision
+
+    def settle(self, cost: int) -> None:
+        """Say what it really cost; once. What was taken too much is given back, what was taken too little is owed from now on.
+
+        Raises `RuntimeError` where nothing was taken, or it was settled or cancelled already; `StoreError` if the store fails,
+        and then it counts as it was taken.
+        """
+        take(self._store, self._booked.settling(cost))
+
+    def cancel(self) -> None:
+        """Give everything back, as if it had never been taken. Raises as `settle` does."""
+        take(self._store, self._booked.settling(0))
 
 
-class AsyncLimiter(_Keyring):
+class AsyncLimiter(Verbs):
     """A limiter for async code: ``async with AsyncLimiter("redis://localhost:6379/0") as limiter``.
 
     ``store`` is a URL or an async store; a store that it opened itself is closed with it. ``timeout`` is in seconds. Where the
-    store fails, every method raises `StoreError`. Keys reach the store as digests only.
+    store fails, every method raises `StoreError`. Keys reach the store as digests only. Costs are integers of at least 0.
     """
 
     def __init__(self, store: str | AsyncStore, *, timeout: float = 0.1, key_prefix: str = "limitgate") -> None:
@@ -58,15 +84,79 @@ class AsyncLimiter(_Keyring):
 
     async def hit(self, key: str, *limits: Limit | str, cost: int = 1) -> Decision:
         """Take ``cost`` from every limit of ``key``, or from none."""
-        return await self._decide("spend", key, limits, cost)
+        return await atake(self._store, self._deciding("spend", key, limits, cost))
 
     async def peek(self, key: str, *limits: Limit | str, cost: int = 1) -> Decision:
         """What `hit` would answer, with the bucket as it stands. Charges nothing."""
-        return await self._decide("peek", key, limits, cost)
+        return await atake(self._store, self._deciding("peek", key, limits, cost))
 
     async def reset(self, key: str, *limits: Limit | str) -> Decision:
         """Forget what was taken from these limits of ``key``; the decision shows them full."""
-        return await self._decide("reset", key, limits, 1)
+        return await atake(self._store, self._deciding("reset", key, limits, 1))
+
+    async def refund(self, key: str, *limits: Limit | str, cost: int = 1) -> Decision:
+        """Give ``cost`` back to these limits of ``key``, no more than they hold; the decision shows them after that."""
+        return await atake(self._store, self._refunding(key, limits, cost))
+
+    async def hit_up_to(self, key: str, *limits: Limit | str, cost: int) -> Decision:
+        """Take as much of ``cost`` as fits, ``decision.granted`` of it; where that is nothing, ``retry_after`` is for one."""
+        return await atake(self._store, self._hitting_up_to(key, limits, cost))
+
+    async def wait(self, key: str, *limits: Limit | str, cost: int = 1, timeout: float | None = None) -> Decision:
+        """Take ``cost`` in turn: book the next one that is free, sleep until then, once, and return; first come, first served.
+
+        Refused at once, and nothing taken, if the turn is more than ``timeout`` seconds away, or the cost never fits. A timeout
+        of 0 is `hit`, None waits for as long as it takes. If it is cancelled meanwhile, the turn is given back. Raises
+        `ConfigError` for limits whose algorithm books no turns.
+        """
+        booked, until = await atake(self._store, self._booking(key, limits, cost, timeout))
+        try:
+            await asyncio.sleep(max(0.0, until - time.monotonic()))
+        except BaseException:
+            await asyncio.shield(atake(self._store, booked.giving_back()))
+            raise
+        return booked.decision
+
+    async def reserve(self, key: str, *limits: Limit | str, cost: int = 1) -> AsyncReservation:
+        """`hit` for an estimated cost: `AsyncReservation.settle` corrects it, `AsyncReservation.cancel` gives it back."""
+        return AsyncReservation(await atake(self._store, self._reserving(key, limits, cost)), self._store)
+
+    async def penalize(self, key: str, seconds: float) -> Decision:
+        """Refuse ``key`` for so many seconds more, whatever its limits say: on top of the ban that it has, if it has one."""
+        return await atake(self._store, self._banning(key, seconds, longer=True))
+
+    async def ban(self, key: str, seconds: float | None = None) -> Decision:
+        """Refuse ``key`` for at least so many seconds, for ever if None."""
+        return await atake(self._store, self._banning(key, seconds))
+
+    async def pardon(self, key: str) -> None:
+        """Lift the ban of ``key``, if there is one."""
+        await atake(self._store, self._pardoning(key))
+
+    def limited(
+        self, *limits: Limit | str, key: KeyOf = None, cost: int = 1, timeout: float | None = 0
+    ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Awaitable[T]]]:
+        """Limit an async function; a call that is refused raises `RateLimited`.
+
+        ``key`` is text, or gives text for the function's arguments; without it all calls of the function count together. With a
+        ``timeout`` other than 0 calls `wait` for their turn.
+        """
+
+        def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+            if not iscoroutinefunction(function):
+                raise TypeError(f"{function!r:.80} is no async function, expected one, or a Limiter instead of an AsyncLimiter")
+
+            @wraps(function)
+            async def limited(*args: P.args, **kwargs: P.kwargs) -> T:
+                decision = await self.wait(key_of(key, function, args, kwargs), *limits, cost=cost, timeout=timeout)
+                if not decision.allowed:
+                    raise RateLimited(decision)
+                return await function(*args, **kwargs)
+
+            return limited
+
+        self._check(limits, cost, timeout)
+        return decorate
 
     async def aclose(self) -> None:
         """Close the store if it was opened here."""
@@ -81,16 +171,12 @@ class AsyncLimiter(_Keyring):
     ) -> None:
         await self.aclose()
 
-    async def _decide(self, verb: Verb, key: str, limits: tuple[Limit | str, ...], cost: int) -> Decision:
-        plan = self._plan(verb, key, limits, cost)
-        return decide(plan, await self._store.aspend(plan, self._timeout))
 
-
-class Limiter(_Keyring):
+class Limiter(Verbs):
     """A limiter for sync code, safe under threads: ``with Limiter("redis://localhost:6379/0") as limiter``.
 
     ``store`` is a URL or a sync store; a store that it opened itself is closed with it. ``timeout`` is in seconds. Where the
-    store fails, every method raises `StoreError`. Keys reach the store as digests only.
+    store fails, every method raises `StoreError`. Keys reach the store as digests only. Costs are integers of at least 0.
     """
 
     def __init__(self, store: str | SyncStore, *, timeout: float = 0.1, key_prefix: str = "limitgate") -> None:
@@ -100,15 +186,81 @@ class Limiter(_Keyring):
 
     def hit(self, key: str, *limits: Limit | str, cost: int = 1) -> Decision:
         """Take ``cost`` from every limit of ``key``, or from none."""
-        return self._decide("spend", key, limits, cost)
+        return take(self._store, self._deciding("spend", key, limits, cost))
 
     def peek(self, key: str, *limits: Limit | str, cost: int = 1) -> Decision:
         """What `hit` would answer, with the bucket as it stands. Charges nothing."""
-        return self._decide("peek", key, limits, cost)
+        return take(self._store, self._deciding("peek", key, limits, cost))
 
     def reset(self, key: str, *limits: Limit | str) -> Decision:
         """Forget what was taken from these limits of ``key``; the decision shows them full."""
-        return self._decide("reset", key, limits, 1)
+        return take(self._store, self._deciding("reset", key, limits, 1))
+
+    def refund(self, key: str, *limits: Limit | str, cost: int = 1) -> Decision:
+        """Give ``cost`` back to these limits of ``key``, no more than they hold; the decision shows them after that."""
+        return take(self._store, self._refunding(key, limits, cost))
+
+    def hit_up_to(self, key: str, *limits: Limit | str, cost: int) -> Decision:
+        """Take as much of ``cost`` as fits, ``decision.granted`` of it; where that is nothing, ``retry_after`` is for one."""
+        return take(self._store, self._hitting_up_to(key, limits, cost))
+
+    def wait(self, key: str, *limits: Limit | str, cost: int = 1, timeout: float | None = None) -> Decision:
+        """Take ``cost`` in turn: book the next one that is free, sleep until then, once, and return; first come, first served.
+
+        Refused at once, and nothing taken, if the turn is more than ``timeout`` seconds away, or the cost never fits. A timeout
+        of 0 is `hit`, None waits for as long as it takes. If it is interrupted meanwhile, the turn is given back. Raises
+        `ConfigError` for limits whose algorithm books no turns.
+        """
+        booked, until = take(self._store, self._booking(key, limits, cost, timeout))
+        try:
+            time.sleep(max(0.0, until - time.monotonic()))
+        except BaseException:
+            take(self._store, booked.giving_back())
+            raise
+        return booked.decision
+
+    def reserve(self, key: str, *limits: Limit | str, cost: int = 1) -> Reservation:
+        """`hit` for an estimated cost: `Reservation.settle` corrects it, `Reservation.cancel` gives it back."""
+        return Reservation(take(self._store, self._reserving(key, limits, cost)), self._store)
+
+    def penalize(self, key: str, seconds: float) -> Decision:
+        """Refuse ``key`` for so many seconds more, whatever its limits say: on top of the ban that it has, if it has one."""
+        return take(self._store, self._banning(key, seconds, longer=True))
+
+    def ban(self, key: str, seconds: float | None = None) -> Decision:
+        """Refuse ``key`` for at least so many seconds, for ever if None."""
+        return take(self._store, self._banning(key, seconds))
+
+    def pardon(self, key: str) -> None:
+        """Lift the ban of ``key``, if there is one."""
+        take(self._store, self._pardoning(key))
+
+    def limited(
+        self, *limits: Limit | str, key: KeyOf = None, cost: int = 1, timeout: float | None = 0
+    ) -> Callable[[Callable[P, T]], Callable[P, T]]:
+        """Limit a function; a call that is refused raises `RateLimited`.
+
+        ``key`` is text, or gives text for the function's arguments; without it all calls of the function count together. With a
+        ``timeout`` other than 0 calls `wait` for their turn.
+        """
+
+        def decorate(function: Callable[P, T]) -> Callable[P, T]:
+            if iscoroutinefunction(function):
+                raise TypeError(
+                    f"{function!r:.80} is async, expected a plain function, or an AsyncLimiter instead of a Limiter"
+                )
+
+            @wraps(function)
+            def limited(*args: P.args, **kwargs: P.kwargs) -> T:
+                decision = self.wait(key_of(key, function, args, kwargs), *limits, cost=cost, timeout=timeout)
+                if not decision.allowed:
+                    raise RateLimited(decision)
+                return function(*args, **kwargs)
+
+            return limited
+
+        self._check(limits, cost, timeout)
+        return decorate
 
     def close(self) -> None:
         """Close the store if it was opened here."""
@@ -120,7 +272,3 @@ class Limiter(_Keyring):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-    def _decide(self, verb: Verb, key: str, limits: tuple[Limit | str, ...], cost: int) -> Decision:
-        plan = self._plan(verb, key, limits, cost)
-        return decide(plan, self._store.spend(plan, self._timeout))

@@ -38,6 +38,8 @@ _LIMIT = re.compile(
 )
 _EXPECTED = "expected for example '100/minute', '5 per 15 minutes' or '10/s burst 20'"
 _OPTIONS = ("burst", "algorithm", "lease", "align")
+NAMES = tuple([name for name, algorithm in ALGORITHMS.items() if not algorithm.SILENT])
+"""The algorithms that a limit may have."""
 _PLACES = {name: place for place, name in enumerate(ALGORITHMS)}
 
 
@@ -206,6 +208,13 @@ def buckets_of(limits: tuple[Limit, ...]) -> tuple[Windows, ...]:
     return tuple([Windows(tuple([limits[n] for n in each]), tuple([ids[n] for n in each])) for each in together.values()])
 
 
+def of_bans() -> Windows:
+    """The bucket of a ban, see limitgate/algorithms/ban.py: a limit that nobody can write."""
+    limit = copy(Limit("1/second"))
+    limit._become(algorithm="ban")  # noqa: SLF001 - it is one of ours
+    return Windows((limit,))
+
+
 def unit_of(period: int) -> str | None:
     """``second``, ``minute``, ``hour`` or ``day`` for a period of just that length in seconds, else None."""
     return next((unit for unit, seconds in SECONDS.items() if seconds == period), None)
@@ -257,8 +266,8 @@ def _check(limit: Limit) -> None:
         raise ConfigError(f"limit {text}: expected a burst that this rate earns back within ten years")
     if type(lease) is not int or not 0 <= lease <= burst:
         raise ConfigError(f"limit {text}: expected a lease of 0 to {burst} requests, not {lease!r:.40}")
-    if algorithm not in ALGORITHMS:
-        raise ConfigError(f"limit {text}: expected an algorithm out of {', '.join(ALGORITHMS)}, not {algorithm!r}")
+    if algorithm not in NAMES:
+        raise ConfigError(f"limit {text}: expected an algorithm out of {', '.join(NAMES)}, not {algorithm!r}")
     _check_algorithm(limit, text)
 
 

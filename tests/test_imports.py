@@ -39,7 +39,8 @@ STORES = {
     ),
 }
 LAYERS = (
-    {"algorithms.base", "algorithms.fixed_window", "algorithms.gcra", "diagnosis", "errors", "forks"},
+    {"algorithms.base", "algorithms.gcra", "diagnosis", "errors", "forks"},
+    {"algorithms.ban", "algorithms.fixed_window"},
     {"algorithms.each"},
     {"algorithms"},
     {"limits"},
@@ -54,10 +55,11 @@ LAYERS = (
     {"config", "decorators", "lint"},
     {"routes"},
     {"openapi", "overview", "planner", "routes.django", "routes.flask", "routes.starlette", "settings"},
-    {"visit"},
+    {"steps", "visit"},
     {"fallback"},
     {"gate"},
-    {"exchange", "front", "limiter"},
+    {"exchange", "front", "verbs"},
+    {"limiter"},
     {"django.options", "django.request", "middleware"},
     {"django.middleware", "django.rest"},
     {"django.checks"},

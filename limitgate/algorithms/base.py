@@ -23,6 +23,9 @@ class Algorithm(Protocol):
     HOLDS: bool
     """Whether a refusal surely holds until the moment it promised, unless somebody gives something back."""
 
+    SILENT: bool
+    """Whether it has nothing to say of itself while nothing is owed: no limit that anybody would know of."""
+
     def check(self, limit: Limit) -> str | None:
         """What was expected of a limit that cannot be had with this algorithm, None if it can."""
 
@@ -39,7 +42,7 @@ class Algorithm(Protocol):
         """A state left by another count."""
 
     def weighed(self, states: Sequence[State], charge: Charge) -> Sequence[State] | None:
-        """The states once a charge is made; None if it does not fit into every window."""
+        """The states once a charge is made, the same object if that changes none; None if it does not fit into every window."""
 
     def put_right(
         self, states: Sequence[State], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], windows: Windows

@@ -50,6 +50,7 @@ class Each:
         self.FACTS = one.FACTS
         self.BOOKS = one.BOOKS
         self.HOLDS = one.HOLDS
+        self.SILENT: bool = getattr(one, "SILENT", False)
         self.check = one.check
         self.remaining = one.remaining
         self.used = one.used
@@ -75,7 +76,7 @@ class Each:
         for state, limit in zip(states, charge.windows.limits):
             if charge.cost and self._one.wait_us(state, charge.cost, limit) != 0:
                 return None
-        return [self._one.charged(state, charge) for state in states]
+        return [self._one.charged(state, charge) for state in states] if charge.cost and not self.SILENT else states
 
     def put_right(  # noqa: D102
         self, states: Sequence[State], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], windows: Windows
@@ -85,7 +86,7 @@ class Each:
 
     def owed_back(self, charge: Charge, states: Sequence[State], cost: int) -> tuple[Sequence[int], Sequence[int]]:  # noqa: D102
         graces = [self._one.grace_us(state, limit) for state, limit in zip(states, charge.windows.limits)]
-        return [charge.cost - cost] * len(graces), graces
+        return [0 if self.SILENT else charge.cost - cost] * len(graces), graces
 
     def asked(self, limit: Limit, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: D102
         return self._one.asked(limit, cost, ahead_us, date)

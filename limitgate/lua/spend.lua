@@ -54,7 +54,7 @@ end
 --   layout         the format of a bucket of so many bytes, nothing if none has as many
 --   forward        lets time go by in a bucket, true if something in it made no sense
 --   weigh          reports the asked windows, true if the charge fits into all of them
---   take, clear    charges them, lets them start full
+--   take, clear    charges them, if there is anything to charge; lets them start full
 --   put_right      puts back into them, or takes on top, what is to be put right
 --   close          the format of a bucket, how many numbers it has, and for how long it is of use; nothing if it is not
 local function make(number)
@@ -150,7 +150,7 @@ for i, key in ipairs(KEYS) do
   if charge.last then
     for n = first, i do
       local taken = charges[n]
-      if admitted and fits[n] and taken.takes and taken.verb == 's' then
+      if admitted and fits[n] and taken.takes and taken.verb == 's' and taken.kind.take then
         taken.kind.take(buckets[n], taken)
         buckets[n].changed = true
       end

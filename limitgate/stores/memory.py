@@ -86,8 +86,8 @@ class MemoryStore:
                     self._write(home, charge.windows, now, found, owes_less=True)
             reading = read(charges, now, states)
             if plan.verb == "spend" and reading.admitted:
-                for home, charge, then in zip(homes, charges, reading.after):
-                    if then is not None and charge.cost:
+                for home, charge, found, then in zip(homes, charges, states, reading.after):
+                    if then is not None and then is not found:
                         self._write(home, charge.windows, now, then)
             return reading
 
