@@ -131,9 +131,15 @@ class Limit:
         return rate if self.burst == self.count else f"{rate} burst {self.burst}"
 
     def __repr__(self) -> str:
+        text, *options = self.given.items()
+        return f"Limit({text[1]!r}{''.join(f', {name}={value!r}' for name, value in options)})"
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """A mapping that `as_limit` makes this limit of."""
         default = {"algorithm": "gcra", "lease": 0, "align": None}
-        given = {name: getattr(self, name) for name, value in default.items() if getattr(self, name) != value}
-        return f"Limit({str(self)!r}{''.join(f', {name}={value!r}' for name, value in given.items())})"
+        options = {name: getattr(self, name) for name, value in default.items() if getattr(self, name) != value}
+        return {"limit": str(self), **options}
 
 
 class Windows:
@@ -208,10 +214,10 @@ def buckets_of(limits: tuple[Limit, ...]) -> tuple[Windows, ...]:
     return tuple([Windows(tuple([limits[n] for n in each]), tuple([ids[n] for n in each])) for each in together.values()])
 
 
-def of_bans() -> Windows:
-    """The bucket of a ban, see limitgate/algorithms/ban.py: a limit that nobody can write."""
+def kept_as(algorithm: str) -> Windows:
+    """The bucket of something that is no limit that anybody could write: a ban, or a register."""
     limit = copy(Limit("1/second"))
-    limit._become(algorithm="ban")  # noqa: SLF001 - it is one of ours
+    limit._become(algorithm=algorithm)  # noqa: SLF001 - it is one of ours
     return Windows((limit,))
 
 

@@ -40,11 +40,11 @@ STORES = {
 }
 LAYERS = (
     {"algorithms.base", "algorithms.gcra", "diagnosis", "errors", "forks"},
-    {"algorithms.ban", "algorithms.fixed_window"},
+    {"algorithms.ban", "algorithms.fixed_window", "algorithms.register"},
     {"algorithms.each"},
     {"algorithms"},
     {"limits"},
-    {"plan"},
+    {"configured", "plan"},
     {"decision", "newcomers", "paths", *STORES},
     {"request"},
     {"client", "headers"},

@@ -5,13 +5,15 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Final
 
-from limitgate.algorithms import ban, fixed_window, gcra
+from limitgate.algorithms import ban, fixed_window, gcra, register
 from limitgate.algorithms.base import Algorithm
 from limitgate.algorithms.each import Each
 
 _FIXED_WINDOW: Final[Algorithm] = Each(fixed_window)
 BAN: Final[Algorithm] = Each(ban)
 """What `Limiter.ban` makes; no limit is of it."""
+REGISTER: Final[Algorithm] = Each(register)
+"""What `Limiter.configure` writes to; no limit is of it."""
 
 ALGORITHMS: Final[dict[str, Algorithm]] = {
     "gcra": gcra,
@@ -19,10 +21,11 @@ ALGORITHMS: Final[dict[str, Algorithm]] = {
     "leaky_bucket": gcra,
     "fixed_window": _FIXED_WINDOW,
     "ban": BAN,
+    "register": REGISTER,
 }
 """By the names that limits give them; a place among them is part of the stored state, so new ones go to the end."""
 
-SCRIPTS: Final[dict[str, Algorithm]] = {"gcra": gcra, "fixed_window": _FIXED_WINDOW, "ban": BAN}
+SCRIPTS: Final[dict[str, Algorithm]] = {"gcra": gcra, "fixed_window": _FIXED_WINDOW, "ban": BAN, "register": REGISTER}
 """By the name of their twin in limitgate/lua/."""
 
 NUMBERS: Final[dict[int, int]] = {id(algorithm): number for number, algorithm in enumerate(SCRIPTS.values())}

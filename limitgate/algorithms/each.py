@@ -92,7 +92,12 @@ class Each:
         return self._one.asked(limit, cost, ahead_us, date)
 
     def leased(self, limit: Limit, back: int, grace_us: int) -> Sequence[int]:  # noqa: D102
-        return back, grace_us
+        told: Sequence[int] = getattr(self._one, "leased", _leased)(limit, back, grace_us)
+        return told
 
     def seen(self, facts: Sequence[int], windows: Windows) -> Sequence[Any]:  # noqa: D102
         return [self._one.seen(facts[at : at + self.FACTS]) for at in range(0, self.FACTS * len(windows.ids), self.FACTS)]
+
+
+def _leased(limit: Limit, back: int, grace_us: int) -> Sequence[int]:  # noqa: ARG001 - an algorithm may need it
+    return back, grace_us
