@@ -1,7 +1,7 @@
 """What many do at the same time can be explained by doing it one after the other, each between its beginning and its end.
 
 Histories of threads and tasks are recorded, then an order is searched (Wing & Gong, Testing and Verifying Concurrent Objects,
-1993) in which a store that knows no concurrency says the same to everybody. The store's clock narrows the search: nobody can have
+1993) in which a store that knows no concurrency says the same to everybody. The clock narrows the search: nobody can have
 been served before somebody who was told an earlier time.
 """
 
