@@ -32,7 +32,7 @@ class Algorithm(Protocol):
     def fresh(self, now: int, windows: Windows) -> Sequence[State]:
         """Windows that nobody has used, at a time in Unix µs."""
 
-    def opened(self, states: Sequence[State], elapsed_us: int, now: int, windows: Windows) -> Sequence[State]:
+    def opened(self, states: Sequence[State], elapsed_us: int, windows: Windows, now: int) -> Sequence[State]:
         """The states some time later, at a time in Unix µs. Time that went backwards is no time."""
 
     def drained(self, states: Sequence[State], elapsed_us: int, windows: Windows) -> Sequence[State]:

@@ -61,7 +61,7 @@ class Each:
     def fresh(self, now: int, windows: Windows) -> Sequence[State]:  # noqa: D102 - as in `base.Algorithm`, like all here
         return [self._one.fresh(now, limit) for limit in windows.limits]
 
-    def opened(self, states: Sequence[State], elapsed_us: int, now: int, windows: Windows) -> Sequence[State]:  # noqa: D102
+    def opened(self, states: Sequence[State], elapsed_us: int, windows: Windows, now: int) -> Sequence[State]:  # noqa: D102
         elapsed_us = max(0, elapsed_us)
         return [self._one.opened(state, elapsed_us, now, limit) for state, limit in zip(states, windows.limits)]
 

@@ -120,7 +120,7 @@ class MemoryStore:
         if bucket is None:
             return algorithm.fresh(now, windows)
         written, stored, states, _ = bucket
-        states = algorithm.opened(states, now - written, now, stored)
+        states = algorithm.opened(states, now - written, stored, now)
         changed = False
         if windows is not stored:
             known = {window: (state, limit) for window, state, limit in zip(stored.ids, states, stored.limits)}
@@ -219,7 +219,7 @@ def _joined(windows: Windows, states: Sequence[State], bucket: _Bucket, now: int
     """The asked windows, and those of ``bucket`` that were not asked and still owe something."""
     limits, ids, joined = list(windows.limits), list(windows.ids), list(states)
     written, stored, before, _ = bucket
-    for limit, window, state in zip(stored.limits, stored.ids, windows.algorithm.opened(before, now - written, now, stored)):
+    for limit, window, state in zip(stored.limits, stored.ids, windows.algorithm.opened(before, now - written, stored, now)):
         if window not in windows.ids and state:
             limits.append(limit)
             ids.append(window)
