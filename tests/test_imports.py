@@ -39,8 +39,8 @@ STORES = {
     ),
 }
 LAYERS = (
-    {"algorithms.base", "algorithms.gcra", "diagnosis", "errors", "forks"},
-    {"algorithms.ban", "algorithms.fixed_window", "algorithms.register"},
+    {"algorithms.base", "algorithms.gcra", "algorithms.sliding_log", "diagnosis", "errors", "forks"},
+    {"algorithms.ban", "algorithms.fixed_window", "algorithms.register", "algorithms.sliding_window"},
     {"algorithms.each"},
     {"algorithms"},
     {"limits"},

@@ -5,11 +5,13 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Final
 
-from limitgate.algorithms import ban, fixed_window, gcra, register
+from limitgate.algorithms import ban, fixed_window, gcra, register, sliding_log, sliding_window
 from limitgate.algorithms.base import Algorithm
 from limitgate.algorithms.each import Each
 
 _FIXED_WINDOW: Final[Algorithm] = Each(fixed_window)
+_SLIDING_WINDOW: Final[Algorithm] = Each(sliding_window)
+_SLIDING_LOG: Final[Algorithm] = Each(sliding_log)
 BAN: Final[Algorithm] = Each(ban)
 """What `Limiter.ban` makes; no limit is of it."""
 REGISTER: Final[Algorithm] = Each(register)
@@ -20,12 +22,21 @@ ALGORITHMS: Final[dict[str, Algorithm]] = {
     "token_bucket": gcra,
     "leaky_bucket": gcra,
     "fixed_window": _FIXED_WINDOW,
+    "sliding_window": _SLIDING_WINDOW,
+    "sliding_log": _SLIDING_LOG,
     "ban": BAN,
     "register": REGISTER,
 }
 """By the names that limits give them; a place among them is part of the stored state, so new ones go to the end."""
 
-SCRIPTS: Final[dict[str, Algorithm]] = {"gcra": gcra, "fixed_window": _FIXED_WINDOW, "ban": BAN, "register": REGISTER}
+SCRIPTS: Final[dict[str, Algorithm]] = {
+    "gcra": gcra,
+    "fixed_window": _FIXED_WINDOW,
+    "sliding_window": _SLIDING_WINDOW,
+    "sliding_log": _SLIDING_LOG,
+    "ban": BAN,
+    "register": REGISTER,
+}
 """By the name of their twin in limitgate/lua/."""
 
 NUMBERS: Final[dict[int, int]] = {id(algorithm): number for number, algorithm in enumerate(SCRIPTS.values())}
