@@ -1,6 +1,6 @@
 """What limiters that count should answer, in plain integers, from a list of all that was ever admitted.
 
-As naive as can be, and nothing of the package's own arithmetic: every admission is looked at for every question, waits are found
+As naive as can be, and with nothing of the package: every admission is looked at for every question, waits are found
 by trying, and the days of a time zone by looking at its calendar, minute by minute where it changes.
 """
 
