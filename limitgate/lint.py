@@ -28,8 +28,8 @@ def _most_within(period: int, limit: Limit) -> int:
 def overshooting(rule: Rule) -> Iterator[tuple[Limit, int, int]]:
     """The limits of which more than the count may pass in one period, how many, and the burst with which no more would.
 
-    Those that have no burst are left out: there it is the algorithm's way, and no oversight. The rule's other limits are taken into
-    account. A burst below the rule's own cost is no remedy, so that is not told.
+    Those that have no burst are left out: there it is the algorithm's way, and no oversight. The rule's other limits are taken
+    into account. A burst below the rule's own cost is no remedy, so that is not told.
     """
     least = max(1, rule.cost) if isinstance(rule.cost, int) else 1
     for limit in rule.every_limit:
