@@ -322,6 +322,22 @@ def test_a_log_has_no_more_entries_than_its_limit_has_requests(client: redis.Red
             assert client.strlen(charge.key) == 8 + 13 + 5 * 13
 
 
+def test_what_has_joined_a_later_entry_is_not_given_back(client: redis.Redis) -> None:
+    """A charge whose entry counts on with what is owed cannot be told from that any more, and no older one pays for it."""
+    clock, windows = Clock(), windows_of(Limit("3/minute", algorithm="sliding_log"))
+    for store in (MemoryStore(clock), Scripted(client, clock)):
+        plan, last = Plan((Charge(uuid4().hex, windows, 1, binding=True, rule="r"),)), None
+        for _ in range(3):
+            clock.advance(1)
+            last = store.spend(plan, 5)
+        clock.advance(1)
+        nothing = Plan((plan.charges[0]._replace(cost=0),))
+        store.spend(correction(nothing, store.spend(nothing, 5), [4]), 5)
+        store.spend(correction(plan, last, [0]), 5)
+        told = decide(nothing, store.spend(nothing, 5))
+        assert (told.windows[0].used, told.reset_after) == (7, 60)
+
+
 def test_the_longest_log(client: redis.Redis) -> None:
     """A log of ten thousand entries is exact, and every wait in it, too."""
     clock, windows = Clock(), windows_of(Limit("10000/minute", algorithm="sliding_log"))

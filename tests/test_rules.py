@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -111,6 +112,16 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"limits": [], "exempt": 1}, "exempt"),
     ({"exempt": True}, "exempt"),
     ({"limits": [], "qps": 1, "exempt": True}, "exempt"),
+    ({"algorithm": "magic"}, "algorithm"),
+    ({"algorithm": ""}, "algorithm"),
+    ({"algorithm": 5}, "algorithm"),
+    ({"algorithm": "ban"}, "algorithm"),
+    ({"limits": [], "exempt": True, "algorithm": "gcra"}, "algorithm"),
+    ({"align": "utc"}, "align"),
+    ({"align": ""}, "align"),
+    ({"algorithm": "fixed_window", "align": ""}, "align"),
+    ({"algorithm": "fixed_window", "align": "Mars/Olympus"}, "align"),
+    ({"algorithm": "fixed_window", "lease": 2}, "lease"),
     ({"lease": -1}, "lease"),
     ({"lease": 10}, "lease"),
     ({"lease": 1.0}, "lease"),
@@ -187,6 +198,36 @@ def test_the_lease_of_a_rule_is_for_limits_without_their_own(rule: Rule, expecte
     """A rule's lease goes to all its limits, those of qps, qpm, qph and qpd too, but for those that have one."""
     assert [limit.lease for limit in rule.every_limit] == expected
     assert rule.buckets[0].lease == min(expected)
+
+
+FIXED = {"algorithm": "fixed_window"}
+BERLIN = {**FIXED, "align": "Europe/Berlin"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (Rule("r", "5/s", algorithm="sliding_log"), [Limit("5/s", algorithm="sliding_log")]),
+        (Rule("r", qps=5, qpd=9, **FIXED), [Limit("5/s", **FIXED), Limit("9/d", **FIXED)]),
+        (Rule("r", "5/s", Limit("9/d", **FIXED)), [Limit("5/s"), Limit("9/d", **FIXED)]),
+        (Rule("r", "5/s", Limit("9/d", algorithm="gcra"), **FIXED), [Limit("5/s", **FIXED), Limit("9/d")]),
+        (Rule("r", Limit("9/m", lease=3), "5/s", algorithm="gcra", lease=2), [Limit("9/m", lease=3), Limit("5/s", lease=2)]),
+        (Rule("r", qps=5, qpd=9, **BERLIN), [Limit("5/s", **FIXED), Limit("9/d", **BERLIN)]),
+        (Rule("r", qpd=9, **FIXED, align="first-request"), [Limit("9/d", **FIXED, align="first-request")]),
+        (
+            Rule("r", "1/d", Limit("9/d", **FIXED), align="Asia/Beirut"),
+            [Limit("1/d"), Limit("9/d", **FIXED, align="Asia/Beirut")],
+        ),
+        (
+            Rule("r", Limit("1/d", **FIXED, align="utc"), "9/d", **BERLIN),
+            [Limit("1/d", **FIXED, align="utc"), Limit("9/d", **BERLIN)],
+        ),
+    ],
+    ids=itertools.count(),
+)
+def test_a_rule_says_how_limits_count_that_do_not(rule: Rule, expected: list[Limit]) -> None:
+    """The algorithm and the alignment of a rule are for the limits that say nothing about them."""
+    assert list(rule.every_limit) == expected
 
 
 def test_a_lease_above_the_burst_says_how_much_is_possible() -> None:
