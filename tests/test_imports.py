@@ -39,8 +39,8 @@ STORES = {
     ),
 }
 LAYERS = (
-    {"algorithms.base", "algorithms.fixed_window", "algorithms.gcra", "diagnosis", "errors", "forks"},
-    {"algorithms.each"},
+    {"algorithms.base", "algorithms.gcra", "algorithms.sliding_log", "diagnosis", "errors", "forks"},
+    {"algorithms.each", "algorithms.fixed_window", "algorithms.sliding_window"},
     {"algorithms"},
     {"limits"},
     {"plan"},

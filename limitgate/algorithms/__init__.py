@@ -5,21 +5,30 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Final
 
-from limitgate.algorithms import fixed_window, gcra
+from limitgate.algorithms import fixed_window, gcra, sliding_log, sliding_window
 from limitgate.algorithms.base import Algorithm
 from limitgate.algorithms.each import Each
 
 _FIXED_WINDOW: Final[Algorithm] = Each(fixed_window)
+_SLIDING_WINDOW: Final[Algorithm] = Each(sliding_window)
+_SLIDING_LOG: Final[Algorithm] = Each(sliding_log)
 
 ALGORITHMS: Final[dict[str, Algorithm]] = {
     "gcra": gcra,
     "token_bucket": gcra,
     "leaky_bucket": gcra,
     "fixed_window": _FIXED_WINDOW,
+    "sliding_window": _SLIDING_WINDOW,
+    "sliding_log": _SLIDING_LOG,
 }
 """By the names that limits give them; a place among them is part of the stored state, so new ones go to the end."""
 
-SCRIPTS: Final[dict[str, Algorithm]] = {"gcra": gcra, "fixed_window": _FIXED_WINDOW}
+SCRIPTS: Final[dict[str, Algorithm]] = {
+    "gcra": gcra,
+    "fixed_window": _FIXED_WINDOW,
+    "sliding_window": _SLIDING_WINDOW,
+    "sliding_log": _SLIDING_LOG,
+}
 """By the name of their twin in limitgate/lua/."""
 
 NUMBERS: Final[dict[int, int]] = {id(algorithm): number for number, algorithm in enumerate(SCRIPTS.values())}
