@@ -39,9 +39,8 @@ STORES = {
     ),
 }
 LAYERS = (
-    {"algorithms.base", "algorithms.gcra", "diagnosis", "errors", "forks"},
-    {"algorithms.ban", "algorithms.fixed_window", "algorithms.register"},
-    {"algorithms.each"},
+    {"algorithms.base", "algorithms.gcra", "algorithms.sliding_log", "diagnosis", "errors", "forks"},
+    {"algorithms.ban", "algorithms.each", "algorithms.fixed_window", "algorithms.register", "algorithms.sliding_window"},
     {"algorithms"},
     {"limits"},
     {"configured", "plan"},

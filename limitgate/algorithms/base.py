@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 State = Any
 """What an algorithm keeps of a window. Only the algorithm itself knows more about it."""
 
+MAX_USED = 2**50
+"""Requests at which a counter is cut off that something is owed to on top; keeps Lua's doubles exact."""
+
 
 class Algorithm(Protocol):
     """What stores and decisions need of an algorithm, for all windows of a bucket at once where there are states."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from limitgate.algorithms.base import MAX_USED
+
 if TYPE_CHECKING:
     from limitgate.algorithms.base import State
     from limitgate.limits import Limit, Windows
@@ -86,7 +88,7 @@ class Each:
 
     def owed_back(self, charge: Charge, states: Sequence[State], cost: int) -> tuple[Sequence[int], Sequence[int]]:  # noqa: D102
         graces = [self._one.grace_us(state, limit) for state, limit in zip(states, charge.windows.limits)]
-        return [0 if self.SILENT else charge.cost - cost] * len(graces), graces
+        return [0 if self.SILENT else max(charge.cost - cost, -MAX_USED)] * len(graces), graces
 
     def asked(self, limit: Limit, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: D102
         return self._one.asked(limit, cost, ahead_us, date)

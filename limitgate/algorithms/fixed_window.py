@@ -15,6 +15,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from limitgate.algorithms.base import MAX_USED
+
 if TYPE_CHECKING:
     from limitgate.limits import Limit
     from limitgate.plan import Charge
@@ -70,7 +72,7 @@ def charged(state: State, charge: Charge) -> State:
 def put_right(state: State, back: int, elapsed_us: int, grace_us: int, limit: Limit) -> State:  # noqa: ARG001 - of no matter
     """The state after requests are put back that this window was charged, or taken on top."""
     used, left = state
-    return (max(0, used - back), left) if back < 0 or elapsed_us < grace_us else state
+    return (min(max(0, used - back), MAX_USED), left) if back < 0 or elapsed_us < grace_us else state
 
 
 def grace_us(state: State, limit: Limit) -> int:  # noqa: ARG001 - of no matter
@@ -137,9 +139,13 @@ def _end(now: int, limit: Limit) -> int:
 
 
 def _number(now: int, limit: Limit) -> int:
-    """How many windows have begun by a time since 1970 in this time zone."""
+    """How many windows have begun by a time since 1970 in this time zone.
+
+    Where clocks go back over a midnight, its window has begun all the same.
+    """
     local = datetime.fromtimestamp(now // 1_000_000, _zone(limit.align)).replace(tzinfo=None)
-    return (local - _EPOCH) // timedelta(seconds=limit.period)
+    number = (local - _EPOCH) // timedelta(seconds=limit.period)
+    return number if now < _moment(number + 1, limit) else number + 1
 
 
 def _moment(number: int, limit: Limit) -> int:
