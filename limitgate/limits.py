@@ -62,11 +62,13 @@ class Limit:
     burst: int
     """Requests that may come at once from a full bucket; the count if not given."""
     algorithm: str
-    """How requests are counted, see docs/algorithms.md."""
+    """How requests are counted, ``gcra`` if neither the limit nor its rule says; see docs/algorithms.md."""
     lease: int
     """Requests that a process may take from Redis in advance; 0 to ask for every one."""
     align: str | None
     """Where a ``fixed_window`` begins: ``utc``, which is the default, a time zone, or ``first-request``."""
+    says_algorithm: bool = field(compare=False)
+    """Whether the limit itself says how requests are counted, so that nobody else does."""
     period_us: int = field(compare=False)
     """The period in microseconds; also what one request weighs, in ticks."""
     capacity: int = field(compare=False)
@@ -75,13 +77,22 @@ class Limit:
     """The most that is remembered of a debt, in ticks: `MAX_OWED_US`."""
 
     def __init__(
-        self, text: str, *, burst: int | None = None, algorithm: str = "gcra", lease: int = 0, align: str | None = None
+        self,
+        text: str,
+        *,
+        burst: int | None = None,
+        algorithm: str | None = None,
+        lease: int = 0,
+        align: str | None = None,
     ) -> None:
         count, period, written_burst = _parse(text)
         if burst is not None and written_burst is not None:
             raise ConfigError(f"limit {text!r} gives its burst twice, expected it once")
         burst = next(number for number in (burst, written_burst, count) if number is not None)
-        self._become(count=count, period=period, burst=burst, algorithm=algorithm, lease=lease, align=align)
+        says, algorithm = algorithm is not None, "gcra" if algorithm is None else algorithm
+        self._become(
+            count=count, period=period, burst=burst, algorithm=algorithm, says_algorithm=says, lease=lease, align=align
+        )
         _check(self)
 
     def _become(self, **changes: Any) -> None:
@@ -102,7 +113,8 @@ class Limit:
 
     def having(self, **options: Any) -> Limit:
         """This limit with other options. Raises `ConfigError` as `Limit` does."""
-        return Limit(str(self), **{**{name: getattr(self, name) for name in _OPTIONS[1:]}, **options})
+        now = {"algorithm": self.algorithm if self.says_algorithm else None, "lease": self.lease, "align": self.align}
+        return Limit(str(self), **{**now, **options})
 
     def share(self, processes: int, cost: int = 1) -> Limit:
         """What one of so many ``processes`` may grant by itself so that all together grant no more than this limit.

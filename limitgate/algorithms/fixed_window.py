@@ -26,7 +26,9 @@ BOOKS = False
 HOLDS = True
 
 FIRST_REQUEST = "first-request"
-_UTC = "utc"
+UTC_DAYS = "utc"
+ALIGNED = (UTC_DAYS, FIRST_REQUEST)
+"""What windows may be aligned to besides a time zone."""
 _DAY = 86_400
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - of a wall clock, wherever it hangs
 _BY_CLOCK, _BY_FIRST_REQUEST, _BY_DATE = 0, 1, 2
@@ -38,7 +40,7 @@ def check(limit: Limit) -> str | None:
     """What was expected of a limit that cannot be had with this algorithm, None if it can."""
     if limit.burst != limit.count:
         return "no burst: all of a window's requests may come at once"
-    if limit.align in (None, _UTC, FIRST_REQUEST):
+    if limit.align in (None, *ALIGNED):
         return None
     if not _is_zone(limit.align):
         return f"align to be utc, first-request or a time zone such as Europe/Berlin, not {limit.align!r:.80}"
@@ -104,7 +106,7 @@ def refill_us(state: State, limit: Limit) -> int:  # noqa: ARG001 - of no matter
 
 def date(limit: Limit) -> int:
     """The end of the present window by this machine's clock, where Redis cannot know it: it knows no time zones."""
-    return 0 if limit.align in (None, _UTC, FIRST_REQUEST) else _end(time.time_ns() // 1000, limit)
+    return 0 if limit.align in (None, *ALIGNED) else _end(time.time_ns() // 1000, limit)
 
 
 def asked(limit: Limit, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - nothing is booked
@@ -123,7 +125,7 @@ def _left(used: int, left: int, now: int, limit: Limit) -> int:
     """How long the window lasts that a time is in."""
     if limit.align == FIRST_REQUEST:
         return left if used else limit.period_us
-    if limit.align in (None, _UTC):
+    if limit.align in (None, UTC_DAYS):
         return limit.period_us - now % limit.period_us
     return _end(now, limit) - now
 

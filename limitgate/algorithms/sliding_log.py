@@ -1,8 +1,8 @@
 """Sliding log: every admitted request is remembered for one period, so that never more than the count passes in any period.
 
-Exact, at the price of memory: one entry for each request, or for those of the same microsecond. A request that is admitted at a
-time counts until one period later, where it no longer does. Where the log has as many entries as the limit has requests, what
-is owed on top joins the newest entry and counts from then on with it, so that a log never has more.
+Exact, at the price of memory: one entry for each request, or for those of the same microsecond. Whatever is admitted counts
+until one period later, when it no longer does. Where the log has as many entries as the limit has requests, what is owed on top
+joins the newest entry and counts from then on with it, so that a log never has more.
 
 A state in this process is a `Log`. What Redis reports is `Seen`: enough for a decision.
 """

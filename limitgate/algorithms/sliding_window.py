@@ -6,9 +6,9 @@ would still overlap, rounded up to whole requests:
 
     current + ceil(previous * left / period) + cost <= count
 
-This is an estimate: it takes the requests of the window before for spread evenly. If they all came at its end they are lost
+It is an estimate: it takes the requests of the window before for spread evenly. If they all came at its end they are forgotten
 too early. A period that begins with a share s of a window still to come may see the count in that share, and then as much of
-the next window as leaves room for s of it: count * (2 - s) in all. So in the worst case, a burst at the very end of a window
+the next window as leaves room for s of it: count * (2 - s) in all. So in the worst case, a burst at the very end of a window,
 and another just before the end of the next, one request less than twice the count passes within a period. If they all came at
 the beginning they count for longer than a period, and less than the count may pass. Yet no window of the calendar ever has more
 than the count. A promised wait is exact by this estimate: just long enough.
@@ -66,15 +66,17 @@ def charged(state: State, charge: Charge) -> State:
 
 
 def put_right(state: State, back: int, elapsed_us: int, grace_us: int, limit: Limit) -> State:
-    """The state after requests are put back into the window that was charged for them, or taken on top of the present one."""
+    """The state after requests are put back into the window that was charged for them, or taken on top of the present one.
+
+    What is more than the present window was charged, when nobody knows which one it was, is put back into the one before.
+    """
     current, previous, left = state
     if back < 0:
         return min(current - back, MAX_USED), previous, left
-    if elapsed_us < grace_us:
-        return max(0, current - back), max(0, previous - max(0, back - current)), left
-    if elapsed_us < grace_us + limit.period_us:
-        return current, max(0, previous - back), left
-    return state
+    if elapsed_us >= grace_us + limit.period_us:
+        return state
+    here = min(back, current) if elapsed_us < grace_us else 0
+    return current - here, max(0, previous - (back - here)), left
 
 
 def grace_us(state: State, limit: Limit) -> int:  # noqa: ARG001 - of no matter

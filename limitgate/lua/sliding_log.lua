@@ -97,7 +97,7 @@ return {
   end,
   forward = function(bucket, elapsed, charge)
     local newest, counting = entry(bucket, length(bucket))
-    if newest > bucket[CLOCK] or bucket[CLOCK] > 2^52 or counting > MAX_USED then
+    if newest > bucket[CLOCK] or bucket[CLOCK] > 2^52 or counting < 1 or counting > MAX_USED then
       bucket[CLOCK] = nil
       return true
     end

@@ -49,11 +49,9 @@ return {
     local back, grace, elapsed = charge.lease[1], charge.lease[2], math.max(0, now - charge.as_of)
     if back < 0 then
       bucket[CURRENT] = math.min(bucket[CURRENT] - back, MAX_USED)
-    elseif elapsed < grace then
-      bucket[PREVIOUS] = math.max(0, bucket[PREVIOUS] - math.max(0, back - bucket[CURRENT]))
-      bucket[CURRENT] = math.max(0, bucket[CURRENT] - back)
     elseif elapsed < grace + charge[PERIOD] then
-      bucket[PREVIOUS] = math.max(0, bucket[PREVIOUS] - back)
+      local here = elapsed < grace and math.min(back, bucket[CURRENT]) or 0
+      bucket[CURRENT], bucket[PREVIOUS] = bucket[CURRENT] - here, math.max(0, bucket[PREVIOUS] - (back - here))
     end
   end,
   close = function(bucket)
