@@ -40,7 +40,7 @@ STORES = {
 }
 LAYERS = (
     {"algorithms.base", "algorithms.gcra", "diagnosis", "errors", "forks"},
-    {"algorithms.ban", "algorithms.fixed_window"},
+    {"algorithms.ban", "algorithms.concurrency", "algorithms.fixed_window"},
     {"algorithms.each"},
     {"algorithms"},
     {"limits"},
@@ -56,7 +56,8 @@ LAYERS = (
     {"routes"},
     {"openapi", "overview", "planner", "routes.django", "routes.flask", "routes.starlette", "settings"},
     {"steps", "visit"},
-    {"fallback"},
+    {"holding"},
+    {"fallback", "slot"},
     {"gate"},
     {"exchange", "front", "verbs"},
     {"limiter"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Final
 
-from limitgate.algorithms import ban, fixed_window, gcra
+from limitgate.algorithms import ban, concurrency, fixed_window, gcra
 from limitgate.algorithms.base import Algorithm
 from limitgate.algorithms.each import Each
 
@@ -19,10 +19,11 @@ ALGORITHMS: Final[dict[str, Algorithm]] = {
     "leaky_bucket": gcra,
     "fixed_window": _FIXED_WINDOW,
     "ban": BAN,
+    "concurrency": concurrency,
 }
 """By the names that limits give them; a place among them is part of the stored state, so new ones go to the end."""
 
-SCRIPTS: Final[dict[str, Algorithm]] = {"gcra": gcra, "fixed_window": _FIXED_WINDOW, "ban": BAN}
+SCRIPTS: Final[dict[str, Algorithm]] = {"gcra": gcra, "fixed_window": _FIXED_WINDOW, "ban": BAN, "concurrency": concurrency}
 """By the name of their twin in limitgate/lua/."""
 
 NUMBERS: Final[dict[int, int]] = {id(algorithm): number for number, algorithm in enumerate(SCRIPTS.values())}
