@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Final
 
-from limitgate.algorithms import ban, fixed_window, gcra, register, sliding_log, sliding_window
+from limitgate.algorithms import ban, concurrency, fixed_window, gcra, register, sliding_log, sliding_window
 from limitgate.algorithms.base import Algorithm
 from limitgate.algorithms.each import Each, ForOne
 
@@ -18,7 +18,11 @@ _FOR_ONE: Final[dict[str, ForOne]] = {
 }
 """Those that look at one limit at a time. A place among them is part of the stored state, so new ones go to the end."""
 
-SCRIPTS: Final[dict[str, Algorithm]] = {"gcra": gcra, **{name: Each(one) for name, one in _FOR_ONE.items()}}
+SCRIPTS: Final[dict[str, Algorithm]] = {
+    "gcra": gcra,
+    **{name: Each(one) for name, one in _FOR_ONE.items()},
+    "concurrency": concurrency,
+}
 """By the name of their twin in limitgate/lua/."""
 
 ALGORITHMS: Final[dict[str, Algorithm]] = {"gcra": gcra, "token_bucket": gcra, "leaky_bucket": gcra, **SCRIPTS}
