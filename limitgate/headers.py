@@ -129,7 +129,7 @@ def _draft_11(decision: Decision, _: int) -> Fields:
         named = _policies(rule, tuple([standing.charge.windows for standing in standings]))
         for (name, policy), window in zip(named, windows, strict=True):
             policies.append(policy)
-            wait = window.retry_after or window.reset_after
+            wait = window.retry_after or (window.reset_after if window.period else math.inf)
             until = "" if math.isinf(wait) else f";t={math.ceil(wait)}"
             states.append(f'"{name}";r={window.remaining}{until}')
     return [("RateLimit-Policy", ", ".join(policies)), ("RateLimit", ", ".join(states))]
@@ -142,10 +142,12 @@ def _policies(rule: str, buckets: tuple[Windows, ...]) -> list[tuple[str, str]]:
     seen: Counter[str] = Counter()
     limits = [limit for windows in buckets for limit in windows.limits]
     for limit in limits:
-        name = rule if len(limits) == 1 else f"{rule}-{unit_of(limit.period) or f'{limit.period}s'}"
+        kind = (unit_of(limit.period) or f"{limit.period}s") if limit.period else "concurrent"
+        name = rule if len(limits) == 1 else f"{rule}-{kind}"
         seen[name] += 1
         name = name if seen[name] == 1 else f"{name}-{seen[name]}"
-        found.append((name, f'"{name}";q={limit.count};w={limit.period}'))
+        unit = f"w={limit.period}" if limit.period else 'qu="concurrent-requests"'
+        found.append((name, f'"{name}";q={limit.count};{unit}'))
     return found
 
 

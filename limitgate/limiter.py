@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import wraps
 from inspect import iscoroutinefunction
 from types import TracebackType
@@ -12,7 +13,9 @@ from typing import ParamSpec, Self, TypeVar
 
 from limitgate.configured import Configured
 from limitgate.decision import Decision, RateLimited
+from limitgate.holding import Holding
 from limitgate.limits import Limit
+from limitgate.slot import aslot, at_once, slot
 from limitgate.steps import atake, take
 from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store, opened
 from limitgate.verbs import Booked, KeyOf, Verbs, key_of
@@ -82,6 +85,7 @@ class AsyncLimiter(Verbs):
         super().__init__(timeout, key_prefix)
         self._owns_store = isinstance(store, str)
         self._store: AsyncStore = opened(store, open_store)
+        self._holding = Holding(self._store, timeout)
 
     async def hit(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """Take ``cost`` from every limit of ``key``, or from none."""
@@ -121,6 +125,15 @@ class AsyncLimiter(Verbs):
     async def reserve(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> AsyncReservation:
         """`hit` for an estimated cost: `AsyncReservation.settle` corrects it, `AsyncReservation.cancel` gives it back."""
         return AsyncReservation(await atake(self._store, self._reserving(key, limits, cost)), self._store)
+
+    def slot(self, key: str, limit: Limit | str | int, *, cost: int = 1) -> AbstractAsyncContextManager[Decision]:
+        """Hold a place for as long as something is under way: ``async with limiter.slot("user:42", 20) as decision:``.
+
+        ``limit`` is how many may be held at once, as a number or as a `Limit`, and ``cost`` how many places to hold. They are
+        given back at the end, whatever happens; those of a process that has crashed are free again after 30 seconds. Raises
+        `RateLimited` where there is no room; it promises no wait, its ``retry_after`` is only a hint.
+        """
+        return aslot(self._holding, self._plan("peek", key, (at_once(limit),), cost))
 
     async def penalize(self, key: str, seconds: float) -> Decision:
         """Refuse ``key`` for so many seconds more, whatever its limits say: on top of the ban that it has, if it has one."""
@@ -199,6 +212,7 @@ class Limiter(Verbs):
         super().__init__(timeout, key_prefix)
         self._owns_store = isinstance(store, str)
         self._store: SyncStore = opened(store, open_sync_store)
+        self._holding = Holding(self._store, timeout)
 
     def hit(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """Take ``cost`` from every limit of ``key``, or from none."""
@@ -238,6 +252,15 @@ class Limiter(Verbs):
     def reserve(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Reservation:
         """`hit` for an estimated cost: `Reservation.settle` corrects it, `Reservation.cancel` gives it back."""
         return Reservation(take(self._store, self._reserving(key, limits, cost)), self._store)
+
+    def slot(self, key: str, limit: Limit | str | int, *, cost: int = 1) -> AbstractContextManager[Decision]:
+        """Hold a place for as long as something is under way: ``with limiter.slot("user:42", 20) as decision:``.
+
+        ``limit`` is how many may be held at once, as a number or as a `Limit`, and ``cost`` how many places to hold. They are
+        given back at the end, whatever happens; those of a process that has crashed are free again after 30 seconds. Raises
+        `RateLimited` where there is no room; it promises no wait, its ``retry_after`` is only a hint.
+        """
+        return slot(self._holding, self._plan("peek", key, (at_once(limit),), cost))
 
     def penalize(self, key: str, seconds: float) -> Decision:
         """Refuse ``key`` for so many seconds more, whatever its limits say: on top of the ban that it has, if it has one."""

@@ -31,12 +31,13 @@ MAX_WINDOWS = 64
 """Limits in one bucket: every request looks at all of them, in Redis too."""
 
 _ABBREVIATIONS = {"s": "second", "sec": "second", "m": "minute", "min": "minute", "h": "hour", "hr": "hour", "d": "day"}
+_AT_ONCE = re.compile(r"\s*(?P<count>[0-9]{1,18})\s+at\s+once\s*", re.ASCII | re.IGNORECASE)
 _LIMIT = re.compile(
     r"\s*(?P<count>[0-9]{1,18})\s*(?:/|\bper\b)\s*(?:(?P<many>[0-9]{1,9})\s*)?(?P<unit>[a-z]{1,10})"
     r"(?:\s+burst\s+(?P<burst>[0-9]{1,18}))?\s*",
     re.ASCII | re.IGNORECASE,
 )
-_EXPECTED = "expected for example '100/minute', '5 per 15 minutes' or '10/s burst 20'"
+_EXPECTED = "expected for example '100/minute', '5 per 15 minutes', '10/s burst 20' or '20 at once'"
 _OPTIONS = ("burst", "algorithm", "lease", "align")
 NAMES = tuple([name for name, algorithm in ALGORITHMS.items() if not algorithm.SILENT])
 """The algorithms that a limit may have."""
@@ -53,12 +54,15 @@ class Limit:
 
     ``lease`` lets a process take up to so many requests from Redis in advance and admit them by itself for at most a second;
     what is left then goes back. No more is admitted for it, but up to ``lease`` requests per process may go unused.
+
+    ``Limit("20 at once")`` is about requests in flight: a ``concurrency`` of 20, which has no period. A request takes one of
+    the places when it comes and gives it back when it is over.
     """
 
     count: int
     """Requests in a period."""
     period: int
-    """Seconds."""
+    """Seconds; 0 for requests in flight."""
     burst: int
     """Requests that may come at once from a full bucket; the count if not given."""
     algorithm: str
@@ -86,10 +90,14 @@ class Limit:
         align: str | None = None,
     ) -> None:
         count, period, written_burst = _parse(text)
+        if algorithm is not None and (not period) is not (algorithm == "concurrency"):
+            message = f"limit {text!r}, {algorithm!r:.40}: expected '20 at once' for a concurrency, and for nothing else"
+            raise ConfigError(message)
         if burst is not None and written_burst is not None:
             raise ConfigError(f"limit {text!r} gives its burst twice, expected it once")
         burst = next(number for number in (burst, written_burst, count) if number is not None)
-        says, algorithm = algorithm is not None, "gcra" if algorithm is None else algorithm
+        says, default = algorithm is not None or not period, "gcra" if period else "concurrency"
+        algorithm = default if algorithm is None else algorithm
         self._become(
             count=count, period=period, burst=burst, algorithm=algorithm, says_algorithm=says, lease=lease, align=align
         )
@@ -138,6 +146,8 @@ class Limit:
         return shared
 
     def __str__(self) -> str:
+        if not self.period:
+            return f"{self.burst} at once"
         unit = unit_of(self.period)
         rate = f"{self.count}/{unit}" if unit else f"{self.count} per {self.period} seconds"
         return rate if self.burst == self.count else f"{rate} burst {self.burst}"
@@ -149,7 +159,7 @@ class Limit:
     @property
     def given(self) -> dict[str, Any]:
         """A mapping that `as_limit` makes this limit of."""
-        default = {"algorithm": "gcra", "lease": 0, "align": None}
+        default = {"algorithm": "gcra" if self.period else "concurrency", "lease": 0, "align": None}
         options = {name: getattr(self, name) for name, value in default.items() if getattr(self, name) != value}
         return {"limit": str(self), **options}
 
@@ -163,7 +173,19 @@ class Windows:
     where some limits have a lease and others have none: those would ask Redis about every request all the same.
     """
 
-    __slots__ = ("algorithm", "capacities", "counts", "facts", "ids", "is_dated", "lease", "limits", "suffix", "weights")
+    __slots__ = (
+        "algorithm",
+        "capacities",
+        "counts",
+        "facts",
+        "has_slots",
+        "ids",
+        "is_dated",
+        "lease",
+        "limits",
+        "suffix",
+        "weights",
+    )
 
     def __init__(self, limits: tuple[Limit, ...], ids: tuple[int, ...] | None = None) -> None:
         self.limits = limits
@@ -181,6 +203,8 @@ class Windows:
         """How many numbers the script reports of the bucket."""
         self.is_dated = any(map(self.algorithm.date, limits))
         """Whether the script has to be told about the present date."""
+        self.has_slots = self.algorithm is ALGORITHMS["concurrency"]
+        """Whether these are places for requests in flight, so that a charge has to have a `Charge.slot`."""
         self.suffix = "" if self.algorithm is gcra else f":{self.ids[0]:x}"
         """What the bucket's key ends with."""
 
@@ -239,13 +263,17 @@ def unit_of(period: int) -> str | None:
 
 
 def _parse(text: object) -> tuple[int, int, int | None]:
+    if isinstance(text, str) and (match := _AT_ONCE.fullmatch(text)):
+        return int(match["count"]), 0, None
     match = _LIMIT.fullmatch(text) if isinstance(text, str) else None
     unit = match["unit"].lower() if match else ""
     seconds = SECONDS.get(_ABBREVIATIONS.get(unit, unit.removesuffix("s")))
     if match is None or seconds is None:
         raise ConfigError(f"{text!r} is not a limit, {_EXPECTED}")
-    burst = match["burst"]
-    return int(match["count"]), int(match["many"] or 1) * seconds, None if burst is None else int(burst)
+    burst, period = match["burst"], int(match["many"] or 1) * seconds
+    if not period:
+        raise ConfigError(f"limit {text!r}: expected a period of at least 1 second")
+    return int(match["count"]), period, None if burst is None else int(burst)
 
 
 def _numbered(limits: tuple[Limit, ...]) -> tuple[int, ...]:
@@ -272,13 +300,16 @@ def _common_algorithm(limits: tuple[Limit, ...]) -> Algorithm:
 
 def _check(limit: Limit) -> None:
     count, period, burst, lease, algorithm = limit.count, limit.period, limit.burst, limit.lease, limit.algorithm
-    text = f"{count} per {period} s, burst {burst}"
-    for name, number in (("count", count), ("period", period), ("burst", burst)):
+    text = f"{count} per {period} s, burst {burst}" if algorithm != "concurrency" else f"{count} at once"
+    given = (
+        {"count": count, "burst": burst} if algorithm == "concurrency" else {"count": count, "period": period, "burst": burst}
+    )
+    for name, number in given.items():
         if type(number) is not int or number < 1:
             raise ConfigError(f"limit {text}: expected a {name} of at least 1")
     if period > MAX_PERIOD:
         raise ConfigError(f"limit {text}: expected a period of at most 366 days")
-    if count > MAX_RATE * period:
+    if period and count > MAX_RATE * period:
         raise ConfigError(f"limit {text}: expected at most {MAX_RATE:,} requests per second")
     if burst * period * 1_000_000 > MAX_REFILL_US * count:
         raise ConfigError(f"limit {text}: expected a burst that this rate earns back within ten years")

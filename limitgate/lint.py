@@ -13,7 +13,7 @@ from limitgate.rules import Rule, RuleSet
 
 def most_within(period: int, limits: Sequence[Limit]) -> int:
     """The most that limits which are checked together admit in any ``period`` seconds, its last moment left out."""
-    return min(_most_within(period, limit) for limit in limits)
+    return min(_most_within(period, limit) for limit in limits if limit.period)
 
 
 def _most_within(period: int, limit: Limit) -> int:
@@ -32,7 +32,7 @@ def overshooting(rule: Rule) -> Iterator[tuple[Limit, int, int]]:
     into account. A burst below the rule's own cost is no remedy, so that is not told.
     """
     least = max(1, rule.cost) if isinstance(rule.cost, int) else 1
-    for limit in rule.every_limit:
+    for limit in [limit for limit in rule.every_limit if limit.period]:
         most = most_within(limit.period, rule.every_limit)
         if most > limit.count and limit.burst > least and ALGORITHMS[limit.algorithm] is gcra:
             yield limit, most, least

@@ -36,7 +36,7 @@ Count = Annotated[int, Field(strict=True, ge=1)]
 
 _STATUS_CLASSES = frozenset({"1xx", "2xx", "3xx", "4xx", "5xx"})
 _METHOD = re.compile(r"[A-Za-z][A-Za-z-]*", re.ASCII)
-_QUICK = {"qps": "second", "qpm": "minute", "qph": "hour", "qpd": "day"}
+_QUICK = {"qps": "{}/second", "qpm": "{}/minute", "qph": "{}/hour", "qpd": "{}/day", "concurrency": "{} at once"}
 
 
 def _cost_or_callable(value: object) -> Cost:
@@ -90,6 +90,7 @@ class RuleOptions(TypedDict, total=False):
     qpm: int | None
     qph: int | None
     qpd: int | None
+    concurrency: int | None
     path: str
     methods: Iterable[str] | None
     key: Iterable[str]
@@ -124,6 +125,8 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     """Requests per hour."""
     qpd: Count | None = None
     """Requests per day."""
+    concurrency: Count | None = None
+    """Requests in flight at once, WebSockets that are open among them; each is one, whatever its cost."""
     path: StrictStr = "/**"
     """Paths that the rule is for: ``/login``, ``/items/{id}`` or ``/api/**``."""
     methods: frozenset[StrictStr] | None = None
@@ -195,9 +198,9 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @cached_property
     def every_limit(self) -> tuple[Limit, ...]:
-        """The limits and the qps, qpm, qph and qpd, in this order."""
+        """The limits and the qps, qpm, qph, qpd and concurrency, in this order."""
         given = {field: getattr(self, field) for field in _QUICK if getattr(self, field)}
-        quick = [self._checked(field, Limit, f"{count}/{_QUICK[field]}") for field, count in given.items()]
+        quick = [self._checked(field, Limit, _QUICK[field].format(count)) for field, count in given.items()]
         limits = [*self.limits, *quick]
         if self.algorithm:
             limits = self._each(limits, [limit for limit in limits if not limit.says_algorithm], algorithm=self.algorithm)
@@ -225,6 +228,10 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     def buckets(self) -> tuple[Windows, ...]:
         """The limits by the buckets that they are counted in."""
         return self._checked("limits", buckets_of, self.every_limit)
+
+    @property
+    def _has_slots(self) -> bool:
+        return any(windows.has_slots for windows in self.buckets)
 
     def _checked(self, field: str, make: Callable[..., T], value: object) -> T:
         """What ``make`` makes of a value, its complaint naming the rule and the field."""
@@ -261,12 +268,18 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         if self.charge_if and any(windows.lease for windows in self.buckets):
             message = f"rule {self.name!r} has a lease, out of which nothing can be given back exactly, expected no charge_if"
             raise ConfigError(message, ("charge_if",))
+        if self._has_slots and (self.charge_if or self.per == "message"):
+            field = "charge_if" if self.charge_if else "per"
+            message = f"rule {self.name!r} counts requests in flight, which are over by then, expected no {field}"
+            raise ConfigError(message, (field,))
         if self.exempt and self.per == "message":
             raise ConfigError(f"rule {self.name!r} is exempt, expected no per: exempt requests have no limits at all", ("per",))
         if not self.exempt and not limits:
-            raise ConfigError(f"rule {self.name!r} has no limit, expected limits, qps, qpm, qph or qpd", ("limits",))
+            raise ConfigError(
+                f"rule {self.name!r} has no limit, expected limits, qps, qpm, qph, qpd or concurrency", ("limits",)
+            )
         for limit in limits:
-            if isinstance(self.cost, int) and self.cost > limit.burst:
+            if isinstance(self.cost, int) and self.cost > limit.burst and limit.period:
                 raise ConfigError(
                     f"rule {self.name!r}: cost {self.cost} never fits into {limit}, expected at most {limit.burst}",
                     ("cost",),

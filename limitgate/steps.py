@@ -19,7 +19,7 @@ Steps = Generator[tuple[Plan, float], Reading, T]
 
 
 def take(store: SyncStore, steps: Steps[T]) -> T:
-    """What comes of some steps, by a `SyncStore`."""
+    """What comes of some steps, by a `SyncStore`. Where it is interrupted they are closed."""
     try:
         asked = next(steps)
         while True:
@@ -32,10 +32,12 @@ def take(store: SyncStore, steps: Steps[T]) -> T:
     except StopIteration as end:
         result: T = end.value
         return result
+    finally:
+        steps.close()
 
 
 async def atake(store: AsyncStore, steps: Steps[T]) -> T:
-    """What comes of some steps, by an `AsyncStore`."""
+    """What comes of some steps, by an `AsyncStore`. Where it is cancelled they are closed."""
     try:
         asked = next(steps)
         while True:
@@ -48,3 +50,5 @@ async def atake(store: AsyncStore, steps: Steps[T]) -> T:
     except StopIteration as end:
         result: T = end.value
         return result
+    finally:
+        steps.close()

@@ -80,6 +80,7 @@ class Verbs:
 
     def _refunding(self, key: str, limits: Limits, cost: int) -> Steps[Decision]:
         check_cost(cost)
+        yield from self._planned("spend", key, limits, 1)  # what cannot be taken cannot be refunded
         plan = yield from self._planned("peek", key, limits, 1)
         charges = [charge if charge.windows.algorithm.SILENT else _refunded(charge, cost) for charge in plan.charges]
         plan = plan._replace(charges=tuple(charges))
@@ -210,6 +211,8 @@ class Verbs:
             buckets = _buckets(*limits)
         except TypeError:  # unhashable, so no limit either
             buckets = buckets_of(tuple(as_limit(limit) for limit in limits))
+        if verb == "spend" and any(each.has_slots for each in buckets):
+            raise ConfigError("nobody would ever give this place back, expected slot(...) for what is under way at once")
         charges = [Charge(name + each.suffix, each, cost, binding=True, rule=None) for each in buckets]
         if verb != "reset":  # a ban is no limit that one could be asked to forget
             charges.append(_ban_of(name, cost))

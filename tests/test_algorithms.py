@@ -27,6 +27,9 @@ from tests.test_differential import TTL_SUFFIX, Scripted
 from tests.test_headers import Door, parsed_list
 from tests.test_stores import AsyncDoor, Door as StoreDoor
 
+COUNTING = tuple([name for name in NAMES if name != "concurrency"])
+"""The algorithms that count requests; those in flight have tests of their own."""
+
 US = 1_000_000
 MINUTE, DAY = 60 * US, 86_400 * US
 COUNTERS = ("fixed_window", "sliding_window", "sliding_log")
@@ -80,7 +83,7 @@ def key(request: pytest.FixtureRequest, client: redis.Redis) -> Key:
     return Key(MemoryStore(clock) if request.param == "memory" else Scripted(client, clock), clock)
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=COUNTING)
 def five(request: pytest.FixtureRequest) -> Limit:
     """Five requests a minute, by each algorithm."""
     return Limit("5/minute", algorithm=request.param)
@@ -88,7 +91,7 @@ def five(request: pytest.FixtureRequest) -> Limit:
 
 def all_of(text: str) -> list[Limit]:
     """A limit by every algorithm."""
-    return [Limit(text, algorithm=name) for name in NAMES]
+    return [Limit(text, algorithm=name) for name in COUNTING]
 
 
 # --- hit, peek, reset -------------------------------------------------------------------------------------------------
@@ -171,14 +174,14 @@ def test_after_the_promised_reset_everything_fits(key: Key, five: Limit) -> None
 
 def test_mixed_limits_are_charged_together_or_not_at_all(key: Key) -> None:
     """In one plan, whichever limit refuses, none is charged."""
-    for tight in NAMES:
-        limits = [Limit("2/minute" if name == tight else "9/minute", algorithm=name) for name in NAMES]
+    for tight in COUNTING:
+        limits = [Limit("2/minute" if name == tight else "9/minute", algorithm=name) for name in COUNTING]
         key.name = uuid4().hex
         assert key.hit(*limits, cost=2).allowed
         refused = key.hit(*limits)
         assert (refused.allowed, refused.remaining, refused.limit) == (False, 0, 2)
-        assert [window.used for window in refused.windows] == [2] * len(NAMES)
-        assert key.used(*limits) == [2] * len(NAMES)
+        assert [window.used for window in refused.windows] == [2] * len(COUNTING)
+        assert key.used(*limits) == [2] * len(COUNTING)
         key.clock.advance(us=round(refused.retry_after * US))
         assert key.hit(*limits).allowed
 
@@ -285,7 +288,7 @@ def test_a_changed_count_finds_what_was_used(key: Key, five: Limit) -> None:
     assert key.hit(narrow).allowed
 
 
-@pytest.mark.parametrize(("old", "new"), list(itertools.permutations(NAMES, 2)))
+@pytest.mark.parametrize(("old", "new"), list(itertools.permutations(COUNTING, 2)))
 def test_another_algorithm_begins_anew(key: Key, old: str, new: str) -> None:
     """Changing the algorithm of a live key is no error: the new one starts full, and the old one finds its own again."""
     before, after = Limit("5/minute", algorithm=old), Limit("5/minute", algorithm=new)
@@ -351,7 +354,7 @@ def mixed(door: Any) -> None:
     """Limits of all algorithms in one plan: all or nothing, peek, reset, corrections."""
     name = uuid4().hex
     charges = []
-    for algorithm in NAMES:
+    for algorithm in COUNTING:
         windows = Windows((Limit("3 per 366 days", algorithm=algorithm),))
         charges.append(Charge(f"{name}:{algorithm}", windows, 1, binding=True, rule=algorithm))
     tight = Windows((Limit("2 per 366 days", algorithm="sliding_log"),))
@@ -419,7 +422,7 @@ def test_a_rule_of_all_algorithms_through_a_gate(redis_server: RedisServer, stor
         assert len({name for name, _ in policies}) == len(limits)
         assert [name for name, _ in policies] == [name for name, _ in states]
         assert sorted((each["q"], each["w"]) for _, each in policies) == sorted((limit.count, limit.period) for limit in limits)
-        assert sorted(each["r"] for _, each in states) == sorted([left] * len(NAMES) + [left + 2] * len(NAMES))
+        assert sorted(each["r"] for _, each in states) == sorted([left] * len(COUNTING) + [left + 2] * len(COUNTING))
     door.ask()
     body = json.loads(door.body)
     (name,) = body["violated-policies"]
@@ -434,12 +437,12 @@ def test_a_rule_of_all_algorithms_through_a_gate(redis_server: RedisServer, stor
 
 def test_rules_of_different_algorithms_through_a_gate() -> None:
     """Of rules that are counted differently, the one that refuses is named, and the others are not charged."""
-    rules = [Rule(name, "9/minute" if name != "sliding_log" else "2/minute", algorithm=name) for name in NAMES]
+    rules = [Rule(name, "9/minute" if name != "sliding_log" else "2/minute", algorithm=name) for name in COUNTING]
     door = Door(*rules, headers=STYLES)
     assert [door.ask().status[:3] for _ in range(4)] == ["200", "200", "429", "429"]
     assert json.loads(door.body)["violated-policies"] == ["sliding_log"]
-    assert {window.rule: window.used for window in door.decision.windows} == dict.fromkeys(NAMES, 2)
-    assert [name for name, _ in parsed_list(door.fields["ratelimit"])] == list(NAMES)
+    assert {window.rule: window.used for window in door.decision.windows} == dict.fromkeys(COUNTING, 2)
+    assert [name for name, _ in parsed_list(door.fields["ratelimit"])] == list(COUNTING)
 
 
 # --- three names of one algorithm -------------------------------------------------------------------------------------

@@ -40,8 +40,14 @@ STORES = {
 }
 LAYERS = (
     {"algorithms.base", "algorithms.gcra", "algorithms.sliding_log", "diagnosis", "errors", "forks"},
-    {"algorithms.ban", "algorithms.fixed_window", "algorithms.register", "algorithms.sliding_window"},
-    {"algorithms.each"},
+    {
+        "algorithms.ban",
+        "algorithms.concurrency",
+        "algorithms.each",
+        "algorithms.fixed_window",
+        "algorithms.register",
+        "algorithms.sliding_window",
+    },
     {"algorithms"},
     {"limits"},
     {"configured", "plan"},
@@ -56,7 +62,8 @@ LAYERS = (
     {"routes"},
     {"openapi", "overview", "planner", "routes.django", "routes.flask", "routes.starlette", "settings"},
     {"steps", "visit"},
-    {"fallback"},
+    {"holding"},
+    {"fallback", "slot"},
     {"gate"},
     {"exchange", "front", "verbs"},
     {"limiter"},
