@@ -129,9 +129,12 @@ def owed_back(charge: Charge, debts: Sequence[int], cost: int) -> tuple[Sequence
     charged next to nothing.
     """
     windows = charge.windows
-    back = [(charge.cost - cost) * weight for weight in windows.weights]
+    back = [
+        max(-limit.ceiling, min((charge.cost - cost) * weight, limit.ceiling))
+        for weight, limit in zip(windows.weights, windows.limits)
+    ]
     if cost > charge.cost:
-        return [max(ticks, -limit.ceiling) for ticks, limit in zip(back, windows.limits)], [MAX_OWED_US] * len(back)
+        return back, [MAX_OWED_US] * len(back)
     return back, [(debt + cost * weight) // count for debt, weight, count in zip(debts, windows.weights, windows.counts)]
 
 
