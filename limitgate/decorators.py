@@ -62,6 +62,8 @@ def limit(
     shadow: bool = False,
     charge_if: Outcomes | None = None,
     per: Per = "request",
+    algorithm: str | None = None,
+    align: str | None = None,
 ) -> Callable[[F], F]:
     """Limit an endpoint: a Starlette, FastAPI, Flask or Django view, a class-based one or one of its methods.
 
@@ -71,7 +73,8 @@ def limit(
     """
     given = tuple(as_limit(limit) for limit in limits)
     options: RuleOptions = {"qps": qps, "qpm": qpm, "qph": qph, "qpd": qpd, "on_error": on_error, "shadow": shadow}
-    options |= {"key": key, "methods": methods, "cost": cost, "charge_if": charge_if, "per": per, "concurrency": concurrency}
+    options |= {"key": key, "methods": methods, "cost": cost, "charge_if": charge_if, "per": per}
+    options |= {"algorithm": algorithm, "align": align, "concurrency": concurrency}
 
     def decorate(endpoint: F) -> F:
         _check_is_real(endpoint)

@@ -125,8 +125,8 @@ def _draft_11(decision: Decision, _: int) -> Fields:
     for standing in decision.standings:
         by_rule.setdefault(standing.charge.rule or "", []).append(standing)
     for rule, standings in by_rule.items():
-        named = _policies(rule, tuple([standing.charge.windows for standing in standings]))
         windows = [window for standing in standings for window in standing.windows()]
+        named = _policies(rule, tuple([standing.charge.windows for standing in standings]))
         for (name, policy), window in zip(named, windows, strict=True):
             policies.append(policy)
             wait = window.retry_after or (window.reset_after if window.period else math.inf)

@@ -11,6 +11,7 @@ from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
+from limitgate.configured import Configured
 from limitgate.decision import Decision, RateLimited
 from limitgate.holding import Holding
 from limitgate.limits import Limit
@@ -86,27 +87,27 @@ class AsyncLimiter(Verbs):
         self._store: AsyncStore = opened(store, open_store)
         self._holding = Holding(self._store, timeout)
 
-    async def hit(self, key: str, *limits: Limit | str, cost: int = 1) -> Decision:
+    async def hit(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """Take ``cost`` from every limit of ``key``, or from none."""
         return await atake(self._store, self._deciding("spend", key, limits, cost))
 
-    async def peek(self, key: str, *limits: Limit | str, cost: int = 1) -> Decision:
+    async def peek(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """What `hit` would answer, with the bucket as it stands. Charges nothing."""
         return await atake(self._store, self._deciding("peek", key, limits, cost))
 
-    async def reset(self, key: str, *limits: Limit | str) -> Decision:
+    async def reset(self, key: str, *limits: Limit | str | Configured) -> Decision:
         """Forget what was taken from these limits of ``key``; the decision shows them full."""
         return await atake(self._store, self._deciding("reset", key, limits, 1))
 
-    async def refund(self, key: str, *limits: Limit | str, cost: int = 1) -> Decision:
+    async def refund(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """Give ``cost`` back to these limits of ``key``, no more than they hold; the decision shows them after that."""
         return await atake(self._store, self._refunding(key, limits, cost))
 
-    async def hit_up_to(self, key: str, *limits: Limit | str, cost: int) -> Decision:
+    async def hit_up_to(self, key: str, *limits: Limit | str | Configured, cost: int) -> Decision:
         """Take as much of ``cost`` as fits, ``decision.granted`` of it; where that is nothing, ``retry_after`` is for one."""
         return await atake(self._store, self._hitting_up_to(key, limits, cost))
 
-    async def wait(self, key: str, *limits: Limit | str, cost: int = 1, timeout: float | None = None) -> Decision:
+    async def wait(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | None = None) -> Decision:
         """Take ``cost`` in turn: book the next one that is free, sleep until then, once, and return; first come, first served.
 
         Refused at once, and nothing taken, if the turn is more than ``timeout`` seconds away, or the cost never fits. A timeout
@@ -121,7 +122,7 @@ class AsyncLimiter(Verbs):
             raise
         return booked.decision
 
-    async def reserve(self, key: str, *limits: Limit | str, cost: int = 1) -> AsyncReservation:
+    async def reserve(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> AsyncReservation:
         """`hit` for an estimated cost: `AsyncReservation.settle` corrects it, `AsyncReservation.cancel` gives it back."""
         return AsyncReservation(await atake(self._store, self._reserving(key, limits, cost)), self._store)
 
@@ -142,12 +143,27 @@ class AsyncLimiter(Verbs):
         """Refuse ``key`` for at least so many seconds, for ever if None."""
         return await atake(self._store, self._banning(key, seconds))
 
+    async def configure(
+        self, name: str, *limits: Limit | str, per_process: bool = False, replace: bool = True
+    ) -> tuple[Limit, ...]:
+        """Keep limits in the store under a name: `Configured` stands for them, in every process that shares the store.
+
+        Those that are known elsewhere hold there for up to a second more. With ``per_process`` each process counts by itself.
+        Without ``replace`` limits that are there already stay. The limits that hold now.
+        """
+        return (await atake(self._store, self._configuring(name, limits, per_process=per_process, replace=replace))).limits
+
+    async def configuration(self, name: str) -> tuple[Limit, ...] | None:
+        """The limits that are kept under a name, None if there are none."""
+        kept = await atake(self._store, self._kept(name))
+        return None if kept is None else kept.limits
+
     async def pardon(self, key: str) -> None:
         """Lift the ban of ``key``, if there is one."""
         await atake(self._store, self._pardoning(key))
 
     def limited(
-        self, *limits: Limit | str, key: KeyOf = None, cost: int = 1, timeout: float | None = 0
+        self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | None = 0
     ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Awaitable[T]]]:
         """Limit an async function; a call that is refused raises `RateLimited`.
 
@@ -198,27 +214,27 @@ class Limiter(Verbs):
         self._store: SyncStore = opened(store, open_sync_store)
         self._holding = Holding(self._store, timeout)
 
-    def hit(self, key: str, *limits: Limit | str, cost: int = 1) -> Decision:
+    def hit(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """Take ``cost`` from every limit of ``key``, or from none."""
         return take(self._store, self._deciding("spend", key, limits, cost))
 
-    def peek(self, key: str, *limits: Limit | str, cost: int = 1) -> Decision:
+    def peek(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """What `hit` would answer, with the bucket as it stands. Charges nothing."""
         return take(self._store, self._deciding("peek", key, limits, cost))
 
-    def reset(self, key: str, *limits: Limit | str) -> Decision:
+    def reset(self, key: str, *limits: Limit | str | Configured) -> Decision:
         """Forget what was taken from these limits of ``key``; the decision shows them full."""
         return take(self._store, self._deciding("reset", key, limits, 1))
 
-    def refund(self, key: str, *limits: Limit | str, cost: int = 1) -> Decision:
+    def refund(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """Give ``cost`` back to these limits of ``key``, no more than they hold; the decision shows them after that."""
         return take(self._store, self._refunding(key, limits, cost))
 
-    def hit_up_to(self, key: str, *limits: Limit | str, cost: int) -> Decision:
+    def hit_up_to(self, key: str, *limits: Limit | str | Configured, cost: int) -> Decision:
         """Take as much of ``cost`` as fits, ``decision.granted`` of it; where that is nothing, ``retry_after`` is for one."""
         return take(self._store, self._hitting_up_to(key, limits, cost))
 
-    def wait(self, key: str, *limits: Limit | str, cost: int = 1, timeout: float | None = None) -> Decision:
+    def wait(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | None = None) -> Decision:
         """Take ``cost`` in turn: book the next one that is free, sleep until then, once, and return; first come, first served.
 
         Refused at once, and nothing taken, if the turn is more than ``timeout`` seconds away, or the cost never fits. A timeout
@@ -233,7 +249,7 @@ class Limiter(Verbs):
             raise
         return booked.decision
 
-    def reserve(self, key: str, *limits: Limit | str, cost: int = 1) -> Reservation:
+    def reserve(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Reservation:
         """`hit` for an estimated cost: `Reservation.settle` corrects it, `Reservation.cancel` gives it back."""
         return Reservation(take(self._store, self._reserving(key, limits, cost)), self._store)
 
@@ -254,12 +270,25 @@ class Limiter(Verbs):
         """Refuse ``key`` for at least so many seconds, for ever if None."""
         return take(self._store, self._banning(key, seconds))
 
+    def configure(self, name: str, *limits: Limit | str, per_process: bool = False, replace: bool = True) -> tuple[Limit, ...]:
+        """Keep limits in the store under a name: `Configured` stands for them, in every process that shares the store.
+
+        Those that are known elsewhere hold there for up to a second more. With ``per_process`` each process counts by itself.
+        Without ``replace`` limits that are there already stay. The limits that hold now.
+        """
+        return (take(self._store, self._configuring(name, limits, per_process=per_process, replace=replace))).limits
+
+    def configuration(self, name: str) -> tuple[Limit, ...] | None:
+        """The limits that are kept under a name, None if there are none."""
+        kept = take(self._store, self._kept(name))
+        return None if kept is None else kept.limits
+
     def pardon(self, key: str) -> None:
         """Lift the ban of ``key``, if there is one."""
         take(self._store, self._pardoning(key))
 
     def limited(
-        self, *limits: Limit | str, key: KeyOf = None, cost: int = 1, timeout: float | None = 0
+        self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | None = 0
     ) -> Callable[[Callable[P, T]], Callable[P, T]]:
         """Limit a function; a call that is refused raises `RateLimited`.
 

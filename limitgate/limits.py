@@ -39,18 +39,9 @@ _LIMIT = re.compile(
 )
 _EXPECTED = "expected for example '100/minute', '5 per 15 minutes', '10/s burst 20' or '20 at once'"
 _OPTIONS = ("burst", "algorithm", "lease", "align")
-NAMES = tuple([name for name, algorithm in ALGORITHMS.items() if not algorithm.SILENT])
-"""The algorithms that a limit may have."""
+NAMES = tuple([name for name, algorithm in ALGORITHMS.items() if not algorithm.SILENT and name != "concurrency"])
+"""The algorithms that a limit may have which has a period."""
 _PLACES = {name: place for place, name in enumerate(ALGORITHMS)}
-
-
-class _Default(str):
-    """What an option is if it is not given."""
-
-    __slots__ = ()
-
-
-_GCRA = _Default("gcra")
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
@@ -75,11 +66,13 @@ class Limit:
     burst: int
     """Requests that may come at once from a full bucket; the count if not given."""
     algorithm: str
-    """How requests are counted, see docs/algorithms.md."""
+    """How requests are counted, ``gcra`` if neither the limit nor its rule says; see docs/algorithms.md."""
     lease: int
     """Requests that a process may take from Redis in advance; 0 to ask for every one."""
     align: str | None
     """Where a ``fixed_window`` begins: ``utc``, which is the default, a time zone, or ``first-request``."""
+    says_algorithm: bool = field(compare=False)
+    """Whether the limit itself says how requests are counted, so that nobody else does."""
     period_us: int = field(compare=False)
     """The period in microseconds; also what one request weighs, in ticks."""
     capacity: int = field(compare=False)
@@ -88,20 +81,27 @@ class Limit:
     """The most that is remembered of a debt, in ticks: `MAX_OWED_US`."""
 
     def __init__(
-        self, text: str, *, burst: int | None = None, algorithm: str = _GCRA, lease: int = 0, align: str | None = None
+        self,
+        text: str,
+        *,
+        burst: int | None = None,
+        algorithm: str | None = None,
+        lease: int = 0,
+        align: str | None = None,
     ) -> None:
         count, period, written_burst = _parse(text)
-        at_once = _AT_ONCE.fullmatch(text) is not None
-        if isinstance(algorithm, _Default):
-            algorithm = "concurrency" if at_once else str(algorithm)
-        elif at_once is not (algorithm == "concurrency"):
-            raise ConfigError(
-                f"limit {text!r}, {algorithm!r:.40}: expected '20 at once' for a concurrency, and for nothing else"
-            )
         if burst is not None and written_burst is not None:
             raise ConfigError(f"limit {text!r} gives its burst twice, expected it once")
         burst = next(number for number in (burst, written_burst, count) if number is not None)
-        self._become(count=count, period=period, burst=burst, algorithm=algorithm, lease=lease, align=align)
+        at_once = _AT_ONCE.fullmatch(text) is not None
+        says = at_once or algorithm is not None
+        if algorithm is None:
+            algorithm = "concurrency" if at_once else "gcra"
+        if at_once is not (algorithm == "concurrency"):
+            raise ConfigError(f"limit {text!r}, {algorithm!r:.40}: expected '20 at once' for a concurrency, for nothing else")
+        self._become(
+            count=count, period=period, burst=burst, algorithm=algorithm, says_algorithm=says, lease=lease, align=align
+        )
         _check(self)
 
     def _become(self, **changes: Any) -> None:
@@ -122,7 +122,8 @@ class Limit:
 
     def having(self, **options: Any) -> Limit:
         """This limit with other options. Raises `ConfigError` as `Limit` does."""
-        return Limit(str(self), **{**{name: getattr(self, name) for name in _OPTIONS[1:]}, **options})
+        now = {"algorithm": self.algorithm if self.says_algorithm else None, "lease": self.lease, "align": self.align}
+        return Limit(str(self), **{**now, **options})
 
     def share(self, processes: int, cost: int = 1) -> Limit:
         """What one of so many ``processes`` may grant by itself so that all together grant no more than this limit.
@@ -153,9 +154,15 @@ class Limit:
         return rate if self.burst == self.count else f"{rate} burst {self.burst}"
 
     def __repr__(self) -> str:
+        text, *options = self.given.items()
+        return f"Limit({text[1]!r}{''.join(f', {name}={value!r}' for name, value in options)})"
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """A mapping that `as_limit` makes this limit of."""
         default = {"algorithm": "gcra" if self.period else "concurrency", "lease": 0, "align": None}
-        given = {name: getattr(self, name) for name, value in default.items() if getattr(self, name) != value}
-        return f"Limit({str(self)!r}{''.join(f', {name}={value!r}' for name, value in given.items())})"
+        options = {name: getattr(self, name) for name, value in default.items() if getattr(self, name) != value}
+        return {"limit": str(self), **options}
 
 
 class Windows:
@@ -244,10 +251,10 @@ def buckets_of(limits: tuple[Limit, ...]) -> tuple[Windows, ...]:
     return tuple([Windows(tuple([limits[n] for n in each]), tuple([ids[n] for n in each])) for each in together.values()])
 
 
-def of_bans() -> Windows:
-    """The bucket of a ban, see limitgate/algorithms/ban.py: a limit that nobody can write."""
+def kept_as(algorithm: str) -> Windows:
+    """The bucket of something that is no limit that anybody could write: a ban, or a register."""
     limit = copy(Limit("1/second"))
-    limit._become(algorithm="ban")  # noqa: SLF001 - it is one of ours
+    limit._become(algorithm=algorithm)  # noqa: SLF001 - it is one of ours
     return Windows((limit,))
 
 
@@ -307,7 +314,7 @@ def _check(limit: Limit) -> None:
         raise ConfigError(f"limit {text}: expected a burst that this rate earns back within ten years")
     if type(lease) is not int or not 0 <= lease <= burst:
         raise ConfigError(f"limit {text}: expected a lease of 0 to {burst} requests, not {lease!r:.40}")
-    if algorithm not in NAMES:
+    if algorithm not in (*NAMES, "concurrency"):
         raise ConfigError(f"limit {text}: expected an algorithm out of {', '.join(NAMES)}, not {algorithm!r}")
     _check_algorithm(limit, text)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypedDict, TypeVar, Unpack
 
@@ -18,10 +18,11 @@ from pydantic import (
     model_validator,
 )
 
+from limitgate.algorithms.fixed_window import ALIGNED
 from limitgate.callers import DEFAULT_TIER, Callers, KnownCaller, Text
 from limitgate.errors import ConfigError
 from limitgate.keys import check_part
-from limitgate.limits import Limit, Windows, as_limit, buckets_of
+from limitgate.limits import NAMES, SECONDS, Limit, Windows, as_limit, buckets_of
 from limitgate.paths import segments
 from limitgate.plan import check_cost
 from limitgate.request import Request
@@ -101,6 +102,8 @@ class RuleOptions(TypedDict, total=False):
     shadow: bool
     exempt: bool
     lease: int
+    algorithm: str | None
+    align: str | None
 
 
 class Rule(BaseModel, extra="forbid", frozen=True):
@@ -146,6 +149,10 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     """Switch every rule off for the requests that match."""
     lease: Annotated[int, Field(strict=True, ge=0)] = 0
     """Requests that a process may take in advance, for limits that say nothing about it; 0 to ask for every one."""
+    algorithm: StrictStr | None = None
+    """How requests are counted, for limits that say nothing about it; see docs/algorithms.md."""
+    align: StrictStr | None = None
+    """Where a ``fixed_window`` begins, as a limit's own; of a time zone only windows of whole days do, if there are any."""
 
     def __init__(self, /, name: str, *limits: Limit | str, **options: Unpack[RuleOptions]) -> None:
         fields: dict[str, Any] = {**options}
@@ -172,6 +179,13 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             check_part(part)
         return key
 
+    @field_validator("algorithm")
+    @classmethod
+    def _algorithm_is_known(cls, algorithm: str | None) -> str | None:
+        if algorithm is not None and algorithm not in NAMES:
+            raise ConfigError(f"expected an algorithm out of {', '.join(NAMES)}, not {algorithm!r:.80}")
+        return algorithm
+
     @field_validator("methods")
     @classmethod
     def _methods_are_classes(cls, methods: frozenset[str] | None) -> frozenset[str] | None:
@@ -187,10 +201,28 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         """The limits and the qps, qpm, qph, qpd and concurrency, in this order."""
         given = {field: getattr(self, field) for field in _QUICK if getattr(self, field)}
         quick = [self._checked(field, Limit, _QUICK[field].format(count)) for field, count in given.items()]
-        limits = (*self.limits, *quick)
+        limits = [*self.limits, *quick]
+        if self.algorithm:
+            limits = self._each(limits, [limit for limit in limits if not limit.says_algorithm], algorithm=self.algorithm)
+        if self.align is not None:
+            fixed = [limit for limit in limits if limit.algorithm == "fixed_window" and limit.align is None]
+            days = [limit for limit in fixed if not limit.period % SECONDS["day"]]
+            limits = self._each(limits, days if days and self.align not in ALIGNED else fixed, align=self.align)
         if self.lease:
-            limits = tuple([limit if limit.lease else self._checked("lease", limit.leased, self.lease) for limit in limits])
-        return limits
+            limits = self._each(limits, [limit for limit in limits if not limit.lease], lease=self.lease)
+        return tuple(limits)
+
+    def _each(self, limits: Sequence[Limit], some: Sequence[Limit], **option: object) -> list[Limit]:
+        """The limits, some of them with an option that the rule has for them."""
+        ((field, value),) = option.items()
+        if not some and field != "lease":
+            what = "a fixed_window that says none itself" if field == "align" else "a limit that says none itself"
+            raise ConfigError(f"rule {self.name!r}: {field}: expected {what}", (field,), f"expected {what}")
+
+        def having(limit: Limit) -> Limit:
+            return self._checked(field, lambda given: limit.having(**{field: given}), value)
+
+        return [having(limit) if limit in some else limit for limit in limits]
 
     @cached_property
     def buckets(self) -> tuple[Windows, ...]:

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from limitgate.algorithms import ban
+from limitgate.algorithms import ban, register
 from limitgate.algorithms.gcra import MAX_OWED_US
+from limitgate.configured import Configuration, Configured, Known, configuration_of, number_of
 from limitgate.decision import Decision, decide
 from limitgate.errors import ConfigError, StoreError
 from limitgate.keys import Key
-from limitgate.limits import Limit, Windows, as_limit, buckets_of, of_bans
+from limitgate.limits import Limit, Windows, as_limit, buckets_of, kept_as
 from limitgate.plan import Charge, Lease, Plan, Reading, Verb, check_cost
 from limitgate.steps import Steps
 from limitgate.stores.corrections import correction
 
+Limits = tuple[Limit | str | Configured, ...]
 KeyOf = str | Callable[..., str] | None
 """What a limited function's calls are told apart by."""
 
-_BANS = of_bans()
+_BANS = kept_as("ban")
+_REGISTER = kept_as("register")
 _ATTEMPTS = 64
 """How often `Verbs._hitting_up_to` tries to get what others leave before it says that nothing is left."""
 
@@ -64,40 +67,39 @@ class Verbs:
         self._timeout = timeout
         self._prefix = f"{key_prefix}:"
         self._key = Key((), "limiter")
+        self._known = Known()
 
-    def _deciding(self, verb: Verb, key: str, limits: tuple[Limit | str, ...], cost: int) -> Steps[Decision]:
-        plan = self._plan(verb, key, limits, cost)
+    def _deciding(self, verb: Verb, key: str, limits: Limits, cost: int) -> Steps[Decision]:
+        plan = yield from self._planned(verb, key, limits, cost)
         return decide(plan, (yield plan, self._timeout))
 
-    def _reserving(self, key: str, limits: tuple[Limit | str, ...], cost: int) -> Steps[Booked]:
-        plan = self._plan("spend", key, limits, cost)
+    def _reserving(self, key: str, limits: Limits, cost: int) -> Steps[Booked]:
+        plan = yield from self._planned("spend", key, limits, cost)
         reading = yield plan, self._timeout
         return Booked(decide(plan, reading), plan, reading, self._timeout)
 
-    def _refunding(self, key: str, limits: tuple[Limit | str, ...], cost: int) -> Steps[Decision]:
+    def _refunding(self, key: str, limits: Limits, cost: int) -> Steps[Decision]:
         check_cost(cost)
-        self._plan("spend", key, limits, 1)  # what cannot be taken cannot be refunded
-        plan = self._plan("peek", key, limits, 1)
+        plan = yield from self._planned("peek", key, limits, 1)
+        _check_are_no_slots(charge.windows for charge in plan.charges)
         charges = [charge if charge.windows.algorithm.SILENT else _refunded(charge, cost) for charge in plan.charges]
         plan = plan._replace(charges=tuple(charges))
         return decide(plan, (yield plan, self._timeout))
 
-    def _hitting_up_to(self, key: str, limits: tuple[Limit | str, ...], cost: int) -> Steps[Decision]:
+    def _hitting_up_to(self, key: str, limits: Limits, cost: int) -> Steps[Decision]:
         """Take what fits. What one reading leaves is asked for next: whoever takes it first makes progress."""
         for _ in range(_ATTEMPTS):
-            plan = self._plan("spend", key, limits, cost)
+            plan = yield from self._planned("spend", key, limits, cost)
             decision = decide(plan, (yield plan, self._timeout))
             if decision.allowed or cost == 1:
                 break
             cost = max(1, min(cost - 1, decision.remaining))
         return decision
 
-    def _booking(
-        self, key: str, limits: tuple[Limit | str, ...], cost: int, timeout: float | None
-    ) -> Steps[tuple[Booked, float]]:
+    def _booking(self, key: str, limits: Limits, cost: int, timeout: float | None) -> Steps[tuple[Booked, float]]:
         """What was booked, and until when to wait for it, on the monotonic clock in seconds."""
         began = time.monotonic()
-        plan = self._ahead(self._plan("spend", key, limits, cost), timeout)
+        plan = self._ahead((yield from self._planned("spend", key, limits, cost)), timeout)
         reading = yield plan, self._timeout
         booked, heard = Booked(decide(plan, reading), plan, reading, self._timeout), time.monotonic()
         delay = booked.decision.delay
@@ -121,8 +123,64 @@ class Verbs:
         plan = Plan((charge,), "peek")
         return decide(plan, (yield plan, self._timeout))
 
-    def _check(self, limits: tuple[Limit | str, ...], cost: int, timeout: float | None) -> None:
+    def _configuring(
+        self, name: str, limits: Sequence[Limit | str], *, per_process: bool, replace: bool
+    ) -> Steps[Configuration]:
+        """Keep limits under a name, unless there are some and they are not to be replaced; what is kept now."""
+        if not limits:
+            raise TypeError("no limits given, expected at least one, for example '100/second'")
+        buckets_of(tuple(map(as_limit, limits)))
+        number = number_of(limits, per_process=per_process)
+        kept = yield from self._kept(name, number, register.REPLACE if replace else register.IF_EMPTY)
+        if kept is None:
+            raise StoreError(f"what is configured under {name!r:.80} cannot be read, expected limits", "reply")
+        return kept
+
+    def _kept(self, name: str, number: int | None = None, how: int = register.REPLACE) -> Steps[Configuration | None]:
+        """What is kept under a name, after a number was written there if one is given."""
+        key = self._register(name)
+        lease = None if number is None else Lease(0, 0, [number], [how])
+        reading = yield Plan((Charge(key, _REGISTER, 0, binding=False, rule=None, lease=lease),), "peek"), self._timeout
+        kept = configuration_of(reading.states[0][0])
+        self._known.note(key, kept)
+        return kept
+
+    def _lookup(self, name: str) -> Steps[Configuration]:
+        """What is configured under a name, as it was known lately. If the store fails, as it was known last."""
+        key = self._register(name)
+        known = self._known.fresh(key)
+        if known is None:
+            try:
+                known = yield from self._kept(name)
+            except StoreError:
+                known = self._known.stale(key)
+                if known is None:
+                    raise
+        if known is None:
+            raise ConfigError(f"nothing is configured under {name!r:.80}, expected limits: call configure first")
+        return known
+
+    def _register(self, name: str) -> str:
+        if not isinstance(name, str):
+            raise TypeError(f"name is {name!r:.80}, expected text")
+        return f"{self._prefix}configured:{self._key.digest_of(name)}"
+
+    def _planned(self, verb: Verb, key: str, limits: Limits, cost: int) -> Steps[Plan]:
+        """The plan for what is asked; limits that are configured may have to be looked up first."""
+        for limit in limits:
+            if isinstance(limit, Configured):
+                if len(limits) > 1:
+                    raise ConfigError(
+                        f"{limit!r} stands beside other limits, expected it alone: configure all of them together"
+                    )
+                found = yield from self._lookup(limit.name)
+                return self._plan(verb, f"{key}:{self._known.process}" if found.per_process else key, found.limits, cost)
+        return self._plan(verb, key, limits, cost)
+
+    def _check(self, limits: Limits, cost: int, timeout: float | None) -> None:
         """Raise what a call would raise for limits, a cost and a timeout that make no sense."""
+        if any(isinstance(limit, Configured) for limit in limits):
+            limits = ("1/second",)
         self._ahead(self._plan("spend", "", limits, cost), timeout)
 
     def _ahead(self, plan: Plan, timeout: float | None) -> Plan:
@@ -145,7 +203,7 @@ class Verbs:
             charges.append(charge._replace(windows=_without_lease(windows), ahead=us))
         return plan._replace(charges=tuple(charges))
 
-    def _plan(self, verb: Verb, key: str, limits: tuple[Limit | str, ...], cost: int) -> Plan:
+    def _plan(self, verb: Verb, key: str, limits: Limits, cost: int) -> Plan:
         if not limits:
             raise TypeError("no limits given, expected at least one, for example '10/second'")
         name, cost = self._name(key), check_cost(cost)
@@ -153,8 +211,8 @@ class Verbs:
             buckets = _buckets(*limits)
         except TypeError:  # unhashable, so no limit either
             buckets = buckets_of(tuple(as_limit(limit) for limit in limits))
-        if verb == "spend" and any(each.has_slots for each in buckets):
-            raise ConfigError("nobody would ever give this place back, expected slot(...) for what is under way at once")
+        if verb == "spend":
+            _check_are_no_slots(buckets)
         charges = [Charge(name + each.suffix, each, cost, binding=True, rule=None) for each in buckets]
         if verb != "reset":  # a ban is no limit that one could be asked to forget
             charges.append(_ban_of(name, cost))
@@ -171,6 +229,12 @@ def key_of(key: KeyOf, function: Callable[..., Any], args: Sequence[Any], kwargs
     if key is None:
         return f"{function.__module__}.{function.__qualname__}"
     return key(*args, **kwargs) if callable(key) else key
+
+
+def _check_are_no_slots(buckets: Iterable[Windows]) -> None:
+    """Raise `ConfigError` for places of what is under way: with most verbs nobody would ever give them back."""
+    if any(windows.has_slots for windows in buckets):
+        raise ConfigError("nobody would give back what is 'at once', expected slot(...) for that, or peek and reset")
 
 
 @lru_cache(maxsize=4096)

@@ -39,12 +39,18 @@ STORES = {
     ),
 }
 LAYERS = (
-    {"algorithms.base", "algorithms.gcra", "diagnosis", "errors", "forks"},
-    {"algorithms.ban", "algorithms.concurrency", "algorithms.fixed_window"},
-    {"algorithms.each"},
+    {"algorithms.base", "algorithms.gcra", "algorithms.sliding_log", "diagnosis", "errors", "forks"},
+    {
+        "algorithms.ban",
+        "algorithms.concurrency",
+        "algorithms.each",
+        "algorithms.fixed_window",
+        "algorithms.register",
+        "algorithms.sliding_window",
+    },
     {"algorithms"},
     {"limits"},
-    {"plan"},
+    {"configured", "plan"},
     {"decision", "newcomers", "paths", *STORES},
     {"request"},
     {"client", "headers"},

@@ -40,9 +40,6 @@ def test_what_is_said_to_be_missing_is_missing() -> None:
     for scheme in re.findall(r"`(redis\+[a-z]+)://`", missing):
         with pytest.raises(ConfigError, match="store"):
             open_store(f"{scheme}://localhost:1")
-    for algorithm in re.findall("sliding_[a-z]+", missing.lower().replace(" ", "_")):
-        with pytest.raises(ConfigError, match="algorithm"):
-            limitgate.Limit("5/minute", algorithm=algorithm)
 
 
 def test_make_targets_exist() -> None:

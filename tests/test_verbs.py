@@ -27,13 +27,14 @@ from limitgate import (
     RedisStore,
     StoreError,
 )
+from limitgate.limits import NAMES
 from tests.clock import Clock
 from tests.doors import PATIENCE
 from tests.outcomes import Watched
 from tests.redis_server import RedisServer
 
 FIXED = Limit("10/day", algorithm="fixed_window")
-ALGORITHMS = ["10/minute", FIXED]
+ALGORITHMS: list[Any] = ["10/minute", *[Limit("10/day", algorithm=name) for name in NAMES if name.endswith(("window", "log"))]]
 
 
 class Subject:
@@ -91,7 +92,7 @@ def either(request: pytest.FixtureRequest, clock: Clock, redis_server: RedisServ
 # --- refund -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limit", ALGORITHMS, ids=str)
+@pytest.mark.parametrize("limit", ALGORITHMS, ids=repr)
 def test_a_refund_gives_back(either: Subject, limit: Any) -> None:
     """What is refunded can be taken again; the decision shows the bucket after it."""
     either.hit("key", limit, cost=9)
@@ -100,7 +101,7 @@ def test_a_refund_gives_back(either: Subject, limit: Any) -> None:
     assert either.peek("key", limit).windows[0].used in (5, 6)  # a begun one counts whole
 
 
-@pytest.mark.parametrize("limit", ALGORITHMS, ids=str)
+@pytest.mark.parametrize("limit", ALGORITHMS, ids=repr)
 def test_a_refund_never_exceeds_the_burst(either: Subject, limit: Any) -> None:
     """Whatever is given back, a full bucket holds no more than its burst."""
     either.hit("key", limit, cost=2)
@@ -128,7 +129,7 @@ def test_a_refund_frees_a_caller_that_was_refused(on_redis: Subject) -> None:
 # --- hit_up_to --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limit", ALGORITHMS, ids=str)
+@pytest.mark.parametrize("limit", ALGORITHMS, ids=repr)
 def test_a_part_is_granted(either: Subject, limit: Any) -> None:
     """What fits is granted and taken; where nothing is left the wait is the one for a single request."""
     assert either.hit_up_to("key", limit, cost=7).granted == 7
@@ -332,7 +333,7 @@ def test_waiting_threads_keep_to_the_rate(redis_server: RedisServer) -> None:
 # --- reserve ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limit", ALGORITHMS, ids=str)
+@pytest.mark.parametrize("limit", ALGORITHMS, ids=repr)
 @pytest.mark.parametrize(("cost", "left"), [(2, 8), (5, 5), (8, 2), (0, 10)])
 def test_a_reservation_is_settled(either: Subject, limit: Any, cost: int, left: int) -> None:
     """It counts in full until the true cost is known, then as if that had been taken."""

@@ -5,26 +5,23 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Final
 
-from limitgate.algorithms import ban, concurrency, fixed_window, gcra
+from limitgate.algorithms import ban, concurrency, fixed_window, gcra, register, sliding_log, sliding_window
 from limitgate.algorithms.base import Algorithm
 from limitgate.algorithms.each import Each
 
-_FIXED_WINDOW: Final[Algorithm] = Each(fixed_window)
-BAN: Final[Algorithm] = Each(ban)
-"""What `Limiter.ban` makes; no limit is of it."""
-
-ALGORITHMS: Final[dict[str, Algorithm]] = {
+SCRIPTS: Final[dict[str, Algorithm]] = {
     "gcra": gcra,
-    "token_bucket": gcra,
-    "leaky_bucket": gcra,
-    "fixed_window": _FIXED_WINDOW,
-    "ban": BAN,
+    "fixed_window": Each(fixed_window),
+    "sliding_window": Each(sliding_window),
+    "sliding_log": Each(sliding_log),
+    "ban": Each(ban),
+    "register": Each(register),
     "concurrency": concurrency,
 }
-"""By the names that limits give them; a place among them is part of the stored state, so new ones go to the end."""
+"""By the name of their twin in limitgate/lua/. A place among them is part of the stored state, so new ones go to the end."""
 
-SCRIPTS: Final[dict[str, Algorithm]] = {"gcra": gcra, "fixed_window": _FIXED_WINDOW, "ban": BAN, "concurrency": concurrency}
-"""By the name of their twin in limitgate/lua/."""
+ALGORITHMS: Final[dict[str, Algorithm]] = {"gcra": gcra, "token_bucket": gcra, "leaky_bucket": gcra, **SCRIPTS}
+"""By the names that limits give them."""
 
 NUMBERS: Final[dict[int, int]] = {id(algorithm): number for number, algorithm in enumerate(SCRIPTS.values())}
 """What the script calls them, by their identity."""

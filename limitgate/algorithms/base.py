@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 State = Any
 """What an algorithm keeps of a window. Only the algorithm itself knows more about it."""
 
+MAX_USED = 2**50
+"""Requests at which a counter is cut off that something is owed to on top; keeps Lua's doubles exact."""
+
 
 class Algorithm(Protocol):
     """What stores and decisions need of an algorithm, for all windows of a bucket at once where there are states."""
@@ -32,7 +35,7 @@ class Algorithm(Protocol):
     def fresh(self, now: int, windows: Windows) -> Sequence[State]:
         """Windows that nobody has used, at a time in Unix µs."""
 
-    def opened(self, states: Sequence[State], elapsed_us: int, now: int, windows: Windows) -> Sequence[State]:
+    def opened(self, states: Sequence[State], elapsed_us: int, windows: Windows, now: int) -> Sequence[State]:
         """The states some time later, at a time in Unix µs. Time that went backwards is no time."""
 
     def drained(self, states: Sequence[State], elapsed_us: int, windows: Windows) -> Sequence[State]:
