@@ -39,8 +39,8 @@ _LIMIT = re.compile(
 )
 _EXPECTED = "expected for example '100/minute', '5 per 15 minutes', '10/s burst 20' or '20 at once'"
 _OPTIONS = ("burst", "algorithm", "lease", "align")
-NAMES = tuple([name for name, algorithm in ALGORITHMS.items() if not algorithm.SILENT])
-"""The algorithms that a limit may have."""
+NAMES = tuple([name for name, algorithm in ALGORITHMS.items() if not algorithm.SILENT and name != "concurrency"])
+"""The algorithms that a limit may have which has a period."""
 _PLACES = {name: place for place, name in enumerate(ALGORITHMS)}
 
 
@@ -315,7 +315,7 @@ def _check(limit: Limit) -> None:
         raise ConfigError(f"limit {text}: expected a burst that this rate earns back within ten years")
     if type(lease) is not int or not 0 <= lease <= burst:
         raise ConfigError(f"limit {text}: expected a lease of 0 to {burst} requests, not {lease!r:.40}")
-    if algorithm not in NAMES:
+    if algorithm not in (*NAMES, "concurrency"):
         raise ConfigError(f"limit {text}: expected an algorithm out of {', '.join(NAMES)}, not {algorithm!r}")
     _check_algorithm(limit, text)
 
