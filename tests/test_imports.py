@@ -47,6 +47,7 @@ LAYERS = (
         "algorithms.fixed_window",
         "algorithms.register",
         "algorithms.sliding_window",
+        "durations",
     },
     {"algorithms"},
     {"limits"},
