@@ -53,5 +53,5 @@ class Inbox:
 
     def close(self) -> None:
         """Nobody wants to hear any more."""
-        if self._coming is not None:
+        if self._coming is not None and not self._coming.get_loop().is_closed():
             self._coming.cancel()
