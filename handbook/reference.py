@@ -18,6 +18,7 @@ _VALUES = {
     "store": "URL or store",
     "charge_if": "mapping, see below",
     "algorithm": either_of(f"`{name}`" for name in NAMES),
+    "max_delay": "duration up to 60 s",
 }
 """What is to be said of values whose type says too little."""
 

@@ -122,6 +122,8 @@ def _cells(each: Applied | None) -> Row:
         notes.append("per message")
     if rule.charge_if is not None:
         notes.append(f"charged {rule.charge_if}")
+    if rule.max_delay is not None:
+        notes.append(f"waits up to {rule.max_delay:g} s")
     if rule.shadow:
         notes.append("shadow")
     if rule.on_error is not None:

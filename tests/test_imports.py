@@ -39,7 +39,7 @@ STORES = {
     ),
 }
 LAYERS = (
-    {"algorithms.base", "algorithms.gcra", "algorithms.sliding_log", "diagnosis", "errors", "forks"},
+    {"algorithms.base", "algorithms.gcra", "algorithms.sliding_log", "diagnosis", "errors", "forks", "inbox"},
     {
         "algorithms.ban",
         "algorithms.concurrency",
@@ -47,6 +47,7 @@ LAYERS = (
         "algorithms.fixed_window",
         "algorithms.register",
         "algorithms.sliding_window",
+        "durations",
     },
     {"algorithms"},
     {"limits"},
@@ -63,7 +64,7 @@ LAYERS = (
     {"openapi", "overview", "planner", "routes.django", "routes.flask", "routes.starlette", "settings"},
     {"steps", "visit"},
     {"holding"},
-    {"fallback", "slot"},
+    {"fallback", "slot", "turns"},
     {"gate"},
     {"exchange", "front", "verbs"},
     {"limiter"},

@@ -25,6 +25,7 @@ def test_a_rule_is_what_the_contract_says_by_default() -> None:
     assert (rule.shadow, rule.exempt) == (False, False)
     assert (rule.lease, rule.buckets[0].lease) == (0, 0)
     assert (rule.charge_if, rule.per) == (None, "request")
+    assert (rule.max_delay, rule.ahead) == (None, 0)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +160,24 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"charge_if": {"status": [401]}, "limits": [{"limit": "5/s", "lease": 5}]}, "charge_if"),
     ({"charge_if": {"status": [401]}, "per": "message"}, "charge_if"),
     ({"charge_if": {"status": [401]}, "limits": [], "exempt": True}, "charge_if"),
+    ({"max_delay": 0}, "max_delay"),
+    ({"max_delay": "0s"}, "max_delay"),
+    ({"max_delay": -1}, "max_delay"),
+    ({"max_delay": 60.001}, "max_delay"),
+    ({"max_delay": "61s"}, "max_delay"),
+    ({"max_delay": "2m"}, "max_delay"),
+    ({"max_delay": "2"}, "max_delay"),
+    ({"max_delay": "soon"}, "max_delay"),
+    ({"max_delay": True}, "max_delay"),
+    ({"max_delay": float("nan")}, "max_delay"),
+    ({"max_delay": [2]}, "max_delay"),
+    ({"max_delay": 2, "lease": 2}, "max_delay"),
+    ({"max_delay": 2, "limits": [{"limit": "5/s", "lease": 2}]}, "max_delay"),
+    ({"max_delay": 2, "limits": [], "exempt": True}, "max_delay"),
+    ({"max_delay": 2, "per": "message"}, "max_delay"),
+    ({"max_delay": 2, "shadow": True}, "max_delay"),
+    ({"max_delay": 2, "limits": [{"limit": "5/s", "algorithm": "fixed_window"}]}, "max_delay"),
+    ({"max_delay": 2, "limits": ["5/s", {"limit": "5/m", "algorithm": "fixed_window"}]}, "max_delay"),
     ({"per": "handshake"}, "per"),
     ({"per": "Message"}, "per"),
     ({"per": None}, "per"),
@@ -282,6 +301,32 @@ def test_a_negative_fixed_cost_is_a_value_error() -> None:
     """Nobody is paid for a request."""
     with pytest.raises(ValueError, match="expected at least 0"):
         Rule("r", "1/s", cost=-1)
+
+
+@pytest.mark.parametrize(
+    ("given", "ahead"),
+    [
+        (None, 0),
+        (2, 2_000_000),
+        ("2s", 2_000_000),
+        (0.0005, 500),
+        ("1ms", 1000),
+        ("1m", 60_000_000),
+        (60, 60_000_000),
+        (1e-9, 1),
+    ],
+)
+def test_how_far_ahead_a_turn_may_be_booked(given: Any, ahead: int) -> None:
+    """max_delay is seconds or text with a unit, and no delay is too short to be one."""
+    assert Rule("r", "5/s", max_delay=given).ahead == ahead
+
+
+def test_what_can_wait_is_named_where_something_cannot() -> None:
+    """An algorithm in which no turn can be booked is refused with those in which it can."""
+    with pytest.raises(ConfigError, match=r"^rule 'r' has a fixed_window, .* expected gcra, token_bucket, leaky_bucket"):
+        Rule("r", "5/s", Limit("9/day", algorithm="fixed_window"), max_delay=1)
+    for able in ("gcra", "token_bucket", "leaky_bucket"):
+        assert Rule("r", Limit("5/s", algorithm=able), max_delay=1).max_delay == 1
 
 
 def test_names_lead_no_further_than_64_characters() -> None:
