@@ -129,7 +129,8 @@ class Verbs:
         """Keep limits under a name, unless there are some and they are not to be replaced; what is kept now."""
         if not limits:
             raise TypeError("no limits given, expected at least one, for example '100/second'")
-        buckets_of(tuple(map(as_limit, limits)))
+        if any(each.has_slots for each in buckets_of(tuple(map(as_limit, limits)))):
+            raise ConfigError("places for what is under way at once cannot be kept under a name, expected limits with a period")
         number = number_of(limits, per_process=per_process)
         kept = yield from self._kept(name, number, register.REPLACE if replace else register.IF_EMPTY)
         if kept is None:
