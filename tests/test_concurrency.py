@@ -353,6 +353,25 @@ def test_a_refusal_promises_nothing_and_hints_at_a_second(ask: Callable[..., Rea
     assert decide(more, ask("2 at once", 2, 3)).retry_after == math.inf
 
 
+def test_newcomers_push_nobody_out_who_is_in_flight() -> None:
+    """A bucket whose places are all taken stays for as long as they are, however many others come; then it makes room."""
+    store = MemoryStore(clock := Clock(), max_buckets=2)
+
+    def ask(key: str, limits: str, verb: Any = "spend") -> Reading:
+        return store.spend(Plan((Charge(key, windows_of(limits), 1, binding=True, rule=None, slot=7),), verb))
+
+    for key in ("one", "two"):
+        ask(key, "1 at once")
+    for second in range(29):
+        clock.advance(1)
+        ask(f"newcomer {second}", "9/day")
+    assert [ask(key, "1 at once", "peek").states[0][0].taken for key in ("one", "two")] == [1, 1]
+    clock.advance(1)
+    ask("newcomer", "9/day")
+    assert ask("newcomer", "9/day", "peek").states[0][0] > 0
+    assert len(store) <= 2
+
+
 @pytest.mark.parametrize("cost", [0, 1, 7])
 def test_a_correction_of_the_cost_keeps_the_place(cost: int) -> None:
     """Whatever a request turns out to have cost, it keeps its slot; only costing nothing gives it back."""
