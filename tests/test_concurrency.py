@@ -8,6 +8,7 @@ import random
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -15,7 +16,7 @@ import pytest
 import redis
 from hypothesis import given, strategies as st
 
-from limitgate import ConfigError, Limit, Limiter, MemoryStore, RedisStore, Rule, limit
+from limitgate import ConfigError, Limit, Limiter, MemoryStore, RedisStore, Rule, limit, load_rules
 from limitgate.algorithms.concurrency import HELD_US, State
 from limitgate.decision import decide
 from limitgate.limits import windows_of
@@ -517,6 +518,22 @@ def test_a_rule_that_makes_no_sense(options: dict[str, Any]) -> None:
     if "exempt" not in options and "lease" not in options:
         with pytest.raises(ConfigError, match="expected"):
             limit(**options)(lambda: None)
+
+
+def test_in_a_rule_file(tmp_path: Path) -> None:
+    """In YAML it is a field of a rule, or a limit among others; what makes no sense is told with its line."""
+    file = tmp_path / "rules.yaml"
+    file.write_text("rules:\n  - {name: a, concurrency: 20, qps: 5}\n  - {name: b, limits: [3 at once, 5/second]}\n")
+    one, other = load_rules(file).tiers["default"]
+    assert [str(limit) for limit in (*one.every_limit, *other.every_limit)] == [
+        "5/second",
+        "20 at once",
+        "3 at once",
+        "5/second",
+    ]
+    file.write_text("rules:\n  - name: a\n    concurrency: many\n")
+    with pytest.raises(ConfigError, match=r"rules.yaml:3: rules\[0\].concurrency: expected"):
+        load_rules(file)
 
 
 def test_a_cost_above_the_places_is_no_mistake() -> None:
