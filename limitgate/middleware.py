@@ -98,7 +98,9 @@ class LimitGate:
                 visit.failed()
         finally:
             seen_by_gate.reset(token)
-            exchange.end()
+            visit.listener = None
+            if exchange.inbox is not None:
+                exchange.inbox.close()
             if visit.end():
                 await visit.gate.asettle(visit)
 
