@@ -17,6 +17,7 @@ from typing import Any
 from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.algorithms.base import Algorithm
 from limitgate.algorithms.gcra import MAX_OWED_US
+from limitgate.durations import microseconds, seconds
 from limitgate.errors import ConfigError
 
 SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
@@ -37,8 +38,17 @@ _LIMIT = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 _EXPECTED = "expected for example '100/minute', '5 per 15 minutes' or '10/s burst 20'"
-_OPTIONS = ("burst", "algorithm", "lease", "align")
+_OPTIONS = ("burst", "algorithm", "lease", "align", "borrow", "warm_up")
 _PLACES = {name: place for place, name in enumerate(ALGORITHMS)}
+
+
+class _Unsaid(str):
+    """A default that is told from the same text when somebody gives it."""
+
+    __slots__ = ()
+
+
+_GCRA = _Unsaid("gcra")
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
@@ -51,6 +61,10 @@ class Limit:
 
     ``lease`` lets a process take up to so many requests from Redis in advance and admit them by itself for at most a second;
     what is left then goes back. No more is admitted for it, but up to ``lease`` requests per process may go unused.
+
+    ``borrow`` lets a request pass that costs more than there is, as long as one request fits: the next ones pay for it.
+    ``warm_up`` starts an idle limit at a third of its rate and lets it get faster for so long, ``10`` or ``"10s"``. Both are
+    what Guava's limiters do.
     """
 
     count: int
@@ -65,21 +79,52 @@ class Limit:
     """Requests that a process may take from Redis in advance; 0 to ask for every one."""
     align: str | None
     """Where a ``fixed_window`` begins: ``utc``, which is the default, a time zone, or ``first-request``."""
+    borrow: bool
+    """Whether a request of any cost passes where one request fits, and the next ones pay for it."""
+    warm_up: float | None
+    """Seconds, or text such as ``10s``, in which an idle limit gets from a third of its rate to all of it."""
     period_us: int = field(compare=False)
     """The period in microseconds; also what one request weighs, in ticks."""
     capacity: int = field(compare=False)
     """What a full bucket holds, in ticks: ``burst`` requests."""
     ceiling: int = field(compare=False)
     """The most that is remembered of a debt, in ticks: `MAX_OWED_US`."""
+    full: int = field(compare=False)
+    """The idle time that ``warm_up`` stores, in ticks; 0 without."""
+    most: int = field(compare=False)
+    """The most that a request may cost: ``burst``, or where the next ones pay for it, what can be remembered."""
 
     def __init__(
-        self, text: str, *, burst: int | None = None, algorithm: str = "gcra", lease: int = 0, align: str | None = None
+        self,
+        text: str,
+        *,
+        burst: int | None = None,
+        algorithm: str = _GCRA,
+        lease: int = 0,
+        align: str | None = None,
+        borrow: bool = False,
+        warm_up: float | str | None = None,
     ) -> None:
         count, period, written_burst = _parse(text)
         if burst is not None and written_burst is not None:
             raise ConfigError(f"limit {text!r} gives its burst twice, expected it once")
-        burst = next(number for number in (burst, written_burst, count) if number is not None)
-        self._become(count=count, period=period, burst=burst, algorithm=algorithm, lease=lease, align=align)
+        given = next((number for number in (burst, written_burst) if number is not None), None)
+        if warm_up is not None:
+            if given is not None:
+                raise ConfigError(f"limit {text!r} has warm_up, expected no burst: any request passes where nothing is owed")
+            if algorithm is not _GCRA and algorithm != "warm_up":
+                raise ConfigError(f"limit {text!r} has warm_up, expected no other algorithm than that, not {algorithm!r:.40}")
+            algorithm, given, warm_up = "warm_up", 1, seconds(microseconds(warm_up, "warm_up"))
+        self._become(
+            count=count,
+            period=period,
+            burst=count if given is None else given,
+            algorithm="gcra" if algorithm is _GCRA else algorithm,
+            lease=lease,
+            align=align,
+            borrow=borrow,
+            warm_up=warm_up,
+        )
         _check(self)
 
     def _become(self, **changes: Any) -> None:
@@ -87,10 +132,19 @@ class Limit:
         for name, value in changes.items():
             object.__setattr__(self, name, value)
         if all(type(number) is int for number in (self.count, self.period, self.burst)):
+            weight, ceiling = self.period * 1_000_000, MAX_OWED_US * self.count
+            full = 0 if self.warm_up is None else microseconds(self.warm_up, "warm_up") * self.count
+            most = self.burst
+            if self.borrow and weight:
+                most = (ceiling - self.burst * weight) // weight + 1
+            elif full and weight:
+                most = (ceiling - full) // weight
             for name, value in (
-                ("period_us", self.period * 1_000_000),
-                ("capacity", self.burst * self.period * 1_000_000),
-                ("ceiling", MAX_OWED_US * self.count),
+                ("period_us", weight),
+                ("capacity", self.burst * weight),
+                ("ceiling", ceiling),
+                ("full", full),
+                ("most", most),
             ):
                 object.__setattr__(self, name, value)
 
@@ -112,13 +166,13 @@ class Limit:
         one request always does: only there may all processes together exceed the burst.
 
         A share may have a longer period, and take longer to fill, than other limits: it is for stores that count in whole
-        numbers of any size, not for Redis. It has no lease. Of algorithms other than GCRA only the burst is divided: it is all
-        that they let through.
+        numbers of any size, not for Redis. It has no lease. Of algorithms that count in windows, and so have no rate,
+        only the burst is divided: it is all that they let through.
         """
         common = gcd(self.count, processes)
-        burst = max(self.burst // processes, min(max(cost, 1), self.burst))
+        burst = max(self.burst // processes, min(max(1 if self.borrow else cost, 1), self.burst))
         shared, changes = copy(self), {"burst": burst, "lease": 0}
-        if ALGORITHMS[self.algorithm] is gcra:
+        if ALGORITHMS[self.algorithm] is gcra or self.warm_up:
             changes |= {"count": self.count // common, "period": self.period * (processes // common)}
         shared._become(**changes)  # noqa: SLF001 - it is one of ours
         return shared
@@ -126,10 +180,16 @@ class Limit:
     def __str__(self) -> str:
         unit = unit_of(self.period)
         rate = f"{self.count}/{unit}" if unit else f"{self.count} per {self.period} seconds"
-        return rate if self.burst == self.count else f"{rate} burst {self.burst}"
+        return rate if self.burst == self.count or self.warm_up else f"{rate} burst {self.burst}"
 
     def __repr__(self) -> str:
-        default = {"algorithm": "gcra", "lease": 0, "align": None}
+        default = {
+            "algorithm": "warm_up" if self.warm_up else "gcra",
+            "lease": 0,
+            "align": None,
+            "borrow": False,
+            "warm_up": None,
+        }
         given = {name: getattr(self, name) for name, value in default.items() if getattr(self, name) != value}
         return f"Limit({str(self)!r}{''.join(f', {name}={value!r}' for name, value in given.items())})"
 
@@ -143,7 +203,19 @@ class Windows:
     where some limits have a lease and others have none: those would ask Redis about every request all the same.
     """
 
-    __slots__ = ("algorithm", "capacities", "counts", "facts", "ids", "is_dated", "lease", "limits", "suffix", "weights")
+    __slots__ = (
+        "algorithm",
+        "borrow",
+        "capacities",
+        "counts",
+        "facts",
+        "ids",
+        "is_dated",
+        "lease",
+        "limits",
+        "suffix",
+        "weights",
+    )
 
     def __init__(self, limits: tuple[Limit, ...], ids: tuple[int, ...] | None = None) -> None:
         self.limits = limits
@@ -156,6 +228,8 @@ class Windows:
         """Ticks that a full bucket holds."""
         self.lease = min([limit.lease for limit in limits], default=0)
         """Requests that a process may take in advance, 0 for none."""
+        self.borrow = any(limit.borrow for limit in limits)
+        """Whether a request may cost more than there is."""
         self.algorithm: Algorithm = _common_algorithm(limits)
         self.facts = self.algorithm.FACTS * len(limits)
         """How many numbers the script reports of the bucket."""
@@ -169,7 +243,7 @@ class Windows:
         if processes == 1:
             return self
         share = _share(self, processes, 1)
-        return share if all(cost <= limit.burst for limit in share.limits) else _share(self, processes, cost)
+        return share if all(cost <= limit.most for limit in share.limits) else _share(self, processes, cost)
 
 
 @lru_cache(maxsize=4096)
@@ -266,6 +340,11 @@ def _check_algorithm(limit: Limit, text: str) -> None:
     algorithm = limit.algorithm
     if limit.align is not None and algorithm != "fixed_window":
         raise ConfigError(f"limit {text}: expected align for a fixed_window only")
+    if type(limit.borrow) is not bool:
+        raise ConfigError(f"limit {text}: expected true or false for borrow, not {limit.borrow!r:.40}")
+    if limit.borrow and (limit.lease or ALGORITHMS[algorithm] is not gcra):
+        what = "without a lease" if limit.lease else f"for gcra only, not for {algorithm}"
+        raise ConfigError(f"limit {text}: expected borrow {what}")
     if limit.lease and ALGORITHMS[algorithm] is not gcra:
         raise ConfigError(f"limit {text}: expected no lease for a {algorithm}")
     if (expected := ALGORITHMS[algorithm].check(limit)) is not None:

@@ -234,9 +234,9 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         if not self.exempt and not limits:
             raise ConfigError(f"rule {self.name!r} has no limit, expected limits, qps, qpm, qph or qpd", ("limits",))
         for limit in limits:
-            if isinstance(self.cost, int) and self.cost > limit.burst:
+            if isinstance(self.cost, int) and self.cost > limit.most:
                 raise ConfigError(
-                    f"rule {self.name!r}: cost {self.cost} never fits into {limit}, expected at most {limit.burst}",
+                    f"rule {self.name!r}: cost {self.cost} never fits into {limit}, expected at most {limit.most}",
                     ("cost",),
                 )
 

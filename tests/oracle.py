@@ -2,7 +2,7 @@
 
 A bucket owes requests. Time pays them back at count per period, never below nothing. What it owes is kept as requests when
 a limit's count changes: paid back under the old count up to the moment when the new one is first seen, refused or not, and
-from then on under the new one.
+from then on under the new one. A limit that lets borrow looks for room for one request only, and lets the bucket owe for all.
 """
 
 from __future__ import annotations
@@ -141,8 +141,24 @@ class Oracle:
 
 
 def _fits(charge: Charge, debts: list[Debt]) -> bool:
-    limits = charge.windows.limits
-    return not charge.cost or all(debt.requests + charge.cost <= limit.burst for limit, debt in zip(limits, debts, strict=True))
+    if not charge.cost:
+        return True
+    windows = zip(charge.windows.limits, debts, strict=True)
+    return all(
+        debt.requests + _room_for(charge, limit) <= limit.burst and not _is_too_much(charge, limit) for limit, debt in windows
+    )
+
+
+def _room_for(charge: Charge, limit: Limit) -> int:
+    """The requests that there has to be room for."""
+    return min(charge.cost, 1) if limit.borrow else charge.cost
+
+
+def _is_too_much(charge: Charge, limit: Limit) -> bool:
+    """Whether a charge never fits: more than the burst, or a debt that would be cut off if all but one request is borrowed."""
+    if limit.borrow:
+        return limit.burst + charge.cost - 1 > LONGEST_US * rate(limit.count, limit.period)
+    return charge.cost > limit.burst
 
 
 def _put_right(lease: Lease, debts: list[Debt], now: int) -> list[Debt]:
@@ -190,8 +206,9 @@ def _decision(
 
 
 def _window(charge: Charge, limit: Limit, debt: Debt, *, fits: bool) -> tuple[object, ...]:
-    over = debt.requests + charge.cost - limit.burst
-    wait = math.inf if charge.cost > limit.burst else math.ceil(max(over, 0) / rate(limit.count, limit.period)) / 1_000_000
+    over = debt.requests + _room_for(charge, limit) - limit.burst
+    never = _is_too_much(charge, limit)
+    wait = math.inf if never else math.ceil(max(over, 0) / rate(limit.count, limit.period)) / 1_000_000
     return (
         charge.rule,
         limit.burst,

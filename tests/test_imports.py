@@ -39,8 +39,8 @@ STORES = {
     ),
 }
 LAYERS = (
-    {"algorithms.base", "algorithms.fixed_window", "algorithms.gcra", "diagnosis", "errors", "forks"},
-    {"algorithms.each"},
+    {"algorithms.base", "algorithms.fixed_window", "algorithms.gcra", "algorithms.warm_up", "diagnosis", "errors", "forks"},
+    {"algorithms.each", "durations"},
     {"algorithms"},
     {"limits"},
     {"plan"},

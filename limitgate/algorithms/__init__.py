@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Final
 
-from limitgate.algorithms import fixed_window, gcra
+from limitgate.algorithms import fixed_window, gcra, warm_up
 from limitgate.algorithms.base import Algorithm
 from limitgate.algorithms.each import Each
 
@@ -16,10 +16,11 @@ ALGORITHMS: Final[dict[str, Algorithm]] = {
     "token_bucket": gcra,
     "leaky_bucket": gcra,
     "fixed_window": _FIXED_WINDOW,
+    "warm_up": warm_up,
 }
 """By the names that limits give them; a place among them is part of the stored state, so new ones go to the end."""
 
-SCRIPTS: Final[dict[str, Algorithm]] = {"gcra": gcra, "fixed_window": _FIXED_WINDOW}
+SCRIPTS: Final[dict[str, Algorithm]] = {"gcra": gcra, "fixed_window": _FIXED_WINDOW, "warm_up": warm_up}
 """By the name of their twin in limitgate/lua/."""
 
 NUMBERS: Final[dict[int, int]] = {id(algorithm): number for number, algorithm in enumerate(SCRIPTS.values())}

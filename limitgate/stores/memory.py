@@ -205,8 +205,8 @@ def _system_clock() -> int:
 
 
 def _full_at(written: int, windows: Windows, states: Sequence[State]) -> int:
-    """When nothing will be owed any more, in Unix µs."""
-    return written + max(map(windows.algorithm.refill_us, states, windows.limits))
+    """When they will be as if nobody had used them, in Unix µs."""
+    return written + max(map(windows.algorithm.lasts_us, states, windows.limits))
 
 
 def _refuses_until(written: int, windows: Windows, states: Sequence[State]) -> int:
