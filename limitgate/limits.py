@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -177,6 +178,16 @@ class Limit:
         shared._become(**changes)  # noqa: SLF001 - it is one of ours
         return shared
 
+    def less(self, kept: int) -> Limit:
+        """This limit with so much room less, which is kept for others. Raises `ConfigError` where nothing would be left."""
+        if kept >= self.burst:
+            raise ConfigError(
+                f"{self} has room for {self.burst} of which {kept} would be kept for others, expected less than that"
+            )
+        lesser = copy(self)
+        lesser._become(burst=self.burst - kept)  # noqa: SLF001 - it is one of ours
+        return lesser
+
     def __str__(self) -> str:
         unit = unit_of(self.period)
         rate = f"{self.count}/{unit}" if unit else f"{self.count} per {self.period} seconds"
@@ -213,11 +224,12 @@ class Windows:
         "is_dated",
         "lease",
         "limits",
+        "strictest",
         "suffix",
         "weights",
     )
 
-    def __init__(self, limits: tuple[Limit, ...], ids: tuple[int, ...] | None = None) -> None:
+    def __init__(self, limits: tuple[Limit, ...], ids: tuple[int, ...] | None = None, strictest: Windows | None = None) -> None:
         self.limits = limits
         self.ids = _numbered(limits) if ids is None else ids
         self.counts = tuple(limit.count for limit in limits)
@@ -237,6 +249,12 @@ class Windows:
         """Whether the script has to be told about the present date."""
         self.suffix = "" if self.algorithm is gcra else f":{self.ids[0]:x}"
         """What the bucket's key ends with."""
+        self.strictest: Windows = strictest or self
+        """The same as those find them who have least room: what refuses them must not be forgotten."""
+
+    def less(self, kept: Sequence[int], strictest: Windows | None = None) -> Windows:
+        """The same windows with so much room less in each, see `Limit.less`, and as those find them who have least room."""
+        return Windows(tuple([limit.less(many) for limit, many in zip(self.limits, kept)]), self.ids, strictest)
 
     def share(self, processes: int, cost: int = 1) -> Windows:
         """The `Limit.share` of each limit; the same object for all costs that fit into the shares of the bursts."""
@@ -248,7 +266,8 @@ class Windows:
 
 @lru_cache(maxsize=4096)
 def _share(windows: Windows, processes: int, cost: int) -> Windows:
-    return Windows(tuple([limit.share(processes, cost) for limit in windows.limits]))
+    strictest = None if windows.strictest is windows else windows.strictest.share(processes, cost)
+    return Windows(tuple([limit.share(processes, cost) for limit in windows.limits]), strictest=strictest)
 
 
 def as_limit(value: object) -> Limit:

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from limitgate.decorators import Mark
 from limitgate.paths import ANY, REST, covers, meet, segments
+from limitgate.priorities import percent
 from limitgate.rules import Rule, RuleSet
 
 Group = TypeVar("Group", bound=Hashable)
@@ -124,6 +125,10 @@ def _cells(each: Applied | None) -> Row:
         notes.append(f"charged {rule.charge_if}")
     if rule.shadow:
         notes.append("shadow")
+    if rule.reserve is not None:
+        notes.append(f"reserve {percent(rule.reserve)}")
+    if rule.priority is not None:
+        notes.append(f"priority {rule.priority}")
     if rule.on_error is not None:
         notes.append(f"on_error {rule.on_error}")
     limits = ", ".join(map(str, rule.every_limit))

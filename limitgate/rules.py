@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
+from fractions import Fraction
+from functools import cached_property, partial
 from typing import Annotated, Any, Literal, TypedDict, TypeVar, Unpack
 
 from pydantic import (
@@ -24,6 +25,7 @@ from limitgate.keys import check_part
 from limitgate.limits import Limit, Windows, as_limit, buckets_of
 from limitgate.paths import segments
 from limitgate.plan import check_cost
+from limitgate.priorities import Priority, graded, share_of
 from limitgate.request import Request
 
 T = TypeVar("T")
@@ -100,6 +102,8 @@ class RuleOptions(TypedDict, total=False):
     shadow: bool
     exempt: bool
     lease: int
+    priority: Priority | None
+    reserve: str | float | Fraction | None
 
 
 class Rule(BaseModel, extra="forbid", frozen=True):
@@ -143,6 +147,10 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     """Switch every rule off for the requests that match."""
     lease: Annotated[int, Field(strict=True, ge=0)] = 0
     """Requests that a process may take in advance, for limits that say nothing about it; 0 to ask for every one."""
+    priority: Priority | None = None
+    """The priority under this rule; that of the caller if not given, which is normal for those who have none."""
+    reserve: Annotated[Fraction, PlainValidator(share_of)] | None = None
+    """The share of each limit, such as ``20%``, that is kept for callers of high priority; twice as much from those of low."""
 
     def __init__(self, /, name: str, *limits: Limit | str, **options: Unpack[RuleOptions]) -> None:
         fields: dict[str, Any] = {**options}
@@ -194,6 +202,14 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         """The limits by the buckets that they are counted in."""
         return self._checked("limits", buckets_of, self.every_limit)
 
+    def buckets_for(self, priority: Priority) -> tuple[Windows, ...]:
+        """The buckets as callers of a priority find them: the same ones, with less room where some is kept for others."""
+        return self.buckets if self.reserve is None else self._graded[self.priority or priority]
+
+    @cached_property
+    def _graded(self) -> dict[Priority, tuple[Windows, ...]]:
+        return self._checked("reserve", partial(graded, self.buckets), self.reserve or Fraction())
+
     def _checked(self, field: str, make: Callable[..., T], value: object) -> T:
         """What ``make`` makes of a value, its complaint naming the rule and the field."""
         try:
@@ -233,12 +249,25 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             raise ConfigError(f"rule {self.name!r} is exempt, expected no per: exempt requests have no limits at all", ("per",))
         if not self.exempt and not limits:
             raise ConfigError(f"rule {self.name!r} has no limit, expected limits, qps, qpm, qph or qpd", ("limits",))
-        for limit in limits:
+        self._check_reserve()
+        for limit in [limit for windows in self.buckets_for("low") for limit in windows.limits]:
             if isinstance(self.cost, int) and self.cost > limit.most:
                 raise ConfigError(
                     f"rule {self.name!r}: cost {self.cost} never fits into {limit}, expected at most {limit.most}",
                     ("cost",),
                 )
+
+    def _check_reserve(self) -> None:
+        if self.reserve is None:
+            if self.priority is not None:
+                message = f"rule {self.name!r} keeps nothing for any priority, expected no priority, or reserve with it"
+                raise ConfigError(message, ("priority",))
+            return
+        if self.exempt:
+            raise ConfigError(f"rule {self.name!r} is exempt, expected no reserve", ("reserve",))
+        if any(limit.lease for limit in self.every_limit):
+            message = f"rule {self.name!r} has a lease, which is taken for any priority, expected no reserve"
+            raise ConfigError(message, ("reserve",))
 
 
 class RuleSet:

@@ -43,7 +43,7 @@ LAYERS = (
     {"algorithms.each", "durations"},
     {"algorithms"},
     {"limits"},
-    {"plan"},
+    {"plan", "priorities"},
     {"decision", "newcomers", "paths", *STORES},
     {"request"},
     {"client", "headers"},

@@ -1,8 +1,8 @@
 """Warming up: from a third of the rate to the whole rate, for what is slow after it was idle. SmoothWarmingUp in Google Guava.
 
-Guava's limiter *stores* idle time, up to the time that warming up takes. A request passes if nothing is owed, whatever it costs,
-and then what it costs is owed, so that the next one pays. Each uses up as much stored time as it takes at the whole rate. While
-more than half is stored that is dear, three times as dear when all is there (Guava's cold factor), and less and less down to the
+Guava's limiter *stores* idle time, as much as warming up takes. A request passes if nothing is owed, whatever it costs, and
+then what it costs is owed, so that the next one pays. Each uses up as much stored time as it takes at the whole rate. While
+more than half is stored that is dear: three times as dear when all is there (Guava's cold factor), less and less down to the
 whole rate at one half. Once nothing is stored, requests cost what they do at the whole rate.
 
 Amounts are in ticks of 1/count µs as in `limitgate.algorithms.gcra`, so that a request is ``period_us`` ticks. A state is the

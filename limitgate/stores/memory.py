@@ -210,9 +210,9 @@ def _full_at(written: int, windows: Windows, states: Sequence[State]) -> int:
 
 
 def _refuses_until(written: int, windows: Windows, states: Sequence[State]) -> int:
-    """When one request will fit into every window, in Unix µs; the time of writing if it did then."""
+    """When one request will fit into every window, whoever asks, in Unix µs; the time of writing if it did then."""
     wait_us = windows.algorithm.wait_us
-    return written + max(wait_us(state, 1, limit) or 0 for state, limit in zip(states, windows.limits))
+    return written + max(wait_us(state, 1, limit) or 0 for state, limit in zip(states, windows.strictest.limits))
 
 
 def _joined(windows: Windows, states: Sequence[State], bucket: _Bucket, now: int) -> tuple[Windows, Sequence[State]]:
