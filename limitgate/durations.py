@@ -21,7 +21,7 @@ def microseconds(value: object, name: str) -> int:
     us = None
     if isinstance(value, str) and (match := _DURATION.fullmatch(value)):
         us = round(Fraction(match["number"]) * _UNITS[match["unit"]])
-    elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    elif (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, float) and math.isfinite(value)):
         us = round(Fraction(value) * 1_000_000)
     if us is None or us < 1:
         raise ConfigError(f"{name} {value!r:.80} is no duration, {_EXPECTED}")

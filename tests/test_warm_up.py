@@ -524,6 +524,7 @@ MISTAKES = [
     ({"warm_up": "0.9ms"}, "at least 1 ms"),
     ({"warm_up": "1126s", "limit": "1000000/second"}, "at most 1125.9 s"),
     ({"warm_up": "10s", "limit": "10/second burst 10"}, "expected no burst"),
+    ({"warm_up": 10**400}, "at most 1.1259e\\+08 s"),
     ({"warm_up": "soon"}, "expected seconds as a number"),
 ]
 
