@@ -13,7 +13,7 @@ run: .venv/example
 	$(BIN)/uvicorn example_app.main:app --host 127.0.0.1 --port 8000 --no-proxy-headers
 
 test: .venv/dev redis
-	$(BIN)/pytest -n 2 --dist loadfile --cov --cov-report=term-missing:skip-covered --cov-fail-under=95
+	$(BIN)/pytest -n 3 --dist loadfile --cov --cov-report=term-missing:skip-covered --cov-fail-under=95
 
 test-wheel: dist redis
 	@scripts/test-wheel $(PYTHON) -n 2 --dist loadfile

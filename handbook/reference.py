@@ -9,8 +9,8 @@ from pydantic import BaseModel
 
 from handbook.fields import HEADS, Field, docstrings, either_of, fields_of, plain, spelled, table
 from limitgate import Limit, Rule, Settings
-from limitgate.algorithms import ALGORITHMS
 from limitgate.callers import KnownCaller
+from limitgate.limits import NAMES
 from limitgate.rules import ChargeIf
 
 _VALUES = {
@@ -18,7 +18,7 @@ _VALUES = {
     "store": "URL or store",
     "charge_if": "mapping, see below",
     "reserve": "share above 0 up to 49 %",
-    "algorithm": either_of(f"`{name}`" for name in ALGORITHMS),
+    "algorithm": either_of(f"`{name}`" for name in NAMES),
 }
 """What is to be said of values whose type says too little."""
 

@@ -6,6 +6,7 @@ import sys
 
 from limitgate.callers import Caller
 from limitgate.config import load_rules
+from limitgate.configured import Configured
 from limitgate.decision import Decision, RateLimited, Window
 from limitgate.decorators import exempt, limit
 from limitgate.errors import ConfigError, LimitGateError, StoreError
@@ -22,6 +23,7 @@ __all__ = [
     "AsyncRedisStore",
     "Caller",
     "ConfigError",
+    "Configured",
     "Decision",
     "Limit",
     "LimitGate",

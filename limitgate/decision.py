@@ -50,6 +50,8 @@ class Standing(NamedTuple):
         rule, cost, algorithm = self.charge.rule, self.charge.cost, self.charge.windows.algorithm
         found = []
         for limit, state in zip(self.charge.windows.limits, self.states):
+            if algorithm.SILENT and not state:
+                continue
             wait = 0 if self.fits else algorithm.wait_us(state, cost, limit)
             found.append(
                 Window(
@@ -127,7 +129,7 @@ class Decision(_Fields):
     def refusing(self) -> tuple[str | None, ...]:
         """The rules that refused."""
         charges, _, after = self.evidence
-        return tuple([charge.rule for charge, then in zip(charges, after) if then is None and charge.binding])
+        return tuple(dict.fromkeys([charge.rule for charge, then in zip(charges, after) if then is None and charge.binding]))
 
     @property
     def windows(self) -> tuple[Window, ...]:
@@ -153,7 +155,7 @@ class Decision(_Fields):
         settlement.note(rule, check_cost(cost))
 
     def _rules(self) -> str:
-        return ", ".join(repr(charge.rule) for charge in self.evidence[0])
+        return ", ".join(dict.fromkeys(repr(charge.rule) for charge in self.evidence[0]))
 
     def __repr__(self) -> str:
         shown = {**self._asdict(), "windows": self.windows}
@@ -188,7 +190,7 @@ def decide(plan: Plan, reading: Reading, settlement: Settlement | None = None) -
         (charges, states, after),
         False,
         allowed and None in after,
-        _delay(charges, reading.states) if takes else 0.0,
+        _delay(charges, reading.states) if takes and [charge for charge in charges if charge.ahead] else 0.0,
         settlement,
     )
 

@@ -54,6 +54,7 @@ def limit(
     qpm: int | None = None,
     qph: int | None = None,
     qpd: int | None = None,
+    concurrency: int | None = None,
     key: Iterable[str] = ("ip",),
     methods: Iterable[str] | None = None,
     cost: Cost = 1,
@@ -61,6 +62,8 @@ def limit(
     shadow: bool = False,
     charge_if: Outcomes | None = None,
     per: Per = "request",
+    algorithm: str | None = None,
+    align: str | None = None,
 ) -> Callable[[F], F]:
     """Limit an endpoint: a Starlette, FastAPI, Flask or Django view, a class-based one or one of its methods.
 
@@ -71,6 +74,7 @@ def limit(
     given = tuple(as_limit(limit) for limit in limits)
     options: RuleOptions = {"qps": qps, "qpm": qpm, "qph": qph, "qpd": qpd, "on_error": on_error, "shadow": shadow}
     options |= {"key": key, "methods": methods, "cost": cost, "charge_if": charge_if, "per": per}
+    options |= {"algorithm": algorithm, "align": align, "concurrency": concurrency}
 
     def decorate(endpoint: F) -> F:
         _check_is_real(endpoint)

@@ -203,6 +203,7 @@ class Body:
                 self._iterator = iter(self._chunks)
             return next(self._iterator)
         except StopIteration:
+            self._visit.is_sent = True
             settle(self._visit)
             raise
         except Exception:
@@ -217,6 +218,13 @@ class Body:
             getattr(self._chunks, "close", bool)()
         finally:
             end(self._visit)
+
+
+class SizedBody(Body):
+    """The chunks of a WSGI response whose number is known, which is all that servers want to know besides."""
+
+    def __len__(self) -> int:
+        return len(self._chunks)
 
 
 def settle(visit: Visit) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from limitgate.decision import Decision, decide, undecided
 from limitgate.errors import StoreError
+from limitgate.holding import Holding
 from limitgate.plan import Charge, Plan, Reading
 from limitgate.planner import Bound, Considered
 from limitgate.rules import OnError
@@ -43,6 +44,8 @@ class Fallback:
         self._on_error: OnError = on_error
         self._processes = processes
         self._store = MemoryStore()
+        self.holding = Holding(self._store, timeout=1.0)
+        """What is held of slots here."""
 
     def without(self, considered: Considered, error: StoreError, *, wholly: bool = False) -> Resort:
         """What follows from a failure of the store, or of a part of it unless it failed ``wholly``."""

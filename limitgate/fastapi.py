@@ -71,12 +71,15 @@ class RateLimit:
         qpm: int | None = None,
         qph: int | None = None,
         qpd: int | None = None,
+        concurrency: int | None = None,
         key: Iterable[Part] = ("ip",),
         methods: Iterable[str] | None = None,
         cost: Cost = 1,
         on_error: OnError | None = None,
         shadow: bool = False,
         charge_if: Outcomes | None = None,
+        algorithm: str | None = None,
+        align: str | None = None,
     ) -> None:
         if seen_by_gate.get() is not None:
             message = (
@@ -84,7 +87,8 @@ class RateLimit:
             )
             raise ConfigError(message)
         options: RuleOptions = {"qps": qps, "qpm": qpm, "qph": qph, "qpd": qpd, "on_error": on_error, "shadow": shadow}
-        options |= {"methods": methods, "cost": cost, "charge_if": charge_if}
+        options |= {"methods": methods, "cost": cost, "charge_if": charge_if, "algorithm": algorithm, "align": align}
+        options |= {"concurrency": concurrency}
         options["key"], dependencies = _taken_apart(key)
         rule = Rule(name or "RateLimit", *limits, **options)
         self.rule = rule if name else rule.model_copy(update={"name": _default_name(_module_of_caller(), rule)})

@@ -1,7 +1,6 @@
 """The gate: decides about a request when it comes, while it is under way, and when it is over. Pure but for asking the store.
 
-All doors go through here. They differ in one thing, whether asking is awaited. So what has to be done is written once, as steps
-that yield what they want to know from the store, and taken by `Gate._take` or `Gate._atake`.
+All doors go through here. They differ in whether asking is awaited, so most of what has to be done is written as steps.
 """
 
 from __future__ import annotations
@@ -9,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from inspect import isawaitable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from limitgate.callers import Caller
 from limitgate.decision import Decision, decide, joined, undecided
@@ -19,10 +18,12 @@ from limitgate.decorators import EVERYTHING
 from limitgate.errors import StoreError
 from limitgate.fallback import Fallback
 from limitgate.headers import Refusal, rate_fields, refusal, unavailable
+from limitgate.holding import Holding
 from limitgate.plan import Charge, Plan, Reading
 from limitgate.planner import Asked, Considered, Planner
 from limitgate.request import Request
 from limitgate.rules import OnError
+from limitgate.steps import Steps, T, atake, take
 from limitgate.stores.corrections import correction
 from limitgate.visit import Taken, Visit, Wrong
 
@@ -32,12 +33,6 @@ CALM = 0.5
 """Seconds without a failure after which the store is said to answer again: one that is full answers every other request."""
 
 Identify = Callable[[Request], Caller | Awaitable[Caller | None] | None]
-
-
-T = TypeVar("T")
-Steps = Generator[tuple[Plan, float], Reading, T]
-"""What has to be done about a request: yields plans and how long to wait for the store, in seconds, is sent the readings, or
-thrown the store's errors, and returns what came of it."""
 
 
 class Ruling(NamedTuple):
@@ -89,6 +84,7 @@ class Gate:
         self._identify = identify
         self._compare_clocks = compare_clocks
         self._fallback = Fallback(on_error, processes)
+        self._holding = Holding(store, timeout)
         self._failing, self._failed = False, 0.0
         self._under_way: set[asyncio.Future[Any]] = set()
 
@@ -109,8 +105,11 @@ class Gate:
             try:
                 reading: Reading = self.store.spend(considered.plan, self._timeout)
             except StoreError as error:
-                self._follow(visit, self._take(self._without_store(considered, error, began)))
+                self._follow(visit, take(self.store, self._without_store(considered, error, began)))
                 self._give_back_if_refused(visit)
+            except BaseException:
+                self._doubt(considered.plan)
+                raise
             else:
                 self._admit(visit, considered, considered.plan, reading)
             visit.waited = time.monotonic() - began
@@ -127,8 +126,11 @@ class Gate:
             try:
                 reading: Reading = await self.store.aspend(considered.plan, self._timeout)
             except StoreError as error:
-                self._follow(visit, await self._atake(self._without_store(considered, error, began)))
+                self._follow(visit, await atake(self.store, self._without_store(considered, error, began)))
                 await self._agive_back_if_refused(visit)
+            except BaseException:
+                self._doubt(considered.plan)
+                raise
             else:
                 self._admit(visit, considered, considered.plan, reading)
             visit.waited = time.monotonic() - began
@@ -139,13 +141,13 @@ class Gate:
 
         The decision about the request as a whole; None if no rule applies.
         """
-        self._take(self._going_further(visit, asked))
+        take(self.store, self._going_further(visit, asked))
         self._give_back_if_refused(visit)
         return visit.decision
 
     async def afurther(self, visit: Visit, asked: Sequence[Asked]) -> Decision | None:
         """`further`, by an `AsyncStore`."""
-        await self._atake(self._going_further(visit, asked))
+        await atake(self.store, self._going_further(visit, asked))
         await self._agive_back_if_refused(visit)
         return visit.decision
 
@@ -155,7 +157,7 @@ class Gate:
 
     def settle(self, visit: Visit) -> None:
         """Correct what was charged for a request by its outcome and by what it turned out to cost, as far as that is known."""
-        self._take(self._correcting(visit.wrong()))
+        take(self.store, self._correcting(visit.wrong()))
 
     async def asettle(self, visit: Visit) -> None:
         """`settle`, by an `AsyncStore`; to the end, even if the request is cancelled meanwhile or cannot wait any longer."""
@@ -175,40 +177,10 @@ class Gate:
 
     def _soon(self, steps: Steps[T]) -> asyncio.Future[T]:
         """What comes of some steps, on the running event loop; taken to their end, whoever waits for them."""
-        taking = asyncio.ensure_future(self._atake(steps))
+        taking = asyncio.ensure_future(atake(self.store, steps))
         self._under_way.add(taking)
         taking.add_done_callback(self._under_way.discard)
         return taking
-
-    def _take(self, steps: Steps[T]) -> T:
-        """What comes of some steps, by a `SyncStore`."""
-        try:
-            asked = next(steps)
-            while True:
-                try:
-                    reading = self.store.spend(*asked)
-                except StoreError as error:
-                    asked = steps.throw(error)
-                else:
-                    asked = steps.send(reading)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-
-    async def _atake(self, steps: Steps[T]) -> T:
-        """What comes of some steps, by an `AsyncStore`."""
-        try:
-            asked = next(steps)
-            while True:
-                try:
-                    reading = await self.store.aspend(*asked)
-                except StoreError as error:
-                    asked = steps.throw(error)
-                else:
-                    asked = steps.send(reading)
-        except StopIteration as end:
-            result: T = end.value
-            return result
 
     def _identified(self, request: Request) -> Caller | Awaitable[Caller | None] | None:
         request.resolve_client_with(self._client_of)
@@ -229,6 +201,8 @@ class Gate:
         if decision.allowed:
             visit.taken = (Taken(considered, plan, reading),)
             visit.is_by_outcome = considered.is_by_outcome
+            if considered.has_slots:
+                self._hold(visit, visit.taken)
         else:
             visit.refusal = refusal(decision)
 
@@ -258,18 +232,26 @@ class Gate:
             reading = yield plan, self._left_since(began)
         except StoreError as error:
             return (yield from self._without_store(considered, error, began))
+        except GeneratorExit:  # the request was cancelled
+            self._doubt(plan)
+            raise
         self._note_answer(reading)
         return Ruling(decide(plan, reading), reading.now, (Taken(considered, plan, reading),) if reading.admitted else ())
 
     def _without_store(self, considered: Considered, error: StoreError, began: float) -> Steps[Ruling]:
         """Decide without the store, or without a part of it, about a request that asked it first at a time."""
         self._note_failure(error)
+        self._doubt(considered.plan, error.keys)
         resort = self._fallback.without(considered, error)
         if resort.rest is not None:
             try:
                 reading = yield resort.rest, self._left_since(began)
                 resort = self._fallback.with_rest(considered, resort, reading)
+            except GeneratorExit:  # the request was cancelled
+                self._doubt(considered.plan)
+                raise
             except StoreError as further:
+                self._doubt(resort.rest, further.keys)
                 resort = self._fallback.without(considered, further, wholly=True)
         return Ruling(resort.decision or undecided(allowed=False), resort.now, resort.taken)
 
@@ -278,6 +260,8 @@ class Gate:
         decision = ruling.decision
         visit.taken += ruling.taken
         visit.is_by_outcome = any(taken.considered.is_by_outcome for taken in visit.taken)
+        if any(taken.considered.has_slots for taken in ruling.taken):
+            self._hold(visit, ruling.taken)
         if visit.refusal is not None:  # by a limit that was asked at the same time
             return
         if not decision.allowed:
@@ -291,18 +275,23 @@ class Gate:
             visit.fields = []
 
     def _give_back_if_refused(self, visit: Visit) -> None:
-        if visit.is_undone and visit.taken:
+        if visit.has_to_give_back:
             self.settle(visit)
 
     async def _agive_back_if_refused(self, visit: Visit) -> None:
-        if visit.is_undone and visit.taken:
+        if visit.has_to_give_back:
             await self.asettle(visit)
 
     def _correcting(self, wrong: Sequence[Wrong]) -> Steps[None]:
         """See to it that everything was charged as it should have been. Where the store fails, it stays as it is."""
         charges: list[Charge] = []
+        slots: list[Charge] = []
         for taken, costs in wrong:
             plan = correction(taken.plan, taken.reading, costs)
+            if taken.considered.has_slots:
+                over = [charge for charge, cost in zip(taken.plan.charges, costs) if not cost]
+                self._holding_of(taken).let_go(over)
+                slots += [] if taken.here else over
             if taken.here:
                 self._fallback.correct(plan)
             else:
@@ -313,6 +302,22 @@ class Gate:
             except StoreError as error:
                 self.uncorrected += 1
                 self._note_failure(error)
+                self._holding.doubt(slots)
+
+    def _hold(self, visit: Visit, taken: Sequence[Taken]) -> None:
+        """Keep the slots that were taken for a request, until they are given back."""
+        visit.has_slots = True
+        for each in taken:
+            read = zip(each.plan.charges, each.reading.after)
+            self._holding_of(each).hold([charge for charge, then in read if then is not None], visit)
+
+    def _holding_of(self, taken: Taken) -> Holding:
+        return self._fallback.holding if taken.here else self._holding
+
+    def _doubt(self, plan: Plan | None, keys: frozenset[str] = frozenset()) -> None:
+        """What nobody has heard of may have been done all the same; in these buckets, or in all."""
+        charges = plan.charges if plan else ()
+        self._holding.doubt([charge for charge in charges if not keys or charge.key in keys])
 
     def _note_answer(self, reading: Reading) -> None:
         if self._failing and getattr(self.store, "healthy", True) and time.monotonic() - self._failed > CALM:

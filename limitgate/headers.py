@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import NamedTuple
 
-from limitgate.decision import SECOND, Decision, Window
+from limitgate.decision import SECOND, Decision, Standing, Window
 from limitgate.limits import Windows, unit_of
 
 Fields = list[tuple[str, str]]
@@ -121,26 +121,33 @@ def _x_ratelimit_windows(decision: Decision, _: int) -> Fields:
 def _draft_11(decision: Decision, _: int) -> Fields:
     """draft-ietf-httpapi-ratelimit-headers-11 sections 3 and 4: RFC 9651 lists of strings with parameters."""
     policies, states = [], []
+    by_rule: dict[str, list[Standing]] = {}
     for standing in decision.standings:
-        named = _policies(standing.charge.rule or "", standing.charge.windows)
-        for (name, policy), window in zip(named, standing.windows(), strict=True):
+        by_rule.setdefault(standing.charge.rule or "", []).append(standing)
+    for rule, standings in by_rule.items():
+        windows = [window for standing in standings for window in standing.windows()]
+        named = _policies(rule, tuple([standing.charge.windows for standing in standings]))
+        for (name, policy), window in zip(named, windows, strict=True):
             policies.append(policy)
-            wait = window.retry_after or window.reset_after
+            wait = window.retry_after or (window.reset_after if window.period else math.inf)
             until = "" if math.isinf(wait) else f";t={math.ceil(wait)}"
             states.append(f'"{name}";r={window.remaining}{until}')
     return [("RateLimit-Policy", ", ".join(policies)), ("RateLimit", ", ".join(states))]
 
 
 @lru_cache(maxsize=4096)
-def _policies(rule: str, windows: Windows) -> list[tuple[str, str]]:
+def _policies(rule: str, buckets: tuple[Windows, ...]) -> list[tuple[str, str]]:
     """The name and the policy item of each window of a rule. A rule's name needs no escaping, see `Rule`."""
     found: list[tuple[str, str]] = []
     seen: Counter[str] = Counter()
-    for limit in windows.limits:
-        name = rule if len(windows.limits) == 1 else f"{rule}-{unit_of(limit.period) or f'{limit.period}s'}"
+    limits = [limit for windows in buckets for limit in windows.limits]
+    for limit in limits:
+        kind = (unit_of(limit.period) or f"{limit.period}s") if limit.period else "concurrent"
+        name = rule if len(limits) == 1 else f"{rule}-{kind}"
         seen[name] += 1
         name = name if seen[name] == 1 else f"{name}-{seen[name]}"
-        found.append((name, f'"{name}";q={limit.count};w={limit.period}'))
+        unit = f"w={limit.period}" if limit.period else 'qu="concurrent-requests"'
+        found.append((name, f'"{name}";q={limit.count};{unit}'))
     return found
 
 

@@ -2,71 +2,190 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from functools import wraps
+from inspect import iscoroutinefunction
 from types import TracebackType
-from typing import Self
+from typing import ParamSpec, Self, TypeVar
 
-from limitgate.decision import Decision, decide
-from limitgate.keys import Key
-from limitgate.limits import Limit, Windows, as_limit, buckets_of
-from limitgate.plan import Charge, Plan, Verb, check_cost
+from limitgate.configured import Configured
+from limitgate.decision import Decision, RateLimited
+from limitgate.holding import Holding
+from limitgate.limits import Limit
+from limitgate.slot import aslot, at_once, slot
+from limitgate.steps import atake, take
 from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store, opened
+from limitgate.verbs import Booked, KeyOf, Verbs, key_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-@lru_cache(maxsize=4096)
-def _buckets(*limits: Limit | str) -> tuple[Windows, ...]:
-    """The buckets of these limits, given as limits or text; kept, since callers repeat the same few."""
-    return buckets_of(tuple(as_limit(limit) for limit in limits))
+class AsyncReservation:
+    """What `AsyncLimiter.reserve` took; it counts until it is settled or cancelled, and for good if neither happens."""
+
+    def __init__(self, booked: Booked, store: AsyncStore) -> None:
+        self._booked = booked
+        self._store = store
+
+    @property
+    def decision(self) -> Decision:
+        """What `AsyncLimiter.hit` would have answered. Where it is a refusal, nothing was taken."""
+        return self._booked.decision
+
+    async def settle(self, cost: int) -> None:
+        """Say what it really cost; once. What was taken too much is given back, what was taken too little is owed from now on.
+
+        Raises `RuntimeError` where nothing was taken, or it was settled or cancelled already; `StoreError` if the store fails,
+        and then it counts as it was taken.
+        """
+        await atake(self._store, self._booked.settling(cost))
+
+    async def cancel(self) -> None:
+        """Give everything back, as if it had never been taken. Raises as `settle` does."""
+        await atake(self._store, self._booked.settling(0))
 
 
-class _Keyring:
-    """Turns a limiter's arguments into plans."""
+class Reservation:
+    """What `Limiter.reserve` took; it counts until it is settled or cancelled, and for good if neither happens."""
 
-    def __init__(self, timeout: float, key_prefix: str) -> None:
-        if not 0 < timeout <= 60:
-            raise ValueError(f"timeout is {timeout}, expected seconds above 0, at most 60")
-        self._timeout = timeout
-        self._prefix = f"{key_prefix}:"
-        self._key = Key((), "limiter")
+    def __init__(self, booked: Booked, store: SyncStore) -> None:
+        self._booked = booked
+        self._store = store
 
-    def _plan(self, verb: Verb, key: str, limits: tuple[Limit | str, ...], cost: int) -> Plan:
-        if not limits:
-            raise TypeError("no limits given, expected at least one, for example '10/second'")
-        if not isinstance(key, str):
-            raise TypeError(f"key is {key!r:.80}, expected text")
-        try:
-            buckets = _buckets(*limits)
-        except TypeError:  # unhashable, so no limit either
-            buckets = buckets_of(tuple(as_limit(limit) for limit in limits))
-        bucket, cost = self._prefix + self._key.digest_of(key), check_cost(cost)
-        return Plan(
-            tuple([Charge(bucket + windows.suffix, windows, cost, binding=True, rule=None) for windows in buckets]), verb
-        )
+    @property
+    def decision(self) -> Decision:
+        """What `Limiter.hit` would have answered. Where it is a refusal, nothing was taken."""
+        return self._booked.decision
+
+    def settle(self, cost: int) -> None:
+        """Say what it really cost; once. What was taken too much is given back, what was taken too little is owed from now on.
+
+        Raises `RuntimeError` where nothing was taken, or it was settled or cancelled already; `StoreError` if the store fails,
+        and then it counts as it was taken.
+        """
+        take(self._store, self._booked.settling(cost))
+
+    def cancel(self) -> None:
+        """Give everything back, as if it had never been taken. Raises as `settle` does."""
+        take(self._store, self._booked.settling(0))
 
 
-class AsyncLimiter(_Keyring):
+class AsyncLimiter(Verbs):
     """A limiter for async code: ``async with AsyncLimiter("redis://localhost:6379/0") as limiter``.
 
     ``store`` is a URL or an async store; a store that it opened itself is closed with it. ``timeout`` is in seconds. Where the
-    store fails, every method raises `StoreError`. Keys reach the store as digests only.
+    store fails, every method raises `StoreError`. Keys reach the store as digests only. Costs are integers of at least 0.
     """
 
     def __init__(self, store: str | AsyncStore, *, timeout: float = 0.1, key_prefix: str = "limitgate") -> None:
         super().__init__(timeout, key_prefix)
         self._owns_store = isinstance(store, str)
         self._store: AsyncStore = opened(store, open_store)
+        self._holding = Holding(self._store, timeout)
 
-    async def hit(self, key: str, *limits: Limit | str, cost: int = 1) -> Decision:
+    async def hit(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """Take ``cost`` from every limit of ``key``, or from none."""
-        return await self._decide("spend", key, limits, cost)
+        return await atake(self._store, self._deciding("spend", key, limits, cost))
 
-    async def peek(self, key: str, *limits: Limit | str, cost: int = 1) -> Decision:
+    async def peek(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """What `hit` would answer, with the bucket as it stands. Charges nothing."""
-        return await self._decide("peek", key, limits, cost)
+        return await atake(self._store, self._deciding("peek", key, limits, cost))
 
-    async def reset(self, key: str, *limits: Limit | str) -> Decision:
+    async def reset(self, key: str, *limits: Limit | str | Configured) -> Decision:
         """Forget what was taken from these limits of ``key``; the decision shows them full."""
-        return await self._decide("reset", key, limits, 1)
+        return await atake(self._store, self._deciding("reset", key, limits, 1))
+
+    async def refund(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
+        """Give ``cost`` back to these limits of ``key``, no more than they hold; the decision shows them after that."""
+        return await atake(self._store, self._refunding(key, limits, cost))
+
+    async def hit_up_to(self, key: str, *limits: Limit | str | Configured, cost: int) -> Decision:
+        """Take as much of ``cost`` as fits, ``decision.granted`` of it; where that is nothing, ``retry_after`` is for one."""
+        return await atake(self._store, self._hitting_up_to(key, limits, cost))
+
+    async def wait(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | None = None) -> Decision:
+        """Take ``cost`` in turn: book the next one that is free, sleep until then, once, and return; first come, first served.
+
+        Refused at once, and nothing taken, if the turn is more than ``timeout`` seconds away, or the cost never fits. A timeout
+        of 0 is `hit`, None waits for as long as it takes. If it is cancelled meanwhile, the turn is given back. Raises
+        `ConfigError` for limits whose algorithm books no turns.
+        """
+        booked, until = await atake(self._store, self._booking(key, limits, cost, timeout))
+        try:
+            await asyncio.sleep(max(0.0, until - time.monotonic()))
+        except BaseException:
+            await asyncio.shield(atake(self._store, booked.giving_back()))
+            raise
+        return booked.decision
+
+    async def reserve(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> AsyncReservation:
+        """`hit` for an estimated cost: `AsyncReservation.settle` corrects it, `AsyncReservation.cancel` gives it back."""
+        return AsyncReservation(await atake(self._store, self._reserving(key, limits, cost)), self._store)
+
+    def slot(self, key: str, limit: Limit | str | int, *, cost: int = 1) -> AbstractAsyncContextManager[Decision]:
+        """Hold a place for as long as something is under way: ``async with limiter.slot("user:42", 20) as decision:``.
+
+        ``limit`` is how many may be held at once, as a number or as a `Limit`, and ``cost`` how many places to hold. They are
+        given back at the end, whatever happens; those of a process that has crashed are free again after 30 seconds. Raises
+        `RateLimited` where there is no room; it promises no wait, its ``retry_after`` is only a hint.
+        """
+        return aslot(self._holding, self._plan("peek", key, (at_once(limit),), cost))
+
+    async def penalize(self, key: str, seconds: float) -> Decision:
+        """Refuse ``key`` for so many seconds more, whatever its limits say: on top of the ban that it has, if it has one."""
+        return await atake(self._store, self._banning(key, seconds, longer=True))
+
+    async def ban(self, key: str, seconds: float | None = None) -> Decision:
+        """Refuse ``key`` for at least so many seconds, for ever if None."""
+        return await atake(self._store, self._banning(key, seconds))
+
+    async def configure(
+        self, name: str, *limits: Limit | str, per_process: bool = False, replace: bool = True
+    ) -> tuple[Limit, ...]:
+        """Keep limits in the store under a name: `Configured` stands for them, in every process that shares the store.
+
+        Those that are known elsewhere hold there for up to a second more. With ``per_process`` each process counts by itself.
+        Without ``replace`` limits that are there already stay. The limits that hold now.
+        """
+        return (await atake(self._store, self._configuring(name, limits, per_process=per_process, replace=replace))).limits
+
+    async def configuration(self, name: str) -> tuple[Limit, ...] | None:
+        """The limits that are kept under a name, None if there are none."""
+        kept = await atake(self._store, self._kept(name))
+        return None if kept is None else kept.limits
+
+    async def pardon(self, key: str) -> None:
+        """Lift the ban of ``key``, if there is one."""
+        await atake(self._store, self._pardoning(key))
+
+    def limited(
+        self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | None = 0
+    ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Awaitable[T]]]:
+        """Limit an async function; a call that is refused raises `RateLimited`.
+
+        ``key`` is text, or gives text for the function's arguments; without it all calls of the function count together. With a
+        ``timeout`` other than 0 calls `wait` for their turn.
+        """
+
+        def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+            if not iscoroutinefunction(function):
+                raise TypeError(f"{function!r:.80} is no async function, expected one, or a Limiter instead of an AsyncLimiter")
+
+            @wraps(function)
+            async def limited(*args: P.args, **kwargs: P.kwargs) -> T:
+                decision = await self.wait(key_of(key, function, args, kwargs), *limits, cost=cost, timeout=timeout)
+                if not decision.allowed:
+                    raise RateLimited(decision)
+                return await function(*args, **kwargs)
+
+            return limited
+
+        self._check(limits, cost, timeout)
+        return decorate
 
     async def aclose(self) -> None:
         """Close the store if it was opened here."""
@@ -81,34 +200,119 @@ class AsyncLimiter(_Keyring):
     ) -> None:
         await self.aclose()
 
-    async def _decide(self, verb: Verb, key: str, limits: tuple[Limit | str, ...], cost: int) -> Decision:
-        plan = self._plan(verb, key, limits, cost)
-        return decide(plan, await self._store.aspend(plan, self._timeout))
 
-
-class Limiter(_Keyring):
+class Limiter(Verbs):
     """A limiter for sync code, safe under threads: ``with Limiter("redis://localhost:6379/0") as limiter``.
 
     ``store`` is a URL or a sync store; a store that it opened itself is closed with it. ``timeout`` is in seconds. Where the
-    store fails, every method raises `StoreError`. Keys reach the store as digests only.
+    store fails, every method raises `StoreError`. Keys reach the store as digests only. Costs are integers of at least 0.
     """
 
     def __init__(self, store: str | SyncStore, *, timeout: float = 0.1, key_prefix: str = "limitgate") -> None:
         super().__init__(timeout, key_prefix)
         self._owns_store = isinstance(store, str)
         self._store: SyncStore = opened(store, open_sync_store)
+        self._holding = Holding(self._store, timeout)
 
-    def hit(self, key: str, *limits: Limit | str, cost: int = 1) -> Decision:
+    def hit(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """Take ``cost`` from every limit of ``key``, or from none."""
-        return self._decide("spend", key, limits, cost)
+        return take(self._store, self._deciding("spend", key, limits, cost))
 
-    def peek(self, key: str, *limits: Limit | str, cost: int = 1) -> Decision:
+    def peek(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """What `hit` would answer, with the bucket as it stands. Charges nothing."""
-        return self._decide("peek", key, limits, cost)
+        return take(self._store, self._deciding("peek", key, limits, cost))
 
-    def reset(self, key: str, *limits: Limit | str) -> Decision:
+    def reset(self, key: str, *limits: Limit | str | Configured) -> Decision:
         """Forget what was taken from these limits of ``key``; the decision shows them full."""
-        return self._decide("reset", key, limits, 1)
+        return take(self._store, self._deciding("reset", key, limits, 1))
+
+    def refund(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
+        """Give ``cost`` back to these limits of ``key``, no more than they hold; the decision shows them after that."""
+        return take(self._store, self._refunding(key, limits, cost))
+
+    def hit_up_to(self, key: str, *limits: Limit | str | Configured, cost: int) -> Decision:
+        """Take as much of ``cost`` as fits, ``decision.granted`` of it; where that is nothing, ``retry_after`` is for one."""
+        return take(self._store, self._hitting_up_to(key, limits, cost))
+
+    def wait(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | None = None) -> Decision:
+        """Take ``cost`` in turn: book the next one that is free, sleep until then, once, and return; first come, first served.
+
+        Refused at once, and nothing taken, if the turn is more than ``timeout`` seconds away, or the cost never fits. A timeout
+        of 0 is `hit`, None waits for as long as it takes. If it is interrupted meanwhile, the turn is given back. Raises
+        `ConfigError` for limits whose algorithm books no turns.
+        """
+        booked, until = take(self._store, self._booking(key, limits, cost, timeout))
+        try:
+            time.sleep(max(0.0, until - time.monotonic()))
+        except BaseException:
+            take(self._store, booked.giving_back())
+            raise
+        return booked.decision
+
+    def reserve(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Reservation:
+        """`hit` for an estimated cost: `Reservation.settle` corrects it, `Reservation.cancel` gives it back."""
+        return Reservation(take(self._store, self._reserving(key, limits, cost)), self._store)
+
+    def slot(self, key: str, limit: Limit | str | int, *, cost: int = 1) -> AbstractContextManager[Decision]:
+        """Hold a place for as long as something is under way: ``with limiter.slot("user:42", 20) as decision:``.
+
+        ``limit`` is how many may be held at once, as a number or as a `Limit`, and ``cost`` how many places to hold. They are
+        given back at the end, whatever happens; those of a process that has crashed are free again after 30 seconds. Raises
+        `RateLimited` where there is no room; it promises no wait, its ``retry_after`` is only a hint.
+        """
+        return slot(self._holding, self._plan("peek", key, (at_once(limit),), cost))
+
+    def penalize(self, key: str, seconds: float) -> Decision:
+        """Refuse ``key`` for so many seconds more, whatever its limits say: on top of the ban that it has, if it has one."""
+        return take(self._store, self._banning(key, seconds, longer=True))
+
+    def ban(self, key: str, seconds: float | None = None) -> Decision:
+        """Refuse ``key`` for at least so many seconds, for ever if None."""
+        return take(self._store, self._banning(key, seconds))
+
+    def configure(self, name: str, *limits: Limit | str, per_process: bool = False, replace: bool = True) -> tuple[Limit, ...]:
+        """Keep limits in the store under a name: `Configured` stands for them, in every process that shares the store.
+
+        Those that are known elsewhere hold there for up to a second more. With ``per_process`` each process counts by itself.
+        Without ``replace`` limits that are there already stay. The limits that hold now.
+        """
+        return (take(self._store, self._configuring(name, limits, per_process=per_process, replace=replace))).limits
+
+    def configuration(self, name: str) -> tuple[Limit, ...] | None:
+        """The limits that are kept under a name, None if there are none."""
+        kept = take(self._store, self._kept(name))
+        return None if kept is None else kept.limits
+
+    def pardon(self, key: str) -> None:
+        """Lift the ban of ``key``, if there is one."""
+        take(self._store, self._pardoning(key))
+
+    def limited(
+        self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | None = 0
+    ) -> Callable[[Callable[P, T]], Callable[P, T]]:
+        """Limit a function; a call that is refused raises `RateLimited`.
+
+        ``key`` is text, or gives text for the function's arguments; without it all calls of the function count together. With a
+        ``timeout`` other than 0 calls `wait` for their turn.
+        """
+
+        def decorate(function: Callable[P, T]) -> Callable[P, T]:
+            if iscoroutinefunction(function):
+                raise TypeError(
+                    f"{function!r:.80} is async, expected a plain function, or an AsyncLimiter instead of a Limiter"
+                )
+
+            @wraps(function)
+            def limited(*args: P.args, **kwargs: P.kwargs) -> T:
+                decision = self.wait(key_of(key, function, args, kwargs), *limits, cost=cost, timeout=timeout)
+                if not decision.allowed:
+                    raise RateLimited(decision)
+                return function(*args, **kwargs)
+
+            return limited
+
+        self._check(limits, cost, timeout)
+        return decorate
 
     def close(self) -> None:
         """Close the store if it was opened here."""
@@ -120,7 +324,3 @@ class Limiter(_Keyring):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-    def _decide(self, verb: Verb, key: str, limits: tuple[Limit | str, ...], cost: int) -> Decision:
-        plan = self._plan(verb, key, limits, cost)
-        return decide(plan, self._store.spend(plan, self._timeout))

@@ -33,23 +33,17 @@ MAX_WINDOWS = 64
 """Limits in one bucket: every request looks at all of them, in Redis too."""
 
 _ABBREVIATIONS = {"s": "second", "sec": "second", "m": "minute", "min": "minute", "h": "hour", "hr": "hour", "d": "day"}
+_AT_ONCE = re.compile(r"\s*(?P<count>[0-9]{1,18})\s+at\s+once\s*", re.ASCII | re.IGNORECASE)
 _LIMIT = re.compile(
     r"\s*(?P<count>[0-9]{1,18})\s*(?:/|\bper\b)\s*(?:(?P<many>[0-9]{1,9})\s*)?(?P<unit>[a-z]{1,10})"
     r"(?:\s+burst\s+(?P<burst>[0-9]{1,18}))?\s*",
     re.ASCII | re.IGNORECASE,
 )
-_EXPECTED = "expected for example '100/minute', '5 per 15 minutes' or '10/s burst 20'"
+_EXPECTED = "expected for example '100/minute', '5 per 15 minutes', '10/s burst 20' or '20 at once'"
 _OPTIONS = ("burst", "algorithm", "lease", "align", "borrow", "warm_up")
+NAMES = tuple([name for name, algorithm in ALGORITHMS.items() if not algorithm.SILENT])
+"""The algorithms that a limit may have."""
 _PLACES = {name: place for place, name in enumerate(ALGORITHMS)}
-
-
-class _Unsaid(str):
-    """A default that is told from the same text when somebody gives it."""
-
-    __slots__ = ()
-
-
-_GCRA = _Unsaid("gcra")
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
@@ -66,16 +60,19 @@ class Limit:
     ``borrow`` lets a request pass that costs more than there is, as long as one request fits: the next ones pay for it.
     ``warm_up`` starts an idle limit at a third of its rate and lets it get faster for so long, ``10`` or ``"10s"``. Both are
     what Guava's limiters do.
+
+    ``Limit("20 at once")`` is about requests in flight: a ``concurrency`` of 20, which has no period. A request takes one of
+    the places when it comes and gives it back when it is over.
     """
 
     count: int
     """Requests in a period."""
     period: int
-    """Seconds."""
+    """Seconds; 0 for requests in flight."""
     burst: int
     """Requests that may come at once from a full bucket; the count if not given."""
     algorithm: str
-    """How requests are counted, see docs/algorithms.md."""
+    """How requests are counted, ``gcra`` if neither the limit nor its rule says; see docs/algorithms.md."""
     lease: int
     """Requests that a process may take from Redis in advance; 0 to ask for every one."""
     align: str | None
@@ -84,6 +81,8 @@ class Limit:
     """Whether a request of any cost passes where one request fits, and the next ones pay for it."""
     warm_up: float | None
     """Seconds, or text such as ``10s``, in which an idle limit gets from a third of its rate to all of it."""
+    says_algorithm: bool = field(compare=False)
+    """Whether the limit itself says how requests are counted, so that nobody else does."""
     period_us: int = field(compare=False)
     """The period in microseconds; also what one request weighs, in ticks."""
     capacity: int = field(compare=False)
@@ -100,27 +99,32 @@ class Limit:
         text: str,
         *,
         burst: int | None = None,
-        algorithm: str = _GCRA,
+        algorithm: str | None = None,
         lease: int = 0,
         align: str | None = None,
         borrow: bool = False,
         warm_up: float | str | None = None,
     ) -> None:
         count, period, written_burst = _parse(text)
+        if algorithm is not None and (not period) is not (algorithm == "concurrency"):
+            message = f"limit {text!r}, {algorithm!r:.40}: expected '20 at once' for a concurrency, and for nothing else"
+            raise ConfigError(message)
         if burst is not None and written_burst is not None:
             raise ConfigError(f"limit {text!r} gives its burst twice, expected it once")
         given = next((number for number in (burst, written_burst) if number is not None), None)
+        says, default = algorithm is not None or not period, "gcra" if period else "concurrency"
         if warm_up is not None:
-            if given is not None:
-                raise ConfigError(f"limit {text!r} has warm_up, expected no burst: any request passes where nothing is owed")
-            if algorithm is not _GCRA and algorithm != "warm_up":
+            if given is not None or not period:
+                raise ConfigError(f"limit {text!r} has warm_up, expected a rate without burst: one request passes at a time")
+            if algorithm not in (None, "warm_up"):
                 raise ConfigError(f"limit {text!r} has warm_up, expected no other algorithm than that, not {algorithm!r:.40}")
-            algorithm, given, warm_up = "warm_up", 1, seconds(microseconds(warm_up, "warm_up"))
+            says, default, given, warm_up = True, "warm_up", 1, seconds(microseconds(warm_up, "warm_up"))
         self._become(
             count=count,
             period=period,
             burst=count if given is None else given,
-            algorithm="gcra" if algorithm is _GCRA else algorithm,
+            algorithm=default if algorithm is None else algorithm,
+            says_algorithm=says,
             lease=lease,
             align=align,
             borrow=borrow,
@@ -155,7 +159,8 @@ class Limit:
 
     def having(self, **options: Any) -> Limit:
         """This limit with other options. Raises `ConfigError` as `Limit` does."""
-        return Limit(str(self), **{**{name: getattr(self, name) for name in _OPTIONS[1:]}, **options})
+        now = {name: getattr(self, name) for name in _OPTIONS[1:] if name != "algorithm" or self.says_algorithm}
+        return Limit(str(self), **{**now, **options})
 
     def share(self, processes: int, cost: int = 1) -> Limit:
         """What one of so many ``processes`` may grant by itself so that all together grant no more than this limit.
@@ -189,20 +194,23 @@ class Limit:
         return lesser
 
     def __str__(self) -> str:
+        if not self.period:
+            return f"{self.burst} at once"
         unit = unit_of(self.period)
         rate = f"{self.count}/{unit}" if unit else f"{self.count} per {self.period} seconds"
         return rate if self.burst == self.count or self.warm_up else f"{rate} burst {self.burst}"
 
     def __repr__(self) -> str:
-        default = {
-            "algorithm": "warm_up" if self.warm_up else "gcra",
-            "lease": 0,
-            "align": None,
-            "borrow": False,
-            "warm_up": None,
-        }
-        given = {name: getattr(self, name) for name, value in default.items() if getattr(self, name) != value}
-        return f"Limit({str(self)!r}{''.join(f', {name}={value!r}' for name, value in given.items())})"
+        text, *options = self.given.items()
+        return f"Limit({text[1]!r}{''.join(f', {name}={value!r}' for name, value in options)})"
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """A mapping that `as_limit` makes this limit of."""
+        usual = "warm_up" if self.warm_up else "gcra" if self.period else "concurrency"
+        default = {"algorithm": usual, "lease": 0, "align": None, "borrow": False, "warm_up": None}
+        options = {name: getattr(self, name) for name, value in default.items() if getattr(self, name) != value}
+        return {"limit": str(self), **options}
 
 
 class Windows:
@@ -220,6 +228,7 @@ class Windows:
         "capacities",
         "counts",
         "facts",
+        "has_slots",
         "ids",
         "is_dated",
         "lease",
@@ -247,6 +256,8 @@ class Windows:
         """How many numbers the script reports of the bucket."""
         self.is_dated = any(map(self.algorithm.date, limits))
         """Whether the script has to be told about the present date."""
+        self.has_slots = self.algorithm is ALGORITHMS["concurrency"]
+        """Whether these are places for requests in flight, so that a charge has to have a `Charge.slot`."""
         self.suffix = "" if self.algorithm is gcra else f":{self.ids[0]:x}"
         """What the bucket's key ends with."""
         self.strictest: Windows = strictest or self
@@ -299,19 +310,30 @@ def buckets_of(limits: tuple[Limit, ...]) -> tuple[Windows, ...]:
     return tuple([Windows(tuple([limits[n] for n in each]), tuple([ids[n] for n in each])) for each in together.values()])
 
 
+def kept_as(algorithm: str) -> Windows:
+    """The bucket of something that is no limit that anybody could write: a ban, or a register."""
+    limit = copy(Limit("1/second"))
+    limit._become(algorithm=algorithm)  # noqa: SLF001 - it is one of ours
+    return Windows((limit,))
+
+
 def unit_of(period: int) -> str | None:
     """``second``, ``minute``, ``hour`` or ``day`` for a period of just that length in seconds, else None."""
     return next((unit for unit, seconds in SECONDS.items() if seconds == period), None)
 
 
 def _parse(text: object) -> tuple[int, int, int | None]:
+    if isinstance(text, str) and (match := _AT_ONCE.fullmatch(text)):
+        return int(match["count"]), 0, None
     match = _LIMIT.fullmatch(text) if isinstance(text, str) else None
     unit = match["unit"].lower() if match else ""
     seconds = SECONDS.get(_ABBREVIATIONS.get(unit, unit.removesuffix("s")))
     if match is None or seconds is None:
         raise ConfigError(f"{text!r} is not a limit, {_EXPECTED}")
-    burst = match["burst"]
-    return int(match["count"]), int(match["many"] or 1) * seconds, None if burst is None else int(burst)
+    burst, period = match["burst"], int(match["many"] or 1) * seconds
+    if not period:
+        raise ConfigError(f"limit {text!r}: expected a period of at least 1 second")
+    return int(match["count"]), period, None if burst is None else int(burst)
 
 
 def _numbered(limits: tuple[Limit, ...]) -> tuple[int, ...]:
@@ -338,20 +360,23 @@ def _common_algorithm(limits: tuple[Limit, ...]) -> Algorithm:
 
 def _check(limit: Limit) -> None:
     count, period, burst, lease, algorithm = limit.count, limit.period, limit.burst, limit.lease, limit.algorithm
-    text = f"{count} per {period} s, burst {burst}"
-    for name, number in (("count", count), ("period", period), ("burst", burst)):
+    text = f"{count} per {period} s, burst {burst}" if algorithm != "concurrency" else f"{count} at once"
+    given = (
+        {"count": count, "burst": burst} if algorithm == "concurrency" else {"count": count, "period": period, "burst": burst}
+    )
+    for name, number in given.items():
         if type(number) is not int or number < 1:
             raise ConfigError(f"limit {text}: expected a {name} of at least 1")
     if period > MAX_PERIOD:
         raise ConfigError(f"limit {text}: expected a period of at most 366 days")
-    if count > MAX_RATE * period:
+    if period and count > MAX_RATE * period:
         raise ConfigError(f"limit {text}: expected at most {MAX_RATE:,} requests per second")
     if burst * period * 1_000_000 > MAX_REFILL_US * count:
         raise ConfigError(f"limit {text}: expected a burst that this rate earns back within ten years")
     if type(lease) is not int or not 0 <= lease <= burst:
         raise ConfigError(f"limit {text}: expected a lease of 0 to {burst} requests, not {lease!r:.40}")
-    if algorithm not in ALGORITHMS:
-        raise ConfigError(f"limit {text}: expected an algorithm out of {', '.join(ALGORITHMS)}, not {algorithm!r}")
+    if algorithm not in NAMES:
+        raise ConfigError(f"limit {text}: expected an algorithm out of {', '.join(NAMES)}, not {algorithm!r}")
     _check_algorithm(limit, text)
 
 

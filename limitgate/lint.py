@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.callers import DEFAULT_TIER
 from limitgate.limits import Limit
 from limitgate.paths import covers, segments
@@ -13,18 +14,28 @@ from limitgate.rules import Rule, RuleSet
 
 def most_within(period: int, limits: Sequence[Limit]) -> int:
     """The most that limits which are checked together admit in any ``period`` seconds, its last moment left out."""
-    return min(limit.burst + -(-period * limit.count // limit.period) - 1 for limit in limits)
+    return min(_most_within(period, limit) for limit in limits if limit.period)
+
+
+def _most_within(period: int, limit: Limit) -> int:
+    periods = -(-period // limit.period)
+    if limit.algorithm == "sliding_log":
+        return limit.count * periods
+    if limit.algorithm in ("fixed_window", "sliding_window"):  # so many periods touch one more window of the calendar
+        return limit.count * (periods + 1)
+    return limit.burst + -(-period * limit.count // limit.period) - 1
 
 
 def overshooting(rule: Rule) -> Iterator[tuple[Limit, int, int]]:
     """The limits of which more than the count may pass in one period, how many, and the burst with which no more would.
 
-    The rule's other limits are taken into account. A burst below the rule's own cost is no remedy, so that is not told.
+    Those that have no burst are left out: there it is the algorithm's way, and no oversight. The rule's other limits are taken
+    into account. A burst below the rule's own cost is no remedy, so that is not told.
     """
     least = max(1, rule.cost) if isinstance(rule.cost, int) else 1
-    for limit in rule.every_limit:
+    for limit in [limit for limit in rule.every_limit if limit.period]:
         most = most_within(limit.period, rule.every_limit)
-        if most > limit.count and limit.burst > least:
+        if most > limit.count and limit.burst > least and ALGORITHMS[limit.algorithm] is gcra:
             yield limit, most, least
 
 

@@ -13,7 +13,7 @@ from limitgate.callers import Caller
 from limitgate.decision import RateLimited
 from limitgate.decorators import EVERYTHING, Mark, seen_by_gate
 from limitgate.errors import ConfigError
-from limitgate.exchange import Body, Exchange, Receive, Send, StartResponse, Upload, end, settle, starting
+from limitgate.exchange import Body, Exchange, Receive, Send, SizedBody, StartResponse, Upload, end, settle, starting
 from limitgate.front import Options, open_front
 from limitgate.gate import Identify
 from limitgate.request import ASGIRequest, Request, Scope, WSGIRequest
@@ -156,6 +156,9 @@ class LimitGateWSGI:
                 visit.failed()
             end(visit)
             raise
+        if visit.has_slots:  # until the server is done with it, as to send it may take long
+            settle(visit)
+            return SizedBody(chunks, visit) if hasattr(chunks, "__len__") else Body(chunks, visit)
         has_yet_to_run = isinstance(chunks, GeneratorType)
         if (visit.seen and has_yet_to_run) or (visit.decision is not None and not _is_all_there(chunks, environ)):
             settle(visit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -9,6 +10,8 @@ from limitgate.algorithms.base import Amount, State
 from limitgate.limits import Windows
 
 Verb = Literal["spend", "peek", "reset"]
+
+_CHANCE = random.SystemRandom()  # not that of an application, which may have seeded it, and another one in each fork
 
 
 def check_cost(cost: object) -> int:
@@ -75,6 +78,13 @@ class Plan(NamedTuple):
     def gives_back(self) -> bool:
         """Whether buckets owe less afterwards, or something that nobody asked them about."""
         return self.verb == "reset" or any(charge.lease and charge.lease.gives_back for charge in self.charges)
+
+    def named(self) -> Plan:
+        """This plan with a name for the slots that it takes, which nobody has had before."""
+        slot = _CHANCE.randrange(1, 2**52)
+        return self._replace(
+            charges=tuple([charge._replace(slot=slot) if charge.windows.has_slots else charge for charge in self.charges])
+        )
 
 
 class Reading(NamedTuple):

@@ -71,7 +71,8 @@ class Bound:
     def charges(self, text: str, cost: int, priority: Priority) -> list[Charge]:
         """The charges for what was asked, one for each bucket."""
         key, binding, name = self._prefix + self._key.digest(text), self.binding, self.rule.name
-        return [Charge(key + windows.suffix, windows, cost, binding, name) for windows in self.rule.buckets_for(priority)]
+        buckets = [(each, min(cost, 1) if each.has_slots else cost) for each in self.rule.buckets_for(priority)]
+        return [Charge(key + windows.suffix, windows, cost, binding, name) for windows, cost in buckets]
 
     def _opened(self, newcomers: Newcomers, text: str, subject: Subject) -> str:
         """The text of a bucket that was not known; of its source's overflow bucket where that has opened too many."""
@@ -100,6 +101,12 @@ class Considered(NamedTuple):
     """Whether a rule is charged by the outcome."""
     messages: Considered | None = None
     """What each message over a WebSocket is to be charged, None for nothing."""
+    has_slots: bool = False
+    """Whether it takes places for requests in flight, which have to be given back."""
+
+    def named(self) -> Considered:
+        """The same with names for the slots that one request takes."""
+        return self._replace(plan=self.plan.named()) if self.plan else self
 
 
 UNLIMITED = Considered(None, (), EVERYTHING)
@@ -110,7 +117,9 @@ def _charging(bounds: tuple[Bound, ...], asked: tuple[Ask, ...]) -> Considered:
     """The plan that charges what is asked of each rule; made once for requests that ask the same."""
     charges = [(bound, charge) for bound, ask in zip(bounds, asked) for charge in bound.charges(*ask)]
     by_outcome = any(bound.rule.charge_if for bound in bounds)
-    return Considered(Plan(tuple([charge for _, charge in charges])), tuple([bound for bound, _ in charges]), (), by_outcome)
+    has_slots = any(charge.windows.has_slots for _, charge in charges)
+    plan, bounds = Plan(tuple([charge for _, charge in charges])), tuple([bound for bound, _ in charges])
+    return Considered(plan, bounds, (), by_outcome, has_slots=has_slots)
 
 
 class Planner:
@@ -185,10 +194,12 @@ class Planner:
         bounds = tuple([self._bound(rule) for rule, _ in applying])
         if not bounds:
             return Considered(None, (), ())
-        return self._charging(bounds, tuple([bound.ask(subject, values) for bound, (_, values) in zip(bounds, applying)]))
+        found = self._charging(bounds, tuple([bound.ask(subject, values) for bound, (_, values) in zip(bounds, applying)]))
+        return found.named() if found.has_slots else found
 
     def _charged(self, bounds: tuple[Bound, ...], subject: Subject) -> Considered:
-        return self._charging(bounds, tuple([bound.ask(subject) for bound in bounds]))
+        found = self._charging(bounds, tuple([bound.ask(subject) for bound in bounds]))
+        return found.named() if found.has_slots else found
 
     def _index(self, rules: Sequence[Rule], *, exempt: bool) -> PathIndex[tuple[int, Bound]]:
         """The rules of a tier that are exempt, or those that are not, by path and with their places in the tier."""

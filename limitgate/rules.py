@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property, partial
 from typing import Annotated, Any, Literal, TypedDict, TypeVar, Unpack
@@ -19,10 +19,11 @@ from pydantic import (
     model_validator,
 )
 
+from limitgate.algorithms.fixed_window import ALIGNED
 from limitgate.callers import DEFAULT_TIER, Callers, KnownCaller, Text
 from limitgate.errors import ConfigError
 from limitgate.keys import check_part
-from limitgate.limits import Limit, Windows, as_limit, buckets_of
+from limitgate.limits import NAMES, SECONDS, Limit, Windows, as_limit, buckets_of
 from limitgate.paths import segments
 from limitgate.plan import check_cost
 from limitgate.priorities import Priority, graded, share_of
@@ -37,7 +38,7 @@ Count = Annotated[int, Field(strict=True, ge=1)]
 
 _STATUS_CLASSES = frozenset({"1xx", "2xx", "3xx", "4xx", "5xx"})
 _METHOD = re.compile(r"[A-Za-z][A-Za-z-]*", re.ASCII)
-_QUICK = {"qps": "second", "qpm": "minute", "qph": "hour", "qpd": "day"}
+_QUICK = {"qps": "{}/second", "qpm": "{}/minute", "qph": "{}/hour", "qpd": "{}/day", "concurrency": "{} at once"}
 
 
 def _cost_or_callable(value: object) -> Cost:
@@ -91,6 +92,7 @@ class RuleOptions(TypedDict, total=False):
     qpm: int | None
     qph: int | None
     qpd: int | None
+    concurrency: int | None
     path: str
     methods: Iterable[str] | None
     key: Iterable[str]
@@ -102,6 +104,8 @@ class RuleOptions(TypedDict, total=False):
     shadow: bool
     exempt: bool
     lease: int
+    algorithm: str | None
+    align: str | None
     priority: Priority | None
     reserve: str | float | Fraction | None
 
@@ -125,6 +129,8 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     """Requests per hour."""
     qpd: Count | None = None
     """Requests per day."""
+    concurrency: Count | None = None
+    """Requests in flight at once, WebSockets that are open among them; each is one, whatever its cost."""
     path: StrictStr = "/**"
     """Paths that the rule is for: ``/login``, ``/items/{id}`` or ``/api/**``."""
     methods: frozenset[StrictStr] | None = None
@@ -147,6 +153,10 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     """Switch every rule off for the requests that match."""
     lease: Annotated[int, Field(strict=True, ge=0)] = 0
     """Requests that a process may take in advance, for limits that say nothing about it; 0 to ask for every one."""
+    algorithm: StrictStr | None = None
+    """How requests are counted, for limits that say nothing about it; see docs/algorithms.md."""
+    align: StrictStr | None = None
+    """Where a ``fixed_window`` begins, as a limit's own; of a time zone only windows of whole days do, if there are any."""
     priority: Priority | None = None
     """The priority under this rule; that of the caller if not given, which is normal for those who have none."""
     reserve: Annotated[Fraction, PlainValidator(share_of)] | None = None
@@ -177,6 +187,13 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             check_part(part)
         return key
 
+    @field_validator("algorithm")
+    @classmethod
+    def _algorithm_is_known(cls, algorithm: str | None) -> str | None:
+        if algorithm is not None and algorithm not in NAMES:
+            raise ConfigError(f"expected an algorithm out of {', '.join(NAMES)}, not {algorithm!r:.80}")
+        return algorithm
+
     @field_validator("methods")
     @classmethod
     def _methods_are_classes(cls, methods: frozenset[str] | None) -> frozenset[str] | None:
@@ -189,18 +206,40 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @cached_property
     def every_limit(self) -> tuple[Limit, ...]:
-        """The limits and the qps, qpm, qph and qpd, in this order."""
+        """The limits and the qps, qpm, qph, qpd and concurrency, in this order."""
         given = {field: getattr(self, field) for field in _QUICK if getattr(self, field)}
-        quick = [self._checked(field, Limit, f"{count}/{_QUICK[field]}") for field, count in given.items()]
-        limits = (*self.limits, *quick)
+        quick = [self._checked(field, Limit, _QUICK[field].format(count)) for field, count in given.items()]
+        limits = [*self.limits, *quick]
+        if self.algorithm:
+            limits = self._each(limits, [limit for limit in limits if not limit.says_algorithm], algorithm=self.algorithm)
+        if self.align is not None:
+            fixed = [limit for limit in limits if limit.algorithm == "fixed_window" and limit.align is None]
+            days = [limit for limit in fixed if not limit.period % SECONDS["day"]]
+            limits = self._each(limits, days if days and self.align not in ALIGNED else fixed, align=self.align)
         if self.lease:
-            limits = tuple([limit if limit.lease else self._checked("lease", limit.leased, self.lease) for limit in limits])
-        return limits
+            limits = self._each(limits, [limit for limit in limits if not limit.lease], lease=self.lease)
+        return tuple(limits)
+
+    def _each(self, limits: Sequence[Limit], some: Sequence[Limit], **option: object) -> list[Limit]:
+        """The limits, some of them with an option that the rule has for them."""
+        ((field, value),) = option.items()
+        if not some and field != "lease":
+            what = "a fixed_window that says none itself" if field == "align" else "a limit that says none itself"
+            raise ConfigError(f"rule {self.name!r}: {field}: expected {what}", (field,), f"expected {what}")
+
+        def having(limit: Limit) -> Limit:
+            return self._checked(field, lambda given: limit.having(**{field: given}), value)
+
+        return [having(limit) if limit in some else limit for limit in limits]
 
     @cached_property
     def buckets(self) -> tuple[Windows, ...]:
         """The limits by the buckets that they are counted in."""
         return self._checked("limits", buckets_of, self.every_limit)
+
+    @property
+    def _has_slots(self) -> bool:
+        return any(windows.has_slots for windows in self.buckets)
 
     def buckets_for(self, priority: Priority) -> tuple[Windows, ...]:
         """The buckets as callers of a priority find them: the same ones, with less room where some is kept for others."""
@@ -245,13 +284,19 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         if self.charge_if and any(windows.lease for windows in self.buckets):
             message = f"rule {self.name!r} has a lease, out of which nothing can be given back exactly, expected no charge_if"
             raise ConfigError(message, ("charge_if",))
+        if self._has_slots and (self.charge_if or self.per == "message"):
+            field = "charge_if" if self.charge_if else "per"
+            message = f"rule {self.name!r} counts requests in flight, which are over by then, expected no {field}"
+            raise ConfigError(message, (field,))
         if self.exempt and self.per == "message":
             raise ConfigError(f"rule {self.name!r} is exempt, expected no per: exempt requests have no limits at all", ("per",))
         if not self.exempt and not limits:
-            raise ConfigError(f"rule {self.name!r} has no limit, expected limits, qps, qpm, qph or qpd", ("limits",))
+            raise ConfigError(
+                f"rule {self.name!r} has no limit, expected limits, qps, qpm, qph, qpd or concurrency", ("limits",)
+            )
         self._check_reserve()
         for limit in [limit for windows in self.buckets_for("low") for limit in windows.limits]:
-            if isinstance(self.cost, int) and self.cost > limit.most:
+            if isinstance(self.cost, int) and self.cost > limit.most and limit.period:
                 raise ConfigError(
                     f"rule {self.name!r}: cost {self.cost} never fits into {limit}, expected at most {limit.most}",
                     ("cost",),

@@ -60,6 +60,10 @@ class Visit:
     """What was taken for it so far."""
     is_by_outcome = False
     """Whether some of that is charged by the outcome only."""
+    has_slots = False
+    """Whether some of that are places for requests in flight, which it keeps until it is over."""
+    is_sent = False
+    """Whether the application has given all of its response, so that it is in flight no longer."""
     waited = 0.0
     """Seconds for which it has waited for the store so far."""
 
@@ -89,13 +93,14 @@ class Visit:
 
     def end(self) -> bool:
         """The request is over: nothing more can be said about it. Returns whether something may still have to be put right."""
-        self.settlement.is_over = True
+        self.settlement.is_over = self.is_sent = True
         vars(self).pop("request", None)  # a WSGI environ has this visit in it
         return self.may_be_wrong
 
     def abandon(self) -> None:
         """Nobody can be asked any more to put anything right, so what was charged stays."""
         self.taken = ()
+        self.has_slots = False
 
     @property
     def is_undone(self) -> bool:
@@ -103,12 +108,17 @@ class Visit:
         return self.refusal is not None and not self.has_begun
 
     @property
+    def has_to_give_back(self) -> bool:
+        """Whether something was taken for it that it must not keep."""
+        return bool(self.taken) and (self.is_undone or (self.has_slots and self.is_sent))
+
+    @property
     def may_be_wrong(self) -> bool:
         """Whether by what is known now something may have been charged that should not have been, or too little."""
-        if not (self.settlement.has_news or self.is_by_outcome or self.refusal):
+        if not (self.settlement.has_news or self.is_by_outcome or self.refusal or self.has_slots):
             return False  # almost all requests
-        return bool(self.taken) and (
-            self.settlement.has_news or self.is_undone or (self.is_by_outcome and self.status != self._settled_by)
+        return self.has_to_give_back or (
+            bool(self.taken) and (self.settlement.has_news or (self.is_by_outcome and self.status != self._settled_by))
         )
 
     def wrong(self) -> list[Wrong]:
@@ -125,6 +135,7 @@ class Visit:
                 taken = taken.having_cost(costs)  # noqa: PLW2901
             right.append(taken)
         self.taken = () if self.is_undone else tuple(right)
+        self.has_slots = self.has_slots and not (self.is_undone or self.is_sent)
         return wrong
 
     def _costs(self, taken: Taken, *, any_has_own_cost: bool) -> list[int]:
@@ -137,7 +148,9 @@ class Visit:
         costs = {}
         for charge, bound in asked:
             rule = bound.rule
-            if rule.charge_if and status is not None and not rule.charge_if.counts(status):
+            if charge.windows.has_slots:
+                costs[charge.key] = 0 if self.is_sent else charge.cost
+            elif rule.charge_if and status is not None and not rule.charge_if.counts(status):
                 costs[charge.key] = 0
             else:
                 unnamed = told.get(None, charge.cost) if rule.has_own_cost or not any_has_own_cost else charge.cost

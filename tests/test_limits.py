@@ -143,7 +143,6 @@ OPTIONS = [
     {"algorithm": "nonsense"},
     {"algorithm": ""},
     {"algorithm": "GCRA"},
-    {"algorithm": None},
     {"lease": -1},
     {"lease": 6},
     {"lease": 10**30},

@@ -21,6 +21,7 @@ from limitgate.plan import Charge, Plan
 from limitgate.priorities import RESERVES, graded, percent, share_of
 from tests.clock import Clock
 from tests.doors import SITES, ASGISite, Site
+from tests.test_algorithms import COUNTING
 from tests.test_overview import listed
 from tests.test_planner import asked, planner
 
@@ -237,8 +238,8 @@ def store(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("site", SITES, ids=lambda site: site.door)
 @pytest.mark.parametrize(
     "limit",
-    ["10/day", Limit("10/day", algorithm="fixed_window"), Limit("10/day", borrow=True)],
-    ids=["gcra", "fixed window", "borrow"],
+    [Limit("10/day", borrow=True), *[Limit("10 per 366 days", algorithm=name) for name in COUNTING]],
+    ids=["borrow", *COUNTING],
 )
 def test_low_is_refused_first_and_high_last(site: type[Site], store: str, limit: Limit) -> None:
     """In a limit that all share low is refused first, then normal, and high gets all of it; headers say what each has."""
@@ -282,6 +283,15 @@ def test_while_the_store_fails_shares_keep_their_reserve() -> None:
     assert limits == {"high": "10", "normal": "8", "low": "6"}
 
 
+def test_places_are_kept_as_well(store: str) -> None:
+    """Of requests in flight, too, some places are kept for those of high priority."""
+    rules = RuleSet([Rule("shared", "5 at once", key=["global"], reserve="20%")], CALLERS)
+    with ASGISite(rules=rules, store=store, key_prefix=uuid4().hex, timeout=5) as gated:
+        rates = [gated.ask(headers={"X-Api-Key": key}).rate for key in KEYS.values()]
+    told = [(rate["x-ratelimit-limit"], rate["x-ratelimit-remaining"]) for rate in rates]
+    assert told == [("5", "4"), ("4", "3"), ("3", "2")]
+
+
 # --- in the memory store ----------------------------------------------------------------------------------------------
 
 
@@ -290,7 +300,7 @@ def charge(windows: Windows, key: str = "shared", cost: int = 1) -> Plan:
 
 
 @given(
-    limit=st.sampled_from([Limit("10/day"), Limit("10/day burst 30"), Limit("10/day", algorithm="fixed_window")]),
+    limit=st.sampled_from([Limit("10/day burst 30"), *[Limit("10/day", algorithm=name) for name in COUNTING]]),
     asking=st.lists(st.tuples(st.sampled_from(list(RESERVES)), st.integers(0, 3)), max_size=60),
 )
 def test_nobody_takes_what_is_kept_property(limit: Limit, asking: list[tuple[str, int]]) -> None:

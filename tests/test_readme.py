@@ -40,11 +40,6 @@ def test_what_is_said_to_be_missing_is_missing() -> None:
     for scheme in re.findall(r"`(redis\+[a-z]+)://`", missing):
         with pytest.raises(ConfigError, match="store"):
             open_store(f"{scheme}://localhost:1")
-    for algorithm in re.findall("sliding_[a-z]+", missing.lower().replace(" ", "_")):
-        with pytest.raises(ConfigError, match="algorithm"):
-            limitgate.Limit("5/minute", algorithm=algorithm)
-    for method in ("refund", "hit_up_to", "wait"):
-        assert not hasattr(limitgate.AsyncLimiter, method)
 
 
 def test_make_targets_exist() -> None:

@@ -516,14 +516,15 @@ def test_what_is_no_duration_is_refused(value: object) -> None:
 MISTAKES = [
     ({"warm_up": "10s", "algorithm": "fixed_window"}, "expected no other algorithm"),
     ({"warm_up": "10s", "algorithm": "gcra"}, "expected no other algorithm"),
-    ({"warm_up": "10s", "burst": 1}, "expected no burst"),
+    ({"warm_up": "10s", "burst": 1}, "expected a rate without burst"),
     ({"warm_up": "10s", "lease": 1}, "expected no lease"),
     ({"warm_up": "10s", "borrow": True}, "expected borrow for gcra only"),
     ({"warm_up": "10s", "align": "utc"}, "expected align for a fixed_window only"),
+    ({"warm_up": "10s", "limit": "10 at once"}, "expected a rate without burst"),
     ({"algorithm": "warm_up"}, "expected a duration for warm_up"),
     ({"warm_up": "0.9ms"}, "at least 1 ms"),
     ({"warm_up": "1126s", "limit": "1000000/second"}, "at most 1125.9 s"),
-    ({"warm_up": "10s", "limit": "10/second burst 10"}, "expected no burst"),
+    ({"warm_up": "10s", "limit": "10/second burst 10"}, "expected a rate without burst"),
     ({"warm_up": 10**400}, "at most 1.1259e\\+08 s"),
     ({"warm_up": "soon"}, "expected seconds as a number"),
 ]
@@ -545,6 +546,7 @@ def test_a_limit_that_warms_up(tmp_path: Path) -> None:
     assert (limit.algorithm, limit.burst, limit.warm_up, str(limit)) == ("warm_up", 1, 10, "100/second")
     assert repr(limit) == "Limit('100/second', warm_up=10)"
     assert eval(repr(Limit("1/minute", warm_up=0.5))) == Limit("1/minute", warm_up="500ms") != Limit("1/minute", warm_up=1)
+    assert Rule("api", limit, "5/second", algorithm="sliding_log").every_limit[0] == limit == limit.having(lease=0)
     assert Rule("api", limit).buckets[0].suffix != Rule("api", "100/second").buckets[0].suffix
 
 

@@ -5,23 +5,29 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Final
 
-from limitgate.algorithms import fixed_window, gcra, warm_up
+from limitgate.algorithms import ban, concurrency, fixed_window, gcra, register, sliding_log, sliding_window, warm_up
 from limitgate.algorithms.base import Algorithm
-from limitgate.algorithms.each import Each
+from limitgate.algorithms.each import Each, ForOne
 
-_FIXED_WINDOW: Final[Algorithm] = Each(fixed_window)
+_FOR_ONE: Final[dict[str, ForOne]] = {
+    "fixed_window": fixed_window,
+    "sliding_window": sliding_window,
+    "sliding_log": sliding_log,
+    "ban": ban,
+    "register": register,
+}
+"""Those that look at one limit at a time. A place among them is part of the stored state, so new ones go to the end."""
 
-ALGORITHMS: Final[dict[str, Algorithm]] = {
+SCRIPTS: Final[dict[str, Algorithm]] = {
     "gcra": gcra,
-    "token_bucket": gcra,
-    "leaky_bucket": gcra,
-    "fixed_window": _FIXED_WINDOW,
+    **{name: Each(one) for name, one in _FOR_ONE.items()},
+    "concurrency": concurrency,
     "warm_up": warm_up,
 }
-"""By the names that limits give them; a place among them is part of the stored state, so new ones go to the end."""
-
-SCRIPTS: Final[dict[str, Algorithm]] = {"gcra": gcra, "fixed_window": _FIXED_WINDOW, "warm_up": warm_up}
 """By the name of their twin in limitgate/lua/."""
+
+ALGORITHMS: Final[dict[str, Algorithm]] = {"gcra": gcra, "token_bucket": gcra, "leaky_bucket": gcra, **SCRIPTS}
+"""By the names that limits give them."""
 
 NUMBERS: Final[dict[int, int]] = {id(algorithm): number for number, algorithm in enumerate(SCRIPTS.values())}
 """What the script calls them, by their identity."""

@@ -14,6 +14,9 @@ State = Any
 Amount = Any
 """What is put back into a window, as its algorithm counts it: a number, or a few."""
 
+MAX_USED = 2**50
+"""Requests at which a counter is cut off that something is owed to on top; keeps Lua's doubles exact."""
+
 
 class Algorithm(Protocol):
     """What stores and decisions need of an algorithm, for all windows of a bucket at once where there are states."""
@@ -25,13 +28,16 @@ class Algorithm(Protocol):
     HOLDS: bool
     """Whether a refusal surely holds until the moment it promised, unless somebody gives something back."""
 
+    SILENT: bool
+    """Whether it has nothing to say of itself while nothing is owed: no limit that anybody would know of."""
+
     def check(self, limit: Limit) -> str | None:
         """What was expected of a limit that cannot be had with this algorithm, None if it can."""
 
     def fresh(self, now: int, windows: Windows) -> Sequence[State]:
         """Windows that nobody has used, at a time in Unix µs."""
 
-    def opened(self, states: Sequence[State], elapsed_us: int, now: int, windows: Windows) -> Sequence[State]:
+    def opened(self, states: Sequence[State], elapsed_us: int, windows: Windows, now: int) -> Sequence[State]:
         """The states some time later, at a time in Unix µs. Time that went backwards is no time."""
 
     def drained(self, states: Sequence[State], elapsed_us: int, windows: Windows) -> Sequence[State]:
@@ -41,7 +47,7 @@ class Algorithm(Protocol):
         """A state left by another count."""
 
     def weighed(self, states: Sequence[State], charge: Charge) -> Sequence[State] | None:
-        """The states once a charge is made; None if it does not fit into every window."""
+        """The states once a charge is made, the same object if that changes none; None if it does not fit into every window."""
 
     def put_right(
         self, states: Sequence[State], back: Sequence[Amount], elapsed_us: int, grace_us: Sequence[int], windows: Windows

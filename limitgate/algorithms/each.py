@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from limitgate.algorithms.base import MAX_USED
+
 if TYPE_CHECKING:
     from limitgate.algorithms.base import State
     from limitgate.limits import Limit, Windows
@@ -50,6 +52,7 @@ class Each:
         self.FACTS = one.FACTS
         self.BOOKS = one.BOOKS
         self.HOLDS = one.HOLDS
+        self.SILENT: bool = getattr(one, "SILENT", False)
         self.check = one.check
         self.remaining = one.remaining
         self.used = one.used
@@ -60,7 +63,7 @@ class Each:
     def fresh(self, now: int, windows: Windows) -> Sequence[State]:  # noqa: D102 - as in `base.Algorithm`, like all here
         return [self._one.fresh(now, limit) for limit in windows.limits]
 
-    def opened(self, states: Sequence[State], elapsed_us: int, now: int, windows: Windows) -> Sequence[State]:  # noqa: D102
+    def opened(self, states: Sequence[State], elapsed_us: int, windows: Windows, now: int) -> Sequence[State]:  # noqa: D102
         elapsed_us = max(0, elapsed_us)
         return [self._one.opened(state, elapsed_us, now, limit) for state, limit in zip(states, windows.limits)]
 
@@ -75,7 +78,7 @@ class Each:
         for state, limit in zip(states, charge.windows.limits):
             if charge.cost and self._one.wait_us(state, charge.cost, limit) != 0:
                 return None
-        return [self._one.charged(state, charge) for state in states]
+        return [self._one.charged(state, charge) for state in states] if charge.cost and not self.SILENT else states
 
     def put_right(  # noqa: D102
         self, states: Sequence[State], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], windows: Windows
@@ -85,13 +88,18 @@ class Each:
 
     def owed_back(self, charge: Charge, states: Sequence[State], cost: int) -> tuple[Sequence[int], Sequence[int]]:  # noqa: D102
         graces = [self._one.grace_us(state, limit) for state, limit in zip(states, charge.windows.limits)]
-        return [charge.cost - cost] * len(graces), graces
+        return [0 if self.SILENT else max(charge.cost - cost, -MAX_USED)] * len(graces), graces
 
     def asked(self, limit: Limit, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: D102
         return self._one.asked(limit, cost, ahead_us, date)
 
     def leased(self, limit: Limit, back: int, grace_us: int) -> Sequence[int]:  # noqa: D102
-        return back, grace_us
+        told: Sequence[int] = getattr(self._one, "leased", _leased)(limit, back, grace_us)
+        return told
 
     def seen(self, facts: Sequence[int], windows: Windows) -> Sequence[Any]:  # noqa: D102
         return [self._one.seen(facts[at : at + self.FACTS]) for at in range(0, self.FACTS * len(windows.ids), self.FACTS)]
+
+
+def _leased(limit: Limit, back: int, grace_us: int) -> Sequence[int]:  # noqa: ARG001 - an algorithm may need it
+    return back, grace_us

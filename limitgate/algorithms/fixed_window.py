@@ -15,6 +15,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from limitgate.algorithms.base import MAX_USED
+
 if TYPE_CHECKING:
     from limitgate.limits import Limit
     from limitgate.plan import Charge
@@ -24,7 +26,9 @@ BOOKS = False
 HOLDS = True
 
 FIRST_REQUEST = "first-request"
-_UTC = "utc"
+UTC_DAYS = "utc"
+ALIGNED = (UTC_DAYS, FIRST_REQUEST)
+"""What windows may be aligned to besides a time zone."""
 _DAY = 86_400
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - of a wall clock, wherever it hangs
 _BY_CLOCK, _BY_FIRST_REQUEST, _BY_DATE = 0, 1, 2
@@ -36,7 +40,7 @@ def check(limit: Limit) -> str | None:
     """What was expected of a limit that cannot be had with this algorithm, None if it can."""
     if limit.burst != limit.count:
         return "no burst: all of a window's requests may come at once"
-    if limit.align in (None, _UTC, FIRST_REQUEST):
+    if limit.align in (None, *ALIGNED):
         return None
     if not _is_zone(limit.align):
         return f"align to be utc, first-request or a time zone such as Europe/Berlin, not {limit.align!r:.80}"
@@ -70,7 +74,7 @@ def charged(state: State, charge: Charge) -> State:
 def put_right(state: State, back: int, elapsed_us: int, grace_us: int, limit: Limit) -> State:  # noqa: ARG001 - of no matter
     """The state after requests are put back that this window was charged, or taken on top."""
     used, left = state
-    return (max(0, used - back), left) if back < 0 or elapsed_us < grace_us else state
+    return (min(max(0, used - back), MAX_USED), left) if back < 0 or elapsed_us < grace_us else state
 
 
 def grace_us(state: State, limit: Limit) -> int:  # noqa: ARG001 - of no matter
@@ -102,7 +106,7 @@ def refill_us(state: State, limit: Limit) -> int:  # noqa: ARG001 - of no matter
 
 def date(limit: Limit) -> int:
     """The end of the present window by this machine's clock, where Redis cannot know it: it knows no time zones."""
-    return 0 if limit.align in (None, _UTC, FIRST_REQUEST) else _end(time.time_ns() // 1000, limit)
+    return 0 if limit.align in (None, *ALIGNED) else _end(time.time_ns() // 1000, limit)
 
 
 def asked(limit: Limit, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - nothing is booked
@@ -121,7 +125,7 @@ def _left(used: int, left: int, now: int, limit: Limit) -> int:
     """How long the window lasts that a time is in."""
     if limit.align == FIRST_REQUEST:
         return left if used else limit.period_us
-    if limit.align in (None, _UTC):
+    if limit.align in (None, UTC_DAYS):
         return limit.period_us - now % limit.period_us
     return _end(now, limit) - now
 
@@ -137,9 +141,13 @@ def _end(now: int, limit: Limit) -> int:
 
 
 def _number(now: int, limit: Limit) -> int:
-    """How many windows have begun by a time since 1970 in this time zone."""
+    """How many windows have begun by a time since 1970 in this time zone.
+
+    Where clocks go back over a midnight, its window has begun all the same.
+    """
     local = datetime.fromtimestamp(now // 1_000_000, _zone(limit.align)).replace(tzinfo=None)
-    return (local - _EPOCH) // timedelta(seconds=limit.period)
+    number = (local - _EPOCH) // timedelta(seconds=limit.period)
+    return number if now < _moment(number + 1, limit) else number + 1
 
 
 def _moment(number: int, limit: Limit) -> int:

@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 FACTS = 2
 BOOKS = True
 HOLDS = True
+SILENT = False
 MAX_OWED_US = 2**52
 """Microseconds (142 years) at which a debt is cut off that a lowered limit has stretched; keeps Lua's doubles exact."""
 
 
-def drained(debts: Sequence[int], elapsed_us: int, windows: Windows) -> Sequence[int]:
+def drained(debts: Sequence[int], elapsed_us: int, windows: Windows, now: int = 0) -> Sequence[int]:  # noqa: ARG001 - see below
     """The debts in ticks, ``elapsed_us`` after they were written; an idle bucket earns nothing beyond its burst.
 
-    Time that went backwards pays nothing back and takes nothing: what was owed is owed now.
+    Time that went backwards pays nothing back and takes nothing: what was owed is owed now. What time it is does not matter.
     """
     if elapsed_us <= 0:
         return debts
@@ -34,6 +35,9 @@ def drained(debts: Sequence[int], elapsed_us: int, windows: Windows) -> Sequence
         paid = elapsed_us * count
         left.append(debt - paid if debt > paid else 0)
     return left
+
+
+opened = drained
 
 
 def put_right(
@@ -118,11 +122,6 @@ def check(limit: Limit) -> str | None:
 def fresh(now: int, windows: Windows) -> Sequence[int]:  # noqa: ARG001 - as every algorithm's
     """Nothing is owed."""
     return [0] * len(windows.ids)
-
-
-def opened(debts: Sequence[int], elapsed_us: int, now: int, windows: Windows) -> Sequence[int]:  # noqa: ARG001 - see above
-    """`drained`, whatever time it is."""
-    return drained(debts, elapsed_us, windows)
 
 
 def weighed(debts: Sequence[int], charge: Charge) -> Sequence[int] | None:

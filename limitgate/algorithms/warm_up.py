@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 FACTS = 3
 BOOKS = True
 HOLDS = True
+SILENT = False
 MAX_FULL = 2**50
 """Ticks that may be stored, and some more: keeps every sum in Lua's doubles exact."""
 _LEAST = 1000
@@ -57,13 +58,8 @@ def fresh(now: int, windows: Windows) -> Sequence[State]:  # noqa: ARG001 - as e
     return [(0, 0)] * len(windows.ids)
 
 
-def opened(states: Sequence[State], elapsed_us: int, now: int, windows: Windows) -> Sequence[State]:  # noqa: ARG001 - see above
-    """`drained`, whatever time it is."""
-    return drained(states, elapsed_us, windows)
-
-
-def drained(states: Sequence[State], elapsed_us: int, windows: Windows) -> Sequence[State]:
-    """The states some time later: time pays the debt, and what is left of it cools."""
+def drained(states: Sequence[State], elapsed_us: int, windows: Windows, now: int = 0) -> Sequence[State]:  # noqa: ARG001
+    """The states some time later: time pays the debt, and what is left of it cools. What time it is does not matter."""
     if elapsed_us <= 0:
         return states
     left = []
@@ -71,6 +67,9 @@ def drained(states: Sequence[State], elapsed_us: int, windows: Windows) -> Seque
         idle = elapsed_us * count - debt
         left.append((-idle, warmth) if idle < 0 else (0, max(0, warmth - idle)))
     return left
+
+
+opened = drained
 
 
 def rescaled(state: State, limit: Limit) -> State:
@@ -128,9 +127,9 @@ def owed_back(charge: Charge, states: Sequence[State], cost: int) -> tuple[Seque
     """
     back, graces = [], []
     for state, limit in zip(states, charge.windows.limits):
-        ticks = (charge.cost - cost) * limit.period_us
+        ticks = max(-limit.ceiling, min((charge.cost - cost) * limit.period_us, limit.ceiling))
         if ticks < 0:
-            back.append((max(ticks, -limit.ceiling), max(ticks, -limit.full)))
+            back.append((ticks, max(ticks, -limit.full)))
             graces.append(0)
         else:
             debt, warmth = _charged(state, cost, limit)

@@ -21,7 +21,7 @@ from limitgate.visit import VISIT, Visit
 
 _NOT_THERE = object()
 _USER = "user"
-_OPTIONS = ("limits", "key", "name", "methods", "cost", "on_error", "shadow", "charge_if")
+_OPTIONS = ("limits", "key", "name", "methods", "cost", "on_error", "shadow", "charge_if", "algorithm", "align")
 """What a class that derives from `Throttle` may set."""
 
 
@@ -55,6 +55,8 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
     on_error: ClassVar[OnError | None] = None
     shadow: ClassVar[bool] = False
     charge_if: ClassVar[Outcomes | None] = None
+    algorithm: ClassVar[str | None] = None
+    align: ClassVar[str | None] = None
     rule: ClassVar[Rule | None] = None
     """What all this becomes."""
 
@@ -71,6 +73,7 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
             cls._asks_user = _USER in cls.key
             options: RuleOptions = {"methods": cls.methods, "cost": cls.cost, "on_error": cls.on_error, "shadow": cls.shadow}
             options |= {"key": [part for part in cls.key if part != _USER] or ["global"], "charge_if": cls.charge_if}
+            options |= {"algorithm": cls.algorithm, "align": cls.align}
             name = cls.__dict__.get("name") or place_named(f"{cls.__module__}.{cls.__qualname__}")
             cls.rule = Rule(name, *cls.limits, **options)
 

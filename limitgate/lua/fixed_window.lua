@@ -6,18 +6,19 @@
 local USED, LEFT = FIRST, FIRST + 1
 local BURST, COST, PERIOD, HOW, ENDS = 1, 2, 3, 4, 5
 local BY_FIRST_REQUEST, BY_DATE = 1, 2
+local MAX_USED = 2^50
+local DAY = 86400 * 1000000  -- by so much at most clocks make a window longer
 
--- How long the window lasts that it is now.
+-- How long the window lasts that it is now. Ends that another clock has told which is wrong by far are only good for the time of day.
 local function left(bucket, charge)
   if charge[HOW] == BY_FIRST_REQUEST then
     return bucket[USED] > 0 and bucket[LEFT] or charge[PERIOD]
-  elseif charge[HOW] == BY_DATE then
+  elseif charge[HOW] == BY_DATE and charge[ENDS] - now <= charge[PERIOD] + DAY then
     for place = ENDS, ENDS + 2 do
       if charge[place] > now then return charge[place] - now end
     end
-    return charge[PERIOD] - (now - charge[ENDS + 2]) % charge[PERIOD]
   end
-  return charge[PERIOD] - now % charge[PERIOD]
+  return charge[PERIOD] - (now - charge[ENDS + 2]) % charge[PERIOD]
 end
 
 local function begin(bucket, charge)
@@ -29,8 +30,11 @@ return {
   asked = 'ddddddd',
   leased = 'dd',
   layout = function(size) return size == 14 and 'I7I7' end,
-  forward = function(bucket, elapsed)
-    if elapsed < bucket[LEFT] then
+  forward = function(bucket, elapsed, charge)
+    if bucket[USED] > MAX_USED or bucket[LEFT] > charge[PERIOD] + DAY then
+      bucket[USED], bucket[LEFT] = 0, 0
+      return true
+    elseif elapsed < bucket[LEFT] then
       bucket[LEFT] = bucket[LEFT] - elapsed
     else
       bucket[USED], bucket[LEFT] = 0, 0
@@ -52,7 +56,7 @@ return {
     begin(bucket, charge)
     local back, grace = charge.lease[1], charge.lease[2]
     if back < 0 or math.max(0, now - charge.as_of) < grace then
-      bucket[USED] = math.max(0, bucket[USED] - back)
+      bucket[USED] = math.min(math.max(0, bucket[USED] - back), MAX_USED)
     end
   end,
   close = function(bucket)

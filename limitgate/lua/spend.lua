@@ -62,9 +62,9 @@ end
 -- An algorithm by its number, made when it is first asked for. Each is a table of
 --   asked, leased  the formats of what is asked of a window, and of what is put right in it
 --   layout         the format of a bucket of so many bytes, nothing if none has as many
---   forward        lets time go by in a bucket, true if something in it made no sense
+--   forward        lets time go by in a bucket, as a charge asks for it, true if something in it made no sense
 --   weigh          reports the asked windows, true if the charge fits into all of them
---   take, clear    charges them, lets them start full
+--   take, clear    charges them, if there is anything to charge; lets them start full
 --   put_right      puts back into them, or takes on top, what is to be put right
 --   close          the format of a bucket, how many numbers it has, and for how long it is of use; nothing if it is not
 local function make(number)
@@ -82,8 +82,8 @@ local function algorithm(number)
 end
 
 -- A bucket as it stands now. What is not ours or makes no sense is left out and counted.
-local function open(key, kind)
-  local value = redis.pcall('GET', key)
+local function open(key, charge)
+  local value, kind = redis.pcall('GET', key), charge.kind
   if not value then return {VERSION, now, kind = kind} end
   local layout = type(value) == 'string' and string.byte(value) == VERSION and kind.layout(#value - HEADER_SIZE)
   if not layout then
@@ -97,7 +97,7 @@ local function open(key, kind)
   if elapsed < 0 then
     elapsed, reply[STEPS], bucket.changed = 0, reply[STEPS] + 1, true
   end
-  if kind.forward(bucket, elapsed) then bucket.changed, reply[UNREADABLE] = true, reply[UNREADABLE] + 1 end
+  if kind.forward(bucket, elapsed, charge) then bucket.changed, reply[UNREADABLE] = true, reply[UNREADABLE] + 1 end
   return bucket
 end
 
@@ -144,7 +144,7 @@ for i, key in ipairs(KEYS) do
   end
   local kind = charge.kind
   if not bucket then
-    bucket = open(key, kind)
+    bucket = open(key, charge)
     opened[key] = bucket
   end
   if charge.verb == 'r' then
@@ -160,7 +160,7 @@ for i, key in ipairs(KEYS) do
   if charge.last then
     for n = first, i do
       local taken = charges[n]
-      if admitted and fits[n] and taken.takes and taken.verb == 's' then
+      if admitted and fits[n] and taken.takes and taken.verb == 's' and taken.kind.take then
         taken.kind.take(buckets[n], taken)
         buckets[n].changed = true
       end

@@ -79,22 +79,25 @@ class Leases:
 
     def answer(self, plan: Plan, at: float) -> Reading | None:
         """Admit a plan out of what is held of all its buckets; None if that does not suffice."""
-        if plan.verb != "spend" or not all(charge.windows.lease for charge in plan.charges):
+        counted = [charge for charge in plan.charges if not charge.windows.algorithm.SILENT]
+        if plan.verb != "spend" or not all(charge.windows.lease for charge in counted):
             return None
         with self._lock:
             found = []
-            for charge in plan.charges:
+            for charge in counted:
                 held = self._held.get(charge.key)
                 if held is None or held.windows is not charge.windows or at - held.sent >= LONGEST:
                     return None
                 held.forward(at)
                 found.append(held)
             views = [held.seen() for held in found]
-            for charge, debts in zip(plan.charges, views):
+            for charge, debts in zip(counted, views):
                 if gcra.charged(debts, charge.cost + 1, charge.windows) is None:
                     return None  # the last one is kept: nobody shall read "0 remaining" only because it is all that we hold
-            reading = read(plan.charges, max([held.as_of for held in found]), views)
-            for held, charge in zip(found, plan.charges):
+            seen = dict(zip([charge.key for charge in counted], views))
+            states = [seen.get(charge.key) or charge.windows.algorithm.fresh(0, charge.windows) for charge in plan.charges]
+            reading = read(plan.charges, max([held.as_of for held in found]), states)
+            for held, charge in zip(found, counted):
                 weights = held.windows.weights
                 held.debts = [debt + charge.cost * weight for debt, weight in zip(held.debts, weights)]
             return reading

@@ -15,6 +15,7 @@ from threading import Lock
 from typing import Any
 
 from limitgate.algorithms.base import State
+from limitgate.algorithms.each import Each
 from limitgate.diagnosis import Diagnosis, Once
 from limitgate.forks import begin_anew_in_children
 from limitgate.limits import Windows
@@ -86,8 +87,8 @@ class MemoryStore:
                     self._write(home, charge.windows, now, found, owes_less=True)
             reading = read(charges, now, states)
             if plan.verb == "spend" and reading.admitted:
-                for home, charge, then in zip(homes, charges, reading.after):
-                    if then is not None and charge.cost:
+                for home, charge, found, then in zip(homes, charges, states, reading.after):
+                    if then is not None and then is not found:
                         self._write(home, charge.windows, now, then)
             return reading
 
@@ -120,16 +121,19 @@ class MemoryStore:
         if bucket is None:
             return algorithm.fresh(now, windows)
         written, stored, states, _ = bucket
-        states = algorithm.opened(states, now - written, now, stored)
         changed = False
-        if windows is not stored:
+        if windows is stored:
+            states = algorithm.opened(states, now - written, stored, now)
+        else:
+            states = algorithm.drained(states, now - written, stored)
             known = {window: (state, limit) for window, state, limit in zip(stored.ids, states, stored.limits)}
             fresh = zip(windows.ids, zip(algorithm.fresh(now, windows), windows.limits))
             found = [known.get(window, new) for window, new in fresh]
             states = [algorithm.rescaled(state, limit) for (state, _), limit in zip(found, windows.limits)]
-            changed = any(
+            changed = not isinstance(algorithm, Each) and any(
                 state and limit.count != asked.count for state, (_, limit), asked in zip(states, found, windows.limits)
             )
+            states = algorithm.opened(states, 0, windows, now)
         if now < written:
             self.clock_steps += 1
             if written - now >= _STEP:
@@ -219,7 +223,7 @@ def _joined(windows: Windows, states: Sequence[State], bucket: _Bucket, now: int
     """The asked windows, and those of ``bucket`` that were not asked and still owe something."""
     limits, ids, joined = list(windows.limits), list(windows.ids), list(states)
     written, stored, before, _ = bucket
-    for limit, window, state in zip(stored.limits, stored.ids, windows.algorithm.opened(before, now - written, now, stored)):
+    for limit, window, state in zip(stored.limits, stored.ids, windows.algorithm.opened(before, now - written, stored, now)):
         if window not in windows.ids and state:
             limits.append(limit)
             ids.append(window)

@@ -1,0 +1,189 @@
+"""Requests in flight: so many at once, as a counting semaphore (Dijkstra 1965) whose places are leased. nginx has limit_conn.
+
+A request takes a slot under a name that nobody else has, and gives it back when it is over. A slot is leased for `HELD_US`, and
+whoever holds it renews it in time; so what a process held that has crashed is free again after that. Taking and renewing are
+the same to a slot that is there, so a call that is repeated takes nothing twice, and giving back one that is gone does nothing.
+
+A state is a timeline, which goes on by the time that has passed and by nothing else, how many places are taken, and the slots:
+under each name how many places it has, and until when on the timeline, in the order of that. A refusal may end at any moment,
+so no wait is promised, and `HINT_US` is only a hint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from limitgate.limits import Limit, Windows
+    from limitgate.plan import Charge
+
+FACTS = 4
+BOOKS = False
+HOLDS = False
+SILENT = False
+
+HELD_US = 30_000_000
+"""Microseconds for which a slot is leased."""
+HINT_US = 1_000_000
+"""Microseconds after which whoever was refused may as well try again."""
+MAX_SLOTS = 10_000
+"""Places that a limit may have: Redis reads and writes them all, 14 bytes each, whenever one is taken or given back."""
+
+_OTHERS = 0
+"""The name under which `seen` puts what it knows of the slots of others; nobody has it."""
+
+
+class State(NamedTuple):
+    """How a window stands."""
+
+    at: int = 0
+    """Where on its timeline, in µs."""
+    taken: int = 0
+    """How many places are taken."""
+    slots: dict[int, tuple[int, int]] = {}  # noqa: RUF012 - nothing of a state is ever changed
+    """By name: how many places, and until when on the timeline."""
+
+    def later(self, elapsed_us: int) -> State:
+        """The state some time later."""
+        at, taken, over = self.at + max(0, elapsed_us), self.taken, 0
+        for places, until in self.slots.values():
+            if until > at:
+                break
+            over += 1
+            taken -= places
+        return State(at, taken, dict(islice(self.slots.items(), over, None)) if over else self.slots)
+
+    def without(self, name: int) -> State:
+        """The state once a slot is given back."""
+        if name not in self.slots:
+            return self
+        slots = {**self.slots}
+        places, _ = slots.pop(name)
+        return State(self.at, self.taken - places, slots)
+
+    def having(self, name: int, places: int) -> State:
+        """The state once a slot is taken, or renewed: then it has as many places as before."""
+        places = self.places(name) or places
+        left = self.without(name)
+        return State(left.at, left.taken + places, {**left.slots, name: (places, left.at + HELD_US)})
+
+    def places(self, name: int) -> int:
+        """How many places somebody has."""
+        return self.slots[name][0] if name in self.slots else 0
+
+
+def check(limit: Limit) -> str | None:
+    """What was expected of a limit that cannot be had with this algorithm, None if it can."""
+    if limit.burst != limit.count:
+        return "no burst: all of them may come at once"
+    return None if limit.count <= MAX_SLOTS else f"at most {MAX_SLOTS:,} at once"
+
+
+def fresh(now: int, windows: Windows) -> Sequence[State]:  # noqa: ARG001 - as every algorithm's
+    """No slot is taken."""
+    return [State() for _ in windows.limits]
+
+
+def drained(states: Sequence[State], elapsed_us: int, windows: Windows, now: int = 0) -> Sequence[State]:  # noqa: ARG001 - see above
+    """The states some time later, without the slots that nobody has renewed."""
+    return [state.later(elapsed_us) for state in states]
+
+
+opened = drained
+
+
+def rescaled(state: State, limit: Limit) -> State:  # noqa: ARG001 - see above
+    """Slots are slots under any count."""
+    return state
+
+
+def weighed(states: Sequence[State], charge: Charge) -> Sequence[State] | None:
+    """The states once a slot is taken, or renewed if it is there already; None if there is no room."""
+    if not charge.cost:
+        return states
+    for state, limit in zip(states, charge.windows.limits):
+        if not state.places(charge.slot) and state.taken + charge.cost > limit.burst:
+            return None
+    return [state.having(charge.slot, charge.cost) for state in states]
+
+
+def put_right(
+    states: Sequence[State],
+    back: Sequence[int],
+    elapsed_us: int,  # noqa: ARG001 - see above
+    names: Sequence[int],
+    windows: Windows,
+) -> Sequence[State]:
+    """The states once slots are given back by their names; where it is negative they are renewed, if need be taken again.
+
+    Where there is no room to take one again that was not renewed in time, it stays gone.
+    """
+    right = []
+    for state, places, name, limit in zip(states, back, names, windows.limits):
+        if places > 0:
+            right.append(state.without(name))
+        elif places and (state.places(name) or state.taken - places <= limit.burst):
+            right.append(state.having(name, -places))
+        else:
+            right.append(state)
+    return right
+
+
+def owed_back(charge: Charge, states: Sequence[State], cost: int) -> tuple[Sequence[int], Sequence[int]]:
+    """What gives a slot back, and its name; whatever a request has cost, while it is under way it keeps its slot."""
+    return [0 if cost else charge.cost] * len(states), [charge.slot] * len(states)
+
+
+def remaining(state: State, limit: Limit) -> int:
+    """How many places are free; never negative."""
+    return max(0, limit.burst - state.taken)
+
+
+def used(state: State, limit: Limit) -> int:  # noqa: ARG001 - see above
+    """How many places are taken."""
+    return state.taken
+
+
+def wait_us(state: State, cost: int, limit: Limit) -> int | None:
+    """Microseconds after which to try again, which may be too early or too late; 0 if it fits now, None if it never does."""
+    if state.taken + cost <= limit.burst or not cost:
+        return 0
+    return None if cost > limit.burst else HINT_US
+
+
+def refill_us(state: State, limit: Limit) -> int:  # noqa: ARG001 - see above
+    """Microseconds until all slots are over that are taken now, if nobody gives any back or renews it."""
+    if not state.slots:
+        return 0
+    _, until = state.slots[next(reversed(state.slots))]
+    return until - state.at
+
+
+lasts_us = refill_us
+
+
+def date(limit: Limit) -> int:  # noqa: ARG001 - see above
+    """No date matters."""
+    return 0
+
+
+def asked(limit: Limit, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - see above
+    """How many may be taken, how many are to be, and for how long."""
+    return limit.burst, min(cost, limit.burst + 1), HELD_US
+
+
+def leased(limit: Limit, back: int, name: int) -> Sequence[int]:  # noqa: ARG001 - see above
+    """What is given back, or renewed where it is negative, and its name."""
+    return back, name
+
+
+def seen(facts: Sequence[int], windows: Windows) -> Sequence[State]:
+    """The states that the script has reported: places taken, for how long, and, if the asked slot is there, its own."""
+    states = []
+    for at in range(0, FACTS * len(windows.ids), FACTS):
+        taken, left, name, own = facts[at : at + FACTS]
+        slots = {_OTHERS: (taken - own, left), name: (own, left)} if own else {_OTHERS: (taken, left)}
+        states.append(State(0, taken, slots if taken else {}))
+    return states

@@ -1,0 +1,196 @@
+"""Sliding log: every admitted request is remembered for one period, so that never more than the count passes in any period.
+
+Exact, at the price of memory: one entry for each request, or for those of the same microsecond. Whatever is admitted counts
+until one period later, when it no longer does. Where the log has as many entries as the limit has requests, what is owed on top
+joins the newest entry and counts from then on with it, so that a log never has more.
+
+A state in this process is a `Log`. What Redis reports is `Seen`: enough for a decision.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from limitgate.limits import Limit
+    from limitgate.plan import Charge
+
+FACTS = 5
+BOOKS = False
+HOLDS = False
+"""How long a refusal holds is known only for the cost that was asked about."""
+
+MAX_ENTRIES = 10_000
+"""The highest count of a limit: each entry takes 16 bytes here and 13 bytes in Redis."""
+MAX_USED = 2**32
+"""Requests at which what is owed on top is cut off."""
+
+
+class Log(NamedTuple):
+    """What was admitted, oldest first. Immutable: nobody changes the arrays."""
+
+    now: int
+    """The log's own clock in µs: it begins with the store's, and only goes forward."""
+    times: array[int]
+    """When each entry was made, by that clock."""
+    totals: array[int]
+    """How many requests there have been up to each entry."""
+    before: int
+    """How many there had been before the first."""
+
+    def at(self, place: int) -> int:
+        """How many requests there have been up to an entry, from 0; before the first, at place -1."""
+        return self.totals[place] if place >= 0 else self.before
+
+    @property
+    def total(self) -> int:
+        """How many requests there have been."""
+        return self.at(len(self.times) - 1)
+
+    @property
+    def used(self) -> int:
+        """Requests that count."""
+        return self.total - self.before
+
+    def with_more(self, requests: int, most: int) -> Log:
+        """With an entry for requests that come now, and at most so many entries."""
+        kept = len(self.times)
+        if kept and (self.times[-1] == self.now or kept >= most):
+            kept -= 1
+        times, totals = array("q", (self.now,)), array("q", (self.total + requests,))
+        return self._replace(times=self.times[:kept] + times, totals=self.totals[:kept] + totals)
+
+    def with_less(self, requests: int, moment: int) -> Log:
+        """Without requests of a moment by the log's clock, as far as they count; if it has not come yet, without the latest."""
+        last = bisect_right(self.times, moment) - 1
+        if last < 0 or not requests or self.times[last] < moment <= self.now:
+            return self
+        least = self.at(last - 1) if moment <= self.now else self.before
+        left = max(least, self.totals[last] - requests)
+        gone = self.totals[last] - left
+        begin = bisect_right(self.totals, left)
+        times, totals = self.times[:begin], self.totals[:begin]
+        if self.at(begin - 1) < left:
+            times, totals = self.times[: begin + 1], totals + array("q", (left,))
+        later = array("q", [total - gone for total in self.totals[last + 1 :]])
+        return self._replace(times=times + self.times[last + 1 :], totals=totals + later)
+
+    def wait_us(self, requests: int, period_us: int) -> int:
+        """Microseconds until so many of those that count no longer do."""
+        return self.times[bisect_left(self.totals, self.before + requests)] + period_us - self.now
+
+
+class Seen(NamedTuple):
+    """A log as the script has reported it."""
+
+    used: int
+    """Requests that count."""
+    cost: int
+    """What was asked about."""
+    wait: int
+    """Microseconds until that fits, 0 if it does, -1 if it never will."""
+    refill: int
+    """Microseconds until nothing counts any more."""
+    now: int
+    """The log's own clock."""
+
+
+State = Log | Seen
+
+
+def check(limit: Limit) -> str | None:
+    """What was expected of a limit that cannot be had with this algorithm, None if it can."""
+    if limit.burst != limit.count:
+        return "no burst: all requests of a period may come at once"
+    return f"a count of at most {MAX_ENTRIES:,}, since every request is remembered" if limit.count > MAX_ENTRIES else None
+
+
+def fresh(now: int, limit: Limit) -> Log:  # noqa: ARG001 - as every algorithm's
+    """An empty log, at a time in Unix µs."""
+    return Log(now, array("q"), array("q"), 0)
+
+
+def opened(log: Log, elapsed_us: int, now: int, limit: Limit) -> Log:  # noqa: ARG001 - its own clock is enough
+    """`drained`, whatever time it is."""
+    return drained(log, elapsed_us, limit)
+
+
+def drained(log: Log, elapsed_us: int, limit: Limit) -> Log:
+    """The log some time later, without what was admitted a period ago."""
+    now = log.now + elapsed_us
+    gone = bisect_right(log.times, now - limit.period_us)
+    if not gone:
+        return log._replace(now=now)
+    return Log(now, log.times[gone:], log.totals[gone:], log.totals[gone - 1])
+
+
+def charged(state: State, charge: Charge) -> State:
+    """The state once a charge is made, whether or not it fits."""
+    (limit,), cost = charge.windows.limits, charge.cost
+    if not cost:
+        return state
+    if isinstance(state, Seen):
+        return state._replace(used=state.used + cost, refill=limit.period_us)
+    return state.with_more(cost, limit.burst)
+
+
+def put_right(log: Log, back: int, elapsed_us: int, grace_us: int, limit: Limit) -> Log:  # noqa: ARG001 - see `grace_us`
+    """The log after requests are put back that were charged at a moment by its clock, or taken on top as of now."""
+    if back >= 0:
+        return log.with_less(back, grace_us)
+    on_top = min(-back, MAX_USED - log.used)
+    return log.with_more(on_top, limit.burst) if on_top > 0 else log
+
+
+def grace_us(state: State, limit: Limit) -> int:  # noqa: ARG001 - of no matter
+    """The moment of a charge by the log's clock, under which it finds the entry again."""
+    return state.now
+
+
+def remaining(state: State, limit: Limit) -> int:
+    """Requests that still fit; never negative."""
+    return max(0, limit.burst - state.used)
+
+
+def used(state: State, limit: Limit) -> int:  # noqa: ARG001 - of no matter
+    """Requests of the last period."""
+    return state.used
+
+
+def wait_us(state: State, cost: int, limit: Limit) -> int | None:
+    """Microseconds until ``cost`` requests fit: until enough others are a period old. None if they never do.
+
+    Of a log that was `Seen` this is exact for the cost that was asked about, and enough for any other.
+    """
+    if not cost or state.used + cost <= limit.burst:
+        return 0
+    if cost > limit.burst:
+        return None
+    if isinstance(state, Log):
+        return state.wait_us(state.used + cost - limit.burst, limit.period_us)
+    return state.wait if cost <= state.cost and state.wait > 0 else state.refill
+
+
+def refill_us(state: State, limit: Limit) -> int:
+    """Microseconds until nothing counts any more."""
+    if isinstance(state, Seen):
+        return state.refill
+    return state.times[-1] + limit.period_us - state.now if state.times else 0
+
+
+def date(limit: Limit) -> int:  # noqa: ARG001 - as every algorithm's
+    """No date matters."""
+    return 0
+
+
+def asked(limit: Limit, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - nothing is booked
+    """Burst, cost and period."""
+    return limit.burst, min(cost, limit.burst + 1), limit.period_us
+
+
+def seen(facts: Sequence[int]) -> Seen:
+    """The state that the script has reported."""
+    return Seen(*facts)

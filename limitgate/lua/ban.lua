@@ -1,0 +1,25 @@
+-- A ban. Twin of limitgate/algorithms/ban.py.
+--
+-- In a bucket: for how long it lasts. Nothing is asked. To be put right: microseconds, and what to do with them.
+
+local LEFT = FIRST
+local MORE, AT_LEAST, MAX = 0, 1, 2^52
+
+return {
+  asked = '',
+  leased = 'dd',
+  layout = function(size) return size == 7 and 'I7' end,
+  forward = function(bucket, elapsed) bucket[LEFT] = math.max(0, bucket[LEFT] - elapsed) end,
+  weigh = function(bucket, charge)
+    reply[#reply + 1] = bucket[LEFT] or 0
+    return (bucket[LEFT] or 0) == 0
+  end,
+  clear = function(bucket, charge) bucket[LEFT] = 0 end,
+  put_right = function(bucket, charge)
+    local back, how, left = charge.lease[1], charge.lease[2], bucket[LEFT] or 0
+    bucket[LEFT] = math.min(how == MORE and left + back or how == AT_LEAST and math.max(left, back) or back, MAX)
+  end,
+  close = function(bucket)
+    if bucket[LEFT] and bucket[LEFT] > 0 then return 'I7', LEFT, bucket[LEFT] end
+  end,
+}

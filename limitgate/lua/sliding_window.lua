@@ -1,0 +1,61 @@
+-- Sliding window of two counters. Twin of limitgate/algorithms/sliding_window.py.
+--
+-- In a bucket: what is used in the present window, what was used in the one before, and how long the present one still lasts.
+-- Asked: burst, cost, period. To be put right: what is put back, and how long the window lasted that was charged for it.
+-- Reported: the same as in a bucket.
+
+local CURRENT, PREVIOUS, LEFT = FIRST, FIRST + 1, FIRST + 2
+local BURST, COST, PERIOD = 1, 2, 3
+local MAX_USED = 2^50
+
+-- Windows are those of the calendar, whatever a bucket says that nobody has used or that was written before a step of the clock.
+local function begin(bucket, charge)
+  if not bucket[CURRENT] then bucket[CURRENT], bucket[PREVIOUS] = 0, 0 end
+  bucket[LEFT] = charge[PERIOD] - now % charge[PERIOD]
+  bucket.period = charge[PERIOD]
+end
+
+return {
+  asked = 'ddd',
+  leased = 'dd',
+  layout = function(size) return size == 21 and 'I7I7I7' end,
+  forward = function(bucket, elapsed, charge)
+    local current, previous, left, period = bucket[CURRENT], bucket[PREVIOUS], bucket[LEFT], charge[PERIOD]
+    if current > MAX_USED or previous > MAX_USED or left > period then
+      bucket[CURRENT], bucket[PREVIOUS] = 0, 0
+      return true
+    elseif elapsed >= left then
+      bucket[CURRENT], bucket[PREVIOUS] = 0, elapsed < left + period and current or 0
+    end
+  end,
+  weigh = function(bucket, charge)
+    begin(bucket, charge)
+    local current, previous, left = values(bucket, CURRENT, LEFT)
+    local n = #reply
+    reply[n + 1], reply[n + 2], reply[n + 3] = current, previous, left
+    local counting, rest = 0, 0
+    if previous > 0 then counting, rest = multiplied(previous, left, charge[PERIOD]) end
+    if rest > 0 then counting = counting + 1 end
+    return current + counting + charge[COST] <= charge[BURST]
+  end,
+  take = function(bucket, charge)
+    bucket[CURRENT] = bucket[CURRENT] + charge[COST]
+  end,
+  clear = function(bucket, charge)
+    bucket[CURRENT], bucket[PREVIOUS] = 0, 0
+  end,
+  put_right = function(bucket, charge)
+    begin(bucket, charge)
+    local back, grace, elapsed = charge.lease[1], charge.lease[2], math.max(0, now - charge.as_of)
+    if back < 0 then
+      bucket[CURRENT] = math.min(bucket[CURRENT] - back, MAX_USED)
+    elseif elapsed < grace + charge[PERIOD] then
+      local here = elapsed < grace and math.min(back, bucket[CURRENT]) or 0
+      bucket[CURRENT], bucket[PREVIOUS] = bucket[CURRENT] - here, math.max(0, bucket[PREVIOUS] - (back - here))
+    end
+  end,
+  close = function(bucket)
+    local lifetime = bucket[CURRENT] > 0 and bucket[LEFT] + bucket.period or bucket[PREVIOUS] > 0 and bucket[LEFT]
+    if lifetime then return 'I7I7I7', LEFT, lifetime end
+  end,
+}
