@@ -220,7 +220,7 @@ def test_in_a_rule_file(tmp_path: Path) -> None:
 def test_a_limit_that_lets_borrow(algorithm: str) -> None:
     """It prints what leads back to it, and is another limit than the one that does not, under every name of the algorithm."""
     limit = Limit("10/second burst 3", borrow=True, algorithm=algorithm)
-    assert eval(repr(limit)) == limit != Limit("10/second burst 3", algorithm=algorithm)
+    assert eval(repr(limit)) == as_limit(limit.given) == limit != Limit("10/second burst 3", algorithm=algorithm)
     assert windows_of(limit).ids == windows_of(limit.having(borrow=False)).ids
     assert (limit.most > 10**9, limit.having(borrow=False).most) == (True, 3)
 

@@ -545,6 +545,7 @@ def test_a_limit_that_warms_up(tmp_path: Path) -> None:
     assert rule.every_limit == (limit,) == (Limit("100/second", warm_up=10.0, algorithm="warm_up"),)
     assert (limit.algorithm, limit.burst, limit.warm_up, str(limit)) == ("warm_up", 1, 10, "100/second")
     assert repr(limit) == "Limit('100/second', warm_up=10)"
+    assert as_limit(limit.given) == limit
     assert eval(repr(Limit("1/minute", warm_up=0.5))) == Limit("1/minute", warm_up="500ms") != Limit("1/minute", warm_up=1)
     assert Rule("api", limit, "5/second", algorithm="sliding_log").every_limit[0] == limit == limit.having(lease=0)
     assert Rule("api", limit).buckets[0].suffix != Rule("api", "100/second").buckets[0].suffix
@@ -556,3 +557,21 @@ def test_a_share_has_a_share_of_the_rate() -> None:
     assert (shared.count, shared.period, shared.burst, shared.warm_up) == (100, 3, 1, 10)
     windows = windows_of(Limit("100/second", warm_up="10s"))
     assert windows.share(3, 7) is windows.share(3, 900)
+
+
+def test_plans_that_are_sent_together_are_carried_out_one_after_the_other(client: redis.Redis, scripted: Scripted) -> None:
+    """In one call of the script each plan finds what those before it left, whatever limit they were under."""
+    for seed in range(200):
+        rnd, key, clock = random.Random(seed), uuid4().hex, Clock()
+        store, several = MemoryStore(clock), [a_window(60, rnd.choice(COUNTS[:5]), rnd.choice(WARM_UPS)) for _ in range(2)]
+        for _ in range(3):
+            plans = [
+                Plan((Charge(key, rnd.choice(several), rnd.choice(COSTS), binding=True, rule=None, ahead=rnd.choice(AHEAD)),))
+                for _ in range(4)
+            ]
+            reply = client.execute_command("EVALSHA", scripted.sha, *wire.arguments(plans), clock.now)
+            expected = [store.spend(plan) for plan in plans]
+            got = wire.answers(plans, reply).readings
+            assert [(each.states, each.admitted) for each in got] == [(each.states, each.admitted) for each in expected]
+            clock.advance(us=rnd.choice(FORWARD[:8]))
+        client.unlink(key)

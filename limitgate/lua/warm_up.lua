@@ -42,16 +42,19 @@ local function forward(bucket, elapsed)
   end
 end
 
--- A bucket that is new, or was left by another count or another time to warm up, goes on under the present ones.
+-- A bucket that is new, or was left by another count, goes on under the present one. Warmth beyond what can be stored now stays
+-- until the bucket is written, as it is if the clock has stepped back: questions change nothing for those that follow in this call.
 local function adopt(bucket, charge)
   local count, full = charge[1], charge[2]
   if not bucket[COUNT] then
     bucket[COUNT], bucket[WHOLE], bucket[REST], bucket[WARMTH] = count, 0, 0, 0
   elseif bucket[COUNT] ~= count then
     bucket[WHOLE], bucket[REST] = rescaled(bucket[WHOLE], bucket[REST], bucket[COUNT], count)
-    bucket[COUNT], bucket.changed = count, true
+    bucket[COUNT], bucket[WARMTH], bucket.changed = count, math.min(bucket[WARMTH], full), true
+  elseif bucket.changed and not bucket.adopted then
+    bucket[WARMTH] = math.min(bucket[WARMTH], full)
   end
-  bucket[WARMTH] = math.min(bucket[WARMTH], full)
+  bucket.adopted = true
 end
 
 -- Add whole microseconds and a rest to what is owed, and then some ticks. Below nothing there is nothing.
@@ -67,7 +70,7 @@ end
 
 -- Charge the window so many requests more: their warmth, and their ticks.
 local function charge_more(bucket, full, warmth, whole, rest)
-  local before = bucket[WARMTH]
+  local before = math.min(bucket[WARMTH], full)
   bucket[WARMTH] = math.min(full, before + warmth)
   owe(bucket, whole, rest, toll_between(before, bucket[WARMTH], full))
 end
@@ -94,7 +97,7 @@ return {
   weigh = function(bucket, charge)
     adopt(bucket, charge)
     local n, whole, rest, ahead = #reply, bucket[WHOLE], bucket[REST], charge[3]
-    reply[n + 1], reply[n + 2], reply[n + 3] = whole, rest, bucket[WARMTH]
+    reply[n + 1], reply[n + 2], reply[n + 3] = whole, rest, math.min(bucket[WARMTH], charge[2])
     return whole < ahead or (whole == ahead and rest == 0)
   end,
   take = function(bucket, charge)
@@ -106,6 +109,7 @@ return {
   put_right = function(bucket, charge)
     adopt(bucket, charge)
     local whole, rest, warmth, grace = values(charge.lease, 1, 4)
+    bucket[WARMTH] = math.min(bucket[WARMTH], charge[2])
     if whole < 0 then
       charge_more(bucket, charge[2], -warmth, -whole, -rest)
     elseif whole > 0 or rest > 0 then
