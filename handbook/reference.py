@@ -19,6 +19,7 @@ _VALUES = {
     "charge_if": "mapping, see below",
     "reserve": "share above 0 up to 49 %",
     "algorithm": either_of(f"`{name}`" for name in NAMES),
+    "max_delay": "duration up to 60 s",
 }
 """What is to be said of values whose type says too little."""
 

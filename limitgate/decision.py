@@ -110,7 +110,8 @@ class _Fields(NamedTuple):
     shadow: bool = False
     """Only shadow rules refused, so the request passes."""
     delay: float = 0.0
-    """Seconds until the turn that was booked, where requests may wait for it; 0 where it is now."""
+    """Seconds until the turn that was booked, where requests may wait for it; 0 where it is now. The request has waited as long
+    when the application sees it, or less if others before it have left."""
     settlement: Settlement | None = None
     """What `Decision.settle` notes, None where there is nothing to settle: in a Limiter."""
 
@@ -212,6 +213,7 @@ def joined(first: Decision, second: Decision) -> Decision:
         evidence=(charges, states, after),
         degraded=first.degraded or second.degraded,
         shadow=first.shadow or second.shadow,
+        delay=first.delay + second.delay,
     )
 
 
@@ -249,6 +251,11 @@ def _delay(charges: Sequence[Charge], states: Sequence[Sequence[State]]) -> floa
         if charge.ahead and charge.binding:
             longest = max(longest, _wait(charge._replace(ahead=0), found))
     return longest
+
+
+def is_booked(charge: Charge, states: Sequence[State]) -> bool:
+    """Whether a request has to wait for its turn in a bucket that was found in these states."""
+    return bool(charge.ahead and charge.binding and _wait(charge._replace(ahead=0), states))
 
 
 def _wait(charge: Charge, states: Sequence[State]) -> float:

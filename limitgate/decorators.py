@@ -64,6 +64,7 @@ def limit(
     per: Per = "request",
     algorithm: str | None = None,
     align: str | None = None,
+    max_delay: float | str | None = None,
 ) -> Callable[[F], F]:
     """Limit an endpoint: a Starlette, FastAPI, Flask or Django view, a class-based one or one of its methods.
 
@@ -74,7 +75,7 @@ def limit(
     given = tuple(as_limit(limit) for limit in limits)
     options: RuleOptions = {"qps": qps, "qpm": qpm, "qph": qph, "qpd": qpd, "on_error": on_error, "shadow": shadow}
     options |= {"key": key, "methods": methods, "cost": cost, "charge_if": charge_if, "per": per}
-    options |= {"algorithm": algorithm, "align": align, "concurrency": concurrency}
+    options |= {"algorithm": algorithm, "align": align, "concurrency": concurrency, "max_delay": max_delay}
 
     def decorate(endpoint: F) -> F:
         _check_is_real(endpoint)

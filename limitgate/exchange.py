@@ -9,6 +9,7 @@ from typing import IO, Any, TypeVar
 
 from limitgate.decorators import seen_by_gate
 from limitgate.headers import Fields, Refusal, raw
+from limitgate.inbox import Inbox
 from limitgate.request import Scope
 from limitgate.visit import Visit
 
@@ -41,6 +42,10 @@ class Exchange:
     """Whether the application has nothing to say any more."""
     _has_hung_up = False
     """Whether the application has closed the WebSocket itself."""
+    _is_receiving = False
+    """Whether the application waits for a message, or has once given up to."""
+    _inbox: Inbox | None = None
+    """What the server said while the request waited for its turn."""
     _weighed: tuple[Message, asyncio.Future[Refusal | None]] | None = None
     """A message that the application does not have yet, and what becomes of it."""
 
@@ -55,7 +60,9 @@ class Exchange:
         """The next message from the server."""
         if self._weighed is not None:  # nobody waited for it to the end
             return await self._heard(*self._weighed)
+        self._is_receiving = True
         message = await self._receive()
+        self._is_receiving = False
         while self._is_closed and message["type"] == "websocket.receive":
             message = await self._receive()  # it was on its way already when the WebSocket was closed
         kind, messages = message["type"], self._visit.messages
@@ -65,6 +72,29 @@ class Exchange:
             self._weighed = message, self._visit.gate.message(messages)
             return await self._heard(*self._weighed)
         return message
+
+    async def stays_until(self, turn: asyncio.Future[Any]) -> bool:
+        """Wait for a turn with an ear for the client. False if it left before."""
+        if self._is_receiving:  # some other task of the application hears of it
+            await asyncio.wait([turn])
+            return True
+        if self._inbox is None:
+            self._inbox = Inbox(self._receive)
+            self._receive = self._inbox.receive
+        if await self._inbox.stays_until(turn):
+            return True
+        self._visit.client_left = True
+        if self._scope["type"] == "websocket" and not self._visit.has_begun:
+            self._is_closed = True
+            with suppress(OSError, RuntimeError):  # servers want a handshake to be answered, even if nobody is there
+                await self._send({"type": "websocket.close"})
+        return False
+
+    def end(self) -> None:
+        """The application has nothing more to say."""
+        self._visit.listener = None
+        if self._inbox is not None:
+            self._inbox.close()
 
     async def _heard(self, message: Message, weighing: asyncio.Future[Refusal | None]) -> Message:
         """A message, once it is known that it may pass, else a disconnect. Who is cancelled meanwhile may ask for it again."""

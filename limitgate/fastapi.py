@@ -80,6 +80,7 @@ class RateLimit:
         charge_if: Outcomes | None = None,
         algorithm: str | None = None,
         align: str | None = None,
+        max_delay: float | str | None = None,
     ) -> None:
         if seen_by_gate.get() is not None:
             message = (
@@ -88,7 +89,7 @@ class RateLimit:
             raise ConfigError(message)
         options: RuleOptions = {"qps": qps, "qpm": qpm, "qph": qph, "qpd": qpd, "on_error": on_error, "shadow": shadow}
         options |= {"methods": methods, "cost": cost, "charge_if": charge_if, "algorithm": algorithm, "align": align}
-        options |= {"concurrency": concurrency}
+        options |= {"concurrency": concurrency, "max_delay": max_delay}
         options["key"], dependencies = _taken_apart(key)
         rule = Rule(name or "RateLimit", *limits, **options)
         self.rule = rule if name else rule.model_copy(update={"name": _default_name(_module_of_caller(), rule)})

@@ -25,7 +25,8 @@ from limitgate.request import Request
 from limitgate.rules import OnError
 from limitgate.steps import Steps, T, atake, take
 from limitgate.stores.corrections import correction
-from limitgate.visit import Taken, Visit, Wrong
+from limitgate.turns import Lines, booked, sleep_until
+from limitgate.visit import Taken, Turn, Visit, Wrong
 
 log = logging.getLogger("limitgate")
 
@@ -87,6 +88,7 @@ class Gate:
         self._holding = Holding(store, timeout)
         self._failing, self._failed = False, 0.0
         self._under_way: set[asyncio.Future[Any]] = set()
+        self._lines = Lines()
 
     @property
     def overflowed(self) -> int:
@@ -94,7 +96,7 @@ class Gate:
         return self._planner.newcomers.overflowed if self._planner.newcomers else 0
 
     def check(self, request: Request) -> Visit:
-        """What becomes of a request, by a `SyncStore`."""
+        """What becomes of a request, by a `SyncStore`, once its turn has come."""
         identified = self._identified(request)
         if identified is not None and isawaitable(identified):
             getattr(identified, "close", bool)()  # else the coroutine would warn, too, that nobody awaited it
@@ -105,7 +107,7 @@ class Gate:
             try:
                 reading: Reading = self.store.spend(considered.plan, self._timeout)
             except StoreError as error:
-                self._follow(visit, take(self.store, self._without_store(considered, error, began)))
+                visit.turn = self._follow(visit, take(self.store, self._without_store(considered, error, began)))
                 self._give_back_if_refused(visit)
             except BaseException:
                 self._doubt(considered.plan)
@@ -113,10 +115,12 @@ class Gate:
             else:
                 self._admit(visit, considered, considered.plan, reading)
             visit.waited = time.monotonic() - began
+            if visit.turn is not None:
+                self._turn(visit, visit.turn)
         return visit
 
     async def acheck(self, request: Request) -> Visit:
-        """What becomes of a request, by an `AsyncStore`; ``identify`` may be async."""
+        """What becomes of a request, by an `AsyncStore`; ``identify`` may be async. Its turn is for `aturn`."""
         identified = self._identified(request)
         if identified is not None and isawaitable(identified):
             identified = await identified
@@ -126,7 +130,7 @@ class Gate:
             try:
                 reading: Reading = await self.store.aspend(considered.plan, self._timeout)
             except StoreError as error:
-                self._follow(visit, await atake(self.store, self._without_store(considered, error, began)))
+                visit.turn = self._follow(visit, await atake(self.store, self._without_store(considered, error, began)))
                 await self._agive_back_if_refused(visit)
             except BaseException:
                 self._doubt(considered.plan)
@@ -136,18 +140,26 @@ class Gate:
             visit.waited = time.monotonic() - began
         return visit
 
+    async def aturn(self, visit: Visit) -> bool:
+        """Wait until the turn of a request comes. False if the client left before: then the turn is given back."""
+        return visit.turn is None or await self._aturn(visit, visit.turn)
+
     def further(self, visit: Visit, asked: Sequence[Asked]) -> Decision | None:
         """Weigh further rules while a request is under way; if one refuses, all that was taken for it is given back.
 
-        The decision about the request as a whole; None if no rule applies.
+        The decision about the request as a whole, once its turn has come; None if no rule applies.
         """
-        take(self.store, self._going_further(visit, asked))
+        turn = take(self.store, self._going_further(visit, asked))
+        if turn is not None:
+            self._turn(visit, turn)
         self._give_back_if_refused(visit)
         return visit.decision
 
     async def afurther(self, visit: Visit, asked: Sequence[Asked]) -> Decision | None:
         """`further`, by an `AsyncStore`."""
-        await atake(self.store, self._going_further(visit, asked))
+        turn = await atake(self.store, self._going_further(visit, asked))
+        if turn is not None:
+            await self._aturn(visit, turn)
         await self._agive_back_if_refused(visit)
         return visit.decision
 
@@ -174,6 +186,35 @@ class Gate:
         here = asyncio.get_running_loop()
         if under_way := [each for each in list(self._under_way) if each.get_loop() is here]:
             await asyncio.wait(under_way)
+
+    def _turn(self, visit: Visit, turn: Turn) -> None:
+        """Wait for a turn in this thread. It is given back if the thread is interrupted, by a signal's handler or by gevent."""
+        visit.turn = None
+        try:
+            sleep_until(turn)
+        except BaseException:
+            visit.had_turn(turn, stays=False)
+            self.settle(visit)
+            raise
+        visit.had_turn(turn, stays=True)
+
+    async def _aturn(self, visit: Visit, turn: Turn) -> bool:
+        """Wait for a turn, on the event loop; whether it has come. It is given back if the request is cancelled."""
+        visit.turn = None
+        place = self._lines.join(turn)
+        try:
+            stays: bool = await visit.listener.stays_until(place) if visit.listener else bool(await place)
+        except BaseException as error:
+            visit.had_turn(self._lines.leave(turn, place), stays=False)
+            if isinstance(error, GeneratorExit):  # the event loop is gone, and nothing can be awaited any more
+                visit.abandon()
+            else:
+                await self.asettle(visit)
+            raise
+        visit.had_turn(self._lines.leave(turn, place), stays=stays)
+        if not stays:
+            await self.asettle(visit)
+        return stays
 
     def _soon(self, steps: Steps[T]) -> asyncio.Future[T]:
         """What comes of some steps, on the running event loop; taken to their end, whoever waits for them."""
@@ -203,12 +244,14 @@ class Gate:
             visit.is_by_outcome = considered.is_by_outcome
             if considered.has_slots:
                 self._hold(visit, visit.taken)
+            if decision.delay:
+                visit.taken, visit.turn = booked(visit.taken, reading.now, decision.delay)
         else:
             visit.refusal = refusal(decision)
 
-    def _going_further(self, visit: Visit, asked: Sequence[Asked]) -> Steps[None]:
+    def _going_further(self, visit: Visit, asked: Sequence[Asked]) -> Steps[Turn | None]:
         if visit.seen is EVERYTHING or visit.refusal is not None:
-            return  # this request is exempt, or somebody has refused it already
+            return None  # this request is exempt, or somebody has refused it already
         if visit.settlement.is_over:
             raise RuntimeError("further limits were asked for when the request was over, expected it before")
         considered = self._planner.further(visit.request, visit.identified, asked)
@@ -216,7 +259,8 @@ class Gate:
             began = time.monotonic() - visit.waited
             ruling = yield from self._weighing(considered, considered.plan, began)
             visit.waited = time.monotonic() - began
-            self._follow(visit, ruling)
+            return self._follow(visit, ruling)
+        return None
 
     def _hearing(self, messages: Considered) -> Steps[Refusal | None]:
         if messages.plan is None:
@@ -255,15 +299,20 @@ class Gate:
                 resort = self._fallback.without(considered, further, wholly=True)
         return Ruling(resort.decision or undecided(allowed=False), resort.now, resort.taken)
 
-    def _follow(self, visit: Visit, ruling: Ruling) -> None:
-        """Let a ruling have its effect on a visit. A refusal stands: what is taken for the request then goes back."""
-        decision = ruling.decision
-        visit.taken += ruling.taken
-        visit.is_by_outcome = any(taken.considered.is_by_outcome for taken in visit.taken)
-        if any(taken.considered.has_slots for taken in ruling.taken):
-            self._hold(visit, ruling.taken)
+    def _follow(self, visit: Visit, ruling: Ruling) -> Turn | None:
+        """Let a ruling have its effect on a visit, and what it has to wait for then.
+
+        A refusal stands: what is taken for the request then goes back.
+        """
+        decision, taken, turn = ruling.decision, ruling.taken, None
+        if any(each.considered.has_slots for each in taken):
+            self._hold(visit, taken)
+        if decision.delay and ruling.now is not None and visit.refusal is None:
+            taken, turn = booked(taken, ruling.now, decision.delay)
+        visit.taken += taken
+        visit.is_by_outcome |= any(taken.considered.is_by_outcome for taken in ruling.taken)
         if visit.refusal is not None:  # by a limit that was asked at the same time
-            return
+            return None
         if not decision.allowed:
             visit.refusal = ruling.refusal
         elif visit.decision is not None:
@@ -273,6 +322,7 @@ class Gate:
             visit.fields = rate_fields(self._styles, decision, ruling.now)
         elif not decision.allowed:
             visit.fields = []
+        return turn
 
     def _give_back_if_refused(self, visit: Visit) -> None:
         if visit.has_to_give_back:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import lru_cache
 from math import gcd
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.algorithms.base import Algorithm
 from limitgate.algorithms.gcra import MAX_OWED_US
-from limitgate.durations import microseconds, seconds
+from limitgate.durations import seconds_of
 from limitgate.errors import ConfigError
 
 SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
@@ -41,8 +42,8 @@ _LIMIT = re.compile(
 )
 _EXPECTED = "expected for example '100/minute', '5 per 15 minutes', '10/s burst 20' or '20 at once'"
 _OPTIONS = ("burst", "algorithm", "lease", "align", "borrow", "warm_up")
-NAMES = tuple([name for name, algorithm in ALGORITHMS.items() if not algorithm.SILENT])
-"""The algorithms that a limit may have."""
+NAMES = tuple([name for name, algorithm in ALGORITHMS.items() if not algorithm.SILENT and name != "concurrency"])
+"""The algorithms that a limit may have which has a period."""
 _PLACES = {name: place for place, name in enumerate(ALGORITHMS)}
 
 
@@ -118,7 +119,7 @@ class Limit:
                 raise ConfigError(f"limit {text!r} has warm_up, expected a rate without burst: one request passes at a time")
             if algorithm not in (None, "warm_up"):
                 raise ConfigError(f"limit {text!r} has warm_up, expected no other algorithm than that, not {algorithm!r:.40}")
-            says, default, given, warm_up = True, "warm_up", 1, seconds(microseconds(warm_up, "warm_up"))
+            says, default, given, warm_up = True, "warm_up", 1, seconds_of(warm_up)
         self._become(
             count=count,
             period=period,
@@ -138,7 +139,7 @@ class Limit:
             object.__setattr__(self, name, value)
         if all(type(number) is int for number in (self.count, self.period, self.burst)):
             weight, ceiling = self.period * 1_000_000, MAX_OWED_US * self.count
-            full = 0 if self.warm_up is None else microseconds(self.warm_up, "warm_up") * self.count
+            full = 0 if self.warm_up is None else round(Fraction(self.warm_up) * 1_000_000) * self.count
             most = self.burst
             if self.borrow and weight:
                 most = (ceiling - self.burst * weight) // weight + 1
@@ -375,7 +376,7 @@ def _check(limit: Limit) -> None:
         raise ConfigError(f"limit {text}: expected a burst that this rate earns back within ten years")
     if type(lease) is not int or not 0 <= lease <= burst:
         raise ConfigError(f"limit {text}: expected a lease of 0 to {burst} requests, not {lease!r:.40}")
-    if algorithm not in NAMES:
+    if algorithm not in (*NAMES, "concurrency"):
         raise ConfigError(f"limit {text}: expected an algorithm out of {', '.join(NAMES)}, not {algorithm!r}")
     _check_algorithm(limit, text)
 

@@ -81,9 +81,11 @@ class LimitGate:
             await exchange.refuse(visit.refusal)
             visit.end()
             return
+        visit.listener = exchange
         token = seen_by_gate.set(visit.seen)
         try:
-            await self.app(scope, exchange.receive, exchange.send)
+            if visit.turn is None or await visit.gate.aturn(visit):
+                await self.app(scope, exchange.receive, exchange.send)
         except Exception as error:
             visit.failed()
             if not (await exchange.refuse_late() and isinstance(error, RateLimited)):
@@ -96,6 +98,7 @@ class LimitGate:
                 visit.failed()
         finally:
             seen_by_gate.reset(token)
+            exchange.end()
             if visit.end():
                 await visit.gate.asettle(visit)
 
@@ -122,7 +125,8 @@ class LimitGateWSGI:
     """WSGI middleware (PEP 3333): ``app.wsgi_app = LimitGateWSGI(app.wsgi_app, rules="config/")``.
 
     Options are those of `Settings`; unset ones come from ``LIMITGATE_*``. Raises `ConfigError` for a mistake in them or in the
-    rules.
+    rules. A request that a rule's ``max_delay`` makes wait for its turn sleeps in its thread. WSGI does not tell when a client
+    leaves meanwhile, so its turn is not given back.
     """
 
     def __init__(self, app: WSGIApp, **options: Unpack[WSGIOptions]) -> None:

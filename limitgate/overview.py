@@ -123,16 +123,21 @@ def _cells(each: Applied | None) -> Row:
         notes.append("per message")
     if rule.charge_if is not None:
         notes.append(f"charged {rule.charge_if}")
+    if rule.max_delay is not None:
+        notes.append(f"waits up to {rule.max_delay:g} s")
     if rule.shadow:
         notes.append("shadow")
-    if rule.reserve is not None:
-        notes.append(f"reserve {percent(rule.reserve)}")
-    if rule.priority is not None:
-        notes.append(f"priority {rule.priority}")
+    notes += _on_priorities(rule)
     if rule.on_error is not None:
         notes.append(f"on_error {rule.on_error}")
     limits = ", ".join(map(str, rule.every_limit))
     return (rule.name, limits or "exempt", ", ".join(rule.key) if limits else "", ", ".join(notes))
+
+
+def _on_priorities(rule: Rule) -> list[str]:
+    """What a rule keeps, and for whom it is."""
+    kept = [] if rule.reserve is None else [f"reserve {percent(rule.reserve)}"]
+    return kept if rule.priority is None else [*kept, f"priority {rule.priority}"]
 
 
 def _tier_cell(names: Sequence[str], rules: RuleSet) -> str:

@@ -9,6 +9,9 @@ from typing import Literal, NamedTuple
 from limitgate.algorithms.base import Amount, State
 from limitgate.limits import Windows
 
+MAX_AHEAD = 2**51
+"""Microseconds (71 years): what is booked no further ahead is remembered to the microsecond."""
+
 Verb = Literal["spend", "peek", "reset"]
 
 _CHANCE = random.SystemRandom()  # not that of an application, which may have seeded it, and another one in each fork
@@ -59,7 +62,7 @@ class Charge(NamedTuple):
     lease: Lease | None = None
     """What to take in advance and to put back, None for nothing."""
     ahead: int = 0
-    """For how long the request may wait for its turn, µs: so far ahead it can be booked."""
+    """For how long the request may wait for its turn, µs: so far ahead it can be booked. At most `MAX_AHEAD`."""
     slot: int = 0
     """What names the place that is taken, where requests in flight are counted; 0 elsewhere."""
 

@@ -35,7 +35,7 @@ Ask = tuple[str, int, Priority]
 class Bound:
     """A rule made ready: its key compiled, its windows at hand."""
 
-    __slots__ = ("_cost", "_is_graded", "_key", "_newcomers", "_owner", "_prefix", "binding", "rule")
+    __slots__ = ("_ahead", "_cost", "_is_graded", "_key", "_newcomers", "_owner", "_prefix", "binding", "rule")
 
     def __init__(
         self,
@@ -54,6 +54,7 @@ class Bound:
         self._newcomers = newcomers if self._key.is_inventable else None
         self.binding = not (shadow or rule.shadow)
         self._prefix = f"{key_prefix}:{rule.name}:"
+        self._ahead = rule.ahead
         self._cost = None if callable(rule.cost) else rule.cost
         self._is_graded = rule.reserve is not None
 
@@ -72,7 +73,7 @@ class Bound:
         """The charges for what was asked, one for each bucket."""
         key, binding, name = self._prefix + self._key.digest(text), self.binding, self.rule.name
         buckets = [(each, min(cost, 1) if each.has_slots else cost) for each in self.rule.buckets_for(priority)]
-        return [Charge(key + windows.suffix, windows, cost, binding, name) for windows, cost in buckets]
+        return [Charge(key + windows.suffix, windows, cost, binding, name, ahead=self._ahead) for windows, cost in buckets]
 
     def _opened(self, newcomers: Newcomers, text: str, subject: Subject) -> str:
         """The text of a bucket that was not known; of its source's overflow bucket where that has opened too many."""

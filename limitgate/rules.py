@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
@@ -19,8 +20,10 @@ from pydantic import (
     model_validator,
 )
 
+from limitgate.algorithms import ALGORITHMS
 from limitgate.algorithms.fixed_window import ALIGNED
 from limitgate.callers import DEFAULT_TIER, Callers, KnownCaller, Text
+from limitgate.durations import seconds_of
 from limitgate.errors import ConfigError
 from limitgate.keys import check_part
 from limitgate.limits import NAMES, SECONDS, Limit, Windows, as_limit, buckets_of
@@ -36,6 +39,9 @@ Cost = int | Callable[[Request], int]
 Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9._-]{1,64}\z")]
 Count = Annotated[int, Field(strict=True, ge=1)]
 
+MAX_DELAY = 60.0
+"""Seconds that a request may be made to wait for its turn."""
+
 _STATUS_CLASSES = frozenset({"1xx", "2xx", "3xx", "4xx", "5xx"})
 _METHOD = re.compile(r"[A-Za-z][A-Za-z-]*", re.ASCII)
 _QUICK = {"qps": "{}/second", "qpm": "{}/minute", "qph": "{}/hour", "qpd": "{}/day", "concurrency": "{} at once"}
@@ -49,6 +55,12 @@ def _status_or_class(value: object) -> int | str:
     if (type(value) is int and 100 <= value <= 599) or (isinstance(value, str) and value in _STATUS_CLASSES):
         return value
     raise ConfigError(f"{value!r:.80} is no status, expected a number such as 401 or a class such as 5xx")
+
+
+def _delay(value: object) -> float | None:
+    if value is None or 0 < (seconds := seconds_of(value)) <= MAX_DELAY:
+        return None if value is None else seconds
+    raise ConfigError(f"{value!r:.80} is no delay, expected more than 0 and at most {MAX_DELAY:g} seconds")
 
 
 Status = Annotated[int | str, PlainValidator(_status_or_class)]
@@ -106,6 +118,7 @@ class RuleOptions(TypedDict, total=False):
     lease: int
     algorithm: str | None
     align: str | None
+    max_delay: float | str | None
     priority: Priority | None
     reserve: str | float | Fraction | None
 
@@ -157,6 +170,8 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     """How requests are counted, for limits that say nothing about it; see docs/algorithms.md."""
     align: StrictStr | None = None
     """Where a ``fixed_window`` begins, as a limit's own; of a time zone only windows of whole days do, if there are any."""
+    max_delay: Annotated[float | None, PlainValidator(_delay)] = None
+    """For how long a request may wait for its turn instead of being refused: seconds, ``2s``, ``500ms``."""
     priority: Priority | None = None
     """The priority under this rule; that of the caller if not given, which is normal for those who have none."""
     reserve: Annotated[Fraction, PlainValidator(share_of)] | None = None
@@ -269,6 +284,11 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         """Whether it counts something else than requests, so that `Decision.settle` is about it."""
         return self.cost != 1
 
+    @property
+    def ahead(self) -> int:
+        """How far ahead a turn may be booked, in whole µs; 0 where nobody waits."""
+        return math.ceil((self.max_delay or 0) * 1_000_000)
+
     def cost_of(self, request: Request) -> int:
         """What this request costs. Raises `TypeError` or `ValueError` where a callable gives no valid cost."""
         return check_cost(self.cost(request)) if callable(self.cost) else self.cost
@@ -290,6 +310,8 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             raise ConfigError(message, (field,))
         if self.exempt and self.per == "message":
             raise ConfigError(f"rule {self.name!r} is exempt, expected no per: exempt requests have no limits at all", ("per",))
+        if self.max_delay is not None:
+            self._check_delay()
         if not self.exempt and not limits:
             raise ConfigError(
                 f"rule {self.name!r} has no limit, expected limits, qps, qpm, qph, qpd or concurrency", ("limits",)
@@ -310,9 +332,33 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             return
         if self.exempt:
             raise ConfigError(f"rule {self.name!r} is exempt, expected no reserve", ("reserve",))
+        what = None
         if any(limit.lease for limit in self.every_limit):
-            message = f"rule {self.name!r} has a lease, which is taken for any priority, expected no reserve"
-            raise ConfigError(message, ("reserve",))
+            what = "has a lease, which is taken for any priority"
+        elif any(limit.borrow for limit in self.every_limit):
+            what = "has a limit that lets borrow, so that any priority may take everything"
+        elif self.max_delay is not None:
+            what = "has a max_delay, and turns come one after the other, whatever their priority"
+        if what is not None:
+            raise ConfigError(f"rule {self.name!r} {what}, expected no reserve", ("reserve",))
+
+    def _check_delay(self) -> None:
+        """Whether requests can wait: their turns have to be booked, one by one, in a bucket that can make them wait."""
+        unable = next((limit for limit in self.every_limit if not ALGORITHMS[limit.algorithm].BOOKS), None)
+        if unable is not None:
+            able = ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.BOOKS)
+            what, expected = f"has a {unable.algorithm}, in which no turn can be booked", f"{able}, or no max_delay"
+        elif any(windows.lease for windows in self.buckets):
+            what, expected = "has a lease, which is for requests that nobody holds up", "no lease, or no max_delay"
+        elif self.exempt:
+            what, expected = "is exempt", "no max_delay: exempt requests have no limits at all"
+        elif self.per == "message":
+            what, expected = "counts messages, which cannot wait", "no max_delay"
+        elif self.shadow:
+            what, expected = "is a shadow, which never holds anybody up", "no max_delay"
+        else:
+            return
+        raise ConfigError(f"rule {self.name!r} {what}, expected {expected}", ("max_delay",))
 
 
 class RuleSet:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -80,8 +80,8 @@ class Verbs:
 
     def _refunding(self, key: str, limits: Limits, cost: int) -> Steps[Decision]:
         check_cost(cost)
-        yield from self._planned("spend", key, limits, 1)  # what cannot be taken cannot be refunded
         plan = yield from self._planned("peek", key, limits, 1)
+        _check_are_no_slots(charge.windows for charge in plan.charges)
         charges = [charge if charge.windows.algorithm.SILENT else _refunded(charge, cost) for charge in plan.charges]
         plan = plan._replace(charges=tuple(charges))
         return decide(plan, (yield plan, self._timeout))
@@ -211,8 +211,8 @@ class Verbs:
             buckets = _buckets(*limits)
         except TypeError:  # unhashable, so no limit either
             buckets = buckets_of(tuple(as_limit(limit) for limit in limits))
-        if verb == "spend" and any(each.has_slots for each in buckets):
-            raise ConfigError("nobody would ever give this place back, expected slot(...) for what is under way at once")
+        if verb == "spend":
+            _check_are_no_slots(buckets)
         charges = [Charge(name + each.suffix, each, cost, binding=True, rule=None) for each in buckets]
         if verb != "reset":  # a ban is no limit that one could be asked to forget
             charges.append(_ban_of(name, cost))
@@ -229,6 +229,12 @@ def key_of(key: KeyOf, function: Callable[..., Any], args: Sequence[Any], kwargs
     if key is None:
         return f"{function.__module__}.{function.__qualname__}"
     return key(*args, **kwargs) if callable(key) else key
+
+
+def _check_are_no_slots(buckets: Iterable[Windows]) -> None:
+    """Raise `ConfigError` for places of what is under way: with most verbs nobody would ever give them back."""
+    if any(windows.has_slots for windows in buckets):
+        raise ConfigError("nobody would give back what is 'at once', expected slot(...) for that, or peek and reset")
 
 
 @lru_cache(maxsize=4096)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from limitgate.callers import Caller
 from limitgate.decision import Decision, Settlement
 from limitgate.decorators import Mark
-from limitgate.headers import Fields, Refusal
+from limitgate.headers import Fields, Refusal, unavailable
 from limitgate.plan import Plan, Reading
 from limitgate.planner import Considered
 from limitgate.request import Request
@@ -31,6 +31,17 @@ class Taken(NamedTuple):
         """The same with other costs of its charges."""
         charges = tuple([charge._replace(cost=cost) for charge, cost in zip(self.plan.charges, costs)])
         return self._replace(plan=self.plan._replace(charges=charges))
+
+
+class Turn(NamedTuple):
+    """A turn that was booked, which is yet to come."""
+
+    due: int
+    """When it comes by the store's clock, Unix µs."""
+    at: float
+    """When it comes by this process' monotonic clock, in seconds."""
+    taken: tuple[Taken, ...]
+    """What was booked for it."""
 
 
 class Wrong(NamedTuple):
@@ -64,6 +75,10 @@ class Visit:
     """Whether some of that are places for requests in flight, which it keeps until it is over."""
     is_sent = False
     """Whether the application has given all of its response, so that it is in flight no longer."""
+    turn: Turn | None = None
+    """What it has to wait for before it goes on; what was booked for that is not yet among what was taken."""
+    listener: Any = None
+    """Whatever hears that a client leaves while it waits, see `Exchange.stays_until`; None where nobody does."""
     waited = 0.0
     """Seconds for which it has waited for the store so far."""
 
@@ -96,6 +111,12 @@ class Visit:
         self.settlement.is_over = self.is_sent = True
         vars(self).pop("request", None)  # a WSGI environ has this visit in it
         return self.may_be_wrong
+
+    def had_turn(self, turn: Turn, *, stays: bool) -> None:
+        """Its turn has come, or it was given up: then the request is refused, as if it had never come."""
+        self.taken += turn.taken
+        if not stays:
+            self.refusal = unavailable()
 
     def abandon(self) -> None:
         """Nobody can be asked any more to put anything right, so what was charged stays."""

@@ -92,12 +92,19 @@ class Guava:
         self.owed += cost + self._requests(rate.toll(self.taken) - rate.toll(before))
         self.owed = min(self.owed, LONGEST_US / rate.stable)
 
-    def put_back(self, cost: Fraction, permits: Fraction, since_us: int) -> None:
-        """Give back the last that was taken, which has been paid for by the time since: that has cooled the limiter instead."""
+    def put_back(self, cost: Fraction, permits: Fraction, since_us: int, grace_us: int, turn_us: int) -> None:
+        """Give back the last that was taken, which has been paid for by the time since: that has cooled the limiter instead.
+
+        A turn that is still ahead stays taken if more is owed than there would be if it were the last one.
+        """
         rate = rate_of(self.limit)
-        before, self.taken = self.taken, max(Fraction(0), self.taken - permits)
-        cost += self._requests(rate.toll(before) - rate.toll(self.taken))
-        paid = min(cost, since_us / rate.stable)
+        before = self.taken
+        other = max(Fraction(0), self.taken - permits)
+        cost += self._requests(rate.toll(before) - rate.toll(other))
+        if turn_us > since_us and self.owed >= cost + (grace_us + 1 - since_us) / rate.stable:
+            return
+        self.taken = other
+        paid = min(cost, max(0, since_us - grace_us) / rate.stable)
         self.owed = max(Fraction(0), self.owed - (cost - paid))
         self.taken = max(Fraction(0), self.taken - paid)
 

@@ -3,6 +3,9 @@
 A bucket owes requests. Time pays them back at count per period, never below nothing. What it owes is kept as requests when
 a limit's count changes: paid back under the old count up to the moment when the new one is first seen, refused or not, and
 from then on under the new one. A limit that lets borrow looks for room for one request only, and lets the bucket owe for all.
+
+A request that does not fit yet may be booked ahead, where it may wait for its turn. A turn is given back only while nobody has
+one behind it: those keep theirs.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from functools import lru_cache
 from limitgate.limits import Limit
 from limitgate.plan import Charge, Lease, Plan
 
-FIELDS = ("allowed", "limit", "remaining", "retry_after", "reset_after", "granted", "rule", "degraded", "shadow")
+FIELDS = ("allowed", "limit", "remaining", "retry_after", "reset_after", "granted", "rule", "degraded", "shadow", "delay")
 WINDOW_FIELDS = ("rule", "limit", "period", "remaining", "used", "reset_after", "retry_after")
 LONGEST_US = 2**52
 """A debt that a lowered limit has stretched is cut off at this many microseconds (142 years)."""
@@ -105,6 +108,8 @@ class Oracle:
     def __init__(self) -> None:
         self.buckets: dict[str, Bucket] = {}
         self.clock_steps = 0
+        self.left = self.kept = 0
+        """How often a turn that was still ahead was given back, and how often it was not, as others were behind it."""
 
     def ask(self, plan: Plan, now: int) -> Answer:
         """Carry out a plan and say what must be reported about it."""
@@ -113,7 +118,7 @@ class Oracle:
             owed = [[Debt(Fraction(0), debt.count, debt.period) for debt in debts] for debts in owed]
         for place, charge in enumerate(plan.charges):
             if charge.lease is not None:
-                owed[place] = _put_right(charge.lease, owed[place], now)
+                owed[place] = self._put_right(charge, charge.lease, owed[place], now)
                 self._write(charge, owed[place], now)
         fits = [_fits(charge, debts) for charge, debts in zip(plan.charges, owed, strict=True)]
         allowed = all(fit or not charge.binding for charge, fit in zip(plan.charges, fits, strict=True))
@@ -124,7 +129,9 @@ class Oracle:
                 owed[place] = _taken(charge, owed[place])
             if plan.verb == "reset" or (takes and charge.cost):
                 self._write(charge, owed[place], now)
-        return Answer(now, before, *_decision(plan, owed, fits, allowed=allowed))
+        decision, windows = _decision(plan, owed, fits, allowed=allowed)
+        decision["delay"] = _delay(plan, before) if allowed and plan.verb == "spend" else 0.0
+        return Answer(now, before, decision, windows)
 
     def _read(self, charge: Charge, now: int) -> list[Debt]:
         bucket = self.buckets.get(charge.key, Bucket(now))
@@ -139,13 +146,33 @@ class Oracle:
         bucket.put(charge.windows.limits, debts)
         self.buckets[charge.key] = bucket
 
+    def _put_right(self, charge: Charge, lease: Lease, debts: list[Debt], now: int) -> list[Debt]:
+        """The debts after requests are put back or taken on top, less those that time has paid back since the grace ended."""
+        right = []
+        for debt, ticks, grace, limit in zip(debts, lease.back, lease.grace, charge.windows.limits, strict=True):
+            speed, elapsed = rate(debt.count, debt.period), max(0, now - lease.as_of)
+            since = max(0, elapsed - grace) * speed
+            requests = Fraction(ticks, debt.period * 1_000_000)
+            if_last = requests + (grace + 1 - elapsed) * speed
+            if requests > 0 and if_last > limit.burst:
+                if debt.requests >= if_last:
+                    requests = Fraction(0)
+                    self.kept += 1
+                else:
+                    self.left += 1
+            left = max(requests - since, Fraction(0)) if requests > 0 else min(requests + since, Fraction(0))
+            owed = max(debt.requests - left, Fraction(0))
+            right.append(Debt(min(owed, LONGEST_US * rate(debt.count, debt.period)), debt.count, debt.period))
+        return right
+
 
 def _fits(charge: Charge, debts: list[Debt]) -> bool:
-    if not charge.cost:
-        return True
     windows = zip(charge.windows.limits, debts, strict=True)
-    return all(
-        debt.requests + _room_for(charge, limit) <= limit.burst and not _is_too_much(charge, limit) for limit, debt in windows
+    return not charge.cost or all(
+        not _is_too_much(charge, limit)
+        and debt.requests + _room_for(charge, limit) <= limit.burst + charge.ahead * rate(limit.count, limit.period)
+        and (not limit.borrow or debt.requests + charge.cost <= LONGEST_US * rate(limit.count, limit.period))
+        for limit, debt in windows
     )
 
 
@@ -161,16 +188,15 @@ def _is_too_much(charge: Charge, limit: Limit) -> bool:
     return charge.cost > limit.burst
 
 
-def _put_right(lease: Lease, debts: list[Debt], now: int) -> list[Debt]:
-    """The debts after requests are put back or taken on top, less those that time has paid back since the grace ended."""
-    right = []
-    for debt, ticks, grace in zip(debts, lease.back, lease.grace, strict=True):
-        since = max(0, max(0, now - lease.as_of) - grace) * rate(debt.count, debt.period)
-        requests = Fraction(ticks, debt.period * 1_000_000)
-        left = max(requests - since, Fraction(0)) if requests > 0 else min(requests + since, Fraction(0))
-        owed = max(debt.requests - left, Fraction(0))
-        right.append(Debt(min(owed, LONGEST_US * rate(debt.count, debt.period)), debt.count, debt.period))
-    return right
+def _delay(plan: Plan, owed: list[list[Fraction]]) -> float:
+    """Seconds until everything that may be waited for fits."""
+    turns = [
+        math.ceil((requests + _room_for(charge, limit) - limit.burst) / rate(limit.count, limit.period))
+        for charge, before in zip(plan.charges, owed, strict=True)
+        for limit, requests in zip(charge.windows.limits, before, strict=True)
+        if charge.binding and charge.ahead and charge.cost
+    ]
+    return max(0, 0, *turns) / 1_000_000
 
 
 def _taken(charge: Charge, debts: list[Debt]) -> list[Debt]:
@@ -207,8 +233,8 @@ def _decision(
 
 def _window(charge: Charge, limit: Limit, debt: Debt, *, fits: bool) -> tuple[object, ...]:
     over = debt.requests + _room_for(charge, limit) - limit.burst
-    never = _is_too_much(charge, limit)
-    wait = math.inf if never else math.ceil(max(over, 0) / rate(limit.count, limit.period)) / 1_000_000
+    turn = math.ceil(max(over, 0) / rate(limit.count, limit.period))
+    wait = math.inf if _is_too_much(charge, limit) else max(0, turn - charge.ahead) / 1_000_000
     return (
         charge.rule,
         limit.burst,

@@ -162,9 +162,7 @@ def check(scripted: Scripted, seeds: range) -> None:
             assert told(plan, answers.readings[0]) == expected, f"script, seed {seed}, step {step}"
             reading = memory.spend(plan)
             assert told(plan, reading) == expected, f"memory, seed {seed}, step {step}"
-            assert decide(plan, answers.readings[0]) == decide(plan, reading)._replace(
-                evidence=decide(plan, answers.readings[0]).evidence
-            ), f"decision, seed {seed}, step {step}"
+            assert decide(plan, answers.readings[0])[:7] == decide(plan, reading)[:7], f"seed {seed}, step {step}"
             assert not answers.unreadable
         next(replies)
 
@@ -212,11 +210,12 @@ def test_histories_of_places_meet_every_case() -> None:
     assert min(seen.values()) > 30, seen
 
 
-@given(rnd=st.randoms(use_true_random=False))
-def test_never_more_than_the_count_property(rnd: random.Random) -> None:
+@given(seed=st.integers(0))
+def test_never_more_than_the_count_property(seed: int) -> None:
     """Whatever is taken, given back and renewed, no more places are ever taken than the count says."""
+    rnd = random.Random(seed)
     store, names = MemoryStore(clock := Clock()), [1]
-    for _ in range(30):
+    for _ in range(12):
         clock.advance(us=rnd.choice(STEPS))
         plan = a_plan(rnd, ["key"], names)
         plan = plan._replace(charges=tuple([charge._replace(windows=windows_of("3 at once")) for charge in plan.charges]))

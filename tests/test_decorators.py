@@ -27,7 +27,8 @@ from starlette.routing import Host, Mount, Route, Router, WebSocketRoute
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.middleware.proxy_fix import ProxyFix
 
-from limitgate import ConfigError, LimitGate, LimitGateWSGI, MemoryStore, Rule, exempt, limit
+from limitgate import ConfigError, Limit, LimitGate, LimitGateWSGI, MemoryStore, Rule, exempt, limit
+from limitgate.decorators import marks_of
 from tests.clock import Clock
 from tests.doors import Reply, Wire, asgi_reply, asgi_through_httpx, handshake, http_scope, run_wsgi, wsgi_environ, wsgi_reply
 
@@ -791,6 +792,18 @@ def test_a_decorated_place_is_limited(place: Place) -> None:
     (name,) = policies(third)
     assert re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name)
     assert third.wait == 30
+
+
+def test_how_a_decorator_counts() -> None:
+    """``algorithm`` and ``align`` are for the limits of a decorator, as on rules."""
+
+    @limit("2/day", qpm=9, algorithm="fixed_window", align="Europe/Berlin")
+    def view() -> None:
+        """A view."""
+
+    (rule,) = marks_of(view)
+    days, minutes = Limit("2/day", algorithm="fixed_window", align="Europe/Berlin"), Limit("9/minute", algorithm="fixed_window")
+    assert rule.every_limit == (days, minutes)
 
 
 def test_an_exempt_place_is_never_limited(place: Place) -> None:

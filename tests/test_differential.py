@@ -17,8 +17,9 @@ from hypothesis import given, strategies as st
 from limitgate import Limit, Limiter, MemoryStore, RedisStore
 from limitgate.decision import Decision, decide
 from limitgate.limits import Windows, windows_of
-from limitgate.plan import Charge, Lease, Plan, Reading
+from limitgate.plan import MAX_AHEAD, Charge, Lease, Plan, Reading, read
 from limitgate.stores import wire
+from limitgate.stores.corrections import undoing
 from tests.clock import Clock
 from tests.oracle import FIELDS, WINDOW_FIELDS, Answer, Oracle
 from tests.redis_server import RedisServer
@@ -47,6 +48,7 @@ COSTS = (0, 1, 1, 1, 1, 2, 3, 10, 1000, 10**12, 10**30)
 FORWARD = (0, 0, 1, 2, 1000, 333_333, 10**6, 10**7, 3_600 * 10**6, 86_400 * 10**6, 400 * 86_400 * 10**6)
 LONGEST_WAIT = 366 * 86_400 * 10
 """Seconds that a history may wait for what was promised: at most what a full bucket takes, so that the clock stays exact."""
+AHEAD = (0, 0, 0, 1, 1000, 333_333, 10**6, 6 * 10**7, 10**10, MAX_AHEAD)
 BACK = (-1, -2, -333_333, -(10**7), -3_600 * 10**6)
 
 
@@ -78,12 +80,23 @@ def a_plan(rnd: random.Random, buckets: dict[str, list[Windows]], now: int | Non
     for key in rnd.sample(list(buckets), rnd.choice((1, 1, len(buckets)))):
         windows = rnd.choice(buckets[key])
         cost = rnd.choice((*COSTS, windows.limits[0].burst, windows.limits[-1].burst + 1))
-        charges.append(Charge(key, windows, cost, rnd.random() < 0.75, rnd.choice((None, "a", "b"))))
+        charges.append(Charge(key, windows, cost, rnd.random() < 0.75, rnd.choice((None, "a", "b")), ahead=rnd.choice(AHEAD)))
     if now is not None and rnd.random() < 0.15:
         return Plan(
-            tuple([charge._replace(cost=0, lease=a_correction(rnd, charge.windows, now)) for charge in charges]), "peek"
+            tuple([charge._replace(cost=0, ahead=0, lease=a_correction(rnd, charge.windows, now)) for charge in charges]),
+            "peek",
         )
     return Plan(tuple(charges), rnd.choice(("spend",) * 12 + ("peek", "peek", "reset")))
+
+
+def a_turn(rnd: random.Random, buckets: dict[str, list[Windows]]) -> Plan:
+    """A request that is ready to wait for its turn: buckets are used up quickly and more is booked ahead."""
+    charges = []
+    for key, windows in buckets.items():
+        (limits, *_), ahead = [each.limits for each in windows], rnd.choice(AHEAD[-2:])
+        cost = min([rnd.choice((1, 10**18)), *[limit.burst for limit in limits]])
+        charges.append(Charge(key, windows[0], cost, rnd.random() < 0.9, rnd.choice((None, "a")), ahead=ahead))
+    return Plan(tuple(charges))
 
 
 def a_correction(rnd: random.Random, windows: Windows, now: int) -> Lease:
@@ -96,11 +109,20 @@ def a_correction(rnd: random.Random, windows: Windows, now: int) -> Lease:
     return Lease(0, now - rnd.choice((0, 0, 1, 1000, 333_333, 10**7, 10**11, -5)), back, grace)
 
 
+def left(event: Event) -> Plan | None:
+    """What gives back what an event took that was booked ahead; None where it took nothing, or is a correction itself."""
+    weights = [charge.windows.weights for charge in event.plan.charges]
+    states = [[int(owed * weight) for owed, weight in zip(*each, strict=True)] for each in zip(event.answer.debts, weights)]
+    if event.plan.verb != "spend" or not event.answer.decision["delay"]:
+        return None
+    return undoing(event.plan, read(event.plan.charges, event.answer.now, states))
+
+
 def a_step(rnd: random.Random, answer: Answer | None, *, back: bool) -> int:
     """Microseconds to the next event: often just what the last answer promised, or one off it."""
     if back and rnd.random() < 0.15:
         return rnd.choice(BACK)
-    waits = [answer.decision["retry_after"], answer.decision["reset_after"]] if answer else []
+    waits = [answer.decision[wait] for wait in ("retry_after", "reset_after", "delay")] if answer else []
     waits = [round(wait * 1_000_000) for wait in waits if 0 < wait < LONGEST_WAIT]
     if waits and rnd.random() < 0.4:
         return max(0, rnd.choice(waits) + rnd.choice((-1, 0, 0, 1)))
@@ -112,9 +134,12 @@ def history(rnd: random.Random, oracle: Oracle, size: int = 12, *, back: bool = 
     name = uuid4().hex
     buckets = {f"{name}:{number}": some_windows(rnd) for number in range(rnd.choice((1, 2, 3)))}
     now, events = 1_790_000_000_000_000 + rnd.randrange(10**9), []
+    queue = rnd.random() < 0.25
     for _ in range(size):
-        now += a_step(rnd, events[-1].answer if events else None, back=back)
-        plan = a_plan(rnd, buckets, now)
+        now += rnd.choice(FORWARD[:7]) if queue else a_step(rnd, events[-1].answer if events else None, back=back)
+        plan = a_turn(rnd, buckets) if queue and rnd.random() < 0.9 else a_plan(rnd, buckets, now)
+        if events and rnd.random() < (0.5 if queue else 0.1):
+            plan = left(rnd.choice(events[-4:])) or plan
         events.append(Event(plan, oracle.ask(plan, now)))
     return events
 
@@ -239,9 +264,8 @@ def test_dropping_expired_buckets_changes_nothing(rnd: random.Random) -> None:
 
 def test_histories_meet_every_case() -> None:
     """The generated histories are worth something: each kind of event and of answer is common among them."""
-    seen = dict.fromkeys(
-        ("refused", "shadow", "forever", "equal periods", "other count", "part", "back", "cost 0", "put right", "borrowed"), 0
-    )
+    seen = dict.fromkeys(("refused", "shadow", "forever", "equal periods", "other count", "part", "back", "cost 0"), 0)
+    seen |= dict.fromkeys(("put right", "borrowed", "booked", "booked out", "turn left", "turn kept"), 0)
     for seed in range(300):
         oracle = Oracle()
         events = history(random.Random(seed), oracle)
@@ -252,12 +276,16 @@ def test_histories_meet_every_case() -> None:
             seen["shadow"] += decision["shadow"]
             seen["forever"] += decision["retry_after"] == math.inf
             seen["put right"] += event.plan.charges[0].lease is not None
+            seen["booked"] += decision["delay"] > 0
+            seen["booked out"] += 0 < decision["retry_after"] < math.inf and event.plan.charges[0].ahead > 0
             seen["cost 0"] += any(charge.cost == 0 for charge in event.plan.charges)
             for charge in event.plan.charges:
                 limits.setdefault(charge.key, set()).add(charge.windows.limits)
                 borrows = any(limit.borrow and charge.cost > limit.burst for limit in charge.windows.limits)
                 seen["borrowed"] += borrows and bool(decision["granted"])
         seen["back"] += oracle.clock_steps
+        seen["turn left"] += oracle.left
+        seen["turn kept"] += oracle.kept
         for asked in limits.values():
             periods = [[limit.period for limit in each] for each in asked]
             seen["equal periods"] += any(len(set(each)) < len(each) for each in periods)

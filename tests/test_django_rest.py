@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.urls import path
 
-from limitgate import ConfigError, MemoryStore, Rule
+from limitgate import ConfigError, Limit, MemoryStore, Rule
 from limitgate.rules import ChargeIf
 from tests.clock import Clock
 from tests.django_app import WAYS, Project, Way
@@ -233,3 +233,14 @@ def test_a_slip_is_no_silent_default(attributes: dict[str, Any], expected: str) 
     with pytest.raises(ConfigError, match=expected):
         type("Wrong", (Throttle,), attributes)
     type("Right", (Throttle,), {"limits": ("2/minute",), "_mine": 1, "wait": Throttle.wait, "helper": property(str)})
+
+
+def test_how_a_throttle_counts() -> None:
+    """``algorithm`` and ``align`` are for the limits of a throttle, as on rules."""
+
+    class Daily(Throttle):
+        limits = ("2/day",)
+        algorithm = "fixed_window"
+        align = "Europe/Berlin"
+
+    assert Daily.rule.every_limit == (Limit("2/day", algorithm="fixed_window", align="Europe/Berlin"),)

@@ -25,6 +25,7 @@ from limitgate import (
     Caller,
     ConfigError,
     Decision,
+    Limit,
     LimitGate,
     MemoryStore,
     RateLimited,
@@ -162,6 +163,16 @@ def test_the_cost_of_a_request() -> None:
     store = gated(app)
     assert statuses(app, *["/hello"] * 2) == [200, 429]
     assert used(store) == {"three": 3, "asks": 6}
+
+
+def test_how_requests_are_counted() -> None:
+    """``algorithm`` and ``align`` are for the limits of a dependency, as on rules."""
+    window = RateLimit("2/day", name="window", algorithm="fixed_window", align="Europe/Berlin")
+    assert window.rule.every_limit == (Limit("2/day", algorithm="fixed_window", align="Europe/Berlin"),)
+    app = one(RateLimit("9/minute", name="log", algorithm="sliding_log"), window)
+    gated(app)
+    assert statuses(app, *["/hello"] * 3) == [200, 200, 429]
+    assert refused_by(client(app).get("/hello")) == ["window"]
 
 
 def test_methods() -> None:

@@ -39,7 +39,16 @@ STORES = {
     ),
 }
 LAYERS = (
-    {"algorithms.base", "algorithms.gcra", "algorithms.sliding_log", "algorithms.warm_up", "diagnosis", "errors", "forks"},
+    {
+        "algorithms.base",
+        "algorithms.gcra",
+        "algorithms.sliding_log",
+        "algorithms.warm_up",
+        "diagnosis",
+        "errors",
+        "forks",
+        "inbox",
+    },
     {
         "algorithms.ban",
         "algorithms.concurrency",
@@ -64,7 +73,7 @@ LAYERS = (
     {"openapi", "overview", "planner", "routes.django", "routes.flask", "routes.starlette", "settings"},
     {"steps", "visit"},
     {"holding"},
-    {"fallback", "slot"},
+    {"fallback", "slot", "turns"},
     {"gate"},
     {"exchange", "front", "verbs"},
     {"limiter"},

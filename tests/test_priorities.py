@@ -100,6 +100,8 @@ MISTAKES = [
     ({"limits": [{"limit": "10/second", "warm_up": 5}]}, "has room for 1 of which"),
     ({"limits": ["100/minute"], "lease": 10}, "has a lease, which is taken for any priority, expected no reserve"),
     ({"limits": [{"limit": "100/minute", "lease": 10}]}, "expected no reserve"),
+    ({"limits": [{"limit": "100/minute", "borrow": True}]}, "lets borrow, so that any priority may take everything"),
+    ({"limits": ["100/minute"], "max_delay": 1}, "has a max_delay, and turns come one after the other"),
     ({"exempt": True}, "is exempt, expected no reserve"),
     ({"limits": ["100/minute"], "cost": 61}, "cost 61 never fits into 100/minute burst 60, expected at most 60"),
     ({"limits": ["100/minute"], "cost": 81, "priority": "normal"}, "expected at most 80"),
@@ -199,7 +201,7 @@ def test_in_a_rule_file(tmp_path: Path) -> None:
 rules:
   - name: shared
     key: [global]
-    limits: ["10/second", {{limit: 10/second, borrow: true}}]
+    limits: ["10/second", {{limit: 10/day, algorithm: sliding_log}}]
     reserve: 20%
     priority: low
   - {{name: other, qpm: 10, reserve: 0.2}}
@@ -238,8 +240,8 @@ def store(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("site", SITES, ids=lambda site: site.door)
 @pytest.mark.parametrize(
     "limit",
-    [Limit("10/day", borrow=True), *[Limit("10 per 366 days", algorithm=name) for name in COUNTING]],
-    ids=["borrow", *COUNTING],
+    [Limit("10 per 366 days", algorithm=name) for name in COUNTING],
+    ids=COUNTING,
 )
 def test_low_is_refused_first_and_high_last(site: type[Site], store: str, limit: Limit) -> None:
     """In a limit that all share low is refused first, then normal, and high gets all of it; headers say what each has."""

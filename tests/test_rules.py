@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ def test_a_rule_is_what_the_contract_says_by_default() -> None:
     assert (rule.shadow, rule.exempt) == (False, False)
     assert (rule.lease, rule.buckets[0].lease) == (0, 0)
     assert (rule.charge_if, rule.per) == (None, "request")
+    assert (rule.max_delay, rule.ahead) == (None, 0)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +113,16 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"limits": [], "exempt": 1}, "exempt"),
     ({"exempt": True}, "exempt"),
     ({"limits": [], "qps": 1, "exempt": True}, "exempt"),
+    ({"algorithm": "magic"}, "algorithm"),
+    ({"algorithm": ""}, "algorithm"),
+    ({"algorithm": 5}, "algorithm"),
+    ({"algorithm": "ban"}, "algorithm"),
+    ({"limits": [], "exempt": True, "algorithm": "gcra"}, "algorithm"),
+    ({"align": "utc"}, "align"),
+    ({"align": ""}, "align"),
+    ({"algorithm": "fixed_window", "align": ""}, "align"),
+    ({"algorithm": "fixed_window", "align": "Mars/Olympus"}, "align"),
+    ({"algorithm": "fixed_window", "lease": 2}, "lease"),
     ({"lease": -1}, "lease"),
     ({"lease": 10}, "lease"),
     ({"lease": 1.0}, "lease"),
@@ -148,6 +160,24 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"charge_if": {"status": [401]}, "limits": [{"limit": "5/s", "lease": 5}]}, "charge_if"),
     ({"charge_if": {"status": [401]}, "per": "message"}, "charge_if"),
     ({"charge_if": {"status": [401]}, "limits": [], "exempt": True}, "charge_if"),
+    ({"max_delay": 0}, "max_delay"),
+    ({"max_delay": "0s"}, "max_delay"),
+    ({"max_delay": -1}, "max_delay"),
+    ({"max_delay": 60.001}, "max_delay"),
+    ({"max_delay": "61s"}, "max_delay"),
+    ({"max_delay": "2m"}, "max_delay"),
+    ({"max_delay": "2"}, "max_delay"),
+    ({"max_delay": "soon"}, "max_delay"),
+    ({"max_delay": True}, "max_delay"),
+    ({"max_delay": float("nan")}, "max_delay"),
+    ({"max_delay": [2]}, "max_delay"),
+    ({"max_delay": 2, "lease": 2}, "max_delay"),
+    ({"max_delay": 2, "limits": [{"limit": "5/s", "lease": 2}]}, "max_delay"),
+    ({"max_delay": 2, "limits": [], "exempt": True}, "max_delay"),
+    ({"max_delay": 2, "per": "message"}, "max_delay"),
+    ({"max_delay": 2, "shadow": True}, "max_delay"),
+    ({"max_delay": 2, "limits": [{"limit": "5/s", "algorithm": "fixed_window"}]}, "max_delay"),
+    ({"max_delay": 2, "limits": ["5/s", {"limit": "5/m", "algorithm": "fixed_window"}]}, "max_delay"),
     ({"per": "handshake"}, "per"),
     ({"per": "Message"}, "per"),
     ({"per": None}, "per"),
@@ -187,6 +217,36 @@ def test_the_lease_of_a_rule_is_for_limits_without_their_own(rule: Rule, expecte
     """A rule's lease goes to all its limits, those of qps, qpm, qph and qpd too, but for those that have one."""
     assert [limit.lease for limit in rule.every_limit] == expected
     assert rule.buckets[0].lease == min(expected)
+
+
+FIXED = {"algorithm": "fixed_window"}
+BERLIN = {**FIXED, "align": "Europe/Berlin"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (Rule("r", "5/s", algorithm="sliding_log"), [Limit("5/s", algorithm="sliding_log")]),
+        (Rule("r", qps=5, qpd=9, **FIXED), [Limit("5/s", **FIXED), Limit("9/d", **FIXED)]),
+        (Rule("r", "5/s", Limit("9/d", **FIXED)), [Limit("5/s"), Limit("9/d", **FIXED)]),
+        (Rule("r", "5/s", Limit("9/d", algorithm="gcra"), **FIXED), [Limit("5/s", **FIXED), Limit("9/d")]),
+        (Rule("r", Limit("9/m", lease=3), "5/s", algorithm="gcra", lease=2), [Limit("9/m", lease=3), Limit("5/s", lease=2)]),
+        (Rule("r", qps=5, qpd=9, **BERLIN), [Limit("5/s", **FIXED), Limit("9/d", **BERLIN)]),
+        (Rule("r", qpd=9, **FIXED, align="first-request"), [Limit("9/d", **FIXED, align="first-request")]),
+        (
+            Rule("r", "1/d", Limit("9/d", **FIXED), align="Asia/Beirut"),
+            [Limit("1/d"), Limit("9/d", **FIXED, align="Asia/Beirut")],
+        ),
+        (
+            Rule("r", Limit("1/d", **FIXED, align="utc"), "9/d", **BERLIN),
+            [Limit("1/d", **FIXED, align="utc"), Limit("9/d", **BERLIN)],
+        ),
+    ],
+    ids=itertools.count(),
+)
+def test_a_rule_says_how_limits_count_that_do_not(rule: Rule, expected: list[Limit]) -> None:
+    """The algorithm and the alignment of a rule are for the limits that say nothing about them."""
+    assert list(rule.every_limit) == expected
 
 
 def test_a_lease_above_the_burst_says_how_much_is_possible() -> None:
@@ -241,6 +301,32 @@ def test_a_negative_fixed_cost_is_a_value_error() -> None:
     """Nobody is paid for a request."""
     with pytest.raises(ValueError, match="expected at least 0"):
         Rule("r", "1/s", cost=-1)
+
+
+@pytest.mark.parametrize(
+    ("given", "ahead"),
+    [
+        (None, 0),
+        (2, 2_000_000),
+        ("2s", 2_000_000),
+        (0.0005, 500),
+        ("1ms", 1000),
+        ("1m", 60_000_000),
+        (60, 60_000_000),
+        (1e-9, 1),
+    ],
+)
+def test_how_far_ahead_a_turn_may_be_booked(given: Any, ahead: int) -> None:
+    """max_delay is seconds or text with a unit, and no delay is too short to be one."""
+    assert Rule("r", "5/s", max_delay=given).ahead == ahead
+
+
+def test_what_can_wait_is_named_where_something_cannot() -> None:
+    """An algorithm in which no turn can be booked is refused with those in which it can."""
+    with pytest.raises(ConfigError, match=r"^rule 'r' has a fixed_window, .* expected gcra, token_bucket, leaky_bucket"):
+        Rule("r", "5/s", Limit("9/day", algorithm="fixed_window"), max_delay=1)
+    for able in ("gcra", "token_bucket", "leaky_bucket"):
+        assert Rule("r", Limit("5/s", algorithm=able), max_delay=1).max_delay == 1
 
 
 def test_names_lead_no_further_than_64_characters() -> None:

@@ -7,24 +7,19 @@ from typing import Final
 
 from limitgate.algorithms import ban, concurrency, fixed_window, gcra, register, sliding_log, sliding_window, warm_up
 from limitgate.algorithms.base import Algorithm
-from limitgate.algorithms.each import Each, ForOne
-
-_FOR_ONE: Final[dict[str, ForOne]] = {
-    "fixed_window": fixed_window,
-    "sliding_window": sliding_window,
-    "sliding_log": sliding_log,
-    "ban": ban,
-    "register": register,
-}
-"""Those that look at one limit at a time. A place among them is part of the stored state, so new ones go to the end."""
+from limitgate.algorithms.each import Each
 
 SCRIPTS: Final[dict[str, Algorithm]] = {
     "gcra": gcra,
-    **{name: Each(one) for name, one in _FOR_ONE.items()},
+    "fixed_window": Each(fixed_window),
+    "sliding_window": Each(sliding_window),
+    "sliding_log": Each(sliding_log),
+    "ban": Each(ban),
+    "register": Each(register),
     "concurrency": concurrency,
     "warm_up": warm_up,
 }
-"""By the name of their twin in limitgate/lua/."""
+"""By the name of their twin in limitgate/lua/. A place among them is part of the stored state, so new ones go to the end."""
 
 ALGORITHMS: Final[dict[str, Algorithm]] = {"gcra": gcra, "token_bucket": gcra, "leaky_bucket": gcra, **SCRIPTS}
 """By the names that limits give them."""

@@ -86,12 +86,14 @@ def fresh(now: int, windows: Windows) -> Sequence[State]:  # noqa: ARG001 - as e
     return [State() for _ in windows.limits]
 
 
-def drained(states: Sequence[State], elapsed_us: int, windows: Windows, now: int = 0) -> Sequence[State]:  # noqa: ARG001 - see above
+def opened(states: Sequence[State], elapsed_us: int, windows: Windows, now: int) -> Sequence[State]:  # noqa: ARG001 - see above
     """The states some time later, without the slots that nobody has renewed."""
     return [state.later(elapsed_us) for state in states]
 
 
-opened = drained
+def drained(states: Sequence[State], elapsed_us: int, windows: Windows) -> Sequence[State]:  # noqa: ARG001 - see above
+    """The states some time later, without the slots that nobody has renewed."""
+    return [state.later(elapsed_us) for state in states]
 
 
 def rescaled(state: State, limit: Limit) -> State:  # noqa: ARG001 - see above

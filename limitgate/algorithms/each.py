@@ -88,7 +88,8 @@ class Each:
 
     def owed_back(self, charge: Charge, states: Sequence[State], cost: int) -> tuple[Sequence[int], Sequence[int]]:  # noqa: D102
         graces = [self._one.grace_us(state, limit) for state, limit in zip(states, charge.windows.limits)]
-        return [0 if self.SILENT else max(charge.cost - cost, -MAX_USED)] * len(graces), graces
+        back = 0 if self.SILENT else max(-MAX_USED, min(charge.cost - cost, MAX_USED))
+        return [back] * len(graces), graces
 
     def asked(self, limit: Limit, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: D102
         return self._one.asked(limit, cost, ahead_us, date)

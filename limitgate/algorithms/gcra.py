@@ -46,9 +46,17 @@ def put_right(
     """The debts in ticks after some is put back, ``elapsed_us`` after it was taken; in all but the grace it has drained.
 
     What is negative is taken on top instead, whether it fits or not, up to the ceiling; it would have drained just so.
+
+    A turn that is still ahead and has others behind it is not put back. They keep theirs, so whoever came next would get the
+    last of these, a second time, and not the one that became free.
     """
     right = []
     for debt, ticks, grace, limit in zip(debts, back, grace_us, windows.limits):
+        if ticks > 0:
+            last = ticks + (grace + 1 - max(0, elapsed_us)) * limit.count  # less would be owed if nobody had come since
+            if last > limit.capacity and debt >= last:
+                right.append(debt)
+                continue
         drained_since = max(0, elapsed_us - grace) * limit.count
         left = max(0, ticks - drained_since) if ticks > 0 else min(0, ticks + drained_since)
         right.append(min(max(0, debt - left), limit.ceiling) if left else debt)
@@ -137,9 +145,12 @@ def owed_back(charge: Charge, debts: Sequence[int], cost: int) -> tuple[Sequence
     charged next to nothing.
     """
     windows = charge.windows
-    back = [(charge.cost - cost) * weight for weight in windows.weights]
+    back = [
+        max(-limit.ceiling, min((charge.cost - cost) * weight, limit.ceiling))
+        for weight, limit in zip(windows.weights, windows.limits)
+    ]
     if cost > charge.cost:
-        return [max(ticks, -limit.ceiling) for ticks, limit in zip(back, windows.limits)], [MAX_OWED_US] * len(back)
+        return back, [MAX_OWED_US] * len(back)
     return back, [(debt + cost * weight) // count for debt, weight, count in zip(debts, windows.weights, windows.counts)]
 
 

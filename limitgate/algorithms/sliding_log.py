@@ -4,6 +4,9 @@ Exact, at the price of memory: one entry for each request, or for those of the s
 until one period later, when it no longer does. Where the log has as many entries as the limit has requests, what is owed on top
 joins the newest entry and counts from then on with it, so that a log never has more.
 
+Every call reads the whole log in Redis, and one that takes anything writes it: hundreds of entries cost little, but thousands
+many times what GCRA does.
+
 A state in this process is a `Log`. What Redis reports is `Seen`: enough for a decision.
 """
 

@@ -31,8 +31,8 @@ MAX_FULL = 2**50
 _LEAST = 1000
 
 State = tuple[int, int]
-Amount = tuple[int, int]
-"""What is put back: ticks of requests, and of warmth."""
+Amount = tuple[int, int, int]
+"""What is put back: ticks of requests, and of warmth; and for how long the request had to wait for its turn, in µs."""
 
 
 def check(limit: Limit) -> str | None:
@@ -105,14 +105,20 @@ def put_right(
 
     What of it has drained by now, which it does ``grace_us`` after it was charged, has cooled the window instead. That is
     exact, to the microsecond, while nobody else uses the window, and for one that has not been idle since.
+
+    A turn that is still ahead and has others behind it is not put back, as in `limitgate.algorithms.gcra`: they keep theirs.
     """
     right = []
-    for state, (ticks, taken), grace, limit in zip(states, back, grace_us, windows.limits):
+    elapsed_us = max(0, elapsed_us)
+    for state, (ticks, taken, turn), grace, limit in zip(states, back, grace_us, windows.limits):
         debt, warmth = state
         full = limit.full
         other = min(full, max(0, warmth - taken))
         amount = ticks + toll(warmth, full) - toll(other, full)
-        if ticks > 0:
+        last = amount + (grace + 1 - elapsed_us) * limit.count  # less would be owed if nobody had come since
+        if ticks > 0 and turn > elapsed_us and debt >= last:
+            right.append(state)
+        elif ticks > 0:
             idle = max(0, elapsed_us - grace) * limit.count
             right.append((max(0, debt - max(0, amount - idle)), max(0, other - min(amount, idle))))
         else:
@@ -129,11 +135,11 @@ def owed_back(charge: Charge, states: Sequence[State], cost: int) -> tuple[Seque
     for state, limit in zip(states, charge.windows.limits):
         ticks = max(-limit.ceiling, min((charge.cost - cost) * limit.period_us, limit.ceiling))
         if ticks < 0:
-            back.append((ticks, max(ticks, -limit.full)))
+            back.append((ticks, max(ticks, -limit.full), 0))
             graces.append(0)
         else:
             debt, warmth = _charged(state, cost, limit)
-            back.append((ticks, _charged(state, charge.cost, limit)[1] - warmth))
+            back.append((ticks, _charged(state, charge.cost, limit)[1] - warmth, refill_us(state, limit)))
             graces.append(debt // limit.count)
     return back, graces
 
@@ -179,9 +185,9 @@ def asked(limit: Limit, window: int, cost: int, ahead_us: int, date: int) -> Seq
 
 
 def leased(limit: Limit, back: Amount, grace_us: int) -> Sequence[int]:
-    """What is put back, as whole microseconds and a rest, the warmth, and the grace."""
-    ticks, warmth = back
-    return *divmod(ticks, limit.count), warmth, grace_us
+    """What is put back, as whole microseconds and a rest, the warmth, how long the turn was ahead, and the grace."""
+    ticks, warmth, turn = back
+    return *divmod(ticks, limit.count), warmth, turn, grace_us
 
 
 def seen(facts: Sequence[int], windows: Windows) -> Sequence[State]:

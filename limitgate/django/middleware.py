@@ -119,12 +119,18 @@ class LimitGateMiddleware:
 
 
 async def _weighed(gate: Gate, request: DjangoRequest) -> Visit:
-    """What becomes of a request. That it takes the user shows when a key asks, before anything is charged; then once more."""
+    """What becomes of a request. That it takes the user shows when a key asks, before anything is charged; then once more.
+
+    Once its turn has come: Django itself cancels a request whose client leaves meanwhile.
+    """
     try:
-        return await gate.acheck(request)
+        visit = await gate.acheck(request)
     except UserWanted:
         await request.find_user()
-        return await gate.acheck(request)
+        visit = await gate.acheck(request)
+    if visit.turn is not None:
+        await gate.aturn(visit)
+    return visit
 
 
 def _asked_once(identify: Identify) -> Identify:

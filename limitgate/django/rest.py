@@ -21,7 +21,7 @@ from limitgate.visit import VISIT, Visit
 
 _NOT_THERE = object()
 _USER = "user"
-_OPTIONS = ("limits", "key", "name", "methods", "cost", "on_error", "shadow", "charge_if", "algorithm", "align")
+_OPTIONS = ("limits", "key", "name", "methods", "cost", "on_error", "shadow", "charge_if", "algorithm", "align", "max_delay")
 """What a class that derives from `Throttle` may set."""
 
 
@@ -57,6 +57,7 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
     charge_if: ClassVar[Outcomes | None] = None
     algorithm: ClassVar[str | None] = None
     align: ClassVar[str | None] = None
+    max_delay: ClassVar[float | str | None] = None
     rule: ClassVar[Rule | None] = None
     """What all this becomes."""
 
@@ -73,7 +74,7 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
             cls._asks_user = _USER in cls.key
             options: RuleOptions = {"methods": cls.methods, "cost": cls.cost, "on_error": cls.on_error, "shadow": cls.shadow}
             options |= {"key": [part for part in cls.key if part != _USER] or ["global"], "charge_if": cls.charge_if}
-            options |= {"algorithm": cls.algorithm, "align": cls.align}
+            options |= {"algorithm": cls.algorithm, "align": cls.align, "max_delay": cls.max_delay}
             name = cls.__dict__.get("name") or place_named(f"{cls.__module__}.{cls.__qualname__}")
             cls.rule = Rule(name, *cls.limits, **options)
 

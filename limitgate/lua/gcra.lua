@@ -90,7 +90,7 @@ local function clear(bucket, charge)
 end
 
 -- Put back what was taken before and not used, or, where that is negative, take on top what should have been taken.
--- Except while the bucket drained other debts, it drained meanwhile.
+-- Except while the bucket drained other debts, it drained meanwhile. A turn still ahead that others are behind is not put back.
 local function put_right(bucket, charge)
   local lease, elapsed, expected, place = charge.lease, math.max(0, now - charge.as_of), FIRST, 3
   for at = 1, #charge, ASKED_FIELDS do
@@ -98,6 +98,11 @@ local function put_right(bucket, charge)
     expected = find(bucket, charge[at], count, expected)
     local back, back_rest, since = lease[place], lease[place + 1], math.max(0, elapsed - lease[place + 2])
     local on_top = back < 0
+    local last = back + lease[place + 2] + 1 - elapsed  -- less would be owed if nobody had come since
+    if not on_top and (last > charge[at + 2] or (last == charge[at + 2] and back_rest > charge[at + 3])) then
+      local whole, rest = bucket[expected + 2], bucket[expected + 3]
+      if whole > last or (whole == last and rest >= back_rest) then back, back_rest, since = 0, 0, 0 end
+    end
     back = on_top and back + since or back - since
     if on_top == (back < 0) then
       local whole, rest = bucket[expected + 2] - back, bucket[expected + 3] - back_rest

@@ -9,6 +9,7 @@
 local CLOCK, BEFORE, ENTRIES = FIRST, FIRST + 1, FIRST + 2
 local BURST, COST, PERIOD = 1, 2, 3
 local ENTRY, SIZE = '<I7I6', 13
+local MANY = 100
 local MAX_USED = 2^32
 local WRAP = 2^48  -- totals begin again at 0 there
 
@@ -56,12 +57,15 @@ local function packed(bucket, time, total)
   return pack(ENTRY, time, (bucket[BEFORE] + total) % WRAP)
 end
 
--- The entries from a place to another, with other totals.
-local function shifted(bucket, from, to, by)
-  local entries = {}
-  for place = from, to do
-    local time, total = entry(bucket, place)
-    entries[#entries + 1] = packed(bucket, time, total + by)
+-- The entries from a place on, with other totals. Many at a time: it is the one thing that has to look at each of them.
+local function shifted(bucket, from, by)
+  local entries, last = {}, length(bucket)
+  for place = from, last, MANY do
+    local some = math.min(MANY, last - place + 1)
+    local layout = '<' .. ('I7I6'):rep(some)
+    local found = numbers(layout, bucket[ENTRIES], (place - 1) * SIZE + 1)
+    for n = 2, 2 * some, 2 do found[n] = (found[n] + by) % WRAP end
+    entries[#entries + 1] = pack(layout, values(found))
   end
   return table.concat(entries)
 end
@@ -85,7 +89,7 @@ local function remove(bucket, requests, moment)
   local made = entry(bucket, first)
   local _, before = entry(bucket, first - 1)
   local own = before < left and packed(bucket, made, left) or ''
-  bucket[ENTRIES] = part(bucket, 1, first - 1) .. own .. shifted(bucket, last + 1, length(bucket), left - total)
+  bucket[ENTRIES] = part(bucket, 1, first - 1) .. own .. shifted(bucket, last + 1, left - total)
 end
 
 return {

@@ -1,7 +1,8 @@
 -- Warming up. Twin of limitgate/algorithms/warm_up.py.
 --
 -- In a bucket: the count, the debt, the warmth. Asked: the count, what can be stored, how long ahead may be booked, the warmth and
--- the ticks of the requests. To be put right: what is put back, in ticks and in warmth, and the grace. Reported: debt and warmth.
+-- the ticks of the requests. To be put right: what is put back, in ticks and in warmth, for how long the turn was ahead, and the
+-- grace. Reported: debt and warmth.
 --
 -- Debts are two numbers, whole microseconds and a rest over count. Warmth is in ticks: there are never as many.
 
@@ -76,11 +77,16 @@ local function charge_more(bucket, full, warmth, whole, rest)
 end
 
 -- Put back what was charged, as if it had been the last, less what of it drained meanwhile: that has cooled the window instead.
-local function put_back(bucket, full, warmth, whole, rest, idle)
-  local count, before = bucket[COUNT], bucket[WARMTH]
-  bucket[WARMTH] = math.max(0, before - warmth)
-  local ticks = rest + toll_between(bucket[WARMTH], before, full)
+-- A turn still ahead that others are behind is not put back.
+local function put_back(bucket, full, lease, elapsed)
+  local whole, rest, warmth, turn, grace = values(lease, 1, 5)
+  local count, before, idle = bucket[COUNT], bucket[WARMTH], math.max(0, elapsed - grace)
+  local other = math.max(0, before - warmth)
+  local ticks = rest + toll_between(other, before, full)
   whole, rest = whole + floor(ticks / count), ticks % count
+  local last = whole + grace + 1 - elapsed  -- less would be owed if nobody had come since
+  if turn > elapsed and (bucket[WHOLE] > last or (bucket[WHOLE] == last and bucket[REST] >= rest)) then return end
+  bucket[WARMTH] = other
   if whole < idle then
     cool(bucket, whole, -rest)
   else
@@ -91,7 +97,7 @@ end
 
 return {
   asked = 'dddddd',
-  leased = 'dddd',
+  leased = 'ddddd',
   layout = function(size) return size == 26 and 'I6I7I6I7' end,
   forward = forward,
   weigh = function(bucket, charge)
@@ -108,12 +114,12 @@ return {
   end,
   put_right = function(bucket, charge)
     adopt(bucket, charge)
-    local whole, rest, warmth, grace = values(charge.lease, 1, 4)
+    local whole, rest, warmth = values(charge.lease, 1, 3)
     bucket[WARMTH] = math.min(bucket[WARMTH], charge[2])
     if whole < 0 then
       charge_more(bucket, charge[2], -warmth, -whole, -rest)
     elseif whole > 0 or rest > 0 then
-      put_back(bucket, charge[2], warmth, whole, rest, math.max(0, math.max(0, now - charge.as_of) - grace))
+      put_back(bucket, charge[2], charge.lease, math.max(0, now - charge.as_of))
     end
   end,
   close = function(bucket)

@@ -26,6 +26,10 @@ def name_of(request: Request) -> str:
 
 
 limit = Limit("100/minute", burst=20, algorithm="gcra", lease=5)
+Limit("100/day", algorithm="fixed_window", align="Europe/Berlin")
+Rule("daily", qpd=100, algorithm="fixed_window", align="first-request")
+Rule("daily", qpd=100, algorithm=5)  # type: ignore[arg-type]
+Rule("daily", qpd=100, align=True)  # type: ignore[arg-type]
 assert_type(limit.count, int)
 assert_type(limit.period, int)
 assert_type(limit.burst, int)
