@@ -28,11 +28,10 @@ TRAFFIC = ((8, 12, 60), (22, 42, 20), (50, 60, 20))
 """From when to when, in seconds, how many requests come in each."""
 LIMIT = "100 per 10 seconds"
 
-_NAMES, _GAP, _RIGHT, _TOP = 24, 26, 24, 84
-_RATES = WIDTH - 566
-"""Where the left one of the two pictures in a row begins."""
-_RATE_WIDE, _SUM_WIDE = 310, 206
-_SUMS = _RATES + _RATE_WIDE + _GAP
+_TOP, _NAMES, _RATES, _RATE_WIDE = 84, 24, 194, 310
+_SUMS, _SUM_WIDE = 530, WIDTH - 530 - 24
+"""Where names begin, and in each row a picture of rates and one of sums, and how wide those are, in pixels."""
+_PLACES = ((_RATES, _RATE_WIDE), (_SUMS, _SUM_WIDE))
 _HIGH, _ROW = 60, 92
 _STYLE = """\
 .asked { fill: #d0d7de }
@@ -75,7 +74,7 @@ def ways() -> list[Way]:
     return [
         Way("gcra", _let_through(Limit(LIMIT))),
         Way("gcra, burst 10", _let_through(Limit(LIMIT, burst=10))),
-        Way("the same, max_delay 2 s", _let_through(Limit(LIMIT, burst=10), delay=2)),
+        Way("with max_delay 2 s", _let_through(Limit(LIMIT, burst=10), delay=2)),
         Way("fixed_window", _let_through(Limit(LIMIT, algorithm="fixed_window"))),
         Way("sliding_window", _let_through(Limit(LIMIT, algorithm="sliding_window"))),
         Way("sliding_log", _let_through(Limit(LIMIT, algorithm="sliding_log"))),
@@ -86,9 +85,7 @@ def ways() -> list[Way]:
 
 def asked() -> list[int]:
     """When requests come, in µs."""
-    return [
-        begin * SECOND + number * SECOND // rate for begin, end, rate in TRAFFIC for number in range((end - begin) * rate)
-    ]
+    return [begin * SECOND + number * SECOND // rate for begin, end, rate in TRAFFIC for number in range((end - begin) * rate)]
 
 
 def lasts(number: int) -> int:
@@ -121,10 +118,14 @@ def picture() -> str:
     shown = ways()
     bottom = _TOP + _ROW * len(shown) - (_ROW - _HIGH)
     captions = (
-        f"Each with a limit of 100 per {PERIOD} s, but for 20 at once, where a request takes 1 to 3 s. Windows end every {PERIOD} s.",
-        "Grey bars are requests that come. The dashed line repeats what gcra has let through.",
+        f"Each limit is 100 per {PERIOD} s, but for 20 at once, where a request takes 1 to 3 s. Windows end at the lines.",
+        "Grey bars are requests that come. The dashed line repeats what gcra lets through.",
     )
     heads = [
+        *[
+            f'<line class="grid" x1="{x}" y1="{_TOP}" x2="{x}" y2="{bottom}"/>'
+            for x in map(_turn, range(0, SECONDS + 1, PERIOD))
+        ],
         f'<text class="small" x="{_RATES}" y="{_TOP - 20}">let through in each second</text>',
         f'<text class="small" x="{_SUMS}" y="{_TOP - 20}">let through in all</text>',
     ]
@@ -134,23 +135,25 @@ def picture() -> str:
     return framed(title, [*heads, *rows, *_times(bottom)], bottom, captions, style=_STYLE, dark=_DARK)
 
 
+def _turn(second: int) -> float:
+    """Where a window ends in the left one of the two pictures."""
+    return _RATES + second / SECONDS * _RATE_WIDE
+
+
 def _row(way: Way, first: Way, y: int, highest: int) -> list[str]:
     floor = y + _HIGH
     came = Counter(moment // SECOND for moment in asked())
     fastest = max(came.values())
     return [
         f'<text class="strong" x="{_NAMES}" y="{y + 20}">{escape(way.name)}</text>',
-        f'<text class="small" x="{_NAMES}" y="{y + 39}">{way.most} within {PERIOD} s</text>',
+        f'<text class="small" x="{_NAMES}" y="{y + 39}">at most {way.most} in {PERIOD} s</text>',
         f'<text class="small" x="{_NAMES}" y="{y + 56}">{len(way.moments)} in all</text>',
         f'<path class="asked" d="{_bars([came[second] for second in range(SECONDS)], fastest, floor)}"/>',
         f'<path class="passed" d="{_bars(way.each_second, fastest, floor)}"/>',
         *[f'<line class="grid" x1="{x}" y1="{floor}" x2="{x + wide}" y2="{floor}"/>' for x, wide in _PLACES],
-        *[f'<path class="other" d="{_line(first, highest, floor)}"/>' for _ in (0,) if way is not first],
+        f'<path class="other" d="{_line(first, highest, floor)}"/>',
         f'<path class="total" d="{_line(way, highest, floor)}"/>',
     ]
-
-
-_PLACES = ((_RATES, _RATE_WIDE), (_SUMS, _SUM_WIDE))
 
 
 def _bars(values: Sequence[int], most: int, floor: int) -> str:
