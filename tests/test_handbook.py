@@ -13,6 +13,7 @@ from handbook import reference, side_by_side
 from handbook.fields import docstrings, fields_of, plain, table
 from handbook.first_minute import curves, picture
 from limitgate import Rule, Settings
+from limitgate.limits import NAMES
 from tests.markdown import ROOT, rows, text_of
 
 
@@ -30,6 +31,12 @@ def test_the_picture_is_drawn_from_the_code() -> None:
 def test_algorithms_are_drawn_side_by_side_from_the_code() -> None:
     """docs/side-by-side.svg is what ``make docs`` draws."""
     assert text_of("docs/side-by-side.svg") == side_by_side.picture()
+
+
+def test_every_algorithm_is_on_its_page() -> None:
+    """docs/algorithms.md tells of each name that a limit may give its algorithm."""
+    page = text_of("docs/algorithms.md")
+    assert [name for name in NAMES if f"`{name}" not in page] == []
 
 
 def test_what_each_algorithm_lets_through_of_the_same_traffic() -> None:
