@@ -7,31 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH = 760
+from handbook.frame import WIDTH, framed
+
 _LEFT, _RIGHT = 140, 100
 """Room for names, and for the figures behind the bars, in pixels."""
-_TOP, _ROW, _BAR, _BELOW = 78, 38, 24, 74
+_TOP, _ROW, _BAR = 78, 38, 24
 _LINES = 4
 """How many grid lines there are besides that at zero."""
 
-STYLE = """\
-text { font: 14px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; fill: #24292f }
-.back { fill: #ffffff; stroke: #d0d7de }
-.title { font-size: 17px; font-weight: 600 }
-.small { font-size: 12px; fill: #57606a }
-.grid { stroke: #d8dee4 }
+_STYLE = """\
 .bar { fill: #afb8c1 }
-.ours { fill: #1a7f64 }
-.strong { font-weight: 600 }
-@media (prefers-color-scheme: dark) {
-  text { fill: #e6edf3 }
-  .back { fill: #0d1117; stroke: #30363d }
-  .small { fill: #8d96a0 }
-  .grid { stroke: #21262d }
+.ours { fill: #1a7f64 }"""
+_DARK = """\
   .bar { fill: #484f58 }
-  .ours { fill: #2ea98a }
-}"""
-"""The look of every picture in docs/, in light and in dark."""
+  .ours { fill: #2ea98a }"""
 
 
 @dataclass(frozen=True)
@@ -48,23 +37,13 @@ def chart(title: str, unit: str, rows: Sequence[Row], captions: Sequence[str]) -
     """Horizontal bars from zero, the cheapest first; ours is coloured, the others say how many times as much they cost."""
     ordered = sorted(rows, key=lambda row: math.inf if row.cost is None else row.cost)
     top = _rounded_up(max((row.cost or 0.0 for row in rows), default=0.0) or 1.0)
-    height = _TOP + _ROW * len(rows) + _BELOW + 18 * (len(captions) - 1)
     bottom = _TOP + _ROW * len(rows)
     ours = next((row.cost for row in rows if row.ours), None)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">',
-        f"<style>{STYLE}</style>",
-        f'<rect class="back" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>',
-        f'<text class="title" x="24" y="36">{escape(title)}</text>',
+    drawn = [
         *_grid(top, unit, bottom),
         *[part for place, row in enumerate(ordered) for part in _row(row, _TOP + _ROW * place, top, ours)],
-        *[
-            f'<text class="small" x="24" y="{bottom + 52 + 18 * place}">{escape(caption)}</text>'
-            for place, caption in enumerate(captions)
-        ],
-        "</svg>",
     ]
-    return "\n".join(parts) + "\n"
+    return framed(title, drawn, bottom, captions, style=_STYLE, dark=_DARK)
 
 
 def _grid(top: float, unit: str, bottom: int) -> list[str]:

@@ -1,42 +1,39 @@
 """The picture in docs/faq.md: what a client that was idle gets in its first minute, counted by the real code.
 
-The client asks ten times a second, each time until it is refused. Beside three limits there is what a fixed window would
-let through: a count that starts afresh when the minute on the clock is over, half a minute after the client has come.
+The client asks ten times a second, each time until it is refused. Beside three limits there is a fixed window: a count that
+starts afresh when the minute on the clock is over, half a minute after the client has come.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from benchmarks.chart import STYLE, WIDTH
-from limitgate import Limiter, MemoryStore
+from handbook.frame import WIDTH, framed
+from limitgate import Limit, Limiter, MemoryStore
 
 SECONDS = 60
 TRIES = 10
 """In a second."""
-COUNT = 60
 TURN = 30
 """Seconds after the client has come at which the fixed window starts afresh."""
 
-_LEFT, _RIGHT, _TOP, _BELOW = 64, 212, 74, 92
+_LEFT, _RIGHT, _TOP = 64, 212, 74
 _WIDE, _HIGH = WIDTH - _LEFT - _RIGHT, 320
 _TOP_VALUE = 120
-_LINES = """
+_STYLE = """\
 .line { fill: none; stroke: currentColor; stroke-width: 2.5 }
 .label { fill: currentColor; font-weight: 600 }
 .whole { color: #1a7f64 }
 .some { color: #3b6fb6 }
 .one { color: #8250a8 }
-.window { color: #b35900; stroke-dasharray: 6 4 }
-@media (prefers-color-scheme: dark) {
+.window { color: #b35900; stroke-dasharray: 6 4 }"""
+_DARK = """\
   .whole { color: #2ea98a }
   .some { color: #6aa0e8 }
   .one { color: #b083d6 }
-  .window { color: #e08a3c }
-}"""
+  .window { color: #e08a3c }"""
 
 
 class Curve(NamedTuple):
@@ -56,43 +53,21 @@ class Curve(NamedTuple):
 def curves() -> list[Curve]:
     """The curves of the picture, from the one that lets most through at once."""
     return [
-        Curve("fixed window", "window", _fixed_window()),
-        Curve("60/minute", "whole", _limited("60/minute")),
-        Curve("60/minute burst 10", "some", _limited("60/minute burst 10")),
-        Curve("60/minute burst 1", "one", _limited("60/minute burst 1")),
+        Curve("fixed window", "window", _passed(Limit("60/minute", algorithm="fixed_window"))),
+        Curve("60/minute", "whole", _passed("60/minute")),
+        Curve("60/minute burst 10", "some", _passed("60/minute burst 10")),
+        Curve("60/minute burst 1", "one", _passed("60/minute burst 1")),
     ]
 
 
-def _limited(limit: str) -> list[int]:
-    """What a limit lets through."""
+def _passed(limit: Limit | str) -> list[int]:
+    """How many have passed after each try of a client that goes on until it is refused."""
     now = 0
     limiter = Limiter(MemoryStore(lambda: now))
-
-    def admit(us: int) -> bool:
-        nonlocal now
-        now = us
-        return limiter.hit("client", limit).allowed
-
-    return _passed(admit)
-
-
-def _fixed_window() -> list[int]:
-    """What plain counting lets through: so many in each minute of the clock."""
-    counts: Counter[int] = Counter()
-
-    def admit(us: int) -> bool:
-        minute = (us // 1_000_000 + SECONDS - TURN) // SECONDS
-        counts[minute] += 1
-        return counts[minute] <= COUNT
-
-    return _passed(admit)
-
-
-def _passed(admit: Callable[[int], bool]) -> list[int]:
-    """How many have passed after each try of a client that goes on until it is refused. ``admit`` is told the time in µs."""
     total, passed = 0, []
     for attempt in range(SECONDS * TRIES):
-        while admit(attempt * 1_000_000 // TRIES):
+        now = (SECONDS - TURN) * 1_000_000 + attempt * 1_000_000 // TRIES
+        while limiter.hit("client", limit).allowed:
             total += 1
         passed.append(total)
     return passed
@@ -101,27 +76,13 @@ def _passed(admit: Callable[[int], bool]) -> list[int]:
 def picture() -> str:
     """The curves as an SVG."""
     title = "What passes in the first minute of a client that was idle"
-    height = _TOP + _HIGH + _BELOW
     captions = (
         "Requests that have passed, over seconds. The client sends as many as it can from second 0 on.",
         f"A fixed window is shown whose minute is over {TURN} s after the client has come.",
     )
-    drawn = curves()
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">',
-        f"<style>{STYLE}{_LINES}</style>",
-        f'<rect class="back" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>',
-        f'<text class="title" x="24" y="36">{escape(title)}</text>',
-        *_grid(),
-        *[f'<path class="line {curve.kind}" d="{_path(curve.passed)}"/>' for curve in drawn],
-        *_labels(drawn),
-        *[
-            f'<text class="small" x="24" y="{_TOP + _HIGH + 54 + 18 * place}">{escape(caption)}</text>'
-            for place, caption in enumerate(captions)
-        ],
-        "</svg>",
-    ]
-    return "\n".join(parts) + "\n"
+    shown = curves()
+    lines = [f'<path class="line {curve.kind}" d="{_path(curve.passed)}"/>' for curve in shown]
+    return framed(title, [*_grid(), *lines, *_labels(shown)], _TOP + _HIGH, captions, style=_STYLE, dark=_DARK)
 
 
 def _grid() -> list[str]:

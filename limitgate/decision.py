@@ -168,7 +168,8 @@ class RateLimited(LimitGateError):  # noqa: N818 - the name is part of the publi
     """A call was refused. ``decision`` says by what and for how long."""
 
     def __init__(self, decision: Decision) -> None:
-        super().__init__(f"rate limited, retry in {decision.retry_after:g} s")
+        wait = decision.retry_after
+        super().__init__(f"rate limited, {'the cost never fits' if wait == math.inf else f'retry in {wait:g} s'}")
         self.decision = decision
 
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from benchmarks import attack, cpu, end_to_end, frameworks
+from benchmarks import algorithms, attack, cpu, end_to_end, frameworks
 from benchmarks.chart import Row, chart
 from benchmarks.contenders import LIMITGATE, PEERS
 from benchmarks.drive import Crowds, trouble
@@ -207,6 +207,17 @@ def test_a_line_of_monitor_becomes_a_command() -> None:
     assert parsed(b'+1700000000.1 [0 lua] "GET" "key"\r\n') is None
     with pytest.raises(RuntimeError, match="no line of MONITOR"):
         parsed(b"-ERR\r\n")
+
+
+def test_what_algorithms_cost_redis(own_redis) -> None:
+    """Each is measured; only those that remember every request take more memory for a higher count."""
+    small = {
+        name: limits for name, limits in algorithms.LIMITS.items() if limits[0].count <= 100 or limits[0].algorithm == "gcra"
+    }
+    costs = algorithms.measured(own_redis, small, rounds=1)
+    assert min(cost.time for cost in costs.values()) > 0
+    assert costs["gcra"].memory < costs["sliding_log, 10"].memory < costs["sliding_log, 100"].memory
+    assert costs["gcra"].memory < costs["10 at once"].memory < costs["100 at once"].memory
 
 
 def test_commands_are_heard_without_those_of_scripts(redis_server) -> None:

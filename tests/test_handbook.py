@@ -9,10 +9,11 @@ from xml.etree import ElementTree as ET
 import pytest
 from pydantic import BaseModel, Field, ImportString
 
-from handbook import reference
+from handbook import reference, side_by_side
 from handbook.fields import docstrings, fields_of, plain, table
 from handbook.first_minute import curves, picture
 from limitgate import Rule, Settings
+from limitgate.limits import NAMES
 from tests.markdown import ROOT, rows, text_of
 
 
@@ -25,6 +26,40 @@ def test_the_rules_page_has_the_tables_of_the_code() -> None:
 def test_the_picture_is_drawn_from_the_code() -> None:
     """docs/first-minute.svg is what ``make docs`` draws."""
     assert text_of("docs/first-minute.svg") == picture()
+
+
+def test_algorithms_are_drawn_side_by_side_from_the_code() -> None:
+    """docs/side-by-side.svg is what ``make docs`` draws."""
+    assert text_of("docs/side-by-side.svg") == side_by_side.picture()
+
+
+def test_every_algorithm_is_on_its_page() -> None:
+    """docs/algorithms.md tells of each name that a limit may give its algorithm."""
+    page = text_of("docs/algorithms.md")
+    assert [name for name in NAMES if f"`{name}" not in page] == []
+
+
+def test_what_each_algorithm_lets_through_of_the_same_traffic() -> None:
+    """Each keeps its bound in any period, and comes as near to it as the page says."""
+    ways = {way.name: way for way in side_by_side.ways()}
+    assert {name: way.most for name, way in ways.items()} == {
+        "gcra": 199,  # burst + count - 1
+        "gcra, burst 10": 109,
+        "with max_delay 2 s": 109,
+        "fixed_window": 200,  # twice the count
+        "sliding_window": 119,
+        "sliding_log": 100,  # never more than the count
+        "warm_up 10 s": 77,
+        "20 at once": 112,
+    }
+    assert all(list(way.moments) == sorted(way.moments) for way in ways.values())
+    assert ways["gcra"].each_second[34:42] == [10] * 8
+    assert ways["fixed_window"].each_second[8:12] == [60, 40, 60, 40]
+    assert ways["warm_up 10 s"].each_second[22:42:6] == [4, 4, 5, 10]
+    texts = [
+        "".join(text.itertext()) for text in ET.fromstring(side_by_side.picture()).iter("{http://www.w3.org/2000/svg}text")
+    ]
+    assert {*ways, "at most 199 in 10 s", "618 in all"} <= set(texts)
 
 
 def test_every_field_is_described() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from limitgate import ConfigError, Limit
+from limitgate.algorithms import fixed_window
 from limitgate.limits import MAX_WINDOWS, Windows, as_limit, unit_of, windows_of
 
 DAY = 86400
@@ -386,3 +387,12 @@ def test_shares_of_equal_periods_are_told_apart() -> None:
 def test_the_windows_of_a_share_have_no_lease() -> None:
     """Where a limit has a lease, its share has none: nothing is taken in advance from this process itself."""
     assert windows_of(Limit("10/second", lease=9)).share(4).lease == 0
+
+
+def test_a_system_without_time_zones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where none is known, whoever names one is told what to install."""
+    with pytest.raises(ConfigError, match=r"a time zone such as Europe/Berlin, not 'Mars/Olympus'$"):
+        Limit("5/day", algorithm="fixed_window", align="Mars/Olympus")
+    monkeypatch.setattr(fixed_window, "available_timezones", set)
+    with pytest.raises(ConfigError, match=r"pip install tzdata$"):
+        Limit("5/day", algorithm="fixed_window", align="Mars/Olympus")

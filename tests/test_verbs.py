@@ -489,7 +489,15 @@ def test_a_plain_function_is_limited() -> None:
     with pytest.raises(RateLimited) as refused:
         greet("ann")
     assert refused.value.decision.retry_after == 30
+    assert str(refused.value) == "rate limited, retry in 30 s"
     assert (greet.__name__, greet.__doc__) == ("greet", "Greet.")
+
+
+def test_what_a_refused_call_says() -> None:
+    """The error tells how long to wait, or that waiting is of no use."""
+    limited = Limiter(MemoryStore(Clock())).limited("1/minute", cost=2)(lambda: None)
+    with pytest.raises(RateLimited, match="rate limited, the cost never fits"):
+        limited()
 
 
 def test_an_async_function_is_limited() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from limitgate.algorithms.base import MAX_USED
 
@@ -43,7 +43,8 @@ def check(limit: Limit) -> str | None:
     if limit.align in (None, *ALIGNED):
         return None
     if not _is_zone(limit.align):
-        return f"align to be utc, first-request or a time zone such as Europe/Berlin, not {limit.align!r:.80}"
+        hint = "" if available_timezones() else "; this system knows no time zones: pip install tzdata"
+        return f"align to be utc, first-request or a time zone such as Europe/Berlin, not {limit.align!r:.80}{hint}"
     if limit.period % _DAY:
         return "a period of whole days where windows are those of a time zone; shorter ones begin by UTC"
     return None
