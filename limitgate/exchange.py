@@ -91,7 +91,7 @@ class Exchange:
         return False
 
     def end(self) -> None:
-        """The application has nothing more to say."""
+        """The application has nothing more to say, and nobody waits for a turn any more."""
         self._visit.listener = None
         if self._inbox is not None:
             self._inbox.close()

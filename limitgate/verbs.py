@@ -14,7 +14,7 @@ from limitgate.decision import Decision, decide
 from limitgate.errors import ConfigError, StoreError
 from limitgate.keys import Key
 from limitgate.limits import Limit, Windows, as_limit, buckets_of, kept_as
-from limitgate.plan import Charge, Lease, Plan, Reading, Verb, check_cost
+from limitgate.plan import MAX_AHEAD, Charge, Lease, Plan, Reading, Verb, check_cost
 from limitgate.steps import Steps
 from limitgate.stores.corrections import correction
 
@@ -129,7 +129,8 @@ class Verbs:
         """Keep limits under a name, unless there are some and they are not to be replaced; what is kept now."""
         if not limits:
             raise TypeError("no limits given, expected at least one, for example '100/second'")
-        buckets_of(tuple(map(as_limit, limits)))
+        if any(each.has_slots for each in buckets_of(tuple(map(as_limit, limits)))):
+            raise ConfigError("places for what is under way at once cannot be kept under a name, expected limits with a period")
         number = number_of(limits, per_process=per_process)
         kept = yield from self._kept(name, number, register.REPLACE if replace else register.IF_EMPTY)
         if kept is None:
@@ -189,7 +190,7 @@ class Verbs:
             raise ValueError(f"timeout is {timeout!r:.40}, expected seconds of at least 0, or None for as long as it takes")
         if timeout == 0:
             return plan
-        us = MAX_OWED_US if timeout is None else min(int(timeout * 1e6), MAX_OWED_US)
+        us = MAX_AHEAD if timeout is None else min(int(timeout * 1e6), MAX_AHEAD)
         charges = []
         for charge in plan.charges:
             windows = charge.windows

@@ -8,6 +8,7 @@ import random
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -15,7 +16,7 @@ import pytest
 import redis
 from hypothesis import given, strategies as st
 
-from limitgate import ConfigError, Limit, Limiter, MemoryStore, RedisStore, Rule, limit
+from limitgate import ConfigError, Limit, Limiter, MemoryStore, RedisStore, Rule, limit, load_rules
 from limitgate.algorithms.concurrency import HELD_US, State
 from limitgate.decision import decide
 from limitgate.limits import windows_of
@@ -353,6 +354,25 @@ def test_a_refusal_promises_nothing_and_hints_at_a_second(ask: Callable[..., Rea
     assert decide(more, ask("2 at once", 2, 3)).retry_after == math.inf
 
 
+def test_newcomers_push_nobody_out_who_is_in_flight() -> None:
+    """A bucket whose places are all taken stays for as long as they are, however many others come; then it makes room."""
+    store = MemoryStore(clock := Clock(), max_buckets=2)
+
+    def ask(key: str, limits: str, verb: Any = "spend") -> Reading:
+        return store.spend(Plan((Charge(key, windows_of(limits), 1, binding=True, rule=None, slot=7),), verb))
+
+    for key in ("one", "two"):
+        ask(key, "1 at once")
+    for second in range(29):
+        clock.advance(1)
+        ask(f"newcomer {second}", "9/day")
+    assert [ask(key, "1 at once", "peek").states[0][0].taken for key in ("one", "two")] == [1, 1]
+    clock.advance(1)
+    ask("newcomer", "9/day")
+    assert ask("newcomer", "9/day", "peek").states[0][0] > 0
+    assert len(store) <= 2
+
+
 @pytest.mark.parametrize("cost", [0, 1, 7])
 def test_a_correction_of_the_cost_keeps_the_place(cost: int) -> None:
     """Whatever a request turns out to have cost, it keeps its slot; only costing nothing gives it back."""
@@ -498,6 +518,22 @@ def test_a_rule_that_makes_no_sense(options: dict[str, Any]) -> None:
     if "exempt" not in options and "lease" not in options:
         with pytest.raises(ConfigError, match="expected"):
             limit(**options)(lambda: None)
+
+
+def test_in_a_rule_file(tmp_path: Path) -> None:
+    """In YAML it is a field of a rule, or a limit among others; what makes no sense is told with its line."""
+    file = tmp_path / "rules.yaml"
+    file.write_text("rules:\n  - {name: a, concurrency: 20, qps: 5}\n  - {name: b, limits: [3 at once, 5/second]}\n")
+    one, other = load_rules(file).tiers["default"]
+    assert [str(limit) for limit in (*one.every_limit, *other.every_limit)] == [
+        "5/second",
+        "20 at once",
+        "3 at once",
+        "5/second",
+    ]
+    file.write_text("rules:\n  - name: a\n    concurrency: many\n")
+    with pytest.raises(ConfigError, match=r"rules.yaml:3: rules\[0\].concurrency: expected"):
+        load_rules(file)
 
 
 def test_a_cost_above_the_places_is_no_mistake() -> None:

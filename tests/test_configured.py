@@ -156,7 +156,7 @@ def test_a_name_stands_alone(limiter: Limiter) -> None:
         limiter.hit("key", ORDERS, "5/day")
 
 
-@pytest.mark.parametrize("limits", [[], ["often"], [5], ["1/second"] * 65, ["1/second"] * 40])
+@pytest.mark.parametrize("limits", [[], ["often"], [5], ["2 at once"], ["1/second"] * 65, ["1/second"] * 40])
 def test_limits_that_cannot_be_kept(limiter: Limiter, limits: list[Any]) -> None:
     """What is no limit, or more than a register holds, is refused and changes nothing."""
     with pytest.raises((TypeError, ConfigError)):

@@ -32,6 +32,7 @@ from limitgate.holding import Holding
 from limitgate.plan import Plan, Reading
 from limitgate.stores import wire
 from tests.clock import Clock
+from tests.clusters import KINDS, charge, key_on, plan, settled
 from tests.doors import PATIENCE, wsgi_environ
 from tests.outcomes import Watched
 from tests.proxy import in_a_loop, until
@@ -381,9 +382,8 @@ def test_doubts_end_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         with limiter.slot(f"key {number}", 1):
             pass
-    for plan in store.plans:
-        if plan.verb == "spend":
-            holding.doubt(plan.charges)
+    for taking in [asked for asked in store.plans if asked.verb == "spend"]:
+        holding.doubt(taking.charges)
     assert len(holding._in_threads.doubts) == 3
     assert list(holding._in_threads.renewing()) == []
     assert holding._in_threads.doubts == {}
@@ -601,3 +601,14 @@ def test_on_a_cluster(redis_cluster: RedisCluster, in_haste: None, door: str) ->
             time.sleep(1.3 * HELD)
             assert [taken(limiter, key, "1 at once") for key in keys] == [1] * 12
         assert [taken(limiter, key, "1 at once") for key in keys] == [0] * 12
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_refusal_on_another_node_gives_a_place_back(redis_cluster: RedisCluster, kind: str) -> None:
+    """Where one node of a cluster refuses, the place that another has given is free again."""
+    with contextlib.closing(KINDS[kind](redis_cluster.url, local_refusals=False)) as door:
+        place, rate = charge(key_on(0), "1 at once")._replace(slot=1), charge(key_on(1), "1/day")
+        assert door.spend(plan(rate)).admitted
+        assert not door.spend(plan(place, rate)).admitted
+        assert settled(door, lambda: door.spend(plan(place, verb="peek")).states[0][0].taken == 0)
+        assert door.spend(plan(place)).admitted

@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import fastapi
 import flask
 import httpx
 import pytest
 import websockets.sync.client
+from django.http import HttpResponse, StreamingHttpResponse
+from django.urls import path as django_path
+from fastapi import Depends
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.responses import PlainTextResponse
@@ -23,8 +27,10 @@ from starlette.routing import Route
 
 from limitgate import LimitGate, LimitGateWSGI, RateLimited, Rule, StoreError, limit
 from limitgate.algorithms import concurrency
+from limitgate.fastapi import RateLimit
 from limitgate.plan import Plan, Reading
 from limitgate.visit import VISIT
+from tests.django_app import WAYS
 from tests.doors import (
     MOMENT,
     PATIENCE,
@@ -37,6 +43,7 @@ from tests.doors import (
     websocket_scope,
     wsgi_environ,
 )
+from tests.fastapi_doors import statuses
 from tests.outcomes import END, PLAIN, START, Watched
 from tests.proxy import until
 from tests.redis_server import RedisServer
@@ -451,6 +458,45 @@ def test_a_flask_application(store: Counted) -> None:
         assert (response.status_code, bool(response.data)) == (200, True)
     assert set(meanwhile) == {1}
     assert store.taken == 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("ending", ["answers", "fails", "streams"])
+def test_a_django_application(store: Counted, way: str, ending: str) -> None:
+    """In each of the ways in which requests come to Django the place is taken in the view and while it streams, then free."""
+    meanwhile: list[int] = []
+
+    @limit(concurrency=1, name="django")
+    def view(request: Any) -> Any:
+        meanwhile.append(store.taken)
+        if ending == "fails":
+            raise LookupError("the application's own")
+        if ending == "streams":
+            return StreamingHttpResponse(b"x" for _ in range(2) if not meanwhile.append(store.taken))
+        return HttpResponse("hello")
+
+    with WAYS[way].project(django_path("x", view), store=store) as project:
+        project.client.raise_request_exception = False
+        statuses = [project.ask("/x").status_code for _ in range(3)]
+    assert statuses == [500 if ending == "fails" else 200] * 3
+    assert (set(meanwhile), store.taken) == ({1}, 0)
+
+
+def test_a_dependency_of_fastapi(store: Counted) -> None:
+    """A place that is taken by a dependency is given back with the others, and with them where one refuses."""
+    app = fastapi.FastAPI()
+    meanwhile: list[int] = []
+
+    @app.get("/", dependencies=[Depends(RateLimit(concurrency=1, key=["global"]))])
+    def view() -> str:
+        meanwhile.append(store.taken)
+        return "hello"
+
+    never = [Depends(RateLimit("1/minute", cost=lambda _: 2)), Depends(RateLimit(concurrency=1, key=["ip"]))]
+    app.get("/never", dependencies=never[::-1])(view)
+    app.add_middleware(LimitGate, rules=[PLACES], store=store)
+    assert statuses(app, "/", "/never", "/", "/never") == [200, 429, 200, 429]
+    assert (meanwhile, store.taken) == ([2, 2], 0)
 
 
 def test_threads_through_a_real_wsgi_server() -> None:

@@ -16,7 +16,7 @@ from limitgate import Limit, MemoryStore
 from limitgate.decision import Decision, decide
 from limitgate.inbox import MOST, Inbox
 from limitgate.limits import Windows, windows_of
-from limitgate.plan import Charge, Plan, Reading
+from limitgate.plan import MAX_AHEAD, Charge, Plan, Reading
 from limitgate.stores.corrections import undoing
 from limitgate.turns import Lines
 from limitgate.visit import Taken, Turn
@@ -93,6 +93,18 @@ def test_a_refusal_says_when_one_could_wait(bucket: Bucket) -> None:
     assert not bucket.ask("3/second burst 1", ahead=0.5).decision.allowed
     bucket.clock.advance(us=1)
     assert bucket.ask("3/second burst 1", ahead=0.5).decision.delay == 0.5
+
+
+def test_however_far_ahead_a_refusal_says_when(bucket: Bucket) -> None:
+    """Even who would wait for a lifetime is told truly for how long to come back later."""
+    slow, ahead = "1 per 366 days", MAX_AHEAD / SECOND
+    delays = bucket.delays(73, slow, ahead=ahead)
+    assert delays == [number * 366 * 86_400 for number in range(72)] + [None]
+    wait = bucket.ask(slow, ahead=ahead).decision.retry_after
+    bucket.clock.advance(us=round(wait * SECOND) - 1)
+    assert not bucket.ask(slow, ahead=ahead).decision.allowed
+    bucket.clock.advance(us=1)
+    assert bucket.ask(slow, ahead=ahead).decision.delay == ahead
 
 
 def test_the_slowest_window_says_when(bucket: Bucket) -> None:

@@ -45,7 +45,7 @@ def check(limit: Limit) -> str | None:
     if not _is_zone(limit.align):
         return f"align to be utc, first-request or a time zone such as Europe/Berlin, not {limit.align!r:.80}"
     if limit.period % _DAY:
-        return "a period of whole days where windows are those of a time zone: shorter ones are the same everywhere"
+        return "a period of whole days where windows are those of a time zone; shorter ones begin by UTC"
     return None
 
 

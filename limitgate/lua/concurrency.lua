@@ -100,6 +100,6 @@ return {
   end,
   close = function(bucket)
     local places = bucket[PLACES]
-    if places and places ~= '' then return 'I7c' .. #places, PLACES, left(bucket) end
+    if places and places ~= '' then return 'I7', AT, left(bucket), places end
   end,
 }

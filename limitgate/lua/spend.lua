@@ -66,7 +66,8 @@ end
 --   weigh          reports the asked windows, true if the charge fits into all of them
 --   take, clear    charges them, if there is anything to charge; lets them start full
 --   put_right      puts back into them, or takes on top, what is to be put right
---   close          the format of a bucket, how many numbers it has, and for how long it is of use; nothing if it is not
+--   close          the format of a bucket, how many numbers it has, for how long it is of use, and what follows as it is if anything
+--                  does, which pack would copy byte by byte; nothing if it is of no use
 local function make(number)
 --ALGORITHMS
 end
@@ -120,12 +121,13 @@ end
 
 -- Write a bucket. It lives for as long as it is of use, rounded up, or goes at once. The error if that fails.
 local function write(key, bucket)
-  local layout, size, lifetime = bucket.kind.close(bucket)
+  local layout, size, lifetime, rest = bucket.kind.close(bucket)
   if not layout then
     redis.call('DEL', key)
   else
     bucket[2] = now
     local value = pack(HEADER .. layout, values(bucket, 1, size))
+    if rest then value = value .. rest end
     local done = redis.pcall('SET', key, value, 'PX', floor(lifetime / 1000) + 2)
     if done.err then return done end
   end

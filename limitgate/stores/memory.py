@@ -216,7 +216,8 @@ def _full_at(written: int, windows: Windows, states: Sequence[State]) -> int:
 def _refuses_until(written: int, windows: Windows, states: Sequence[State]) -> int:
     """When one request will fit into every window, whoever asks, in Unix µs; the time of writing if it did then."""
     wait_us = windows.algorithm.wait_us
-    return written + max(wait_us(state, 1, limit) or 0 for state, limit in zip(states, windows.strictest.limits))
+    wait = max(wait_us(state, 1, limit) or 0 for state, limit in zip(states, windows.strictest.limits))
+    return _full_at(written, windows, states) if wait and windows.has_slots else written + wait  # a hint is no promise
 
 
 def _joined(windows: Windows, states: Sequence[State], bucket: _Bucket, now: int) -> tuple[Windows, Sequence[State]]:
