@@ -61,7 +61,7 @@ def a_plan(rnd: random.Random, name: str, algorithm: str) -> Plan:
 
 
 def _limit(algorithm: str) -> Limit:
-    return Limit("20/second", algorithm=algorithm)
+    return Limit("20/second", **{"warm_up": "1s"} if algorithm == "warm_up" else {"algorithm": algorithm})
 
 
 def one_by_one(buckets: Buckets, plan: Plan, now: int) -> tuple[Reading, Buckets]:
