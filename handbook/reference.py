@@ -17,6 +17,7 @@ _VALUES = {
     "rules": "path or rules",
     "store": "URL or store",
     "charge_if": "mapping, see below",
+    "reserve": "share above 0 up to 49 %",
     "algorithm": either_of(f"`{name}`" for name in NAMES),
     "max_delay": "duration up to 60 s",
 }

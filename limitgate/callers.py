@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictStr, field_validator, m
 
 from limitgate.client import Proxies
 from limitgate.errors import ConfigError
+from limitgate.priorities import NORMAL, RESERVES, Priority
 from limitgate.request import Request
 
 DEFAULT_TIER = "default"
@@ -24,14 +25,17 @@ Text = Annotated[StrictStr, Field(min_length=1, max_length=256)]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: an identity of the application's own, and the tier whose rules apply. What ``identify`` returns."""
+    """Who asks: an identity of the application's own, the tier whose rules apply, and a priority. What ``identify`` returns."""
 
     id: str
     tier: str = DEFAULT_TIER
+    priority: Priority = NORMAL
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not isinstance(self.tier, str):
             raise TypeError(f"a Caller of {type(self.id).__name__} and {type(self.tier).__name__}, expected both to be text")
+        if self.priority not in RESERVES:
+            raise ValueError(f"a Caller of priority {self.priority!r:.40}, expected one of {', '.join(RESERVES)}")
 
 
 class KnownCaller(BaseModel):
@@ -47,6 +51,8 @@ class KnownCaller(BaseModel):
     """Headers that must all have these values; believed only from a peer in ``trusted_proxies``."""
     tier: Text | None = None
     """The tier, if it is not the one of the file."""
+    priority: Priority = NORMAL
+    """Whether what rules ``reserve`` is there for this caller (high), or not (normal), or is kept from it twice (low)."""
 
     @field_validator("api_key")
     @classmethod
@@ -69,7 +75,7 @@ class Callers:
         self._by_key: dict[bytes, list[tuple[bytes, Caller]]] = {}
         self._by_header: list[tuple[dict[str, str], Caller]] = []
         for place, entry in enumerate(listed):
-            caller = Caller(entry.id, entry.tier or DEFAULT_TIER)
+            caller = Caller(entry.id, entry.tier or DEFAULT_TIER, entry.priority)
             if entry.api_key:
                 digest = bytes.fromhex(entry.api_key.removeprefix("sha256:"))
                 alike = self._by_key.setdefault(digest[:8], [])
@@ -91,10 +97,15 @@ class Callers:
 
     def tiers(self, *, by_header: bool) -> set[str]:
         """The tiers of those who can be recognised by an API key, and of those by headers if these are ever believed."""
+        return {caller.tier for caller in self._known(by_header=by_header)}
+
+    def priorities(self, *, by_header: bool) -> set[Priority]:
+        """Their priorities."""
+        return {caller.priority for caller in self._known(by_header=by_header)}
+
+    def _known(self, *, by_header: bool) -> list[Caller]:
         callers = [caller for alike in self._by_key.values() for _, caller in alike]
-        if by_header:
-            callers += [caller for _, caller in self._by_header]
-        return {caller.tier for caller in callers}
+        return callers + [caller for _, caller in self._by_header] if by_header else callers
 
     def __bool__(self) -> bool:
         return bool(self._by_key or self._by_header)

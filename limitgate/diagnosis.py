@@ -43,6 +43,7 @@ class Diagnosis(Enum):
         "LG013",
         "%s: one source opens more than %d new buckets a minute; its requests under further keys share a single one",
     )
+    RESERVE_OF_NOBODY = "LG014", "%s keeps a reserve for callers of high priority, but none is known, and there is no identify"
 
     def __init__(self, code: str, text: str) -> None:
         self.code = code

@@ -44,7 +44,7 @@ class Exchange:
     """Whether the application has closed the WebSocket itself."""
     _is_receiving = False
     """Whether the application waits for a message, or has once given up to."""
-    inbox: Inbox | None = None
+    _inbox: Inbox | None = None
     """What the server said while the request waited for its turn."""
     _weighed: tuple[Message, asyncio.Future[Refusal | None]] | None = None
     """A message that the application does not have yet, and what becomes of it."""
@@ -78,10 +78,10 @@ class Exchange:
         if self._is_receiving:  # some other task of the application hears of it
             await asyncio.wait([turn])
             return True
-        if self.inbox is None:
-            self.inbox = Inbox(self._receive)
-            self._receive = self.inbox.receive
-        if await self.inbox.stays_until(turn):
+        if self._inbox is None:
+            self._inbox = Inbox(self._receive)
+            self._receive = self._inbox.receive
+        if await self._inbox.stays_until(turn):
             return True
         self._visit.client_left = True
         if self._scope["type"] == "websocket" and not self._visit.has_begun:
@@ -89,6 +89,12 @@ class Exchange:
             with suppress(OSError, RuntimeError):  # servers want a handshake to be answered, even if nobody is there
                 await self._send({"type": "websocket.close"})
         return False
+
+    def end(self) -> None:
+        """The application has nothing more to say, and nobody waits for a turn any more."""
+        self._visit.listener = None
+        if self._inbox is not None:
+            self._inbox.close()
 
     async def _heard(self, message: Message, weighing: asyncio.Future[Refusal | None]) -> Message:
         """A message, once it is known that it may pass, else a disconnect. Who is cancelled meanwhile may ask for it again."""

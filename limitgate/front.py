@@ -16,6 +16,7 @@ from limitgate.gate import Gate
 from limitgate.identity import Identities
 from limitgate.newcomers import Newcomers
 from limitgate.planner import Planner
+from limitgate.priorities import RESERVES
 from limitgate.routes import Routes
 from limitgate.rules import OnError, Rule, RuleSet
 from limitgate.settings import Settings, warn_about_environment
@@ -114,6 +115,9 @@ def _review(rules: RuleSet, proxies: Proxies, *, identifies: bool) -> None:
         Diagnosis.TIER_OF_NOBODY.log(tier)
     for rule, exempt in lint.shadowed(rules, known):
         Diagnosis.SHADOWED.log(rule.name, exempt.name)
+    priorities = RESERVES.keys() if identifies else rules.callers.priorities(by_header=proxies.trust_anybody)
+    for name in lint.reserves_of_nobody(rules, priorities):
+        Diagnosis.RESERVE_OF_NOBODY.log(name)
 
 
 def _has_own_clock(store: object) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Container
 
 from limitgate.callers import DEFAULT_TIER, Caller, Callers
 from limitgate.client import Proxies, grouped
+from limitgate.priorities import NORMAL, Priority
 from limitgate.request import Request
 
 
@@ -32,6 +33,11 @@ class Subject:
     def is_trusted(self) -> bool:
         """Whether the client itself is one of the trusted proxies, so that its headers are its own word and believed."""
         return self._identities.trust(self.request.client)
+
+    @property
+    def priority(self) -> Priority:
+        """That of the caller."""
+        return self.caller.priority if self.caller else NORMAL
 
     def address(self) -> str | None:
         """What the client is counted as by address, None without a peer address."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import lru_cache
 from math import gcd
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.algorithms.base import Algorithm
 from limitgate.algorithms.gcra import MAX_OWED_US
+from limitgate.durations import seconds_of
 from limitgate.errors import ConfigError
 
 SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
@@ -38,7 +41,7 @@ _LIMIT = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 _EXPECTED = "expected for example '100/minute', '5 per 15 minutes', '10/s burst 20' or '20 at once'"
-_OPTIONS = ("burst", "algorithm", "lease", "align")
+_OPTIONS = ("burst", "algorithm", "lease", "align", "borrow", "warm_up")
 NAMES = tuple([name for name, algorithm in ALGORITHMS.items() if not algorithm.SILENT and name != "concurrency"])
 """The algorithms that a limit may have which has a period."""
 _PLACES = {name: place for place, name in enumerate(ALGORITHMS)}
@@ -54,6 +57,10 @@ class Limit:
 
     ``lease`` lets a process take up to so many requests from Redis in advance and admit them by itself for at most a second;
     what is left then goes back. No more is admitted for it, but up to ``lease`` requests per process may go unused.
+
+    ``borrow`` lets a request pass that costs more than there is, as long as one request fits: the next ones pay for it.
+    ``warm_up`` starts an idle limit at a third of its rate and lets it get faster for so long, ``10`` or ``"10s"``. Both are
+    what Guava's limiters do.
 
     ``Limit("20 at once")`` is about requests in flight: a ``concurrency`` of 20, which has no period. A request takes one of
     the places when it comes and gives it back when it is over.
@@ -71,6 +78,10 @@ class Limit:
     """Requests that a process may take from Redis in advance; 0 to ask for every one."""
     align: str | None
     """Where a ``fixed_window`` begins: ``utc``, which is the default, a time zone, or ``first-request``."""
+    borrow: bool
+    """Whether a request of any cost passes where one request fits, and the next ones pay for it."""
+    warm_up: float | None
+    """Seconds, or text such as ``10s``, in which an idle limit gets from a third of its rate to all of it."""
     says_algorithm: bool = field(compare=False)
     """Whether the limit itself says how requests are counted, so that nobody else does."""
     period_us: int = field(compare=False)
@@ -79,6 +90,10 @@ class Limit:
     """What a full bucket holds, in ticks: ``burst`` requests."""
     ceiling: int = field(compare=False)
     """The most that is remembered of a debt, in ticks: `MAX_OWED_US`."""
+    full: int = field(compare=False)
+    """The idle time that ``warm_up`` stores, in ticks; 0 without."""
+    most: int = field(compare=False)
+    """The most that a request may cost: ``burst``, or where the next ones pay for it, what can be remembered."""
 
     def __init__(
         self,
@@ -88,6 +103,8 @@ class Limit:
         algorithm: str | None = None,
         lease: int = 0,
         align: str | None = None,
+        borrow: bool = False,
+        warm_up: float | str | None = None,
     ) -> None:
         count, period, written_burst = _parse(text)
         if algorithm is not None and (not period) is not (algorithm == "concurrency"):
@@ -95,11 +112,24 @@ class Limit:
             raise ConfigError(message)
         if burst is not None and written_burst is not None:
             raise ConfigError(f"limit {text!r} gives its burst twice, expected it once")
-        burst = next(number for number in (burst, written_burst, count) if number is not None)
+        given = next((number for number in (burst, written_burst) if number is not None), None)
         says, default = algorithm is not None or not period, "gcra" if period else "concurrency"
-        algorithm = default if algorithm is None else algorithm
+        if warm_up is not None:
+            if given is not None or not period:
+                raise ConfigError(f"limit {text!r} has warm_up, expected a rate without burst: one request passes at a time")
+            if algorithm not in (None, "warm_up"):
+                raise ConfigError(f"limit {text!r} has warm_up, expected no other algorithm than that, not {algorithm!r:.40}")
+            says, default, given, warm_up = True, "warm_up", 1, seconds_of(warm_up)
         self._become(
-            count=count, period=period, burst=burst, algorithm=algorithm, says_algorithm=says, lease=lease, align=align
+            count=count,
+            period=period,
+            burst=count if given is None else given,
+            algorithm=default if algorithm is None else algorithm,
+            says_algorithm=says,
+            lease=lease,
+            align=align,
+            borrow=borrow,
+            warm_up=warm_up,
         )
         _check(self)
 
@@ -108,10 +138,19 @@ class Limit:
         for name, value in changes.items():
             object.__setattr__(self, name, value)
         if all(type(number) is int for number in (self.count, self.period, self.burst)):
+            weight, ceiling = self.period * 1_000_000, MAX_OWED_US * self.count
+            full = 0 if self.warm_up is None else round(Fraction(self.warm_up) * 1_000_000) * self.count
+            most = self.burst
+            if self.borrow and weight:
+                most = (ceiling - self.burst * weight) // weight + 1
+            elif full and weight:
+                most = (ceiling - full) // weight
             for name, value in (
-                ("period_us", self.period * 1_000_000),
-                ("capacity", self.burst * self.period * 1_000_000),
-                ("ceiling", MAX_OWED_US * self.count),
+                ("period_us", weight),
+                ("capacity", self.burst * weight),
+                ("ceiling", ceiling),
+                ("full", full),
+                ("most", most),
             ):
                 object.__setattr__(self, name, value)
 
@@ -121,7 +160,7 @@ class Limit:
 
     def having(self, **options: Any) -> Limit:
         """This limit with other options. Raises `ConfigError` as `Limit` does."""
-        now = {"algorithm": self.algorithm if self.says_algorithm else None, "lease": self.lease, "align": self.align}
+        now = {name: getattr(self, name) for name in _OPTIONS[1:] if name != "algorithm" or self.says_algorithm}
         return Limit(str(self), **{**now, **options})
 
     def share(self, processes: int, cost: int = 1) -> Limit:
@@ -134,23 +173,33 @@ class Limit:
         one request always does: only there may all processes together exceed the burst.
 
         A share may have a longer period, and take longer to fill, than other limits: it is for stores that count in whole
-        numbers of any size, not for Redis. It has no lease. Of algorithms other than GCRA only the burst is divided: it is all
-        that they let through.
+        numbers of any size, not for Redis. It has no lease. Of algorithms that count in windows, and so have no rate,
+        only the burst is divided: it is all that they let through.
         """
         common = gcd(self.count, processes)
-        burst = max(self.burst // processes, min(max(cost, 1), self.burst))
+        burst = max(self.burst // processes, min(max(1 if self.borrow else cost, 1), self.burst))
         shared, changes = copy(self), {"burst": burst, "lease": 0}
-        if ALGORITHMS[self.algorithm] is gcra:
+        if ALGORITHMS[self.algorithm] is gcra or self.warm_up:
             changes |= {"count": self.count // common, "period": self.period * (processes // common)}
         shared._become(**changes)  # noqa: SLF001 - it is one of ours
         return shared
+
+    def less(self, kept: int) -> Limit:
+        """This limit with so much room less, which is kept for others. Raises `ConfigError` where nothing would be left."""
+        if kept >= self.burst:
+            raise ConfigError(
+                f"{self} has room for {self.burst} of which {kept} would be kept for others, expected less than that"
+            )
+        lesser = copy(self)
+        lesser._become(burst=self.burst - kept)  # noqa: SLF001 - it is one of ours
+        return lesser
 
     def __str__(self) -> str:
         if not self.period:
             return f"{self.burst} at once"
         unit = unit_of(self.period)
         rate = f"{self.count}/{unit}" if unit else f"{self.count} per {self.period} seconds"
-        return rate if self.burst == self.count else f"{rate} burst {self.burst}"
+        return rate if self.burst == self.count or self.warm_up else f"{rate} burst {self.burst}"
 
     def __repr__(self) -> str:
         text, *options = self.given.items()
@@ -159,7 +208,8 @@ class Limit:
     @property
     def given(self) -> dict[str, Any]:
         """A mapping that `as_limit` makes this limit of."""
-        default = {"algorithm": "gcra" if self.period else "concurrency", "lease": 0, "align": None}
+        usual = "warm_up" if self.warm_up else "gcra" if self.period else "concurrency"
+        default = {"algorithm": usual, "lease": 0, "align": None, "borrow": False, "warm_up": None}
         options = {name: getattr(self, name) for name, value in default.items() if getattr(self, name) != value}
         return {"limit": str(self), **options}
 
@@ -175,6 +225,7 @@ class Windows:
 
     __slots__ = (
         "algorithm",
+        "borrow",
         "capacities",
         "counts",
         "facts",
@@ -183,11 +234,12 @@ class Windows:
         "is_dated",
         "lease",
         "limits",
+        "strictest",
         "suffix",
         "weights",
     )
 
-    def __init__(self, limits: tuple[Limit, ...], ids: tuple[int, ...] | None = None) -> None:
+    def __init__(self, limits: tuple[Limit, ...], ids: tuple[int, ...] | None = None, strictest: Windows | None = None) -> None:
         self.limits = limits
         self.ids = _numbered(limits) if ids is None else ids
         self.counts = tuple(limit.count for limit in limits)
@@ -198,6 +250,8 @@ class Windows:
         """Ticks that a full bucket holds."""
         self.lease = min([limit.lease for limit in limits], default=0)
         """Requests that a process may take in advance, 0 for none."""
+        self.borrow = any(limit.borrow for limit in limits)
+        """Whether a request may cost more than there is."""
         self.algorithm: Algorithm = _common_algorithm(limits)
         self.facts = self.algorithm.FACTS * len(limits)
         """How many numbers the script reports of the bucket."""
@@ -207,18 +261,25 @@ class Windows:
         """Whether these are places for requests in flight, so that a charge has to have a `Charge.slot`."""
         self.suffix = "" if self.algorithm is gcra else f":{self.ids[0]:x}"
         """What the bucket's key ends with."""
+        self.strictest: Windows = strictest or self
+        """The same as those find them who have least room: what refuses them must not be forgotten."""
+
+    def less(self, kept: Sequence[int], strictest: Windows | None = None) -> Windows:
+        """The same windows with so much room less in each, see `Limit.less`, and as those find them who have least room."""
+        return Windows(tuple([limit.less(many) for limit, many in zip(self.limits, kept)]), self.ids, strictest)
 
     def share(self, processes: int, cost: int = 1) -> Windows:
         """The `Limit.share` of each limit; the same object for all costs that fit into the shares of the bursts."""
         if processes == 1:
             return self
         share = _share(self, processes, 1)
-        return share if all(cost <= limit.burst for limit in share.limits) else _share(self, processes, cost)
+        return share if all(cost <= limit.most for limit in share.limits) else _share(self, processes, cost)
 
 
 @lru_cache(maxsize=4096)
 def _share(windows: Windows, processes: int, cost: int) -> Windows:
-    return Windows(tuple([limit.share(processes, cost) for limit in windows.limits]))
+    strictest = None if windows.strictest is windows else windows.strictest.share(processes, cost)
+    return Windows(tuple([limit.share(processes, cost) for limit in windows.limits]), strictest=strictest)
 
 
 def as_limit(value: object) -> Limit:
@@ -324,6 +385,11 @@ def _check_algorithm(limit: Limit, text: str) -> None:
     algorithm = limit.algorithm
     if limit.align is not None and algorithm != "fixed_window":
         raise ConfigError(f"limit {text}: expected align for a fixed_window only")
+    if type(limit.borrow) is not bool:
+        raise ConfigError(f"limit {text}: expected true or false for borrow, not {limit.borrow!r:.40}")
+    if limit.borrow and (limit.lease or ALGORITHMS[algorithm] is not gcra):
+        what = "without a lease" if limit.lease else f"for gcra only, not for {algorithm}"
+        raise ConfigError(f"limit {text}: expected borrow {what}")
     if limit.lease and ALGORITHMS[algorithm] is not gcra:
         raise ConfigError(f"limit {text}: expected no lease for a {algorithm}")
     if (expected := ALGORITHMS[algorithm].check(limit)) is not None:

@@ -8,6 +8,7 @@ from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.callers import DEFAULT_TIER
 from limitgate.limits import Limit
 from limitgate.paths import covers, segments
+from limitgate.priorities import Priority
 from limitgate.rules import Rule, RuleSet
 
 
@@ -41,6 +42,13 @@ def overshooting(rule: Rule) -> Iterator[tuple[Limit, int, int]]:
 def tiers_of_nobody(rules: RuleSet, known: Collection[str]) -> list[str]:
     """The tiers whose rules never apply, where ``known`` are those that callers can be known to be of."""
     return [tier for tier in rules.tiers if tier != DEFAULT_TIER and tier not in known]
+
+
+def reserves_of_nobody(rules: RuleSet, known: Collection[Priority]) -> list[str]:
+    """The rules, by name, that keep something for callers of high priority, where none of the ``known`` priorities is high."""
+    every = [] if "high" in known else [rule for of_tier in rules.tiers.values() for rule in of_tier]
+    high = {rule.name for rule in every if rule.priority == "high"}
+    return list(dict.fromkeys(rule.name for rule in every if rule.reserve and rule.name not in high))
 
 
 def shadowed(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:

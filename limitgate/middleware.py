@@ -98,9 +98,7 @@ class LimitGate:
                 visit.failed()
         finally:
             seen_by_gate.reset(token)
-            visit.listener = None
-            if exchange.inbox is not None:
-                exchange.inbox.close()
+            exchange.end()
             if visit.end():
                 await visit.gate.asettle(visit)
 

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from limitgate.decorators import Mark
 from limitgate.paths import ANY, REST, covers, meet, segments
+from limitgate.priorities import percent
 from limitgate.rules import Rule, RuleSet
 
 Group = TypeVar("Group", bound=Hashable)
@@ -126,10 +127,17 @@ def _cells(each: Applied | None) -> Row:
         notes.append(f"waits up to {rule.max_delay:g} s")
     if rule.shadow:
         notes.append("shadow")
+    notes += _on_priorities(rule)
     if rule.on_error is not None:
         notes.append(f"on_error {rule.on_error}")
     limits = ", ".join(map(str, rule.every_limit))
     return (rule.name, limits or "exempt", ", ".join(rule.key) if limits else "", ", ".join(notes))
+
+
+def _on_priorities(rule: Rule) -> list[str]:
+    """What a rule keeps, and for whom it is."""
+    kept = [] if rule.reserve is None else [f"reserve {percent(rule.reserve)}"]
+    return kept if rule.priority is None else [*kept, f"priority {rule.priority}"]
 
 
 def _tier_cell(names: Sequence[str], rules: RuleSet) -> str:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from limitgate.algorithms.base import State
+from limitgate.algorithms.base import Amount, State
 from limitgate.limits import Windows
 
 MAX_AHEAD = 2**51
@@ -37,7 +37,7 @@ class Lease(NamedTuple):
     """How many requests to take besides the charge, as many as fit."""
     as_of: int
     """The store's clock from which on what is put back counts as drained, Unix µs."""
-    back: Sequence[int]
+    back: Sequence[Amount]
     """What is put back per window, as its algorithm counts it; if negative, what is taken on top, whether it fits or not."""
     grace: Sequence[int]
     """For how long after ``as_of`` it can be put back in whole, µs per window: a bucket may have other debts to drain first."""

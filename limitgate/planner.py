@@ -17,6 +17,7 @@ from limitgate.lint import overshooting
 from limitgate.newcomers import Newcomers
 from limitgate.paths import PathIndex, readings, segments
 from limitgate.plan import Charge, Plan
+from limitgate.priorities import NORMAL, Priority
 from limitgate.request import Request
 from limitgate.routes import Routes
 from limitgate.rules import Rule, RuleSet
@@ -27,10 +28,14 @@ _PLANS, _CHARGES = 8192, 32_768
 """Plans that a planner remembers, and the charges in them if every rule of a tier applied: about half a kilobyte each."""
 
 
+Ask = tuple[str, int, Priority]
+"""What a request asks of a rule: the text of its bucket's key, the cost, and the priority where that matters, else normal."""
+
+
 class Bound:
     """A rule made ready: its key compiled, its windows at hand."""
 
-    __slots__ = ("_ahead", "_cost", "_key", "_newcomers", "_owner", "_prefix", "binding", "rule")
+    __slots__ = ("_ahead", "_cost", "_is_graded", "_key", "_newcomers", "_owner", "_prefix", "binding", "rule")
 
     def __init__(
         self,
@@ -51,9 +56,10 @@ class Bound:
         self._prefix = f"{key_prefix}:{rule.name}:"
         self._ahead = rule.ahead
         self._cost = None if callable(rule.cost) else rule.cost
+        self._is_graded = rule.reserve is not None
 
-    def ask(self, subject: Subject, values: Sequence[Value] = ()) -> tuple[str, int]:
-        """What a request of this subject asks of this rule: the text of its bucket's key, and the cost."""
+    def ask(self, subject: Subject, values: Sequence[Value] = ()) -> Ask:
+        """What a request of this subject asks of this rule."""
         cost = self.rule.cost_of(subject.request) if self._cost is None else self._cost
         text = self._key.text(subject)
         if values:
@@ -61,12 +67,12 @@ class Bound:
         newcomers = self._newcomers
         if newcomers is not None and not newcomers.know((self._owner, text)):
             text = self._opened(newcomers, text, subject)
-        return text, cost
+        return (text, cost, subject.priority) if self._is_graded else (text, cost, NORMAL)
 
-    def charges(self, text: str, cost: int) -> list[Charge]:
+    def charges(self, text: str, cost: int, priority: Priority) -> list[Charge]:
         """The charges for what was asked, one for each bucket."""
         key, binding, name = self._prefix + self._key.digest(text), self.binding, self.rule.name
-        buckets = [(each, min(cost, 1) if each.has_slots else cost) for each in self.rule.buckets]
+        buckets = [(each, min(cost, 1) if each.has_slots else cost) for each in self.rule.buckets_for(priority)]
         return [Charge(key + windows.suffix, windows, cost, binding, name, ahead=self._ahead) for windows, cost in buckets]
 
     def _opened(self, newcomers: Newcomers, text: str, subject: Subject) -> str:
@@ -108,7 +114,7 @@ UNLIMITED = Considered(None, (), EVERYTHING)
 """No rule applies, and none of the decorators either."""
 
 
-def _charging(bounds: tuple[Bound, ...], asked: tuple[tuple[str, int], ...]) -> Considered:
+def _charging(bounds: tuple[Bound, ...], asked: tuple[Ask, ...]) -> Considered:
     """The plan that charges what is asked of each rule; made once for requests that ask the same."""
     charges = [(bound, charge) for bound, ask in zip(bounds, asked) for charge in bound.charges(*ask)]
     by_outcome = any(bound.rule.charge_if for bound in bounds)

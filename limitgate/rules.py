@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from fractions import Fraction
+from functools import cached_property, partial
 from typing import Annotated, Any, Literal, TypedDict, TypeVar, Unpack
 
 from pydantic import (
@@ -28,6 +29,7 @@ from limitgate.keys import check_part
 from limitgate.limits import NAMES, SECONDS, Limit, Windows, as_limit, buckets_of
 from limitgate.paths import segments
 from limitgate.plan import check_cost
+from limitgate.priorities import Priority, graded, share_of
 from limitgate.request import Request
 
 T = TypeVar("T")
@@ -117,6 +119,8 @@ class RuleOptions(TypedDict, total=False):
     algorithm: str | None
     align: str | None
     max_delay: float | str | None
+    priority: Priority | None
+    reserve: str | float | Fraction | None
 
 
 class Rule(BaseModel, extra="forbid", frozen=True):
@@ -168,6 +172,10 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     """Where a ``fixed_window`` begins, as a limit's own; of a time zone only windows of whole days do, if there are any."""
     max_delay: Annotated[float | None, PlainValidator(_delay)] = None
     """For how long a request may wait for its turn instead of being refused: seconds, ``2s``, ``500ms``."""
+    priority: Priority | None = None
+    """The priority under this rule; that of the caller if not given, which is normal for those who have none."""
+    reserve: Annotated[Fraction, PlainValidator(share_of)] | None = None
+    """The share of each limit, such as ``20%``, that is kept for callers of high priority; twice as much from those of low."""
 
     def __init__(self, /, name: str, *limits: Limit | str, **options: Unpack[RuleOptions]) -> None:
         fields: dict[str, Any] = {**options}
@@ -248,6 +256,14 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     def _has_slots(self) -> bool:
         return any(windows.has_slots for windows in self.buckets)
 
+    def buckets_for(self, priority: Priority) -> tuple[Windows, ...]:
+        """The buckets as callers of a priority find them: the same ones, with less room where some is kept for others."""
+        return self.buckets if self.reserve is None else self._graded[self.priority or priority]
+
+    @cached_property
+    def _graded(self) -> dict[Priority, tuple[Windows, ...]]:
+        return self._checked("reserve", partial(graded, self.buckets), self.reserve or Fraction())
+
     def _checked(self, field: str, make: Callable[..., T], value: object) -> T:
         """What ``make`` makes of a value, its complaint naming the rule and the field."""
         try:
@@ -300,12 +316,31 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             raise ConfigError(
                 f"rule {self.name!r} has no limit, expected limits, qps, qpm, qph, qpd or concurrency", ("limits",)
             )
-        for limit in limits:
-            if isinstance(self.cost, int) and self.cost > limit.burst and limit.period:
+        self._check_reserve()
+        for limit in [limit for windows in self.buckets_for("low") for limit in windows.limits]:
+            if isinstance(self.cost, int) and self.cost > limit.most and limit.period:
                 raise ConfigError(
-                    f"rule {self.name!r}: cost {self.cost} never fits into {limit}, expected at most {limit.burst}",
+                    f"rule {self.name!r}: cost {self.cost} never fits into {limit}, expected at most {limit.most}",
                     ("cost",),
                 )
+
+    def _check_reserve(self) -> None:
+        if self.reserve is None:
+            if self.priority is not None:
+                message = f"rule {self.name!r} keeps nothing for any priority, expected no priority, or reserve with it"
+                raise ConfigError(message, ("priority",))
+            return
+        if self.exempt:
+            raise ConfigError(f"rule {self.name!r} is exempt, expected no reserve", ("reserve",))
+        what = None
+        if any(limit.lease for limit in self.every_limit):
+            what = "has a lease, which is taken for any priority"
+        elif any(limit.borrow for limit in self.every_limit):
+            what = "has a limit that lets borrow, so that any priority may take everything"
+        elif self.max_delay is not None:
+            what = "has a max_delay, and turns come one after the other, whatever their priority"
+        if what is not None:
+            raise ConfigError(f"rule {self.name!r} {what}, expected no reserve", ("reserve",))
 
     def _check_delay(self) -> None:
         """Whether requests can wait: their turns have to be booked, one by one, in a bucket that can make them wait."""

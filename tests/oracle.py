@@ -2,7 +2,7 @@
 
 A bucket owes requests. Time pays them back at count per period, never below nothing. What it owes is kept as requests when
 a limit's count changes: paid back under the old count up to the moment when the new one is first seen, refused or not, and
-from then on under the new one.
+from then on under the new one. A limit that lets borrow looks for room for one request only, and lets the bucket owe for all.
 
 A request that does not fit yet may be booked ahead, where it may wait for its turn. A turn is given back only while nobody has
 one behind it: those keep theirs.
@@ -167,18 +167,31 @@ class Oracle:
 
 
 def _fits(charge: Charge, debts: list[Debt]) -> bool:
-    limits = charge.windows.limits
+    windows = zip(charge.windows.limits, debts, strict=True)
     return not charge.cost or all(
-        charge.cost <= limit.burst
-        and debt.requests + charge.cost <= limit.burst + charge.ahead * rate(limit.count, limit.period)
-        for limit, debt in zip(limits, debts, strict=True)
+        not _is_too_much(charge, limit)
+        and debt.requests + _room_for(charge, limit) <= limit.burst + charge.ahead * rate(limit.count, limit.period)
+        and (not limit.borrow or debt.requests + charge.cost <= LONGEST_US * rate(limit.count, limit.period))
+        for limit, debt in windows
     )
+
+
+def _room_for(charge: Charge, limit: Limit) -> int:
+    """The requests that there has to be room for."""
+    return min(charge.cost, 1) if limit.borrow else charge.cost
+
+
+def _is_too_much(charge: Charge, limit: Limit) -> bool:
+    """Whether a charge never fits: more than the burst, or a debt that would be cut off if all but one request is borrowed."""
+    if limit.borrow:
+        return limit.burst + charge.cost - 1 > LONGEST_US * rate(limit.count, limit.period)
+    return charge.cost > limit.burst
 
 
 def _delay(plan: Plan, owed: list[list[Fraction]]) -> float:
     """Seconds until everything that may be waited for fits."""
     turns = [
-        math.ceil((requests + charge.cost - limit.burst) / rate(limit.count, limit.period))
+        math.ceil((requests + _room_for(charge, limit) - limit.burst) / rate(limit.count, limit.period))
         for charge, before in zip(plan.charges, owed, strict=True)
         for limit, requests in zip(charge.windows.limits, before, strict=True)
         if charge.binding and charge.ahead and charge.cost
@@ -219,9 +232,9 @@ def _decision(
 
 
 def _window(charge: Charge, limit: Limit, debt: Debt, *, fits: bool) -> tuple[object, ...]:
-    over = debt.requests + charge.cost - limit.burst
+    over = debt.requests + _room_for(charge, limit) - limit.burst
     turn = math.ceil(max(over, 0) / rate(limit.count, limit.period))
-    wait = math.inf if charge.cost > limit.burst else max(0, turn - charge.ahead) / 1_000_000
+    wait = math.inf if _is_too_much(charge, limit) else max(0, turn - charge.ahead) / 1_000_000
     return (
         charge.rule,
         limit.burst,

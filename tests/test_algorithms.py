@@ -27,8 +27,8 @@ from tests.test_differential import TTL_SUFFIX, Scripted
 from tests.test_headers import Door, parsed_list
 from tests.test_stores import AsyncDoor, Door as StoreDoor
 
-COUNTING = tuple([name for name in NAMES if name != "concurrency"])
-"""The algorithms that count requests; those in flight have tests of their own."""
+COUNTING = tuple([name for name in NAMES if name != "warm_up"])
+"""The algorithms that count requests; limits that warm up have tests of their own."""
 
 US = 1_000_000
 MINUTE, DAY = 60 * US, 86_400 * US

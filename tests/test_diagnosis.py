@@ -121,6 +121,11 @@ def variable(stage: Stage, name: str, value: str) -> None:
     stage.asked()
 
 
+def keeping(stage: Stage, *callers: KnownCaller, **options: Any) -> None:
+    """A rule that keeps something for high priority, and callers who may have it."""
+    stage.asked(rules=RuleSet([KEEPING], callers), **options)
+
+
 def tiered(stage: Stage, *callers: KnownCaller, **options: Any) -> None:
     rules = [Rule("api", "9/m"), Rule("api", "99/m", tier="vip"), Rule("more", "99/m", tier="vip")]
     stage.asked(rules=RuleSet(rules, callers), **options)
@@ -146,6 +151,7 @@ def inventing(stage: Stage, part: str, **options: Any) -> None:
 
 FREE = Rule("free", path="/health/**", exempt=True)
 LIVE = Rule("live", "9/m", path="/health/live")
+KEEPING = Rule("api", "9/m", reserve="9%")
 
 SITUATIONS: dict[str, list[Play]] = {
     "LG001": [
@@ -211,6 +217,11 @@ SITUATIONS: dict[str, list[Play]] = {
         lambda stage: inventing(stage, "host", new_buckets=2),
         lambda stage: inventing(stage, "api_key", new_buckets=2),
         lambda stage: inventing(stage, "header:x-id", new_buckets=2, trusted_proxies=["10.0.0.0/8"]),
+    ],
+    "LG014": [
+        keeping,
+        lambda stage: keeping(stage, KnownCaller(id="a", api_key=DIGEST)),
+        lambda stage: keeping(stage, KnownCaller(id="a", header={"X-A": "a"}, priority="high")),
     ],
 }
 
@@ -295,6 +306,13 @@ INNOCENT: dict[str, list[Play]] = {
         lambda stage: inventing(stage, "api_key", new_buckets=2, identify=lambda _: None),
         lambda stage: inventing(stage, "ip", new_buckets=2),
         lambda stage: stage.asked(Rule("a", "9/m", key=["header:x-id"]), headers={"X-Id": "203"}, new_buckets=2),
+    ],
+    "LG014": [
+        lambda stage: keeping(stage, identify=lambda _: None),
+        lambda stage: keeping(stage, KnownCaller(id="a", api_key=DIGEST, priority="high")),
+        lambda stage: keeping(stage, KnownCaller(id="a", header={"X-A": "a"}, priority="high"), trusted_proxies=["10.0.0.0/8"]),
+        lambda stage: stage.asked(rules=RuleSet([KEEPING, Rule("api", "9/m", reserve="9%", priority="high", tier="vip")])),
+        lambda stage: stage.asked(Rule("api", "9/m")),
     ],
 }
 

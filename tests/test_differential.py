@@ -63,7 +63,8 @@ def a_limit(rnd: random.Random, period: int) -> Limit:
     count = min(rnd.choice(COUNTS), 1_000_000 * period)
     earned_in_ten_periods = 3660 * 86400 * count // period
     burst = rnd.choice((count, count, *BURSTS))
-    return Limit(f"{count} per {period} seconds", burst=max(1, min(burst, earned_in_ten_periods)))
+    burst = max(1, min(burst, earned_in_ten_periods))
+    return Limit(f"{count} per {period} seconds", burst=burst, borrow=rnd.random() < 0.2)
 
 
 def some_windows(rnd: random.Random) -> list[Windows]:
@@ -264,7 +265,7 @@ def test_dropping_expired_buckets_changes_nothing(rnd: random.Random) -> None:
 def test_histories_meet_every_case() -> None:
     """The generated histories are worth something: each kind of event and of answer is common among them."""
     seen = dict.fromkeys(("refused", "shadow", "forever", "equal periods", "other count", "part", "back", "cost 0"), 0)
-    seen |= dict.fromkeys(("put right", "booked", "booked out", "turn left", "turn kept"), 0)
+    seen |= dict.fromkeys(("put right", "borrowed", "booked", "booked out", "turn left", "turn kept"), 0)
     for seed in range(300):
         oracle = Oracle()
         events = history(random.Random(seed), oracle)
@@ -280,6 +281,8 @@ def test_histories_meet_every_case() -> None:
             seen["cost 0"] += any(charge.cost == 0 for charge in event.plan.charges)
             for charge in event.plan.charges:
                 limits.setdefault(charge.key, set()).add(charge.windows.limits)
+                borrows = any(limit.borrow and charge.cost > limit.burst for limit in charge.windows.limits)
+                seen["borrowed"] += borrows and bool(decision["granted"])
         seen["back"] += oracle.clock_steps
         seen["turn left"] += oracle.left
         seen["turn kept"] += oracle.kept

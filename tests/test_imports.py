@@ -39,7 +39,16 @@ STORES = {
     ),
 }
 LAYERS = (
-    {"algorithms.base", "algorithms.gcra", "algorithms.sliding_log", "diagnosis", "errors", "forks", "inbox"},
+    {
+        "algorithms.base",
+        "algorithms.gcra",
+        "algorithms.sliding_log",
+        "algorithms.warm_up",
+        "diagnosis",
+        "errors",
+        "forks",
+        "inbox",
+    },
     {
         "algorithms.ban",
         "algorithms.concurrency",
@@ -51,7 +60,7 @@ LAYERS = (
     },
     {"algorithms"},
     {"limits"},
-    {"configured", "plan"},
+    {"configured", "plan", "priorities"},
     {"decision", "newcomers", "paths", *STORES},
     {"request"},
     {"client", "headers"},

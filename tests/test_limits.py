@@ -24,7 +24,8 @@ def limits(draw: st.DrawFn) -> Limit:
     count = draw(st.integers(1, 100) | st.integers(1, 1_000_000 * period))
     burst = draw(st.none() | st.integers(1, max(1, count * 10 * YEAR // period)))
     lease = draw(st.just(0) | st.integers(0, count if burst is None else burst))
-    return Limit(f"{count} per {period} seconds", burst=burst, algorithm=draw(st.sampled_from(ALGORITHMS)), lease=lease)
+    algorithm, borrow = draw(st.sampled_from(ALGORITHMS)), not lease and draw(st.booleans())
+    return Limit(f"{count} per {period} seconds", burst=burst, algorithm=algorithm, lease=lease, borrow=borrow)
 
 
 WRITTEN = [
@@ -214,7 +215,7 @@ def test_a_lease_is_no_part_of_a_windows_number() -> None:
 @given(limits())
 def test_text_and_repr_lead_back_to_the_limit_property(limit: Limit) -> None:
     """What a limit prints can be read again."""
-    assert Limit(str(limit), algorithm=limit.algorithm, lease=limit.lease) == limit
+    assert Limit(str(limit), algorithm=limit.algorithm, lease=limit.lease, borrow=limit.borrow) == limit
     assert eval(repr(limit), {"Limit": Limit}) == limit
 
 
@@ -350,8 +351,9 @@ def test_shares_are_no_more_than_the_limit_property(limit: Limit, processes: int
     assert processes * share.count * limit.period == limit.count * share.period
     assert share.period == limit.period or share.period % limit.period == 0
     assert 1 <= share.burst <= limit.burst
-    assert share.burst >= min(cost, limit.burst)
-    assert processes * share.burst <= limit.burst or share.burst == min(max(cost, 1), limit.burst)
+    needed = 1 if limit.borrow else min(max(cost, 1), limit.burst)
+    assert share.burst >= needed
+    assert processes * share.burst <= limit.burst or share.burst == needed
     assert share.capacity == share.burst * share.period * 1_000_000
     assert (share.algorithm, share.lease) == (limit.algorithm, 0)
 

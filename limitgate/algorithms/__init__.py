@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Final
 
-from limitgate.algorithms import ban, concurrency, fixed_window, gcra, register, sliding_log, sliding_window
+from limitgate.algorithms import ban, concurrency, fixed_window, gcra, register, sliding_log, sliding_window, warm_up
 from limitgate.algorithms.base import Algorithm
 from limitgate.algorithms.each import Each
 
@@ -17,6 +17,7 @@ SCRIPTS: Final[dict[str, Algorithm]] = {
     "ban": Each(ban),
     "register": Each(register),
     "concurrency": concurrency,
+    "warm_up": warm_up,
 }
 """By the name of their twin in limitgate/lua/. A place among them is part of the stored state, so new ones go to the end."""
 

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 State = Any
 """What an algorithm keeps of a window. Only the algorithm itself knows more about it."""
+Amount = Any
+"""What is put back into a window, as its algorithm counts it: a number, or a few."""
 
 MAX_USED = 2**50
 """Requests at which a counter is cut off that something is owed to on top; keeps Lua's doubles exact."""
@@ -48,11 +50,11 @@ class Algorithm(Protocol):
         """The states once a charge is made, the same object if that changes none; None if it does not fit into every window."""
 
     def put_right(
-        self, states: Sequence[State], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], windows: Windows
+        self, states: Sequence[State], back: Sequence[Amount], elapsed_us: int, grace_us: Sequence[int], windows: Windows
     ) -> Sequence[State]:
         """The states after something is put back that was taken some time ago, or, where negative, taken on top."""
 
-    def owed_back(self, charge: Charge, states: Sequence[State], cost: int) -> tuple[Sequence[int], Sequence[int]]:
+    def owed_back(self, charge: Charge, states: Sequence[State], cost: int) -> tuple[Sequence[Amount], Sequence[int]]:
         """What to put back, and the grace, where a charge that found these states should have cost something else."""
 
     def remaining(self, state: State, limit: Limit) -> int:
@@ -67,13 +69,16 @@ class Algorithm(Protocol):
     def refill_us(self, state: State, limit: Limit) -> int:
         """Microseconds until nothing counts any more."""
 
+    def lasts_us(self, state: State, limit: Limit) -> int:
+        """Microseconds until a window is like one that nobody has used: mostly `refill_us`, and never less."""
+
     def date(self, limit: Limit) -> int:
         """What `asked` has to know about the present date by this machine's clock; 0 where it does not matter."""
 
     def asked(self, limit: Limit, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:
         """What the script is told about a window of this number, for a charge that may be booked so far ahead."""
 
-    def leased(self, limit: Limit, back: int, grace_us: int) -> Sequence[int]:
+    def leased(self, limit: Limit, back: Amount, grace_us: int) -> Sequence[int]:
         """What the script is told about a window in which something is to be put right."""
 
     def seen(self, facts: Sequence[int], windows: Windows) -> Sequence[State]:

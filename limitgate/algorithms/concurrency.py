@@ -163,6 +163,9 @@ def refill_us(state: State, limit: Limit) -> int:  # noqa: ARG001 - see above
     return until - state.at
 
 
+lasts_us = refill_us
+
+
 def date(limit: Limit) -> int:  # noqa: ARG001 - see above
     """No date matters."""
     return 0

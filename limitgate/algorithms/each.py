@@ -57,7 +57,7 @@ class Each:
         self.remaining = one.remaining
         self.used = one.used
         self.wait_us = one.wait_us
-        self.refill_us = one.refill_us
+        self.refill_us = self.lasts_us = one.refill_us
         self.date = one.date
 
     def fresh(self, now: int, windows: Windows) -> Sequence[State]:  # noqa: D102 - as in `base.Algorithm`, like all here

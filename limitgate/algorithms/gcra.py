@@ -71,12 +71,14 @@ def rescaled(debt: int, limit: Limit) -> int:
 def charged(debts: Sequence[int], cost: int, windows: Windows, ahead_us: int = 0) -> Sequence[int] | None:
     """The debts after ``cost`` requests; None if they do not fit into every window, decided on the state after them.
 
-    They fit, too, if they will within ``ahead_us``, unless they never do.
+    They fit, too, if they will within ``ahead_us``, unless they never do. Where a limit lets borrow, all fit where one does.
     """
     if not cost:
         return debts
     after = []
-    capacities = windows.capacities if not ahead_us else [_bookable(limit, cost, ahead_us) for limit in windows.limits]
+    capacities: Sequence[int] = windows.capacities
+    if ahead_us or (cost > 1 and windows.borrow):
+        capacities = [_bookable(limit, cost, ahead_us) for limit in windows.limits]
     for debt, weight, capacity in zip(debts, windows.weights, capacities):
         owed = debt + cost * weight
         if owed > capacity:
@@ -86,23 +88,29 @@ def charged(debts: Sequence[int], cost: int, windows: Windows, ahead_us: int = 0
 
 
 def _bookable(limit: Limit, cost: int, ahead_us: int) -> int:
-    """What a bucket may owe in ticks once ``cost`` requests are booked so far ahead."""
-    if cost > limit.burst:
+    """What a bucket may owe in ticks once ``cost`` requests are booked so far ahead, those that are borrowed included."""
+    if cost > limit.most:
         return limit.capacity
-    return max(limit.capacity, min(limit.capacity + ahead_us * limit.count, limit.ceiling))
+    capacity = limit.capacity + (max(0, cost - 1) * limit.period_us if limit.borrow else 0)
+    return max(capacity, min(capacity + ahead_us * limit.count, limit.ceiling))
 
 
 def wait_us(debt: int, cost: int, limit: Limit) -> int | None:
-    """Microseconds until ``cost`` requests fit, rounded up; 0 if they fit now, None if they exceed the burst."""
-    over = debt + cost * limit.period_us - limit.capacity
-    if over <= 0 or not cost:
+    """Microseconds until ``cost`` requests fit, rounded up; 0 if they fit now, None if they never do."""
+    if not cost:
         return 0
-    return None if cost > limit.burst else -(-over // limit.count)
+    if cost > limit.most:
+        return None
+    over = debt + (1 if limit.borrow else cost) * limit.period_us - limit.capacity
+    return -(-over // limit.count) if over > 0 else 0
 
 
 def refill_us(debt: int, limit: Limit) -> int:
     """Microseconds until nothing is owed, rounded up."""
     return -(-debt // limit.count)
+
+
+lasts_us = refill_us
 
 
 def remaining(debt: int, limit: Limit) -> int:
@@ -154,9 +162,9 @@ def date(limit: Limit) -> int:  # noqa: ARG001 - as every algorithm's
 def asked(limit: Limit, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - see above
     """The number, count, tolerance and increment, the latter two as whole microseconds and a rest over count.
 
-    A cost above the burst stays just above it, since it never fits anyway.
+    A cost that never fits stays just above the burst, so that its numbers are as small as those of others.
     """
-    increment = min(cost, limit.burst + 1) * limit.period_us
+    increment = (cost if cost <= limit.most else limit.burst + 1) * limit.period_us
     tolerance = _bookable(limit, cost, ahead_us)
     return window, limit.count, *divmod(tolerance, limit.count), *divmod(increment, limit.count)
 

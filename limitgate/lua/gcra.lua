@@ -7,7 +7,6 @@
 
 local WINDOW, WINDOW_SIZE, WINDOW_FIELDS = 'I6I6I7I6', 25, 4
 local ASKED_FIELDS, LEASED_FIELDS = 6, 5
-local MAX_OWED = 2^52
 
 -- How the windows of a bucket are packed in so many bytes.
 local function layout(size)
@@ -28,15 +27,6 @@ local function forward(bucket, elapsed)
     end
   end
   return broken
-end
-
--- The debt (whole, rest over old) as (whole, rest over new): the same number of requests under another count.
-local function rescaled(whole, rest, old, new)
-  local quotient, left = multiplied(whole, old, new)
-  left = left + rest
-  quotient, left = quotient + floor(left / new), left % new
-  if quotient >= MAX_OWED then return MAX_OWED, 0 end
-  return quotient, left
 end
 
 -- Where a window stands in a bucket, mostly where expected. One that is new owes nothing; one whose count has changed

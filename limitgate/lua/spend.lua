@@ -16,6 +16,7 @@ local VERSION = 1
 local HEADER, HEADER_SIZE, FIRST = '<BI7', 8, 3
 local CHARGE, CHARGE_SIZE = '<c1BBBBH', 7
 local MORE, MORE_SIZE = '<ddd', 24
+local MAX_OWED = 2^52
 local floor, pack, unpack, values = math.floor, struct.pack, struct.unpack, unpack
 
 local time = redis.call('TIME')
@@ -46,6 +47,15 @@ local function multiplied(a, b, c)
     end
     bit = bit / 2
   end
+  return quotient, left
+end
+
+-- A debt of (whole, rest over old) µs as (whole, rest over new): the same number of requests under another count.
+local function rescaled(whole, rest, old, new)
+  local quotient, left = multiplied(whole, old, new)
+  left = left + rest
+  quotient, left = quotient + floor(left / new), left % new
+  if quotient >= MAX_OWED then return MAX_OWED, 0 end
   return quotient, left
 end
 

@@ -209,14 +209,14 @@ def _system_clock() -> int:
 
 
 def _full_at(written: int, windows: Windows, states: Sequence[State]) -> int:
-    """When nothing will be owed any more, in Unix µs."""
-    return written + max(map(windows.algorithm.refill_us, states, windows.limits))
+    """When they will be as if nobody had used them, in Unix µs."""
+    return written + max(map(windows.algorithm.lasts_us, states, windows.limits))
 
 
 def _refuses_until(written: int, windows: Windows, states: Sequence[State]) -> int:
-    """When one request will fit into every window, in Unix µs; the time of writing if it did then."""
+    """When one request will fit into every window, whoever asks, in Unix µs; the time of writing if it did then."""
     wait_us = windows.algorithm.wait_us
-    wait = max(wait_us(state, 1, limit) or 0 for state, limit in zip(states, windows.limits))
+    wait = max(wait_us(state, 1, limit) or 0 for state, limit in zip(states, windows.strictest.limits))
     return _full_at(written, windows, states) if wait and windows.has_slots else written + wait  # a hint is no promise
 
 

@@ -1,0 +1,195 @@
+"""Warming up: from a third of the rate to the whole rate, for what is slow after it was idle. SmoothWarmingUp in Google Guava.
+
+Guava's limiter *stores* idle time, as much as warming up takes. A request passes if nothing is owed, whatever it costs, and
+then what it costs is owed, so that the next one pays. Each uses up as much stored time as it takes at the whole rate. While
+more than half is stored that is dear: three times as dear when all is there (Guava's cold factor), less and less down to the
+whole rate at one half. Once nothing is stored, requests cost what they do at the whole rate.
+
+Amounts are in ticks of 1/count µs as in `limitgate.algorithms.gcra`, so that a request is ``period_us`` ticks. A state is the
+*debt*, and the *warmth*: how much of the stored time is used up. Neither is there in a window that nobody has used, which is
+cold. With ``full`` ticks stored in all, time that is stored at warmth w costs 3 - 4w/full times itself, down to 1 at one half.
+Summed from the cold up to w, what it costs besides itself is 2w(full - w)/full ticks, the `toll`. It is rounded up to whole
+ticks there, and a request pays the difference between two tolls: roundings do not add up, and nothing passes before its time
+under the formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from limitgate.limits import Limit, Windows
+    from limitgate.plan import Charge
+
+FACTS = 3
+BOOKS = True
+HOLDS = True
+SILENT = False
+MAX_FULL = 2**50
+"""Ticks that may be stored, and some more: keeps every sum in Lua's doubles exact."""
+_LEAST = 1000
+
+State = tuple[int, int]
+Amount = tuple[int, int, int]
+"""What is put back: ticks of requests, and of warmth; and for how long the request had to wait for its turn, in µs."""
+
+
+def check(limit: Limit) -> str | None:
+    """What was expected of a limit that cannot be had with this algorithm, None if it can."""
+    if limit.warm_up is None:
+        return "a duration for warm_up, such as 10s"
+    if limit.full < _LEAST * limit.count:
+        return "a warm_up of at least 1 ms"
+    if limit.full >= MAX_FULL:
+        most = (MAX_FULL - 1) // limit.count / 1_000_000
+        return f"a warm_up of at most {most:g} s, so that it is exact; more where the same rate is written with a smaller count"
+    return None
+
+
+def toll(warmth: int, full: int) -> int:
+    """Ticks that requests cost besides themselves while a cold window gets this warm, rounded up."""
+    part = min(warmth, full // 2)
+    return -(-2 * part * (full - part) // full)
+
+
+def fresh(now: int, windows: Windows) -> Sequence[State]:  # noqa: ARG001 - as every algorithm's
+    """Nothing is owed, and it is cold."""
+    return [(0, 0)] * len(windows.ids)
+
+
+def drained(states: Sequence[State], elapsed_us: int, windows: Windows, now: int = 0) -> Sequence[State]:  # noqa: ARG001
+    """The states some time later: time pays the debt, and what is left of it cools. What time it is does not matter."""
+    if elapsed_us <= 0:
+        return states
+    left = []
+    for (debt, warmth), count in zip(states, windows.counts):
+        idle = elapsed_us * count - debt
+        left.append((-idle, warmth) if idle < 0 else (0, max(0, warmth - idle)))
+    return left
+
+
+opened = drained
+
+
+def rescaled(state: State, limit: Limit) -> State:
+    """A state left by another count, under this limit: as many requests are owed, and as many have warmed it."""
+    debt, warmth = state
+    return min(debt, limit.ceiling), min(warmth, limit.full)
+
+
+def weighed(states: Sequence[State], charge: Charge) -> Sequence[State] | None:
+    """The states once a charge is made; None if something is owed for longer than it may be booked ahead."""
+    if not charge.cost:
+        return states
+    after = []
+    for state, limit in zip(states, charge.windows.limits):
+        wait = wait_us(state, charge.cost, limit)
+        if wait is None or wait > charge.ahead:
+            return None
+        after.append(_charged(state, charge.cost, limit))
+    return after
+
+
+def _charged(state: State, cost: int, limit: Limit) -> State:
+    debt, warmth = state
+    ticks = cost * limit.period_us
+    warmer = min(limit.full, warmth + ticks)
+    return min(debt + ticks + toll(warmer, limit.full) - toll(warmth, limit.full), limit.ceiling), warmer
+
+
+def put_right(
+    states: Sequence[State], back: Sequence[Amount], elapsed_us: int, grace_us: Sequence[int], windows: Windows
+) -> Sequence[State]:
+    """The states after something is put back, as if it had been the last that was charged, or, if negative, charged now.
+
+    What of it has drained by now, which it does ``grace_us`` after it was charged, has cooled the window instead. That is
+    exact, to the microsecond, while nobody else uses the window, and for one that has not been idle since.
+
+    A turn that is still ahead and has others behind it is not put back, as in `limitgate.algorithms.gcra`: they keep theirs.
+    """
+    right = []
+    elapsed_us = max(0, elapsed_us)
+    for state, (ticks, taken, turn), grace, limit in zip(states, back, grace_us, windows.limits):
+        debt, warmth = state
+        full = limit.full
+        other = min(full, max(0, warmth - taken))
+        amount = ticks + toll(warmth, full) - toll(other, full)
+        last = amount + (grace + 1 - elapsed_us) * limit.count  # less would be owed if nobody had come since
+        if ticks > 0 and turn > elapsed_us and debt >= last:
+            right.append(state)
+        elif ticks > 0:
+            idle = max(0, elapsed_us - grace) * limit.count
+            right.append((max(0, debt - max(0, amount - idle)), max(0, other - min(amount, idle))))
+        else:
+            right.append((min(debt - amount, limit.ceiling), other))
+    return right
+
+
+def owed_back(charge: Charge, states: Sequence[State], cost: int) -> tuple[Sequence[Amount], Sequence[int]]:
+    """What to put back, and for how long other debts drained, where a charge should have cost something else.
+
+    What was charged too little is owed from now on.
+    """
+    back, graces = [], []
+    for state, limit in zip(states, charge.windows.limits):
+        ticks = max(-limit.ceiling, min((charge.cost - cost) * limit.period_us, limit.ceiling))
+        if ticks < 0:
+            back.append((ticks, max(ticks, -limit.full), 0))
+            graces.append(0)
+        else:
+            debt, warmth = _charged(state, cost, limit)
+            back.append((ticks, _charged(state, charge.cost, limit)[1] - warmth, refill_us(state, limit)))
+            graces.append(debt // limit.count)
+    return back, graces
+
+
+def remaining(state: State, limit: Limit) -> int:  # noqa: ARG001 - of no matter
+    """One request, whatever it costs, if nothing is owed."""
+    return 0 if state[0] else 1
+
+
+def used(state: State, limit: Limit) -> int:
+    """Requests at the whole rate that are owed, a begun one counted whole."""
+    return -(-state[0] // limit.period_us)
+
+
+def wait_us(state: State, cost: int, limit: Limit) -> int | None:
+    """Microseconds until nothing is owed, rounded up; None if the cost is more than can be remembered."""
+    if not cost:
+        return 0
+    return None if cost > limit.most else refill_us(state, limit)
+
+
+def refill_us(state: State, limit: Limit) -> int:
+    """Microseconds until nothing is owed, rounded up. It may be warm then."""
+    return -(-state[0] // limit.count)
+
+
+def lasts_us(state: State, limit: Limit) -> int:
+    """Microseconds until it is as cold as one that nobody has used, rounded up."""
+    return -(-sum(state) // limit.count)
+
+
+def date(limit: Limit) -> int:  # noqa: ARG001 - as every algorithm's
+    """No date matters."""
+    return 0
+
+
+def asked(limit: Limit, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - alone in its bucket
+    """The count, what can be stored, how far ahead may be booked (below 0: never), warmth and ticks of the requests."""
+    if cost > limit.most:
+        return limit.count, limit.full, -1, 0, 0, 0
+    ticks = cost * limit.period_us
+    return limit.count, limit.full, ahead_us, min(ticks, limit.full), *divmod(ticks, limit.count)
+
+
+def leased(limit: Limit, back: Amount, grace_us: int) -> Sequence[int]:
+    """What is put back, as whole microseconds and a rest, the warmth, how long the turn was ahead, and the grace."""
+    ticks, warmth, turn = back
+    return *divmod(ticks, limit.count), warmth, turn, grace_us
+
+
+def seen(facts: Sequence[int], windows: Windows) -> Sequence[State]:
+    """The states that the script has reported."""
+    return [(facts[3 * at] * count + facts[3 * at + 1], facts[3 * at + 2]) for at, count in enumerate(windows.counts)]

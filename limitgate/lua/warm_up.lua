@@ -1,0 +1,131 @@
+-- Warming up. Twin of limitgate/algorithms/warm_up.py.
+--
+-- In a bucket: the count, the debt, the warmth. Asked: the count, what can be stored, how long ahead may be booked, the warmth and
+-- the ticks of the requests. To be put right: what is put back, in ticks and in warmth, for how long the turn was ahead, and the
+-- grace. Reported: debt and warmth.
+--
+-- Debts are two numbers, whole microseconds and a rest over count. Warmth is in ticks: there are never as many.
+
+local COUNT, WHOLE, REST, WARMTH = FIRST, FIRST + 1, FIRST + 2, FIRST + 3
+local MAX_WARMTH = 2^50
+
+-- Ticks that requests cost besides themselves while a cold window gets this warm, rounded up.
+local function toll(warmth, full)
+  local part = math.min(warmth, floor(full / 2))
+  local quotient, left = multiplied(2 * part, full - part, full)
+  return left > 0 and quotient + 1 or quotient
+end
+
+-- What lies between the tolls of two warmths. From one half on they are all the same.
+local function toll_between(warmth, warmer, full)
+  if warmth == warmer or 2 * warmth > full then return 0 end
+  return toll(warmer, full) - toll(warmth, full)
+end
+
+-- Time for which nothing is owed cools: so many microseconds, less a rest.
+local function cool(bucket, idle, rest)
+  local warmth, count = bucket[WARMTH], bucket[COUNT]
+  idle = math.min(idle, floor(warmth / count) + 2)  -- which is all that it needs
+  bucket[WARMTH] = math.max(0, warmth - (idle * count - rest))
+end
+
+local function forward(bucket, elapsed)
+  local count, whole, rest = bucket[COUNT], bucket[WHOLE], bucket[REST]
+  if count < 1 or rest >= count or whole > MAX_OWED or bucket[WARMTH] > MAX_WARMTH then
+    bucket[COUNT], bucket[WHOLE], bucket[REST], bucket[WARMTH] = 1, 0, 0, 0
+    return true
+  end
+  if whole < elapsed then
+    cool(bucket, elapsed - whole, rest)
+    bucket[WHOLE], bucket[REST] = 0, 0
+  else
+    bucket[WHOLE] = whole - elapsed
+  end
+end
+
+-- A bucket that is new, or was left by another count, goes on under the present one. Warmth beyond what can be stored now stays
+-- until the bucket is written, as it is if the clock has stepped back: questions change nothing for those that follow in this call.
+local function adopt(bucket, charge)
+  local count, full = charge[1], charge[2]
+  if not bucket[COUNT] then
+    bucket[COUNT], bucket[WHOLE], bucket[REST], bucket[WARMTH] = count, 0, 0, 0
+  elseif bucket[COUNT] ~= count then
+    bucket[WHOLE], bucket[REST] = rescaled(bucket[WHOLE], bucket[REST], bucket[COUNT], count)
+    bucket[COUNT], bucket[WARMTH], bucket.changed = count, math.min(bucket[WARMTH], full), true
+  elseif bucket.changed and not bucket.adopted then
+    bucket[WARMTH] = math.min(bucket[WARMTH], full)
+  end
+  bucket.adopted = true
+end
+
+-- Add whole microseconds and a rest to what is owed, and then some ticks. Below nothing there is nothing.
+local function owe(bucket, whole, rest, ticks)
+  local count = bucket[COUNT]
+  rest = bucket[REST] + rest + ticks % count
+  whole = bucket[WHOLE] + whole + floor(ticks / count) + floor(rest / count)
+  rest = rest % count
+  if whole < 0 then whole, rest = 0, 0 end
+  if whole >= MAX_OWED then whole, rest = MAX_OWED, 0 end
+  bucket[WHOLE], bucket[REST] = whole, rest
+end
+
+-- Charge the window so many requests more: their warmth, and their ticks.
+local function charge_more(bucket, full, warmth, whole, rest)
+  local before = math.min(bucket[WARMTH], full)
+  bucket[WARMTH] = math.min(full, before + warmth)
+  owe(bucket, whole, rest, toll_between(before, bucket[WARMTH], full))
+end
+
+-- Put back what was charged, as if it had been the last, less what of it drained meanwhile: that has cooled the window instead.
+-- A turn still ahead that others are behind is not put back.
+local function put_back(bucket, full, lease, elapsed)
+  local whole, rest, warmth, turn, grace = values(lease, 1, 5)
+  local count, before, idle = bucket[COUNT], bucket[WARMTH], math.max(0, elapsed - grace)
+  local other = math.max(0, before - warmth)
+  local ticks = rest + toll_between(other, before, full)
+  whole, rest = whole + floor(ticks / count), ticks % count
+  local last = whole + grace + 1 - elapsed  -- less would be owed if nobody had come since
+  if turn > elapsed and (bucket[WHOLE] > last or (bucket[WHOLE] == last and bucket[REST] >= rest)) then return end
+  bucket[WARMTH] = other
+  if whole < idle then
+    cool(bucket, whole, -rest)
+  else
+    cool(bucket, idle, 0)
+    owe(bucket, idle - whole, -rest, 0)
+  end
+end
+
+return {
+  asked = 'dddddd',
+  leased = 'ddddd',
+  layout = function(size) return size == 26 and 'I6I7I6I7' end,
+  forward = forward,
+  weigh = function(bucket, charge)
+    adopt(bucket, charge)
+    local n, whole, rest, ahead = #reply, bucket[WHOLE], bucket[REST], charge[3]
+    reply[n + 1], reply[n + 2], reply[n + 3] = whole, rest, math.min(bucket[WARMTH], charge[2])
+    return whole < ahead or (whole == ahead and rest == 0)
+  end,
+  take = function(bucket, charge)
+    charge_more(bucket, charge[2], charge[4], charge[5], charge[6])
+  end,
+  clear = function(bucket, charge)
+    bucket[COUNT], bucket[WHOLE], bucket[REST], bucket[WARMTH] = charge[1], 0, 0, 0
+  end,
+  put_right = function(bucket, charge)
+    adopt(bucket, charge)
+    local whole, rest, warmth = values(charge.lease, 1, 3)
+    bucket[WARMTH] = math.min(bucket[WARMTH], charge[2])
+    if whole < 0 then
+      charge_more(bucket, charge[2], -warmth, -whole, -rest)
+    elseif whole > 0 or rest > 0 then
+      put_back(bucket, charge[2], charge.lease, math.max(0, now - charge.as_of))
+    end
+  end,
+  close = function(bucket)
+    local count, whole, rest, warmth = values(bucket, FIRST, WARMTH)
+    if count and (whole > 0 or rest > 0 or warmth > 0) then
+      return 'I6I7I6I7', WARMTH, whole + floor((rest + warmth + count - 1) / count)
+    end
+  end,
+}
