@@ -524,33 +524,36 @@ def test_a_dependency_of_fastapi(store: Counted) -> None:
 
 def test_threads_through_a_real_wsgi_server() -> None:
     """On a threaded server no more than the count are ever in the application, and all can be had afterwards."""
-    lock, now, most = threading.Lock(), [0], [0]
+    inside, go, statuses = threading.Semaphore(0), threading.Event(), []
 
     def app(environ: Any, start_response: Any) -> Any:
-        with lock:
-            now[0] += 1
-            most[0] = max(most[0], now[0])
-        time.sleep(MOMENT)
-        with lock:
-            now[0] -= 1
+        inside.release()
+        assert go.wait(PATIENCE)
         start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "5")])
         return [b"hello"]
 
     gate = LimitGateWSGI(app, rules=[Rule("places", "3 at once", key=["global"])], store="memory://")
-    statuses: list[int] = []
     with threaded_wsgi(gate) as url:
 
         def client() -> None:
-            for _ in range(4):
-                statuses.append(httpx.get(url, timeout=PATIENCE).status_code)  # noqa: PERF401 - threads append to it
+            statuses.append(httpx.get(url, timeout=PATIENCE).status_code)
 
-        threads = [threading.Thread(target=client) for _ in range(6)]
+        threads = [threading.Thread(target=client) for _ in range(8)]
         for thread in threads:
             thread.start()
+        deadline = time.monotonic() + PATIENCE
+        while len(statuses) < 5:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        assert [inside.acquire(blocking=False) for _ in range(4)] == [True, True, True, False]
+        go.set()
         for thread in threads:
             thread.join(PATIENCE)
-    assert (most[0], set(statuses), len(statuses)) == (3, {200, 429}, 24)
-    assert (statuses.count(200) > 3, held(gate.gate)) == (True, 0)
+        while held(gate.gate):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        assert httpx.get(url, timeout=PATIENCE).status_code == 200
+    assert statuses == [429] * 5 + [200] * 3
 
 
 # --- a store that fails -----------------------------------------------------------------------------------------------
