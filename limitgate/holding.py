@@ -224,9 +224,6 @@ class Holding:
         """How many slots are held."""
         return sum(len(keeper.held) for keeper in self._keepers())
 
-    def __bool__(self) -> bool:
-        return True
-
     def hold(self, charges: Sequence[Charge], holder: object) -> None:
         """Renew the slots among charges that were taken together, until they are let go or ``holder`` is gone."""
         if slots := _slots(charges):

@@ -271,6 +271,29 @@ def test_all_or_nothing_with_other_limits(store: Counted) -> None:
     asyncio.run(scene())
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_request_that_waits_for_its_turn_is_in_flight(store: Counted, *, leaves: bool) -> None:
+    """Shaping and places go together: who waits has a place already, and gives it back with the turn, or in the end."""
+
+    async def scene() -> list[int]:
+        app = Ends(store)
+        gate = gated(app, PLACES, Rule("turns", "10/second burst 1", max_delay="5s"), store=store)
+        assert (await asgi_reply(gate, "/answers")).status == 200
+        waiting = asyncio.create_task(asgi_reply(gate, "/answers"))
+        await until(lambda: store.taken == 1)
+        found = [store.taken, len(app.meanwhile)]
+        if leaves:
+            waiting.cancel()
+            await asyncio.wait([waiting])
+        else:
+            assert (await waiting).status == 200
+        await over(gate.gate)
+        return [*found, len(app.meanwhile)]
+
+    assert asyncio.run(scene()) == [1, 1, 1 if leaves else 2]
+    assert (store.taken, max(store.owed_elsewhere.values())) == (0, 1 if leaves else 2)
+
+
 def test_policies_of_one_rule_are_told_apart(store: Counted) -> None:
     """Places and rates of one rule are policies of different names."""
     gate = gated(Ends(store), Rule("api", "5/second", concurrency=3), store=store, headers=("draft-11",))
@@ -501,33 +524,36 @@ def test_a_dependency_of_fastapi(store: Counted) -> None:
 
 def test_threads_through_a_real_wsgi_server() -> None:
     """On a threaded server no more than the count are ever in the application, and all can be had afterwards."""
-    lock, now, most = threading.Lock(), [0], [0]
+    inside, go, statuses = threading.Semaphore(0), threading.Event(), []
 
     def app(environ: Any, start_response: Any) -> Any:
-        with lock:
-            now[0] += 1
-            most[0] = max(most[0], now[0])
-        time.sleep(MOMENT)
-        with lock:
-            now[0] -= 1
+        inside.release()
+        assert go.wait(PATIENCE)
         start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "5")])
         return [b"hello"]
 
     gate = LimitGateWSGI(app, rules=[Rule("places", "3 at once", key=["global"])], store="memory://")
-    statuses: list[int] = []
     with threaded_wsgi(gate) as url:
 
         def client() -> None:
-            for _ in range(4):
-                statuses.append(httpx.get(url, timeout=PATIENCE).status_code)  # noqa: PERF401 - threads append to it
+            statuses.append(httpx.get(url, timeout=PATIENCE).status_code)
 
-        threads = [threading.Thread(target=client) for _ in range(6)]
+        threads = [threading.Thread(target=client) for _ in range(8)]
         for thread in threads:
             thread.start()
+        deadline = time.monotonic() + PATIENCE
+        while len(statuses) < 5:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        assert [inside.acquire(blocking=False) for _ in range(4)] == [True, True, True, False]
+        go.set()
         for thread in threads:
             thread.join(PATIENCE)
-    assert (most[0], set(statuses), len(statuses)) == (3, {200, 429}, 24)
-    assert (statuses.count(200) > 3, held(gate.gate)) == (True, 0)
+        while held(gate.gate):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        assert httpx.get(url, timeout=PATIENCE).status_code == 200
+    assert statuses == [429] * 5 + [200] * 3
 
 
 # --- a store that fails -----------------------------------------------------------------------------------------------
@@ -603,6 +629,67 @@ def test_a_take_that_nobody_heard_of_is_taken_back(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("limitgate.holding.AGAIN", 0.01)
     assert asyncio.run(scene()) == 1
+
+
+@pytest.mark.parametrize("partly", [False, True])
+def test_a_second_question_that_fails_or_is_cancelled(monkeypatch: pytest.MonkeyPatch, *, partly: bool) -> None:
+    """Where a store fails for one bucket and then for the rest, whatever it may have taken is taken back."""
+
+    class Broken(Counted):
+        async def aspend(self, plan: Plan, timeout: float = 0) -> Reading:
+            reading = self.spend(plan)
+            if plan.verb != "spend":
+                return reading
+            if len(plan.charges) == 2:
+                raise StoreError("a node is away", keys=frozenset({plan.charges[0].key}))
+            asked_again.set()
+            if partly:
+                raise StoreError("now the other, too")
+            return await asyncio.get_running_loop().create_future()
+
+    async def scene() -> None:
+        nonlocal asked_again
+        store, asked_again = Broken(), asyncio.Event()
+        gate = gated(Ends(store), Rule("one", "1 at once"), Rule("two", "1 at once"), store=store)
+        task = asyncio.create_task(asgi_reply(gate, "/answers"))
+        await asked_again.wait()
+        assert store.taken == 2
+        if partly:
+            assert (await task).status == 200
+        else:
+            task.cancel()
+            await asyncio.wait([task])
+        await until(lambda: store.taken == 0)
+
+    asked_again: Any = None
+    monkeypatch.setattr("limitgate.holding.AGAIN", 0.01)
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("further", [False, True])
+def test_a_thread_that_is_interrupted(monkeypatch: pytest.MonkeyPatch, *, further: bool) -> None:
+    """A signal's handler that raises while the store is asked does not leave a place taken."""
+
+    class Interrupted(Counted):
+        def spend(self, plan: Plan, timeout: float = 0) -> Reading:
+            reading = super().spend(plan)
+            if plan.verb == "spend" and plan.charges[0].rule == ("late" if further else "places"):
+                raise KeyboardInterrupt
+            return reading
+
+    def app(environ: Any, _: Any) -> Any:
+        environ[VISIT].gate.further(environ[VISIT], [(Rule("late", "1 at once"), ())])
+
+    monkeypatch.setattr("limitgate.holding.AGAIN", 0.01)
+    store = Interrupted()
+    gate = LimitGateWSGI(app, rules=[PLACES], store=store)
+    with pytest.raises(KeyboardInterrupt):
+        gate(wsgi_environ(), lambda *_: None)
+    assert (store.taken, held(gate.gate)) == (1, 0)
+    deadline = time.monotonic() + PATIENCE
+    while store.taken:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def test_rules_without_places_have_nothing_to_do_with_it(store: Counted) -> None:
