@@ -129,9 +129,10 @@ class Exchange:
             if visit.refusal is None and kind != "websocket.close":
                 raise OSError("the WebSocket was closed, as its messages came too fast")
             return  # it has been answered already
-        if kind == "websocket.close":
-            self._has_hung_up = True
-        elif visit.settlement.has_news and kind == "http.response.body" and not message.get("more_body"):
+        self._has_hung_up = self._has_hung_up or kind == "websocket.close"
+        is_last = kind == "websocket.close" or (kind == "http.response.body" and not message.get("more_body"))
+        if is_last and (visit.has_slots or visit.settlement.has_news):
+            visit.is_sent = True
             await visit.gate.asettle(visit)  # whoever has the whole response is to find everything put right
         await self._send(message)
 

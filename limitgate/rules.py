@@ -143,7 +143,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     qpd: Count | None = None
     """Requests per day."""
     concurrency: Count | None = None
-    """Requests in flight at once, WebSockets that are open among them; each is one, whatever its cost."""
+    """Requests in flight at once, each until the last of its response, WebSockets until they close; each is one."""
     path: StrictStr = "/**"
     """Paths that the rule is for: ``/login``, ``/items/{id}`` or ``/api/**``."""
     methods: frozenset[StrictStr] | None = None
