@@ -324,6 +324,23 @@ def test_requests_of_different_callers_move_up_in_what_they_share(world: World) 
     assert round(owed(crowd.store, world())["own"], 2) == 3
 
 
+def test_who_waits_is_in_flight(world: World) -> None:
+    """A request that waits holds its place where requests in flight are counted, and gives it back with its turn."""
+    crowd = Crowd(world, ONE, Rule("flight", concurrency=2, key=["global"]))
+
+    async def main() -> None:
+        await crowd.come("a")
+        tasks = [crowd.come("b"), crowd.come("left", LAST, 0.05, GONE)]
+        await asyncio.sleep(0)
+        await crowd.come("refused")
+        assert crowd.wires["refused"].reply().status == 429
+        await tasks[1]
+        await asyncio.gather(*tasks, crowd.come("c"))
+
+    world.run(main())
+    assert crowd.passed == [(0, "a"), (0.1, "b"), (0.2, "c")]
+
+
 def test_who_moves_up_is_settled_by_its_own_rules(world: World) -> None:
     """A turn comes from another request, but what it turns out to cost goes by the rules of the request that has it."""
 
