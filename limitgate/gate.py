@@ -141,7 +141,7 @@ class Gate:
         return visit
 
     async def aturn(self, visit: Visit) -> bool:
-        """Wait until the turn of a request comes. False if the client left before: then the turn is given back."""
+        """Wait until the turn of a request comes. False if the client left before: then it is refused, and gives all back."""
         return visit.turn is None or await self._aturn(visit, visit.turn)
 
     def further(self, visit: Visit, asked: Sequence[Asked]) -> Decision | None:
@@ -199,7 +199,7 @@ class Gate:
         visit.had_turn(turn, stays=True)
 
     async def _aturn(self, visit: Visit, turn: Turn) -> bool:
-        """Wait for a turn, on the event loop; whether it has come. It is given back if the request is cancelled."""
+        """Wait for a turn, on the event loop; whether it has come. If not the request is undone, also where it is cancelled."""
         visit.turn = None
         place = self._lines.join(turn)
         try:
@@ -212,8 +212,6 @@ class Gate:
                 await self.asettle(visit)
             raise
         visit.had_turn(self._lines.leave(turn, place), stays=stays)
-        if not stays:
-            await self.asettle(visit)
         return stays
 
     def _soon(self, steps: Steps[T]) -> asyncio.Future[T]:

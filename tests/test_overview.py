@@ -94,6 +94,7 @@ def test_rules_that_match_no_route() -> None:
         ({"charge_if": {"status": [401, "5xx"]}}, "charged if 401, 5xx"),
         ({"charge_if": {"status_not": ["5xx"]}}, "charged unless 5xx"),
         ({"per": "message"}, "per message"),
+        ({"max_delay": "500ms"}, "waits up to 0.5 s"),
         ({"cost": 3}, "cost 3"),
     ],
 )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 from hypothesis import given, strategies as st
@@ -320,6 +322,70 @@ def test_requests_of_different_callers_move_up_in_what_they_share(world: World) 
     world.run(main())
     assert crowd.passed == [(0, "ann"), (0.1, "cay"), (0.2, "dan")]
     assert round(owed(crowd.store, world())["own"], 2) == 3
+
+
+def test_who_waits_is_in_flight(world: World) -> None:
+    """A request that waits holds its place where requests in flight are counted, and gives it back with its turn."""
+    crowd = Crowd(world, ONE, Rule("flight", concurrency=2, key=["global"]))
+
+    async def main() -> None:
+        await crowd.come("a")
+        tasks = [crowd.come("b"), crowd.come("left", LAST, 0.05, GONE)]
+        await asyncio.sleep(0)
+        await crowd.come("refused")
+        assert crowd.wires["refused"].reply().status == 429
+        await tasks[1]
+        await asyncio.gather(*tasks, crowd.come("c"))
+
+    world.run(main())
+    assert crowd.passed == [(0, "a"), (0.1, "b"), (0.2, "c")]
+
+
+def test_who_moves_up_is_settled_by_its_own_rules(world: World) -> None:
+    """A turn comes from another request, but what it turns out to cost goes by the rules of the request that has it."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scope["limitgate"].settle(3)
+        await send(START)
+        await send(END)
+
+    store = MemoryStore(world)
+    tokens = Rule("tokens", "1000/day", path="/b", key=["global"], cost=100)
+    gate = LimitGate(app, rules=[Rule("r", "1/second", key=["global"], max_delay=5), tokens], store=store)
+
+    async def main() -> None:
+        await asgi_reply(gate)
+        left, other = Timed(LAST, 0.05, GONE), Timed(LAST)
+        waiting = asyncio.create_task(gate(http_scope("/b"), left.receive, left.send))
+        await asyncio.sleep(0)
+        await gate(http_scope("/a"), other.receive, other.send)
+        await waiting
+        assert {name: round(requests, 3) for name, requests in owed(store, world()).items()} == {"r": 3}
+
+    world.run(main())
+
+
+def test_a_request_leaves_no_cycle(world: World) -> None:
+    """What is remembered of a request is gone when it is over, without the garbage collector."""
+    visits = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        visits.append(ref(scope[VISIT]))
+        await send(START)
+        await send(END)
+
+    gate = LimitGate(app, rules=[ONE], store=MemoryStore(world))
+
+    async def main() -> None:
+        await asyncio.gather(*[asgi_reply(gate) for _ in range(3)])
+
+    gc.collect()
+    gc.disable()
+    try:
+        world.run(main())
+        assert [visit() for visit in visits] == [None, None, None]
+    finally:
+        gc.enable()
 
 
 def test_turns_of_different_costs_are_not_exchanged(world: World) -> None:

@@ -23,6 +23,8 @@ class World:
         """Microseconds since it all began."""
         self.waits = 0
         """How often an event loop has waited for something."""
+        self.errors: list[Any] = []
+        """What an event loop complained of."""
         self.slept: list[float] = []
         """Seconds for which threads have slept."""
         monkeypatch.setattr(turns, "monotonic", self.monotonic)
@@ -51,12 +53,15 @@ class World:
         """An event loop of this world."""
         loop = asyncio.SelectorEventLoop(_Selector(self))
         loop.time = self.monotonic  # type: ignore[method-assign]
+        loop.set_exception_handler(lambda _, error: self.errors.append(error))
         return loop
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """Run on an event loop of this world."""
         with asyncio.Runner(loop_factory=self.loop) as runner:
-            return runner.run(main)
+            result = runner.run(main)
+        assert not self.errors
+        return result
 
 
 class _Selector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
