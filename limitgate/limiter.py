@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import wraps
@@ -18,6 +17,7 @@ from limitgate.limits import Limit
 from limitgate.slot import aslot, at_once, slot
 from limitgate.steps import atake, take
 from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store, opened
+from limitgate.turns import Lines, sleep_until
 from limitgate.verbs import Booked, KeyOf, Verbs, key_of
 
 P = ParamSpec("P")
@@ -85,6 +85,7 @@ class AsyncLimiter(Verbs):
         super().__init__(timeout, key_prefix)
         self._owns_store = isinstance(store, str)
         self._store: AsyncStore = opened(store, open_store)
+        self._lines = Lines()
         self._holding = Holding(self._store, timeout)
 
     async def hit(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
@@ -111,15 +112,19 @@ class AsyncLimiter(Verbs):
         """Take ``cost`` in turn: book the next one that is free, sleep until then, once, and return; first come, first served.
 
         Refused at once, and nothing taken, if the turn is more than ``timeout`` seconds away, or the cost never fits. A timeout
-        of 0 is `hit`, None waits for as long as it takes. If it is cancelled meanwhile, the turn is given back. Raises
-        `ConfigError` for limits whose algorithm books no turns.
+        of 0 is `hit`, None waits for as long as it takes. If it is cancelled meanwhile, those who wait behind it here move
+        up, and the last turn is given back. Raises `ConfigError` for limits whose algorithm books no turns.
         """
-        booked, until = await atake(self._store, self._booking(key, limits, cost, timeout))
-        try:
-            await asyncio.sleep(max(0.0, until - time.monotonic()))
-        except BaseException:
-            await asyncio.shield(atake(self._store, booked.giving_back()))
-            raise
+        booked, taken, turn = await atake(self._store, self._booking(key, limits, cost, timeout))
+        if turn is not None:
+            place = self._lines.join(turn)
+            try:
+                await place
+            except BaseException:
+                left = self._lines.leave(turn, place)
+                await asyncio.shield(atake(self._store, booked.giving_back([*taken, *left.taken])))
+                raise
+            self._lines.leave(turn, place)
         return booked.decision
 
     async def reserve(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> AsyncReservation:
@@ -241,12 +246,13 @@ class Limiter(Verbs):
         of 0 is `hit`, None waits for as long as it takes. If it is interrupted meanwhile, the turn is given back. Raises
         `ConfigError` for limits whose algorithm books no turns.
         """
-        booked, until = take(self._store, self._booking(key, limits, cost, timeout))
-        try:
-            time.sleep(max(0.0, until - time.monotonic()))
-        except BaseException:
-            take(self._store, booked.giving_back())
-            raise
+        booked, taken, turn = take(self._store, self._booking(key, limits, cost, timeout))
+        if turn is not None:
+            try:
+                sleep_until(turn)
+            except BaseException:
+                take(self._store, booked.giving_back([*taken, *turn.taken]))
+                raise
         return booked.decision
 
     def reserve(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Reservation:

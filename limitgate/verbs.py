@@ -15,8 +15,11 @@ from limitgate.errors import ConfigError, StoreError
 from limitgate.keys import Key
 from limitgate.limits import Limit, Windows, as_limit, buckets_of, kept_as
 from limitgate.plan import MAX_AHEAD, Charge, Lease, Plan, Reading, Verb, check_cost
+from limitgate.planner import UNLIMITED
 from limitgate.steps import Steps
 from limitgate.stores.corrections import correction
+from limitgate.turns import booked
+from limitgate.visit import Taken, Turn
 
 Limits = tuple[Limit | str | Configured, ...]
 KeyOf = str | Callable[..., str] | None
@@ -49,13 +52,19 @@ class Booked:
         if plan.charges:
             yield plan, self._timeout
 
-    def giving_back(self) -> Steps[None]:
+    def turn(self) -> tuple[tuple[Taken, ...], Turn | None]:
+        """The turn that was booked, if there is one to wait for, and what else was taken."""
+        taken = (Taken(UNLIMITED, self._plan, self._reading),)
+        return booked(taken, self._reading.now, self.decision.delay) if self.decision.delay else (taken, None)
+
+    def giving_back(self, taken: Sequence[Taken]) -> Steps[None]:
         """Give back everything, if there is still somebody to give it back to."""
-        if self._counts:
-            try:
-                yield from self.settling(0)
-            except StoreError:
-                return  # then it drains, as anything that was used
+        self._counts = False
+        undone = [correction(each.plan, each.reading, [0] * len(each.plan.charges)) for each in taken]
+        try:
+            yield Plan(tuple([charge for plan in undone for charge in plan.charges]), "peek"), self._timeout
+        except StoreError:
+            return  # then it drains, as anything that was used
 
 
 class Verbs:
@@ -96,18 +105,21 @@ class Verbs:
             cost = max(1, min(cost - 1, decision.remaining))
         return decision
 
-    def _booking(self, key: str, limits: Limits, cost: int, timeout: float | None) -> Steps[tuple[Booked, float]]:
-        """What was booked, and until when to wait for it, on the monotonic clock in seconds."""
+    def _booking(
+        self, key: str, limits: Limits, cost: int, timeout: float | None
+    ) -> Steps[tuple[Booked, tuple[Taken, ...], Turn | None]]:
+        """What was booked: what was taken, and the turn to wait for if it is not now."""
         began = time.monotonic()
         plan = self._ahead((yield from self._planned("spend", key, limits, cost)), timeout)
         reading = yield plan, self._timeout
-        booked, heard = Booked(decide(plan, reading), plan, reading, self._timeout), time.monotonic()
-        delay = booked.decision.delay
-        if timeout is not None and delay and heard + delay > began + timeout + 0.001:
-            yield from booked.giving_back()
-            booked.decision = booked.decision._replace(allowed=False, granted=0, delay=0.0, retry_after=delay)
-            delay = 0.0
-        return booked, heard + delay
+        found = Booked(decide(plan, reading), plan, reading, self._timeout)
+        taken, turn = found.turn()
+        if timeout is not None and turn is not None and turn.at > began + timeout + 0.001:
+            delay = found.decision.delay
+            yield from found.giving_back([*taken, *turn.taken])
+            found.decision = found.decision._replace(allowed=False, granted=0, delay=0.0, retry_after=delay)
+            turn = None
+        return found, taken, turn
 
     def _banning(self, key: str, seconds: float | None, *, longer: bool = False) -> Steps[Decision]:
         if seconds is not None and not 0 < seconds <= ban.FOR_EVER / 1e6:

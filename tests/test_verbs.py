@@ -26,6 +26,7 @@ from limitgate import (
     RateLimited,
     RedisStore,
     StoreError,
+    turns,
 )
 from limitgate.limits import NAMES
 from tests.clock import Clock
@@ -270,6 +271,30 @@ def test_a_wait_that_is_cancelled_gives_its_turn_back() -> None:
     asyncio.run(story())
 
 
+@pytest.mark.timed
+def test_who_waits_behind_one_that_leaves_moves_up() -> None:
+    """A turn in the middle of a line is taken by the next, and so on; the last one becomes free."""
+
+    async def story() -> list[float]:
+        limiter, ends = AsyncLimiter(MemoryStore()), []
+        began = time.monotonic()
+
+        async def one() -> None:
+            await limiter.wait("key", "20/second burst 1")
+            ends.append(time.monotonic() - began)
+
+        waiting = [asyncio.create_task(one()) for _ in range(4)]
+        await asyncio.sleep(0.01)
+        waiting[1].cancel()
+        await asyncio.wait(waiting)
+        assert (await limiter.peek("key", "20/second burst 1")).retry_after <= 0.05
+        return ends
+
+    ends = asyncio.run(story())
+    assert len(ends) == 3
+    assert 0.1 <= ends[-1] < 0.145
+
+
 def test_a_wait_that_is_interrupted_gives_its_turn_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """So it is where a thread sleeps and a signal's handler raises."""
     limiter = Limiter(MemoryStore(Clock()))
@@ -278,7 +303,7 @@ def test_a_wait_that_is_interrupted_gives_its_turn_back(monkeypatch: pytest.Monk
     def interrupted(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(time, "sleep", interrupted)
+    monkeypatch.setattr(turns, "sleep", interrupted)
     with pytest.raises(KeyboardInterrupt):
         limiter.wait("key", "1/minute", timeout=None)
     assert limiter.peek("key", "1/minute").retry_after == 60
@@ -294,7 +319,7 @@ def test_a_turn_cannot_be_given_back_to_a_store_that_fails(monkeypatch: pytest.M
         store.fails = ("correct",)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(time, "sleep", interrupted)
+    monkeypatch.setattr(turns, "sleep", interrupted)
     with pytest.raises(KeyboardInterrupt):
         limiter.wait("key", "1/minute", timeout=None)
 
