@@ -154,7 +154,7 @@ class Oracle:
             since = max(0, elapsed - grace) * speed
             requests = Fraction(ticks, debt.period * 1_000_000)
             if_last = requests + (grace + 1 - elapsed) * speed
-            if requests > 0 and if_last > limit.burst:
+            if requests > 0 and if_last > limit.burst and not limit.borrow:
                 if debt.requests >= if_last:
                     requests = Fraction(0)
                     self.kept += 1

@@ -17,7 +17,7 @@ from limitgate.decision import Decision, decide
 from limitgate.inbox import MOST, Inbox
 from limitgate.limits import Windows, windows_of
 from limitgate.plan import MAX_AHEAD, Charge, Plan, Reading
-from limitgate.stores.corrections import undoing
+from limitgate.stores.corrections import correction, undoing
 from limitgate.turns import Lines
 from limitgate.visit import Taken, Turn
 from tests.clock import Clock
@@ -178,6 +178,17 @@ def test_a_turn_that_has_come_is_given_back_as_ever(bucket: Bucket) -> None:
     bucket.clock.advance(us=SECOND + 1)
     bucket.leave(first)
     assert bucket.ask("1/second").decision.delay == 1
+
+
+def test_what_was_borrowed_is_given_back_whatever_came_on_top(bucket: Bucket) -> None:
+    """A request that has passed owes as much as one that waits would, but it has no turn that could lapse."""
+    limit = Limit("10/second", borrow=True)
+    earlier, large = bucket.ask(limit, ahead=0), bucket.ask(limit, cost=50, ahead=0)
+    assert (large.decision.allowed, large.decision.delay) == (True, 0)
+    bucket.store.spend(correction(earlier.plan, earlier.reading, [6]), 5)
+    bucket.leave(large)
+    (window,) = bucket.ask(limit, cost=0).decision.windows
+    assert window.used == 6
 
 
 def _passes_no_more(limit: Limit, passed: list[tuple[int, int]]) -> None:

@@ -48,11 +48,12 @@ def put_right(
     What is negative is taken on top instead, whether it fits or not, up to the ceiling; it would have drained just so.
 
     A turn that is still ahead and has others behind it is not put back. They keep theirs, so whoever came next would get the
-    last of these, a second time, and not the one that became free.
+    last of these, a second time, and not the one that became free. Where a limit lets borrow it is put back all the same: a
+    request that is under way may have left as high a debt.
     """
     right = []
     for debt, ticks, grace, limit in zip(debts, back, grace_us, windows.limits):
-        if ticks > 0:
+        if ticks > 0 and not limit.borrow:
             last = ticks + (grace + 1 - max(0, elapsed_us)) * limit.count  # less would be owed if nobody had come since
             if last > limit.capacity and debt >= last:
                 right.append(debt)
@@ -91,6 +92,8 @@ def _bookable(limit: Limit, cost: int, ahead_us: int) -> int:
     """What a bucket may owe in ticks once ``cost`` requests are booked so far ahead, those that are borrowed included."""
     if cost > limit.most:
         return limit.capacity
+    if limit.borrow and not cost:
+        return limit.ceiling  # no debt tells the script that a turn is still ahead
     capacity = limit.capacity + (max(0, cost - 1) * limit.period_us if limit.borrow else 0)
     return max(capacity, min(capacity + ahead_us * limit.count, limit.ceiling))
 
