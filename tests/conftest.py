@@ -5,10 +5,12 @@ import re
 from collections.abc import Iterator
 
 import pytest
+import redis
 from hypothesis import HealthCheck, settings
 
 from tests.redis_cluster import RedisCluster
 from tests.redis_server import RedisServer
+from tests.scripted import Scripted
 
 settings.register_profile(
     "limitgate",
@@ -37,6 +39,19 @@ def redis_server() -> Iterator[RedisServer]:
     server = RedisServer()
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
+    """A client of the Redis for all tests."""
+    with redis_server.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def scripted(client: redis.Redis) -> Scripted:
+    """The script on it, under a clock of the test's own."""
+    return Scripted(client)
 
 
 @pytest.fixture(scope="session")

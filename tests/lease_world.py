@@ -20,7 +20,7 @@ from limitgate.decision import decide
 from limitgate.limits import Windows
 from limitgate.plan import Charge, Plan, Reading
 from limitgate.stores import scripted, wire
-from tests.test_differential import CLOCK
+from tests.scripted import CLOCK
 
 START = 1_790_000_000_000_000
 PPM = 500

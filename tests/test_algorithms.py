@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
@@ -23,7 +23,7 @@ from tests.clock import Clock
 from tests.clusters import KINDS
 from tests.redis_cluster import RedisCluster
 from tests.redis_server import RedisServer
-from tests.test_differential import TTL_SUFFIX, Scripted
+from tests.scripted import TTL_SUFFIX, Scripted
 from tests.test_headers import Door, parsed_list
 from tests.test_stores import AsyncDoor, Door as StoreDoor
 
@@ -67,12 +67,6 @@ class Key:
         """What that bucket would say to a cost."""
         plan = Plan((Charge(self.name, windows_of(limit), cost, binding=True, rule="rule"),), "peek")
         return decide(plan, self.store.spend(plan, 5))
-
-
-@pytest.fixture(scope="module")
-def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
-    with redis_server.client() as client:
-        yield client
 
 
 @pytest.fixture(params=["memory", "script"])

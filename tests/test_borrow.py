@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -20,17 +20,10 @@ from limitgate.plan import Charge, Plan
 from limitgate.stores.corrections import correction
 from limitgate.stores.refusals import Refusals
 from tests.clock import Clock
-from tests.redis_server import RedisServer
-from tests.test_differential import Scripted
+from tests.scripted import Scripted
 
 SECOND = 1_000_000
 TEN = Limit("10/second", borrow=True)
-
-
-@pytest.fixture(scope="module")
-def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
-    with redis_server.client() as client:
-        yield client
 
 
 @pytest.fixture(params=["memory", "script"])

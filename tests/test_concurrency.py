@@ -6,7 +6,7 @@ import logging
 import math
 import random
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from limitgate.stores import wire
 from limitgate.stores.corrections import correction, undoing
 from tests.clock import Clock
 from tests.redis_server import RedisServer
-from tests.test_differential import Scripted
+from tests.scripted import Scripted
 
 COUNTS = (1, 2, 3, 5)
 STEPS = (0, 0, 0, 1, 1000, 10**6, 10**7, HELD_US - 1, HELD_US, HELD_US + 1, 10**9, -1, -(10**6), -(10**10))
@@ -166,17 +166,6 @@ def check(scripted: Scripted, seeds: range) -> None:
             assert decide(plan, answers.readings[0])[:7] == decide(plan, reading)[:7], f"seed {seed}, step {step}"
             assert not answers.unreadable
         next(replies)
-
-
-@pytest.fixture(scope="module")
-def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
-    with redis_server.client() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def scripted(client: redis.Redis) -> Scripted:
-    return Scripted(client)
 
 
 @pytest.mark.parametrize("block", range(10))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -16,8 +16,7 @@ from limitgate.plan import Charge, Plan, Reading
 from limitgate.stores.corrections import correction, undoing
 from limitgate.stores.leases import SPARE
 from tests.clock import Clock
-from tests.redis_server import RedisServer
-from tests.test_differential import Scripted
+from tests.scripted import Scripted
 
 SECOND = 1_000_000
 
@@ -64,12 +63,6 @@ class Bucket:
 
 
 Open = Callable[[Windows], Bucket]
-
-
-@pytest.fixture(scope="module")
-def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
-    with redis_server.client() as client:
-        yield client
 
 
 @pytest.fixture(scope="module", params=["memory", "script"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -25,8 +25,7 @@ from limitgate.stores import wire
 from limitgate.stores.corrections import correction
 from tests.clock import Clock
 from tests.oracles import DAY, US, Answer, Counter, FixedWindow, SlidingLog, SlidingWindow, days_of, multiples_of
-from tests.redis_server import RedisServer
-from tests.test_differential import Scripted
+from tests.scripted import Scripted
 
 HISTORIES = 10_000
 AT_ONCE = 100
@@ -152,17 +151,6 @@ def same(event: Event, reading: Reading) -> None:
     told = (decision.allowed, decision.remaining, window.used, decision.retry_after, decision.reset_after)
     assert reading.now == event.now
     assert told == (*event.answer[:3], *waits), event.plan.charges[0].key
-
-
-@pytest.fixture(scope="module")
-def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
-    with redis_server.client() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def scripted(client: redis.Redis) -> Scripted:
-    return Scripted(client)
 
 
 @pytest.mark.parametrize("block", range(4))

@@ -6,7 +6,7 @@ import logging
 import math
 import random
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -23,23 +23,7 @@ from limitgate.stores.corrections import undoing
 from tests.clock import Clock
 from tests.oracle import FIELDS, WINDOW_FIELDS, Answer, Oracle
 from tests.redis_server import RedisServer
-
-CLOCK = """
-local server, fake = redis, table.remove(ARGV)
-local function call(command, ...)
-  if command == 'TIME' then
-    return {string.format('%d', math.floor(fake / 1000000)), string.format('%d', fake % 1000000)}
-  elseif command == 'SET' then
-    local key, value, _, ttl = ...
-    ON_SET
-    return server.call('SET', key, value)
-  end
-  return server.pcall(command, ...)
-end
-local redis = {call = call, pcall = call}
-"""
-"""Gives the script a clock: its TIME is the last argument. Keys do not expire, since the server's own clock goes on."""
-TTL_SUFFIX = ":ttl"
+from tests.scripted import TTL_SUFFIX, Scripted
 
 PERIODS = (1, 7, 60, 3600, 86400, 366 * 86400)
 COUNTS = (1, 2, 3, 5, 7, 9, 333, 99_991, 1_000_003, 10**14)
@@ -144,30 +128,13 @@ def history(rnd: random.Random, oracle: Oracle, size: int = 12, *, back: bool = 
     return events
 
 
-class Scripted:
-    """The script on a real Redis, under a clock of the test's own; a store for a Limiter."""
-
-    def __init__(self, client: redis.Redis, clock: Clock | None = None, on_set: str = "") -> None:
-        self.client = client
-        self.clock = clock
-        self.sha = client.script_load(CLOCK.replace("ON_SET", on_set) + wire.SPEND)
-
-    def spend(self, plan: Plan, timeout: float) -> Reading:
-        return wire.answers([plan], self.client.execute_command(*self.command(plan, self.clock()))).readings[0]
-
-    def close(self) -> None:
-        """Nothing to let go of."""
-
-    def command(self, plan: Plan, now: int) -> tuple[object, ...]:
-        return "EVALSHA", self.sha, *wire.arguments([plan]), now
-
-    def replies(self, events: list[Event]) -> list[object]:
-        """What the script says to each event, all sent at once; the buckets are removed afterwards."""
-        with self.client.pipeline(transaction=False) as pipe:
-            for event in events:
-                pipe.execute_command(*self.command(event.plan, event.answer.now))
-            pipe.unlink(*{charge.key for event in events for charge in event.plan.charges})
-            return pipe.execute()[:-1]
+def replies(scripted: Scripted, events: list[Event]) -> list[object]:
+    """What the script says to each event, all sent at once; the buckets are removed afterwards."""
+    with scripted.client.pipeline(transaction=False) as pipe:
+        for event in events:
+            pipe.execute_command(*scripted.command(event.plan, event.answer.now))
+        pipe.unlink(*{charge.key for event in events for charge in event.plan.charges})
+        return pipe.execute()[:-1]
 
 
 def same(event: Event, reading: Reading) -> None:
@@ -183,7 +150,7 @@ def same(event: Event, reading: Reading) -> None:
 
 def check_script(scripted: Scripted, events: list[Event], oracle: Oracle) -> None:
     steps = 0
-    for event, reply in zip(events, scripted.replies(events), strict=True):
+    for event, reply in zip(events, replies(scripted, events), strict=True):
         (reading,), unreadable, stepped, _ = wire.answers([event.plan], reply)
         same(event, reading)
         assert not unreadable
@@ -200,17 +167,6 @@ def check_memory(events: list[Event], oracle: Oracle, *, reclaims: bool = False)
         clock.now = event.answer.now
         same(event, store.spend(event.plan))
     assert bool(store.clock_steps) >= bool(oracle.clock_steps)
-
-
-@pytest.fixture(scope="module")
-def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
-    with redis_server.client() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def scripted(client: redis.Redis) -> Scripted:
-    return Scripted(client)
 
 
 @pytest.fixture(params=["memory", "script"])

@@ -35,12 +35,6 @@ SLOW = Limit("100000 per 366 days", lease=50)
 """So slow that next to nothing drains while a test runs."""
 
 
-@pytest.fixture(scope="module")
-def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
-    with redis_server.client() as client:
-        yield client
-
-
 @pytest.fixture
 def world(client: redis.Redis) -> Callable[..., World]:
     """A world with a bucket for each of these limits."""

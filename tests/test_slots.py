@@ -21,7 +21,7 @@ from limitgate.stores import wire
 from limitgate.stores.breaker import Breaker
 from limitgate.stores.slots import SlotMap, concluded, parts_of, redirected
 from tests.redis_server import RedisServer
-from tests.test_differential import CLOCK
+from tests.scripted import CLOCK
 
 START = 1_790_000_000_000_000
 LIMITS = ("5/day", "3/second", "7 per 3 minutes burst 2", "1000/second burst 30")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -21,8 +21,7 @@ from limitgate.stores.corrections import correction, undoing
 from limitgate.turns import Lines
 from limitgate.visit import Taken, Turn
 from tests.clock import Clock
-from tests.redis_server import RedisServer
-from tests.test_differential import Scripted
+from tests.scripted import Scripted
 from tests.virtual import World
 
 SECOND = 1_000_000
@@ -57,12 +56,6 @@ class Bucket:
         """For how long requests would have to wait that come at once; None for those that are refused."""
         found = [self.ask(*limits, **more).decision for _ in range(count)]
         return [decision.delay if decision.allowed else None for decision in found]
-
-
-@pytest.fixture(scope="module")
-def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
-    with redis_server.client() as client:
-        yield client
 
 
 @pytest.fixture(params=["memory", "script"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
@@ -28,8 +28,8 @@ from limitgate.stores import wire
 from limitgate.stores.corrections import undoing
 from tests.clock import Clock
 from tests.guava import Guava, rate_of
-from tests.redis_server import RedisServer
-from tests.test_differential import HEADER, TTL_SUFFIX, Scripted
+from tests.scripted import TTL_SUFFIX, Scripted
+from tests.test_differential import HEADER
 
 SECOND = 1_000_000
 PERIODS = (1, 7, 60, 3600, 366 * 86400)
@@ -141,17 +141,6 @@ def same(event: Event, reading: Reading) -> None:
         assert decision.reset_after == math.ceil(owed * stable) / SECOND
         assert (decision.limit, decision.remaining) == (1, 0 if owed else 1)
         assert decision.windows[0].used == math.ceil(owed)
-
-
-@pytest.fixture(scope="module")
-def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
-    with redis_server.client() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def scripted(client: redis.Redis) -> Scripted:
-    return Scripted(client)
 
 
 @pytest.mark.parametrize("block", range(10))
