@@ -114,7 +114,7 @@ class Verbs:
         reading = yield plan, self._timeout
         found = Booked(decide(plan, reading), plan, reading, self._timeout)
         taken, turn = found.turn()
-        if timeout is not None and turn is not None and turn.at > began + timeout + 0.001:
+        if timeout is not None and turn is not None and turn.at - began - 0.001 > timeout:
             delay = found.decision.delay
             yield from found.giving_back([*taken, *turn.taken])
             found.decision = found.decision._replace(allowed=False, granted=0, delay=0.0, retry_after=delay)
@@ -202,7 +202,7 @@ class Verbs:
             raise ValueError(f"timeout is {timeout!r:.40}, expected seconds of at least 0, or None for as long as it takes")
         if timeout == 0:
             return plan
-        us = MAX_AHEAD if timeout is None else min(int(timeout * 1e6), MAX_AHEAD)
+        us = MAX_AHEAD if timeout is None or timeout >= MAX_AHEAD / 1e6 else int(timeout * 1e6)
         charges = []
         for charge in plan.charges:
             windows = charge.windows

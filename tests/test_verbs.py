@@ -253,6 +253,12 @@ def test_a_lease_and_waiting(limiter: Subject, clock: Clock) -> None:
     assert limiter.peek("key", "10/second burst 2").windows[0].used == 3
 
 
+@pytest.mark.parametrize("timeout", [math.inf, 10**400, 1e300], ids=["inf", "int", "float"])
+def test_a_timeout_beyond_anything(limiter: Subject, timeout: float) -> None:
+    """Who would wait for ever may say so by a number."""
+    assert limiter.wait("key", "10/second", timeout=timeout).allowed
+
+
 def test_a_wait_that_is_cancelled_gives_its_turn_back() -> None:
     """Whoever comes after gets the turn; the one who left is not counted."""
 
