@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from functools import wraps
 from inspect import iscoroutinefunction
 from types import TracebackType
-from typing import ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 from limitgate.configured import Configured
 from limitgate.decision import Decision, RateLimited
+from limitgate.errors import LimitGateError
 from limitgate.holding import Holding
 from limitgate.limits import Limit
 from limitgate.slot import aslot, at_once, slot
@@ -19,6 +20,7 @@ from limitgate.steps import atake, take
 from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store, opened
 from limitgate.turns import Lines, sleep_until
 from limitgate.verbs import Booked, KeyOf, Verbs, key_of
+from limitgate.visit import Taken, Turn
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -115,7 +117,14 @@ class AsyncLimiter(Verbs):
         of 0 is `hit`, None waits for as long as it takes. If it is cancelled meanwhile, those who wait behind it here move
         up, and the last turn is given back. Raises `ConfigError` for limits whose algorithm books no turns.
         """
-        booked, taken, turn = await atake(self._store, self._booking(key, limits, cost, timeout))
+        if timeout == 0:
+            return await self.hit(key, *limits, cost=cost)
+        booking = asyncio.ensure_future(atake(self._store, self._booking(key, limits, cost, timeout)))
+        try:
+            booked, taken, turn = await asyncio.shield(booking)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._leave(booking))
+            raise
         if turn is not None:
             place = self._lines.join(turn)
             try:
@@ -126,6 +135,13 @@ class AsyncLimiter(Verbs):
                 raise
             self._lines.leave(turn, place)
         return booked.decision
+
+    async def _leave(self, booking: asyncio.Future[tuple[Booked, tuple[Taken, ...], Turn | None]]) -> None:
+        """Give back what is being booked, as soon as it is known what that is."""
+        with suppress(LimitGateError):
+            booked, taken, turn = await booking
+            if booked.decision.allowed:
+                await atake(self._store, booked.giving_back([*taken, *(turn.taken if turn else ())]))
 
     async def reserve(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> AsyncReservation:
         """`hit` for an estimated cost: `AsyncReservation.settle` corrects it, `AsyncReservation.cancel` gives it back."""
@@ -169,14 +185,14 @@ class AsyncLimiter(Verbs):
 
     def limited(
         self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | None = 0
-    ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Awaitable[T]]]:
+    ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]:
         """Limit an async function; a call that is refused raises `RateLimited`.
 
         ``key`` is text, or gives text for the function's arguments; without it all calls of the function count together. With a
         ``timeout`` other than 0 calls `wait` for their turn.
         """
 
-        def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+        def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
             if not iscoroutinefunction(function):
                 raise TypeError(f"{function!r:.80} is no async function, expected one, or a Limiter instead of an AsyncLimiter")
 

@@ -49,27 +49,38 @@ class Lines:
     """The lines of a gate: one for all turns in the same buckets, at the same cost, that are waited for on one event loop."""
 
     def __init__(self) -> None:
-        self._lines: dict[object, _Line] = {}
+        self._lines: dict[asyncio.AbstractEventLoop, dict[object, _Line]] = {}
 
     def __len__(self) -> int:
         """How many lines there are."""
-        return len(self._lines)
+        return sum(map(len, self._lines.values()))
 
     def join(self, turn: Turn) -> Place:
         """Wait on the running event loop."""
-        kind = asyncio.get_running_loop(), _kind(turn)
-        line = self._lines.get(kind)
+        loop, kind = asyncio.get_running_loop(), _kind(turn)
+        lines = self._lines.get(loop)
+        if lines is None:
+            for ended in [each for each in list(self._lines) if each.is_closed()]:  # nobody there will ever leave
+                self._lines.pop(ended, None)
+            lines = self._lines[loop] = {}
+        line = lines.get(kind)
         if line is None:
-            line = self._lines[kind] = _Line()
+            line = lines[kind] = _Line()
         return line.join(turn)
 
     def leave(self, turn: Turn, place: Place) -> Turn:
         """Wait no more, having been called or not: the turn that was this request's, or that nobody needs any more."""
-        kind = place.get_loop(), _kind(turn)
-        line = self._lines.get(kind)
-        given = line.leave(place) if line is not None and place in line.waiting else place.result()
+        loop, kind = place.get_loop(), _kind(turn)
+        lines = self._lines.get(loop, {})
+        line = lines.get(kind)
+        if line is not None and place in line.waiting:
+            given = line.leave(place)
+        else:
+            given = place.result() if place.done() and not place.cancelled() else turn  # its event loop has ended
         if line is not None and not line.waiting:
-            del self._lines[kind]
+            del lines[kind]
+            if not lines:
+                self._lines.pop(loop, None)
         both = zip(turn.taken, given.taken)
         return given._replace(taken=tuple([mine._replace(plan=each.plan, reading=each.reading) for mine, each in both]))
 

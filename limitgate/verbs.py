@@ -114,7 +114,7 @@ class Verbs:
         reading = yield plan, self._timeout
         found = Booked(decide(plan, reading), plan, reading, self._timeout)
         taken, turn = found.turn()
-        if timeout is not None and turn is not None and turn.at > began + timeout + 0.001:
+        if timeout is not None and turn is not None and turn.at - began - 0.001 > timeout:
             delay = found.decision.delay
             yield from found.giving_back([*taken, *turn.taken])
             found.decision = found.decision._replace(allowed=False, granted=0, delay=0.0, retry_after=delay)
@@ -187,7 +187,7 @@ class Verbs:
                         f"{limit!r} stands beside other limits, expected it alone: configure all of them together"
                     )
                 found = yield from self._lookup(limit.name)
-                return self._plan(verb, f"{key}:{self._known.process}" if found.per_process else key, found.limits, cost)
+                return self._plan(verb, key, found.limits, cost, self._known.process if found.per_process else None)
         return self._plan(verb, key, limits, cost)
 
     def _check(self, limits: Limits, cost: int, timeout: float | None) -> None:
@@ -202,7 +202,7 @@ class Verbs:
             raise ValueError(f"timeout is {timeout!r:.40}, expected seconds of at least 0, or None for as long as it takes")
         if timeout == 0:
             return plan
-        us = MAX_AHEAD if timeout is None else min(int(timeout * 1e6), MAX_AHEAD)
+        us = MAX_AHEAD if timeout is None or timeout >= MAX_AHEAD / 1e6 else int(timeout * 1e6)
         charges = []
         for charge in plan.charges:
             windows = charge.windows
@@ -216,7 +216,8 @@ class Verbs:
             charges.append(charge._replace(windows=_without_lease(windows), ahead=us))
         return plan._replace(charges=tuple(charges))
 
-    def _plan(self, verb: Verb, key: str, limits: Limits, cost: int) -> Plan:
+    def _plan(self, verb: Verb, key: str, limits: Limits, cost: int, process: str | None = None) -> Plan:
+        """The plan for what is asked; a process that counts by itself is named, but a key that is banned is so everywhere."""
         if not limits:
             raise TypeError("no limits given, expected at least one, for example '10/second'")
         name, cost = self._name(key), check_cost(cost)
@@ -226,7 +227,8 @@ class Verbs:
             buckets = buckets_of(tuple(as_limit(limit) for limit in limits))
         if verb == "spend":
             _check_are_no_slots(buckets)
-        charges = [Charge(name + each.suffix, each, cost, binding=True, rule=None) for each in buckets]
+        counted = name if process is None else self._name(f"{key}:{process}")
+        charges = [Charge(counted + each.suffix, each, cost, binding=True, rule=None) for each in buckets]
         if verb != "reset":  # a ban is no limit that one could be asked to forget
             charges.append(_ban_of(name, cost))
         return Plan(tuple(charges), verb)

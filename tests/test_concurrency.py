@@ -543,6 +543,19 @@ def test_nobody_hits_a_limit_of_places() -> None:
     assert limiter.peek("key", "2 at once").remaining == limiter.reset("key", "2 at once").remaining == 2
 
 
+@pytest.mark.parametrize("store", ["memory", "redis"])
+def test_a_peek_says_that_there_is_no_room(store: str, redis_server: RedisServer) -> None:
+    """Asking without taking sees the places of others as what they are: taken."""
+    opened = MemoryStore() if store == "memory" else RedisStore(redis_server.url)
+    limiter = Limiter(opened, timeout=5, key_prefix=uuid4().hex)
+    with limiter.slot("key", 3, cost=2):
+        assert limiter.peek("key", "3 at once").allowed
+        refused, impossible = (limiter.peek("key", "3 at once", cost=cost) for cost in (2, 4))
+    assert (refused.allowed, refused.retry_after, impossible.retry_after) == (False, 1, math.inf)
+    assert limiter.peek("key", "3 at once", cost=3).allowed
+    opened.close()
+
+
 def test_shares_of_places() -> None:
     """Where each of several processes limits alone, each has its share of the places, and at least one."""
     assert [Limit("20 at once").share(processes).burst for processes in (1, 4, 30)] == [20, 5, 1]

@@ -94,6 +94,16 @@ def test_each_process_may_count_by_itself(limiter: Limiter) -> None:
     assert [each.hit("key", ORDERS).allowed for each in (limiter, another(limiter), limiter)] == [True, True, False]
 
 
+def test_a_banned_key_is_banned_in_every_process(limiter: Limiter) -> None:
+    """A ban holds where each process counts by itself, too, and ends everywhere."""
+    limiter.configure("orders", "5/day", per_process=True)
+    limiter.ban("key", 60)
+    assert [each.hit("key", ORDERS).allowed for each in (limiter, another(limiter))] == [False, False]
+    assert limiter.hit("other", ORDERS).allowed
+    limiter.pardon("key")
+    assert limiter.hit("key", ORDERS).remaining == 4
+
+
 def _hit_in_a_process(url: str, prefix: str, results: Any) -> None:
     with Limiter(url, timeout=5, key_prefix=prefix) as limiter:
         results.put(limiter.hit("key", ORDERS).allowed)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import example, given, strategies as st
 
-from limitgate import Decision, Limiter, MemoryStore
+from limitgate import Decision, Limit, Limiter, MemoryStore
 from limitgate.decision import decide
 from limitgate.limits import windows_of
 from limitgate.plan import Charge, Plan, Verb
@@ -454,3 +454,42 @@ def test_the_child_of_a_fork_is_not_locked_out() -> None:
             os._exit(0 if store._lock.acquire(timeout=5) else 1)
         _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+def crowded() -> Limiter:
+    """A limiter on a store that is full of exhausted buckets, of which none may go."""
+    limiter = Limiter(MemoryStore(Clock(), max_buckets=5))
+    for number in range(10):
+        limiter.hit(f"client {number}", "1/day")
+    return limiter
+
+
+def test_where_there_is_no_room_a_ban_is_for_its_key_alone() -> None:
+    """Newcomers share what they use, but not that one of them is banned."""
+    limiter = crowded()
+    limiter.ban("mallory", 60)
+    assert not limiter.hit("mallory", "5/hour").allowed
+    assert limiter.hit("alice", "5/hour").allowed
+    limiter.pardon("mallory")
+    assert limiter.hit("mallory", "5/hour").allowed
+
+
+def test_where_there_is_no_room_each_name_has_its_own_limits() -> None:
+    """What is configured under one name is not found under another."""
+    limiter = crowded()
+    limiter.configure("one", "1/minute")
+    limiter.configure("two", "2/minute")
+    assert [limiter.configuration(name) for name in ("one", "two", "three")] == [
+        (Limit("1/minute"),),
+        (Limit("2/minute"),),
+        None,
+    ]
+
+
+def test_no_flood_drops_what_is_configured() -> None:
+    """Exhausted buckets are not kept at the price of the limits themselves."""
+    limiter = Limiter(MemoryStore(Clock(), max_buckets=5))
+    limiter.configure("one", "1/minute")
+    for number in range(20):
+        limiter.hit(f"client {number}", "1/day")
+    assert limiter.configuration("one") == (Limit("1/minute"),)

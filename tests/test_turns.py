@@ -18,7 +18,7 @@ from limitgate.inbox import MOST, Inbox
 from limitgate.limits import Windows, windows_of
 from limitgate.plan import MAX_AHEAD, Charge, Plan, Reading
 from limitgate.stores.corrections import correction, undoing
-from limitgate.turns import Lines
+from limitgate.turns import Lines, Place
 from limitgate.visit import Taken, Turn
 from tests.clock import Clock
 from tests.scripted import Scripted
@@ -338,6 +338,23 @@ def test_a_line_in_which_nobody_stays_rings_no_more(world: World) -> None:
         assert len(lines) == 0
 
     world.run(main())
+
+
+def test_an_event_loop_that_has_ended_leaves_no_line(world: World) -> None:
+    """Who waited there will never leave, and keeps neither the loop nor a line; late leavers find what they came with."""
+    lines, first = Lines(), turn(world, 1)
+
+    async def join(mine: Turn) -> Place:
+        return lines.join(mine)
+
+    def ended(mine: Turn) -> Place:
+        with asyncio.Runner() as runner:
+            return runner.run(join(mine))
+
+    places = [ended(first) for _ in range(3)]
+    assert len(lines) == 1
+    assert [lines.leave(first, place) for place in places] == [first] * 3
+    assert len(lines) == 0
 
 
 @pytest.mark.parametrize(

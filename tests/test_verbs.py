@@ -253,6 +253,33 @@ def test_a_lease_and_waiting(limiter: Subject, clock: Clock) -> None:
     assert limiter.peek("key", "10/second burst 2").windows[0].used == 3
 
 
+@pytest.mark.parametrize("timeout", [math.inf, 10**400, 1e300], ids=["inf", "int", "float"])
+def test_a_timeout_beyond_anything(limiter: Subject, timeout: float) -> None:
+    """Who would wait for ever may say so by a number."""
+    assert limiter.wait("key", "10/second", timeout=timeout).allowed
+
+
+@pytest.mark.parametrize("passes", range(4))
+def test_a_wait_that_is_cancelled_while_it_books_takes_nothing(redis_server: RedisServer, passes: int) -> None:
+    """Redis may have booked the turn by then, or still do so; it is given back all the same."""
+
+    async def story() -> None:
+        store = AsyncRedisStore(redis_server.url)
+        limiter = AsyncLimiter(store, timeout=5, key_prefix=uuid4().hex)
+        await limiter.peek("key", "1/day")
+        waiting = asyncio.create_task(limiter.wait("key", "1/day", timeout=1))
+        for _ in range(passes):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await waiting
+        assert waiting.cancelled()
+        assert (await limiter.peek("key", "1/day")).remaining == 1
+        await store.aclose()
+
+    asyncio.run(story())
+
+
 def test_a_wait_that_is_cancelled_gives_its_turn_back() -> None:
     """Whoever comes after gets the turn; the one who left is not counted."""
 

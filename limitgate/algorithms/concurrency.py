@@ -71,7 +71,7 @@ class State(NamedTuple):
 
     def places(self, name: int) -> int:
         """How many places somebody has."""
-        return self.slots[name][0] if name in self.slots else 0
+        return self.slots[name][0] if name != _OTHERS and name in self.slots else 0
 
 
 def check(limit: Limit) -> str | None:

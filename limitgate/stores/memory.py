@@ -36,6 +36,7 @@ _Home = tuple[dict[Any, _Bucket], Any, _Bucket | None]
 class MemoryStore:
     """Keeps at most ``max_buckets`` buckets in this process; each process limits by itself.
 
+    Bans and what is configured are never dropped, and kept even where there is no room: clients can make none of them.
     ``clock`` returns Unix time in integer microseconds. ``clock_steps`` counts the buckets that were found written in the
     future, which happens when the clock steps back; the first step of a second or more is logged. The deadline of a call is
     not looked at: nothing here waits.
@@ -110,8 +111,8 @@ class MemoryStore:
         """Where this charge's bucket lives: under its key, or in the overflow bucket of its windows."""
         key = charge.key
         bucket = self._buckets.get(key)
-        if bucket is not None or self._reclaim(now):
-            return self._buckets, key, bucket
+        if bucket is not None or self._reclaim(now) or charge.windows.algorithm.SILENT:
+            return self._buckets, key, bucket  # a ban, or a configuration, that newcomers shared would hold for all of them
         shared = charge.windows.ids
         return self._overflow, shared, self._overflow.get(shared)
 
@@ -214,10 +215,14 @@ def _full_at(written: int, windows: Windows, states: Sequence[State]) -> int:
 
 
 def _refuses_until(written: int, windows: Windows, states: Sequence[State]) -> int:
-    """When one request will fit into every window, whoever asks, in Unix µs; the time of writing if it did then."""
+    """When one request will fit into every window, whoever asks, in Unix µs; the time of writing if it did then.
+
+    Bans and what is configured, which are never dropped, stay until they are over.
+    """
     wait_us = windows.algorithm.wait_us
     wait = max(wait_us(state, 1, limit) or 0 for state, limit in zip(states, windows.strictest.limits))
-    return _full_at(written, windows, states) if wait and windows.has_slots else written + wait  # a hint is no promise
+    is_kept = windows.algorithm.SILENT or (wait and windows.has_slots)  # a hint is no promise
+    return _full_at(written, windows, states) if is_kept else written + wait
 
 
 def _joined(windows: Windows, states: Sequence[State], bucket: _Bucket, now: int) -> tuple[Windows, Sequence[State]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import assert_type
 
 from limitgate import (
@@ -45,6 +46,24 @@ def under_threads(limiter: Limiter) -> None:
     assert_type(limiter.reset("user:42", "10/second"), Decision)
     limiter.close()
     limiter.hit("user:42", "10/second", costs=2)  # type: ignore[call-arg]
+
+
+async def functions(limiter: AsyncLimiter, blocking: Limiter) -> None:
+    """A limited function is what it was: an async one makes coroutines, of which one can make tasks."""
+
+    @limiter.limited("10/second", key=lambda user: user)
+    async def fetch(user: str, pages: int = 1) -> int:
+        return len(user) * pages
+
+    @blocking.limited("10/second")
+    def read(user: str) -> bytes:
+        return user.encode()
+
+    assert_type(await fetch("42", pages=2), int)
+    assert_type(await asyncio.create_task(fetch("42")), int)
+    assert_type(read("42"), bytes)
+    await fetch(42)  # type: ignore[arg-type]
+    read("42", 1)  # type: ignore[call-arg]
 
 
 def stores() -> None:
