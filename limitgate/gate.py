@@ -351,6 +351,9 @@ class Gate:
                 self.uncorrected += 1
                 self._note_failure(error)
                 self._holding.doubt(slots)
+            except GeneratorExit:  # whoever gave back was interrupted
+                self._holding.doubt(slots)
+                raise
 
     def _hold(self, visit: Visit, taken: Sequence[Taken]) -> None:
         """Keep the slots that were taken for a request, until they are given back."""

@@ -161,7 +161,7 @@ class AsyncLimiter(Verbs):
         return await atake(self._store, self._banning(key, seconds, longer=True))
 
     async def ban(self, key: str, seconds: float | None = None) -> Decision:
-        """Refuse ``key`` for at least so many seconds, for ever if None."""
+        """Refuse ``key`` for at least so many seconds, for ever if None; what was taken in advance can be used up."""
         return await atake(self._store, self._banning(key, seconds))
 
     async def configure(
@@ -289,7 +289,7 @@ class Limiter(Verbs):
         return take(self._store, self._banning(key, seconds, longer=True))
 
     def ban(self, key: str, seconds: float | None = None) -> Decision:
-        """Refuse ``key`` for at least so many seconds, for ever if None."""
+        """Refuse ``key`` for at least so many seconds, for ever if None; what was taken in advance can be used up."""
         return take(self._store, self._banning(key, seconds))
 
     def configure(self, name: str, *limits: Limit | str, per_process: bool = False, replace: bool = True) -> tuple[Limit, ...]:

@@ -6,6 +6,8 @@ import asyncio
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Container, Iterable
+from contextlib import suppress
+from contextvars import Token
 from types import GeneratorType
 from typing import Any, Unpack
 
@@ -70,7 +72,7 @@ class LimitGate:
         try:
             await self.app(scope, receive, send)
         finally:
-            seen_by_gate.reset(token)
+            _forget(token)
 
     async def _attend(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
         """Stay with a request to its end."""
@@ -97,7 +99,7 @@ class LimitGate:
             if not (visit.has_begun or await exchange.refuse_late()):
                 visit.failed()
         finally:
-            seen_by_gate.reset(token)
+            _forget(token)
             exchange.end()
             if visit.end():
                 await visit.gate.asettle(visit)
@@ -110,6 +112,12 @@ class LimitGate:
                 await self.gate.asettled()
                 if self._owns_store:
                     await self.gate.store.aclose()
+
+
+def _forget(token: Token[Container[Mark] | None]) -> None:
+    """Undo what was set for a request; that of an event loop which has ended is ended anywhere, and has nothing to undo."""
+    with suppress(ValueError):
+        seen_by_gate.reset(token)
 
 
 def _tell_server(error: Exception) -> None:

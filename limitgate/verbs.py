@@ -128,7 +128,7 @@ class Verbs:
         return (yield from self._banned(key, us, ban.MORE if longer else ban.AT_LEAST))
 
     def _pardoning(self, key: str) -> Steps[None]:
-        yield from self._banned(key, 0, ban.JUST)
+        yield Plan((_ban_of(self._name(key), 1),), "reset"), self._timeout
 
     def _banned(self, key: str, us: int, how: int) -> Steps[Decision]:
         charge = _ban_of(self._name(key), 1)._replace(lease=Lease(0, 0, [us], [how]))

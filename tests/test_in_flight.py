@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
 import threading
 import time
@@ -827,3 +828,22 @@ def test_a_place_is_kept_for_as_long_as_a_request_takes(monkeypatch: pytest.Monk
 
     *statuses, _ = asyncio.run(scene())
     assert (set(statuses), len(statuses) > 10) == ({429}, True)
+
+
+def test_a_request_that_outlives_its_event_loop(store: Counted, capsys: pytest.CaptureFixture[str]) -> None:
+    """A request that nobody ends is thrown away with its event loop, in silence, and keeps nothing alive."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    gate = gated(app, PLACES, store=store)
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(Wire().call(gate, http_scope("/")))
+    loop.run_until_complete(asyncio.wait([task], timeout=0.05))
+    coroutine = task.get_coro()
+    loop.close()
+    coroutine.close()
+    task._log_destroy_pending = False
+    del task, coroutine
+    gc.collect()
+    assert "Traceback" not in capsys.readouterr().err

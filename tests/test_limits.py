@@ -389,6 +389,13 @@ def test_the_windows_of_a_share_have_no_lease() -> None:
     assert windows_of(Limit("10/second", lease=9)).share(4).lease == 0
 
 
+@pytest.mark.parametrize("name", ["localtime", "posixrules", "", "/", "..", "Europe", "Europe/Berlin ", "utc ", 5])
+def test_what_is_no_time_zone(name: Any) -> None:
+    """Nor is a name under which each machine has another one."""
+    with pytest.raises(ConfigError, match="align"):
+        Limit("5/day", algorithm="fixed_window", align=name)
+
+
 def test_a_system_without_time_zones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where none is known, whoever names one is told what to install."""
     with pytest.raises(ConfigError, match=r"a time zone such as Europe/Berlin, not 'Mars/Olympus'$"):

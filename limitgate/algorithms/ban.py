@@ -1,6 +1,6 @@
 """A ban: a key is refused for some time, whatever its limits say. Nothing is counted, and where there is none nothing is said.
 
-A state is for how long the ban lasts, in µs. It is put right to be longer, or to be lifted.
+A state is for how long the ban lasts, in µs. It is put right to be longer, and cleared to be lifted.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ FOR_EVER = 100 * 366 * 86_400 * 1_000_000
 """Microseconds of a ban that has no end."""
 PLENTY = 10**15
 """Requests that fit where there is no ban: more than any limit has."""
-MORE, AT_LEAST, JUST = 0, 1, 2
-"""What `put_right` does: makes a ban longer, sees to it that it lasts at least so long, or just so long."""
+MORE, AT_LEAST = 0, 1
+"""What `put_right` does: makes a ban longer, or sees to it that it lasts at least so long."""
 
 State = int
 
@@ -56,7 +56,7 @@ def charged(state: State, charge: Charge) -> State:  # noqa: ARG001 - see above
 
 def put_right(state: State, back: int, elapsed_us: int, how: int, limit: Limit) -> State:  # noqa: ARG001 - see above
     """The ban after so many microseconds are added to it, or made of it."""
-    return min(state + back if how == MORE else max(state, back) if how == AT_LEAST else back, MAX_OWED_US)
+    return min(state + back if how == MORE else max(state, back), MAX_OWED_US)
 
 
 def grace_us(state: State, limit: Limit) -> int:  # noqa: ARG001 - see above

@@ -30,6 +30,8 @@ UTC_DAYS = "utc"
 ALIGNED = (UTC_DAYS, FIRST_REQUEST)
 """What windows may be aligned to besides a time zone."""
 _DAY = 86_400
+_OF_MACHINES = ("localtime", "posixrules")
+"""Names under which each machine has a time zone of its own."""
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - of a wall clock, wherever it hangs
 _BY_CLOCK, _BY_FIRST_REQUEST, _BY_DATE = 0, 1, 2
 
@@ -164,6 +166,6 @@ def _zone(name: str | None) -> ZoneInfo:
 
 def _is_zone(name: object) -> bool:
     try:
-        return isinstance(name, str) and bool(_zone(name))
+        return isinstance(name, str) and name not in _OF_MACHINES and bool(_zone(name))
     except (ZoneInfoNotFoundError, ValueError, OSError):  # what zoneinfo says to names that are none, or folders
         return False

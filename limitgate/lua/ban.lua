@@ -3,7 +3,7 @@
 -- In a bucket: for how long it lasts. Nothing is asked. To be put right: microseconds, and what to do with them.
 
 local LEFT = FIRST
-local MORE, AT_LEAST, MAX = 0, 1, 2^52
+local MORE, MAX = 0, 2^52
 
 return {
   asked = '',
@@ -17,7 +17,7 @@ return {
   clear = function(bucket, charge) bucket[LEFT] = 0 end,
   put_right = function(bucket, charge)
     local back, how, left = charge.lease[1], charge.lease[2], bucket[LEFT] or 0
-    bucket[LEFT] = math.min(how == MORE and left + back or how == AT_LEAST and math.max(left, back) or back, MAX)
+    bucket[LEFT] = math.min(how == MORE and left + back or math.max(left, back), MAX)
   end,
   close = function(bucket)
     if bucket[LEFT] and bucket[LEFT] > 0 then return 'I7', LEFT, bucket[LEFT] end
