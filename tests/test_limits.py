@@ -390,7 +390,7 @@ def test_the_windows_of_a_share_have_no_lease() -> None:
 
 
 @pytest.mark.parametrize("name", ["localtime", "posixrules", "", "/", "..", "Europe", "Europe/Berlin ", "utc ", 5])
-def test_what_is_no_time_zone(name: Any) -> None:
+def test_what_is_no_time_zone(name: object) -> None:
     """Nor is a name under which each machine has another one."""
     with pytest.raises(ConfigError, match="align"):
         Limit("5/day", algorithm="fixed_window", align=name)
