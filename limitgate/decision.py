@@ -192,7 +192,7 @@ def decide(plan: Plan, reading: Reading, settlement: Settlement | None = None) -
         (charges, states, after),
         False,
         allowed and None in after,
-        _delay(charges, reading.states) if takes and [charge for charge in charges if charge.ahead] else 0.0,
+        _delay(charges, reading.states) if takes else 0.0,
         settlement,
     )
 

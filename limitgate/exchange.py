@@ -27,6 +27,8 @@ _STATUSES = {"http.response.start": 200, "websocket.accept": 101, "websocket.htt
 _BEGINNINGS = frozenset(_STATUSES)
 _ENDS = frozenset({"http.disconnect", "websocket.disconnect"})
 """Messages that say that the client has left."""
+_LASTS = frozenset({"http.response.body", "websocket.close"})
+"""Messages that may be the last of an application."""
 _TRY_AGAIN_LATER = 1013
 """The WebSocket close code of a server that is overloaded (IANA WebSocket Close Code Number Registry)."""
 
@@ -79,7 +81,7 @@ class Exchange:
             await asyncio.wait([turn])
             return True
         if self._inbox is None:
-            self._inbox = Inbox(self._receive)
+            self._inbox = self._visit.inbox = Inbox(self._receive)
             self._receive = self._inbox.receive
         if await self._inbox.stays_until(turn):
             return True
@@ -89,12 +91,6 @@ class Exchange:
             with suppress(OSError, RuntimeError):  # servers want a handshake to be answered, even if nobody is there
                 await self._send({"type": "websocket.close"})
         return False
-
-    def end(self) -> None:
-        """The application has nothing more to say, and nobody waits for a turn any more."""
-        self._visit.listener = None
-        if self._inbox is not None:
-            self._inbox.close()
 
     async def _heard(self, message: Message, weighing: asyncio.Future[Refusal | None]) -> Message:
         """A message, once it is known that it may pass, else a disconnect. Who is cancelled meanwhile may ask for it again."""
@@ -129,9 +125,9 @@ class Exchange:
             if visit.refusal is None and kind != "websocket.close":
                 raise OSError("the WebSocket was closed, as its messages came too fast")
             return  # it has been answered already
-        self._has_hung_up = self._has_hung_up or kind == "websocket.close"
-        is_last = kind == "websocket.close" or (kind == "http.response.body" and not message.get("more_body"))
-        if is_last and (visit.has_slots or visit.settlement.has_news):
+        if kind == "websocket.close":
+            self._has_hung_up = True
+        if (visit.has_slots or visit.settlement.has_news) and kind in _LASTS and not message.get("more_body"):
             visit.is_sent = True
             await visit.gate.asettle(visit)  # whoever has the whole response is to find everything put right
         await self._send(message)

@@ -77,6 +77,8 @@ class Visit:
     """Whether the application has given all of its response, so that it is in flight no longer."""
     turn: Turn | None = None
     """What it has to wait for before it goes on; what was booked for that is not yet among what was taken."""
+    inbox: Any = None
+    """What the server said while it waited, to be closed when it is over; None if it did not wait."""
     listener: Any = None
     """Whatever hears that a client leaves while it waits, see `Exchange.stays_until`; None where nobody does."""
     waited = 0.0
@@ -109,7 +111,11 @@ class Visit:
     def end(self) -> bool:
         """The request is over: nothing more can be said about it. Returns whether something may still have to be put right."""
         self.settlement.is_over = self.is_sent = True
-        vars(self).pop("request", None)  # a WSGI environ has this visit in it
+        own = vars(self)
+        own.pop("request", None)  # a WSGI environ has this visit in it
+        own.pop("listener", None)  # so has an exchange
+        if self.inbox is not None:
+            self.inbox.close()
         return self.may_be_wrong
 
     def had_turn(self, turn: Turn, *, stays: bool) -> None:
