@@ -181,6 +181,11 @@ def decide(plan: Plan, reading: Reading, settlement: Settlement | None = None) -
         states = [before if then is None else then for before, then in zip(states, after)]
     tightest, limit, left, refill = _tightest(charges, states)
     wait, deciding = (0.0, tightest) if allowed else _longest_wait(charges, states, after)
+    delay = 0.0
+    for charge in charges:
+        if charge.ahead and takes:
+            delay = _delay(charges, reading.states)
+            break
     return Decision(
         allowed,
         limit.burst,
@@ -192,7 +197,7 @@ def decide(plan: Plan, reading: Reading, settlement: Settlement | None = None) -
         (charges, states, after),
         False,
         allowed and None in after,
-        _delay(charges, reading.states) if takes else 0.0,
+        delay,
         settlement,
     )
 

@@ -141,6 +141,13 @@ class Exchange:
             await self.refuse(refusal)
         return True
 
+    async def turn_away(self, refusal: Refusal) -> None:
+        """Answer a request that the application never hears of."""
+        if self._scope["type"] == "websocket":
+            await self._receive()
+        await self.refuse(refusal)
+        self._visit.end()
+
     async def refuse(self, refusal: Refusal) -> None:
         """Answer in the application's place."""
         self._is_closed = True

@@ -67,23 +67,24 @@ class LimitGate:
                 await self._attend(visit, scope, receive, send)
 
     async def _run(self, seen: Container[Mark], scope: Scope, receive: Receive, send: Send) -> None:
-        token = seen_by_gate.set(seen)
+        token: Token[Container[Mark] | None] | None = seen_by_gate.set(seen)
         try:
             await self.app(scope, receive, send)
+        except GeneratorExit:  # the event loop is gone, and this is not its context
+            token = None
+            raise
         finally:
-            _forget(token)
+            if token is not None:
+                seen_by_gate.reset(token)
 
     async def _attend(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
         """Stay with a request to its end."""
         exchange = Exchange(visit, scope, receive, send, on_denied=self._on_denied)
         if visit.refusal is not None:
-            if scope["type"] == "websocket":
-                await receive()
-            await exchange.refuse(visit.refusal)
-            visit.end()
+            await exchange.turn_away(visit.refusal)
             return
         visit.listener = exchange
-        token = seen_by_gate.set(visit.seen)
+        token: Token[Container[Mark] | None] | None = seen_by_gate.set(visit.seen)
         try:
             if visit.turn is None or await visit.gate.aturn(visit):
                 await self.app(scope, exchange.receive, exchange.send)
@@ -91,14 +92,16 @@ class LimitGate:
             visit.failed()
             if not (await exchange.refuse_late() and isinstance(error, RateLimited)):
                 raise
-        except GeneratorExit:  # the event loop is gone, and nothing can be awaited any more
+        except GeneratorExit:  # the event loop is gone, so nothing can be awaited any more, nor is this its context
             visit.abandon()
+            token = None
             raise
         else:
             if not (visit.has_begun or await exchange.refuse_late()):
                 visit.failed()
         finally:
-            _forget(token)
+            if token is not None:
+                seen_by_gate.reset(token)
             if visit.end():
                 await visit.gate.asettle(visit)
 
@@ -110,14 +113,6 @@ class LimitGate:
                 await self.gate.asettled()
                 if self._owns_store:
                     await self.gate.store.aclose()
-
-
-def _forget(token: Token[Container[Mark] | None]) -> None:
-    """Undo what was set for a request; that of an event loop which has ended is ended anywhere, and has nothing to undo."""
-    try:  # noqa: SIM105 - every request comes by here, and this is cheaper
-        seen_by_gate.reset(token)
-    except ValueError:
-        pass
 
 
 def _tell_server(error: Exception) -> None:

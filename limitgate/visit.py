@@ -111,9 +111,8 @@ class Visit:
     def end(self) -> bool:
         """The request is over: nothing more can be said about it. Returns whether something may still have to be put right."""
         self.settlement.is_over = self.is_sent = True
-        own = vars(self)
-        own.pop("request", None)  # a WSGI environ has this visit in it
-        own.pop("listener", None)  # so has an exchange
+        vars(self).pop("request", None)  # a WSGI environ has this visit in it
+        self.listener = None  # so has an exchange
         if self.inbox is not None:
             self.inbox.close()
         return self.may_be_wrong
