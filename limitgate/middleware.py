@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Container, Iterable
+from contextlib import suppress
 from contextvars import Token
 from types import GeneratorType
 from typing import Any, Unpack
@@ -70,7 +71,8 @@ class LimitGate:
         token: Token[Container[Mark] | None] | None = seen_by_gate.set(seen)
         try:
             await self.app(scope, receive, send)
-        except GeneratorExit:  # the event loop is gone, and this is not its context
+        except GeneratorExit:  # the event loop is gone
+            _forget(token)
             token = None
             raise
         finally:
@@ -92,8 +94,9 @@ class LimitGate:
             visit.failed()
             if not (await exchange.refuse_late() and isinstance(error, RateLimited)):
                 raise
-        except GeneratorExit:  # the event loop is gone, so nothing can be awaited any more, nor is this its context
+        except GeneratorExit:  # the event loop is gone, and nothing can be awaited any more
             visit.abandon()
+            _forget(token)
             token = None
             raise
         else:
@@ -113,6 +116,13 @@ class LimitGate:
                 await self.gate.asettled()
                 if self._owns_store:
                     await self.gate.store.aclose()
+
+
+def _forget(token: Token[Container[Mark] | None] | None) -> None:
+    """Undo what was set for a request, wherever it is thrown away; its own context may be gone, and then so is what was set."""
+    if token is not None:
+        with suppress(ValueError):
+            seen_by_gate.reset(token)
 
 
 def _tell_server(error: Exception) -> None:

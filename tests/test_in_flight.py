@@ -28,6 +28,7 @@ from starlette.routing import Route
 
 from limitgate import LimitGate, LimitGateWSGI, RateLimited, Rule, StoreError, limit
 from limitgate.algorithms import concurrency
+from limitgate.decorators import seen_by_gate
 from limitgate.fastapi import RateLimit
 from limitgate.plan import Plan, Reading
 from limitgate.visit import VISIT
@@ -847,3 +848,21 @@ def test_a_request_that_outlives_its_event_loop(store: Counted, capsys: pytest.C
     del task, coroutine
     gc.collect()
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_request_that_is_thrown_away_leaves_nothing_set(store: Counted) -> None:
+    """Where its context lives on, what was set for the request does not."""
+
+    class Never:
+        def __await__(self) -> Any:
+            yield
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await Never()
+
+    for gate in (gated(app, Rule("rate", "9/minute"), store=store), LimitGate(app, rules=[], enabled=False)):
+        call = gate(http_scope("/"), None, None)
+        call.send(None)
+        assert seen_by_gate.get() is not None
+        call.close()
+        assert seen_by_gate.get() is None
