@@ -17,7 +17,7 @@ from limitgate.limits import Limit, Windows, as_limit, buckets_of, kept_as
 from limitgate.plan import MAX_AHEAD, Charge, Lease, Plan, Reading, Verb, check_cost
 from limitgate.planner import UNLIMITED
 from limitgate.steps import Steps
-from limitgate.stores.corrections import correction
+from limitgate.stores.corrections import correction, undoing
 from limitgate.turns import booked
 from limitgate.visit import Taken, Turn
 
@@ -60,7 +60,7 @@ class Booked:
     def giving_back(self, taken: Sequence[Taken]) -> Steps[None]:
         """Give back everything, if there is still somebody to give it back to."""
         self._counts = False
-        undone = [correction(each.plan, each.reading, [0] * len(each.plan.charges)) for each in taken]
+        undone = [undoing(each.plan, each.reading) for each in taken]
         try:
             yield Plan(tuple([charge for plan in undone for charge in plan.charges]), "peek"), self._timeout
         except StoreError:
@@ -83,9 +83,7 @@ class Verbs:
         return decide(plan, (yield plan, self._timeout))
 
     def _reserving(self, key: str, limits: Limits, cost: int) -> Steps[Booked]:
-        plan = yield from self._planned("spend", key, limits, cost)
-        reading = yield plan, self._timeout
-        return Booked(decide(plan, reading), plan, reading, self._timeout)
+        return (yield from self._taking((yield from self._planned("spend", key, limits, cost))))
 
     def _refunding(self, key: str, limits: Limits, cost: int) -> Steps[Decision]:
         check_cost(cost)
@@ -111,8 +109,7 @@ class Verbs:
         """What was booked: what was taken, and the turn to wait for if it is not now."""
         began = time.monotonic()
         plan = self._ahead((yield from self._planned("spend", key, limits, cost)), timeout)
-        reading = yield plan, self._timeout
-        found = Booked(decide(plan, reading), plan, reading, self._timeout)
+        found = yield from self._taking(plan)
         taken, turn = found.turn()
         if timeout is not None and turn is not None and turn.at - began - 0.001 > timeout:
             delay = found.decision.delay
@@ -120,6 +117,10 @@ class Verbs:
             found.decision = found.decision._replace(allowed=False, granted=0, delay=0.0, retry_after=delay)
             turn = None
         return found, taken, turn
+
+    def _taking(self, plan: Plan) -> Steps[Booked]:
+        reading = yield plan, self._timeout
+        return Booked(decide(plan, reading), plan, reading, self._timeout)
 
     def _banning(self, key: str, seconds: float | None, *, longer: bool = False) -> Steps[Decision]:
         if seconds is not None and not 0 < seconds <= ban.FOR_EVER / 1e6:
