@@ -54,6 +54,7 @@ LAYERS = (
         "algorithms.concurrency",
         "algorithms.each",
         "algorithms.fixed_window",
+        "algorithms.kept",
         "algorithms.register",
         "algorithms.sliding_window",
         "durations",

@@ -8,14 +8,15 @@ from typing import Final
 from limitgate.algorithms import ban, concurrency, fixed_window, gcra, register, sliding_log, sliding_window, warm_up
 from limitgate.algorithms.base import Algorithm
 from limitgate.algorithms.each import Each
+from limitgate.algorithms.kept import Kept
 
 SCRIPTS: Final[dict[str, Algorithm]] = {
     "gcra": gcra,
     "fixed_window": Each(fixed_window),
     "sliding_window": Each(sliding_window),
     "sliding_log": Each(sliding_log),
-    "ban": Each(ban),
-    "register": Each(register),
+    "ban": Kept(ban),
+    "register": Kept(register),
     "concurrency": concurrency,
     "warm_up": warm_up,
 }
@@ -24,8 +25,8 @@ SCRIPTS: Final[dict[str, Algorithm]] = {
 ALGORITHMS: Final[dict[str, Algorithm]] = {"gcra": gcra, "token_bucket": gcra, "leaky_bucket": gcra, **SCRIPTS}
 """By the names that limits give them."""
 
-NUMBERS: Final[dict[int, int]] = {id(algorithm): number for number, algorithm in enumerate(SCRIPTS.values())}
-"""What the script calls them, by their identity."""
+NUMBERS: Final[dict[Algorithm, int]] = {algorithm: number for number, algorithm in enumerate(SCRIPTS.values())}
+"""What the script calls them."""
 
 
 def script() -> str:

@@ -31,6 +31,9 @@ class Algorithm(Protocol):
     SILENT: bool
     """Whether it has nothing to say of itself while nothing is owed: no limit that anybody would know of."""
 
+    BY_COUNT: bool
+    """Whether states are in ticks of 1/count µs, so that one left by another count has to be written anew."""
+
     def check(self, limit: Limit) -> str | None:
         """What was expected of a limit that cannot be had with this algorithm, None if it can."""
 

@@ -23,6 +23,7 @@ FACTS = 4
 BOOKS = False
 HOLDS = False
 SILENT = False
+BY_COUNT = False
 
 HELD_US = 30_000_000
 """Microseconds for which a slot is leased."""

@@ -47,12 +47,14 @@ class ForOne(Protocol):
 class Each:
     """An algorithm for one window, as an `Algorithm`. Its states are in requests, so no other count changes them."""
 
+    SILENT = False
+    BY_COUNT = False
+
     def __init__(self, one: ForOne) -> None:
         self._one = one
         self.FACTS = one.FACTS
         self.BOOKS = one.BOOKS
         self.HOLDS = one.HOLDS
-        self.SILENT: bool = getattr(one, "SILENT", False)
         self.check = one.check
         self.remaining = one.remaining
         self.used = one.used
@@ -78,7 +80,7 @@ class Each:
         for state, limit in zip(states, charge.windows.limits):
             if charge.cost and self._one.wait_us(state, charge.cost, limit) != 0:
                 return None
-        return [self._one.charged(state, charge) for state in states] if charge.cost and not self.SILENT else states
+        return [self._one.charged(state, charge) for state in states] if charge.cost else states
 
     def put_right(  # noqa: D102
         self, states: Sequence[State], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], windows: Windows
@@ -88,19 +90,13 @@ class Each:
 
     def owed_back(self, charge: Charge, states: Sequence[State], cost: int) -> tuple[Sequence[int], Sequence[int]]:  # noqa: D102
         graces = [self._one.grace_us(state, limit) for state, limit in zip(states, charge.windows.limits)]
-        back = 0 if self.SILENT else max(-MAX_USED, min(charge.cost - cost, MAX_USED))
-        return [back] * len(graces), graces
+        return [max(-MAX_USED, min(charge.cost - cost, MAX_USED))] * len(graces), graces
 
     def asked(self, limit: Limit, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: D102
         return self._one.asked(limit, cost, ahead_us, date)
 
     def leased(self, limit: Limit, back: int, grace_us: int) -> Sequence[int]:  # noqa: D102
-        told: Sequence[int] = getattr(self._one, "leased", _leased)(limit, back, grace_us)
-        return told
+        return back, grace_us
 
     def seen(self, facts: Sequence[int], windows: Windows) -> Sequence[Any]:  # noqa: D102
         return [self._one.seen(facts[at : at + self.FACTS]) for at in range(0, self.FACTS * len(windows.ids), self.FACTS)]
-
-
-def _leased(limit: Limit, back: int, grace_us: int) -> Sequence[int]:  # noqa: ARG001 - an algorithm may need it
-    return back, grace_us

@@ -19,6 +19,7 @@ FACTS = 2
 BOOKS = True
 HOLDS = True
 SILENT = False
+BY_COUNT = True
 MAX_OWED_US = 2**52
 """Microseconds (142 years) at which a debt is cut off that a lowered limit has stretched; keeps Lua's doubles exact."""
 

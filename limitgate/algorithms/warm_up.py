@@ -26,6 +26,7 @@ FACTS = 3
 BOOKS = True
 HOLDS = True
 SILENT = False
+BY_COUNT = True
 MAX_FULL = 2**50
 """Ticks that may be stored, and some more: keeps every sum in Lua's doubles exact."""
 _LEAST = 1000

@@ -15,7 +15,6 @@ from threading import Lock
 from typing import Any
 
 from limitgate.algorithms.base import State
-from limitgate.algorithms.each import Each
 from limitgate.diagnosis import Diagnosis, Once
 from limitgate.forks import begin_anew_in_children
 from limitgate.limits import Windows
@@ -131,7 +130,7 @@ class MemoryStore:
             fresh = zip(windows.ids, zip(algorithm.fresh(now, windows), windows.limits))
             found = [known.get(window, new) for window, new in fresh]
             states = [algorithm.rescaled(state, limit) for (state, _), limit in zip(found, windows.limits)]
-            changed = not isinstance(algorithm, Each) and any(
+            changed = algorithm.BY_COUNT and any(
                 state and limit.count != asked.count for state, (_, limit), asked in zip(states, found, windows.limits)
             )
             states = algorithm.opened(states, 0, windows, now)

@@ -105,7 +105,7 @@ def answers(plans: Sequence[Plan], reply: object) -> Answers:
 def _packed(windows: Windows, cost: int, ahead: int, how: tuple[Verb, bool, bool], date: int) -> bytes:
     """One charge as the script reads it. ``how`` is the verb, whether it is binding, and whether it ends its plan."""
     (verb, binding, last), algorithm = how, windows.algorithm
-    charge = [struct.pack("<s4BH", verb.encode(), NUMBERS[id(algorithm)], binding, cost > 0, last, len(windows.ids))]
+    charge = [struct.pack("<s4BH", verb.encode(), NUMBERS[algorithm], binding, cost > 0, last, len(windows.ids))]
     for limit, window in zip(windows.limits, windows.ids, strict=True):
         asked = algorithm.asked(limit, window, cost, ahead, date)
         charge.append(struct.pack(f"<{len(asked)}d", *asked))

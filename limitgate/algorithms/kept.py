@@ -1,0 +1,102 @@
+"""Numbers that are kept like limits and count nothing: a ban, a register. As the rest of the code asks for algorithms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from limitgate.limits import Limit, Windows
+    from limitgate.plan import Charge
+
+PLENTY = 10**15
+"""Requests that fit where nothing refuses: more than any limit has."""
+
+
+class Number(Protocol):
+    """What a kept number stands for; 0 is none."""
+
+    FACTS: int
+    HOLDS: bool
+
+    def later(self, number: int, elapsed_us: int) -> int:
+        """The number some time later."""
+
+    def changed(self, number: int, by: int, how: int) -> int:
+        """The number after it is put right."""
+
+    def wait_us(self, number: int) -> int:
+        """For how long it refuses, in µs."""
+
+    def lasts_us(self, number: int) -> int:
+        """For how long it is kept, in µs."""
+
+    def leased(self, by: int, how: int) -> Sequence[int]:
+        """What the script is told about putting it right."""
+
+    def seen(self, facts: Sequence[int]) -> int:
+        """The number that the script has reported."""
+
+
+class Kept:
+    """A number, as an `Algorithm`. No request changes it, and nobody can write a limit of it."""
+
+    BOOKS = False
+    SILENT = True
+    BY_COUNT = False
+
+    def __init__(self, kind: Number) -> None:
+        self._kind = kind
+        self.FACTS = kind.FACTS
+        self.HOLDS = kind.HOLDS
+
+    def check(self, limit: Limit) -> str | None:  # noqa: D102 - as in `base.Algorithm`, like all here
+        return None
+
+    def fresh(self, now: int, windows: Windows) -> Sequence[int]:  # noqa: D102
+        return [0] * len(windows.ids)
+
+    def drained(self, states: Sequence[int], elapsed_us: int, windows: Windows, now: int = 0) -> Sequence[int]:  # noqa: D102
+        return [self._kind.later(number, max(0, elapsed_us)) for number in states]
+
+    opened = drained
+
+    def rescaled(self, state: int, limit: Limit) -> int:  # noqa: D102
+        return state
+
+    def weighed(self, states: Sequence[int], charge: Charge) -> Sequence[int] | None:  # noqa: D102
+        return None if charge.cost and any(map(self._kind.wait_us, states)) else states
+
+    def put_right(  # noqa: D102
+        self, states: Sequence[int], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], windows: Windows
+    ) -> Sequence[int]:
+        return [self._kind.changed(number, by, how) for number, by, how in zip(states, back, grace_us)]
+
+    def owed_back(self, charge: Charge, states: Sequence[int], cost: int) -> tuple[Sequence[int], Sequence[int]]:  # noqa: D102
+        return [0] * len(states), [0] * len(states)
+
+    def remaining(self, state: int, limit: Limit) -> int:  # noqa: D102
+        return 0 if self._kind.wait_us(state) else PLENTY
+
+    def used(self, state: int, limit: Limit) -> int:  # noqa: D102
+        return 0
+
+    def wait_us(self, state: int, cost: int, limit: Limit) -> int:  # noqa: D102
+        return self._kind.wait_us(state)
+
+    def lasts_us(self, state: int, limit: Limit) -> int:  # noqa: D102
+        return self._kind.lasts_us(state)
+
+    refill_us = lasts_us
+
+    def date(self, limit: Limit) -> int:  # noqa: D102
+        return 0
+
+    def asked(self, limit: Limit, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: D102
+        return ()
+
+    def leased(self, limit: Limit, back: int, grace_us: int) -> Sequence[int]:  # noqa: D102
+        return self._kind.leased(back, grace_us)
+
+    def seen(self, facts: Sequence[int], windows: Windows) -> Sequence[int]:  # noqa: D102
+        return [self._kind.seen(facts)]
