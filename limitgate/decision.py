@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from limitgate.algorithms.base import State
 from limitgate.errors import LimitGateError
@@ -165,12 +165,16 @@ class Decision(_Fields):
 
 
 class RateLimited(LimitGateError):  # noqa: N818 - the name is part of the public contract
-    """A call was refused. ``decision`` says by what and for how long."""
+    """A call was refused. ``decision`` says by what and for how long.
 
-    def __init__(self, decision: Decision) -> None:
+    ``response`` is that of another service where this one refused, of the client library that was used; None elsewhere.
+    """
+
+    def __init__(self, decision: Decision, response: Any = None) -> None:
         wait = decision.retry_after
         super().__init__(f"rate limited, {'the cost never fits' if wait == math.inf else f'retry in {wait:g} s'}")
         self.decision = decision
+        self.response = response
 
 
 def decide(plan: Plan, reading: Reading, settlement: Settlement | None = None) -> Decision:

@@ -164,6 +164,10 @@ class AsyncLimiter(Verbs):
         """Refuse ``key`` for at least so many seconds, for ever if None; what was taken in advance can be used up."""
         return await atake(self._store, self._banning(key, seconds))
 
+    async def banned(self, key: str) -> Decision:
+        """Whether ``key`` is banned: then it is a refusal, and ``retry_after`` what is left of the ban."""
+        return await atake(self._store, self._banned(key))
+
     async def configure(
         self, name: str, *limits: Limit | str, per_process: bool = False, replace: bool = True
     ) -> tuple[Limit, ...]:
@@ -205,7 +209,7 @@ class AsyncLimiter(Verbs):
 
             return limited
 
-        self._check(limits, cost, timeout)
+        self.check(*limits, cost=cost, timeout=timeout)
         return decorate
 
     async def aclose(self) -> None:
@@ -292,6 +296,10 @@ class Limiter(Verbs):
         """Refuse ``key`` for at least so many seconds, for ever if None; what was taken in advance can be used up."""
         return take(self._store, self._banning(key, seconds))
 
+    def banned(self, key: str) -> Decision:
+        """Whether ``key`` is banned: then it is a refusal, and ``retry_after`` what is left of the ban."""
+        return take(self._store, self._banned(key))
+
     def configure(self, name: str, *limits: Limit | str, per_process: bool = False, replace: bool = True) -> tuple[Limit, ...]:
         """Keep limits in the store under a name: `Configured` stands for them, in every process that shares the store.
 
@@ -333,7 +341,7 @@ class Limiter(Verbs):
 
             return limited
 
-        self._check(limits, cost, timeout)
+        self.check(*limits, cost=cost, timeout=timeout)
         return decorate
 
     def close(self) -> None:

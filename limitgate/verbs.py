@@ -131,9 +131,10 @@ class Verbs:
     def _pardoning(self, key: str) -> Steps[None]:
         yield Plan((_ban_of(self._name(key), 1),), "reset"), self._timeout
 
-    def _banned(self, key: str, us: int, how: int) -> Steps[Decision]:
-        charge = _ban_of(self._name(key), 1)._replace(lease=Lease(0, 0, [us], [how]))
-        plan = Plan((charge,), "peek")
+    def _banned(self, key: str, us: int = 0, how: int = ban.AT_LEAST) -> Steps[Decision]:
+        """How the ban of a key stands, after it is made longer."""
+        charge = _ban_of(self._name(key), 1)
+        plan = Plan((charge._replace(lease=Lease(0, 0, [us], [how])) if us else charge,), "peek")
         return decide(plan, (yield plan, self._timeout))
 
     def _configuring(
@@ -191,8 +192,8 @@ class Verbs:
                 return self._plan(verb, key, found.limits, cost, self._known.process if found.per_process else None)
         return self._plan(verb, key, limits, cost)
 
-    def _check(self, limits: Limits, cost: int, timeout: float | None) -> None:
-        """Raise what a call would raise for limits, a cost and a timeout that make no sense."""
+    def check(self, *limits: Limit | str | Configured, cost: int = 1, timeout: float | None = 0) -> None:
+        """Raise what `hit` would raise for these limits, or `wait` with a timeout other than 0, and ask nobody."""
         if any(isinstance(limit, Configured) for limit in limits):
             limits = ("1/second",)
         self._ahead(self._plan("spend", "", limits, cost), timeout)

@@ -48,6 +48,8 @@ LAYERS = (
         "errors",
         "forks",
         "inbox",
+        "outbound",
+        "outbound.answers",
     },
     {
         "algorithms.ban",
@@ -78,10 +80,10 @@ LAYERS = (
     {"gate"},
     {"exchange", "front", "verbs"},
     {"limiter"},
-    {"django.options", "django.request", "middleware"},
+    {"django.options", "django.request", "middleware", "outbound.courtesy"},
     {"django.middleware", "django.rest"},
     {"django.checks"},
-    {"", "django", "django.apps", "fastapi", "flask"},
+    {"", "django", "django.apps", "fastapi", "flask", "httpx"},
 )
 
 

@@ -453,6 +453,20 @@ def test_who_is_banned_is_refused_by_every_limit(either: Subject) -> None:
     assert either.peek("key", "10/minute").windows[0].used == 0
 
 
+def test_whether_a_key_is_banned(either: Subject) -> None:
+    """Asking is no ban, and takes nothing; the answer says how long it lasts."""
+    for _ in range(2):
+        free = either.banned("key")
+        assert (free.allowed, free.retry_after, free.granted) == (True, 0, 0)
+    either.ban("key", 30)
+    for _ in range(2):
+        banned = either.banned("key")
+        assert (banned.allowed, banned.remaining) == (False, 0)
+        assert banned.retry_after == pytest.approx(30, abs=0.5)
+    either.pardon("key")
+    assert either.banned("key").allowed
+
+
 def test_a_ban_ends_to_the_microsecond(limiter: Subject, clock: Clock) -> None:
     """The wait that is told is just enough."""
     limiter.ban("key", 1.5)
@@ -606,8 +620,10 @@ def test_a_function_of_the_other_kind() -> None:
 )
 def test_a_mistake_in_a_decorator_shows_at_once(limits: list[Any], options: dict[str, Any]) -> None:
     """Not with the first call, but where it is written."""
-    with pytest.raises((TypeError, ValueError, ConfigError)):
-        Limiter("memory://").limited(*limits, **options)
+    for check in (Limiter("memory://").limited, Limiter("memory://").check):
+        with pytest.raises((TypeError, ValueError, ConfigError)):
+            check(*limits, **options)
+    Limiter("memory://").check("10/minute", "1/second", timeout=None)
 
 
 def test_a_key_that_is_no_text() -> None:
@@ -626,6 +642,7 @@ VERBS: dict[str, Callable[[Any], Any]] = {
     "reserve": lambda limiter: limiter.reserve("key", "1/day"),
     "ban": lambda limiter: limiter.ban("key", 1),
     "penalize": lambda limiter: limiter.penalize("key", 1),
+    "banned": lambda limiter: limiter.banned("key"),
     "pardon": lambda limiter: limiter.pardon("key"),
 }
 

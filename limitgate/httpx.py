@@ -1,0 +1,194 @@
+"""Polite clients of httpx: transports that wait their turn, heed what the other side says, and come back after a 429."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import cast
+
+import httpx
+
+from limitgate.configured import Configured
+from limitgate.limiter import AsyncLimiter, Limiter
+from limitgate.limits import Limit
+from limitgate.outbound.answers import Answer, answer_of
+from limitgate.outbound.courtesy import IDEMPOTENT, LONGEST_READ, MOST_READ, Courtesy, arun, run
+from limitgate.rules import OnError
+
+__all__ = ["AsyncRateLimitTransport", "RateLimitTransport", "host", "repeatable"]
+
+_OF_BODIES = ("content-encoding", "content-length", "transfer-encoding")
+
+
+def host(request: httpx.Request) -> str:
+    """The host of a request, with its port if it is not that of the scheme: what is counted together unless told otherwise."""
+    return request.url.netloc.decode("ascii")
+
+
+def repeatable(request: httpx.Request) -> bool:
+    """Whether a request means the same if it is sent twice: by its method, or since it carries an ``Idempotency-Key``."""
+    return request.method in IDEMPOTENT or "idempotency-key" in request.headers
+
+
+class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
+    """Requests wait their turn: ``httpx.AsyncClient(transport=AsyncRateLimitTransport("10/second"))``. For asyncio.
+
+    ``limits`` are counted for each ``key``, by an `AsyncLimiter` or in a store by its URL, which is opened here and closed with
+    the transport. Whatever shares the store shares the budget. A request whose key is None passes untouched. Without limits
+    only the other side is heeded: its ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields, for all requests of the key.
+
+    A request that is refused with 429 is sent again where ``repeatable`` says that it may be and its body is in memory.
+    Raises `RateLimited` where it may not, or would have to wait for more than ``timeout`` seconds in all; None is for as long
+    as it takes. While the store fails, ``on_error`` counts in this process (``local``), sends at once (``open``), or raises
+    `StoreError` (``closed``). Raises `ConfigError` for limits that book no turns.
+    """
+
+    def __init__(
+        self,
+        *limits: Limit | str | Configured,
+        limiter: AsyncLimiter | str = "memory://",
+        transport: httpx.AsyncBaseTransport | None = None,
+        key: Callable[[httpx.Request], str | None] = host,
+        timeout: float | None = 60.0,
+        on_error: OnError = "local",
+        repeatable: Callable[[httpx.Request], bool] = repeatable,
+    ) -> None:
+        counting = AsyncLimiter(limiter) if isinstance(limiter, str) else limiter
+        self._owned = counting if isinstance(limiter, str) else None
+        self._courtesy = Courtesy(limits, counting, key=key, timeout=timeout, on_error=on_error, repeatable=repeatable)
+        self._transport = transport or httpx.AsyncHTTPTransport()
+        self._door = _AsyncDoor(self._transport)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request in its turn. Raises `RateLimited`, `StoreError`, and whatever the inner transport raises."""
+        response: httpx.Response = await arun(self._courtesy.exchange(self._door, request))
+        return response
+
+    async def aclose(self) -> None:
+        """Close the inner transport, and the store if it was opened here."""
+        try:
+            await self._transport.aclose()
+        finally:
+            if self._owned:
+                await self._owned.aclose()
+
+
+class RateLimitTransport(httpx.BaseTransport):
+    """Requests wait their turn: ``httpx.Client(transport=RateLimitTransport("10/second"))``. Safe under threads.
+
+    As `AsyncRateLimitTransport`, with a `Limiter`.
+    """
+
+    def __init__(
+        self,
+        *limits: Limit | str | Configured,
+        limiter: Limiter | str = "memory://",
+        transport: httpx.BaseTransport | None = None,
+        key: Callable[[httpx.Request], str | None] = host,
+        timeout: float | None = 60.0,
+        on_error: OnError = "local",
+        repeatable: Callable[[httpx.Request], bool] = repeatable,
+    ) -> None:
+        counting = Limiter(limiter) if isinstance(limiter, str) else limiter
+        self._owned = counting if isinstance(limiter, str) else None
+        self._courtesy = Courtesy(limits, counting, key=key, timeout=timeout, on_error=on_error, repeatable=repeatable)
+        self._transport = transport or httpx.HTTPTransport()
+        self._door = _Door(self._transport)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request in its turn. Raises `RateLimited`, `StoreError`, and whatever the inner transport raises."""
+        response: httpx.Response = run(self._courtesy.exchange(self._door, request))
+        return response
+
+    def close(self) -> None:
+        """Close the inner transport, and the store if it was opened here."""
+        try:
+            self._transport.close()
+        finally:
+            if self._owned:
+                self._owned.close()
+
+
+def _answer(response: httpx.Response) -> Answer:
+    return answer_of(response.status_code, response.headers.get, time.time())
+
+
+def _in_memory(request: httpx.Request) -> bool:
+    """Whether a request's body is there to be sent again; one that is streamed is gone."""
+    try:
+        _ = request.content
+    except httpx.RequestNotRead:
+        return False
+    return True
+
+
+def _having_read(response: httpx.Response, body: bytes | None) -> httpx.Response:
+    """A response with its body as it was on the wire; without one if that is not known, or cannot be decoded."""
+    status, headers, extensions = response.status_code, response.headers.multi_items(), response.extensions
+    if body is not None:
+        with suppress(httpx.DecodingError):
+            return httpx.Response(status, headers=headers, content=body, extensions=extensions)
+    return httpx.Response(status, headers=[each for each in headers if each[0] not in _OF_BODIES], extensions=extensions)
+
+
+class _AsyncDoor:
+    """The `Door` of an async transport."""
+
+    sleep = staticmethod(asyncio.sleep)
+    repeatable = staticmethod(_in_memory)
+
+    def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
+        self._transport = transport
+
+    async def send(self, request: httpx.Request) -> tuple[httpx.Response, Answer]:
+        response = await self._transport.handle_async_request(request)
+        return response, _answer(response)
+
+    async def discard(self, response: httpx.Response) -> httpx.Response:
+        body = b""
+        try:
+            async with asyncio.timeout(LONGEST_READ):
+                async for chunk in cast("httpx.AsyncByteStream", response.stream):
+                    body += chunk
+                    if len(body) > MOST_READ:
+                        return _having_read(response, None)
+        except (TimeoutError, httpx.TransportError):
+            return _having_read(response, None)
+        finally:
+            await response.aclose()
+        return _having_read(response, body)
+
+    async def close(self, response: httpx.Response) -> None:
+        await response.aclose()
+
+
+class _Door:
+    """The `Door` of a sync transport."""
+
+    sleep = staticmethod(time.sleep)
+    repeatable = staticmethod(_in_memory)
+
+    def __init__(self, transport: httpx.BaseTransport) -> None:
+        self._transport = transport
+
+    def send(self, request: httpx.Request) -> tuple[httpx.Response, Answer]:
+        response = self._transport.handle_request(request)
+        return response, _answer(response)
+
+    def discard(self, response: httpx.Response) -> httpx.Response:
+        body, until = b"", time.monotonic() + LONGEST_READ
+        try:
+            for chunk in cast("httpx.SyncByteStream", response.stream):
+                body += chunk
+                if len(body) > MOST_READ or time.monotonic() > until:
+                    return _having_read(response, None)
+        except httpx.TransportError:
+            return _having_read(response, None)
+        finally:
+            response.close()
+        return _having_read(response, body)
+
+    def close(self, response: httpx.Response) -> None:
+        response.close()

@@ -1,0 +1,148 @@
+"""What another service says about its own limits: ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields. Pure.
+
+A field that is malformed is ignored, as draft-ietf-httpapi-ratelimit-headers-11 section 7 demands, and the next one is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from typing import NamedTuple
+
+import http_sf
+
+Field = Callable[[str], str | None]
+"""A field's value by its name in lower case; its lines joined by commas, None if there is none."""
+
+LONGEST = 366 * 86_400.0
+"""Seconds of the longest pause that is believed."""
+_SKEW = 2.0
+"""Seconds that two clocks may be apart before the other side's counts: its ``Date`` is in whole seconds, and has travelled."""
+_IS_TIME = 1_000_000_000
+"""A reset from here on is Unix time (September 2001), not seconds to wait (31 years)."""
+_IS_MILLISECONDS = 1_000_000_000_000
+_NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,15})?", re.ASCII)
+_COUNTS = (
+    ("ratelimit-remaining", "ratelimit-reset"),  # the draft before 07, in seconds
+    ("x-ratelimit-remaining", "x-ratelimit-reset-after"),
+    ("x-ratelimit-remaining", "x-ratelimit-reset"),
+    ("x-rate-limit-remaining", "x-rate-limit-reset"),
+)
+
+
+class Answer(NamedTuple):
+    """What a response says about limits."""
+
+    status: int
+    retry_after: float | None = None
+    """Seconds after which the other side wants to be asked again, None if it does not say."""
+    exhausted: float | None = None
+    """Seconds until it has something left again, None if it has now, or does not say."""
+
+    @property
+    def refused(self) -> bool:
+        """Whether the request was refused by a limit (RFC 6585 section 4)."""
+        return self.status == 429
+
+    @property
+    def pause(self) -> float | None:
+        """The seconds to wait: ``Retry-After`` takes precedence (the draft's section 7)."""
+        return self.exhausted if self.retry_after is None else self.retry_after
+
+
+def answer_of(status: int, field: Field, now: float) -> Answer:
+    """What a response says, heard at ``now``, in seconds of Unix time."""
+    retry_after = field("retry-after") if status >= 400 else None
+    wait = None if retry_after is None else _retry_after(retry_after, field("date"), now)
+    if field("age"):
+        return Answer(status, wait)  # a cache tells of limits as they were once (the draft's section 7.3)
+    return Answer(status, wait, _exhausted(field, now))
+
+
+def _retry_after(value: str, date: str | None, now: float) -> float | None:
+    """RFC 9110 section 10.2.3: seconds, or a date. Fractions of seconds are none of it, and are sent nonetheless."""
+    seconds = _number(value)
+    if seconds is not None:
+        return min(seconds, LONGEST)
+    at = _time(value)
+    return None if at is None else _until(at, date, now)
+
+
+def _exhausted(field: Field, now: float) -> float | None:
+    """Seconds until something is left again, by the first of the fields that says what is left."""
+    value = field("ratelimit")
+    if value is not None:
+        found = _policies(value)
+        if found is not None:
+            waits = [wait for remaining, wait in found if remaining == 0 and wait is not None]
+            return min(max(waits), LONGEST) if waits else None
+    for remaining_name, reset_name in _COUNTS:
+        remaining, reset = _number(field(remaining_name)), _number(field(reset_name))
+        if remaining is None or reset is None:
+            continue
+        if remaining > 0:
+            return None
+        if reset < _IS_TIME:
+            return reset
+        return _until(reset / 1000 if reset >= _IS_MILLISECONDS else reset, field("date"), now)
+    return None
+
+
+def _policies(value: str) -> list[tuple[int, int | None]] | None:
+    """What each policy has remaining, and after how many seconds there is more. None if it is malformed.
+
+    The draft since 08 has a list of items, ``"name";r=0;t=5``, that of 07 a dictionary, ``limit=10, remaining=0, reset=5``.
+    """
+    raw = value.encode("latin-1", "replace")
+    for kind, read in (("list", _items), ("dictionary", _members)):
+        try:
+            return read(http_sf.parse(raw, tltype=kind))
+        except (ValueError, KeyError, TypeError):
+            continue
+    return None
+
+
+def _items(parsed: object) -> list[tuple[int, int | None]]:
+    """Those of a list of items; raises if it is another list."""
+    found = []
+    for name, parameters in parsed:  # type: ignore[attr-defined] # whatever else it may be raises
+        if type(name) is not str:
+            raise TypeError(f"{name!r:.80} is no name of a policy, expected a string")
+        found.append((_count(parameters["r"]), _count(parameters["t"]) if "t" in parameters else None))
+    return found
+
+
+def _members(parsed: object) -> list[tuple[int, int | None]]:
+    """The one of a dictionary; raises if it is another dictionary."""
+    members = {name: value for name, (value, _) in parsed.items()}  # type: ignore[attr-defined]
+    return [(_count(members["remaining"]), _count(members["reset"]))]
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r:.80} is no count, expected a non-negative integer")
+    return value
+
+
+def _number(value: str | None) -> float | None:
+    match = _NUMBER.fullmatch(value.strip()) if value is not None else None
+    return float(match[0]) if match else None
+
+
+def _time(value: str | None) -> float | None:
+    """An HTTP date as seconds of Unix time, None if it is none."""
+    if value is None:
+        return None
+    try:
+        found = parsedate_to_datetime(value)
+    except ValueError:  # also where there is no such day
+        return None
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+
+
+def _until(at: float, date: str | None, now: float) -> float:
+    """Seconds until a time by the other side's clock: by ours if it says the same, or the other does not say anything."""
+    theirs = _time(date)
+    return min(max(0.0, at - (now if theirs is None or abs(theirs - now) <= _SKEW else theirs)), LONGEST)

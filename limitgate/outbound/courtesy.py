@@ -1,0 +1,252 @@
+"""How a polite caller goes about a request: waits its turn, sends it, heeds what the other side says, and comes back.
+
+Written once for code that awaits and code that does not. What has to be done is a generator that yields what its `Door` gives:
+results in code that does not wait otherwise, awaitables in code that does. `run` and `arun` send the results back in.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import time
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import suppress
+from typing import Any, Generic, Protocol, TypeVar, get_args
+
+from limitgate.configured import Configured
+from limitgate.decision import Decision, RateLimited
+from limitgate.errors import ConfigError, StoreError
+from limitgate.limiter import AsyncLimiter, Limiter
+from limitgate.limits import Limit
+from limitgate.outbound.answers import Answer
+from limitgate.rules import OnError
+from limitgate.stores import MemoryStore
+
+Request = TypeVar("Request")
+Steps = Generator[Any, Any, Any]
+
+IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
+"""Methods that mean the same once and twice (RFC 9110 section 9.2.2)."""
+MOST_READ = 65_536
+"""Bytes of a refusal's body that are read at most."""
+LONGEST_READ = 1.0
+"""Seconds for which a refusal's body is read at most."""
+REMEMBERED = 10_000
+"""Keys of which something is remembered in this process at most."""
+_HEARD = 1.0
+"""Seconds after which it is looked up whether another process has heard something meanwhile."""
+_ROUNDING = 2.0
+"""Seconds by which a reset may be later than it should be: whole seconds, rounded up, by a clock that is not ours."""
+_LONGEST_BACKOFF = 60.0
+
+_log = logging.getLogger("limitgate.outbound")
+
+
+class Door(Protocol):
+    """What a client library does for a request. All but `repeatable` may give awaitables."""
+
+    def send(self, request: Any) -> Any:
+        """Send a request: its response, and what that says about limits, as an `Answer`."""
+
+    def discard(self, response: Any) -> Any:
+        """Read the rest of a refusal, unless that is too much, so that its connection can be used again: what was read."""
+
+    def close(self, response: Any) -> Any:
+        """Close a response that nobody will get."""
+
+    def sleep(self, seconds: float) -> Any:
+        """Sleep."""
+
+    def repeatable(self, request: Any) -> bool:
+        """Whether the body of a request can be sent again."""
+
+
+def run(steps: Steps) -> Any:
+    """What comes of some steps whose door gives results."""
+    try:
+        given = next(steps)
+        while True:
+            given = steps.send(given)
+    except StopIteration as end:
+        return end.value
+
+
+async def arun(steps: Steps) -> Any:
+    """What comes of some steps whose door gives awaitables."""
+    try:
+        given: Awaitable[Any] = next(steps)
+        while True:
+            try:
+                result = await given
+            except BaseException as error:  # noqa: BLE001 - the steps know what to do about it
+                given = steps.throw(error)
+            else:
+                given = steps.send(result)
+    except StopIteration as end:
+        return end.value
+
+
+class Courtesy(Generic[Request]):
+    """What a caller heeds. ``limits`` are counted by ``key``; without any only what the other side says counts.
+
+    ``timeout`` is for how many seconds a request may wait before it is sent for the last time, None for as long as it takes.
+    ``on_error`` is what happens while the limiter's store fails. ``repeatable`` says whether a request may be sent again after
+    it was refused. Raises `ConfigError` for what makes no sense.
+    """
+
+    def __init__(
+        self,
+        limits: tuple[Limit | str | Configured, ...],
+        limiter: AsyncLimiter | Limiter,
+        *,
+        key: Callable[[Request], str | None],
+        timeout: float | None,
+        on_error: OnError,
+        repeatable: Callable[[Request], bool],
+    ) -> None:
+        if on_error not in get_args(OnError):
+            raise ConfigError(f"on_error is {on_error!r:.80}, expected one of {', '.join(get_args(OnError))}")
+        if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+            raise ConfigError(f"timeout is {timeout!r:.40}, expected seconds of at least 0, or None for as long as it takes")
+        if limits:
+            limiter.check(*limits, timeout=None)
+        self._limits = limits
+        self._limiter = limiter
+        self._local = (AsyncLimiter if isinstance(limiter, AsyncLimiter) else Limiter)(MemoryStore())
+        """Counts in this process while the store fails."""
+        self._key = key
+        self._timeout = math.inf if timeout is None else float(timeout)
+        self._on_error = on_error
+        self._repeatable = repeatable
+        self._paused: dict[str, float] = {}
+        """Until when each key is to be left alone, by this process' monotonic clock, as far as it has heard."""
+        self._empty: dict[str, float] = {}
+        """When our own bucket will be full again, where it was found empty."""
+
+    def exchange(self, door: Door, request: Request) -> Steps:
+        """Send a request in its turn, and again if it is refused: its response. Raises `RateLimited`, and `StoreError`."""
+        key = self._key(request)
+        if key is None:
+            return (yield door.send(request))[0]
+        deadline = time.monotonic() + self._timeout
+        refusals = 0
+        while True:
+            yield from self._turn(door, key, deadline)
+            response, answer = yield door.send(request)
+            try:
+                pause = self._pause(key, answer)
+                if pause:
+                    yield from self._heed(key, pause, answer)
+                if not answer.refused:
+                    return response
+                refused = yield door.discard(response)
+            except GeneratorExit:
+                raise
+            except BaseException:
+                yield door.close(response)
+                raise
+            refusals += 1
+            wait = pause if refusals == 1 else max(pause, _backoff(refusals))
+            if time.monotonic() + wait > deadline or not (self._repeatable(request) and door.repeatable(request)):
+                raise RateLimited(_refusal(wait), refused)
+            yield door.sleep(wait)
+
+    def _turn(self, door: Door, key: str, deadline: float) -> Steps:
+        """Wait for the next turn that lies in no pause."""
+        while True:
+            pause = self._paused_for(key)
+            if not pause:
+                decision = yield from self._taking(key, max(0.0, deadline - time.monotonic()))
+                if decision is None:
+                    return
+                pause = max(_banned_for(decision), self._paused_for(key))
+                if not (pause or decision.allowed):
+                    raise RateLimited(decision)
+                if not pause:
+                    return
+            if time.monotonic() + pause > deadline:
+                raise RateLimited(_refusal(pause))
+            yield door.sleep(pause)
+
+    def _taking(self, key: str, left: float) -> Generator[Any, Any, Decision | None]:
+        """Take the next turn within so many seconds, and see whether it lies in a pause; None if nobody knows."""
+        if not self._limits:
+            return (yield from self._asking(lambda limiter: limiter.banned(key)))
+        decision = yield from self._asking(lambda limiter: limiter.wait(key, *self._limits, timeout=left))
+        if decision is None or not decision.allowed:
+            return decision
+        if decision.remaining:
+            self._empty.pop(key, None)
+        else:
+            _remember(self._empty, key, time.monotonic() - decision.delay + decision.reset_after)
+        if decision.delay <= _HEARD:
+            return decision
+        banned = yield from self._asking(lambda limiter: limiter.banned(key))
+        return decision if banned is None or banned.allowed else banned
+
+    def _asking(self, ask: Callable[[Any], Any]) -> Generator[Any, Any, Decision | None]:
+        """Ask the limiter. Where its store fails, do as ``on_error`` says: None is what ``open`` knows."""
+        found: Decision | None = None
+        try:
+            found = yield ask(self._limiter)
+        except StoreError:
+            if self._on_error == "closed":
+                raise
+            if self._on_error == "local":
+                found = yield ask(self._local)
+        return found
+
+    def _paused_for(self, key: str) -> float:
+        """For how many seconds more a key is to be left alone, as far as this process has heard."""
+        return max(0.0, self._paused.get(key, 0.0) - time.monotonic())
+
+    def _pause(self, key: str, answer: Answer) -> float:
+        """For how many seconds an answer wants its key to be left alone."""
+        if answer.refused:
+            return answer.pause or _backoff(1)
+        is_known = answer.exhausted is not None and answer.exhausted <= self._full_in(key) + _ROUNDING
+        return 0.0 if is_known and answer.retry_after is None else answer.pause or 0.0
+
+    def _full_in(self, key: str) -> float:
+        """In how many seconds our own bucket will be full again, where it is empty.
+
+        If theirs is no longer about it, then it is as empty as ours, and our turns are spaced as they want them.
+        """
+        return self._empty.get(key, -math.inf) - time.monotonic()
+
+    def _heed(self, key: str, pause: float, answer: Answer) -> Steps:
+        """Leave a key alone, in this process and in all that share the store."""
+        if pause <= self._paused_for(key):
+            return
+        _remember(self._paused, key, time.monotonic() + pause)
+        _log.info("%s answered %d and is left alone for %.3g s", key, answer.status, pause)
+        with suppress(StoreError):
+            yield self._limiter.ban(key, pause)
+
+
+def _refusal(wait: float) -> Decision:
+    """What another service decided."""
+    return Decision(False, 0, 0, wait, wait, 0, None)
+
+
+def _backoff(refusals: int) -> float:
+    """Seconds to wait where nobody says how long, or was not right: 1, 2, 4 and so on, up to a half less by chance."""
+    return min(_LONGEST_BACKOFF, 2.0 ** min(refusals - 1, 10)) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+
+
+def _banned_for(decision: Decision) -> float:
+    """For how many seconds a key is refused whatever its limits say."""
+    banned = [each for each in decision.standings if each.charge.windows.algorithm.SILENT and not each.fits]
+    return max([window.retry_after for each in banned for window in each.windows()], default=0.0)
+
+
+def _remember(times: dict[str, float], key: str, until: float) -> None:
+    """Note a time, and forget those that have passed where there are many, or all if there are still too many."""
+    if key not in times and len(times) >= REMEMBERED:
+        now = time.monotonic()
+        for old in [each for each, then in list(times.items()) if then <= now]:
+            times.pop(old, None)
+        if len(times) >= REMEMBERED:
+            times.clear()
+    times[key] = until
