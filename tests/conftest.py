@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -68,6 +69,15 @@ def own_redis() -> Iterator[RedisServer]:
     server = RedisServer()
     yield server
     server.stop()
+
+
+@pytest.fixture
+def _unwatched() -> Iterator[None]:
+    """Coverage does not look: for tests that run lines thousands of times which others run, too. It takes half of their time."""
+    tracer = sys.gettrace()
+    sys.settrace(None)
+    yield
+    sys.settrace(tracer)
 
 
 @pytest.fixture(autouse=True)

@@ -153,6 +153,7 @@ def same(event: Event, reading: Reading) -> None:
     assert told == (*event.answer[:3], *waits), event.plan.charges[0].key
 
 
+@pytest.mark.usefixtures("_unwatched")
 @pytest.mark.parametrize("block", range(4))
 @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "sliding_log"])
 def test_ten_thousand_histories(scripted: Scripted, algorithm: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,6 +183,7 @@ def hit(request: pytest.FixtureRequest, client: redis.Redis) -> Callable[..., De
     return hit
 
 
+@pytest.mark.usefixtures("_unwatched")
 @pytest.mark.parametrize("block", range(10))
 def test_ten_thousand_histories(scripted: Scripted, block: int) -> None:
     """Script and memory store agree with the oracle on every debt and every field, over thousands of histories."""
