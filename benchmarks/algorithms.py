@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from limitgate import Limit
-from limitgate.limits import buckets_of
 from limitgate.plan import Charge, Plan
 from limitgate.stores import wire
+from limitgate.windows import buckets_of
 from tests.redis_server import RedisServer
 
 LIMITS: Mapping[str, tuple[Limit, ...]] = {

@@ -16,9 +16,9 @@ from typing import NamedTuple
 from handbook.frame import WIDTH, framed
 from limitgate import Limit, MemoryStore
 from limitgate.decision import decide
-from limitgate.limits import Windows
 from limitgate.plan import Charge, Plan
 from limitgate.stores.corrections import undoing
+from limitgate.windows import Windows
 
 SECOND = 1_000_000
 SECONDS = 60

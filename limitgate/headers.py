@@ -10,7 +10,8 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 from limitgate.decision import SECOND, Decision, Standing, Window
-from limitgate.limits import Windows, unit_of
+from limitgate.limits import unit_of
+from limitgate.windows import Windows
 
 Fields = list[tuple[str, str]]
 RawFields = list[tuple[bytes, bytes]]

@@ -7,17 +7,13 @@ GCRA needs for this limit is a whole number of ticks (a tick is 1/count µs).
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache
 from math import gcd
 from typing import Any
 
 from limitgate.algorithms import ALGORITHMS, gcra
-from limitgate.algorithms.base import Algorithm
 from limitgate.algorithms.gcra import MAX_OWED_US
 from limitgate.durations import seconds_of
 from limitgate.errors import ConfigError
@@ -30,9 +26,6 @@ MAX_RATE = 1_000_000
 """Requests per second up to which the arithmetic is exact in Lua's doubles, see docs/architecture.md."""
 MAX_REFILL_US = 10 * MAX_PERIOD * 1_000_000
 """The longest time that an empty bucket may take to fill: ten times the longest period."""
-MAX_WINDOWS = 64
-"""Limits in one bucket: every request looks at all of them, in Redis too."""
-
 _ABBREVIATIONS = {"s": "second", "sec": "second", "m": "minute", "min": "minute", "h": "hour", "hr": "hour", "d": "day"}
 _AT_ONCE = re.compile(r"\s*(?P<count>[0-9]{1,18})\s+at\s+once\s*", re.ASCII | re.IGNORECASE)
 _LIMIT = re.compile(
@@ -44,7 +37,6 @@ _EXPECTED = "expected for example '100/minute', '5 per 15 minutes', '10/s burst 
 _OPTIONS = ("burst", "algorithm", "lease", "align", "borrow", "warm_up")
 NAMES = tuple([name for name, algorithm in ALGORITHMS.items() if not algorithm.SILENT and name != "concurrency"])
 """The algorithms that a limit may have which has a period."""
-_PLACES = {name: place for place, name in enumerate(ALGORITHMS)}
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
@@ -214,74 +206,6 @@ class Limit:
         return {"limit": str(self), **options}
 
 
-class Windows:
-    """The limits of one bucket, checked together, each with the number that names it inside the bucket.
-
-    They are of one algorithm: those of GCRA share a bucket, any other limit has one for itself, see `buckets_of`.
-    A window's number holds what tells it from the others of its bucket: its period, its algorithm, and its place among
-    those equal in both. Count and burst are left out, so a changed count finds what was owed before. Raises `ConfigError`
-    where some limits have a lease and others have none: those would ask Redis about every request all the same.
-    """
-
-    __slots__ = (
-        "algorithm",
-        "borrow",
-        "capacities",
-        "counts",
-        "facts",
-        "has_slots",
-        "ids",
-        "is_dated",
-        "lease",
-        "limits",
-        "strictest",
-        "suffix",
-        "weights",
-    )
-
-    def __init__(self, limits: tuple[Limit, ...], ids: tuple[int, ...] | None = None, strictest: Windows | None = None) -> None:
-        self.limits = limits
-        self.ids = _numbered(limits) if ids is None else ids
-        self.counts = tuple(limit.count for limit in limits)
-        """Ticks that a microsecond pays back."""
-        self.weights = tuple(limit.period_us for limit in limits)
-        """Ticks that a request takes."""
-        self.capacities = tuple(limit.capacity for limit in limits)
-        """Ticks that a full bucket holds."""
-        self.lease = min([limit.lease for limit in limits], default=0)
-        """Requests that a process may take in advance, 0 for none."""
-        self.borrow = any(limit.borrow for limit in limits)
-        """Whether a request may cost more than there is."""
-        self.algorithm: Algorithm = _common_algorithm(limits)
-        self.facts = self.algorithm.FACTS * len(limits)
-        """How many numbers the script reports of the bucket."""
-        self.is_dated = any(map(self.algorithm.date, limits))
-        """Whether the script has to be told about the present date."""
-        self.has_slots = self.algorithm is ALGORITHMS["concurrency"]
-        """Whether these are places for requests in flight, so that a charge has to have a `Charge.slot`."""
-        self.suffix = "" if self.algorithm is gcra else f":{self.ids[0]:x}"
-        """What the bucket's key ends with."""
-        self.strictest: Windows = strictest or self
-        """The same as those find them who have least room: what refuses them must not be forgotten."""
-
-    def less(self, kept: Sequence[int], strictest: Windows | None = None) -> Windows:
-        """The same windows with so much room less in each, see `Limit.less`, and as those find them who have least room."""
-        return Windows(tuple([limit.less(many) for limit, many in zip(self.limits, kept)]), self.ids, strictest)
-
-    def share(self, processes: int, cost: int = 1) -> Windows:
-        """The `Limit.share` of each limit; the same object for all costs that fit into the shares of the bursts."""
-        if processes == 1:
-            return self
-        share = _share(self, processes, 1)
-        return share if all(cost <= limit.most for limit in share.limits) else _share(self, processes, cost)
-
-
-@lru_cache(maxsize=4096)
-def _share(windows: Windows, processes: int, cost: int) -> Windows:
-    strictest = None if windows.strictest is windows else windows.strictest.share(processes, cost)
-    return Windows(tuple([limit.share(processes, cost) for limit in windows.limits]), strictest=strictest)
-
-
 def as_limit(value: object) -> Limit:
     """``value`` as a `Limit`: one already, text, or a mapping of ``limit`` and the options of `Limit`.
 
@@ -296,26 +220,11 @@ def as_limit(value: object) -> Limit:
     raise ConfigError(f"{value!r} is not a limit, {_EXPECTED}")
 
 
-@lru_cache(maxsize=4096)
-def windows_of(*limits: Limit | str) -> Windows:
-    """The `Windows` of these limits, given as limits or text; kept, since callers repeat the same few."""
-    return Windows(tuple(as_limit(limit) for limit in limits))
-
-
-def buckets_of(limits: tuple[Limit, ...]) -> tuple[Windows, ...]:
-    """The buckets of limits that apply together, in the order in which their first limits were given."""
-    together: dict[int, list[int]] = {}
-    ids = _numbered(limits)
-    for place, limit in enumerate(limits):
-        together.setdefault(0 if ALGORITHMS[limit.algorithm] is gcra else ids[place], []).append(place)
-    return tuple([Windows(tuple([limits[n] for n in each]), tuple([ids[n] for n in each])) for each in together.values()])
-
-
-def kept_as(algorithm: str) -> Windows:
-    """The bucket of something that is no limit that anybody could write: a ban, or a register."""
+def kept_as(algorithm: str) -> Limit:
+    """What stands for a limit that nobody could write: that of a ban, or of a register."""
     limit = copy(Limit("1/second"))
     limit._become(algorithm=algorithm)  # noqa: SLF001 - it is one of ours
-    return Windows((limit,))
+    return limit
 
 
 def unit_of(period: int) -> str | None:
@@ -335,28 +244,6 @@ def _parse(text: object) -> tuple[int, int, int | None]:
     if not period:
         raise ConfigError(f"limit {text!r}: expected a period of at least 1 second")
     return int(match["count"]), period, None if burst is None else int(burst)
-
-
-def _numbered(limits: tuple[Limit, ...]) -> tuple[int, ...]:
-    places: Counter[tuple[int, str]] = Counter()
-    ids = []
-    for limit in limits:
-        kind = limit.period, limit.algorithm
-        ids.append(limit.period << 16 | _PLACES[limit.algorithm] << 8 | places[kind])
-        places[kind] += 1
-    if len(limits) > MAX_WINDOWS:
-        raise ConfigError(f"{len(limits)} limits are to be checked together, expected at most {MAX_WINDOWS}")
-    if any(limit.lease for limit in limits) and not all(limit.lease for limit in limits):
-        names = " and ".join([f"{limit} {'has' if limit.lease else 'has no'} lease" for limit in limits])
-        raise ConfigError(f"{names}, expected one for all limits that are checked together or for none")
-    return tuple(ids)
-
-
-def _common_algorithm(limits: tuple[Limit, ...]) -> Algorithm:
-    algorithm = ALGORITHMS[limits[0].algorithm] if limits else gcra
-    if (algorithm is not gcra and len(limits) > 1) or any(ALGORITHMS[limit.algorithm] is not algorithm for limit in limits):
-        raise ValueError(f"{', '.join(map(repr, limits))} cannot share a bucket, expected limits of GCRA or a single one")
-    return algorithm
 
 
 def _check(limit: Limit) -> None:

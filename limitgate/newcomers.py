@@ -13,7 +13,8 @@ from typing import Generic, TypeVar
 from limitgate.algorithms import gcra
 from limitgate.diagnosis import Diagnosis, Once
 from limitgate.forks import begin_anew_in_children
-from limitgate.limits import Limit, windows_of
+from limitgate.limits import Limit
+from limitgate.windows import windows_of
 
 V = TypeVar("V")
 

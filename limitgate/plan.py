@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from limitgate.algorithms.base import Amount, State
-from limitgate.limits import Windows
+from limitgate.windows import Windows
 
 MAX_AHEAD = 2**51
 """Microseconds (71 years): what is booked no further ahead is remembered to the microsecond."""

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Final, Literal
 
 from limitgate.errors import ConfigError
-from limitgate.limits import Windows
+from limitgate.windows import Windows
 
 Priority = Literal["high", "normal", "low"]
 

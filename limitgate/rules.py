@@ -26,11 +26,12 @@ from limitgate.callers import DEFAULT_TIER, Callers, KnownCaller, Text
 from limitgate.durations import seconds_of
 from limitgate.errors import ConfigError
 from limitgate.keys import check_part
-from limitgate.limits import NAMES, SECONDS, Limit, Windows, as_limit, buckets_of
+from limitgate.limits import NAMES, SECONDS, Limit, as_limit
 from limitgate.paths import segments
 from limitgate.plan import check_cost
 from limitgate.priorities import Priority, graded, share_of
 from limitgate.request import Request
+from limitgate.windows import Windows, buckets_of
 
 T = TypeVar("T")
 OnError = Literal["open", "closed", "local"]

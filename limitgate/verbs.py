@@ -13,20 +13,21 @@ from limitgate.configured import Configuration, Configured, Known, configuration
 from limitgate.decision import Decision, decide
 from limitgate.errors import ConfigError, StoreError
 from limitgate.keys import Key
-from limitgate.limits import Limit, Windows, as_limit, buckets_of, kept_as
+from limitgate.limits import Limit, as_limit, kept_as
 from limitgate.plan import MAX_AHEAD, Charge, Lease, Plan, Reading, Verb, check_cost
 from limitgate.planner import UNLIMITED
 from limitgate.steps import Steps
 from limitgate.stores.corrections import correction, undoing
 from limitgate.turns import booked
 from limitgate.visit import Taken, Turn
+from limitgate.windows import Windows, buckets_of
 
 Limits = tuple[Limit | str | Configured, ...]
 KeyOf = str | Callable[..., str] | None
 """What a limited function's calls are told apart by."""
 
-_BANS = kept_as("ban")
-_REGISTER = kept_as("register")
+_BANS = Windows((kept_as("ban"),))
+_REGISTER = Windows((kept_as("register"),))
 _ATTEMPTS = 64
 """How often `Verbs._hitting_up_to` tries to get what others leave before it says that nothing is left."""
 

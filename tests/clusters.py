@@ -12,8 +12,8 @@ from uuid import uuid4
 from redis.crc import key_slot
 
 from limitgate import AsyncRedisStore, RedisStore, StoreError
-from limitgate.limits import windows_of
 from limitgate.plan import Charge, Plan, Verb
+from limitgate.windows import windows_of
 from tests.redis_cluster import SLOTS, RedisCluster
 from tests.redis_server import RedisServer
 from tests.test_stores import AsyncDoor, Door

@@ -73,7 +73,7 @@ def own_redis() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def _unwatched() -> Iterator[None]:
-    """Coverage does not look: for tests that run lines thousands of times which others run, too. It takes half of their time."""
+    """Coverage does not look: for tests that run lines thousands of times which others run, too. It takes half of the time."""
     tracer = sys.gettrace()
     sys.settrace(None)
     yield

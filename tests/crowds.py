@@ -10,8 +10,8 @@ from typing import Any
 from uuid import uuid4
 
 from limitgate import AsyncRedisStore, StoreError
-from limitgate.limits import windows_of
 from limitgate.plan import Charge, Plan, Reading
+from limitgate.windows import windows_of
 from tests.proxy import PATIENT
 
 

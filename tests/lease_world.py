@@ -17,9 +17,9 @@ import redis
 from limitgate import Limit
 from limitgate.algorithms import gcra
 from limitgate.decision import decide
-from limitgate.limits import Windows
 from limitgate.plan import Charge, Plan, Reading
 from limitgate.stores import scripted, wire
+from limitgate.windows import Windows
 from tests.scripted import CLOCK
 
 START = 1_790_000_000_000_000

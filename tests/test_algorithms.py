@@ -16,9 +16,10 @@ from hypothesis import given, strategies as st
 
 from limitgate import AsyncRedisStore, Decision, Limit, Limiter, MemoryStore, RedisStore, Rule
 from limitgate.decision import decide
-from limitgate.limits import NAMES, Windows, windows_of
+from limitgate.limits import NAMES
 from limitgate.plan import Charge, Plan, Reading
 from limitgate.stores.corrections import correction
+from limitgate.windows import Windows, windows_of
 from tests.clock import Clock
 from tests.clusters import KINDS
 from tests.redis_cluster import RedisCluster

@@ -15,10 +15,11 @@ from hypothesis import given, strategies as st
 from limitgate import ConfigError, Limit, Limiter, MemoryStore, Rule, load_rules
 from limitgate.algorithms import gcra
 from limitgate.decision import decide
-from limitgate.limits import MAX_OWED_US, as_limit, windows_of
+from limitgate.limits import MAX_OWED_US, as_limit
 from limitgate.plan import Charge, Plan
 from limitgate.stores.corrections import correction
 from limitgate.stores.refusals import Refusals
+from limitgate.windows import windows_of
 from tests.clock import Clock
 from tests.scripted import Scripted
 

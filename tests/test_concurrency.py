@@ -19,11 +19,11 @@ from hypothesis import given, strategies as st
 from limitgate import ConfigError, Limit, Limiter, MemoryStore, RedisStore, Rule, limit, load_rules
 from limitgate.algorithms.concurrency import HELD_US, State
 from limitgate.decision import decide
-from limitgate.limits import windows_of
 from limitgate.lint import overshooting
 from limitgate.plan import Charge, Lease, Plan, Reading
 from limitgate.stores import wire
 from limitgate.stores.corrections import correction, undoing
+from limitgate.windows import windows_of
 from tests.clock import Clock
 from tests.redis_server import RedisServer
 from tests.scripted import Scripted

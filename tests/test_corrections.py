@@ -11,10 +11,11 @@ import redis
 from hypothesis import assume, given, strategies as st
 
 from limitgate import Limit, MemoryStore
-from limitgate.limits import MAX_OWED_US, Windows, windows_of
+from limitgate.limits import MAX_OWED_US
 from limitgate.plan import Charge, Plan, Reading
 from limitgate.stores.corrections import correction, undoing
 from limitgate.stores.leases import SPARE
+from limitgate.windows import Windows, windows_of
 from tests.clock import Clock
 from tests.scripted import Scripted
 

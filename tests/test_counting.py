@@ -18,11 +18,11 @@ from hypothesis import given, strategies as st
 from limitgate import ConfigError, Limit, Limiter, MemoryStore
 from limitgate.algorithms import fixed_window
 from limitgate.decision import Decision, decide
-from limitgate.limits import Windows, windows_of
 from limitgate.lint import most_within
 from limitgate.plan import Charge, Lease, Plan, Reading, Verb
 from limitgate.stores import wire
 from limitgate.stores.corrections import correction
+from limitgate.windows import Windows, windows_of
 from tests.clock import Clock
 from tests.oracles import DAY, US, Answer, Counter, FixedWindow, SlidingLog, SlidingWindow, days_of, multiples_of
 from tests.scripted import Scripted

@@ -16,10 +16,10 @@ from hypothesis import given, strategies as st
 
 from limitgate import Limit, Limiter, MemoryStore, RedisStore
 from limitgate.decision import Decision, decide
-from limitgate.limits import Windows, windows_of
 from limitgate.plan import MAX_AHEAD, Charge, Lease, Plan, Reading, read
 from limitgate.stores import wire
 from limitgate.stores.corrections import undoing
+from limitgate.windows import Windows, windows_of
 from tests.clock import Clock
 from tests.oracle import FIELDS, WINDOW_FIELDS, Answer, Oracle
 from tests.redis_server import RedisServer

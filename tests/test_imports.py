@@ -63,6 +63,7 @@ LAYERS = (
     },
     {"algorithms"},
     {"limits"},
+    {"windows"},
     {"configured", "plan", "priorities"},
     {"decision", "newcomers", "paths", *STORES},
     {"request"},

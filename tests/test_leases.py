@@ -21,9 +21,9 @@ from hypothesis import given, settings, strategies as st
 from limitgate import AsyncRedisStore, Limit, MemoryStore, RedisStore, StoreError
 from limitgate.algorithms import gcra
 from limitgate.decision import decide
-from limitgate.limits import Windows, windows_of
 from limitgate.plan import Charge, Lease, Plan, Reading
 from limitgate.stores import leases, scripted, wire
+from limitgate.windows import Windows, windows_of
 from tests.lease_world import START, History, Process, World
 from tests.redis_server import RedisServer
 from tests.test_differential import a_limit

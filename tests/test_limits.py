@@ -11,7 +11,8 @@ from hypothesis import given, strategies as st
 
 from limitgate import ConfigError, Limit
 from limitgate.algorithms import fixed_window
-from limitgate.limits import MAX_WINDOWS, Windows, as_limit, unit_of, windows_of
+from limitgate.limits import as_limit, unit_of
+from limitgate.windows import MAX_WINDOWS, Windows, windows_of
 
 DAY = 86400
 YEAR = 366 * DAY

@@ -20,8 +20,9 @@ import pytest
 
 from limitgate import AsyncRedisStore, Limit, MemoryStore, RedisStore
 from limitgate.decision import Decision, decide
-from limitgate.limits import NAMES, buckets_of
+from limitgate.limits import NAMES
 from limitgate.plan import Charge, Plan, Reading, read
+from limitgate.windows import buckets_of
 from tests.redis_server import RedisServer
 
 PATIENT = 10

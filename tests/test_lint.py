@@ -7,9 +7,9 @@ from hypothesis import given, strategies as st
 
 from limitgate import Limit, Rule
 from limitgate.algorithms import gcra
-from limitgate.limits import windows_of
 from limitgate.lint import most_within, overshooting
 from limitgate.paths import ANY, PathIndex, covers, meet, segments
+from limitgate.windows import windows_of
 
 
 def greedy(period: int, *limits: Limit) -> int:

@@ -13,9 +13,9 @@ from hypothesis import example, given, strategies as st
 
 from limitgate import Decision, Limit, Limiter, MemoryStore
 from limitgate.decision import decide
-from limitgate.limits import windows_of
 from limitgate.plan import Charge, Plan, Verb
 from limitgate.stores import memory
+from limitgate.windows import windows_of
 from tests.clock import Clock
 
 

@@ -15,10 +15,10 @@ from hypothesis import given, strategies as st
 from limitgate import Caller, ConfigError, Limit, MemoryStore, Rule, RuleSet, load_rules
 from limitgate.callers import KnownCaller
 from limitgate.decision import decide
-from limitgate.limits import Windows
 from limitgate.overview import overview
 from limitgate.plan import Charge, Plan
 from limitgate.priorities import RESERVES, graded, percent, share_of
+from limitgate.windows import Windows
 from tests.clock import Clock
 from tests.doors import SITES, ASGISite, Site
 from tests.test_algorithms import COUNTING

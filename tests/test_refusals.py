@@ -18,11 +18,11 @@ import pytest
 
 from limitgate import AsyncRedisStore, MemoryStore, RedisStore, Rule, StoreError
 from limitgate.decision import Decision, decide
-from limitgate.limits import Windows, windows_of
 from limitgate.plan import Charge, Plan, Reading, read
 from limitgate.stores import refusals, wire
 from limitgate.stores.refusals import LONGEST, Refusals
 from limitgate.stores.scripted import Scripted
+from limitgate.windows import Windows, windows_of
 from tests.clock import Clock
 from tests.doors import SITES, ASGISite, Site
 from tests.proxy import PATIENT, calls_to

@@ -15,11 +15,11 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, MovedError
 
 from limitgate import Limit, StoreError
-from limitgate.limits import Windows, windows_of
 from limitgate.plan import Charge, Plan, Reading, read
 from limitgate.stores import wire
 from limitgate.stores.breaker import Breaker
 from limitgate.stores.slots import SlotMap, concluded, parts_of, redirected
+from limitgate.windows import Windows, windows_of
 from tests.redis_server import RedisServer
 from tests.scripted import CLOCK
 

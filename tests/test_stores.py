@@ -22,10 +22,10 @@ import redis
 
 from limitgate import AsyncRedisStore, ConfigError, Decision, MemoryStore, RedisStore, StoreError, open_store, open_sync_store
 from limitgate.decision import decide
-from limitgate.limits import windows_of
 from limitgate.plan import Charge, Plan, Reading, Verb
 from limitgate.stores import wire
 from limitgate.stores.faults import store_error
+from limitgate.windows import windows_of
 from tests.redis_server import RedisServer
 
 PATIENT = 20.0

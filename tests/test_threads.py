@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from limitgate import StoreError
-from limitgate.limits import windows_of
 from limitgate.plan import Charge, Plan, Reading
 from limitgate.stores.threads import SharedCalls
+from limitgate.windows import windows_of
 
 PATIENT = 20.0
 """Seconds, where a test is not about time."""

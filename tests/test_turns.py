@@ -15,11 +15,11 @@ from hypothesis import given, strategies as st
 from limitgate import Limit, MemoryStore
 from limitgate.decision import Decision, decide
 from limitgate.inbox import MOST, Inbox
-from limitgate.limits import Windows, windows_of
 from limitgate.plan import MAX_AHEAD, Charge, Plan, Reading
 from limitgate.stores.corrections import correction, undoing
 from limitgate.turns import Lines, Place
 from limitgate.visit import Taken, Turn
+from limitgate.windows import Windows, windows_of
 from tests.clock import Clock
 from tests.scripted import Scripted
 from tests.virtual import World

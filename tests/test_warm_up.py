@@ -22,10 +22,11 @@ from limitgate import ConfigError, Decision, Limit, Limiter, MemoryStore, Rule, 
 from limitgate.algorithms import warm_up
 from limitgate.decision import decide
 from limitgate.durations import seconds_of
-from limitgate.limits import Windows, as_limit, windows_of
+from limitgate.limits import as_limit
 from limitgate.plan import Charge, Lease, Plan, Reading
 from limitgate.stores import wire
 from limitgate.stores.corrections import undoing
+from limitgate.windows import Windows, windows_of
 from tests.clock import Clock
 from tests.guava import Guava, rate_of
 from tests.scripted import TTL_SUFFIX, Scripted

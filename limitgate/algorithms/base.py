@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from limitgate.limits import Limit, Windows
+    from limitgate.limits import Limit
     from limitgate.plan import Charge
+    from limitgate.windows import Windows
 
 State = Any
 """What an algorithm keeps of a window. Only the algorithm itself knows more about it."""

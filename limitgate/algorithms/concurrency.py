@@ -16,8 +16,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from limitgate.limits import Limit, Windows
+    from limitgate.limits import Limit
     from limitgate.plan import Charge
+    from limitgate.windows import Windows
 
 FACTS = 4
 BOOKS = False

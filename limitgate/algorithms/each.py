@@ -9,8 +9,9 @@ from limitgate.algorithms.base import MAX_USED
 
 if TYPE_CHECKING:
     from limitgate.algorithms.base import State
-    from limitgate.limits import Limit, Windows
+    from limitgate.limits import Limit
     from limitgate.plan import Charge
+    from limitgate.windows import Windows
 
 
 class ForOne(Protocol):

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from limitgate.limits import Limit, Windows
+    from limitgate.limits import Limit
     from limitgate.plan import Charge
+    from limitgate.windows import Windows
 
 FACTS = 2
 BOOKS = True

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from limitgate.limits import Limit, Windows
+    from limitgate.limits import Limit
     from limitgate.plan import Charge
+    from limitgate.windows import Windows
 
 PLENTY = 10**15
 """Requests that fit where nothing refuses: more than any limit has."""

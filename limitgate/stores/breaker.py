@@ -11,8 +11,8 @@ import random
 from threading import Lock
 
 from limitgate.errors import StoreError, StoreFault
-from limitgate.limits import windows_of
 from limitgate.plan import Charge, Plan
+from limitgate.windows import windows_of
 
 log = logging.getLogger("limitgate.store")
 

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from threading import Lock
 
 from limitgate.algorithms import gcra
-from limitgate.limits import Windows
 from limitgate.plan import Charge, Lease, Plan, Reading, read
 from limitgate.stores.refusals import SKEW
+from limitgate.windows import Windows
 
 LONGEST = 1.0
 """Seconds for which a lease is used."""

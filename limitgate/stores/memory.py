@@ -17,8 +17,8 @@ from typing import Any
 from limitgate.algorithms.base import State
 from limitgate.diagnosis import Diagnosis, Once
 from limitgate.forks import begin_anew_in_children
-from limitgate.limits import Windows
 from limitgate.plan import Charge, Plan, Reading, read
+from limitgate.windows import Windows
 
 _STEPS = 64
 """How many heap entries a newcomer may look at; bounds the work of one request."""

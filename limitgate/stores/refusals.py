@@ -14,8 +14,8 @@ from threading import Lock
 from typing import NamedTuple
 
 from limitgate.algorithms.base import State
-from limitgate.limits import Windows
 from limitgate.plan import Plan, Reading, read
+from limitgate.windows import Windows
 
 LONGEST = 1.0
 """Seconds for which a refusal is repeated without asking."""

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from limitgate.algorithms import NUMBERS, script
 from limitgate.errors import StoreError
-from limitgate.limits import Windows
 from limitgate.plan import Charge, Plan, Reading, Verb, read
+from limitgate.windows import Windows
 
 SPEND = script()
 SHA = hashlib.sha1(SPEND.encode(), usedforsecurity=False).hexdigest()
