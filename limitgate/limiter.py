@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
-from functools import wraps
+from functools import partial, wraps
 from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
@@ -15,6 +15,7 @@ from limitgate.decision import Decision, RateLimited
 from limitgate.errors import LimitGateError
 from limitgate.holding import Holding
 from limitgate.limits import Limit
+from limitgate.pacing import AsyncPace, Pace, Spacing
 from limitgate.slot import aslot, at_once, slot
 from limitgate.steps import atake, take
 from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store, opened
@@ -208,6 +209,29 @@ class AsyncLimiter(Verbs):
         self._check(limits, cost, timeout)
         return decorate
 
+    def pace(
+        self,
+        source: Iterable[T] | AsyncIterable[T],
+        *limits: Limit | str | Configured,
+        key: str = "pace",
+        cost: int | Callable[[T], int] = 1,
+        even: bool = True,
+    ) -> AsyncIterator[T]:
+        """What a source gives, at the rate of the limits: ``async for page in limiter.pace(pages, "10/second"):``.
+
+        An item is read when somebody asks, and its turn is booked then as by `wait`: all that paces with the same ``key``,
+        in any process, shares the rate. With ``even`` items are evenly spaced: bursts are cut down to what comes in 10 ms,
+        at least an item. ``cost`` may be a callable that gives an item's cost. While the key is banned nothing is let
+        through. A plain iterable is read on the event loop; reading must not block.
+
+        If waiting fails, by `StoreError`, cancellation, or `RateLimited` where the cost never fits, the item is kept: the
+        same iterator gives it next. Any tasks of one event loop may ask it at the same time. Raises `ConfigError` at once
+        for limits that book no turns, and with ``even`` for those without a burst and for `Configured`.
+        """
+        spacing = Spacing(limits, cost, even=even)
+        self._check(limits, 1, None, key)
+        return AsyncPace(source, partial(self.wait, key), spacing)
+
     async def aclose(self) -> None:
         """Close the store if it was opened here."""
         if self._owns_store:
@@ -335,6 +359,29 @@ class Limiter(Verbs):
 
         self._check(limits, cost, timeout)
         return decorate
+
+    def pace(
+        self,
+        source: Iterable[T],
+        *limits: Limit | str | Configured,
+        key: str = "pace",
+        cost: int | Callable[[T], int] = 1,
+        even: bool = True,
+    ) -> Iterator[T]:
+        """What a source gives, at the rate of the limits: ``for page in limiter.pace(pages, "10/second"):``.
+
+        An item is read when somebody asks, and its turn is booked then as by `wait`: all that paces with the same ``key``,
+        in any process, shares the rate. With ``even`` items are evenly spaced: bursts are cut down to what comes in 10 ms,
+        at least an item. ``cost`` may be a callable that gives an item's cost. While the key is banned nothing is let
+        through.
+
+        If waiting fails, by `StoreError`, an interruption, or `RateLimited` where the cost never fits, the item is kept:
+        the same iterator gives it next. Any threads may ask it at the same time. Raises `ConfigError` at once for limits
+        that book no turns, and with ``even`` for those without a burst and for `Configured`.
+        """
+        spacing = Spacing(limits, cost, even=even)
+        self._check(limits, 1, None, key)
+        return Pace(source, partial(self.wait, key), spacing)
 
     def close(self) -> None:
         """Close the store if it was opened here."""

@@ -191,11 +191,11 @@ class Verbs:
                 return self._plan(verb, key, found.limits, cost, self._known.process if found.per_process else None)
         return self._plan(verb, key, limits, cost)
 
-    def _check(self, limits: Limits, cost: int, timeout: float | None) -> None:
-        """Raise what a call would raise for limits, a cost and a timeout that make no sense."""
+    def _check(self, limits: Limits, cost: int, timeout: float | None, key: str = "") -> None:
+        """Raise what a call would raise for limits, a cost, a timeout and a key that make no sense."""
         if any(isinstance(limit, Configured) for limit in limits):
             limits = ("1/second",)
-        self._ahead(self._plan("spend", "", limits, cost), timeout)
+        self._ahead(self._plan("spend", key, limits, cost), timeout)
 
     def _ahead(self, plan: Plan, timeout: float | None) -> Plan:
         """A plan that may be booked so many seconds ahead."""

@@ -74,7 +74,7 @@ LAYERS = (
     {"openapi", "overview", "planner", "routes.django", "routes.flask", "routes.starlette", "settings"},
     {"steps", "visit"},
     {"holding"},
-    {"fallback", "slot", "turns"},
+    {"fallback", "pacing", "slot", "turns"},
     {"gate"},
     {"exchange", "front", "verbs"},
     {"limiter"},
