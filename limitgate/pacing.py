@@ -129,10 +129,10 @@ class AsyncPace(Generic[T]):
     async def _read(self) -> T:
         if not self._is_over:
             source = self._source
-            found = await anext(source, _OVER) if isinstance(source, AsyncIterator) else next(source, _OVER)
-            if found is not _OVER:
-                return found
-            self._is_over = True
+            try:
+                return await anext(source) if isinstance(source, AsyncIterator) else next(source)
+            except (StopAsyncIteration, StopIteration):
+                self._is_over = True
         raise StopAsyncIteration
 
 
