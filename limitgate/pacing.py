@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from functools import lru_cache
 from threading import RLock
 from time import sleep
@@ -29,8 +29,8 @@ LOOK_AGAIN = 1.0
 GRAIN = 100
 """Of what comes in a second, the part that may come at once, in 10 ms: no timer is finer than about 1 ms."""
 
-_OVER: Any = object()
-"""What a source gives at its end."""
+_NONE: Any = object()
+"""Stands for no item, as an item may be anything."""
 
 
 class Spacing(Generic[T]):
@@ -91,7 +91,8 @@ class AsyncPace(Generic[T]):
         self, source: Iterable[T] | AsyncIterable[T], wait: Callable[..., Awaitable[Decision]], spacing: Spacing[T]
     ) -> None:
         """``wait`` is that of a limiter, with its key."""
-        self._source = aiter(source) if isinstance(source, AsyncIterable) else iter(source)
+        self._is_async = isinstance(source, AsyncIterable)
+        self._source: Any = aiter(source) if isinstance(source, AsyncIterable) else iter(source)
         self._wait = wait
         self._spacing = spacing
         self._kept: deque[T] = deque()
@@ -128,11 +129,12 @@ class AsyncPace(Generic[T]):
 
     async def _read(self) -> T:
         if not self._is_over:
-            source = self._source
             try:
-                return await anext(source) if isinstance(source, AsyncIterator) else next(source)
+                item: T = await anext(self._source) if self._is_async else next(self._source)
             except (StopAsyncIteration, StopIteration):
                 self._is_over = True
+            else:
+                return item
         raise StopAsyncIteration
 
 
@@ -167,10 +169,10 @@ class Pace(Generic[T]):
     def _item(self) -> T:
         """The next item, one that was kept if there is any."""
         found = self._from_kept()
-        if found is _OVER:
+        if found is _NONE:
             with self._reading:
                 found = self._from_kept()  # as another thread may have failed meanwhile
-                if found is _OVER:
+                if found is _NONE:
                     found = self._read()
         return cast("T", found)
 
@@ -178,12 +180,12 @@ class Pace(Generic[T]):
         try:
             return self._kept.popleft()
         except IndexError:
-            return _OVER
+            return _NONE
 
     def _read(self) -> T:
         if not self._is_over:
-            found = next(self._source, _OVER)
-            if found is not _OVER:
-                return found
-            self._is_over = True
+            try:
+                return next(self._source)
+            except StopIteration:
+                self._is_over = True
         raise StopIteration

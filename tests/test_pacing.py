@@ -409,6 +409,28 @@ def test_an_async_source(world: World) -> None:
     assert world.run(main()) == [(0, 0.25), (1, 0.5), (2, 0.75)]
 
 
+def test_an_async_iterator_that_is_no_iterable(world: World) -> None:
+    """What `async for` loops over can be paced, also where an iterator has nothing but the next item."""
+
+    class Numbers:
+        def __init__(self) -> None:
+            self.left = [1, 2]
+
+        async def __anext__(self) -> int:
+            if not self.left:
+                raise StopAsyncIteration
+            return self.left.pop(0)
+
+    class Source:
+        def __aiter__(self) -> Numbers:
+            return Numbers()
+
+    async def main() -> list[int]:
+        return [item async for item in AsyncLimiter(MemoryStore(world)).pace(Source(), "10/second")]
+
+    assert world.run(main()) == [1, 2]
+
+
 def test_a_source_that_asks_its_own_pace(world: World) -> None:
     """That is an error and nobody hangs, with tasks as with threads."""
 

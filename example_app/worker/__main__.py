@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import pkgutil
 
 from example_app.worker.crew import lead
 from example_app.worker.jobs import connect, fill
@@ -35,6 +36,7 @@ async def _main(arguments: argparse.Namespace) -> None:
         async with connect(arguments.store) as redis:
             await fill(redis, arguments.stream, arguments.jobs)
     else:
+        pkgutil.resolve_name(arguments.handler)  # so that a mistake shows here, not in every process
         options = Options(*[getattr(arguments, name) for name in Options._fields])
         await lead(options, arguments.processes, seconds=arguments.seconds, until_empty=arguments.until_empty)
 

@@ -42,6 +42,7 @@ class Worker:
     def __init__(self, options: Options, done: Any) -> None:
         self._options = options
         self._done = done
+        self._handle = pkgutil.resolve_name(options.handler)
         self._is_working = self._is_stopping = False
 
     async def run(self) -> None:
@@ -85,7 +86,7 @@ class Worker:
     async def _do(self, job: str, fields: dict[str, str], jobs: Jobs) -> None:
         self._is_working = True
         try:
-            await pkgutil.resolve_name(self._options.handler)(fields)
+            await self._handle(fields)
         except Exception:
             log.exception("job %s failed, it is tried again in %g s", job, self._options.idle)
             jobs.leave()
