@@ -185,13 +185,21 @@ def test_only_what_was_left_is_claimed(site: Site) -> None:
 
 @pytest.mark.timed
 def test_a_redis_that_goes_away_and_comes_back(tmp_path: Path) -> None:
-    """Everybody waits for it and goes on: every job is done once, the one included that was done just when it went."""
+    """Everybody waits for it and goes on: every job is done once, the one included that was done just when it went.
+
+    So they do where it is full, and books no turns.
+    """
     server = RedisServer(appendonly="yes")
     try:
         with opened(server, tmp_path) as site:
             site.fill(60)
             crew = site.crew("100/second", 2, idle=0.8, JOBS_TAKE="0.02")
-            site.until(lambda: len(site.done) > 20)
+            site.until(lambda: len(site.done) > 10)
+            with server.client() as client:
+                client.config_set("maxmemory", "1")  # jobs can be had, turns cannot
+                site.until(lambda: "no turn for the job in hand" in site.output)
+                client.config_set("maxmemory", "0")
+            site.until(lambda: len(site.done) > 30)
             server.kill()
             time.sleep(1)
             server.start()
