@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
-from functools import wraps
+from functools import partial, wraps
 from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
@@ -15,6 +15,8 @@ from limitgate.decision import Decision, RateLimited
 from limitgate.errors import LimitGateError
 from limitgate.holding import Holding
 from limitgate.limits import Limit
+from limitgate.pacing import AsyncPace, Pace, Spacing
+from limitgate.reservation import AsyncReservation, Reservation
 from limitgate.slot import aslot, at_once, slot
 from limitgate.steps import atake, take
 from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store, opened
@@ -24,56 +26,6 @@ from limitgate.visit import Taken, Turn
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class AsyncReservation:
-    """What `AsyncLimiter.reserve` took; it counts until it is settled or cancelled, and for good if neither happens."""
-
-    def __init__(self, booked: Booked, store: AsyncStore) -> None:
-        self._booked = booked
-        self._store = store
-
-    @property
-    def decision(self) -> Decision:
-        """What `AsyncLimiter.hit` would have answered. Where it is a refusal, nothing was taken."""
-        return self._booked.decision
-
-    async def settle(self, cost: int) -> None:
-        """Say what it really cost; once. What was taken too much is given back, what was taken too little is owed from now on.
-
-        Raises `RuntimeError` where nothing was taken, or it was settled or cancelled already; `StoreError` if the store fails,
-        and then it counts as it was taken.
-        """
-        await atake(self._store, self._booked.settling(cost))
-
-    async def cancel(self) -> None:
-        """Give everything back, as if it had never been taken. Raises as `settle` does."""
-        await atake(self._store, self._booked.settling(0))
-
-
-class Reservation:
-    """What `Limiter.reserve` took; it counts until it is settled or cancelled, and for good if neither happens."""
-
-    def __init__(self, booked: Booked, store: SyncStore) -> None:
-        self._booked = booked
-        self._store = store
-
-    @property
-    def decision(self) -> Decision:
-        """What `Limiter.hit` would have answered. Where it is a refusal, nothing was taken."""
-        return self._booked.decision
-
-    def settle(self, cost: int) -> None:
-        """Say what it really cost; once. What was taken too much is given back, what was taken too little is owed from now on.
-
-        Raises `RuntimeError` where nothing was taken, or it was settled or cancelled already; `StoreError` if the store fails,
-        and then it counts as it was taken.
-        """
-        take(self._store, self._booked.settling(cost))
-
-    def cancel(self) -> None:
-        """Give everything back, as if it had never been taken. Raises as `settle` does."""
-        take(self._store, self._booked.settling(0))
 
 
 class AsyncLimiter(Verbs):
@@ -209,8 +161,31 @@ class AsyncLimiter(Verbs):
 
             return limited
 
-        self.check(*limits, cost=cost, timeout=timeout)
+        self.check("", *limits, cost=cost, timeout=timeout)
         return decorate
+
+    def pace(
+        self,
+        source: Iterable[T] | AsyncIterable[T],
+        *limits: Limit | str | Configured,
+        key: str = "pace",
+        cost: int | Callable[[T], int] = 1,
+        even: bool = True,
+    ) -> AsyncIterator[T]:
+        """What a source gives, at the rate of the limits: ``async for page in limiter.pace(pages, "10/second"):``.
+
+        An item is read when somebody asks, and its turn is booked then as by `wait`: all that paces with the same ``key``,
+        in any process, shares the rate. With ``even`` items are evenly spaced: bursts are cut down to what comes in 10 ms,
+        at least an item. ``cost`` may be a callable that gives an item's cost. While the key is banned nothing is let
+        through. A plain iterable is read on the event loop; reading must not block.
+
+        If waiting fails, by `StoreError`, cancellation, or `RateLimited` where the cost never fits, the item is kept: the
+        same iterator gives it next. Any tasks of one event loop may ask it at the same time. Raises `ConfigError` at once
+        for limits that book no turns, and with ``even`` for those without a burst and for `Configured`.
+        """
+        spacing = Spacing(limits, cost, even=even)
+        self.check(key, *limits, timeout=None)
+        return AsyncPace(source, partial(self.wait, key), spacing)
 
     async def aclose(self) -> None:
         """Close the store if it was opened here."""
@@ -341,8 +316,31 @@ class Limiter(Verbs):
 
             return limited
 
-        self.check(*limits, cost=cost, timeout=timeout)
+        self.check("", *limits, cost=cost, timeout=timeout)
         return decorate
+
+    def pace(
+        self,
+        source: Iterable[T],
+        *limits: Limit | str | Configured,
+        key: str = "pace",
+        cost: int | Callable[[T], int] = 1,
+        even: bool = True,
+    ) -> Iterator[T]:
+        """What a source gives, at the rate of the limits: ``for page in limiter.pace(pages, "10/second"):``.
+
+        An item is read when somebody asks, and its turn is booked then as by `wait`: all that paces with the same ``key``,
+        in any process, shares the rate. With ``even`` items are evenly spaced: bursts are cut down to what comes in 10 ms,
+        at least an item. ``cost`` may be a callable that gives an item's cost. While the key is banned nothing is let
+        through.
+
+        If waiting fails, by `StoreError`, an interruption, or `RateLimited` where the cost never fits, the item is kept:
+        the same iterator gives it next. Any threads may ask it at the same time. Raises `ConfigError` at once for limits
+        that book no turns, and with ``even`` for those without a burst and for `Configured`.
+        """
+        spacing = Spacing(limits, cost, even=even)
+        self.check(key, *limits, timeout=None)
+        return Pace(source, partial(self.wait, key), spacing)
 
     def close(self) -> None:
         """Close the store if it was opened here."""

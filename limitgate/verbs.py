@@ -193,11 +193,11 @@ class Verbs:
                 return self._plan(verb, key, found.limits, cost, self._known.process if found.per_process else None)
         return self._plan(verb, key, limits, cost)
 
-    def check(self, *limits: Limit | str | Configured, cost: int = 1, timeout: float | None = 0) -> None:
-        """Raise what `hit` would raise for these limits, or `wait` with a timeout other than 0, and ask nobody."""
+    def check(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | None = 0) -> None:
+        """Raise what `hit` would raise, or `wait` with a timeout other than 0, for what makes no sense; asks nobody."""
         if any(isinstance(limit, Configured) for limit in limits):
             limits = ("1/second",)
-        self._ahead(self._plan("spend", "", limits, cost), timeout)
+        self._ahead(self._plan("spend", key, limits, cost), timeout)
 
     def _ahead(self, plan: Plan, timeout: float | None) -> Plan:
         """A plan that may be booked so many seconds ahead."""

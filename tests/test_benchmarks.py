@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from benchmarks import algorithms, attack, cpu, end_to_end, frameworks
+from benchmarks import algorithms, attack, cpu, end_to_end, frameworks, pacing
 from benchmarks.chart import Row, chart
 from benchmarks.contenders import LIMITGATE, PEERS
 from benchmarks.drive import Crowds, trouble
@@ -262,3 +262,13 @@ def test_who_does_not_answer_with_200_drops_out() -> None:
     assert outcomes["raising"] == Failed("TimeoutError")
     assert isinstance(outcomes["good"], Taken)
     assert len(outcomes["good"].turns) == 3
+
+
+@pytest.mark.timed
+def test_a_paced_rate_is_measured(redis_server) -> None:
+    """What comes in the first second is left out, as a burst is no rate; the row says how much of the limit was achieved."""
+    case = pacing.Case(redis_server.url, "100/second", even=False, processes=1, tasks=2, seconds=0.5)
+    achieved = pacing.measured(case)
+    assert achieved.rate == pytest.approx(100, rel=0.05)
+    assert achieved.most <= 13
+    assert pacing._row(case, achieved._replace(rate=99.5))[:4] == ("100/second, in bursts", "1", "99.5", "99.50%")

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -620,10 +621,11 @@ def test_a_function_of_the_other_kind() -> None:
 )
 def test_a_mistake_in_a_decorator_shows_at_once(limits: list[Any], options: dict[str, Any]) -> None:
     """Not with the first call, but where it is written."""
-    for check in (Limiter("memory://").limited, Limiter("memory://").check):
+    limiter = Limiter("memory://")
+    for check in (limiter.limited, partial(limiter.check, "key")):
         with pytest.raises((TypeError, ValueError, ConfigError)):
             check(*limits, **options)
-    Limiter("memory://").check("10/minute", "1/second", timeout=None)
+    limiter.check("key", "10/minute", "1/second", timeout=None)
 
 
 def test_a_key_that_is_no_text() -> None:

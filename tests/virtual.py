@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from limitgate import turns
+from limitgate import pacing, turns
 
 T = TypeVar("T")
 _BEGAN = 1_790_000_000_000_000
@@ -28,7 +28,8 @@ class World:
         self.slept: list[float] = []
         """Seconds for which threads have slept."""
         monkeypatch.setattr(turns, "monotonic", self.monotonic)
-        monkeypatch.setattr(turns, "sleep", self.sleep)
+        for module in (pacing, turns):
+            monkeypatch.setattr(module, "sleep", self.sleep)
 
     def __call__(self) -> int:
         """The clock of a store."""

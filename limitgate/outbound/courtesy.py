@@ -110,7 +110,7 @@ class Courtesy(Generic[Request]):
         if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
             raise ConfigError(f"timeout is {timeout!r:.40}, expected seconds of at least 0, or None for as long as it takes")
         if limits:
-            limiter.check(*limits, timeout=None)
+            limiter.check("", *limits, timeout=None)
         self._limits = limits
         self._limiter = limiter
         self._local = (AsyncLimiter if isinstance(limiter, AsyncLimiter) else Limiter)(MemoryStore())

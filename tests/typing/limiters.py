@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from typing import assert_type
 
 from limitgate import (
     AsyncLimiter,
     AsyncRedisStore,
     ConfigError,
+    Configured,
     Decision,
     Limit,
     Limiter,
@@ -64,6 +66,19 @@ async def functions(limiter: AsyncLimiter, blocking: Limiter) -> None:
     assert_type(read("42"), bytes)
     await fetch(42)  # type: ignore[arg-type]
     read("42", 1)  # type: ignore[call-arg]
+
+
+async def paces(limiter: AsyncLimiter, blocking: Limiter, pages: Iterable[str], lines: AsyncIterable[bytes]) -> None:
+    """What is paced has the type of what the source gives, and so has what the callable for its cost takes."""
+    assert_type(limiter.pace(pages, "10/second"), AsyncIterator[str])
+    assert_type(limiter.pace(lines, "10/second", Limit("1000/day"), key="lines", cost=len, even=False), AsyncIterator[bytes])
+    assert_type(limiter.pace([1, 2], Configured("orders"), even=False, cost=lambda number: number + 1), AsyncIterator[int])
+    assert_type(blocking.pace(pages, "10/second", cost=2), Iterator[str])
+    assert_type([page async for page in limiter.pace(pages, "10/second")], list[str])
+    assert_type(list(blocking.pace(pages, "10/second", cost=len)), list[str])
+    blocking.pace(lines, "10/second")  # type: ignore[arg-type]
+    limiter.pace(pages, 10)  # type: ignore[arg-type]
+    limiter.pace(pages, "10/second", cost="2")  # type: ignore[arg-type]
 
 
 def stores() -> None:
