@@ -145,6 +145,7 @@ def test_a_wrong_answer_shows_in_the_table(log: list[Entry]) -> None:
     assert f"{wrong} clients with another number than expected, 1 answers other" in table(log, Replay(answers, 1.0))
 
 
+@pytest.mark.usefixtures("_unwatched")
 def test_the_limiter_decides_the_log_as_gcra_defines_it(
     by_time: list[Entry], counts: tuple[int, ...], expected: list[Expected]
 ) -> None:
@@ -160,6 +161,7 @@ def test_the_limiter_decides_the_log_as_gcra_defines_it(
             assert hit(entry) == expected[number], f"request {number}: {entry}"
 
 
+@pytest.mark.usefixtures("_unwatched")
 def test_the_middleware_decides_the_log_as_gcra_defines_it(
     by_time: list[Entry], counts: tuple[int, ...], expected: list[Expected]
 ) -> None:

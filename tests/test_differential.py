@@ -198,6 +198,7 @@ def test_ten_thousand_histories(scripted: Scripted, block: int) -> None:
             raise
 
 
+@pytest.mark.usefixtures("_unwatched")
 @given(rnd=st.randoms(use_true_random=False))
 def test_script_agrees_with_the_oracle(scripted: Scripted, rnd: random.Random) -> None:
     """The script agrees with the oracle on any history."""
@@ -205,6 +206,7 @@ def test_script_agrees_with_the_oracle(scripted: Scripted, rnd: random.Random) -
     check_script(scripted, history(rnd, oracle), oracle)
 
 
+@pytest.mark.usefixtures("_unwatched")
 @given(rnd=st.randoms(use_true_random=False))
 def test_memory_agrees_with_the_oracle(rnd: random.Random) -> None:
     """The memory store agrees with the oracle on any history."""
@@ -212,6 +214,7 @@ def test_memory_agrees_with_the_oracle(rnd: random.Random) -> None:
     check_memory(history(rnd, oracle), oracle)
 
 
+@pytest.mark.usefixtures("_unwatched")
 @given(rnd=st.randoms(use_true_random=False))
 def test_dropping_expired_buckets_changes_nothing(rnd: random.Random) -> None:
     """While the clock goes forward, what the memory store drops as expired owed nothing."""

@@ -100,6 +100,7 @@ def test_the_promised_wait_is_exact_property(limit: Limit, history: list[tuple[F
     assert subject.hit(cost).allowed
 
 
+@pytest.mark.usefixtures("_unwatched")
 @given(limit=limits(), history=histories(), shares=st.lists(st.fractions(0, 1), min_size=1, max_size=5))
 def test_every_moment_before_the_promised_one_is_too_early_property(
     limit: Limit, history: list[tuple[Fraction, int]], shares: list[Fraction]

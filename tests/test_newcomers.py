@@ -148,6 +148,7 @@ def invented(count: int, name: str = "x-id") -> list[dict[str, str]]:
     return [{name: f"invented-{number}"} for number in range(count)]
 
 
+@pytest.mark.usefixtures("_unwatched")
 @pytest.mark.timed
 def test_a_flood_of_keys_in_memory(site: Open) -> None:
     """A hundred thousand invented keys from one address open no more buckets than it may, and one for the rest."""
@@ -160,6 +161,7 @@ def test_a_flood_of_keys_in_memory(site: Open) -> None:
     assert it.app.gate.overflowed == FLOOD - len(store) + 1
 
 
+@pytest.mark.usefixtures("_unwatched")
 @pytest.mark.timed
 def test_a_flood_of_keys_in_redis(site: Open, own_redis: RedisServer) -> None:
     """A hundred thousand invented keys from one address leave no more keys in Redis than it may open, and one."""

@@ -190,6 +190,7 @@ def test_a_path_is_read_anew_for_another_tier() -> None:
             assert applied(gate.plan(asked(), caller)) == expected
 
 
+@pytest.mark.usefixtures("_unwatched")
 def test_a_flood_of_paths_clients_and_keys_is_not_remembered_whole() -> None:
     """Whatever clients send, what is remembered about them stays small: in number, and in length."""
     gate = planner(Rule("a", "5/s", key=["ip", "header:x-id"]))

@@ -319,6 +319,7 @@ def said(plan: Plan, reading: Reading) -> tuple[Decision, Any, int]:
     return decision._replace(evidence=((), (), ())), decision.windows, reading.now
 
 
+@pytest.mark.usefixtures("_unwatched")
 def test_with_and_without_the_answers_are_the_same_property() -> None:
     """Over any history, every field of every decision is the same with local refusals and without."""
     refused = local = 0

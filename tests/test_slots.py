@@ -225,6 +225,7 @@ def bucket_on(server: RedisServer, limit: str) -> Bucket:
     return Bucket(server.client(), Limit(limit))
 
 
+@pytest.mark.usefixtures("_unwatched")
 @given(limits, st.integers(0, 10), st.integers(0, 10), st.tuples(st.integers(0, 5_000_000), st.integers(0, 5_000_000)))
 def test_alone_it_is_as_if_never_asked_property(
     redis_server: RedisServer, limit: str, before: int, cost: int, pauses: tuple[int, int]

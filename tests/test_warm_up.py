@@ -144,6 +144,7 @@ def same(event: Event, reading: Reading) -> None:
         assert decision.windows[0].used == math.ceil(owed)
 
 
+@pytest.mark.usefixtures("_unwatched")
 @pytest.mark.parametrize("block", range(10))
 def test_ten_thousand_histories(scripted: Scripted, client: redis.Redis, block: int) -> None:
     """Script and memory store agree with Guava in fractions on every state and every promise, over thousands of histories."""

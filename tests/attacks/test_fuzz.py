@@ -16,6 +16,7 @@ mutations = st.integers(0, 2**64).map(lambda seed: mutated(random.Random(seed), 
 client_bytes = st.one_of(mutations, made_of_tokens, st.binary(max_size=300))
 
 
+@pytest.mark.usefixtures("_unwatched")
 @pytest.mark.parametrize("name", PARSERS)
 def test_no_bytes_of_a_client_break_a_parser_fuzz(name: str) -> None:
     """Whatever a client sends, nothing is raised, and what was made of it is bounded and consistent."""
