@@ -235,7 +235,7 @@ class Courtesy(Generic[Request]):
         if pause <= self._paused_for(key):
             return
         _remember(self._paused, key, time.monotonic() + pause)
-        _log.info("%s answered %d and is left alone for %.3g s", key, answer.status, pause)
+        _log.info("%r answered %d and is left alone for %.3g s", key, answer.status, pause)
         with suppress(StoreError):
             yield self._limiter.ban(key, pause)
 
