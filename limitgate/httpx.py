@@ -25,7 +25,8 @@ _OF_BODIES = (b"content-encoding", b"content-length", b"transfer-encoding")
 
 def host(request: httpx.Request) -> str:
     """The host of a request, with its port if it is not that of the scheme: what is counted together unless told otherwise."""
-    return request.url.netloc.decode("ascii").replace(".:", ":").removesuffix(".")  # a name that ends in a dot is the same one
+    name = request.url.netloc.decode("ascii").lower()
+    return name.replace(".:", ":").removesuffix(".")  # a name that ends in a dot is the same one
 
 
 def repeatable(request: httpx.Request) -> bool:
