@@ -379,12 +379,14 @@ def test_what_one_process_hears_holds_in_all(kind: Kind, world: World, limits: t
     assert side.times == [0, 0, 4]
 
 
-def test_the_longest_pause_holds(kind: Kind, world: World) -> None:
+@pytest.mark.parametrize("fails", [False, True], ids=["store", "no store"])
+def test_the_longest_pause_holds(kind: Kind, world: World, *, fails: bool) -> None:
     """What is said later may make it longer, and never shorter."""
-    caller, side = Caller(kind, world), kind.side(world)
-    for pause in (5, 2, 9):
-        steps = caller.courtesy._heed("shop", pause, Answer(503, pause))
-        kind.go(world, steps)
+    store = Failing(world)
+    store.fails = fails
+    caller, side = Caller(kind, world, store=store), kind.side(world)
+    for pause in (5, 9, 2):
+        kind.go(world, caller.courtesy._heed("shop", pause, Answer(503, pause)))
     caller.ask(side)
     assert side.times == [9]
 
