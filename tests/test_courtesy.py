@@ -471,6 +471,18 @@ def test_a_bucket_of_ours_that_is_full_again_explains_nothing(kind: Kind, world:
     assert side.times == [0, 0, 30, 31.5]
 
 
+def test_a_bucket_of_ours_that_has_something_again_explains_nothing(kind: Kind, world: World) -> None:
+    """Somebody else has used up what they count together with ours."""
+    caller = Caller(kind, world, "10 per 10 seconds")
+    side = kind.side(world, *[FINE] * 10, Answer(200, None, 5))
+    for _ in range(10):
+        caller.ask(side)
+    world.advance(5)
+    caller.ask(side)
+    caller.ask(side)
+    assert side.times == pytest.approx([0] * 10 + [5, 10], abs=0.001)
+
+
 def test_who_names_a_wait_is_heeded_however_empty_we_are(kind: Kind, world: World) -> None:
     """A 503 with Retry-After is about more than a count."""
     caller, side = Caller(kind, world, "1/second"), kind.side(world, Answer(503, 5, 1))
@@ -496,11 +508,17 @@ def test_memory_is_bounded(kind: Kind, world: World, monkeypatch: pytest.MonkeyP
         assert len(caller.courtesy._paused) <= 20 >= len(caller.courtesy._empty)
     caller.ask(side, Request("host-0"))
     assert side.times[-1] == 50
+
+
+def test_what_is_over_is_forgotten_first(kind: Kind, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses that hold are remembered as long as there is room for them."""
+    monkeypatch.setattr(courtesy, "REMEMBERED", 20)
+    caller, side = Caller(kind, world), kind.side(world, Answer(503, 1000), *[Answer(503, 50)] * 20)
+    for number in range(20):
+        caller.ask(side, Request(f"host-{number}"))
     world.advance(100)
-    side.answers = [Answer(503, 50)] * 30
-    for number in range(30):
-        caller.ask(side, Request(f"other-{number}"))
-    assert "host-199" not in caller.courtesy._paused
+    caller.ask(side, Request("host-20"))
+    assert list(caller.courtesy._paused) == ["host-0", "host-20"]
 
 
 def test_what_is_heard_is_logged(kind: Kind, world: World, caplog: pytest.LogCaptureFixture) -> None:
