@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import cast
 
 import httpx
@@ -14,17 +15,18 @@ from limitgate.configured import Configured
 from limitgate.limiter import AsyncLimiter, Limiter
 from limitgate.limits import Limit
 from limitgate.outbound.answers import Answer, answer_of
-from limitgate.outbound.courtesy import IDEMPOTENT, LONGEST_READ, MOST_READ, Courtesy, arun, run
+from limitgate.outbound.courtesy import IDEMPOTENT, LONGEST_READ, MOST_READ, Courtesy, arun, limiter_of, run
 from limitgate.rules import OnError
 
 __all__ = ["AsyncRateLimitTransport", "RateLimitTransport", "host", "repeatable"]
 
-_OF_BODIES = ("content-encoding", "content-length", "transfer-encoding")
+_OF_BODIES = (b"content-encoding", b"content-length", b"transfer-encoding")
 
 
 def host(request: httpx.Request) -> str:
     """The host of a request, with its port if it is not that of the scheme: what is counted together unless told otherwise."""
-    return request.url.netloc.decode("ascii")
+    name = request.url.netloc.decode("ascii").lower()
+    return name.replace(".:", ":").removesuffix(".")  # a name that ends in a dot is the same one
 
 
 def repeatable(request: httpx.Request) -> bool:
@@ -55,10 +57,10 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
         on_error: OnError = "local",
         repeatable: Callable[[httpx.Request], bool] = repeatable,
     ) -> None:
-        counting = AsyncLimiter(limiter) if isinstance(limiter, str) else limiter
+        counting = limiter_of(limiter, AsyncLimiter)
         self._owned = counting if isinstance(limiter, str) else None
         self._courtesy = Courtesy(limits, counting, key=key, timeout=timeout, on_error=on_error, repeatable=repeatable)
-        self._transport = transport or httpx.AsyncHTTPTransport()
+        self._transport = httpx.AsyncHTTPTransport() if transport is None else transport
         self._door = _AsyncDoor(self._transport)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -91,10 +93,10 @@ class RateLimitTransport(httpx.BaseTransport):
         on_error: OnError = "local",
         repeatable: Callable[[httpx.Request], bool] = repeatable,
     ) -> None:
-        counting = Limiter(limiter) if isinstance(limiter, str) else limiter
+        counting = limiter_of(limiter, Limiter)
         self._owned = counting if isinstance(limiter, str) else None
         self._courtesy = Courtesy(limits, counting, key=key, timeout=timeout, on_error=on_error, repeatable=repeatable)
-        self._transport = transport or httpx.HTTPTransport()
+        self._transport = httpx.HTTPTransport() if transport is None else transport
         self._door = _Door(self._transport)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -126,11 +128,23 @@ def _in_memory(request: httpx.Request) -> bool:
 
 def _having_read(response: httpx.Response, body: bytes | None) -> httpx.Response:
     """A response with its body as it was on the wire; without one if that is not known, or cannot be decoded."""
-    status, headers, extensions = response.status_code, response.headers.multi_items(), response.extensions
+    same = partial(httpx.Response, response.status_code, request=response.request, extensions=response.extensions)
+    headers = response.headers.raw
     if body is not None:
         with suppress(httpx.DecodingError):
-            return httpx.Response(status, headers=headers, content=body, extensions=extensions)
-    return httpx.Response(status, headers=[each for each in headers if each[0] not in _OF_BODIES], extensions=extensions)
+            return same(headers=headers, content=body)
+    return same(headers=[each for each in headers if each[0].lower() not in _OF_BODIES])
+
+
+@contextmanager
+def _reading_briefly(request: httpx.Request) -> Iterator[None]:
+    """Let no read last longer than that of a refusal may: transports look up in their request how long they may read."""
+    timeouts = request.extensions.get("timeout", {})
+    request.extensions["timeout"] = {**timeouts, "read": min(timeouts.get("read") or LONGEST_READ, LONGEST_READ)}
+    try:
+        yield
+    finally:
+        request.extensions["timeout"] = timeouts
 
 
 class _AsyncDoor:
@@ -144,6 +158,7 @@ class _AsyncDoor:
 
     async def send(self, request: httpx.Request) -> tuple[httpx.Response, Answer]:
         response = await self._transport.handle_async_request(request)
+        response.request = request
         return response, _answer(response)
 
     async def discard(self, response: httpx.Response) -> httpx.Response:
@@ -175,15 +190,17 @@ class _Door:
 
     def send(self, request: httpx.Request) -> tuple[httpx.Response, Answer]:
         response = self._transport.handle_request(request)
+        response.request = request
         return response, _answer(response)
 
     def discard(self, response: httpx.Response) -> httpx.Response:
         body, until = b"", time.monotonic() + LONGEST_READ
         try:
-            for chunk in cast("httpx.SyncByteStream", response.stream):
-                body += chunk
-                if len(body) > MOST_READ or time.monotonic() > until:
-                    return _having_read(response, None)
+            with _reading_briefly(response.request):
+                for chunk in cast("httpx.SyncByteStream", response.stream):
+                    body += chunk
+                    if len(body) > MOST_READ or time.monotonic() > until:
+                        return _having_read(response, None)
         except httpx.TransportError:
             return _having_read(response, None)
         finally:

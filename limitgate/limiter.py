@@ -81,6 +81,9 @@ class AsyncLimiter(Verbs):
             place = self._lines.join(turn)
             try:
                 await place
+            except GeneratorExit:  # its event loop has ended, so nobody can be told
+                self._lines.leave(turn, place)
+                raise
             except BaseException:
                 left = self._lines.leave(turn, place)
                 await asyncio.shield(atake(self._store, booked.giving_back([*taken, *left.taken])))

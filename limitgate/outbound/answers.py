@@ -21,7 +21,7 @@ LONGEST = 366 * 86_400.0
 _SKEW = 2.0
 """Seconds that two clocks may be apart before the other side's counts: its ``Date`` is in whole seconds, and has travelled."""
 _IS_TIME = 1_000_000_000
-"""A reset from here on is Unix time (September 2001), not seconds to wait (31 years)."""
+"""A number from here on is Unix time (September 2001), not seconds to wait (31 years)."""
 _IS_MILLISECONDS = 1_000_000_000_000
 _NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,15})?", re.ASCII)
 _COUNTS = (
@@ -56,42 +56,36 @@ def answer_of(status: int, field: Field, now: float) -> Answer:
     """What a response says, heard at ``now``, in seconds of Unix time."""
     retry_after = field("retry-after") if status >= 400 else None
     wait = None if retry_after is None else _retry_after(retry_after, field("date"), now)
-    if field("age"):
+    if _number(field("age")):
         return Answer(status, wait)  # a cache tells of limits as they were once (the draft's section 7.3)
     return Answer(status, wait, _exhausted(field, now))
 
 
 def _retry_after(value: str, date: str | None, now: float) -> float | None:
-    """RFC 9110 section 10.2.3: seconds, or a date. Fractions of seconds are none of it, and are sent nonetheless."""
-    seconds = _number(value)
-    if seconds is not None:
-        return min(seconds, LONGEST)
+    """RFC 9110 section 10.2.3: seconds, or a date. Fractions of seconds and Unix time are sent nonetheless."""
+    number = _number(value)
+    if number is not None:
+        return _wait(number, date, now)
     at = _time(value)
     return None if at is None else _until(at, date, now)
 
 
 def _exhausted(field: Field, now: float) -> float | None:
     """Seconds until something is left again, by the first of the fields that says what is left."""
-    value = field("ratelimit")
-    if value is not None:
-        found = _policies(value)
-        if found is not None:
-            waits = [wait for remaining, wait in found if remaining == 0 and wait is not None]
-            return min(max(waits), LONGEST) if waits else None
+    found = _policies(field("ratelimit") or "")
+    if found:
+        waits = [wait for remaining, wait in found if remaining == 0 and wait is not None]
+        return min(max(waits), LONGEST) if waits else None
     for remaining_name, reset_name in _COUNTS:
         remaining, reset = _number(field(remaining_name)), _number(field(reset_name))
         if remaining is None or reset is None:
             continue
-        if remaining > 0:
-            return None
-        if reset < _IS_TIME:
-            return reset
-        return _until(reset / 1000 if reset >= _IS_MILLISECONDS else reset, field("date"), now)
+        return None if remaining > 0 else _wait(reset, field("date"), now)
     return None
 
 
-def _policies(value: str) -> list[tuple[int, int | None]] | None:
-    """What each policy has remaining, and after how many seconds there is more. None if it is malformed.
+def _policies(value: str) -> list[tuple[int, int | None]]:
+    """What each policy has remaining, and after how many seconds there is more; none if it is malformed.
 
     The draft since 08 has a list of items, ``"name";r=0;t=5``, that of 07 a dictionary, ``limit=10, remaining=0, reset=5``.
     """
@@ -101,7 +95,7 @@ def _policies(value: str) -> list[tuple[int, int | None]] | None:
             return read(http_sf.parse(raw, tltype=kind))
         except (ValueError, KeyError, TypeError):
             continue
-    return None
+    return []
 
 
 def _items(parsed: object) -> list[tuple[int, int | None]]:
@@ -137,9 +131,16 @@ def _time(value: str | None) -> float | None:
         return None
     try:
         found = parsedate_to_datetime(value)
-    except ValueError:  # also where there is no such day
+    except (ValueError, OverflowError):  # also where there is no such day, or time zone
         return None
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+
+
+def _wait(number: float, date: str | None, now: float) -> float:
+    """Seconds to wait by a number that is either seconds or Unix time."""
+    if number < _IS_TIME:
+        return min(number, LONGEST)
+    return _until(number / 1000 if number >= _IS_MILLISECONDS else number, date, now)
 
 
 def _until(at: float, date: str | None, now: float) -> float:

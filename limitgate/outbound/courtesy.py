@@ -24,6 +24,7 @@ from limitgate.rules import OnError
 from limitgate.stores import MemoryStore
 
 Request = TypeVar("Request")
+Kind = TypeVar("Kind", AsyncLimiter, Limiter)
 Steps = Generator[Any, Any, Any]
 
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
@@ -87,6 +88,15 @@ async def arun(steps: Steps) -> Any:
         return end.value
 
 
+def limiter_of(limiter: object, kind: type[Kind]) -> Kind:
+    """A limiter of this kind: the one given, or a new one for the store at a URL. Raises `ConfigError` for anything else."""
+    if isinstance(limiter, str):
+        return kind(limiter)
+    if not isinstance(limiter, kind):
+        raise ConfigError(f"limiter is {limiter!r:.80}, expected {kind.__name__} or the URL of a store")
+    return limiter
+
+
 class Courtesy(Generic[Request]):
     """What a caller heeds. ``limits`` are counted by ``key``; without any only what the other side says counts.
 
@@ -115,6 +125,9 @@ class Courtesy(Generic[Request]):
         self._limiter = limiter
         self._local = (AsyncLimiter if isinstance(limiter, AsyncLimiter) else Limiter)(MemoryStore())
         """Counts in this process while the store fails."""
+        self._are_configured = any(isinstance(limit, Configured) for limit in limits)
+        self._local_limits: tuple[Limit | str | Configured, ...] = () if self._are_configured else limits
+        """What it counts: of limits that are configured in the store those that were seen last, none before that."""
         self._key = key
         self._timeout = math.inf if timeout is None else float(timeout)
         self._on_error = on_error
@@ -172,29 +185,31 @@ class Courtesy(Generic[Request]):
     def _taking(self, key: str, left: float) -> Generator[Any, Any, Decision | None]:
         """Take the next turn within so many seconds, and see whether it lies in a pause; None if nobody knows."""
         if not self._limits:
-            return (yield from self._asking(lambda limiter: limiter.banned(key)))
-        decision = yield from self._asking(lambda limiter: limiter.wait(key, *self._limits, timeout=left))
+            return (yield from self._asking(lambda limiter, _: limiter.banned(key)))
+        decision = yield from self._asking(lambda limiter, limits: limiter.wait(key, *limits, timeout=left))
         if decision is None or not decision.allowed:
             return decision
+        if self._are_configured:
+            self._local_limits = _counted(decision)
         if decision.remaining:
             self._empty.pop(key, None)
         else:
             _remember(self._empty, key, time.monotonic() - decision.delay + decision.reset_after)
         if decision.delay <= _HEARD:
             return decision
-        banned = yield from self._asking(lambda limiter: limiter.banned(key))
+        banned = yield from self._asking(lambda limiter, _: limiter.banned(key))
         return decision if banned is None or banned.allowed else banned
 
-    def _asking(self, ask: Callable[[Any], Any]) -> Generator[Any, Any, Decision | None]:
+    def _asking(self, ask: Callable[[Any, Any], Any]) -> Generator[Any, Any, Decision | None]:
         """Ask the limiter. Where its store fails, do as ``on_error`` says: None is what ``open`` knows."""
         found: Decision | None = None
         try:
-            found = yield ask(self._limiter)
+            found = yield ask(self._limiter, self._limits)
         except StoreError:
-            if self._on_error == "closed":
+            if self._on_error == "closed" or (self._on_error == "local" and self._limits and not self._local_limits):
                 raise
             if self._on_error == "local":
-                found = yield ask(self._local)
+                found = yield ask(self._local, self._local_limits)
         return found
 
     def _paused_for(self, key: str) -> float:
@@ -220,7 +235,7 @@ class Courtesy(Generic[Request]):
         if pause <= self._paused_for(key):
             return
         _remember(self._paused, key, time.monotonic() + pause)
-        _log.info("%s answered %d and is left alone for %.3g s", key, answer.status, pause)
+        _log.info("%r answered %d and is left alone for %.3g s", key, answer.status, pause)
         with suppress(StoreError):
             yield self._limiter.ban(key, pause)
 
@@ -233,6 +248,12 @@ def _refusal(wait: float) -> Decision:
 def _backoff(refusals: int) -> float:
     """Seconds to wait where nobody says how long, or was not right: 1, 2, 4 and so on, up to a half less by chance."""
     return min(_LONGEST_BACKOFF, 2.0 ** min(refusals - 1, 10)) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+
+
+def _counted(decision: Decision) -> tuple[Limit, ...]:
+    """The limits that a decision was about."""
+    charges = [each.charge for each in decision.standings]
+    return tuple([limit for each in charges if not each.windows.algorithm.SILENT for limit in each.windows.limits])
 
 
 def _banned_for(decision: Decision) -> float:
