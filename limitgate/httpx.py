@@ -24,7 +24,7 @@ _OF_BODIES = ("content-encoding", "content-length", "transfer-encoding")
 
 def host(request: httpx.Request) -> str:
     """The host of a request, with its port if it is not that of the scheme: what is counted together unless told otherwise."""
-    return request.url.netloc.decode("ascii")
+    return request.url.netloc.decode("ascii").lower()  # addresses of IPv6 stand there as they were written
 
 
 def repeatable(request: httpx.Request) -> bool:
