@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import socket
 import struct
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
@@ -48,7 +50,7 @@ class Service:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.answers: list[Told | Exception] = []
+        self.answers: list[Told] = []
         self.script: Script = lambda _: self.answers.pop(0) if self.answers else Told()
         self.asked: list[Asked] = []
         self.lines = 0
@@ -144,3 +146,60 @@ def trickling(piece: bytes = b"x", pause: float = 0.05, seconds: float = 10.0) -
     while time.monotonic() < until:
         yield piece
         time.sleep(pause)
+
+
+SOON = Told(429, {"Retry-After": "0.3"}, b'{"error": "slow down"}')
+LATER = Told(429, {"Retry-After": "3600"}, b'{"error": "slow down"}')
+
+
+def refusal(body: bytes | Iterable[bytes], end: str = "keep", **fields: str) -> Told:
+    """A 429 that wants an hour, with fields whose names are written with underscores."""
+    return Told(429, {"Retry-After": "3600"} | {name.replace("_", "-"): value for name, value in fields.items()}, body, end)
+
+
+ZIPPED = gzip.compress(b"x" * 1000)
+HOSTILE = {
+    "huge": lambda: refusal(b"x" * 10_000_000),
+    "endless": lambda: refusal(trickling(b"x" * 10_000, 0), "close"),
+    "one byte more": lambda: refusal(b"x" * 65_537),
+    "trickling": lambda: refusal(trickling(), Content_Length="1000"),
+    "trickling chunks": lambda: refusal(trickling(b"1\r\nx\r\n"), Transfer_Encoding="chunked"),
+    "trickling length of a chunk": lambda: refusal(trickling(b"0"), Transfer_Encoding="chunked"),
+    "trickling to the end": lambda: refusal(trickling(), "close", Connection="close"),
+    "silent": lambda: refusal(trickling(b""), Content_Length="1000"),
+    "reset": lambda: refusal([b"abc"], "reset", Content_Length="1000"),
+    "closed": lambda: refusal([b"abc"], "close", Content_Length="1000"),
+    "reset in a chunk": lambda: refusal([b"5\r\nab"], "reset", Transfer_Encoding="chunked"),
+    "no chunks": lambda: refusal([b"nonsense"], "close", Transfer_Encoding="chunked"),
+    "broken gzip": lambda: refusal(b"nonsense", Content_Encoding="gzip"),
+    "gzip broken within": lambda: refusal(ZIPPED[:12] + b"\xff\xff\xff" + ZIPPED[15:], Content_Encoding="gzip"),
+    "a bomb": lambda: refusal(gzip.compress(b"x" * 10_000_000), Content_Encoding="gzip"),
+    "zipped many times": lambda: refusal(zlib.compress(b"x"), Content_Encoding=", ".join(["gzip"] * 50)),
+}
+
+URLS = [
+    "http://example.com/",
+    "http://EXAMPLE.com:80/a?b#c",
+    "https://Example.COM:443",
+    "https://example.com:80/",
+    "http://example.com:443/",
+    "http://example.com:0080/",
+    "http://example.com:/",
+    "http://example.com.:8080/",
+    "http://user:pw@Example.com/",
+    "http://us%40er:p%3Aw@example.com:81/x",
+    "http://user@M\u00fcnchen.de:8080/",
+    "http://m\u00fcnchen.de/",
+    "http://XN--mnchen-3ya.de:80/",
+    "https://fa\u00df.de/",
+    "https://\u65e5\u672c\u8a9e.jp:443/",
+    "http://a_b.example.com",
+    "http://127.0.0.1/",
+    "http://127.0.0.1:8000/",
+    "http://[::1]/",
+    "http://[::1]:80/",
+    "http://[::1]:8080/",
+    "http://[2001:DB8::A]:8443/",
+    "http://[::FFFF:1.2.3.4]/",
+    "HTTP://Example.com?x=1",
+]

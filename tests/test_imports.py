@@ -85,7 +85,7 @@ LAYERS = (
     {"django.options", "django.request", "middleware", "outbound.courtesy"},
     {"django.middleware", "django.rest", "outbound.urllib3"},
     {"django.checks"},
-    {"", "django", "django.apps", "fastapi", "flask", "httpx", "requests"},
+    {"", "django", "django.apps", "fastapi", "flask", "httpx", "requests", "urllib3"},
 )
 
 

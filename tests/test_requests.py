@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import zlib
 from collections.abc import Iterator
 from uuid import uuid4
 
@@ -27,37 +26,9 @@ from limitgate.httpx import RateLimitTransport, host as host_of_httpx
 from limitgate.requests import RateLimitAdapter, host
 from tests.doors import PATIENCE
 from tests.redis_server import RedisServer
-from tests.service import Service, Told, serving, trickling
+from tests.service import HOSTILE, LATER, SOON, URLS, Service, Told, refusal, serving
 
-SOON = Told(429, {"Retry-After": "0.3"}, b'{"error": "slow down"}')
-LATER = Told(429, {"Retry-After": "3600"}, b'{"error": "slow down"}')
 DIGEST = {"WWW-Authenticate": 'Digest realm="r", nonce="n", qop="auth", algorithm=MD5'}
-URLS = [
-    "http://example.com/",
-    "http://EXAMPLE.com:80/a?b#c",
-    "https://Example.COM:443",
-    "https://example.com:80/",
-    "http://example.com:443/",
-    "http://example.com:0080/",
-    "http://example.com:/",
-    "http://example.com.:8080/",
-    "http://user:pw@Example.com/",
-    "http://us%40er:p%3Aw@example.com:81/x",
-    "http://user@M\u00fcnchen.de:8080/",
-    "http://m\u00fcnchen.de/",
-    "http://XN--mnchen-3ya.de:80/",
-    "https://fa\u00df.de/",
-    "https://\u65e5\u672c\u8a9e.jp:443/",
-    "http://a_b.example.com",
-    "http://127.0.0.1/",
-    "http://127.0.0.1:8000/",
-    "http://[::1]/",
-    "http://[::1]:80/",
-    "http://[::1]:8080/",
-    "http://[2001:DB8::A]:8443/",
-    "http://[::FFFF:1.2.3.4]/",
-    "HTTP://Example.com?x=1",
-]
 
 
 @pytest.fixture
@@ -284,11 +255,11 @@ def test_what_is_streamed_is_left_to_who_asked(service: Service) -> None:
 @pytest.mark.timed
 def test_an_answer_that_leaves_nothing_holds_the_next_back(service: Service) -> None:
     """Fields of any response are heeded, not only those of refusals."""
-    service.answers = [Told(200, {"RateLimit": '"default";r=0;t=1'})]
+    service.answers = [Told(200, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "0.3"})]
     with session() as http:
         http.get(service.url)
         http.get(service.url)
-    assert 0.99 < service.gaps[0] < 1.5
+    assert 0.29 < service.gaps[0] < 0.8
 
 
 # --- retries of the inner adapter -------------------------------------------------------------------------------------
@@ -353,7 +324,7 @@ from limitgate.requests import RateLimitAdapter
 http = requests.Session()
 http.trust_env = False
 http.mount("http://", RateLimitAdapter(Limit("20/second", burst=1), limiter=sys.argv[1]))
-for _ in range(10):
+for _ in range(8):
     http.get(sys.argv[2])
 http.close()
 """
@@ -365,8 +336,8 @@ def test_two_processes_share_the_budget(service: Service, redis_server: RedisSer
     command = [sys.executable, "-c", PROCESS, redis_server.url, service.url]
     both = [subprocess.Popen(command) for _ in range(2)]
     assert [each.wait(PATIENCE) for each in both] == [0, 0]
-    assert len(service.asked) == 20
-    assert sum(service.gaps) > 19 * 0.05 - 0.05
+    assert len(service.asked) == 16
+    assert sum(service.gaps) > 15 * 0.05 - 0.05
     assert min(service.gaps) > 0.02
 
 
@@ -396,43 +367,18 @@ def test_a_refusal_is_obeyed_without_redis(service: Service, own_redis: RedisSer
 # --- hostile answers --------------------------------------------------------------------------------------------------
 
 
-def refusal(body, end: str = "keep", **fields: str) -> Told:
-    return Told(429, {"Retry-After": "3600"} | {name.replace("_", "-"): value for name, value in fields.items()}, body, end)
-
-
-ZIPPED = gzip.compress(b"x" * 1000)
-HOSTILE = {
-    "huge": lambda: refusal(b"x" * 10_000_000),
-    "endless": lambda: refusal(trickling(b"x" * 10_000, 0), "close"),
-    "one byte more": lambda: refusal(b"x" * 65_537),
-    "trickling": lambda: refusal(trickling(), Content_Length="1000"),
-    "trickling chunks": lambda: refusal(trickling(b"1\r\nx\r\n"), Transfer_Encoding="chunked"),
-    "trickling length of a chunk": lambda: refusal(trickling(b"0"), Transfer_Encoding="chunked"),
-    "trickling to the end": lambda: refusal(trickling(), "close", Connection="close"),
-    "silent": lambda: refusal(trickling(b""), Content_Length="1000"),
-    "reset": lambda: refusal([b"abc"], "reset", Content_Length="1000"),
-    "closed": lambda: refusal([b"abc"], "close", Content_Length="1000"),
-    "reset in a chunk": lambda: refusal([b"5\r\nab"], "reset", Transfer_Encoding="chunked"),
-    "no chunks": lambda: refusal([b"nonsense"], "close", Transfer_Encoding="chunked"),
-    "broken gzip": lambda: refusal(b"nonsense", Content_Encoding="gzip"),
-    "gzip broken within": lambda: refusal(ZIPPED[:12] + b"\xff\xff\xff" + ZIPPED[15:], Content_Encoding="gzip"),
-    "a bomb": lambda: refusal(gzip.compress(b"x" * 10_000_000), Content_Encoding="gzip"),
-    "zipped many times": lambda: refusal(zlib.compress(b"x"), Content_Encoding=", ".join(["gzip"] * 50)),
-}
-
-
 @pytest.mark.timed
 @pytest.mark.parametrize("answer", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_refusal_is_a_refusal(service: Service, monkeypatch: pytest.MonkeyPatch, answer) -> None:
     """It takes its time at most, says nothing, and no connection is in the way of those that follow."""
-    monkeypatch.setattr(limitgate.outbound.urllib3, "LONGEST_READ", 0.3)
+    monkeypatch.setattr(limitgate.outbound.urllib3, "LONGEST_READ", 0.1)
     service.answers = [answer()]
     pool = HTTPAdapter(pool_maxsize=1, pool_block=True)
     with session("100/second", key=lambda request: request.path_url, adapter=pool) as http:
         began = time.monotonic()
         with pytest.raises(RateLimited) as refused:
             http.get(f"{service.url}/x", timeout=PATIENCE)
-        assert time.monotonic() - began < 0.7
+        assert time.monotonic() - began < 0.6
         assert refused.value.decision.retry_after == 3600
         assert (refused.value.response.status_code, refused.value.response.content) == (429, b"")
         names = [set(map(str.lower, each.headers)) for each in (refused.value.response, refused.value.response.raw)]
@@ -581,3 +527,20 @@ def test_the_store_is_closed_even_if_the_inner_adapter_cannot_be(own_redis: Redi
         while client.info("clients")["connected_clients"] > alone:
             assert time.monotonic() < until
             time.sleep(0.01)
+
+
+def test_an_answer_that_nobody_gets_is_closed(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where something goes wrong after it has come, its connection is not kept from others."""
+    service.answers = [LATER]
+    limiter = Limiter("memory://")
+    with session(limiter=limiter, adapter=HTTPAdapter(pool_maxsize=1, pool_block=True)) as http:
+        with monkeypatch.context() as patch:
+            patch.setattr(limiter, "ban", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                http.get(service.url)
+        http.adapters["http://"]._courtesy._paused.clear()
+        assert http.get(service.url, timeout=PATIENCE).text == "hello"
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
