@@ -177,10 +177,9 @@ class _Door:
         response = self._manager.urlopen(
             request.method, request.url, redirect=False, retries=theirs, preload_content=False, **self._options
         )
-        if response.retries is not None:
-            response.retries = response.retries.new(
-                respect_retry_after_header=ours.respect_retry_after_header, status_forcelist=ours.status_forcelist
-            )
+        response.retries = (response.retries or theirs).new(
+            respect_retry_after_header=ours.respect_retry_after_header, status_forcelist=ours.status_forcelist
+        )
         return response, answer_of(response.status, response.headers.get, time.time())
 
     def discard(self, response: BaseHTTPResponse) -> BaseHTTPResponse:

@@ -148,7 +148,7 @@ def trickling(piece: bytes = b"x", pause: float = 0.05, seconds: float = 10.0) -
         time.sleep(pause)
 
 
-SOON = Told(429, {"Retry-After": "0.3"}, b'{"error": "slow down"}')
+SOON = Told(429, {"Retry-After": "0.2"}, b'{"error": "slow down"}')
 LATER = Told(429, {"Retry-After": "3600"}, b'{"error": "slow down"}')
 
 

@@ -54,8 +54,7 @@ def test_turns_are_waited_for(service: Service) -> None:
     """Nobody is refused; requests leave as the limit lets them, and over one connection."""
     with session(Limit("20/second", burst=2)) as http:
         assert [http.get(service.url).text for _ in range(5)] == ["hello"] * 5
-    assert service.gaps[0] < 0.04
-    assert all(0.04 < gap < 0.2 for gap in service.gaps[1:])
+    assert 3 * 0.05 - 0.03 < sum(service.gaps) < 1
     assert service.lines == 1
 
 
@@ -69,8 +68,7 @@ def test_threads_share_the_turns(service: Service) -> None:
         for each in threads:
             each.join(PATIENCE)
     assert len(service.asked) == 10
-    assert min(service.gaps) > 0.01
-    assert sum(service.gaps) > 0.17
+    assert 9 * 0.02 - 0.03 < sum(service.gaps) < 1
 
 
 def test_a_turn_too_far_away_is_refused(service: Service) -> None:
@@ -163,7 +161,7 @@ def test_a_refusal_is_obeyed_and_the_request_repeated(service: Service) -> None:
     with session("100/second") as http:
         assert http.get(f"{service.url}/x").text == "hello"
     assert [each.target for each in service.asked] == ["/x", "/x"]
-    assert 0.29 < service.gaps[0] < 0.8
+    assert 0.19 < service.gaps[0] < 0.8
     assert service.lines == 1
 
 
@@ -175,7 +173,7 @@ def test_others_are_held_back_by_a_refusal_too(service: Service) -> None:
         with pytest.raises(RateLimited):
             http.post(service.url)
         http.get(service.url)
-    assert 0.29 < service.gaps[0] < 0.8
+    assert 0.19 < service.gaps[0] < 0.8
 
 
 @pytest.mark.parametrize(
@@ -317,28 +315,46 @@ def test_a_pause_is_shared_through_redis(service: Service, redis_server: RedisSe
     assert len(service.asked) == 1
 
 
-PROCESS = """
+WITH_REQUESTS = """
 import sys, requests
 from limitgate import Limit
 from limitgate.requests import RateLimitAdapter
-http = requests.Session()
-http.trust_env = False
-http.mount("http://", RateLimitAdapter(Limit("20/second", burst=1), limiter=sys.argv[1]))
-for _ in range(8):
-    http.get(sys.argv[2])
-http.close()
+with requests.Session() as http:
+    http.trust_env = False
+    http.mount("http://", RateLimitAdapter(Limit("25/second", burst=1), limiter=sys.argv[1]))
+    print("ready", flush=True)
+    input()
+    for _ in range(8):
+        http.get(sys.argv[2])
+"""
+WITH_URLLIB3 = """
+import sys
+from limitgate import Limit
+from limitgate.urllib3 import RateLimitPoolManager
+with RateLimitPoolManager(Limit("25/second", burst=1), limiter=sys.argv[1]) as http:
+    print("ready", flush=True)
+    input()
+    for _ in range(8):
+        http.request("GET", sys.argv[2])
 """
 
 
 @pytest.mark.timed
-def test_two_processes_share_the_budget(service: Service, redis_server: RedisServer) -> None:
-    """Through Redis their requests come as from one."""
-    command = [sys.executable, "-c", PROCESS, redis_server.url, service.url]
-    both = [subprocess.Popen(command) for _ in range(2)]
-    assert [each.wait(PATIENCE) for each in both] == [0, 0]
+def test_processes_share_the_budget(service: Service, redis_server: RedisServer) -> None:
+    """Through Redis the requests of two come as from one, whatever they send with."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with contextlib.ExitStack() as stack:
+        both = [
+            stack.enter_context(subprocess.Popen([sys.executable, "-c", program, redis_server.url, service.url], **pipes))
+            for program in (WITH_REQUESTS, WITH_URLLIB3)
+        ]
+        assert [each.stdout.readline() for each in both] == [b"ready\n"] * 2
+        for each in both:
+            each.stdin.write(b"\n")
+            each.stdin.flush()
+    assert [each.returncode for each in both] == [0, 0]
     assert len(service.asked) == 16
-    assert sum(service.gaps) > 15 * 0.05 - 0.05
-    assert min(service.gaps) > 0.02
+    assert 15 * 0.04 - 0.1 < sum(service.gaps) < 15 * 0.04 + 1
 
 
 @pytest.mark.parametrize(
@@ -361,7 +377,7 @@ def test_a_refusal_is_obeyed_without_redis(service: Service, own_redis: RedisSer
     service.answers = [SOON]
     with session(limiter=own_redis.url) as http:
         assert http.get(service.url).status_code == 200
-    assert 0.29 < service.gaps[0] < 1
+    assert 0.19 < service.gaps[0] < 1
 
 
 # --- hostile answers --------------------------------------------------------------------------------------------------
@@ -486,15 +502,20 @@ def test_refusals_of_adapters_without_a_network_can_be_read() -> None:
         elif request.path_url == "/read":
             reply.raw = urllib3.HTTPResponse(io.BytesIO(b"slow"), preload_content=False, headers={"Content-Length": "4"})
             reply.content  # noqa: B018 - read by who made it
+        elif request.path_url == "/less":
+            fields = {"Content-Length": "10"}
+            reply.raw = urllib3.HTTPResponse(
+                io.BytesIO(b"slow"), preload_content=False, headers=fields, enforce_content_length=False
+            )
         else:
             reply.raw = io.BytesIO(b"slow")
         return reply
 
     with session(key=lambda request: request.path_url, adapter=Inner(answer)) as http:
-        for path in ("/urllib3", "/read", "/io"):
+        for path, body in {"/urllib3": b"slow", "/read": b"slow", "/less": b"", "/io": b"slow"}.items():
             with pytest.raises(RateLimited) as refused:
                 http.get(f"http://example.com{path}")
-            assert refused.value.response.content == b"slow"
+            assert refused.value.response.content == body
 
 
 def test_what_is_closed_with_a_session(service: Service) -> None:

@@ -57,7 +57,7 @@ def _read(response: HTTPResponse) -> bytes | None:
     finally:
         response.close()
         response.release_conn()
-    return body if time.monotonic() < until else None
+    return None if response.length_remaining or time.monotonic() > until else body
 
 
 @contextmanager
