@@ -94,7 +94,7 @@ class _Door:
         return response, answer_of(response.status_code, response.headers.get, time.time())
 
     def discard(self, response: Response) -> Response:
-        if isinstance(response.raw, HTTPResponse) and not response.raw.closed:
+        if isinstance(response.raw, HTTPResponse):
             response.raw = kept(response.raw)
             for name in OF_BODIES:
                 if name not in response.raw.headers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import random
 import socket
 import struct
 import threading
@@ -158,10 +159,14 @@ def refusal(body: bytes | Iterable[bytes], end: str = "keep", **fields: str) -> 
 
 
 ZIPPED = gzip.compress(b"x" * 1000)
+LARGER = gzip.compress(random.Random(0).randbytes(65_530))
+"""What has a byte too many on the wire, and not once it is decoded."""
+IN_CHUNKS = {"Transfer_Encoding": "chunked", "Content_Encoding": "gzip"}
 HOSTILE = {
     "huge": lambda: refusal(b"x" * 10_000_000),
     "endless": lambda: refusal(trickling(b"x" * 10_000, 0), "close"),
     "one byte more": lambda: refusal(b"x" * 65_537),
+    "two bytes more": lambda: refusal(b"x" * 65_538),
     "trickling": lambda: refusal(trickling(), Content_Length="1000"),
     "trickling chunks": lambda: refusal(trickling(b"1\r\nx\r\n"), Transfer_Encoding="chunked"),
     "trickling length of a chunk": lambda: refusal(trickling(b"0"), Transfer_Encoding="chunked"),
@@ -174,6 +179,7 @@ HOSTILE = {
     "broken gzip": lambda: refusal(b"nonsense", Content_Encoding="gzip"),
     "gzip broken within": lambda: refusal(ZIPPED[:12] + b"\xff\xff\xff" + ZIPPED[15:], Content_Encoding="gzip"),
     "a bomb": lambda: refusal(gzip.compress(b"x" * 10_000_000), Content_Encoding="gzip"),
+    "larger when zipped": lambda: refusal([b"%x\r\n%b\r\n0\r\n\r\n" % (len(LARGER), LARGER)], **IN_CHUNKS),
     "zipped many times": lambda: refusal(zlib.compress(b"x"), Content_Encoding=", ".join(["gzip"] * 50)),
 }
 

@@ -371,6 +371,26 @@ def test_what_is_sent_again_takes_a_turn(service: Service) -> None:
 
 
 @pytest.mark.timed
+@pytest.mark.parametrize("answer", [BROKEN, Told(500)], ids=["broken", "failing"])
+def test_retries_wait_as_long_as_they_say(service: Service, answer: Told) -> None:
+    """Beside their turns."""
+    service.answers = [answer, answer]
+    with RateLimitPoolManager("100/second") as http:
+        http.request("GET", service.url, retries=Retry(3, status_forcelist=[500], backoff_factor=0.1))
+    assert 0.19 < service.gaps[1] < 0.6
+
+
+def test_retries_keep_no_connections(service: Service) -> None:
+    """What is not read by who asked is read before it is sent again, and where there is nothing left of the retries."""
+    service.answers = [BUSY] * 5
+    with RateLimitPoolManager("100/second", manager=PoolManager(maxsize=1, block=True)) as http:
+        with pytest.raises(MaxRetryError):
+            http.request("GET", service.url, preload_content=False, pool_timeout=1, retries=Retry(3, status_forcelist=[503]))
+        assert http.request("GET", service.url, preload_content=False, pool_timeout=1).data == b"hello"
+    assert (len(service.asked), service.lines) == (6, 1)
+
+
+@pytest.mark.timed
 def test_a_pause_of_another_status_is_everybodys(service: Service) -> None:
     """What asks for it is heeded by others, too, and again by who was told."""
     service.answers = [Told(503, {"Retry-After": "1"})]
@@ -453,7 +473,7 @@ def test_a_hostile_refusal_is_a_refusal(service: Service, monkeypatch: pytest.Mo
         assert refused.value.decision.retry_after == 3600
         assert (refused.value.response.status, refused.value.response.data) == (429, b"")
         assert {name.lower() for name in refused.value.response.headers} <= {"retry-after", "connection"}
-        assert http.request("GET", f"{service.url}/y", pool_timeout=PATIENCE).data == b"hello"
+        assert http.request("GET", f"{service.url}/y", pool_timeout=PATIENCE, retries=False).data == b"hello"
 
 
 @pytest.mark.timed
@@ -518,8 +538,10 @@ def test_what_is_streamed_is_left_to_who_asked(service: Service) -> None:
         assert b"".join(reply.stream(3)) == b"abcd"
         reply = http.request("GET", service.url, pool_timeout=1)
         assert (reply.connection, reply.data, reply.data) == (None, b"hello", b"hello")
-        reply = http.request("GET", service.url, pool_timeout=1, release_conn=False)
-        assert http.request("GET", service.url, pool_timeout=1).data == b"hello"
+        http.request("GET", service.url, pool_timeout=1, release_conn=False)
+        reply = http.request("GET", service.url, pool_timeout=1, preload_content=False, release_conn=True)
+        assert reply.connection is not None, "others could have it while it is read"
+        assert reply.data == b"hello"
     assert service.lines == 1
 
 

@@ -23,8 +23,7 @@ _PORTS = {"http": 80, "https": 443}
 def host_of(url: str) -> str:
     """The host of a URL in lower case, with its port if it is not that of the scheme."""
     scheme, _, name, port, *_ = parse_url(url)
-    name = (name or "").lower()
-    return name if port is None or port == _PORTS.get(scheme or "http") else f"{name}:{port}"
+    return name or "" if port is None or port == _PORTS.get(scheme or "http") else f"{name}:{port}"
 
 
 def is_idempotent(method: str, fields: Iterable[str]) -> bool:
@@ -88,7 +87,7 @@ def _with(response: HTTPResponse, body: bytes) -> HTTPResponse:
     """A response like another, not read yet."""
     return HTTPResponse(
         BytesIO(body),
-        headers=response.headers.copy(),
+        headers=response.headers,
         status=response.status,
         version=response.version,
         reason=response.reason,
