@@ -518,6 +518,25 @@ def test_refusals_of_adapters_without_a_network_can_be_read() -> None:
             assert refused.value.response.content == body
 
 
+def test_refusals_that_were_read_before_can_be_read(service: Service) -> None:
+    """As by an adapter that logs what it gets."""
+
+    class Reading(HTTPAdapter):
+        def send(self, *args, **options) -> requests.Response:
+            reply = super().send(*args, **options)
+            assert reply.content
+            return reply
+
+    fields = {**LATER.headers, "Content-Encoding": "gzip"}
+    service.answers = [LATER, LATER._replace(body=gzip.compress(LATER.body), headers=fields)]
+    with session(key=lambda request: request.path_url, adapter=Reading()) as http:
+        for path in ("/x", "/y"):
+            with pytest.raises(RateLimited) as refused:
+                http.get(service.url + path)
+            assert refused.value.response.json() == {"error": "slow down"}
+    assert service.lines == 1
+
+
 def test_what_is_closed_with_a_session(service: Service) -> None:
     """The inner adapter; the store if it was opened here, and nobody else's."""
     limiter = Limiter("memory://")
