@@ -595,16 +595,22 @@ def test_an_answer_that_nobody_gets_is_closed(service: Service, monkeypatch: pyt
         assert http.request("GET", service.url, pool_timeout=1).data == b"hello"
 
 
+def test_what_others_opened_is_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store is theirs."""
+    closed: list[Limiter] = []
+    monkeypatch.setattr(Limiter, "close", lambda limiter: closed.append(limiter))  # noqa: PLW0108 - a method
+    for limiter, count in ((Limiter("memory://"), 0), ("memory://", 1)):
+        RateLimitPoolManager("1/hour", limiter=limiter).close()
+        assert len(closed) == count
+
+
 def test_what_is_closed_with_a_manager(own_redis: RedisServer) -> None:
-    """The connections of the inner one; the store if it was opened here, even if something goes wrong, and nobody else's."""
+    """The connections of the inner one; the store if it was opened here, even if something goes wrong."""
 
     class Stuck(PoolManager):
         def clear(self) -> None:
             raise OSError("stuck")
 
-    limiter = Limiter("memory://")
-    RateLimitPoolManager("1/hour", limiter=limiter).close()
-    assert limiter.hit("user", "1/hour").allowed
     with serving() as service, own_redis.client() as client:
         alone = client.info("clients")["connected_clients"]
         http = RateLimitPoolManager("5/hour", limiter=own_redis.url, manager=Stuck())
