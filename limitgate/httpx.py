@@ -15,7 +15,7 @@ from limitgate.configured import Configured
 from limitgate.limiter import AsyncLimiter, Limiter
 from limitgate.limits import Limit
 from limitgate.outbound.answers import Answer, answer_of
-from limitgate.outbound.courtesy import IDEMPOTENT, LONGEST_READ, MOST_READ, Courtesy, arun, limiter_of, run
+from limitgate.outbound.courtesy import LONGEST_READ, MOST_READ, Courtesy, arun, is_idempotent, limiter_of, run
 from limitgate.rules import OnError
 
 __all__ = ["AsyncRateLimitTransport", "RateLimitTransport", "host", "repeatable"]
@@ -31,7 +31,7 @@ def host(request: httpx.Request) -> str:
 
 def repeatable(request: httpx.Request) -> bool:
     """Whether a request means the same if it is sent twice: by its method, or since it carries an ``Idempotency-Key``."""
-    return request.method in IDEMPOTENT or "idempotency-key" in request.headers
+    return is_idempotent(request.method, request.headers)
 
 
 class AsyncRateLimitTransport(httpx.AsyncBaseTransport):

@@ -83,9 +83,9 @@ LAYERS = (
     {"reservation"},
     {"limiter"},
     {"django.options", "django.request", "middleware", "outbound.courtesy"},
-    {"django.middleware", "django.rest"},
+    {"django.middleware", "django.rest", "outbound.urllib3"},
     {"django.checks"},
-    {"", "django", "django.apps", "fastapi", "flask", "httpx"},
+    {"", "django", "django.apps", "fastapi", "flask", "httpx", "requests", "urllib3"},
 )
 
 

@@ -10,7 +10,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar, get_args
 
@@ -27,7 +27,7 @@ Request = TypeVar("Request")
 Kind = TypeVar("Kind", AsyncLimiter, Limiter)
 Steps = Generator[Any, Any, Any]
 
-IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
+_IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
 """Methods that mean the same once and twice (RFC 9110 section 9.2.2)."""
 MOST_READ = 65_536
 """Bytes of a refusal's body that are read at most."""
@@ -86,6 +86,11 @@ async def arun(steps: Steps) -> Any:
                 given = steps.send(result)
     except StopIteration as end:
         return end.value
+
+
+def is_idempotent(method: str, fields: Iterable[str]) -> bool:
+    """Whether a request means the same if it is sent twice: by its method, or since ``Idempotency-Key`` is among its fields."""
+    return method.upper() in _IDEMPOTENT or any(name.lower() == "idempotency-key" for name in fields)
 
 
 def limiter_of(limiter: object, kind: type[Kind]) -> Kind:

@@ -1,0 +1,108 @@
+"""Polite clients of requests: an adapter that waits its turn, heeds what the other side says, and comes back after a 429."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from requests import PreparedRequest, Response
+from requests.adapters import BaseAdapter, HTTPAdapter
+from urllib3.response import HTTPResponse
+
+from limitgate.configured import Configured
+from limitgate.limiter import Limiter
+from limitgate.limits import Limit
+from limitgate.outbound.answers import Answer, answer_of
+from limitgate.outbound.courtesy import Courtesy, is_idempotent, limiter_of, run
+from limitgate.outbound.urllib3 import OF_BODIES, host_of, kept
+from limitgate.rules import OnError
+
+__all__ = ["RateLimitAdapter", "host", "repeatable"]
+
+
+def host(request: PreparedRequest) -> str:
+    """The host of a request, with its port if it is not that of the scheme: what is counted together unless told otherwise."""
+    return host_of(request.url or "")
+
+
+def repeatable(request: PreparedRequest) -> bool:
+    """Whether a request means the same if it is sent twice: by its method, or since it carries an ``Idempotency-Key``."""
+    return is_idempotent(request.method or "", request.headers)
+
+
+class RateLimitAdapter(BaseAdapter):
+    """Requests wait their turn: ``session.mount("https://", RateLimitAdapter("10/second"))``. Safe under threads.
+
+    ``limits`` are counted for each ``key``, by a `Limiter` or in a store by its URL, which is opened here and closed with the
+    adapter. Whatever shares the store shares the budget. A request whose key is None passes untouched. Without limits only the
+    other side is heeded: its ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields, for all requests of the key. Each
+    redirect that is followed is a request.
+
+    A request that is refused with 429 is sent again where ``repeatable`` says that it may be and its body is in memory.
+    Raises `RateLimited` where it may not, or would have to wait for more than ``timeout`` seconds in all; None is for as long
+    as it takes. While the store fails, ``on_error`` counts in this process (``local``), sends at once (``open``), or raises
+    `StoreError` (``closed``). Raises `ConfigError` for limits that book no turns.
+
+    ``adapter`` is what sends. If it has retries of its own, it is not seen how often it sends; and those that respect
+    ``Retry-After``, as ``HTTPAdapter(max_retries=3)`` does, come back after a 429 by themselves, of which nobody else learns.
+    ``Retry(3, respect_retry_after_header=False)`` without 429 in its ``status_forcelist`` leaves that to this adapter.
+    """
+
+    def __init__(
+        self,
+        *limits: Limit | str | Configured,
+        limiter: Limiter | str = "memory://",
+        adapter: BaseAdapter | None = None,
+        key: Callable[[PreparedRequest], str | None] = host,
+        timeout: float | None = 60.0,
+        on_error: OnError = "local",
+        repeatable: Callable[[PreparedRequest], bool] = repeatable,
+    ) -> None:
+        super().__init__()
+        counting = limiter_of(limiter, Limiter)
+        self._owned = counting if isinstance(limiter, str) else None
+        self._courtesy = Courtesy(limits, counting, key=key, timeout=timeout, on_error=on_error, repeatable=repeatable)
+        self._adapter = HTTPAdapter() if adapter is None else adapter
+
+    def send(self, request: PreparedRequest, *args: Any, **kwargs: Any) -> Response:
+        """Send a request in its turn. Raises `RateLimited`, `StoreError`, and whatever the inner adapter raises."""
+        door = _Door(lambda each: self._adapter.send(each, *args, **kwargs))
+        response: Response = run(self._courtesy.exchange(door, request))
+        response.connection = self  # type: ignore[assignment] # by which authentication sends once more
+        return response
+
+    def close(self) -> None:
+        """Close the inner adapter, and the store if it was opened here."""
+        try:
+            self._adapter.close()
+        finally:
+            if self._owned:
+                self._owned.close()
+
+
+class _Door:
+    """The `Door` of a request that is sent in one way."""
+
+    sleep = staticmethod(time.sleep)
+
+    def __init__(self, send: Callable[[PreparedRequest], Response]) -> None:
+        self._send = send
+
+    def send(self, request: PreparedRequest) -> tuple[Response, Answer]:
+        response = self._send(request)
+        return response, answer_of(response.status_code, response.headers.get, time.time())
+
+    def discard(self, response: Response) -> Response:
+        if isinstance(response.raw, HTTPResponse):
+            response.raw = kept(response.raw)
+            for name in OF_BODIES:
+                if name not in response.raw.headers:
+                    response.headers.pop(name, None)
+        return response
+
+    def close(self, response: Response) -> None:
+        response.close()
+
+    def repeatable(self, request: PreparedRequest) -> bool:
+        return request.body is None or isinstance(request.body, str | bytes | bytearray)

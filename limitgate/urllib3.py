@@ -1,0 +1,193 @@
+"""Polite clients of urllib3: a pool manager that waits its turn, heeds what the other side says, and comes back after a 429."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, cast
+
+from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPResponse, PoolManager, Retry
+from urllib3.exceptions import MaxRetryError, ProtocolError, SSLError, TimeoutError as TooLate
+from urllib3.util import Url
+from urllib3.util.request import set_file_position
+
+from limitgate.configured import Configured
+from limitgate.limiter import Limiter
+from limitgate.limits import Limit
+from limitgate.outbound.answers import Answer, answer_of
+from limitgate.outbound.courtesy import Courtesy, is_idempotent, limiter_of, run
+from limitgate.outbound.urllib3 import host_of, kept
+from limitgate.rules import OnError
+
+__all__ = ["RateLimitPoolManager", "Request", "host", "repeatable"]
+
+
+class Request(NamedTuple):
+    """A request as it is about to be sent: one for each redirect that is followed. The URL is absolute."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    body: Any
+
+
+def host(request: Request) -> str:
+    """The host of a request, with its port if it is not that of the scheme: what is counted together unless told otherwise."""
+    return host_of(request.url)
+
+
+def repeatable(request: Request) -> bool:
+    """Whether a request means the same if it is sent twice: by its method, or since it carries an ``Idempotency-Key``."""
+    return is_idempotent(request.method, request.headers)
+
+
+class RateLimitPoolManager(PoolManager):
+    """Requests wait their turn: ``RateLimitPoolManager("10/second").request("GET", url)``. Safe under threads.
+
+    ``limits`` are counted for each ``key``, by a `Limiter` or in a store by its URL, which is opened here and closed with the
+    manager. Whatever shares the store shares the budget. A request whose key is None passes untouched. Without limits only the
+    other side is heeded: its ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields, for all requests of the key. Each
+    redirect that is followed is a request.
+
+    A request that is refused with 429 is sent again where ``repeatable`` says that it may be and its body is in memory.
+    Raises `RateLimited` where it may not, or would have to wait for more than ``timeout`` seconds in all; None is for as long
+    as it takes. While the store fails, ``on_error`` counts in this process (``local``), sends at once (``open``), or raises
+    `StoreError` (``closed``). Raises `ConfigError` for limits that book no turns.
+
+    ``manager`` is what sends: any `PoolManager`, as a `ProxyManager`. Of the retries that it or a request has, those after
+    another status or a body that broke off take turns, too; connections that fail are tried again within a turn.
+    """
+
+    def __init__(
+        self,
+        *limits: Limit | str | Configured,
+        limiter: Limiter | str = "memory://",
+        manager: PoolManager | None = None,
+        key: Callable[[Request], str | None] = host,
+        timeout: float | None = 60.0,
+        on_error: OnError = "local",
+        repeatable: Callable[[Request], bool] = repeatable,
+    ) -> None:
+        counting = limiter_of(limiter, Limiter)
+        self._owned = counting if isinstance(limiter, str) else None
+        self._courtesy = Courtesy(limits, counting, key=key, timeout=timeout, on_error=on_error, repeatable=repeatable)
+        self._manager = PoolManager() if manager is None else manager
+        super().__init__(headers=self._manager.headers)
+
+    def connection_from_host(
+        self,
+        host: str | None,
+        port: int | None = None,
+        scheme: str | None = "http",
+        pool_kwargs: dict[str, Any] | None = None,
+    ) -> HTTPConnectionPool:
+        """Where `urlopen` sends one request to. It has nothing else of a pool than what that needs."""
+        pool = self._manager.connection_from_host(host, port, scheme, pool_kwargs)
+        origin = Url(scheme or "http", host=host, port=port).url
+        return cast("HTTPConnectionPool", _Hop(self._manager, self._courtesy, pool, origin))
+
+    def clear(self) -> None:
+        """Close all connections; new ones are made where they are needed."""
+        self._manager.clear()
+
+    def close(self) -> None:
+        """Close all connections, and the store if it was opened here."""
+        try:
+            self.clear()
+        finally:
+            if self._owned:
+                self._owned.close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        self.close()
+        return False
+
+
+class _Hop:
+    """What `PoolManager.urlopen`, which follows redirects, takes for the pool of a host; its requests take turns."""
+
+    def __init__(self, manager: PoolManager, courtesy: Courtesy[Request], pool: HTTPConnectionPool, origin: str) -> None:
+        self._manager = manager
+        self._courtesy = courtesy
+        self._pool = pool
+        self._origin = origin
+        self.is_same_host = pool.is_same_host
+
+    def urlopen(
+        self,
+        method: str,
+        target: str,
+        *,
+        body: Any = None,
+        body_pos: Any = None,
+        headers: Mapping[str, str] | None = None,
+        retries: Retry | bool | int | None = None,
+        preload_content: bool = True,
+        **options: Any,
+    ) -> BaseHTTPResponse:
+        """Send a request, and again as its retries say, each time in turn. Raises what urllib3 does, and `RateLimited`.
+
+        What urllib3 does about a body that breaks off, and about a status, is done here instead: the body of a refusal is not
+        read as a whole, and what is sent again waits its turn.
+        """
+        for name in ("assert_same_host", "redirect", "release_conn"):
+            options.pop(name, None)
+        options |= {"body": body, "body_pos": set_file_position(body, body_pos), "headers": headers}
+        request = Request(method, self._origin + target, headers or {}, body)
+        left = Retry.from_int(retries, redirect=False, default=self._manager.connection_pool_kw.get("retries"))
+        while True:
+            response: BaseHTTPResponse = run(self._courtesy.exchange(_Door(self._manager, left, options), request))
+            left = response.retries or left
+            try:
+                if preload_content:
+                    _ = response.data
+            except (TooLate, ProtocolError, SSLError) as error:
+                left = left.increment(method, target, error=error, _pool=self._pool, _stacktrace=error.__traceback__)
+                left.sleep()
+                continue
+            if not left.is_retry(method, response.status, bool(response.headers.get("Retry-After"))):
+                return response
+            try:
+                left = left.increment(method, target, response=response, _pool=self._pool)
+            except MaxRetryError:
+                if left.raise_on_status:
+                    response.drain_conn()
+                    raise
+                return response
+            response.drain_conn()
+            left.sleep(response)
+
+
+class _Door:
+    """The `Door` of a request with certain options; ``retries`` are what it has left of them."""
+
+    sleep = staticmethod(time.sleep)
+
+    def __init__(self, manager: PoolManager, retries: Retry, options: dict[str, Any]) -> None:
+        self._manager = manager
+        self._retries = retries
+        self._options = options
+
+    def send(self, request: Request) -> tuple[BaseHTTPResponse, Answer]:
+        ours = self._retries
+        theirs = ours.new(respect_retry_after_header=False, status_forcelist=())
+        response = self._manager.urlopen(
+            request.method, request.url, redirect=False, retries=theirs, preload_content=False, **self._options
+        )
+        response.retries = (response.retries or theirs).new(
+            respect_retry_after_header=ours.respect_retry_after_header, status_forcelist=ours.status_forcelist
+        )
+        return response, answer_of(response.status, response.headers.get, time.time())
+
+    def discard(self, response: BaseHTTPResponse) -> BaseHTTPResponse:
+        return kept(response) if isinstance(response, HTTPResponse) else response
+
+    def close(self, response: BaseHTTPResponse) -> None:
+        response.close()
+        response.release_conn()
+
+    def repeatable(self, request: Request) -> bool:
+        return request.body is None or isinstance(request.body, str | bytes | bytearray)
