@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import cast
+from types import TracebackType
+from typing import Self, cast
 
 import httpx
 
@@ -68,13 +69,32 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
         response: httpx.Response = await arun(self._courtesy.exchange(self._door, request))
         return response
 
+    async def __aenter__(self) -> Self:
+        """Enter the inner transport, which may have something to open."""
+        await self._transport.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        try:
+            await self._transport.__aexit__(exc_type, exc_value, traceback)
+        finally:
+            await self._close_store()
+
     async def aclose(self) -> None:
         """Close the inner transport, and the store if it was opened here."""
         try:
             await self._transport.aclose()
         finally:
-            if self._owned:
-                await self._owned.aclose()
+            await self._close_store()
+
+    async def _close_store(self) -> None:
+        if self._owned:
+            await self._owned.aclose()
 
 
 class RateLimitTransport(httpx.BaseTransport):
@@ -104,13 +124,32 @@ class RateLimitTransport(httpx.BaseTransport):
         response: httpx.Response = run(self._courtesy.exchange(self._door, request))
         return response
 
+    def __enter__(self) -> Self:
+        """Enter the inner transport, which may have something to open."""
+        self._transport.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        try:
+            self._transport.__exit__(exc_type, exc_value, traceback)
+        finally:
+            self._close_store()
+
     def close(self) -> None:
         """Close the inner transport, and the store if it was opened here."""
         try:
             self._transport.close()
         finally:
-            if self._owned:
-                self._owned.close()
+            self._close_store()
+
+    def _close_store(self) -> None:
+        if self._owned:
+            self._owned.close()
 
 
 def _answer(response: httpx.Response) -> Answer:

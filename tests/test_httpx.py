@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import linear_regression
-from typing import Any
+from typing import Any, Self
 from uuid import uuid4
 
 import httpx
@@ -692,6 +692,55 @@ def test_a_store_that_was_opened_is_closed(kind: type[User], own_redis: RedisSer
         assert inner.closed == 1
         if kind is AsyncUser:
             user.runner.close()
+
+
+class Entered(Inner):
+    """An inner transport that has something to open, and is told how it ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[Any] = []
+
+    def __enter__(self) -> Self:
+        self.told.append("entered")
+        return self
+
+    def __exit__(self, *how: object) -> None:
+        self.told.append(how[1])
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(self, *how: object) -> None:
+        self.__exit__(*how)
+
+
+@pytest.mark.parametrize("error", [None, ValueError("no")], ids=str)
+def test_an_inner_transport_is_entered(kind: type[User], own_redis: RedisServer, error: Exception | None) -> None:
+    """As it would be without ours around it; and the store is closed at the end."""
+    user = kind("9/second", limiter=own_redis.url, transport=Entered())
+    with contextlib.suppress(ValueError):
+        if kind is User:
+            with user.client:
+                user.get("http://example.com")
+                _raise(error)
+        else:
+            user.go(_within(user.client, error))
+    assert user.transport._transport.told == ["entered", error]
+    assert left(own_redis)
+    if kind is AsyncUser:
+        user.runner.close()
+
+
+async def _within(client: httpx.AsyncClient, error: Exception | None) -> None:
+    async with client:
+        await client.get("http://example.com")
+        _raise(error)
+
+
+def _raise(error: Exception | None) -> None:
+    if error:
+        raise error
 
 
 def test_a_limiter_that_was_given_stays_open(kind: type[User], own_redis: RedisServer) -> None:
