@@ -22,6 +22,8 @@ from limitgate.rules import OnError
 __all__ = ["AsyncRateLimitTransport", "RateLimitTransport", "host", "repeatable"]
 
 _OF_BODIES = (b"content-encoding", b"content-length", b"transfer-encoding")
+_PIECE = 64
+"""Bytes of a refusal's body that are decoded together."""
 
 
 def host(request: httpx.Request) -> str:
@@ -169,10 +171,27 @@ def _having_read(response: httpx.Response, body: bytes | None) -> httpx.Response
     """A response with its body as it was on the wire; without one if that is not known, or cannot be decoded."""
     same = partial(httpx.Response, response.status_code, request=response.request, extensions=response.extensions)
     headers = response.headers.raw
-    if body is not None:
-        with suppress(httpx.DecodingError):
-            return same(headers=headers, content=body)
+    if body is not None and _is_readable(response.headers, body):
+        return same(headers=headers, content=body)
     return same(headers=[each for each in headers if each[0].lower() not in _OF_BODIES])
+
+
+def _is_readable(headers: httpx.Headers, body: bytes) -> bool:
+    """Whether a body can be decoded, and is no larger for it than it might have been on the wire."""
+    encoding = headers.get("content-encoding", "")
+    if not encoding:
+        return True
+    if "," in encoding:  # a byte that was encoded twice may stand for a million
+        return False
+    pieces = (body[at : at + _PIECE] for at in range(0, len(body), _PIECE))
+    size = 0
+    with suppress(httpx.DecodingError):
+        for part in httpx.Response(200, headers={"content-encoding": encoding}, content=pieces).iter_bytes():
+            size += len(part)
+            if size > MOST_READ:
+                return False
+        return True
+    return False
 
 
 @contextmanager
