@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import cast
+from types import TracebackType
+from typing import Self, cast
 
 import httpx
 
@@ -21,6 +22,8 @@ from limitgate.rules import OnError
 __all__ = ["AsyncRateLimitTransport", "RateLimitTransport", "host", "repeatable"]
 
 _OF_BODIES = (b"content-encoding", b"content-length", b"transfer-encoding")
+_PIECE = 64
+"""Bytes of a refusal's body that are decoded together."""
 
 
 def host(request: httpx.Request) -> str:
@@ -68,13 +71,32 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
         response: httpx.Response = await arun(self._courtesy.exchange(self._door, request))
         return response
 
+    async def __aenter__(self) -> Self:
+        """Enter the inner transport, which may have something to open."""
+        await self._transport.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        try:
+            await self._transport.__aexit__(exc_type, exc_value, traceback)
+        finally:
+            await self._close_store()
+
     async def aclose(self) -> None:
         """Close the inner transport, and the store if it was opened here."""
         try:
             await self._transport.aclose()
         finally:
-            if self._owned:
-                await self._owned.aclose()
+            await self._close_store()
+
+    async def _close_store(self) -> None:
+        if self._owned:
+            await self._owned.aclose()
 
 
 class RateLimitTransport(httpx.BaseTransport):
@@ -104,13 +126,32 @@ class RateLimitTransport(httpx.BaseTransport):
         response: httpx.Response = run(self._courtesy.exchange(self._door, request))
         return response
 
+    def __enter__(self) -> Self:
+        """Enter the inner transport, which may have something to open."""
+        self._transport.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        try:
+            self._transport.__exit__(exc_type, exc_value, traceback)
+        finally:
+            self._close_store()
+
     def close(self) -> None:
         """Close the inner transport, and the store if it was opened here."""
         try:
             self._transport.close()
         finally:
-            if self._owned:
-                self._owned.close()
+            self._close_store()
+
+    def _close_store(self) -> None:
+        if self._owned:
+            self._owned.close()
 
 
 def _answer(response: httpx.Response) -> Answer:
@@ -130,10 +171,27 @@ def _having_read(response: httpx.Response, body: bytes | None) -> httpx.Response
     """A response with its body as it was on the wire; without one if that is not known, or cannot be decoded."""
     same = partial(httpx.Response, response.status_code, request=response.request, extensions=response.extensions)
     headers = response.headers.raw
-    if body is not None:
-        with suppress(httpx.DecodingError):
-            return same(headers=headers, content=body)
+    if body is not None and _is_readable(response.headers, body):
+        return same(headers=headers, content=body)
     return same(headers=[each for each in headers if each[0].lower() not in _OF_BODIES])
+
+
+def _is_readable(headers: httpx.Headers, body: bytes) -> bool:
+    """Whether a body can be decoded, and is no larger for it than it might have been on the wire."""
+    encoding = headers.get("content-encoding", "")
+    if not encoding:
+        return True
+    if "," in encoding:  # a byte that was encoded twice may stand for a million
+        return False
+    pieces = (body[at : at + _PIECE] for at in range(0, len(body), _PIECE))
+    size = 0
+    with suppress(httpx.DecodingError):
+        for part in httpx.Response(200, headers={"content-encoding": encoding}, content=pieces).iter_bytes():
+            size += len(part)
+            if size > MOST_READ:
+                return False
+        return True
+    return False
 
 
 @contextmanager

@@ -124,18 +124,18 @@ class AsyncPace(Generic[T]):
             async with self._reading:
                 if not self._kept:  # as somebody else may have failed meanwhile
                     self._reader = asyncio.current_task()
-                    self._kept.append(await self._read())
+                    await self._read()
+        if not self._kept:
+            raise StopAsyncIteration
         return self._kept.popleft()
 
-    async def _read(self) -> T:
+    async def _read(self) -> None:
+        """Keep the next item of the source, if it has one."""
         if not self._is_over:
             try:
-                item: T = await anext(self._source) if self._is_async else next(self._source)
+                self._kept.append(await anext(self._source) if self._is_async else next(self._source))
             except (StopAsyncIteration, StopIteration):
                 self._is_over = True
-            else:
-                return item
-        raise StopAsyncIteration
 
 
 class Pace(Generic[T]):
@@ -174,6 +174,8 @@ class Pace(Generic[T]):
                 found = self._from_kept()  # as another thread may have failed meanwhile
                 if found is _NONE:
                     found = self._read()
+        if found is _NONE:
+            raise StopIteration
         return cast("T", found)
 
     def _from_kept(self) -> Any:
@@ -182,10 +184,11 @@ class Pace(Generic[T]):
         except IndexError:
             return _NONE
 
-    def _read(self) -> T:
+    def _read(self) -> Any:
+        """The next item of the source; at its end one that another thread gave up while the source was asked."""
         if not self._is_over:
             try:
                 return next(self._source)
             except StopIteration:
                 self._is_over = True
-        raise StopIteration
+        return self._from_kept()

@@ -299,6 +299,7 @@ def test_the_timeout_is_for_everything(kind: Kind, world: World) -> None:
     refused = caller.refused(side)  # its turn is at 3, the pause until 4.5, and the next turn at 6
     assert (side.times, round(world.now, 3)) == ([0, 3], 4.5)
     assert refused.decision.retry_after == pytest.approx(1, abs=0.01)
+    assert refused.response is side.given[1]
     caller, side = Caller(kind, world, timeout=5), kind.side(world, Answer(429, 3), Answer(429, 3))
     refused = caller.refused(side, Request("other"))
     assert side.times == pytest.approx([4.5, 7.5], abs=0.01)

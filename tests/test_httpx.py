@@ -12,11 +12,12 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import linear_regression
-from typing import Any
+from typing import Any, Self
 from uuid import uuid4
 
 import httpx
@@ -25,6 +26,7 @@ import pytest
 import limitgate.httpx as door
 from limitgate import AsyncLimiter, ConfigError, Limiter, MemoryStore, RateLimited, StoreError
 from limitgate.httpx import AsyncRateLimitTransport, RateLimitTransport, host
+from limitgate.outbound.courtesy import MOST_READ
 from tests.doors import PATIENCE, server_process, uvicorn_process
 from tests.raw_server import Connection, RawServer, Script, raw_server, refusal, reply
 from tests.redis_server import RedisServer
@@ -398,17 +400,30 @@ BODY = json.dumps({"why": "slow down"}).encode()
     [
         (refusal("5", BODY), BODY),
         (refusal("5", gzip.compress(BODY), Content_Encoding="gzip"), BODY),
-        (refusal("5", gzip.compress(gzip.compress(BODY)), Content_Encoding="gzip, gzip"), BODY),
+        (refusal("5", gzip.compress(b"x" * MOST_READ), Content_Encoding="gzip"), b"x" * MOST_READ),
+        (refusal("5", gzip.compress(b"x" * (MOST_READ + 1)), Content_Encoding="gzip"), b""),
+        (refusal("5", gzip.compress(gzip.compress(BODY)), Content_Encoding="gzip, gzip"), b""),
         (refusal("5", BODY, Content_Encoding="klingon"), BODY),
         (refusal("5", b"no gzip", Content_Encoding="gzip"), b""),
         (refusal("5", gzip.compress(BODY)[:-12], Content_Encoding="gzip"), None),
         (refusal("5", b""), b""),
         (refusal("5", BODY, X_Why=b"\xfcberlastet", X_More="ü"), BODY),
     ],
-    ids=["plain", "gzip", "twice", "unknown", "no gzip", "half", "empty", "not ASCII"],
+    ids=[
+        "plain",
+        "gzip",
+        "gzip of as much as is read",
+        "gzip of more",
+        "twice",
+        "unknown",
+        "no gzip",
+        "half",
+        "empty",
+        "not ASCII",
+    ],
 )
 def test_the_refusal_can_be_read(use: Opens, serve: Opens, answer: bytes, body: bytes | None) -> None:
-    """As any response: its body, its fields, and what it answers. What cannot be decoded is left out."""
+    """As any response: its body, its fields, and what it answers. What cannot be decoded, or becomes too large, is left out."""
     server, user = serve(answer), use()
     response = user.refused("POST", f"{server.url}/a").response
     assert response.content == body or (body is None and BODY.startswith(response.content))
@@ -419,6 +434,18 @@ def test_the_refusal_can_be_read(use: Opens, serve: Opens, answer: bytes, body: 
         response.raise_for_status()
     if body == BODY:
         assert response.json() == {"why": "slow down"}
+
+
+def test_a_bomb_is_not_decoded(use: Opens, serve: Opens) -> None:
+    """A refusal that nobody has asked for takes no memory to speak of."""
+    bomb = gzip.compress(gzip.compress(b"x" * 100_000_000))
+    server, user = serve(refusal("5", bomb, Content_Encoding="gzip, gzip")), use(timeout=1)
+    tracemalloc.start()
+    try:
+        assert user.refused("GET", server.url).response.content == b""
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_fields_that_are_not_ascii_do_not_spoil_a_retry(use: Opens, serve: Opens) -> None:
@@ -692,6 +719,55 @@ def test_a_store_that_was_opened_is_closed(kind: type[User], own_redis: RedisSer
         assert inner.closed == 1
         if kind is AsyncUser:
             user.runner.close()
+
+
+class Entered(Inner):
+    """An inner transport that has something to open, and is told how it ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[Any] = []
+
+    def __enter__(self) -> Self:
+        self.told.append("entered")
+        return self
+
+    def __exit__(self, *how: object) -> None:
+        self.told.append(how[1])
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(self, *how: object) -> None:
+        self.__exit__(*how)
+
+
+@pytest.mark.parametrize("error", [None, ValueError("no")], ids=str)
+def test_an_inner_transport_is_entered(kind: type[User], own_redis: RedisServer, error: Exception | None) -> None:
+    """As it would be without ours around it; and the store is closed at the end."""
+    user = kind("9/second", limiter=own_redis.url, transport=Entered())
+    with contextlib.suppress(ValueError):
+        if kind is User:
+            with user.client:
+                user.get("http://example.com")
+                _raise(error)
+        else:
+            user.go(_within(user.client, error))
+    assert user.transport._transport.told == ["entered", error]
+    assert left(own_redis)
+    if kind is AsyncUser:
+        user.runner.close()
+
+
+async def _within(client: httpx.AsyncClient, error: Exception | None) -> None:
+    async with client:
+        await client.get("http://example.com")
+        _raise(error)
+
+
+def _raise(error: Exception | None) -> None:
+    if error:
+        raise error
 
 
 def test_a_limiter_that_was_given_stays_open(kind: type[User], own_redis: RedisServer) -> None:

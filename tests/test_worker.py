@@ -175,6 +175,17 @@ def test_ctrl_c_ends_cleanly(site: Site) -> None:
     assert sorted(note.job for note in site.finish(site.crew("1000/second", 2, idle=0.4), 30)) == list(range(30))
 
 
+def test_whoever_is_told_to_stop_gives_back_what_it_waits_with(site: Site) -> None:
+    """The next crew does not have to wait for the idle time, which is a minute."""
+    site.fill(8)
+    crew = site.crew("1/second", 3)
+    site.until(lambda: len(site.done) == 1 and len(site.pending()) == 3)
+    crew.terminate()
+    assert crew.wait(PATIENCE) == 0, site.output
+    assert len(site.pending()) == 3
+    assert sorted(note.job for note in site.finish(site.crew("1000/second", 2), 8)) == list(range(8))
+
+
 def test_only_what_was_left_is_claimed(site: Site) -> None:
     """Whoever holds a job says so, at a rate far slower than the idle time; what has failed is left, and tried again."""
     site.fill(4)
@@ -205,6 +216,7 @@ def test_a_redis_that_goes_away_and_comes_back(tmp_path: Path) -> None:
             server.start()
             assert sorted(note.job for note in site.finish(crew, 60)) == list(range(60))
             assert "Traceback" not in site.output
+            assert "no answer from Redis" in site.output
     finally:
         server.stop()
 

@@ -12,6 +12,13 @@ from example_app.worker.process import Options
 from limitgate import Limit
 
 
+def _at_least_one(text: str) -> int:
+    """A number of processes."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m example_app.worker", description="Drain a Redis Stream at a fixed rate.")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -19,7 +26,7 @@ def _arguments() -> argparse.Namespace:
     filling.add_argument("--jobs", type=int, default=3000)
     running = commands.add_parser("run", help="work on the jobs of the stream")
     running.add_argument("--rate", type=Limit, default=Limit("100/second"), help="of all processes together")
-    running.add_argument("--processes", type=int, default=4)
+    running.add_argument("--processes", type=_at_least_one, default=4)
     running.add_argument("--group", default="workers", help="the consumer group")
     running.add_argument("--idle", type=float, default=60, help="seconds after which a job of a dead worker is claimed")
     running.add_argument("--handler", default="example_app.worker.process:nothing", help="async function of a job's fields")

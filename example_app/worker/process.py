@@ -51,7 +51,7 @@ class Worker:
         working = asyncio.create_task(self._work())
 
         def stop() -> None:
-            """Let a job that is being worked on be finished; leave one that waits for its turn."""
+            """Let a job that is being worked on be finished; one that waits for its turn is given back."""
             self._is_stopping = True
             if not self._is_working:
                 working.cancel()
@@ -73,15 +73,18 @@ class Worker:
             jobs = Jobs(redis, stream, group, idle)
             paced = limiter.pace(jobs, rate, key=f"worker:{stream}")
             alive = asyncio.create_task(jobs.keep_alive())
-            while not self._is_stopping:
-                try:
-                    job, fields = await anext(paced)
-                except StoreError as error:
-                    log.warning("no turn for the job in hand, which is kept: %s", error)
-                    await asyncio.sleep(RETRY)
-                else:
-                    await self._do(job, fields, jobs)
-            alive.cancel()
+            try:
+                while not self._is_stopping:
+                    try:
+                        job, fields = await anext(paced)
+                    except StoreError as error:
+                        log.warning("no turn for the job in hand, which is kept: %s", error)
+                        await asyncio.sleep(RETRY)
+                    else:
+                        await self._do(job, fields, jobs)
+            finally:
+                alive.cancel()
+                await jobs.give_back()
 
     async def _do(self, job: str, fields: dict[str, str], jobs: Jobs) -> None:
         self._is_working = True

@@ -148,9 +148,9 @@ class Courtesy(Generic[Request]):
         if key is None:
             return (yield door.send(request))[0]
         deadline = time.monotonic() + self._timeout
-        refusals = 0
+        refusals, refused = 0, None
         while True:
-            yield from self._turn(door, key, deadline)
+            yield from self._turn(door, key, deadline, refused)
             response, answer = yield door.send(request)
             try:
                 pause = self._pause(key, answer)
@@ -170,8 +170,8 @@ class Courtesy(Generic[Request]):
                 raise RateLimited(_refusal(wait), refused)
             yield door.sleep(wait)
 
-    def _turn(self, door: Door, key: str, deadline: float) -> Steps:
-        """Wait for the next turn that lies in no pause."""
+    def _turn(self, door: Door, key: str, deadline: float, refused: Any) -> Steps:
+        """Wait for the next turn that lies in no pause, having been ``refused`` by the other side before, or not."""
         while True:
             pause = self._paused_for(key)
             if not pause:
@@ -180,11 +180,11 @@ class Courtesy(Generic[Request]):
                     return
                 pause = max(_banned_for(decision), self._paused_for(key))
                 if not (pause or decision.allowed):
-                    raise RateLimited(decision)
+                    raise RateLimited(decision, refused)
                 if not pause:
                     return
             if time.monotonic() + pause > deadline:
-                raise RateLimited(_refusal(pause))
+                raise RateLimited(_refusal(pause), refused)
             yield door.sleep(pause)
 
     def _taking(self, key: str, left: float) -> Generator[Any, Any, Decision | None]:
