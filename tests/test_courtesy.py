@@ -460,6 +460,15 @@ def test_a_bucket_as_empty_as_ours_is_no_reason_to_pause(kind: Kind, world: Worl
     assert side.times == pytest.approx([0] * 50 + [at], abs=0.001)
 
 
+def test_a_slow_answer_tells_of_when_it_was_asked_for(world: World) -> None:
+    """Our bucket was as empty then, and is full again only because the answer took so long."""
+    caller, side = Caller(KINDS["async"], world, "1/second burst 1"), AsyncSide(world, Answer(200, None, 1))
+    side.takes = 10
+    caller.ask(side)
+    caller.ask(side)
+    assert side.times == [0, 10]
+
+
 def test_a_bucket_of_ours_that_is_full_again_explains_nothing(kind: Kind, world: World) -> None:
     """What was empty once is not for ever."""
     caller = Caller(kind, world, "2/second")

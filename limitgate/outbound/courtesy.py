@@ -151,9 +151,10 @@ class Courtesy(Generic[Request]):
         refusals, refused = 0, None
         while True:
             yield from self._turn(door, key, deadline, refused)
+            full_in = self._full_in(key)
             response, answer = yield door.send(request)
             try:
-                pause = self._pause(key, answer)
+                pause = _pause(answer, max(full_in, self._full_in(key)))
                 if pause:
                     yield from self._heed(key, pause, answer)
                 if not answer.refused:
@@ -221,18 +222,8 @@ class Courtesy(Generic[Request]):
         """For how many seconds more a key is to be left alone, as far as this process has heard."""
         return max(0.0, self._paused.get(key, 0.0) - time.monotonic())
 
-    def _pause(self, key: str, answer: Answer) -> float:
-        """For how many seconds an answer wants its key to be left alone."""
-        if answer.refused:
-            return answer.pause or _backoff(1)
-        is_known = answer.exhausted is not None and answer.exhausted <= self._full_in(key) + _ROUNDING
-        return 0.0 if is_known and answer.retry_after is None else answer.pause or 0.0
-
     def _full_in(self, key: str) -> float:
-        """In how many seconds our own bucket will be full again, where it is empty.
-
-        If theirs is no longer about it, then it is as empty as ours, and our turns are spaced as they want them.
-        """
+        """In how many seconds our own bucket will be full again, where it was found empty."""
         return self._empty.get(key, -math.inf) - time.monotonic()
 
     def _heed(self, key: str, pause: float, answer: Answer) -> Steps:
@@ -243,6 +234,19 @@ class Courtesy(Generic[Request]):
         _log.info("%r answered %d and is left alone for %.3g s", key, answer.status, pause)
         with suppress(StoreError):
             yield self._limiter.ban(key, pause)
+
+
+def _pause(answer: Answer, full_in: float) -> float:
+    """For how many seconds an answer wants its key to be left alone.
+
+    ``full_in`` is in how many seconds our own bucket is full again, as it was when they were asked or as it is now: nobody
+    knows which of them they tell of. If theirs has no more to wait for, then it is as empty as ours, and our turns are spaced
+    as they want them.
+    """
+    if answer.refused:
+        return answer.pause or _backoff(1)
+    is_known = answer.exhausted is not None and answer.exhausted <= full_in + _ROUNDING
+    return 0.0 if is_known and answer.retry_after is None else answer.pause or 0.0
 
 
 def _refusal(wait: float) -> Decision:
