@@ -176,6 +176,10 @@ class RateLimited(LimitGateError):  # noqa: N818 - the name is part of the publi
         self.decision = decision
         self.response = response
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process goes what was decided, without what it was worked out from, and without a response."""
+        return RateLimited, (self.decision._replace(evidence=((), (), ()), settlement=None),)
+
 
 def decide(plan: Plan, reading: Reading, settlement: Settlement | None = None) -> Decision:
     """The decision that follows from what the store read, as it stands after the plan was carried out."""

@@ -56,7 +56,7 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
         limiter: AsyncLimiter | str = "memory://",
         transport: httpx.AsyncBaseTransport | None = None,
         key: Callable[[httpx.Request], str | None] = host,
-        timeout: float | None = 60.0,
+        timeout: float | None = 120.0,
         on_error: OnError = "local",
         repeatable: Callable[[httpx.Request], bool] = repeatable,
     ) -> None:
@@ -111,7 +111,7 @@ class RateLimitTransport(httpx.BaseTransport):
         limiter: Limiter | str = "memory://",
         transport: httpx.BaseTransport | None = None,
         key: Callable[[httpx.Request], str | None] = host,
-        timeout: float | None = 60.0,
+        timeout: float | None = 120.0,
         on_error: OnError = "local",
         repeatable: Callable[[httpx.Request], bool] = repeatable,
     ) -> None:

@@ -164,7 +164,7 @@ class AsyncLimiter(Verbs):
 
             return limited
 
-        self.check("", *limits, cost=cost, timeout=timeout)
+        self.validate("", *limits, cost=cost, timeout=timeout)
         return decorate
 
     def pace(
@@ -187,7 +187,7 @@ class AsyncLimiter(Verbs):
         for limits that book no turns, and with ``even`` for those without a burst and for `Configured`.
         """
         spacing = Spacing(limits, cost, even=even)
-        self.check(key, *limits, timeout=None)
+        self.validate(key, *limits, timeout=None)
         return AsyncPace(source, partial(self.wait, key), spacing)
 
     async def aclose(self) -> None:
@@ -319,7 +319,7 @@ class Limiter(Verbs):
 
             return limited
 
-        self.check("", *limits, cost=cost, timeout=timeout)
+        self.validate("", *limits, cost=cost, timeout=timeout)
         return decorate
 
     def pace(
@@ -342,7 +342,7 @@ class Limiter(Verbs):
         that book no turns, and with ``even`` for those without a burst and for `Configured`.
         """
         spacing = Spacing(limits, cost, even=even)
-        self.check(key, *limits, timeout=None)
+        self.validate(key, *limits, timeout=None)
         return Pace(source, partial(self.wait, key), spacing)
 
     def close(self) -> None:

@@ -55,7 +55,7 @@ class RateLimitAdapter(BaseAdapter):
         limiter: Limiter | str = "memory://",
         adapter: BaseAdapter | None = None,
         key: Callable[[PreparedRequest], str | None] = host,
-        timeout: float | None = 60.0,
+        timeout: float | None = 120.0,
         on_error: OnError = "local",
         repeatable: Callable[[PreparedRequest], bool] = repeatable,
     ) -> None:

@@ -65,7 +65,7 @@ class RateLimitPoolManager(PoolManager):
         limiter: Limiter | str = "memory://",
         manager: PoolManager | None = None,
         key: Callable[[Request], str | None] = host,
-        timeout: float | None = 60.0,
+        timeout: float | None = 120.0,
         on_error: OnError = "local",
         repeatable: Callable[[Request], bool] = repeatable,
     ) -> None:

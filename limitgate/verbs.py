@@ -193,7 +193,7 @@ class Verbs:
                 return self._plan(verb, key, found.limits, cost, self._known.process if found.per_process else None)
         return self._plan(verb, key, limits, cost)
 
-    def check(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | None = 0) -> None:
+    def validate(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | None = 0) -> None:
         """Raise what `hit` would raise, or `wait` with a timeout other than 0, for what makes no sense; asks nobody."""
         if any(isinstance(limit, Configured) for limit in limits):
             limits = ("1/second",)

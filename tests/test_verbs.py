@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -622,10 +623,10 @@ def test_a_function_of_the_other_kind() -> None:
 def test_a_mistake_in_a_decorator_shows_at_once(limits: list[Any], options: dict[str, Any]) -> None:
     """Not with the first call, but where it is written."""
     limiter = Limiter("memory://")
-    for check in (limiter.limited, partial(limiter.check, "key")):
+    for check in (limiter.limited, partial(limiter.validate, "key")):
         with pytest.raises((TypeError, ValueError, ConfigError)):
             check(*limits, **options)
-    limiter.check("key", "10/minute", "1/second", timeout=None)
+    limiter.validate("key", "10/minute", "1/second", timeout=None)
 
 
 def test_a_key_that_is_no_text() -> None:
@@ -633,6 +634,16 @@ def test_a_key_that_is_no_text() -> None:
     limited = Limiter("memory://").limited("1/day", key=lambda user: user)(lambda user: user)
     with pytest.raises(TypeError, match="expected text"):
         limited(5)
+
+
+def test_a_refusal_goes_to_another_process() -> None:
+    """As errors do that a pool of processes hands on: the decision is in it, not what it was worked out from."""
+    with pytest.raises(RateLimited) as caught:
+        Limiter(MemoryStore(Clock())).limited("1/minute", cost=2)(lambda: None)()
+    error = RateLimited(caught.value.decision, response=object())
+    there = pickle.loads(pickle.dumps(error))
+    assert (str(there), there.response, there.decision.windows) == (str(error), None, ())
+    assert there.decision == error.decision._replace(evidence=((), (), ()), settlement=None)
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from uuid import uuid4
 
 import pytest
 
+from example_app.worker import __main__ as program
 from example_app.worker.jobs import connect, fill
 from tests.doors import PATIENCE
 from tests.redis_server import RedisServer
@@ -233,3 +234,17 @@ def test_workers_whose_parent_was_killed_end(site: Site) -> None:
     time.sleep(0.2)
     assert len(site.done) == before
     assert len(site.pending()) <= 2
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [("--rate=3 at once", "books no turns"), ("--rate=often", "is not a limit"), ("--processes=0", "invalid")],
+)
+def test_mistakes_are_told_before_any_process_starts(
+    option: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever starts the crew is told what is wrong with an option."""
+    monkeypatch.setattr(sys, "argv", ["worker", "run", option])
+    with pytest.raises(SystemExit):
+        program._arguments()
+    assert said in capsys.readouterr().err

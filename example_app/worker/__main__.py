@@ -9,7 +9,7 @@ import pkgutil
 from example_app.worker.crew import lead
 from example_app.worker.jobs import connect, fill
 from example_app.worker.process import Options
-from limitgate import Limit
+from limitgate import AsyncLimiter, ConfigError, Limit
 
 
 def _at_least_one(text: str) -> int:
@@ -19,13 +19,23 @@ def _at_least_one(text: str) -> int:
     return int(text)
 
 
+def _rate(text: str) -> Limit:
+    """A limit that jobs can be paced by."""
+    try:
+        limit = Limit(text)
+        AsyncLimiter("memory://").pace((), limit)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return limit
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m example_app.worker", description="Drain a Redis Stream at a fixed rate.")
     commands = parser.add_subparsers(dest="command", required=True)
     filling = commands.add_parser("fill", help="add jobs to the stream")
     filling.add_argument("--jobs", type=int, default=3000)
     running = commands.add_parser("run", help="work on the jobs of the stream")
-    running.add_argument("--rate", type=Limit, default=Limit("100/second"), help="of all processes together")
+    running.add_argument("--rate", type=_rate, default=Limit("100/second"), help="of all processes together")
     running.add_argument("--processes", type=_at_least_one, default=4)
     running.add_argument("--group", default="workers", help="the consumer group")
     running.add_argument("--idle", type=float, default=60, help="seconds after which a job of a dead worker is claimed")

@@ -125,7 +125,7 @@ class Courtesy(Generic[Request]):
         if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
             raise ConfigError(f"timeout is {timeout!r:.40}, expected seconds of at least 0, or None for as long as it takes")
         if limits:
-            limiter.check("", *limits, timeout=None)
+            limiter.validate("", *limits, timeout=None)
         self._limits = limits
         self._limiter = limiter
         self._local = (AsyncLimiter if isinstance(limiter, AsyncLimiter) else Limiter)(MemoryStore())
@@ -174,19 +174,20 @@ class Courtesy(Generic[Request]):
     def _turn(self, door: Door, key: str, deadline: float, refused: Any) -> Steps:
         """Wait for the next turn that lies in no pause, having been ``refused`` by the other side before, or not."""
         while True:
-            pause = self._paused_for(key)
+            pause, banned = self._paused_for(key), 0.0
             if not pause:
                 decision = yield from self._taking(key, max(0.0, deadline - time.monotonic()))
                 if decision is None:
                     return
-                pause = max(_banned_for(decision), self._paused_for(key))
+                banned = _banned_for(decision)
+                pause = max(banned, self._paused_for(key))
                 if not (pause or decision.allowed):
                     raise RateLimited(decision, refused)
                 if not pause:
                     return
             if time.monotonic() + pause > deadline:
                 raise RateLimited(_refusal(pause), refused)
-            yield door.sleep(pause)
+            yield door.sleep(min(pause, _HEARD) if banned else pause)  # somebody may lift a ban
 
     def _taking(self, key: str, left: float) -> Generator[Any, Any, Decision | None]:
         """Take the next turn within so many seconds, and see whether it lies in a pause; None if nobody knows."""
@@ -230,7 +231,7 @@ class Courtesy(Generic[Request]):
         """Leave a key alone, in this process and in all that share the store."""
         if pause <= self._paused_for(key):
             return
-        _remember(self._paused, key, time.monotonic() + pause)
+        _remember(self._paused, key, max(time.monotonic() + pause, self._paused.get(key, 0.0)))  # as threads do so, too
         _log.info("%r answered %d and is left alone for %.3g s", key, answer.status, pause)
         with suppress(StoreError):
             yield self._limiter.ban(key, pause)
