@@ -306,10 +306,14 @@ def test_a_pause_is_shared_through_redis(service: Service, redis_server: RedisSe
     """What one was told another does not have to be told."""
     service.answers = [LATER]
     prefix = uuid4().hex
-    with session(limiter=Limiter(redis_server.url, key_prefix=prefix)) as one, pytest.raises(RateLimited):
-        one.get(service.url)
-    with session(limiter=Limiter(redis_server.url, key_prefix=prefix)) as other, pytest.raises(RateLimited) as refused:
-        other.get(service.url)
+    with Limiter(redis_server.url, key_prefix=prefix) as one, session(limiter=one) as http, pytest.raises(RateLimited):
+        http.get(service.url)
+    with (
+        Limiter(redis_server.url, key_prefix=prefix) as other,
+        session(limiter=other) as http,
+        pytest.raises(RateLimited) as refused,
+    ):
+        http.get(service.url)
     assert refused.value.response is None
     assert 3590 < refused.value.decision.retry_after <= 3600
     assert len(service.asked) == 1

@@ -431,13 +431,18 @@ def test_a_pause_is_shared_through_redis(service: Service, redis_server: RedisSe
     """What one was told another does not have to be told."""
     service.answers = [LATER]
     prefix = uuid4().hex
-    with RateLimitPoolManager(limiter=Limiter(redis_server.url, key_prefix=prefix)) as one, pytest.raises(RateLimited):
-        one.request("GET", service.url)
     with (
-        RateLimitPoolManager(limiter=Limiter(redis_server.url, key_prefix=prefix)) as other,
+        Limiter(redis_server.url, key_prefix=prefix) as one,
+        RateLimitPoolManager(limiter=one) as http,
+        pytest.raises(RateLimited),
+    ):
+        http.request("GET", service.url)
+    with (
+        Limiter(redis_server.url, key_prefix=prefix) as other,
+        RateLimitPoolManager(limiter=other) as http,
         pytest.raises(RateLimited) as refused,
     ):
-        other.request("GET", service.url)
+        http.request("GET", service.url)
     assert refused.value.response is None
     assert 3590 < refused.value.decision.retry_after <= 3600
     assert len(service.asked) == 1
