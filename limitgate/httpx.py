@@ -16,12 +16,11 @@ from limitgate.configured import Configured
 from limitgate.limiter import AsyncLimiter, Limiter
 from limitgate.limits import Limit
 from limitgate.outbound.answers import Answer, answer_of
-from limitgate.outbound.courtesy import LONGEST_READ, MOST_READ, Courtesy, arun, is_idempotent, limiter_of, run
+from limitgate.outbound.courtesy import LONGEST_READ, MOST_READ, OF_BODIES, Courtesy, arun, is_idempotent, limiter_of, run
 from limitgate.rules import OnError
 
 __all__ = ["AsyncRateLimitTransport", "RateLimitTransport", "host", "repeatable"]
 
-_OF_BODIES = (b"content-encoding", b"content-length", b"transfer-encoding")
 _PIECE = 64
 """Bytes of a refusal's body that are decoded together."""
 
@@ -173,7 +172,7 @@ def _having_read(response: httpx.Response, body: bytes | None) -> httpx.Response
     headers = response.headers.raw
     if body is not None and _is_readable(response.headers, body):
         return same(headers=headers, content=body)
-    return same(headers=[each for each in headers if each[0].lower() not in _OF_BODIES])
+    return same(headers=[each for each in headers if each[0].lower().decode("latin-1") not in OF_BODIES])
 
 
 def _is_readable(headers: httpx.Headers, body: bytes) -> bool:

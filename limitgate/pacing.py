@@ -64,17 +64,13 @@ def _check(limit: Limit | Configured, *, even: bool) -> None:
         raise ConfigError(f"{limit!r} has no burst to be made smaller, it spaces requests by itself: expected even=False")
 
 
+@lru_cache(maxsize=4096)
 def evenly(limit: Limit, cost: int) -> Limit:
     """A limit of the same rate and bucket, with a burst of what comes in 10 ms: at least 1, at most the burst that it has.
 
     For an item that costs more the burst is just that cost, so that it passes as soon as all before it is paid for.
     """
-    return _with_burst(limit, min(limit.burst, max(1, limit.count // (limit.period * GRAIN), cost)))
-
-
-@lru_cache(maxsize=4096)
-def _with_burst(limit: Limit, burst: int) -> Limit:
-    return Limit(f"{limit.count} per {limit.period} seconds", burst=burst, algorithm=limit.algorithm, borrow=limit.borrow)
+    return limit.less(max(0, limit.burst - max(1, limit.count // (limit.period * GRAIN), cost)))
 
 
 def pause(refused: Decision) -> float:

@@ -14,8 +14,8 @@ from limitgate.configured import Configured
 from limitgate.limiter import Limiter
 from limitgate.limits import Limit
 from limitgate.outbound.answers import Answer, answer_of
-from limitgate.outbound.courtesy import Courtesy, is_idempotent, limiter_of, run
-from limitgate.outbound.urllib3 import OF_BODIES, host_of, kept
+from limitgate.outbound.courtesy import OF_BODIES, Courtesy, is_idempotent, limiter_of, run
+from limitgate.outbound.urllib3 import host_of, in_memory, kept
 from limitgate.rules import OnError
 
 __all__ = ["RateLimitAdapter", "host", "repeatable"]
@@ -105,4 +105,4 @@ class _Door:
         response.close()
 
     def repeatable(self, request: PreparedRequest) -> bool:
-        return request.body is None or isinstance(request.body, str | bytes | bytearray)
+        return in_memory(request.body)

@@ -17,7 +17,7 @@ from limitgate.limiter import Limiter
 from limitgate.limits import Limit
 from limitgate.outbound.answers import Answer, answer_of
 from limitgate.outbound.courtesy import Courtesy, is_idempotent, limiter_of, run
-from limitgate.outbound.urllib3 import host_of, kept
+from limitgate.outbound.urllib3 import host_of, in_memory, kept
 from limitgate.rules import OnError
 
 __all__ = ["RateLimitPoolManager", "Request", "host", "repeatable"]
@@ -190,4 +190,4 @@ class _Door:
         response.release_conn()
 
     def repeatable(self, request: Request) -> bool:
-        return request.body is None or isinstance(request.body, str | bytes | bytearray)
+        return in_memory(request.body)

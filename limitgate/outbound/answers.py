@@ -72,8 +72,8 @@ def _retry_after(value: str, date: str | None, now: float) -> float | None:
 
 def _exhausted(field: Field, now: float) -> float | None:
     """Seconds until something is left again, by the first of the fields that says what is left."""
-    found = _policies(field("ratelimit") or "")
-    if found:
+    value = field("ratelimit")
+    if value and (found := _policies(value)):
         waits = [wait for remaining, wait in found if remaining == 0 and wait is not None]
         return min(max(waits), LONGEST) if waits else None
     for remaining_name, reset_name in _COUNTS:

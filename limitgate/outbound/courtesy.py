@@ -20,6 +20,7 @@ from limitgate.errors import ConfigError, StoreError
 from limitgate.limiter import AsyncLimiter, Limiter
 from limitgate.limits import Limit
 from limitgate.outbound.answers import Answer
+from limitgate.pacing import LOOK_AGAIN
 from limitgate.rules import OnError
 from limitgate.stores import MemoryStore
 
@@ -29,6 +30,8 @@ Steps = Generator[Any, Any, Any]
 
 _IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
 """Methods that mean the same once and twice (RFC 9110 section 9.2.2)."""
+OF_BODIES = ("content-encoding", "content-length", "transfer-encoding")
+"""Fields that a response does without where it has lost its body."""
 MOST_READ = 65_536
 """Bytes of a refusal's body that are read at most."""
 LONGEST_READ = 1.0
@@ -187,7 +190,7 @@ class Courtesy(Generic[Request]):
                     return
             if time.monotonic() + pause > deadline:
                 raise RateLimited(_refusal(pause), refused)
-            yield door.sleep(min(pause, _HEARD) if banned else pause)  # somebody may lift a ban
+            yield door.sleep(min(pause, LOOK_AGAIN) if banned else pause)  # somebody may lift a ban
 
     def _taking(self, key: str, left: float) -> Generator[Any, Any, Decision | None]:
         """Take the next turn within so many seconds, and see whether it lies in a pause; None if nobody knows."""

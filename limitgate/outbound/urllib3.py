@@ -13,10 +13,8 @@ from urllib3.exceptions import HTTPError
 from urllib3.response import HTTPResponse
 from urllib3.util import parse_url
 
-from limitgate.outbound.courtesy import LONGEST_READ, MOST_READ
+from limitgate.outbound.courtesy import LONGEST_READ, MOST_READ, OF_BODIES
 
-OF_BODIES = ("content-encoding", "content-length", "transfer-encoding")
-"""Fields that a response does without where it has lost its body."""
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -25,6 +23,11 @@ def host_of(url: str) -> str:
     scheme, _, host, port, *_ = parse_url(url)
     name = (host or "").removesuffix(".")  # a name that ends in a dot is the same one
     return name if port is None or port == _PORTS.get(scheme or "http") else f"{name}:{port}"
+
+
+def in_memory(body: object) -> bool:
+    """Whether a request's body is there to be sent again; one that is streamed is gone."""
+    return body is None or isinstance(body, str | bytes | bytearray)
 
 
 def kept(response: HTTPResponse) -> HTTPResponse:
