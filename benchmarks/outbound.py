@@ -16,11 +16,13 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
 from multiprocessing.connection import Connection
 
 import httpx
 
 from benchmarks.redis_side import own_server
+from benchmarks.report import table
 from limitgate import AsyncLimiter, Limiter
 from limitgate.httpx import AsyncRateLimitTransport, RateLimitTransport
 
@@ -174,17 +176,17 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--rates", type=int, nargs="*", default=[20, 100, 500], help="requests in a second")
     options = parser.parse_args(arguments)
     with own_server() as server, other_side() as url:
-        print("| calls | CPU of a call, µs | over bare httpx |\n|---|---:|---:|")
-        bare = 0.0
+        bare, costs = 0.0, []
         for name, figure in cost(url, server.url, options.rounds).items():
-            if "memory" not in name and "Redis" not in name:
-                bare = figure
-            print(f"| {name} | {figure:.0f} | {f'+{figure - bare:.0f}' if figure is not bare else ''} |", flush=True)
-        print("\n| limit | processes | requests | in a second | of the limit |\n|---|---:|---:|---:|---:|")
-        for number in options.rates:
-            for processes in (1, 4):
-                seen, kept = rate(url, server.url, f"{number}/second burst 1", processes, options.seconds)
-                print(f"| {number}/second | {processes} | {seen} | {kept:.2f} | {kept / number:.2%} |", flush=True)
+            is_bare = "memory" not in name and "Redis" not in name
+            bare = figure if is_bare else bare
+            costs.append([name, f"{figure:.0f}", "" if is_bare else f"+{figure - bare:.0f}"])
+        print(table(["calls", "CPU of a call, µs", "over bare httpx"], costs), end="\n\n", flush=True)
+        kept = []
+        for number, processes in product(options.rates, (1, 4)):
+            seen, found = rate(url, server.url, f"{number}/second burst 1", processes, options.seconds)
+            kept.append([f"{number}/second", str(processes), str(seen), f"{found:.2f}", f"{found / number:.2%}"])
+        print(table(["limit", "processes", "requests", "in a second", "of the limit"], kept))
 
 
 if __name__ == "__main__":
