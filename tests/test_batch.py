@@ -167,7 +167,7 @@ async def test_a_full_queue_takes_no_more_until_there_is_room(redis_server: Redi
         requests = begin(store, *[plan] * (MAX_FLYING * MAX_BATCH))
         await proxy.called(known + MAX_FLYING)
         requests += begin(store, *[plan] * MAX_QUEUED)
-        assert await ask(store, plan, plan) == ["timeout"] * 2
+        assert await ask(store, plan, plan) == ["overload"] * 2
         proxy.release()
         assert await ends(requests) == [True] * 10_000 + [False] * (MAX_FLYING * MAX_BATCH)
         assert await ask(store, plan, a_plan()) == [False, True]

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 from limitgate.plan import Plan, Reading
 from limitgate.stores import wire
 
 Request = tuple[Plan, float, "asyncio.Future[Reading]"]
-"""What is asked, by when on the loop's clock, and whom to tell."""
+"""What is asked, how long Redis may have been silent until it is overdue (see `Batcher`), and whom to tell."""
 
 
 class Batch(wire.Call):
     """Requests that share a call."""
 
-    __slots__ = ("again", "requests")
+    __slots__ = ("_due", "again", "requests", "silence", "since")
 
     def __init__(self, requests: list[Request]) -> None:
         super().__init__([plan for plan, _, _ in requests])
         self.requests = requests
         self.again = False
         """Whether it was sent before, on a connection that turned out to be dead."""
+        self.since = 0.0
+        """When it was first sent, by the `ListeningClock`."""
+        self.silence = 0.0
+        """How long Redis had been silent then."""
+        self._due: float | None = None
 
     @property
     def is_wanted(self) -> bool:
@@ -31,9 +37,24 @@ class Batch(wire.Call):
         return False
 
     @property
-    def deadline(self) -> float:
-        """When the first of its requests is overdue."""
-        return min(deadline for _, deadline, _ in self.requests)
+    def due(self) -> float:
+        """When the first of its requests is overdue, by the `ListeningClock`, or before; infinity if nobody waits."""
+        if self._due is None:
+            first = min([silence for _, silence, waiting in self.requests if not waiting.done()], default=math.inf)
+            self._due = self.since + first - self.silence
+        return self._due
+
+    def overdue(self, now: float) -> list[Request]:
+        """Its requests that have waited too long."""
+        self._due = None
+        silence = self.silence + now - self.since
+        return [request for request in self.requests if request[1] <= silence and not request[2].done()]
+
+    def follow(self, other: wire.Call) -> None:
+        """Be sent as another batch that it is a part of."""
+        super().follow(other)
+        if isinstance(other, Batch):
+            self.since, self.silence = other.since, other.silence
 
     def each(self) -> list[Batch]:
         """Its requests as batches of their own, their plans just as they are."""

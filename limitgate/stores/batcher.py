@@ -10,6 +10,7 @@ marked so: nobody else notices.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
@@ -22,18 +23,19 @@ from limitgate.stores import wire
 from limitgate.stores.batch import Batch, Request
 from limitgate.stores.breaker import PROBE_TIMEOUT
 from limitgate.stores.dialer import CONNECT_TIMEOUT
-from limitgate.stores.faults import Redirection, store_error, unsendable
+from limitgate.stores.faults import Redirection, no_room, store_error, unsendable
+from limitgate.stores.listening import ListeningClock
 from limitgate.stores.pipeline import Pipeline
 from limitgate.stores.scripted import MAX_BATCH, MAX_CHARGES, Outcome, Scripted
 
 MAX_FLYING = 16
 """Calls that may be on their way at a time."""
-MAX_QUEUED = 10_000
+MAX_QUEUED = 50_000
 """Requests that may wait until they are sent."""
-GRAIN = 0.005
-"""Seconds between two looks for overdue requests, at least: under a stall each look goes through all that wait."""
 SILENCE = 1.0
 """Seconds without any reply after which a connection with a request overdue is given up."""
+NO_ROOM_PAUSE = 0.05
+"""Seconds for which nobody tries to connect after there was no room for a connection in this process."""
 
 
 class Elsewhere(Protocol):
@@ -52,8 +54,8 @@ class Elsewhere(Protocol):
 class Batcher:
     """Sends the plans of one event loop to Redis, on a connection of its own.
 
-    ``dial`` gives a redis-py connection, ``script`` knows what to send and what a reply means, ``server`` is what log
-    lines call it. Connecting goes on in a task of its own past the deadline of the request that began it. Where the server is
+    ``dial`` gives a redis-py connection, ``script`` knows what to send and what a reply means, ``clock`` is the loop's,
+    ``server`` is what log lines call it. Connecting goes on in a task of its own past the deadline of the request that began it. Where the server is
     a node of a cluster, ``cluster`` knows the others.
     """
 
@@ -61,6 +63,7 @@ class Batcher:
         self,
         dial: Callable[[], Awaitable[Any]],
         script: Scripted,
+        clock: ListeningClock,
         *,
         server: str = "Redis",
         cluster: Elsewhere | None = None,
@@ -69,8 +72,11 @@ class Batcher:
         self._server = server
         self._dial = dial
         self._script = script
+        self._clock = clock
         self._cluster = cluster
         self._queue: deque[Request] = deque()
+        self._queue_is_due = math.inf
+        """What `_silence` is when the first request in the queue is overdue, or less."""
         self._again: deque[Batch] = deque()
         self._parked: list[Batch] = []
         self._turn_will_end = False
@@ -79,7 +85,13 @@ class Batcher:
         """The one in use, and those that only wait for their last replies."""
         self._script_is_unknown = False
         self._connecting: asyncio.Task[None] | None = None
-        self._alarm: asyncio.TimerHandle | None = None
+        self._no_room_until = 0.0
+        self._silence = 0.0
+        """Seconds for which Redis owed an answer and gave none, by the clock."""
+        self._looked: float | None = None
+        """What the clock said when it was last looked at; None while nobody waits."""
+        self._was_heard = False
+        """Whether anything was answered since then."""
         self._probe_timer: asyncio.TimerHandle | None = None
 
     def spend(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
@@ -92,20 +104,28 @@ class Batcher:
 
     def ask(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
         """`spend`, but whether or not Redis has stopped answering."""
-        if len(self._queue) >= MAX_QUEUED:
-            raise StoreError(f"{MAX_QUEUED} requests wait for Redis already", "timeout")
-        self.breaker.asked(plan)
         loop = asyncio.get_running_loop()
+        if len(self._queue) >= MAX_QUEUED:
+            raise StoreError(f"{MAX_QUEUED} requests wait for {self._server} already", "overload")
+        if self._pipeline is None and loop.time() < self._no_room_until:
+            raise no_room()
+        self.breaker.asked(plan)
         reading = loop.create_future()
-        deadline = loop.time() + timeout
-        self._queue.append((plan, deadline, reading))
-        self._set_alarm(deadline)
+        due = self._silence + timeout
+        self._queue.append((plan, due, reading))
+        self._queue_is_due = min(self._queue_is_due, due)
+        self._listen()
         if len(self._queue) == MAX_BATCH:
             self._flush()  # Redis can begin while the rest of a large crowd is still arriving
         elif not self._turn_will_end:
             self._turn_will_end = True
             loop.call_soon(self._end_turn)
         return reading
+
+    def connect(self) -> None:
+        """Begin to connect, if there is no connection. Nobody waits for it."""
+        if not self._pipeline:
+            self._begin_to_connect()
 
     @property
     def is_idle(self) -> bool:
@@ -117,10 +137,10 @@ class Batcher:
         connecting, self._connecting = self._connecting, None
         if connecting is not None:
             connecting.cancel()
-        for timer in (self._alarm, self._probe_timer):
-            if timer is not None:
-                timer.cancel()
-        self._alarm = self._probe_timer = self._pipeline = None
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
+        self._clock.forget(self)
+        self._looked = self._probe_timer = self._pipeline = None
         self.breaker = self._script.breaker(self._server, instead_of=self.breaker)
         for pipeline in list(self._pipelines):
             pipeline.give_up()
@@ -141,7 +161,7 @@ class Batcher:
             self._fail(batch, error)
             return
         self._again.append(batch)
-        self._set_alarm(batch.deadline)
+        self._listen()
         self._flush()
 
     def park(self, batch: Batch, pause: float) -> None:
@@ -162,8 +182,8 @@ class Batcher:
         """Send what waits, as far as there is a connection and not too much is on its way."""
         pipeline = self._pipeline
         if not pipeline:
-            if (self._queue or self._again) and self._connecting is None:
-                self._connecting = asyncio.create_task(self._connect())
+            if self._queue or self._again:
+                self._begin_to_connect()
             return
         if self._script_is_unknown and pipeline.flying:
             return  # batches that are sent once more keep their place before those to come
@@ -174,18 +194,27 @@ class Batcher:
             elif requests := self._next_requests():
                 for batch in (Batch(requests),) if self._cluster is None else self._cluster.apart(requests):
                     self._script.outgoing(batch)
+                    batch.silence = self._silence
+                    batch.since = self._clock.now()
                     self._send(batch, pipeline)
         pipeline.flush()
 
     def _next_requests(self) -> list[Request]:
-        """The requests to send next, without those that nobody waits for any more."""
+        """The requests to send next, without those that nobody waits for any more, or that are refused for all that is known."""
         requests: list[Request] = []
         charges = 0
+        refused = self._script.refused
         while self._queue and len(requests) < MAX_BATCH and charges < MAX_CHARGES:
             request = self._queue.popleft()
-            if not request[2].done():
-                requests.append(request)
-                charges += len(request[0].charges)
+            plan, _, waiting = request
+            if waiting.done():
+                continue
+            reading = refused(plan)  # since it came others like it may have been
+            if reading is not None:
+                waiting.set_result(reading)
+                continue
+            requests.append(request)
+            charges += len(plan.charges)
         return requests
 
     def _send(self, batch: Batch, pipeline: Pipeline[Batch]) -> None:
@@ -203,6 +232,7 @@ class Batcher:
 
         One that nobody waits for any more is no sign that Redis answers.
         """
+        self._was_heard = True
         if isinstance(reply, NoScriptError) and not batch.in_full:
             batch.in_full = self._script_is_unknown = True
             self._send(batch, pipeline)
@@ -259,7 +289,8 @@ class Batcher:
                 _fail(given_back, lost)  # a charge may be made twice, this may not
                 if requests := [request for request in batch.requests if not request[2].done()]:
                     again = Batch(requests)
-                    again.again, again.asking, again.in_full = True, batch.asking, batch.in_full
+                    again.follow(batch)
+                    again.again, again.asking = True, batch.asking
                     self._script.outgoing(again)
                     self._again.append(again)
             else:
@@ -271,9 +302,13 @@ class Batcher:
             self._dial_at_once()
         self._flush()
 
+    def _begin_to_connect(self) -> None:
+        if self._connecting is None:
+            self._connecting = asyncio.create_task(self._connect())
+
     async def _connect(self) -> None:
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT):
+            async with self._clock.within(CONNECT_TIMEOUT):
                 connection = await self._dial()
         except Exception as error:  # noqa: BLE001 - whatever kept us from connecting is told to those who wait
             self._not_connected(error)
@@ -281,10 +316,11 @@ class Batcher:
         finally:
             if self._connecting is asyncio.current_task():
                 self._connecting = None
-        pipeline = Pipeline(connection, self._answered, self._lost)
+        pipeline = Pipeline(connection, self._answered, self._lost, self._clock.now)
         if not pipeline:  # its end was told before there was a pipeline to tell
             self._not_connected(ConnectionResetError("Redis closed the connection as soon as it was made"))
             return
+        self._was_heard = True
         self._pipeline = pipeline
         self._pipelines.add(pipeline)
         if self._probe_timer is not None:  # there is something new to look at
@@ -293,8 +329,11 @@ class Batcher:
         self._flush()
 
     def _not_connected(self, error: Exception) -> None:
-        self._fail_unsent(error)
         failure = store_error(error)
+        self._fail_unsent(error)
+        if failure.fault == "overload":
+            self._no_room_until = asyncio.get_running_loop().time() + NO_ROOM_PAUSE
+            return
         self._failed(failure)
         if failure.fault == "timeout":
             self._dial_at_once()
@@ -304,37 +343,60 @@ class Batcher:
         if not self.breaker.healthy and self._pipeline is None and self._connecting in (None, asyncio.current_task()):
             self._connecting = asyncio.create_task(self._connect())
 
-    def _set_alarm(self, deadline: float) -> None:
-        """Look for overdue requests at the first deadline; one alarm does for all that come before it rings."""
-        if self._alarm is not None:
-            if self._alarm.when() <= deadline:
-                return
-            self._alarm.cancel()
-        self._alarm = asyncio.get_running_loop().call_at(deadline, self._expire)
+    def _listen(self) -> None:
+        """Look for requests that are overdue, for as long as somebody waits."""
+        if self._looked is None:
+            self._looked = self._clock.now()
+            self._clock.watch(self)
+
+    def listened(self) -> float | None:
+        """Note what Redis has been silent for. Seconds until a request is overdue; None if nobody waits."""
+        now = self._clock.now()
+        passed, self._looked = now - (now if self._looked is None else self._looked), now
+        if self._owes and not self._was_heard:
+            self._silence += passed
+        self._was_heard = False
+        if not self._queue:
+            self._queue_is_due = math.inf
+        left = min([self._queue_is_due - self._silence, *[batch.due - now for batch in self._batches()]])
+        if left == math.inf:
+            self._looked = None
+            return None
+        if left <= 0:
+            self._clock.after_polling(self._expire)
+        return left
+
+    @property
+    def _owes(self) -> bool:
+        """Whether Redis has something to answer, be it that we call."""
+        return self._connecting is not None or any(pipeline.flying for pipeline in self._pipelines)
 
     def _expire(self) -> None:
         """Fail the requests that are overdue, and give up connections on which nothing has been heard for long."""
-        self._alarm = None
-        now = asyncio.get_running_loop().time()
-        waiting = [request for request in self._requests() if not request[2].done()]
-        overdue = [request for request in waiting if request[1] <= now]
+        now, silence = self._clock.now(), self._silence
+        overdue = [request for request in self._queue if request[1] <= silence and not request[2].done()]
+        for batch in self._batches():
+            overdue += batch.overdue(now)
         _fail(overdue, TimeoutError())
         self._queue = deque(request for request in self._queue if not request[2].done())
+        self._queue_is_due = min([due for _, due, _ in self._queue], default=math.inf)
         for pipeline in list(self._pipelines):
             if overdue and pipeline.silence() > SILENCE:
                 pipeline.give_up()
         if overdue:
             self._failed(store_error(TimeoutError()))
-        if len(waiting) > len(overdue):
-            self._set_alarm(max(now + GRAIN, min(deadline for _, deadline, _ in waiting if deadline > now)))
+
+    def _batches(self) -> Iterable[Batch]:
+        """What was sent, here or elsewhere, and is not answered."""
+        yield from self._again
+        yield from self._parked
+        for pipeline in self._pipelines:
+            yield from pipeline.flying
 
     def _requests(self) -> Iterable[Request]:
         yield from self._queue
-        for batch in (*self._again, *self._parked):
+        for batch in self._batches():
             yield from batch.requests
-        for pipeline in self._pipelines:
-            for batch in pipeline.flying:
-                yield from batch.requests
 
     def _fail_unsent(self, error: Exception) -> None:
         for batch in (*self._again, *self._parked):
@@ -343,6 +405,7 @@ class Batcher:
         self._parked.clear()
         _fail(self._queue, error)
         self._queue.clear()
+        self._queue_is_due = math.inf
 
     def _fail(self, batch: Batch, error: Exception) -> None:
         self._script.unanswered(batch)

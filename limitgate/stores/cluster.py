@@ -23,6 +23,7 @@ from limitgate.stores.batch import Batch, Request
 from limitgate.stores.batcher import Batcher
 from limitgate.stores.dialer import Address, Dialer
 from limitgate.stores.faults import Redirection
+from limitgate.stores.listening import ListeningClock
 from limitgate.stores.scripted import Outcome, Scripted
 from limitgate.stores.slots import (
     GIVE_BACK_TIMEOUT,
@@ -44,9 +45,10 @@ from limitgate.stores.slots import (
 class Cluster:
     """Carries out plans on the nodes of a cluster that a `Dialer` connects to."""
 
-    def __init__(self, dialer: Dialer, script: Scripted) -> None:
+    def __init__(self, dialer: Dialer, script: Scripted, clock: ListeningClock) -> None:
         self._dialer = dialer
         self._script = script
+        self._clock = clock
         self._map: SlotMap[Batcher] = SlotMap(dialer.nodes, self._open_node)
         self._looking: asyncio.Task[None] | None = None
         self._map_is_old = False
@@ -151,15 +153,15 @@ class Cluster:
     async def _learn(self) -> None:
         for address in self._map.known():
             with suppress(Exception):  # whatever one of them says or does not say, the next is asked
-                if self._map.learn(await self._dialer.aslots(address), address):
+                if self._map.learn(await self._dialer.aslots(self._clock, address), address):
                     return
 
     def _node(self, part: Part) -> Batcher:
         return self._map.node(self._map.holder(part.slot))
 
     def _open_node(self, address: Address) -> Batcher:
-        dial = partial(self._dialer.adial, address)
-        return Batcher(dial, self._script, server=named(address), cluster=self)
+        dial = partial(self._dialer.adial, self._clock, address)
+        return Batcher(dial, self._script, self._clock, server=named(address), cluster=self)
 
 
 class _Together:

@@ -13,15 +13,20 @@ Sentinels get the options ``sentinel_username`` and ``sentinel_password``.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError, RedisError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError, RedisError, ResponseError, TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from limitgate.errors import ConfigError
+from limitgate.stores.faults import is_no_room
+from limitgate.stores.listening import ListeningClock
+from limitgate.stores.resolver import Resolver
+from limitgate.stores.spare import Spare
 
 CONNECT_TIMEOUT = 1.5
 """Seconds that connecting may take in the background; recovery from a connect that hangs takes as long."""
@@ -59,15 +64,17 @@ class Where(NamedTuple):
 class Dialer:
     """Makes connections to the servers that a URL names, of a redis-py connection pool's class.
 
-    Raises `ConfigError` for a URL that cannot be understood.
+    ``socket_timeout`` is in seconds, None on asyncio: there a `ListeningClock` tells when a time is over. Raises `ConfigError`
+    for a URL that cannot be understood.
     """
 
     def __init__(self, url: str, pool_class: Any, *, socket_timeout: float | None) -> None:
+        self._brief = {} if socket_timeout is None else _BRIEF
         self._where = where = _read(url)
         _check_readable(where.url)
         try:
             pool = pool_class.from_url(
-                where.url, socket_timeout=socket_timeout, socket_connect_timeout=CONNECT_TIMEOUT, retry=Retry(NoBackoff(), 0)
+                where.url, socket_timeout=socket_timeout, socket_connect_timeout=socket_timeout, retry=Retry(NoBackoff(), 0)
             )
             pool.connection_class(**pool.connection_kwargs)
         except (AttributeError, ValueError, TypeError, RedisError) as error:
@@ -76,6 +83,8 @@ class Dialer:
             raise ConfigError("store: a Redis Cluster has one database, expected no other than 0")
         self._class, self._options = pool.connection_class, pool.connection_kwargs
         self._sentinels = where.sentinels
+        self._spare = Spare()
+        self._resolver = Resolver()
 
     @property
     def nodes(self) -> Sequence[Address]:
@@ -84,23 +93,60 @@ class Dialer:
 
     def dial(self, address: Address | None = None) -> Any:
         """A new connection of threads: to a node of a cluster, or to where the URL leads."""
+        try:
+            connection = self._dial(address)
+        except Exception as error:
+            if not (is_no_room(error) and self._spare.release()):
+                raise
+            connection = self._dial(address)
+        self._spare.fill()
+        return connection
+
+    def _dial(self, address: Address | None) -> Any:
         if address is None and self._sentinels:
             address = self._master()
         return _connected(self._connection(address))
 
-    async def adial(self, address: Address | None = None) -> Any:
-        """`dial`, for asyncio."""
+    async def adial(self, clock: ListeningClock, address: Address | None = None) -> Any:
+        """`dial`, for asyncio. The ``clock`` is the event loop's."""
+        try:
+            connection = await self._adial(clock, address)
+        except Exception as error:
+            if not (is_no_room(error) and self._spare.release()):
+                raise
+            connection = await self._adial(clock, address)
+        self._spare.fill()
+        return connection
+
+    async def _adial(self, clock: ListeningClock, address: Address | None) -> Any:
         if address is None and self._sentinels:
-            address = await self._amaster()
-        return await _aconnected(self._connection(address))
+            address = await self._amaster(clock)
+        return await self._areached(partial(self._connection, address))
 
     def slots(self, node: Address) -> Any:
         """What a node of a cluster says about who holds which slot."""
-        return _asked(self._connection(node, **_BRIEF), _SLOTS)
+        return _asked(self._connection(node, **self._brief), _SLOTS)
 
-    async def aslots(self, node: Address) -> Any:
+    async def aslots(self, clock: ListeningClock, node: Address) -> Any:
         """`slots`, for asyncio."""
-        return await _aasked(self._connection(node, **_BRIEF), _SLOTS)
+        async with clock.within(ASK_TIMEOUT):
+            return await _aasked(self._areached(partial(self._connection, node)), _SLOTS)
+
+    async def _areached(self, connection: Callable[[], Any]) -> Any:
+        """A connection that is open, to the first address that takes it of those that its host has."""
+        made = connection()
+        host = getattr(made, "host", None)
+        if host is None:
+            return await _aconnected(made)
+        failure: Exception | None = None
+        for address in await self._resolver.addresses(host):
+            made = connection()
+            made._connection_arguments = partial(_at, made._connection_arguments(), host, address)  # noqa: SLF001
+            try:
+                return await _aconnected(made)
+            except (RedisConnectionError, RedisTimeoutError, OSError) as error:
+                failure = error
+        raise failure or OSError(f"{host} has no address")
 
     def _connection(self, address: Address | None, **options: Any) -> Any:
         where = {} if address is None else {"host": address[0], "port": address[1]}
@@ -116,11 +162,13 @@ class Dialer:
                 failures.append(error)
         raise self._nobody_knows(failures)
 
-    async def _amaster(self) -> Address:
+    async def _amaster(self, clock: ListeningClock) -> Address:
         failures = []
         for sentinel in self._sentinels:
             try:
-                return self._named_by(sentinel, await _aasked(self._sentinel(sentinel), self._question))
+                async with clock.within(ASK_TIMEOUT):
+                    reply = await _aasked(self._areached(partial(self._sentinel, sentinel)), self._question)
+                return self._named_by(sentinel, reply)
             except Exception as error:  # noqa: BLE001 - whatever one of them says or does not say, the next is asked
                 self._passed_over(sentinel)
                 failures.append(error)
@@ -128,7 +176,7 @@ class Dialer:
 
     def _sentinel(self, address: Address) -> Any:
         user, password = self._where.login
-        return self._connection(address, username=user, password=password, credential_provider=None, db=0, **_BRIEF)
+        return self._connection(address, username=user, password=password, credential_provider=None, db=0, **self._brief)
 
     @property
     def _question(self) -> Sequence[str]:
@@ -256,9 +304,15 @@ def _asked(connection: Any, command: Sequence[str]) -> Any:
         connection.disconnect()
 
 
-async def _aasked(connection: Any, command: Sequence[str]) -> Any:
+async def _aasked(reached: Awaitable[Any], command: Sequence[str]) -> Any:
+    connection = await reached
     try:
-        await (await _aconnected(connection)).send_command(*command)
+        await connection.send_command(*command)
         return await connection.read_response()
     finally:
         await connection.disconnect(nowait=True)
+
+
+def _at(arguments: Mapping[str, Any], host: str, address: str) -> dict[str, Any]:
+    """What redis-py connects with, to an address of the host; certificates are for the host."""
+    return {**arguments, "host": address, **({"server_hostname": host} if "ssl" in arguments else {})}

@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+import errno
+import socket
+
 from redis.exceptions import AskError, OutOfMemoryError, ResponseError, TimeoutError as RedisTimeoutError, TryAgainError
 
 from limitgate.errors import StoreError
 
 Redirection = AskError | TryAgainError
 """What a node of a cluster says about a slot that it does not hold (MOVED is an ASK in redis-py), or not all of."""
+
+
+_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""What the kernel says where this process, or this machine, has no file descriptor, no memory or no port for a connection."""
+
+
+def is_no_room(error: BaseException | None) -> bool:
+    """Tell whether a connection was not made because there is no room for it here; redis-py wraps what the kernel said."""
+    while error is not None:
+        if isinstance(error, OSError) and not isinstance(error, socket.gaierror) and error.errno in _NO_ROOM:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def no_room() -> StoreError:
+    """The failure of this process to make a connection: no fault of the store's."""
+    return StoreError("this process has no room for a connection to Redis", "overload")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -24,6 +45,8 @@ def store_error(error: Exception) -> StoreError:
     """What an error of redis-py, or of the network, means."""
     if is_out_of_memory(error):
         return StoreError("Redis is out of memory", "oom")
+    if is_no_room(error):
+        return no_room()
     if isinstance(error, RedisTimeoutError | TimeoutError):
         return StoreError("no answer from Redis within the timeout", "timeout")
     if isinstance(error, Redirection):

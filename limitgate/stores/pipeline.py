@@ -25,7 +25,7 @@ class Pipeline(asyncio.Protocol, Generic[Call]):
     """Sends calls on a connection that redis-py has opened, until it is lost.
 
     ``answered(pipeline, call, reply)`` is told of every reply, an error from Redis being one too; ``lost(pipeline)`` of the
-    end of the connection, when the calls still in ``flying`` will never be answered.
+    end of the connection, when the calls still in ``flying`` will never be answered. ``clock`` tells seconds of listening.
     """
 
     def __init__(
@@ -33,6 +33,7 @@ class Pipeline(asyncio.Protocol, Generic[Call]):
         connection: Any,
         answered: Callable[[Pipeline[Call], Call, object], None],
         lost: Callable[[Pipeline[Call]], None],
+        clock: Callable[[], float],
     ) -> None:
         self.flying: deque[Call] = deque()
         """The calls that are not answered yet."""
@@ -41,7 +42,7 @@ class Pipeline(asyncio.Protocol, Generic[Call]):
         self.given_up = False
         self._since = 0.0
         self._unsent: list[bytes] = []
-        self._loop = asyncio.get_running_loop()
+        self._clock = clock
         self._answered = answered
         self._lost = lost
         self._connection = connection
@@ -58,7 +59,7 @@ class Pipeline(asyncio.Protocol, Generic[Call]):
         commands = call.commands()
         packed = [hiredis.pack_command(command) for command in commands]  # type: ignore[arg-type]
         if not self.flying:
-            self.unheard, self._since = True, self._loop.time()
+            self.unheard, self._since = True, self._clock()
         call.replies_due = len(commands)
         self.flying.append(call)
         self._unsent += packed
@@ -71,7 +72,7 @@ class Pipeline(asyncio.Protocol, Generic[Call]):
 
     def silence(self) -> float:
         """Seconds for which calls have been waiting and none was answered."""
-        return self._loop.time() - self._since if self.flying else 0.0
+        return self._clock() - self._since if self.flying else 0.0
 
     def give_up(self) -> None:
         """Close the connection at once."""
@@ -89,7 +90,7 @@ class Pipeline(asyncio.Protocol, Generic[Call]):
             if not self.flying:
                 self.give_up()
                 return
-            self._since = self._loop.time()
+            self._since = self._clock()
             call = self.flying[0]
             call.replies_due -= 1
             if not call.replies_due:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
+from functools import partial
+from threading import Lock
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -16,6 +18,7 @@ from limitgate.stores.batcher import Batcher
 from limitgate.stores.cluster import Cluster
 from limitgate.stores.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.leases import LONGEST, Leases
+from limitgate.stores.listening import ListeningClock
 from limitgate.stores.loops import LoopEnd
 from limitgate.stores.scripted import Scripted
 
@@ -25,6 +28,9 @@ class Servers(Protocol):
 
     def spend(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
         """The reading of a plan, or a `StoreError`, within ``timeout`` seconds."""
+
+    def connect(self) -> None:
+        """Begin to connect, if there is no connection. Nobody waits for it."""
 
     async def close(self) -> None:
         """Close the connections; requests still waiting fail."""
@@ -36,8 +42,9 @@ class Servers(Protocol):
 class _Here:
     """What a store has of its own in one event loop."""
 
-    def __init__(self, servers: Servers, leases: Leases) -> None:
+    def __init__(self, servers: Servers, clock: ListeningClock, leases: Leases) -> None:
         self.servers = servers
+        self.clock = clock
         self.loop_end = LoopEnd(self.close)
         self._leases = leases
         self._timer: asyncio.TimerHandle | None = None
@@ -88,6 +95,7 @@ class AsyncRedisStore(Scripted):
         super().__init__(local_refusals=local_refusals)
         self._dialer = Dialer(url, ConnectionPool, socket_timeout=None)
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Here] = WeakKeyDictionary()
+        self._opening = Lock()
 
     def __repr__(self) -> str:
         return "AsyncRedisStore()"
@@ -98,18 +106,23 @@ class AsyncRedisStore(Scripted):
         if reading is not None:
             return reading
         self.patience = timeout
-        loop = asyncio.get_running_loop()
-        here = self._loops.get(loop)
-        if here is None:
-            for ended in [loop for loop in self._loops if loop.is_closed()]:  # without closing asynchronous generators
-                self._loops.pop(ended).servers.abandon()
-            here = self._loops[loop] = _Here(self._open(), self.leases)
-            await here.loop_end.watch()
+        here = self._loops.get(asyncio.get_running_loop()) or await self._open()
         return await here.servers.spend(plan, timeout)
+
+    async def connect(self) -> None:
+        """Begin to connect in the background."""
+        here = self._loops.get(asyncio.get_running_loop()) or await self._open()
+        here.servers.connect()
+
+    def waited(self) -> float:
+        """Seconds for which the running event loop has listened for Redis so far, since some time."""
+        here = self._loops.get(asyncio.get_running_loop())
+        return here.clock.now() if here else 0.0
 
     async def aclose(self) -> None:
         """Give back what was taken in advance, and close this event loop's connections."""
-        here = self._loops.pop(asyncio.get_running_loop(), None)
+        with self._opening:
+            here = self._loops.pop(asyncio.get_running_loop(), None)
         if here is not None:
             await here.end()
 
@@ -119,5 +132,20 @@ class AsyncRedisStore(Scripted):
         if here is not None:
             here.end_leases_in_time()
 
-    def _open(self) -> Servers:
-        return Cluster(self._dialer, self) if self._dialer.nodes else Batcher(self._dialer.adial, self)
+    async def _open(self) -> _Here:
+        """What the running event loop has of its own, made now. Loops that have ended without a word lose theirs."""
+        clock = ListeningClock()
+        here = _Here(self._reach(clock), clock, self.leases)
+        with self._opening:  # event loops may run in several threads
+            ended = [loop for loop in list(self._loops) if loop.is_closed()]  # without closing asynchronous generators
+            left = [self._loops.pop(loop) for loop in ended]
+            self._loops[asyncio.get_running_loop()] = here
+        for each in left:
+            each.servers.abandon()
+        await here.loop_end.watch()
+        return here
+
+    def _reach(self, clock: ListeningClock) -> Servers:
+        if self._dialer.nodes:
+            return Cluster(self._dialer, self, clock)
+        return Batcher(partial(self._dialer.adial, clock), self, clock)

@@ -88,9 +88,11 @@ class Scripted:
     def locally(self, plan: Plan) -> Reading | None:
         """The reading of a plan that is surely admitted or refused as things stand; None if Redis has to be asked."""
         reading = self.leases.answer(plan, self._clock()) if self.leases else None
-        if reading is None and self.refusals:
-            reading = self.refusals.answer(plan, self._clock())
-        return reading
+        return self.refused(plan) if reading is None else reading
+
+    def refused(self, plan: Plan) -> Reading | None:
+        """The reading of a plan that is surely refused as things stand; None if Redis has to be asked."""
+        return self.refusals.answer(plan, self._clock()) if self.refusals else None
 
     def outgoing(self, call: wire.Call) -> None:
         """Make the plans of a call ready to be sent."""
