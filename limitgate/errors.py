@@ -29,8 +29,8 @@ _SECRETS = frozenset({"api_key", "callers", "header", "secret", "store"})
 """Fields whose values are never repeated, nor anything in them."""
 
 StoreFault = Literal["timeout", "connection", "oom", "reply", "overload"]
-"""Why there is no answer: too late, unreachable, out of memory, an answer that is an error or none of ours; or the store could not
-be asked, as this process has no room for that."""
+"""Why there is no answer: too late, unreachable, out of memory, an answer that is an error or none of ours; or this process
+has no room to ask."""
 
 
 class LimitGateError(Exception):

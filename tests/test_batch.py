@@ -16,7 +16,7 @@ import pytest
 from limitgate import MemoryStore
 from limitgate.plan import Plan, Reading
 from limitgate.stores import wire
-from limitgate.stores.batcher import MAX_BATCH, MAX_FLYING, MAX_QUEUED
+from limitgate.stores.batcher import MAX_BATCH, MAX_FLYING
 from tests import test_differential as differential
 from tests.clock import Clock
 from tests.crowds import a_plan, ask, begin, ends, store_at, turns, used
@@ -158,18 +158,22 @@ async def test_requests_of_many_buckets_share_a_call_with_fewer(redis_server: Re
 
 
 @in_a_loop
-async def test_a_full_queue_takes_no_more_until_there_is_room(redis_server: RedisServer) -> None:
+async def test_a_full_queue_takes_no_more_until_there_is_room(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One request beyond the queue's bound fails at once and alone; when replies have come there is room again."""
+    most = 2000
+    monkeypatch.setattr("limitgate.stores.batcher.MAX_QUEUED", most)
     async with Proxy(redis_server) as proxy, store_at(proxy.url) as store:
         await ask(store, a_plan())
         proxy.hold()
-        known, plan = len(proxy.calls), a_plan("10000/day")
+        known, plan = len(proxy.calls), a_plan(f"{most}/day")
         requests = begin(store, *[plan] * (MAX_FLYING * MAX_BATCH))
         await proxy.called(known + MAX_FLYING)
-        requests += begin(store, *[plan] * MAX_QUEUED)
+        requests += begin(store, *[plan] * most)
         assert await ask(store, plan, plan) == ["overload"] * 2
         proxy.release()
-        assert await ends(requests) == [True] * 10_000 + [False] * (MAX_FLYING * MAX_BATCH)
+        assert await ends(requests) == [True] * most + [False] * (MAX_FLYING * MAX_BATCH)
         assert await ask(store, plan, a_plan()) == [False, True]
 
 
@@ -239,19 +243,28 @@ async def test_who_is_late_makes_room(redis_server: RedisServer, monkeypatch: py
         await ask(store, a_plan())
         proxy.hold()
         requests = await turns(store, *[[a_plan()]] * MAX_FLYING)
-        assert await ask(store, *[a_plan()] * 21, timeout=0.05) == ["timeout"] * 21
+        assert await ask(store, *[a_plan()] * 21, timeout=0.05) == [*["timeout"] * 20, "overload"]
         requests += await turns(store, [a_plan()] * 20)
         proxy.release()
         assert await ends(requests) == [True] * (MAX_FLYING + 20)
 
 
+class Drowsy(Proxy):
+    """Says nothing for a moment to those who connect."""
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.3)
+        await super()._serve(reader, writer)
+
+
 @in_a_loop
 async def test_who_is_late_before_there_is_a_connection_is_not_charged(redis_server: RedisServer) -> None:
     """While a connection is still being made, a request fails in time and is not sent when it is there."""
-    async with Proxy(redis_server) as proxy, store_at(proxy.url) as store:
+    async with Drowsy(redis_server) as proxy, store_at(proxy.url) as store:
         plan = a_plan()
         first = begin(store, plan)
-        assert await ask(store, plan, timeout=0.000_001) == ["timeout"]
+        assert await ask(store, plan, timeout=0.05) == ["timeout"]
+        assert not first[0].done()
         assert await ends(first) == [True]
         assert await used(store, plan.charges[0].key) == 1
 

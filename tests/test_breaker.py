@@ -263,17 +263,28 @@ def test_a_forgotten_store_stops_probing(own_redis: RedisServer) -> None:
         time.sleep(0.01)
 
 
-def test_where_no_thread_can_be_started_requests_go_on_waiting(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a thread that would look for Redis, giving it up would be for good."""
+@pytest.mark.parametrize("may_start", [False, True])
+def test_where_no_thread_can_be_started_requests_look_for_redis(
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, may_start: bool
+) -> None:
+    """Without a thread that would look for Redis, now and then a request does, or starts one once that is possible again."""
     with contextlib.closing(Store(own_redis.url)) as it:
         assert it.fault(5) is None
         with own_redis.frozen():
             fail(it, FAILURES - 1)
             monkeypatch.setattr(threading.Thread, "start", refused)
             fail(it, 1)
+            for _ in range(200):
+                it.fault(0.05)
+            assert not it.store.healthy
+        if may_start:
             monkeypatch.undo()
-        assert it.store.healthy
-        assert it.fault(5) is None
+        deadline = time.monotonic() + BACK_WITHIN
+        while it.fault(0.5) is not None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert it.store.outages == 1
+    assert len([record for record in caplog.records if record.name == "limitgate.store"]) == 2
 
 
 def refused(_: threading.Thread) -> None:

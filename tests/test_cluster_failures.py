@@ -18,6 +18,7 @@ from limitgate import AsyncRedisStore, Limit, RedisStore, Rule, StoreError
 from limitgate.plan import Plan
 from limitgate.stores.breaker import FAILURES
 from limitgate.stores.line import Line
+from limitgate.stores.patience import Patience
 from tests.clusters import KINDS, charge, ends, key_on, keys_on, plan, settled, slot_of, tagged, used
 from tests.crowds import begin
 from tests.doors import ASGISite, WSGISite
@@ -137,7 +138,7 @@ def test_a_frozen_node_that_was_never_reached_starves_no_other(cluster: RedisClu
     servers: Any = store._servers
     servers._map.nodes.pop(("127.0.0.1", cluster.masters[0].port), None)
     with cluster.masters[0].frozen():
-        ended = [ends(servers.exchange([frozen, fine], 0.2)) for _ in range(7)]
+        ended = [ends(servers.exchange([frozen, fine], Patience(0.2))) for _ in range(7)]
     assert [one for one, _ in ended] == ["timeout"] * 7
     assert [two for _, two in ended] == ["timeout"] + [True] * 6, "of two that were never reached, one has to be the first"
     with contextlib.closing(Door(store)) as door:
@@ -293,7 +294,7 @@ def test_calls_that_have_to_wait_wait_together(monkeypatch: pytest.MonkeyPatch) 
     keys = tagged(300)
     asked = [plan(charge(next(keys)), charge(next(keys))) for _ in range(64)]
     start = time.monotonic()
-    assert set(ends(servers.exchange(asked, 0.1))) == {"timeout"}
+    assert set(ends(servers.exchange(asked, Patience(0.1)))) == {"timeout"}
     assert time.monotonic() - start < 0.3
 
 
@@ -306,7 +307,7 @@ def test_what_was_never_sent_takes_no_lease(cluster: RedisCluster) -> None:
         node = servers._map.node(servers._map.holder(slot_of(leased.key)))
         for _ in range(FAILURES):
             node.breaker.failed(StoreError("no answer"))
-        assert ends(servers.exchange([plan(leased)], 1)) == ["connection"]
+        assert ends(servers.exchange([plan(leased)], Patience(1))) == ["connection"]
         assert not store.leases.asked
 
 
@@ -317,9 +318,11 @@ def test_nobody_waits_for_what_is_given_back(cluster: RedisCluster, monkeypatch:
     store.spend(plan(taken, full), 5)
     send = Line.send
 
-    def late(line: Line, calls: Any, deadline: float) -> None:
-        time.sleep(0.4 if calls[0].plans[0].verb == "peek" else 0.15)
-        send(line, calls, deadline)
+    def late(line: Line, calls: Any, patience: Patience) -> None:
+        seconds = 0.4 if calls[0].plans[0].verb == "peek" else 0.15
+        time.sleep(seconds)
+        patience.waited_in_vain(seconds)
+        send(line, calls, patience)
 
     monkeypatch.setattr(Line, "send", late)
     start = time.monotonic()

@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 
 from limitgate import ConfigError, open_store, open_sync_store
 from limitgate.stores.dialer import ASK_TIMEOUT, Dialer
+from limitgate.stores.listening import ListeningClock
 from limitgate.stores.slots import SlotMap
 from tests.impostor import Impostor
 
@@ -171,6 +172,11 @@ def test_a_config_error_tells_no_password(opener: Callable[[str], Any], url: str
 MASTER = b"*2\r\n$9\r\n127.0.0.1\r\n$4\r\n7777\r\n"
 
 
+async def _on_clock(ask: Callable[..., Any], *given: Any) -> Any:
+    """What a dialer says on the running event loop."""
+    return await ask(ListeningClock(), *given)
+
+
 class Asker:
     """Asks the Sentinels of a URL where the master is, under threads or on asyncio."""
 
@@ -179,11 +185,11 @@ class Asker:
         self._is_async = pool is AsyncPool
 
     def master(self) -> Any:
-        return asyncio.run(self.dialer._amaster()) if self._is_async else self.dialer._master()
+        return asyncio.run(_on_clock(self.dialer._amaster)) if self._is_async else self.dialer._master()
 
     def slots(self) -> Any:
         node = self.dialer._sentinels[0]
-        return asyncio.run(self.dialer.aslots(node)) if self._is_async else self.dialer.slots(node)
+        return asyncio.run(_on_clock(self.dialer.aslots, node)) if self._is_async else self.dialer.slots(node)
 
 
 @pytest.fixture(params=POOLS.values(), ids=POOLS)
@@ -249,7 +255,7 @@ def test_sentinels_that_hang_do_not_use_up_all_time(impostor: Callable[..., Impo
     async def attempt() -> Any:
         with suppress(TimeoutError):
             async with asyncio.timeout(2.5 * ASK_TIMEOUT):
-                return await asker.dialer._amaster()
+                return await _on_clock(asker.dialer._amaster)
         return None
 
     assert ("127.0.0.1", 7777) in [asyncio.run(attempt()) for _ in range(3)]
@@ -281,7 +287,7 @@ def test_a_server_that_repeats_the_password(impostor: Callable[..., Impostor], p
     server = impostor(HELLO=told, AUTH=told)
     master = Asker(pool, server.place, login="you:yours@", query=f"?sentinel_username=me&sentinel_password=mine{query}").master
     dialer = Dialer(f"redis://me:mine@{server.place}/0?{query}", pool, socket_timeout=1)
-    for asks in (master, dialer.dial if pool is ConnectionPool else lambda: asyncio.run(dialer.adial())):
+    for asks in (master, dialer.dial if pool is ConnectionPool else lambda: asyncio.run(_on_clock(dialer.adial))):
         with pytest.raises(RedisError, match="unknown command 'HELLO'") as caught:
             asks()
         assert "mine" not in "".join(traceback.format_exception(caught.value))

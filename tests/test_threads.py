@@ -12,6 +12,7 @@ import pytest
 
 from limitgate import StoreError
 from limitgate.plan import Charge, Plan, Reading
+from limitgate.stores.patience import Patience
 from limitgate.stores.threads import SharedCalls
 from limitgate.windows import windows_of
 
@@ -28,12 +29,12 @@ class Line:
 
     def __init__(self, waiting: int, then: Callable[[], object] = lambda: None) -> None:
         self.calls = SharedCalls(self.exchange, 64)
-        self.sent: list[tuple[Sequence[Plan], float]] = []
+        self.sent: list[tuple[Sequence[Plan], Patience]] = []
         self._expected = waiting
         self._then = then
 
-    def exchange(self, plans: Sequence[Plan], timeout: float) -> list[Reading | StoreError]:
-        self.sent.append((plans, timeout))
+    def exchange(self, plans: Sequence[Plan], patience: Patience) -> list[Reading | StoreError]:
+        self.sent.append((plans, patience))
         if len(self.sent) == 1:
             self.wait_for(self._expected)
             self._then()
@@ -109,9 +110,9 @@ def test_who_may_wait_longest_goes_for_all() -> None:
             line.wait_for(waiting + 1)
         requests.append(pool.submit(line.calls.spend, Plan(()), 5.0))
         assert all(request.result().admitted for request in requests)
-    together, timeout = line.sent[1]
+    together, patience = line.sent[1]
     assert list(together) == [*plans, Plan(())]
-    assert timeout > 2 * PATIENT
+    assert patience.left > 2 * PATIENT
 
 
 def test_a_call_carries_no_more_than_its_share() -> None:
@@ -132,13 +133,14 @@ def test_plans_of_many_buckets_share_a_call_with_fewer() -> None:
 
 
 def test_what_nobody_waits_for_any_more_is_not_sent() -> None:
-    """A request whose deadline passes while it waits for its turn is a store error, and never sent."""
+    """A request that waits for its turn while Redis is silent for too long is a store error, and never sent."""
     released = threading.Event()
     line = Line(0, lambda: released.wait(PATIENT))
     with ThreadPoolExecutor(1) as pool:
         leading = pool.submit(line.calls.spend, Plan(()), PATIENT)
         while not line.sent:
             time.sleep(0.001)
+        threading.Timer(0.02, line.sent[0][1].waited_in_vain, [0.01]).start()
         with pytest.raises(StoreError, match="timeout"):
             line.calls.spend(Plan((), "reset"), 0.01)
         released.set()

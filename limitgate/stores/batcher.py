@@ -44,6 +44,9 @@ class Elsewhere(Protocol):
     def apart(self, requests: list[Request]) -> Iterable[Batch]:
         """Requests as calls with one slot each."""
 
+    def heard_late(self, plan: Plan, waiting: asyncio.Future[Reading], reading: Reading) -> None:
+        """A plan was carried out that nobody waits for any more."""
+
     def redirected(self, batcher: Batcher, batch: Batch, reply: Redirection) -> None:
         """A node says that it cannot deal with a batch."""
 
@@ -55,8 +58,8 @@ class Batcher:
     """Sends the plans of one event loop to Redis, on a connection of its own.
 
     ``dial`` gives a redis-py connection, ``script`` knows what to send and what a reply means, ``clock`` is the loop's,
-    ``server`` is what log lines call it. Connecting goes on in a task of its own past the deadline of the request that began it. Where the server is
-    a node of a cluster, ``cluster`` knows the others.
+    ``server`` is what log lines call it. Connecting goes on in a task of its own past the time of the request that began
+    it. Where the server is a node of a cluster, ``cluster`` knows the others.
     """
 
     def __init__(
@@ -102,17 +105,17 @@ class Batcher:
         self.breaker.check()
         return self.ask(plan, timeout)
 
-    def ask(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
-        """`spend`, but whether or not Redis has stopped answering."""
+    def ask(self, plan: Plan, timeout: float, *, first: bool = False) -> asyncio.Future[Reading]:
+        """`spend`, but whether or not Redis has stopped answering. What goes ``first`` does so before all that waits."""
         loop = asyncio.get_running_loop()
-        if len(self._queue) >= MAX_QUEUED:
+        if len(self._queue) >= MAX_QUEUED and not first:
             raise StoreError(f"{MAX_QUEUED} requests wait for {self._server} already", "overload")
         if self._pipeline is None and loop.time() < self._no_room_until:
             raise no_room()
         self.breaker.asked(plan)
         reading = loop.create_future()
         due = self._silence + timeout
-        self._queue.append((plan, due, reading))
+        (self._queue.appendleft if first else self._queue.append)((plan, due, reading))
         self._queue_is_due = min(self._queue_is_due, due)
         self._listen()
         if len(self._queue) == MAX_BATCH:
@@ -167,6 +170,7 @@ class Batcher:
     def park(self, batch: Batch, pause: float) -> None:
         """Send a batch once more, just as it is, after a pause in seconds."""
         self._parked.append(batch)
+        self._listen()
         asyncio.get_running_loop().call_later(pause, self._unpark, batch)
 
     def _unpark(self, batch: Batch) -> None:
@@ -200,7 +204,7 @@ class Batcher:
         pipeline.flush()
 
     def _next_requests(self) -> list[Request]:
-        """The requests to send next, without those that nobody waits for any more, or that are refused for all that is known."""
+        """The requests to send next, without those that nobody waits for any more, or that are surely refused by now."""
         requests: list[Request] = []
         charges = 0
         refused = self._script.refused
@@ -270,6 +274,8 @@ class Batcher:
                 _fail([request], outcome)
             elif not request[2].done():
                 request[2].set_result(outcome)
+            elif self._cluster is not None:
+                self._cluster.heard_late(request[0], request[2], outcome)
 
     def _no_longer_use(self, pipeline: Pipeline[Batch]) -> None:
         """Later requests get another connection."""

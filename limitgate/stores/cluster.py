@@ -3,6 +3,9 @@
     spend ──> parts, one per slot ──> the batchers of their nodes ──> readings ──> one reading
                                                                           └──> what has to be given back
 
+Where many ask for one and the same thing, as a crowd of one client does, `ABREAST` of them are under way at a time. If it is
+refused, what these took elsewhere is given back, and most others can be refused without taking anything from anybody.
+
 A node is asked for a slot until it says that another one holds it (MOVED) or will hold it soon (ASK); the calls that it could
 not deal with are sent on as they are. After that, and after any failure, some node is asked who holds which slot.
 """
@@ -11,20 +14,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from weakref import WeakSet
 
 from redis.exceptions import AskError, MovedError
 
 from limitgate.errors import StoreError
 from limitgate.plan import Plan, Reading
 from limitgate.stores.batch import Batch, Request
-from limitgate.stores.batcher import Batcher
+from limitgate.stores.batcher import MAX_QUEUED, Batcher
+from limitgate.stores.corrections import undoing
 from limitgate.stores.dialer import Address, Dialer
-from limitgate.stores.faults import Redirection
+from limitgate.stores.faults import Redirection, store_error
 from limitgate.stores.listening import ListeningClock
-from limitgate.stores.scripted import Outcome, Scripted
+from limitgate.stores.scripted import MAX_BATCH, Outcome, Scripted
 from limitgate.stores.slots import (
     GIVE_BACK_TIMEOUT,
     MAP_PAUSE,
@@ -41,6 +47,9 @@ from limitgate.stores.slots import (
     unreachable,
 )
 
+ABREAST = MAX_BATCH
+"""Requests for the same buckets on several nodes that are under way at a time."""
+
 
 class Cluster:
     """Carries out plans on the nodes of a cluster that a `Dialer` connects to."""
@@ -53,6 +62,9 @@ class Cluster:
         self._looking: asyncio.Task[None] | None = None
         self._map_is_old = False
         self._giving_back: set[asyncio.Future[Reading]] = set()
+        self._crowds: dict[tuple[str, ...], _Crowd] = {}
+        self._failed_parts: WeakSet[asyncio.Future[Reading]] = WeakSet()
+        """Parts of plans that have failed; what they took after all is given back."""
         self._closed = False
 
     def spend(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
@@ -63,25 +75,56 @@ class Cluster:
         error = unreachable(self._map, parts)
         if error:
             raise error
-        return _Together(self, plan, parts, timeout).answer
+        keys = tuple([charge.key for charge in plan.charges])
+        crowd = self._crowds.get(keys)
+        if crowd is None:
+            crowd = self._crowds[keys] = _Crowd(partial(self._crowds.pop, keys))
+        return crowd.join(_Together(self, plan, parts, timeout))
+
+    def connect(self) -> None:
+        """Begin to connect to a node, if there is no connection to any. Nobody waits for it."""
+        self._map.node(self._map.holder(0)).connect()
+        self.troubled()
 
     def ask(self, part: Part, timeout: float) -> asyncio.Future[Reading]:
         """The reading of a part of a plan, even from a node that has stopped answering."""
         return self._node(part).ask(part.plan, timeout)
 
-    def clear_up(self, conclusion: Conclusion, since: float) -> None:
-        """Give back what a request took after a time that is refused elsewhere. Nobody waits for it."""
+    def waited(self) -> float:
+        """Seconds for which the event loop has listened for Redis so far."""
+        return self._clock.now()
+
+    def told_already(self, plan: Plan, parts: Sequence[Part]) -> Outcome | None:
+        """What becomes of a plan that is surely refused as things stand, or that needs a node which does not answer."""
+        return unreachable(self._map, parts) or self._script.refused(plan)
+
+    def failed(self, part: asyncio.Future[Reading]) -> None:
+        """A part of a plan has failed, so the plan has: what the part took after all is given back when that is heard."""
+        self._failed_parts.add(part)
+
+    def heard_late(self, plan: Plan, waiting: asyncio.Future[Reading], reading: Reading) -> None:
+        """A plan was carried out that nobody waits for any more."""
+        if waiting in self._failed_parts and plan.verb == "spend" and reading.admitted:
+            self._give_back(undoing(plan, reading))
+
+    def clear_up(self, conclusion: Conclusion, since: float) -> list[asyncio.Future[Reading]]:
+        """Give back what a request took after a time that is refused elsewhere. What is under way then; nobody has to wait."""
         self._script.refused_elsewhere(conclusion.seen, since)
-        for plan in conclusion.back:
-            told = None
-            if not self._closed:
-                with suppress(StoreError):
-                    told = self.ask(parts_of(plan)[0], GIVE_BACK_TIMEOUT)
-            if told is None:
-                self._script.not_given_back += 1
-            else:
-                self._giving_back.add(told)
-                told.add_done_callback(self._given_back)
+        given_back = [self._give_back(plan) for plan in conclusion.back]
+        return [told for told in given_back if told is not None]
+
+    def _give_back(self, plan: Plan) -> asyncio.Future[Reading] | None:
+        """Give back before anything else is asked, unless it cannot be sent or there is nothing to give back."""
+        told = None
+        if plan.charges and not self._closed:
+            with suppress(StoreError):
+                told = self._node(parts_of(plan)[0]).ask(plan, GIVE_BACK_TIMEOUT, first=True)
+        if told is not None:
+            self._giving_back.add(told)
+            told.add_done_callback(self._given_back)
+        elif plan.charges:
+            self._script.not_given_back += 1
+        return told
 
     def _given_back(self, told: asyncio.Future[Reading]) -> None:
         self._giving_back.discard(told)
@@ -90,6 +133,8 @@ class Cluster:
 
     async def close(self) -> None:
         """Close the connections, once everything is given back; requests still waiting fail."""
+        for crowd in list(self._crowds.values()):
+            crowd.disperse(store_error(ConnectionResetError("the store was closed")))
         if self._giving_back:
             await asyncio.wait(self._giving_back)
         self._closed = True
@@ -164,6 +209,46 @@ class Cluster:
         return Batcher(dial, self._script, self._clock, server=named(address), cluster=self)
 
 
+class _Crowd:
+    """Plans for the same buckets on several nodes: so many under way at a time, in the order in which they came."""
+
+    def __init__(self, dissolve: Callable[[], object]) -> None:
+        self.under_way = 0
+        self._dissolve = dissolve
+        self._waiting: deque[_Together] = deque()
+
+    def join(self, plan: _Together) -> asyncio.Future[Reading]:
+        """The reading of a plan, now or when others are through. Raises `StoreError` where too many wait."""
+        if self.under_way < ABREAST:
+            self._begin(plan)
+        elif len(self._waiting) < MAX_QUEUED:
+            self._waiting.append(plan)
+        else:
+            raise StoreError(f"{MAX_QUEUED} requests wait for the same buckets already", "overload")
+        return plan.answer
+
+    def _begin(self, plan: _Together) -> None:
+        self.under_way += 1
+        plan.begin(self._over)
+
+    def _over(self, outcome: Outcome) -> None:
+        """One is through, and has given back what it had to. The next ones begin, unless they can be told already."""
+        self.under_way -= 1
+        if isinstance(outcome, StoreError):  # the nodes were silent
+            self._waiting = deque([plan for plan in self._waiting if not plan.is_overdue(outcome)])
+        while self._waiting and self.under_way < ABREAST:
+            following = self._waiting.popleft()
+            if not following.is_told():
+                self._begin(following)
+        if not self.under_way:
+            self._dissolve()
+
+    def disperse(self, error: StoreError) -> None:
+        """Nobody who waits will be asked about."""
+        while self._waiting:
+            self._waiting.popleft().tell(error)
+
+
 class _Together:
     """A plan on its way in several parts. ``answer`` is its reading, or a `StoreError`."""
 
@@ -172,12 +257,32 @@ class _Together:
         self._cluster = cluster
         self._plan = plan
         self._parts = parts
+        self._timeout = timeout
+        self._due = cluster.waited() + timeout
         self._left = len(parts)
-        self._began = time.monotonic()
+        self._began = 0.0
         self._outcomes: list[Outcome] = [StoreError("no answer")] * len(parts)
-        for place, part in enumerate(parts):
+
+    def is_told(self) -> bool:
+        """Whether nobody waits for it, or what becomes of it is clear by what was heard meanwhile."""
+        outcome = None if self.answer.done() else self._cluster.told_already(self._plan, self._parts)
+        if outcome is not None:
+            self.tell(outcome)
+        return self.answer.done()
+
+    def is_overdue(self, error: StoreError) -> bool:
+        """Whether nobody waits for it, or it has waited for as long as it may: then it fails by this error."""
+        if self._cluster.waited() >= self._due:
+            self.tell(StoreError(str(error), error.fault))
+        return self.answer.done()
+
+    def begin(self, over: Callable[[Outcome], None]) -> None:
+        """Ask the nodes. ``over`` is called when all is done."""
+        self._over = over
+        self._began = time.monotonic()
+        for place, part in enumerate(self._parts):
             try:
-                asked = cluster.ask(part, timeout)
+                asked = self._cluster.ask(part, self._timeout)
             except StoreError as error:
                 self._note(place, error)
             else:
@@ -185,6 +290,8 @@ class _Together:
 
     def _heard(self, place: int, asked: asyncio.Future[Reading]) -> None:
         error = asked.exception()
+        if error is not None:
+            self._cluster.failed(asked)
         if error is not None and not isinstance(error, StoreError):
             error = StoreError(str(error))
         self._note(place, error or asked.result())
@@ -192,13 +299,26 @@ class _Together:
     def _note(self, place: int, outcome: Outcome) -> None:
         self._outcomes[place] = outcome
         self._left -= 1
-        if self._left:
+        if not self._left:
+            conclusion = concluded(self._plan, self._parts, self._outcomes)
+            given_back = self._cluster.clear_up(conclusion, self._began)
+            self.tell(conclusion.outcome)
+            self._finish(conclusion.outcome, given_back)
+
+    def tell(self, outcome: Outcome) -> None:
+        """Answer, if somebody waits for it."""
+        if self.answer.done():
             return
-        conclusion = concluded(self._plan, self._parts, self._outcomes)
-        self._cluster.clear_up(conclusion, self._began)
-        if self.answer.done():  # nobody waits for it any more
-            return
-        if isinstance(conclusion.outcome, StoreError):
-            self.answer.set_exception(conclusion.outcome)
+        if isinstance(outcome, StoreError):
+            self.answer.set_exception(outcome)
+            self.answer.exception()  # it may have nobody left to look at it
         else:
-            self.answer.set_result(conclusion.outcome)
+            self.answer.set_result(outcome)
+
+    def _finish(self, outcome: Outcome, given_back: Sequence[asyncio.Future[Reading]]) -> None:
+        """It is over once everything is given back."""
+        left = [told for told in given_back if not told.done()]
+        if left:
+            left[0].add_done_callback(lambda _: self._finish(outcome, left[1:]))
+        else:
+            asyncio.get_running_loop().call_soon(self._over, outcome)  # many may fail at once

@@ -16,6 +16,7 @@ from limitgate.plan import Plan
 from limitgate.stores.dialer import Address, Dialer
 from limitgate.stores.line import Line
 from limitgate.stores.node import Heard, Node
+from limitgate.stores.patience import Patience
 from limitgate.stores.scripted import Outcome, Scripted
 from limitgate.stores.slots import (
     GIVE_BACK_TIMEOUT,
@@ -59,21 +60,24 @@ class Cluster:
 
     def check(self, plan: Plan) -> None:
         """Raise a `StoreError` if nobody is to wait for a node that a plan needs."""
-        error = unreachable(self._map, parts_of(plan))
+        parts = parts_of(plan)
+        for part in parts:
+            self._map.node(self._map.holder(part.slot)).look()
+        error = unreachable(self._map, parts)
         if error:
             raise error
 
-    def exchange(self, plans: Sequence[Plan], timeout: float) -> list[Outcome]:
-        """What becomes of plans, within about ``timeout`` seconds, each with an outcome of its own."""
-        asked, began = [parts_of(plan) for plan in plans], time.monotonic()
-        heard = iter(self._carry_out([part for parts in asked for part in parts], timeout))
+    def exchange(self, plans: Sequence[Plan], patience: Patience) -> list[Outcome]:
+        """What becomes of plans, each with an outcome of its own."""
+        asked, began, enough = [parts_of(plan) for plan in plans], time.monotonic(), patience.left / 2
+        heard = iter(self._carry_out([part for parts in asked for part in parts], patience))
         conclusions = [concluded(plan, parts, [next(heard) for _ in parts]) for plan, parts in zip(plans, asked)]
         for conclusion in conclusions:
             self._script.refused_elsewhere(conclusion.seen, began)
-        if back := [parts_of(plan)[0] for conclusion in conclusions for plan in conclusion.back]:
-            left = began + timeout - time.monotonic()
-            if left > timeout / 2 or not self._give_back_unwatched(back):  # another call may take as long as the first
-                self._give_back(back, left)
+        back = [parts_of(plan)[0] for conclusion in conclusions for plan in conclusion.back]
+        may_wait = patience.left > enough  # another call may take as long as the first
+        if back and (may_wait or not self._give_back_unwatched(back)):
+            self._give_back(back, patience)
         return [conclusion.outcome for conclusion in conclusions]
 
     def close(self) -> None:
@@ -86,30 +90,28 @@ class Cluster:
     def _open_node(self, address: Address) -> Node:
         return Node(partial(self._dialer.dial, address), self._script, server=named(address), failed=self._look)
 
-    def _give_back(self, parts: Sequence[Part], timeout: float) -> None:
-        told = self._carry_out(parts, timeout)
+    def _give_back(self, parts: Sequence[Part], patience: Patience) -> None:
+        told = self._carry_out(parts, patience)
         with self._lock:
             self._script.not_given_back += sum(isinstance(outcome, StoreError) for outcome in told)
             self._giving_back.discard(threading.current_thread())
 
     def _give_back_unwatched(self, parts: Sequence[Part]) -> bool:
         """Give back in a thread of its own, which nobody waits for. False if none can be started now."""
-        thread = threading.Thread(
-            target=self._give_back, args=[parts, GIVE_BACK_TIMEOUT], name="limitgate-give-back", daemon=True
-        )
+        patience = Patience(GIVE_BACK_TIMEOUT)
+        thread = threading.Thread(target=self._give_back, args=[parts, patience], name="limitgate-give-back", daemon=True)
         with self._lock, suppress(RuntimeError):
             thread.start()
             self._giving_back.add(thread)
             return True
         return False
 
-    def _carry_out(self, parts: Sequence[Part], timeout: float) -> list[Outcome]:
+    def _carry_out(self, parts: Sequence[Part], patience: Patience) -> list[Outcome]:
         """What becomes of plans whose buckets are in one slot each."""
-        deadline = time.monotonic() + timeout
         outcomes: list[Outcome] = [StoreError("no answer from Redis within the timeout", "timeout")] * len(parts)
         errands = self._errands(parts)
-        while errands and time.monotonic() < deadline:
-            round_trip = self._round(errands, deadline)
+        while errands and patience.left > 0:
+            round_trip = self._round(errands, patience)
             errands = []
             for errand, heard in round_trip:
                 if isinstance(heard, list):
@@ -122,6 +124,7 @@ class Cluster:
                     errands += self._sent_on(errand, heard)
             if any(errand.pauses for errand in errands):
                 time.sleep(RETRY_PAUSE)
+                patience.waited_in_vain(RETRY_PAUSE)
         self._unanswered(errands)
         return outcomes
 
@@ -136,7 +139,7 @@ class Cluster:
             errands.append(errand)
         return errands
 
-    def _round(self, errands: Sequence[_Errand], deadline: float) -> list[tuple[_Errand, Heard]]:
+    def _round(self, errands: Sequence[_Errand], patience: Patience) -> list[tuple[_Errand, Heard]]:
         """Send errands to their nodes, then hear from each."""
         by_node: dict[Address, list[_Errand]] = {}
         for errand in errands:
@@ -147,15 +150,15 @@ class Cluster:
             nodes = [(self._map.node(address), own) for address, own in by_node.items()]
             for node, own in sorted(nodes, key=_in_trouble):  # last those that may let us wait for a connection
                 try:
-                    _check(node, deadline)
-                    sent.append((node, node.send([errand.call for errand in own], deadline), own))
+                    _check(node, patience)
+                    sent.append((node, node.send([errand.call for errand in own], patience), own))
                 except StoreError as error:
                     heard += [(errand, error) for errand in own]
                     self._unanswered(own)
             while sent:
                 node, line, own = sent.pop()
                 try:
-                    heard += zip(own, node.hear(line, [errand.call for errand in own], deadline))
+                    heard += zip(own, node.hear(line, [errand.call for errand in own], patience))
                 except StoreError as error:
                     heard += [(errand, error) for errand in own]
         except BaseException:  # a signal's handler may raise anywhere: nobody will read what is still on its way
@@ -222,9 +225,9 @@ class Cluster:
                     return
 
 
-def _check(node: Node, deadline: float) -> None:
+def _check(node: Node, patience: Patience) -> None:
     """Raise a `StoreError` if a node is not to be asked."""
-    if time.monotonic() >= deadline:
+    if patience.left <= 0:
         raise StoreError("no time was left to ask", "timeout")
     node.breaker.check()
 

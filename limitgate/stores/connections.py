@@ -1,19 +1,20 @@
 """The connections of threads to one Redis server: kept while they are idle, made by other threads.
 
-Connecting goes on past the deadline of the call that began it, and what comes of it serves the next.
+Connecting goes on past the time of the call that began it, and what comes of it serves the next. Where no thread can be
+started, the one that asks connects by itself.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from time import monotonic
 
 from limitgate.errors import StoreError
+from limitgate.stores.dialer import Dial
 from limitgate.stores.faults import store_error
-from limitgate.stores.line import Line, left_until
+from limitgate.stores.line import Line
+from limitgate.stores.patience import SHORTEST, Patience
 
 MAX_CONNECTING = 4
 """Threads that connect to a server at a time."""
@@ -22,7 +23,7 @@ MAX_CONNECTING = 4
 class Connections:
     """Keeps connections, made of the redis-py ones that ``dial`` opens."""
 
-    def __init__(self, dial: Callable[[], Any]) -> None:
+    def __init__(self, dial: Dial) -> None:
         self._dial = dial
         self._idle: deque[Line] = deque()
         self._lock = threading.Lock()
@@ -31,13 +32,13 @@ class Connections:
         self._failure: tuple[float, Exception | None] = 0.0, None
         self._closed = False
 
-    def take(self, deadline: float) -> Line:
-        """A connection that is open and has nothing left to read. Raises `StoreError` by the deadline."""
+    def take(self, patience: Patience) -> Line:
+        """A connection that is open and has nothing left to read. Raises `StoreError` once ``patience`` is over."""
         while (connection := self._pop()) is not None:
             if connection.is_quiet():
                 return connection
             connection.close()
-        return self._made(deadline)
+        return self._made(patience)
 
     def give(self, connection: Line) -> None:
         """Leave a connection for the next call."""
@@ -64,29 +65,53 @@ class Connections:
         except IndexError:
             return None
 
-    def _made(self, deadline: float) -> Line:
-        """A new connection, made by another thread that goes on past the deadline and then leaves it for the next."""
-        arrived = time.monotonic()
+    def _made(self, patience: Patience) -> Line:
+        """A new connection, made by another thread if one can be started, so that it serves the next if it comes late."""
+        arrived = monotonic()
         with self._lock:
             self._wanted += 1
             try:
                 while (connection := self._pop()) is None:
-                    if self._connecting < min(self._wanted, MAX_CONNECTING):
-                        threading.Thread(target=self._connect, name="limitgate-connect", daemon=True).start()
-                        self._connecting += 1
-                    if not self._changed.wait(left_until(deadline)) and not self._idle:
-                        raise StoreError("no connection to Redis within the timeout", "timeout")
+                    if self._connecting < min(self._wanted, MAX_CONNECTING) and not self._begin_to_connect():
+                        break
+                    self._wait(patience)
                     began, failure = self._failure
                     if began >= arrived and failure is not None:  # an attempt that began before may be out of date
                         raise store_error(failure) from failure
-            except RuntimeError as error:
-                raise StoreError(f"no thread to connect to Redis in: {error}", "connection") from error
             finally:
                 self._wanted -= 1
-        return connection
+        return self._made_here(patience) if connection is None else connection
+
+    def _begin_to_connect(self) -> bool:
+        """Have another thread connect. False if none can be started now."""
+        try:
+            threading.Thread(target=self._connect, name="limitgate-connect", daemon=True).start()
+        except RuntimeError:
+            return False
+        self._connecting += 1
+        return True
+
+    def _wait(self, patience: Patience) -> None:
+        """Wait until something has changed. Raises `StoreError` once patience is over."""
+        slice_, began = patience.slice(), monotonic()
+        if self._changed.wait(slice_) or self._idle:
+            patience.waited_since(began, slice_)
+        elif patience.is_over:
+            raise StoreError("no connection to Redis within the timeout", "timeout")
+        elif monotonic() - began < 2 * slice_:  # else threads are starved, the one that connects as well
+            patience.waited_in_vain(slice_)
+
+    def _made_here(self, patience: Patience) -> Line:
+        began = monotonic()
+        try:
+            return Line(self._dial(within=max(patience.left, SHORTEST)))
+        except Exception as error:
+            raise store_error(error) from error
+        finally:
+            patience.waited_in_vain(monotonic() - began)
 
     def _connect(self) -> None:
-        began = time.monotonic()
+        began = monotonic()
         connection: Line | None = None
         failure: Exception | None = None
         try:

@@ -15,11 +15,16 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError, RedisError, ResponseError, TimeoutError as RedisTimeoutError
+from redis.exceptions import (
+    ConnectionError as RedisConnectionError,
+    RedisError,
+    ResponseError,
+    TimeoutError as RedisTimeoutError,
+)
 from redis.retry import Retry
 
 from limitgate.errors import ConfigError
@@ -45,6 +50,13 @@ _SLOTS = "CLUSTER", "SLOTS"
 
 Address = tuple[str, int]
 """A server's host and port."""
+
+
+class Dial(Protocol):
+    """What opens connections of threads."""
+
+    def __call__(self, *, within: float | None = None) -> Any:
+        """A new connection, each step of which takes at most so many seconds, `CONNECT_TIMEOUT` if None."""
 
 
 class Where(NamedTuple):
@@ -91,21 +103,22 @@ class Dialer:
         """The nodes of a cluster that the URL names, none where it leads to a single server."""
         return self._where.nodes
 
-    def dial(self, address: Address | None = None) -> Any:
-        """A new connection of threads: to a node of a cluster, or to where the URL leads."""
+    def dial(self, address: Address | None = None, *, within: float | None = None) -> Any:
+        """A new connection of threads: to a node of a cluster, or to where the URL leads. See `Dial`."""
+        options = {} if within is None else {"socket_timeout": within, "socket_connect_timeout": within}
         try:
-            connection = self._dial(address)
+            connection = self._dial(address, options)
         except Exception as error:
             if not (is_no_room(error) and self._spare.release()):
                 raise
-            connection = self._dial(address)
+            connection = self._dial(address, options)
         self._spare.fill()
         return connection
 
-    def _dial(self, address: Address | None) -> Any:
+    def _dial(self, address: Address | None, options: Mapping[str, Any]) -> Any:
         if address is None and self._sentinels:
             address = self._master()
-        return _connected(self._connection(address))
+        return _connected(self._connection(address, **options))
 
     async def adial(self, clock: ListeningClock, address: Address | None = None) -> Any:
         """`dial`, for asyncio. The ``clock`` is the event loop's."""

@@ -1,4 +1,4 @@
-"""One connection of threads to Redis, used by one at a time: calls out, replies in, both by a deadline.
+"""One connection of threads to Redis, used by one at a time: calls out, replies in, both with patience.
 
 Connecting, TLS, AUTH and the protocol's version are redis-py's. Replies are read straight from the socket into hiredis:
 redis-py would give each piece of a reply as long as the whole, so that a trickle could go on for ever.
@@ -6,14 +6,17 @@ redis-py would give each piece of a reply as long as the whole, so that a trickl
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Any, TypeVar
 
 import hiredis
 from redis.exceptions import InvalidResponse, RedisError
 
+from limitgate.stores.patience import Patience
 from limitgate.stores.wire import Call
+
+T = TypeVar("T")
 
 _MORE = object()
 """What hiredis gives when a reply has not arrived whole."""
@@ -27,6 +30,7 @@ class Line:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._socket = connection._sock  # noqa: SLF001 - redis-py sends under the timeout of connecting
+        self._timeout: float | None = None
         self._replies = hiredis.Reader(
             protocolError=InvalidResponse,
             replyError=connection._parser.parse_error,  # noqa: SLF001 - by which redis-py tells errors apart
@@ -40,43 +44,53 @@ class Line:
         except (RedisError, OSError):
             return False
 
-    def send(self, calls: Sequence[Call], deadline: float) -> None:
+    def send(self, calls: Sequence[Call], patience: Patience) -> None:
         """Send calls together. Raises one of `wire.UNSENDABLE`, or `OSError`."""
         packed = [hiredis.pack_command(command) for call in calls for command in call.commands()]  # type: ignore[arg-type]
-        self._socket.settimeout(left_until(deadline))
-        self._socket.sendall(b"".join(packed))
+        left = memoryview(b"".join(packed))
+        while left:
+            left = left[self._waiting(patience, self._socket.send, left) :]
 
-    def reply(self, call: Call, deadline: float) -> object:
+    def reply(self, call: Call, patience: Patience) -> object:
         """What Redis says to a call, be it an error. Raises `OSError` or `InvalidResponse`."""
         if call.asking:
-            self._reply(deadline)
-        return self._reply(deadline)
+            self._reply(patience)
+        return self._reply(patience)
 
     def close(self) -> None:
         """Close the connection."""
         self._connection.disconnect()
 
-    def _reply(self, deadline: float) -> object:
-        overdue = False
+    def _reply(self, patience: Patience) -> object:
         while (reply := self._gets()) is _MORE or isinstance(reply, hiredis.PushNotification):
             if reply is _MORE:
-                if overdue:
+                if patience.is_exhausted:
                     raise TimeoutError
-                self._socket.settimeout(left_until(deadline))
-                data = self._socket.recv(_CHUNK)
+                data = self._waiting(patience, self._socket.recv, _CHUNK)
                 if not data:
                     raise ConnectionResetError("Redis closed the connection")
                 self._replies.feed(data)
-                overdue = time.monotonic() >= deadline
         return reply
+
+    def _waiting(self, patience: Patience, operation: Callable[[Any], T], given: object) -> T:
+        """Do something with the socket as soon as it is ready. Raises `TimeoutError` if it is not, and patience is over."""
+        while True:
+            slice_, began = patience.slice(), monotonic()
+            if slice_ != self._timeout:
+                self._socket.settimeout(slice_)
+                self._timeout = slice_
+            try:
+                result = operation(given)
+            except TimeoutError:
+                patience.waited_in_vain(slice_)
+                if patience.is_over:
+                    raise
+            else:
+                patience.waited_since(began, slice_)
+                return result
 
     def _gets(self) -> object:
         try:
             return self._replies.gets()
         except (TypeError, ValueError) as error:  # redis-py's about an error it cannot read, hiredis' about a map by lists
             raise InvalidResponse(str(error)) from error
-
-
-def left_until(deadline: float) -> float:
-    """Seconds to a deadline; never quite none, which sockets would take for not blocking."""
-    return max(0.001, deadline - time.monotonic())

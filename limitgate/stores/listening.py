@@ -1,8 +1,8 @@
 """Time for which an event loop listened: what a server's silence is measured by.
 
 A loop that is blocked, starved or suspended hears no reply, so that time is nobody's silence. While somebody waits, a
-`ListeningClock` looks at the loop's own clock every `GRAIN` seconds, and counts no more than `LONGEST` between two looks. Before
-anybody is told that a time is over, the loop polls its sockets once more: a reply that has arrived is read first.
+`ListeningClock` looks at the loop's own clock every `GRAIN` seconds, and counts no more than `LONGEST` between two looks.
+Before anybody is told that a time is over, the loop polls its sockets once more: a reply that has arrived is read first.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import NoReturn
 from weakref import ref
 
 from redis.exceptions import NoScriptError, ResponseError
@@ -18,9 +18,10 @@ from limitgate.errors import StoreError
 from limitgate.plan import Plan
 from limitgate.stores.breaker import PROBE_TIMEOUT, Breaker
 from limitgate.stores.connections import Connections
-from limitgate.stores.dialer import CONNECT_TIMEOUT
+from limitgate.stores.dialer import CONNECT_TIMEOUT, Dial
 from limitgate.stores.faults import Redirection, store_error, unsendable
 from limitgate.stores.line import Line
+from limitgate.stores.patience import Patience
 from limitgate.stores.scripted import Outcome, Scripted
 from limitgate.stores.wire import UNSENDABLE, Call
 
@@ -38,49 +39,62 @@ class Node:
     ``dial`` connects; ``failed`` is told of every failure that is the server's.
     """
 
-    def __init__(
-        self, dial: Callable[[], Any], script: Scripted, *, server: str = "Redis", failed: Callable[[], None] = _nothing
-    ) -> None:
+    def __init__(self, dial: Dial, script: Scripted, *, server: str = "Redis", failed: Callable[[], None] = _nothing) -> None:
         self.breaker = script.breaker(server)
         self._server = server
         self._connections = Connections(dial)
         self._script = script
         self._failed = failed
+        self._probe_due: float | None = None
+        """When a thread that asks has to probe, as none could be started for it; monotonic, in seconds."""
+        self._probing = threading.Lock()
 
     def check(self, _: Plan) -> None:
         """Raise a `StoreError` if nobody is to wait for this server."""
+        self.look()
         self.breaker.check()
 
-    def exchange(self, plans: Sequence[Plan], timeout: float) -> list[Outcome]:
-        """What becomes of plans that share a call. Raises `StoreError` within about ``timeout`` seconds."""
+    def look(self) -> None:
+        """Probe in this thread if it is time to, as no other could be started for it; others do not wait meanwhile."""
+        due = self._probe_due
+        if due is None or self.breaker.healthy or time.monotonic() < due or not self._probing.acquire(blocking=False):
+            return
+        try:
+            if not self._look_for_server() and self.probe(self.breaker, Patience(self._script.patience)):
+                self._probe_due = time.monotonic() + self.breaker.pause()
+        finally:
+            self._probing.release()
+
+    def exchange(self, plans: Sequence[Plan], patience: Patience) -> list[Outcome]:
+        """What becomes of plans that share a call. Raises `StoreError` once ``patience`` is over."""
         self.breaker.check()
-        heard = self._carry_out(plans, time.monotonic() + timeout)
+        heard = self._carry_out(plans, patience)
         if isinstance(heard, ResponseError):
             raise store_error(heard) from heard
         if isinstance(heard, StoreError):
             raise heard
         return heard
 
-    def send(self, calls: Sequence[Call], deadline: float) -> Line:
-        """Send calls together; gives the line to `hear` from. Raises `StoreError` by the deadline."""
+    def send(self, calls: Sequence[Call], patience: Patience) -> Line:
+        """Send calls together; gives the line to `hear` from. Raises `StoreError` once patience is over."""
         self.breaker.asked(calls[0].plans[0])
         line = None
         try:
-            line = self._connections.take(deadline)
-            line.send(calls, deadline)
+            line = self._connections.take(patience)
+            line.send(calls, patience)
         except BaseException as error:  # noqa: BLE001 - raised again, but nobody would read what is on its way
             self._give_up(error, calls, line)
         return line
 
-    def hear(self, line: Line, calls: Sequence[Call], deadline: float) -> list[Heard]:
-        """What became of calls that were sent on a line. Raises `StoreError` by the deadline."""
+    def hear(self, line: Line, calls: Sequence[Call], patience: Patience) -> list[Heard]:
+        """What became of calls that were sent on a line. Raises `StoreError` once patience is over."""
         try:
-            replies = [line.reply(call, deadline) for call in calls]
+            replies = [line.reply(call, patience) for call in calls]
             for place, call in enumerate(calls):
                 if isinstance(replies[place], NoScriptError) and not call.in_full:
                     call.in_full = True
-                    line.send([call], deadline)
-                    replies[place] = line.reply(call, deadline)
+                    line.send([call], patience)
+                    replies[place] = line.reply(call, patience)
         except BaseException as error:  # noqa: BLE001 - raised again, but nobody would read what is on its way
             self._give_up(error, calls, line)
         heard = [self._understood(call, reply) for call, reply in zip(calls, replies)]
@@ -103,23 +117,23 @@ class Node:
         self._connections.close()
         self.close()
 
-    def probe(self, breaker: Breaker) -> bool:
+    def probe(self, breaker: Breaker, connecting: Patience) -> bool:
         """Ask whether the server is back. False where nobody needs to ask any more."""
         if breaker is not self.breaker or breaker.probe is None:
             return False
         try:
-            self._connections.give(self._connections.take(time.monotonic() + 2 * CONNECT_TIMEOUT))  # no request waits for it
+            self._connections.give(self._connections.take(connecting))
         except StoreError as error:
             self._note(error)
             return True
         with suppress(StoreError):
-            self._carry_out([breaker.probe], time.monotonic() + min(PROBE_TIMEOUT, self._script.patience))
+            self._carry_out([breaker.probe], Patience(min(PROBE_TIMEOUT, self._script.patience)))
         return not breaker.healthy
 
-    def _carry_out(self, plans: Sequence[Plan], deadline: float) -> Heard:
+    def _carry_out(self, plans: Sequence[Plan], patience: Patience) -> Heard:
         call = Call(plans)
         self._script.outgoing(call)
-        return self.hear(self.send([call], deadline), [call], deadline)[0]
+        return self.hear(self.send([call], patience), [call], patience)[0]
 
     def _understood(self, call: Call, reply: object) -> Heard:
         if isinstance(reply, Redirection):
@@ -153,17 +167,21 @@ class Node:
         return store_error(error)
 
     def _note(self, failure: StoreError) -> None:
-        """Tell the breaker of a failure."""
-        if self.breaker.failed(failure):
-            self._look_for_server()
+        """Tell the breaker of a failure, unless it is our own."""
+        if failure.fault == "overload":
+            return
+        if self.breaker.failed(failure) and not self._look_for_server():
+            self._probe_due = time.monotonic() + self.breaker.pause()
         self._failed()
 
-    def _look_for_server(self) -> None:
-        """Start the thread that probes until the server is back; it keeps no store alive."""
+    def _look_for_server(self) -> bool:
+        """Start the thread that probes until the server is back; it keeps no store alive. False if none can be started now."""
         try:
             threading.Thread(target=_probe, args=(ref(self), self.breaker), name="limitgate-probe", daemon=True).start()
-        except RuntimeError:  # no thread can be started now: requests go on waiting
-            self.breaker = self._script.breaker(self._server, instead_of=self.breaker)
+        except RuntimeError:
+            return False
+        self._probe_due = None
+        return True
 
 
 def _probe(node: ref[Node], breaker: Breaker) -> None:
@@ -172,5 +190,5 @@ def _probe(node: ref[Node], breaker: Breaker) -> None:
         time.sleep(max(0.0, began + breaker.pause() - time.monotonic()))  # a probe that hung was pause enough
         began = time.monotonic()
         asking = node()
-        goes_on = asking is not None and asking.probe(breaker)
+        goes_on = asking is not None and asking.probe(breaker, Patience(2 * CONNECT_TIMEOUT))  # no request waits for it
         del asking

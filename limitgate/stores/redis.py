@@ -16,6 +16,7 @@ from limitgate.stores.cluster_threads import Cluster
 from limitgate.stores.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.leases import LONGEST
 from limitgate.stores.node import Node
+from limitgate.stores.patience import Patience
 from limitgate.stores.scripted import MAX_BATCH, Outcome, Scripted
 from limitgate.stores.threads import SharedCalls
 
@@ -26,8 +27,8 @@ class Servers(Protocol):
     def check(self, plan: Plan) -> None:
         """Raise a `StoreError` if nobody is to wait for what a plan needs."""
 
-    def exchange(self, plans: Sequence[Plan], timeout: float) -> list[Outcome]:
-        """What becomes of plans. Raises `StoreError` within about ``timeout`` seconds."""
+    def exchange(self, plans: Sequence[Plan], patience: Patience) -> list[Outcome]:
+        """What becomes of plans. Raises `StoreError` once ``patience`` is over."""
 
     def close(self) -> None:
         """Close the connections that no thread is using."""
@@ -69,6 +70,10 @@ class RedisStore(Scripted):
             reading = self._calls.spend(plan, timeout)
         return reading
 
+    def waited(self) -> float:
+        """Seconds for which this thread has listened for Redis so far, itself or by others that went for it."""
+        return self._calls.waited()
+
     def close(self) -> None:
         """Give back what was taken in advance, and close the connections that no thread is using.
 
@@ -82,7 +87,7 @@ class RedisStore(Scripted):
         plans = self.leases.ended(time.monotonic(), age)
         with contextlib.suppress(StoreError):
             for start in range(0, len(plans), MAX_BATCH):
-                self._servers.exchange(plans[start : start + MAX_BATCH], CONNECT_TIMEOUT)
+                self._servers.exchange(plans[start : start + MAX_BATCH], Patience(CONNECT_TIMEOUT))
 
     def end_leases_in_time(self) -> None:
         """Start the thread that gives back what is left of leases when they end, unless it runs already."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from limitgate.forks import begin_anew_in_children
-from limitgate.stores.faults import is_no_room
 
 T = TypeVar("T")
 
