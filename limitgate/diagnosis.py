@@ -45,6 +45,8 @@ class Diagnosis(Enum):
     )
     RESERVE_OF_NOBODY = "LG014", "%s keeps a reserve for callers of high priority, but none is known, and there is no identify"
 
+    OVERLOADED = "LG015", "%s; requests that cannot be asked about are limited by this process alone, whatever on_error says"
+
     def __init__(self, code: str, text: str) -> None:
         self.code = code
         self.line = f"{code} {text} ({PAGE}#{code.lower()})"

@@ -99,7 +99,12 @@ class Fallback:
         return Resort(decide(plan, reading)._replace(degraded=True), reading.now, taken=done)
 
     def _policy(self, bound: Bound, error: StoreError) -> OnError:
-        """What a rule wants done. Out of memory, only its own word for ``open`` lets everything through."""
+        """What a rule wants done. Out of memory, only its own word for ``open`` lets everything through.
+
+        Where this process had no room to ask, no policy for failures of the store applies.
+        """
+        if error.fault == "overload":
+            return "local"
         if bound.rule.on_error:
             return bound.rule.on_error
         return "local" if error.fault == "oom" and self._on_error == "open" else self._on_error

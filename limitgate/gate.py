@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from limitgate.callers import Caller
 from limitgate.decision import Decision, decide, joined, undecided
 from limitgate.decorators import EVERYTHING
+from limitgate.diagnosis import Diagnosis
 from limitgate.errors import StoreError
 from limitgate.fallback import Fallback
 from limitgate.headers import Refusal, rate_fields, refusal, unavailable
@@ -23,7 +24,7 @@ from limitgate.plan import Charge, Plan, Reading
 from limitgate.planner import Asked, Considered, Planner
 from limitgate.request import Request
 from limitgate.rules import OnError
-from limitgate.steps import Steps, T, atake, take
+from limitgate.steps import Budget, Steps, T, atake, take
 from limitgate.stores.corrections import correction
 from limitgate.turns import Lines, booked, sleep_until
 from limitgate.visit import Taken, Turn, Visit, Wrong
@@ -32,6 +33,8 @@ log = logging.getLogger("limitgate")
 
 CALM = 0.5
 """Seconds without a failure after which the store is said to answer again: one that is full answers every other request."""
+AGAIN = 60.0
+"""Seconds after which it is said again that this process is overloaded."""
 
 Identify = Callable[[Request], Caller | Awaitable[Caller | None] | None]
 
@@ -76,6 +79,8 @@ class Gate:
         self.store = store
         self.failures = 0
         """How often the store did not answer."""
+        self.overloaded = 0
+        """How often this process had no room to ask the store, and limited by itself."""
         self.uncorrected = 0
         """How often a charge that should have been corrected stayed as it was, as the store did not answer."""
         self._planner = planner
@@ -87,6 +92,7 @@ class Gate:
         self._fallback = Fallback(on_error, processes)
         self._holding = Holding(store, timeout)
         self._failing, self._failed = False, 0.0
+        self._said_overloaded = -AGAIN
         self._under_way: set[asyncio.Future[Any]] = set()
         self._lines = Lines()
 
@@ -107,14 +113,14 @@ class Gate:
             try:
                 reading: Reading = self.store.spend(considered.plan, self._timeout)
             except StoreError as error:
-                visit.turn = self._follow(visit, take(self.store, self._without_store(considered, error, began)))
+                visit.budget.spend(error, began)
+                visit.turn = self._follow(visit, take(self.store, self._without_store(considered, error), visit.budget))
                 self._give_back_if_refused(visit)
             except BaseException:
                 self._doubt(considered.plan)
                 raise
             else:
                 self._admit(visit, considered, considered.plan, reading)
-            visit.waited = time.monotonic() - began
             if visit.turn is not None:
                 self._turn(visit, visit.turn)
         return visit
@@ -130,14 +136,15 @@ class Gate:
             try:
                 reading: Reading = await self.store.aspend(considered.plan, self._timeout)
             except StoreError as error:
-                visit.turn = self._follow(visit, await atake(self.store, self._without_store(considered, error, began)))
+                visit.budget.spend(error, began)
+                steps = self._without_store(considered, error)
+                visit.turn = self._follow(visit, await atake(self.store, steps, visit.budget))
                 await self._agive_back_if_refused(visit)
             except BaseException:
                 self._doubt(considered.plan)
                 raise
             else:
                 self._admit(visit, considered, considered.plan, reading)
-            visit.waited = time.monotonic() - began
         return visit
 
     async def aturn(self, visit: Visit) -> bool:
@@ -149,7 +156,7 @@ class Gate:
 
         The decision about the request as a whole, once its turn has come; None if no rule applies.
         """
-        turn = take(self.store, self._going_further(visit, asked))
+        turn = take(self.store, self._going_further(visit, asked), visit.budget)
         if turn is not None:
             self._turn(visit, turn)
         self._give_back_if_refused(visit)
@@ -157,7 +164,9 @@ class Gate:
 
     async def afurther(self, visit: Visit, asked: Sequence[Asked]) -> Decision | None:
         """`further`, by an `AsyncStore`."""
-        turn = await atake(self.store, self._going_further(visit, asked))
+        budget = Budget(visit.budget.left)
+        turn = await atake(self.store, self._going_further(visit, asked), budget)
+        visit.budget.left = min(visit.budget.left, budget.left)  # others may have been asked at the same time
         if turn is not None:
             await self._aturn(visit, turn)
         await self._agive_back_if_refused(visit)
@@ -165,21 +174,27 @@ class Gate:
 
     def message(self, messages: Considered) -> asyncio.Future[Refusal | None]:
         """Charge a message over a WebSocket, by an `AsyncStore`, even if nobody waits for it; a refusal if it must not pass."""
-        return self._soon(self._hearing(messages))
+        return self._soon(self._hearing(messages), Budget(self._timeout))
 
     def settle(self, visit: Visit) -> None:
         """Correct what was charged for a request by its outcome and by what it turned out to cost, as far as that is known."""
-        take(self.store, self._correcting(visit.wrong()))
+        take(self.store, self._correcting(visit.wrong()), visit.budget)
 
     async def asettle(self, visit: Visit) -> None:
         """`settle`, by an `AsyncStore`; to the end, even if the request is cancelled meanwhile or cannot wait any longer."""
         wrong = visit.wrong()
         if wrong:
-            await asyncio.wait([self._soon(self._correcting(wrong))], timeout=max(0.0, self._timeout - visit.waited))
+            await asyncio.wait([self._soon(self._correcting(wrong))], timeout=max(0.0, visit.budget.left))
 
     def settle_soon(self, visit: Visit) -> asyncio.Future[None]:
         """`settle`, by an `AsyncStore`, on the running event loop; done when the result is."""
         return self._soon(self._correcting(visit.wrong()))
+
+    async def aconnect(self) -> None:
+        """Have the store connect in the background, if it is one that does."""
+        connect = getattr(self.store, "connect", None)
+        if connect is not None:
+            await connect()
 
     async def asettled(self) -> None:
         """Wait until everything in this event loop has been settled that nobody waits for any more."""
@@ -214,9 +229,9 @@ class Gate:
         visit.had_turn(self._lines.leave(turn, place), stays=stays)
         return stays
 
-    def _soon(self, steps: Steps[T]) -> asyncio.Future[T]:
+    def _soon(self, steps: Steps[T], budget: Budget | None = None) -> asyncio.Future[T]:
         """What comes of some steps, on the running event loop; taken to their end, whoever waits for them."""
-        taking = asyncio.ensure_future(atake(self.store, steps))
+        taking = asyncio.ensure_future(atake(self.store, steps, budget))
         self._under_way.add(taking)
         taking.add_done_callback(self._under_way.discard)
         return taking
@@ -227,7 +242,7 @@ class Gate:
 
     def _visit(self, request: Request, identified: Caller | None) -> tuple[Visit, Considered]:
         considered = self._planner.plan(request, identified)
-        visit = Visit(self, request, identified, considered.seen)
+        visit = Visit(self, request, identified, considered.seen, self._timeout)
         if considered.messages is not None:
             visit.messages = considered.messages
         return visit, considered
@@ -235,6 +250,8 @@ class Gate:
     def _admit(self, visit: Visit, considered: Considered, plan: Plan, reading: Reading) -> None:
         """What becomes of a request that comes, by what the store said: the short way, which almost all of them go."""
         self._note_answer(reading)
+        if reading.waited:
+            visit.budget.left -= reading.waited
         visit.decision = decision = decide(plan, reading, visit.settlement)
         visit.fields = rate_fields(self._styles, decision, reading.now)
         if decision.allowed:
@@ -254,40 +271,37 @@ class Gate:
             raise RuntimeError("further limits were asked for when the request was over, expected it before")
         considered = self._planner.further(visit.request, visit.identified, asked)
         if considered.plan is not None:
-            began = time.monotonic() - visit.waited
-            ruling = yield from self._weighing(considered, considered.plan, began)
-            visit.waited = time.monotonic() - began
-            return self._follow(visit, ruling)
+            return self._follow(visit, (yield from self._weighing(considered, considered.plan)))
         return None
 
     def _hearing(self, messages: Considered) -> Steps[Refusal | None]:
         if messages.plan is None:
             return None
-        ruling = yield from self._weighing(messages, messages.plan, time.monotonic())
+        ruling = yield from self._weighing(messages, messages.plan)
         if ruling.refusal is not None:
             yield from self._correcting([Wrong(taken, [0] * len(taken.plan.charges)) for taken in ruling.taken])
         return ruling.refusal
 
-    def _weighing(self, considered: Considered, plan: Plan, began: float) -> Steps[Ruling]:
-        """Ask the store, and if it fails, or no time is left since a request began to wait, decide without it."""
+    def _weighing(self, considered: Considered, plan: Plan) -> Steps[Ruling]:
+        """Ask the store, and if it fails decide without it."""
         try:
-            reading = yield plan, self._left_since(began)
+            reading = yield plan, self._timeout
         except StoreError as error:
-            return (yield from self._without_store(considered, error, began))
+            return (yield from self._without_store(considered, error))
         except GeneratorExit:  # the request was cancelled
             self._doubt(plan)
             raise
         self._note_answer(reading)
         return Ruling(decide(plan, reading), reading.now, (Taken(considered, plan, reading),) if reading.admitted else ())
 
-    def _without_store(self, considered: Considered, error: StoreError, began: float) -> Steps[Ruling]:
-        """Decide without the store, or without a part of it, about a request that asked it first at a time."""
+    def _without_store(self, considered: Considered, error: StoreError) -> Steps[Ruling]:
+        """Decide without the store, or without a part of it."""
         self._note_failure(error)
         self._doubt(considered.plan, error.keys)
         resort = self._fallback.without(considered, error)
         if resort.rest is not None:
             try:
-                reading = yield resort.rest, self._left_since(began)
+                reading = yield resort.rest, self._timeout
                 resort = self._fallback.with_rest(considered, resort, reading)
             except GeneratorExit:  # the request was cancelled
                 self._doubt(considered.plan)
@@ -380,15 +394,17 @@ class Gate:
             compare(reading.now)
 
     def _note_failure(self, error: StoreError) -> None:
+        if error.fault == "overload":
+            self._note_overload(error)
+            return
         self.failures += 1
         self._failed = time.monotonic()
         if not self._failing:
             self._failing = True
             log.warning("the store failed, on_error decides until it answers again: %s", error)
 
-    def _left_since(self, began: float) -> float:
-        """Seconds that a request may still wait which asked first at a time. Raises `StoreError` if there are none."""
-        left = self._timeout - (time.monotonic() - began)
-        if left <= 0:
-            raise StoreError("no time was left to ask the store again", "timeout")
-        return left
+    def _note_overload(self, error: StoreError) -> None:
+        self.overloaded += 1
+        if time.monotonic() - self._said_overloaded > AGAIN:
+            self._said_overloaded = time.monotonic()
+            Diagnosis.OVERLOADED.log(error)

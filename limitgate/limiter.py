@@ -18,7 +18,7 @@ from limitgate.limits import Limit
 from limitgate.pacing import AsyncPace, Pace, Spacing
 from limitgate.reservation import AsyncReservation, Reservation
 from limitgate.slot import aslot, at_once, slot
-from limitgate.steps import atake, take
+from limitgate.steps import Budget, Steps, atake, take
 from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store, opened
 from limitgate.turns import Lines, sleep_until
 from limitgate.verbs import Booked, KeyOf, Verbs, key_of
@@ -44,23 +44,23 @@ class AsyncLimiter(Verbs):
 
     async def hit(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """Take ``cost`` from every limit of ``key``, or from none."""
-        return await atake(self._store, self._deciding("spend", key, limits, cost))
+        return await self._atake(self._deciding("spend", key, limits, cost))
 
     async def peek(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """What `hit` would answer, with the bucket as it stands. Charges nothing."""
-        return await atake(self._store, self._deciding("peek", key, limits, cost))
+        return await self._atake(self._deciding("peek", key, limits, cost))
 
     async def reset(self, key: str, *limits: Limit | str | Configured) -> Decision:
         """Forget what was taken from these limits of ``key``; the decision shows them full."""
-        return await atake(self._store, self._deciding("reset", key, limits, 1))
+        return await self._atake(self._deciding("reset", key, limits, 1))
 
     async def refund(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """Give ``cost`` back to these limits of ``key``, no more than they hold; the decision shows them after that."""
-        return await atake(self._store, self._refunding(key, limits, cost))
+        return await self._atake(self._refunding(key, limits, cost))
 
     async def hit_up_to(self, key: str, *limits: Limit | str | Configured, cost: int) -> Decision:
         """Take as much of ``cost`` as fits, ``decision.granted`` of it; where that is nothing, ``retry_after`` is for one."""
-        return await atake(self._store, self._hitting_up_to(key, limits, cost))
+        return await self._atake(self._hitting_up_to(key, limits, cost))
 
     async def wait(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | None = None) -> Decision:
         """Take ``cost`` in turn: book the next one that is free, sleep until then, once, and return; first come, first served.
@@ -71,7 +71,7 @@ class AsyncLimiter(Verbs):
         """
         if timeout == 0:
             return await self.hit(key, *limits, cost=cost)
-        booking = asyncio.ensure_future(atake(self._store, self._booking(key, limits, cost, timeout)))
+        booking = asyncio.ensure_future(self._atake(self._booking(key, limits, cost, timeout)))
         try:
             booked, taken, turn = await asyncio.shield(booking)
         except asyncio.CancelledError:
@@ -86,7 +86,7 @@ class AsyncLimiter(Verbs):
                 raise
             except BaseException:
                 left = self._lines.leave(turn, place)
-                await asyncio.shield(atake(self._store, booked.giving_back([*taken, *left.taken])))
+                await asyncio.shield(self._atake(booked.giving_back([*taken, *left.taken])))
                 raise
             self._lines.leave(turn, place)
         return booked.decision
@@ -96,11 +96,11 @@ class AsyncLimiter(Verbs):
         with suppress(LimitGateError):
             booked, taken, turn = await booking
             if booked.decision.allowed:
-                await atake(self._store, booked.giving_back([*taken, *(turn.taken if turn else ())]))
+                await self._atake(booked.giving_back([*taken, *(turn.taken if turn else ())]))
 
     async def reserve(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> AsyncReservation:
         """`hit` for an estimated cost: `AsyncReservation.settle` corrects it, `AsyncReservation.cancel` gives it back."""
-        return AsyncReservation(await atake(self._store, self._reserving(key, limits, cost)), self._store)
+        return AsyncReservation(await self._atake(self._reserving(key, limits, cost)), self._store)
 
     def slot(self, key: str, limit: Limit | str | int, *, cost: int = 1) -> AbstractAsyncContextManager[Decision]:
         """Hold a place for as long as something is under way: ``async with limiter.slot("user:42", 20) as decision:``.
@@ -113,15 +113,15 @@ class AsyncLimiter(Verbs):
 
     async def penalize(self, key: str, seconds: float) -> Decision:
         """Refuse ``key`` for so many seconds more, whatever its limits say: on top of the ban that it has, if it has one."""
-        return await atake(self._store, self._banning(key, seconds, longer=True))
+        return await self._atake(self._banning(key, seconds, longer=True))
 
     async def ban(self, key: str, seconds: float | None = None) -> Decision:
         """Refuse ``key`` for at least so many seconds, for ever if None; what was taken in advance can be used up."""
-        return await atake(self._store, self._banning(key, seconds))
+        return await self._atake(self._banning(key, seconds))
 
     async def banned(self, key: str) -> Decision:
         """Whether ``key`` is banned: then it is a refusal, and ``retry_after`` what is left of the ban."""
-        return await atake(self._store, self._banned(key))
+        return await self._atake(self._banned(key))
 
     async def configure(
         self, name: str, *limits: Limit | str, per_process: bool = False, replace: bool = True
@@ -131,16 +131,20 @@ class AsyncLimiter(Verbs):
         Those that are known elsewhere hold there for up to a second more. With ``per_process`` each process counts by itself.
         Without ``replace`` limits that are there already stay. The limits that hold now.
         """
-        return (await atake(self._store, self._configuring(name, limits, per_process=per_process, replace=replace))).limits
+        return (await self._atake(self._configuring(name, limits, per_process=per_process, replace=replace))).limits
 
     async def configuration(self, name: str) -> tuple[Limit, ...] | None:
         """The limits that are kept under a name, None if there are none."""
-        kept = await atake(self._store, self._kept(name))
+        kept = await self._atake(self._kept(name))
         return None if kept is None else kept.limits
 
     async def pardon(self, key: str) -> None:
         """Lift the ban of ``key``, if there is one."""
-        await atake(self._store, self._pardoning(key))
+        await self._atake(self._pardoning(key))
+
+    def _atake(self, steps: Steps[T]) -> Coroutine[Any, Any, T]:
+        """What comes of some steps, which wait for the store no longer than the timeout."""
+        return atake(self._store, steps, Budget(self._timeout))
 
     def limited(
         self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | None = 0
@@ -219,23 +223,23 @@ class Limiter(Verbs):
 
     def hit(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """Take ``cost`` from every limit of ``key``, or from none."""
-        return take(self._store, self._deciding("spend", key, limits, cost))
+        return self._take(self._deciding("spend", key, limits, cost))
 
     def peek(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """What `hit` would answer, with the bucket as it stands. Charges nothing."""
-        return take(self._store, self._deciding("peek", key, limits, cost))
+        return self._take(self._deciding("peek", key, limits, cost))
 
     def reset(self, key: str, *limits: Limit | str | Configured) -> Decision:
         """Forget what was taken from these limits of ``key``; the decision shows them full."""
-        return take(self._store, self._deciding("reset", key, limits, 1))
+        return self._take(self._deciding("reset", key, limits, 1))
 
     def refund(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """Give ``cost`` back to these limits of ``key``, no more than they hold; the decision shows them after that."""
-        return take(self._store, self._refunding(key, limits, cost))
+        return self._take(self._refunding(key, limits, cost))
 
     def hit_up_to(self, key: str, *limits: Limit | str | Configured, cost: int) -> Decision:
         """Take as much of ``cost`` as fits, ``decision.granted`` of it; where that is nothing, ``retry_after`` is for one."""
-        return take(self._store, self._hitting_up_to(key, limits, cost))
+        return self._take(self._hitting_up_to(key, limits, cost))
 
     def wait(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | None = None) -> Decision:
         """Take ``cost`` in turn: book the next one that is free, sleep until then, once, and return; first come, first served.
@@ -244,18 +248,18 @@ class Limiter(Verbs):
         of 0 is `hit`, None waits for as long as it takes. If it is interrupted meanwhile, the turn is given back. Raises
         `ConfigError` for limits whose algorithm books no turns.
         """
-        booked, taken, turn = take(self._store, self._booking(key, limits, cost, timeout))
+        booked, taken, turn = self._take(self._booking(key, limits, cost, timeout))
         if turn is not None:
             try:
                 sleep_until(turn)
             except BaseException:
-                take(self._store, booked.giving_back([*taken, *turn.taken]))
+                self._take(booked.giving_back([*taken, *turn.taken]))
                 raise
         return booked.decision
 
     def reserve(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Reservation:
         """`hit` for an estimated cost: `Reservation.settle` corrects it, `Reservation.cancel` gives it back."""
-        return Reservation(take(self._store, self._reserving(key, limits, cost)), self._store)
+        return Reservation(self._take(self._reserving(key, limits, cost)), self._store)
 
     def slot(self, key: str, limit: Limit | str | int, *, cost: int = 1) -> AbstractContextManager[Decision]:
         """Hold a place for as long as something is under way: ``with limiter.slot("user:42", 20) as decision:``.
@@ -268,15 +272,15 @@ class Limiter(Verbs):
 
     def penalize(self, key: str, seconds: float) -> Decision:
         """Refuse ``key`` for so many seconds more, whatever its limits say: on top of the ban that it has, if it has one."""
-        return take(self._store, self._banning(key, seconds, longer=True))
+        return self._take(self._banning(key, seconds, longer=True))
 
     def ban(self, key: str, seconds: float | None = None) -> Decision:
         """Refuse ``key`` for at least so many seconds, for ever if None; what was taken in advance can be used up."""
-        return take(self._store, self._banning(key, seconds))
+        return self._take(self._banning(key, seconds))
 
     def banned(self, key: str) -> Decision:
         """Whether ``key`` is banned: then it is a refusal, and ``retry_after`` what is left of the ban."""
-        return take(self._store, self._banned(key))
+        return self._take(self._banned(key))
 
     def configure(self, name: str, *limits: Limit | str, per_process: bool = False, replace: bool = True) -> tuple[Limit, ...]:
         """Keep limits in the store under a name: `Configured` stands for them, in every process that shares the store.
@@ -284,16 +288,20 @@ class Limiter(Verbs):
         Those that are known elsewhere hold there for up to a second more. With ``per_process`` each process counts by itself.
         Without ``replace`` limits that are there already stay. The limits that hold now.
         """
-        return (take(self._store, self._configuring(name, limits, per_process=per_process, replace=replace))).limits
+        return (self._take(self._configuring(name, limits, per_process=per_process, replace=replace))).limits
 
     def configuration(self, name: str) -> tuple[Limit, ...] | None:
         """The limits that are kept under a name, None if there are none."""
-        kept = take(self._store, self._kept(name))
+        kept = self._take(self._kept(name))
         return None if kept is None else kept.limits
 
     def pardon(self, key: str) -> None:
         """Lift the ban of ``key``, if there is one."""
-        take(self._store, self._pardoning(key))
+        self._take(self._pardoning(key))
+
+    def _take(self, steps: Steps[T]) -> T:
+        """What comes of some steps, which wait for the store no longer than the timeout."""
+        return take(self._store, steps, Budget(self._timeout))
 
     def limited(
         self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | None = 0

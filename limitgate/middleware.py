@@ -109,6 +109,8 @@ class LimitGate:
                 await visit.gate.asettle(visit)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" and self.gate:
+            await self.gate.aconnect()
         try:
             await self.app(scope, receive, send)
         finally:

@@ -101,6 +101,8 @@ class Reading(NamedTuple):
     """Per charge, the states if it is taken; None if it does not fit."""
     admitted: bool
     """Whether the request passes: every binding charge fits. Then each charge that fits is taken, else none is."""
+    waited: float = 0.0
+    """Seconds for which the store was silent before it said so, as far as this process was there to listen."""
 
 
 def read(charges: Sequence[Charge], now: int, states: Sequence[Sequence[State]]) -> Reading:

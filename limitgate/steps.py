@@ -6,6 +6,8 @@ returns what came of it. `take` and `atake` walk through them; they differ in on
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Generator
 from typing import TypeVar
 
@@ -18,16 +20,41 @@ Steps = Generator[tuple[Plan, float], Reading, T]
 """Yields plans and how long to wait for the store, in seconds."""
 
 
-def take(store: SyncStore, steps: Steps[T]) -> T:
-    """What comes of some steps, by a `SyncStore`. Where it is interrupted they are closed."""
+class Budget:
+    """Seconds for which a store may still be waited for."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: float) -> None:
+        self.left = left
+
+    def within(self, timeout: float) -> float:
+        """As much of a timeout in seconds as is left. Raises `StoreError` if nothing is."""
+        if self.left <= 0:
+            error = StoreError("no time was left to ask the store again", "timeout")
+            error.waited = 0.0
+            raise error
+        return min(timeout, self.left)
+
+    def spend(self, outcome: Reading | StoreError, began: float) -> None:
+        """Take off what the store says that it was waited for; if it says nothing, all since a time by `time.monotonic`."""
+        self.left -= time.monotonic() - began if outcome.waited is None else outcome.waited
+
+
+def take(store: SyncStore, steps: Steps[T], budget: Budget | None = None) -> T:
+    """What comes of some steps, by a `SyncStore`, within a budget. Where it is interrupted they are closed."""
+    budget = budget or Budget(math.inf)
     try:
         asked = next(steps)
         while True:
+            began = time.monotonic()
             try:
-                reading = store.spend(*asked)
+                reading = store.spend(asked[0], budget.within(asked[1]))
             except StoreError as error:
+                budget.spend(error, began)
                 asked = steps.throw(error)
             else:
+                budget.spend(reading, began)
                 asked = steps.send(reading)
     except StopIteration as end:
         result: T = end.value
@@ -36,16 +63,20 @@ def take(store: SyncStore, steps: Steps[T]) -> T:
         steps.close()
 
 
-async def atake(store: AsyncStore, steps: Steps[T]) -> T:
-    """What comes of some steps, by an `AsyncStore`. Where it is cancelled they are closed."""
+async def atake(store: AsyncStore, steps: Steps[T], budget: Budget | None = None) -> T:
+    """What comes of some steps, by an `AsyncStore`, within a budget. Where it is cancelled they are closed."""
+    budget = budget or Budget(math.inf)
     try:
         asked = next(steps)
         while True:
+            began = time.monotonic()
             try:
-                reading = await store.aspend(*asked)
+                reading = await store.aspend(asked[0], budget.within(asked[1]))
             except StoreError as error:
+                budget.spend(error, began)
                 asked = steps.throw(error)
             else:
+                budget.spend(reading, began)
                 asked = steps.send(reading)
     except StopIteration as end:
         result: T = end.value

@@ -12,6 +12,7 @@ from limitgate.headers import Fields, Refusal, unavailable
 from limitgate.plan import Plan, Reading
 from limitgate.planner import Considered
 from limitgate.request import Request
+from limitgate.steps import Budget
 
 VISIT = "limitgate.visit"
 """Where the visit is found in a scope or environ; None where the gate is switched off."""
@@ -81,13 +82,11 @@ class Visit:
     """What the server said while it waited, to be closed when it is over; None if it did not wait."""
     listener: Any = None
     """Whatever hears that a client leaves while it waits, see `Exchange.stays_until`; None where nobody does."""
-    waited = 0.0
-    """Seconds for which it has waited for the store so far."""
 
     _settled_by: int | None = None
     """The status by which charges were put right the last time."""
 
-    def __init__(self, gate: Any, request: Request, identified: Caller | None, seen: Container[Mark]) -> None:
+    def __init__(self, gate: Any, request: Request, identified: Caller | None, seen: Container[Mark], timeout: float) -> None:
         self.gate = gate
         """The `Gate` that it is a visit to."""
         self.request = request
@@ -98,6 +97,8 @@ class Visit:
         self.fields: Fields = []
         """Rate fields for whatever response is sent."""
         self.settlement = Settlement()
+        self.budget = Budget(timeout)
+        """How long it may still wait for the store."""
 
     def begun(self, status: int | None) -> None:
         """A response has begun with this status, None if it is none."""

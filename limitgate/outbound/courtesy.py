@@ -211,14 +211,18 @@ class Courtesy(Generic[Request]):
         return decision if banned is None or banned.allowed else banned
 
     def _asking(self, ask: Callable[[Any, Any], Any]) -> Generator[Any, Any, Decision | None]:
-        """Ask the limiter. Where its store fails, do as ``on_error`` says: None is what ``open`` knows."""
+        """Ask the limiter. Where its store fails, do as ``on_error`` says: None is what ``open`` knows.
+
+        Where this process had no room to ask, that is no failure of the store, and it counts by itself if it can.
+        """
         found: Decision | None = None
         try:
             found = yield ask(self._limiter, self._limits)
-        except StoreError:
-            if self._on_error == "closed" or (self._on_error == "local" and self._limits and not self._local_limits):
+        except StoreError as error:
+            on_error = "local" if error.fault == "overload" and self._local_limits else self._on_error
+            if on_error == "closed" or (on_error == "local" and self._limits and not self._local_limits):
                 raise
-            if self._on_error == "local":
+            if on_error == "local":
                 found = yield ask(self._local, self._local_limits)
         return found
 

@@ -8,8 +8,8 @@ import math
 from limitgate.plan import Plan, Reading
 from limitgate.stores import wire
 
-Request = tuple[Plan, float, "asyncio.Future[Reading]"]
-"""What is asked, how long Redis may have been silent until it is overdue (see `Batcher`), and whom to tell."""
+Request = tuple[Plan, float, "asyncio.Future[Reading]", float]
+"""What is asked, at what silence of Redis it is overdue (see `Batcher`), whom to tell, and its timeout in seconds."""
 
 
 class Batch(wire.Call):
@@ -18,7 +18,7 @@ class Batch(wire.Call):
     __slots__ = ("_due", "again", "requests", "silence", "since")
 
     def __init__(self, requests: list[Request]) -> None:
-        super().__init__([plan for plan, _, _ in requests])
+        super().__init__([plan for plan, _, _, _ in requests])
         self.requests = requests
         self.again = False
         """Whether it was sent before, on a connection that turned out to be dead."""
@@ -31,7 +31,7 @@ class Batch(wire.Call):
     @property
     def is_wanted(self) -> bool:
         """Whether anybody still waits for it."""
-        for _, _, waiting in self.requests:  # noqa: SIM110 - any() would make a generator for every call
+        for _, _, waiting, _ in self.requests:  # noqa: SIM110 - any() would make a generator for every call
             if not waiting.done():
                 return True
         return False
@@ -40,14 +40,18 @@ class Batch(wire.Call):
     def due(self) -> float:
         """When the first of its requests is overdue, by the `ListeningClock`, or before; infinity if nobody waits."""
         if self._due is None:
-            first = min([silence for _, silence, waiting in self.requests if not waiting.done()], default=math.inf)
+            first = min([due for _, due, waiting, _ in self.requests if not waiting.done()], default=math.inf)
             self._due = self.since + first - self.silence
         return self._due
+
+    def silence_at(self, now: float) -> float:
+        """The silence that its requests have met by now, by the `ListeningClock`."""
+        return self.silence + max(0.0, now - self.since)
 
     def overdue(self, now: float) -> list[Request]:
         """Its requests that have waited too long."""
         self._due = None
-        silence = self.silence + now - self.since
+        silence = self.silence_at(now)
         return [request for request in self.requests if request[1] <= silence and not request[2].done()]
 
     def follow(self, other: wire.Call) -> None:

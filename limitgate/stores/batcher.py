@@ -115,7 +115,7 @@ class Batcher:
         self.breaker.asked(plan)
         reading = loop.create_future()
         due = self._silence + timeout
-        (self._queue.appendleft if first else self._queue.append)((plan, due, reading))
+        (self._queue.appendleft if first else self._queue.append)((plan, due, reading, timeout))
         self._queue_is_due = min(self._queue_is_due, due)
         self._listen()
         if len(self._queue) == MAX_BATCH:
@@ -133,7 +133,7 @@ class Batcher:
     @property
     def is_idle(self) -> bool:
         """Whether nobody waits for anything here."""
-        return all(waiting.done() for _, _, waiting in self._requests())
+        return all(waiting.done() for _, _, waiting, _ in self._requests())
 
     async def close(self) -> None:
         """Close the connection; requests still waiting fail."""
@@ -210,7 +210,7 @@ class Batcher:
         refused = self._script.refused
         while self._queue and len(requests) < MAX_BATCH and charges < MAX_CHARGES:
             request = self._queue.popleft()
-            plan, _, waiting = request
+            plan, _, waiting, _ = request
             if waiting.done():
                 continue
             reading = refused(plan)  # since it came others like it may have been
@@ -257,7 +257,7 @@ class Batcher:
                 self._failed(error)
         else:
             self._in_time(batch)
-            self._hand_out(batch, outcomes)
+            self._hand_out(batch, outcomes, batch.silence_at(self._clock.seconds))
         finally:
             if pipeline is not self._pipeline and not pipeline.flying:
                 pipeline.give_up()
@@ -268,14 +268,15 @@ class Batcher:
         if batch.is_wanted:
             self.breaker.succeeded()
 
-    def _hand_out(self, batch: Batch, outcomes: list[Outcome]) -> None:
-        for request, outcome in zip(batch.requests, outcomes):
+    def _hand_out(self, batch: Batch, outcomes: list[Outcome], silence: float) -> None:
+        for (plan, due, waiting, timeout), outcome in zip(batch.requests, outcomes):
+            waited = silence - due + timeout
             if isinstance(outcome, StoreError):
-                _fail([request], outcome)
-            elif not request[2].done():
-                request[2].set_result(outcome)
+                _fail([(plan, due, waiting, timeout)], outcome, silence)
+            elif not waiting.done():
+                waiting.set_result(outcome._replace(waited=waited) if waited > 0 else outcome)
             elif self._cluster is not None:
-                self._cluster.heard_late(request[0], request[2], outcome)
+                self._cluster.heard_late(plan, waiting, outcome)
 
     def _no_longer_use(self, pipeline: Pipeline[Batch]) -> None:
         """Later requests get another connection."""
@@ -292,7 +293,8 @@ class Batcher:
             if pipeline.unheard and not pipeline.given_up and not batch.again:
                 self._script.unanswered(batch)
                 given_back = [request for request in batch.requests if any(charge.lease for charge in request[0].charges)]
-                _fail(given_back, lost)  # a charge may be made twice, this may not
+                silence = batch.silence_at(self._clock.seconds)
+                _fail(given_back, lost, silence)  # a charge may be made twice, this may not
                 if requests := [request for request in batch.requests if not request[2].done()]:
                     again = Batch(requests)
                     again.follow(batch)
@@ -322,7 +324,7 @@ class Batcher:
         finally:
             if self._connecting is asyncio.current_task():
                 self._connecting = None
-        pipeline = Pipeline(connection, self._answered, self._lost, self._clock.now)
+        pipeline = Pipeline(connection, self._answered, self._lost, lambda: self._clock.seconds)
         if not pipeline:  # its end was told before there was a pipeline to tell
             self._not_connected(ConnectionResetError("Redis closed the connection as soon as it was made"))
             return
@@ -357,8 +359,8 @@ class Batcher:
 
     def listened(self) -> float | None:
         """Note what Redis has been silent for. Seconds until a request is overdue; None if nobody waits."""
-        now = self._clock.now()
-        passed, self._looked = now - (now if self._looked is None else self._looked), now
+        now = self._clock.seconds
+        passed, self._looked = max(0.0, now - (now if self._looked is None else self._looked)), now
         if self._owes and not self._was_heard:
             self._silence += passed
         self._was_heard = False
@@ -369,7 +371,7 @@ class Batcher:
             self._looked = None
             return None
         if left <= 0:
-            self._clock.after_polling(self._expire)
+            self._expire(now)
         return left
 
     @property
@@ -377,15 +379,14 @@ class Batcher:
         """Whether Redis has something to answer, be it that we call."""
         return self._connecting is not None or any(pipeline.flying for pipeline in self._pipelines)
 
-    def _expire(self) -> None:
+    def _expire(self, now: float) -> None:
         """Fail the requests that are overdue, and give up connections on which nothing has been heard for long."""
-        now, silence = self._clock.now(), self._silence
-        overdue = [request for request in self._queue if request[1] <= silence and not request[2].done()]
+        overdue = [request for request in self._queue if request[1] <= self._silence and not request[2].done()]
         for batch in self._batches():
             overdue += batch.overdue(now)
-        _fail(overdue, TimeoutError())
+        _fail(overdue, TimeoutError(), math.inf)
         self._queue = deque(request for request in self._queue if not request[2].done())
-        self._queue_is_due = min([due for _, due, _ in self._queue], default=math.inf)
+        self._queue_is_due = min([due for _, due, _, _ in self._queue], default=math.inf)
         for pipeline in list(self._pipelines):
             if overdue and pipeline.silence() > SILENCE:
                 pipeline.give_up()
@@ -409,13 +410,13 @@ class Batcher:
             self._fail(batch, error)
         self._again.clear()
         self._parked.clear()
-        _fail(self._queue, error)
+        _fail(self._queue, error, self._silence)
         self._queue.clear()
         self._queue_is_due = math.inf
 
     def _fail(self, batch: Batch, error: Exception) -> None:
         self._script.unanswered(batch)
-        _fail(batch.requests, error)
+        _fail(batch.requests, error, batch.silence_at(self._clock.seconds))
 
     def _failed(self, error: StoreError) -> None:
         """A call failed. When too many have, nobody waits any more, and probes look for Redis."""
@@ -439,12 +440,13 @@ class Batcher:
             self._probe_later()
 
 
-def _fail(requests: Iterable[Request], error: Exception) -> None:
-    """Tell everybody who still waits, each with an error of their own."""
-    for _, _, waiting in requests:
+def _fail(requests: Iterable[Request], error: Exception, silence: float) -> None:
+    """Tell everybody who still waits, each with an error of their own, and for how much of the silence it has waited."""
+    for _, due, waiting, timeout in requests:
         if not waiting.done():
             failure = error if isinstance(error, StoreError) else store_error(error)
             own = StoreError(str(failure), failure.fault)
             own.__cause__ = failure.__cause__ or error
+            own.waited = min(timeout, max(0.0, silence - due + timeout))
             waiting.set_exception(own)
             waiting.exception()  # it may have nobody left to look at it

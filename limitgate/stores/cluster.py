@@ -90,8 +90,8 @@ class Cluster:
         """The reading of a part of a plan, even from a node that has stopped answering."""
         return self._node(part).ask(part.plan, timeout)
 
-    def waited(self) -> float:
-        """Seconds for which the event loop has listened for Redis so far."""
+    def now(self) -> float:
+        """Seconds by the `ListeningClock`."""
         return self._clock.now()
 
     def told_already(self, plan: Plan, parts: Sequence[Part]) -> Outcome | None:
@@ -258,7 +258,7 @@ class _Together:
         self._plan = plan
         self._parts = parts
         self._timeout = timeout
-        self._due = cluster.waited() + timeout
+        self._due = cluster.now() + timeout
         self._left = len(parts)
         self._began = 0.0
         self._outcomes: list[Outcome] = [StoreError("no answer")] * len(parts)
@@ -272,7 +272,7 @@ class _Together:
 
     def is_overdue(self, error: StoreError) -> bool:
         """Whether nobody waits for it, or it has waited for as long as it may: then it fails by this error."""
-        if self._cluster.waited() >= self._due:
+        if self._cluster.now() >= self._due:
             self.tell(StoreError(str(error), error.fault))
         return self.answer.done()
 

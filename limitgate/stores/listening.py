@@ -1,14 +1,14 @@
 """Time for which an event loop listened: what a server's silence is measured by.
 
 A loop that is blocked, starved or suspended hears no reply, so that time is nobody's silence. While somebody waits, a
-`ListeningClock` looks at the loop's own clock every `GRAIN` seconds, and counts no more than `LONGEST` between two looks.
-Before anybody is told that a time is over, the loop polls its sockets once more: a reply that has arrived is read first.
+`ListeningClock` looks at the loop's own clock every `GRAIN` seconds, counts no more than `LONGEST` between two looks, and goes
+on only after the loop has polled its sockets once more: whoever is answered by then has not waited.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -26,38 +26,35 @@ class Listener(Protocol):
 
 
 class ListeningClock:
-    """Seconds for which the running event loop has listened. It stands still while nobody waits."""
+    """Seconds for which the running event loop has listened in vain. It stands still while nobody waits."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._listened = 0.0
+        self.seconds = 0.0
+        """Seconds at the latest look."""
+        self._passed = 0.0
+        """Seconds that count as soon as sockets have been polled."""
         self._looked = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._ticks = False
         self._listeners: dict[Listener, None] = {}
 
     def now(self) -> float:
-        """Seconds so far."""
-        if self._timer is None:
-            return self._listened
-        return self._listened + min(self._loop.time() - self._looked, LONGEST)
+        """Seconds by now: what waits from now on has waited for nothing of them."""
+        if not self._ticks:
+            return self.seconds
+        return self.seconds + self._passed + self._since_look()
 
     def watch(self, listener: Listener) -> None:
         """Tell somebody of each look, until nobody waits there."""
         self._listeners[listener] = None
-        if self._timer is None:
+        if not self._ticks:
+            self._ticks = True
             self._looked = self._loop.time()
-            self._timer = self._loop.call_later(GRAIN, self._look)
+            self._loop.call_later(GRAIN, self._look)
 
     def forget(self, listener: Listener) -> None:
         """Nobody waits there any more."""
         self._listeners.pop(listener, None)
-
-    def after_polling(self, callback: Callable[[], object]) -> None:
-        """Call back once what has arrived on sockets by now is read.
-
-        asyncio reads after the callbacks that are due already, uvloop after its timers: both before the turn after the next.
-        """
-        self._loop.call_soon(self._loop.call_soon, callback)
 
     @asynccontextmanager
     async def within(self, seconds: float) -> AsyncIterator[None]:
@@ -69,10 +66,20 @@ class ListeningClock:
                 yield
             finally:
                 self.forget(deadline)
-                deadline.is_over = True
+
+    def _since_look(self) -> float:
+        return min(self._loop.time() - self._looked, LONGEST)
 
     def _look(self) -> None:
-        self._listened, self._looked, self._timer = self.now(), self._loop.time(), None
+        """Look at the loop's clock, and count once what has arrived by now is read.
+
+        asyncio reads after the callbacks that are due already, uvloop after its timers: both before the turn after the next.
+        """
+        self._passed, self._looked = self._since_look(), self._loop.time()
+        self._loop.call_soon(self._loop.call_soon, self._count)
+
+    def _count(self) -> None:
+        self.seconds, self._passed = self.seconds + self._passed, 0.0
         soonest = GRAIN
         for listener in list(self._listeners):
             left = listener.listened()
@@ -80,26 +87,22 @@ class ListeningClock:
                 self.forget(listener)
             else:
                 soonest = min(soonest, left)
-        if self._listeners:
-            self._timer = self._loop.call_later(max(soonest, SHORTEST), self._look)
+        self._ticks = bool(self._listeners)
+        if self._ticks:
+            self._loop.call_later(max(soonest, SHORTEST), self._look)
 
 
 class _Deadline:
     """The end of `ListeningClock.within`."""
-
-    is_over = False
 
     def __init__(self, clock: ListeningClock, seconds: float, limit: asyncio.Timeout) -> None:
         self._clock = clock
         self._at = clock.now() + seconds
         self._limit = limit
 
-    def listened(self) -> float:
-        left = self._at - self._clock.now()
-        if left <= 0:
-            self._clock.after_polling(self._ring)
-        return left
-
-    def _ring(self) -> None:
-        if not self.is_over:
-            self._limit.reschedule(0)
+    def listened(self) -> float | None:
+        left = self._at - self._clock.seconds
+        if left > 0:
+            return left
+        self._limit.reschedule(0)
+        return None

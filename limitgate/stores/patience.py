@@ -25,7 +25,7 @@ class Patience:
     def __init__(self, seconds: float) -> None:
         self.left = seconds
         self.spent = 0.0
-        """Seconds for which it has waited so far."""
+        """Seconds for which it has waited in vain so far."""
 
     @property
     def is_over(self) -> bool:
@@ -50,4 +50,4 @@ class Patience:
         """Something came in a slice that began at a time by `time.monotonic`; if it seems longer, this thread was away."""
         seconds = monotonic() - began
         if seconds <= slice_:
-            self.waited_in_vain(seconds)
+            self.left -= seconds

@@ -70,10 +70,6 @@ class RedisStore(Scripted):
             reading = self._calls.spend(plan, timeout)
         return reading
 
-    def waited(self) -> float:
-        """Seconds for which this thread has listened for Redis so far, itself or by others that went for it."""
-        return self._calls.waited()
-
     def close(self) -> None:
         """Give back what was taken in advance, and close the connections that no thread is using.
 

@@ -42,9 +42,8 @@ class Servers(Protocol):
 class _Here:
     """What a store has of its own in one event loop."""
 
-    def __init__(self, servers: Servers, clock: ListeningClock, leases: Leases) -> None:
+    def __init__(self, servers: Servers, leases: Leases) -> None:
         self.servers = servers
-        self.clock = clock
         self.loop_end = LoopEnd(self.close)
         self._leases = leases
         self._timer: asyncio.TimerHandle | None = None
@@ -114,11 +113,6 @@ class AsyncRedisStore(Scripted):
         here = self._loops.get(asyncio.get_running_loop()) or await self._open()
         here.servers.connect()
 
-    def waited(self) -> float:
-        """Seconds for which the running event loop has listened for Redis so far, since some time."""
-        here = self._loops.get(asyncio.get_running_loop())
-        return here.clock.now() if here else 0.0
-
     async def aclose(self) -> None:
         """Give back what was taken in advance, and close this event loop's connections."""
         with self._opening:
@@ -134,8 +128,7 @@ class AsyncRedisStore(Scripted):
 
     async def _open(self) -> _Here:
         """What the running event loop has of its own, made now. Loops that have ended without a word lose theirs."""
-        clock = ListeningClock()
-        here = _Here(self._reach(clock), clock, self.leases)
+        here = _Here(self._reach(ListeningClock()), self.leases)
         with self._opening:  # event loops may run in several threads
             ended = [loop for loop in list(self._loops) if loop.is_closed()]  # without closing asynchronous generators
             left = [self._loops.pop(loop) for loop in ended]

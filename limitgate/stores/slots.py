@@ -76,6 +76,7 @@ def concluded(plan: Plan, parts: Sequence[Part], outcomes: Sequence[Outcome]) ->
     if failures:
         outcome = StoreError(str(failures[0]), _worst(failures), _missed(parts, outcomes))
         outcome.__cause__ = failures[0]
+        outcome.waited = max([each.waited or 0.0 for each in outcomes])
     else:
         outcome = _joined(plan, parts, readings)
         if outcome.admitted:
@@ -110,7 +111,8 @@ def _joined(plan: Plan, parts: Sequence[Part], readings: Sequence[Reading]) -> R
         for place, owed, then in zip(part.places, reading.states, reading.after):
             debts[place], after[place] = owed, then
     now = max([reading.now for reading in readings])
-    return Reading(now, debts, after, all(reading.admitted for reading in readings))
+    waited = max([reading.waited for reading in readings])
+    return Reading(now, debts, after, all(reading.admitted for reading in readings), waited)
 
 
 def _untouched(plan: Plan, reading: Reading) -> tuple[Plan, Reading]:

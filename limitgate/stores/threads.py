@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 from operator import attrgetter
-from threading import Lock, local
+from threading import Lock
 
 from limitgate.errors import StoreError
 from limitgate.plan import Plan, Reading
@@ -51,17 +51,11 @@ class SharedCalls:
         self._lock = Lock()
         self._clock = 0.0, Patience(0)
         """What was listened for before the latest call, and how patient that is."""
-        self._own = local()
 
     def listened(self) -> float:
-        """Seconds for which threads that went have listened to Redis so far."""
+        """Seconds for which threads that went have listened to Redis in vain so far."""
         before, patience = self._clock
         return before + patience.spent
-
-    def waited(self) -> float:
-        """Seconds of these that this thread has waited."""
-        waited: float = getattr(self._own, "waited", 0.0)
-        return waited
 
     def spend(self, plan: Plan, timeout: float) -> Reading:
         """The reading of a plan, or a `StoreError` within ``timeout`` seconds."""
@@ -76,11 +70,12 @@ class SharedCalls:
         except BaseException:  # a signal's handler may raise anywhere, and gevent and others raise in threads that wait
             self._leave(mine)
             raise
-        finally:
-            self._own.waited = self.waited() + min(self.listened() - began, timeout)
-        if not isinstance(mine.outcome, Reading):
-            raise mine.outcome or StoreError("the call to Redis was interrupted", "connection")
-        return mine.outcome
+        waited = min(self.listened() - began, timeout)
+        if isinstance(mine.outcome, Reading):
+            return mine.outcome._replace(waited=waited) if waited else mine.outcome
+        failure = mine.outcome or StoreError("the call to Redis was interrupted", "connection")
+        failure.waited = waited
+        raise failure
 
     def _arrive(self, mine: _Request) -> None:
         with self._lock:
