@@ -116,6 +116,8 @@ class Outcome:
         found = []
         if self.passed > self.bound and not self.demand.unbounded:
             found.append(f"{self.passed} logins answered, bound {self.bound}")
+        if (failed := self.logins.get(503, 0)) and not self.demand.refuses:
+            found.append(f"{failed} logins got 503, though the store was there")
         if not self.passed + self.logins.get(429, 0) + self.logins.get(503, 0):
             found.append("no login was tried, so this is no attack")
         return found

@@ -7,13 +7,16 @@ from typing import Any
 from django.http import HttpResponse
 from django.test import override_settings
 from django.urls import path
+
+from tests import django_app
+from tests.faults.overload import apps
+
+# isort: split
 from rest_framework.renderers import JSONRenderer
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from limitgate.django.rest import Throttle
-from tests import django_app
-from tests.faults.overload import apps
 
 
 class Spaced(JSONRenderer):
@@ -41,8 +44,8 @@ class LoginView(APIView):
         return Response({"degraded": bool(decision and decision.degraded)})
 
 
-def _settings(store: Any) -> override_settings:
-    """The project's settings, for good."""
+def project(store: Any) -> override_settings:
+    """The project's settings."""
 
     def hello(request: Any) -> HttpResponse:
         decision = getattr(request, "limitgate", None)
@@ -58,11 +61,11 @@ def _settings(store: Any) -> override_settings:
 
 def asgi() -> Any:
     """The project on asyncio."""
-    _settings(apps.asgi_store()).enable()
+    project(apps.asgi_store()).enable()
     return django_app.get_asgi_application()
 
 
 def wsgi() -> Any:
     """The project under threads."""
-    _settings(apps.wsgi_store()).enable()
+    project(apps.wsgi_store()).enable()
     return django_app.get_wsgi_application()
