@@ -1,18 +1,206 @@
-"""``python -m tests.faults.overload [words of names ...]`` prints what became of each attack, as a Markdown table.
+"""``python -m tests.faults.overload [words of names ...]`` prints what became of each situation, as Markdown tables.
 
-With ``--seconds 3`` attacks are shorter than the eight seconds of the issue. ``--list`` prints names alone.
+Words have to be in a situation's name, its server, door, policy and store, all of them. ``--seconds 3`` makes attacks shorter
+than the eight seconds of the issue; ``--list`` prints names alone.
 """
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cached_property, partial
+from typing import NamedTuple
 
-from tests.faults.overload.attack import Setting, long_paths
-from tests.faults.overload.outcome import HEAD
-from tests.redis_server import RedisServer
+from tests.faults.overload import attack, outcome, rushes, waits
+from tests.faults.overload.attack import THREADS, UVICORN, Setting
+from tests.faults.overload.outcome import Outcome
+from tests.faults.overload.servers import SERVERS, UNDER_THREADS
+from tests.faults.overload.waits import Wait
+from tests.redis_cluster import RedisCluster, Sentinels
+from tests.redis_server import RedisServer, free_port
+
+GTHREAD, ASYNCIO_H11, ASYNCIO = "gunicorn gthread", "uvicorn asyncio h11", "uvicorn asyncio httptools"
+POLICIES = ("open", "closed", "local")
+DOORS = [
+    *[(server, "gate") for server in SERVERS],
+    (UVICORN, "dependency"),
+    (ASYNCIO_H11, "dependency"),
+    (UVICORN, "throttle"),
+    (GTHREAD, "throttle"),
+    (GTHREAD, "decorator"),
+    (THREADS, "decorator"),
+]
+
+
+class Behind:
+    """The servers of Redis, each started when it is needed first."""
+
+    def __init__(self, opened: ExitStack) -> None:
+        self._opened = opened
+
+    @cached_property
+    def single(self) -> RedisServer:
+        server = RedisServer(port=str(free_port()))
+        self._opened.callback(server.stop)
+        return server
+
+    @cached_property
+    def sentinels(self) -> Sentinels:
+        found = Sentinels()
+        self._opened.callback(found.stop)
+        return found
+
+    @cached_property
+    def cluster(self) -> RedisCluster:
+        found = RedisCluster()
+        self._opened.callback(found.stop)
+        return found
+
+    def url(self, store: str) -> str:
+        """Where the store is; what it has counted so far is forgotten."""
+        if store == "sentinel":
+            _forget(self.sentinels.master)
+            return self.sentinels.url
+        if store == "cluster":
+            for node in self.cluster.masters:
+                _forget(node)
+            return self.cluster.url
+        _forget(self.single)
+        return f"redis://127.0.0.1:{self.single.port}/0"
+
+
+def _forget(server: RedisServer) -> None:
+    with server.client() as client:
+        client.flushall()
+
+
+class Case(NamedTuple):
+    """Something that can be tried."""
+
+    name: str
+    run: Callable[[], Outcome | Wait]
+
+
+def _attacks(behind: Behind, seconds: float) -> Iterator[Case]:
+    """What is done to applications that are served."""
+
+    def case(function: Callable[..., Outcome], setting: Setting, *more: object) -> Case:
+        name = " ".join([function.__name__, *map(str, more), *setting[:4]])
+        return Case(name, lambda: function(setting._replace(seconds=seconds), behind.url(setting.store), *more))
+
+    for server, door in DOORS:
+        yield case(attack.long_paths, Setting(server, door))
+    for server in (UVICORN, GTHREAD):
+        for policy in ("closed", "local"):
+            yield case(attack.long_paths, Setting(server, policy=policy))
+        for store in ("sentinel", "cluster"):
+            yield case(attack.long_paths, Setting(server, store=store))
+    for server in list(SERVERS)[:4]:
+        yield case(attack.long_paths_later, Setting(server))
+        yield case(attack.guesses_alone, Setting(server))
+    for server in (UVICORN, ASYNCIO):
+        for policy in POLICIES:
+            yield case(attack.blocked, Setting(server, policy=policy))
+        yield case(attack.slow_clients, Setting(server))
+    for server in UNDER_THREADS:
+        yield case(attack.guesses_alone, Setting(server))
+        for busy in (16, 32):
+            yield case(attack.starved, Setting(server), busy)
+        yield case(attack.starved, Setting(server, policy="closed"), 32)
+        yield case(attack.no_threads, Setting(server))
+    yield case(attack.no_threads, Setting(THREADS, "decorator"))
+    for policy in POLICIES:
+        yield case(attack.no_files, Setting(policy=policy))
+    for policy in POLICIES:
+        yield Case(
+            f"frozen_while_stalling {policy}",
+            partial(_frozen_while_stalling, behind, Setting(policy=policy, seconds=max(4.0, seconds))),
+        )
+    for server in (UVICORN, ASYNCIO):
+        yield Case(f"stalls {server}", partial(_stalls, behind, Setting(server, seconds=max(30.0 * (seconds >= 8), seconds))))
+
+
+def _frozen_while_stalling(behind: Behind, setting: Setting) -> Outcome:
+    return attack.frozen_while_stalling(setting, behind.url("single"), behind.single)
+
+
+def _stalls(behind: Behind, setting: Setting) -> Outcome:
+    return attack.stalls(setting, behind.url("single"))
+
+
+def _rushes(behind: Behind) -> Iterator[Case]:
+    """Crowds in one turn of the loop."""
+    for size in (1_000, 5_000, 15_000):
+        for warm in (True, False):
+            for store in ("single", "cluster"):
+                yield Case(
+                    f"one_turn {size} {'warm' if warm else 'cold'} {store} open",
+                    lambda size=size, warm=warm, store=store: asyncio.run(
+                        rushes.one_turn(behind.url(store), size, warm=warm, store=store)
+                    ),
+                )
+    for policy in ("closed", "local"):
+        yield Case(
+            f"one_turn 15000 warm single {policy}",
+            lambda policy=policy: asyncio.run(rushes.one_turn(behind.url("single"), 15_000, warm=True, policy=policy)),
+        )
+    for size in (2_000, 3_000, 4_000):
+        yield Case(f"on_two_nodes {size} cluster", lambda size=size: asyncio.run(_on_two_nodes(behind, size)))
+
+
+async def _on_two_nodes(behind: Behind, size: int) -> Outcome:
+    behind.url("cluster")
+    return await rushes.on_two_nodes(behind.cluster, size)
+
+
+def _waits(behind: Behind) -> Iterator[Case]:
+    """How long somebody waits who is not to wait."""
+    ways = [(warm, at_once) for warm in (True, False) for at_once in (1, 8)]
+    for name in waits.UNDER_THREADS:
+        yield Case(f"late {name}", lambda name=name: waits.late(behind.single, name))
+        for warm, at_once in ways:
+            run = partial(_frozen, behind, name, warm=warm, at_once=at_once)
+            yield Case(f"frozen {name} {'warm' if warm else 'cold'} {at_once}", run)
+    for name in waits.ON_ASYNCIO:
+        yield Case(f"late {name}", lambda name=name: asyncio.run(waits.alate(behind.single, name)))
+        for warm, at_once in ways:
+            run = partial(_afrozen, behind, name, warm=warm, at_once=at_once)
+            yield Case(f"frozen {name} {'warm' if warm else 'cold'} {at_once}", run)
+    yield Case("slow_names 1", lambda: asyncio.run(waits.slow_names(5.0, 0.0, 1)))
+    yield Case("slow_names all", lambda: asyncio.run(waits.slow_names(5.0, 8.0)))
+
+
+def _frozen(behind: Behind, name: str, *, warm: bool, at_once: int) -> Wait:
+    return waits.frozen(behind.url("single"), behind.single, name, warm=warm, at_once=at_once)
+
+
+def _afrozen(behind: Behind, name: str, *, warm: bool, at_once: int) -> Wait:
+    return asyncio.run(waits.afrozen(behind.url("single"), behind.single, name, warm=warm, at_once=at_once))
+
+
+def main() -> None:
+    """Print a table of attacks and crowds, and one of waits."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.overload", description=__doc__)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--seconds", type=float, default=attack.SECONDS)
+    parser.add_argument("--list", action="store_true")
+    chosen = parser.parse_args()
+    with ExitStack() as opened:
+        behind = Behind(opened)
+        for head, cases in (
+            (outcome.HEAD, [*_attacks(behind, chosen.seconds), *_rushes(behind)]),
+            (waits.HEAD, list(_waits(behind))),
+        ):
+            found = [case for case in cases if all(word in case.name for word in chosen.words)]
+            if found:
+                sys.stdout.write("\n".join(case.name for case in found) + "\n" if chosen.list else head)
+            for case in found if not chosen.list else ():
+                sys.stdout.write(f"{case.run().row()}\n")
+                sys.stdout.flush()
+
 
 if __name__ == "__main__":
-    server = RedisServer()
-    sys.stdout.write(HEAD)
-    sys.stdout.write(long_paths(Setting(*sys.argv[1:3]), server.url).row() + "\n")
-    server.stop()
+    main()

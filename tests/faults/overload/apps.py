@@ -1,7 +1,7 @@
 """What is attacked: the same small application, limited through each door. ``OVERLOAD_DOOR`` names it.
 
-``/login`` may be asked five times an hour, everything twenty times a second, by one address. ``/block`` keeps the process for a
-while. ``/state`` and ``/trouble/...`` are for the tests, and free. Options of the gate come from ``LIMITGATE_*``.
+``/login`` may be asked five times an hour, everything twenty times a second, by one address. ``/block`` keeps the process
+for a while. ``/state`` and ``/trouble/...`` are for the tests, and free. Options of the gate come from ``LIMITGATE_*``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 from typing import Any
 
 from limitgate import Rule, open_store, open_sync_store
@@ -36,7 +37,7 @@ def answer(path: str, decision: Any, store: Any) -> bytes:
     if path.startswith("/trouble/"):
         trouble.told(path.removeprefix("/trouble/"))
     if path == "/block":
-        trouble.time.sleep(trouble.BLOCK)
+        time.sleep(trouble.BLOCK)
     return json.dumps({"degraded": getattr(decision, "degraded", False)}).encode()
 
 

@@ -19,8 +19,8 @@ from tests.faults.overload.servers import LONG, ROOT, Served, served
 from tests.redis_server import RedisServer
 
 ATTACKER = "203.0.113.66"
-HONEST = ["198.51.100.1", "198.51.100.2", "198.51.100.3"]
-"""Enough for each to stay well within its limits."""
+HONEST = [f"198.51.100.{number}" for number in range(1, 61)]
+"""Enough for each to stay within its limits even if a backlog of many seconds is answered at once."""
 RATE = 30.0
 """Honest requests a second."""
 GUESSES, PATHS = 60, 30
@@ -112,52 +112,57 @@ def _note(found: Outcome, said: dict[str, Any], server: Served, thawed: float) -
 
 
 def long_paths(setting: Setting, url: str) -> Outcome:
-    """Guesses beside paths that take long to read."""
-    return run(setting, url, "long paths", {"crowds": [LOGINS, LONG_PATHS]})
+    """Guesses beside paths that take long to read, as the first that a process hears of."""
+    return run(setting, url, "long paths", {"crowds": [LOGINS, LONG_PATHS], "lead": 0.0})
 
 
-def no_attack(setting: Setting, url: str) -> Outcome:
-    """Guesses alone."""
-    return run(setting, url, "guesses alone", {"crowds": [LOGINS]})
+def long_paths_later(setting: Setting, url: str) -> Outcome:
+    """The same to a process that has asked Redis before."""
+    return run(setting, url, "long paths, warm", {"crowds": [LOGINS, LONG_PATHS]})
+
+
+def guesses_alone(setting: Setting, url: str) -> Outcome:
+    """Guesses without anything else."""
+    return run(setting, url, "guesses alone", {"crowds": [LOGINS], "lead": 0.0})
 
 
 def blocked(setting: Setting, url: str) -> Outcome:
-    """A handler keeps the loop for 0.15 s, again and again: somebody else's calls, within their limits."""
+    """A handler keeps the loop for 0.15 s each time: calls by others, within their limits, one after the other."""
     blocking = [
-        Crowd(name=f"block {number}", connections=2, path="/block", address=f"192.0.2.{number}", pause=0.2)
-        for number in range(1, 3)
+        Crowd(name=f"block {number}", connections=1, path="/block", address=f"192.0.2.{number}") for number in range(1, 5)
     ]
-    return run(setting, url, "blocking handler", {"crowds": [LOGINS, *blocking]})
+    spec = Spec(crowds=[LOGINS, *blocking], lead=0.0)
+    return run(setting, url, "blocking handler", spec, OVERLOAD_TROUBLE="block:0.15")
 
 
 def stalls(setting: Setting, url: str) -> Outcome:
     """The loop stands still for 20 ms of each 0.1 s, under 200 requests a second of everybody."""
     crowd = Crowd(name="logins", connections=2, path="/login", address=ATTACKER, pause=0.05)
-    spec = Spec(crowds=[crowd], honest=200.0, addresses=[f"198.51.100.{number}" for number in range(1, 21)], trouble=True)
+    spec = Spec(crowds=[crowd], honest=200.0, trouble=True)
     return run(setting, url, "20 ms stalls", spec, OVERLOAD_TROUBLE="stall:0.02/0.1")
 
 
 def starved(setting: Setting, url: str, busy: int) -> Outcome:
     """Threads that never wait take the interpreter from those that handle requests."""
-    spec = Spec(crowds=[LOGINS], trouble=True)
+    spec = Spec(crowds=[LOGINS], trouble=True, lead=0.0, honest=4.0, tail=5.0)
     return run(setting, url, f"{busy} busy threads", spec, OVERLOAD_TROUBLE=f"busy:{busy}")
 
 
 def no_files(setting: Setting, url: str) -> Outcome:
     """Idle connections take all file descriptors before the first call to Redis."""
-    spec = Spec(crowds=[LOGINS], idle=400, lead=1.0, honest=0.001)
+    spec = Spec(crowds=[LOGINS], idle=400, lead=1.0, honest=0.0)
     return run(setting, url, "no file descriptor", spec, Demand(bursts=2, degrades=True), OVERLOAD_TROUBLE="files:256")
 
 
 def no_threads(setting: Setting, url: str) -> Outcome:
     """No thread can be started from before the first call to Redis."""
-    spec = Spec(crowds=[LOGINS], trouble=True, lead=0.0, honest=RATE)
+    spec = Spec(crowds=[LOGINS], trouble=True, lead=0.0)
     return run(setting, url, "no thread", spec, Demand(bursts=2, degrades=True), OVERLOAD_TROUBLE="threads")
 
 
 def slow_clients(setting: Setting, url: str) -> Outcome:
     """Three hundred clients send a request byte by byte."""
-    return run(setting, url, "slow clients", {"crowds": [LOGINS], "slow": 300})
+    return run(setting, url, "slow clients", {"crowds": [LOGINS], "slow": 300, "lead": 0.0})
 
 
 def frozen_while_stalling(setting: Setting, url: str, redis: RedisServer) -> Outcome:

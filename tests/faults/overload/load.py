@@ -21,6 +21,8 @@ AGAIN = 0.02
 """Seconds until somebody comes back whose connection has failed."""
 TRICKLE = 0.05
 """Seconds between two bytes of a slow client."""
+CONTROL = "192.0.2.9"
+"""The address of whoever tells the application to make trouble."""
 HONEST_LINES = 8
 """Connections that honest clients have from the start; where all are busy they make further ones."""
 
@@ -48,7 +50,7 @@ class Spec(TypedDict, total=False):
     """Seconds of honest requests alone, after it."""
     crowds: list[Crowd]
     honest: float
-    """Requests each second, whatever becomes of those before."""
+    """Requests each second, whatever becomes of those before; 0 for none."""
     addresses: list[str]
     """Those of the honest, in turn."""
     path: str
@@ -147,7 +149,7 @@ class Load:
         self.degraded: Counter[str] = Counter()
         self.honest: list[tuple[float, float, int, bool]] = []
         self._idle = [self._line() for _ in range(HONEST_LINES)]
-        self._stopping = False
+        self._stopping = asyncio.Event()
 
     def _line(self) -> Line:
         return Line(self.spec["port"])
@@ -159,22 +161,25 @@ class Load:
         control, slow = self._line(), [self._line() for _ in range(spec.get("slow", 0))]
         idle = [self._line() for _ in range(spec.get("idle", 0))]
         await _open([control, *self._idle, *[line for _, lines in crowds for line in lines], *slow, *idle])
+        lead, trouble = spec["lead"], spec.get("trouble")
+        if trouble and not lead:
+            await control.ask(request("/trouble/on", CONTROL))
         honest = asyncio.create_task(self._be_honest())
-        await asyncio.sleep(spec["lead"])
-        if spec.get("trouble"):
-            await control.ask(request("/trouble/on", "192.0.2.9"))
+        await asyncio.sleep(lead)
+        if trouble and lead:
+            await control.ask(request("/trouble/on", CONTROL))
         began = time.monotonic()
         sys.stdout.write(f"{json.dumps(began)}\n")
         sys.stdout.flush()
         attack = [self._keep_asking(crowd, line, began + spec["seconds"]) for crowd, lines in crowds for line in lines]
         await asyncio.gather(asyncio.sleep(spec["seconds"]), *attack, *[self._trickle(line, began) for line in slow])
-        over = time.monotonic()
         for line in idle:
             line.close()
-        if spec.get("trouble"):
-            await control.ask(request("/trouble/off", "192.0.2.9"))
+        if trouble:
+            await control.ask(request("/trouble/off", CONTROL))
+        over = time.monotonic()
         await asyncio.sleep(spec["tail"])
-        self._stopping = True
+        self._stopping.set()
         await honest
         statuses = {name: dict(found) for name, found in self.statuses.items()}
         return {"began": began, "over": over, "statuses": statuses, "degraded": dict(self.degraded), "honest": self.honest}
@@ -204,13 +209,15 @@ class Load:
 
     async def _be_honest(self) -> None:
         """Requests at a steady rate, however long the others take."""
-        begun, addresses = time.monotonic(), self.spec["addresses"]
+        begun, rate, addresses = time.monotonic(), self.spec["honest"], self.spec["addresses"]
         async with asyncio.TaskGroup() as asking:
-            for number in count():
-                await asyncio.sleep(max(0.0, begun + number / self.spec["honest"] - time.monotonic()))
-                if self._stopping:
+            for number in count() if rate else ():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), max(0.0, begun + number / rate - time.monotonic()))
+                if self._stopping.is_set():
                     break
                 asking.create_task(self._ask(addresses[number % len(addresses)]))
+        await self._stopping.wait()
         for line in self._idle:
             line.close()
 

@@ -24,6 +24,7 @@ PYTHON = [sys.executable, "-m"]
 UVICORN = [*PYTHON, "uvicorn", "--no-access-log", "--no-proxy-headers", "--timeout-keep-alive", "60", "--port", "{port}"]
 GUNICORN = [*PYTHON, "gunicorn", "--limit-request-line", "0", "--keep-alive", "60", "-b", "127.0.0.1:{port}"]
 HYPERCORN = [*PYTHON, "hypercorn", "--keep-alive", "60", "-b", "127.0.0.1:{port}"]
+WAITRESS = [*PYTHON, "waitress", "--no-clear-untrusted-proxy-headers"]
 SERVERS: Mapping[str, list[str]] = {
     "uvicorn uvloop httptools": [*UVICORN, "--loop", "uvloop", "--http", "httptools"],
     "uvicorn uvloop h11": [*UVICORN, "--loop", "uvloop", "--http", "h11"],
@@ -32,7 +33,7 @@ SERVERS: Mapping[str, list[str]] = {
     "hypercorn asyncio": [*HYPERCORN, "-k", "asyncio"],
     "gunicorn uvicorn": [*GUNICORN, "-k", "uvicorn_worker.UvicornWorker"],
     "gunicorn gthread": [*GUNICORN, "-k", "gthread", "--threads", "32"],
-    "waitress": [*PYTHON, "waitress", "--listen", "127.0.0.1:{port}", "--threads", "32"],
+    "waitress": [*WAITRESS, "--listen", "127.0.0.1:{port}", "--threads", "32"],
 }
 """Their command lines, but for the application."""
 UNDER_THREADS = ("gunicorn gthread", "waitress")

@@ -13,8 +13,9 @@ from unittest import mock
 
 KIND, _, AMOUNT = os.environ.get("OVERLOAD_TROUBLE", "").partition(":")
 """``stall:0.02/0.1`` keeps the event loop for 20 ms of each 0.1 s, ``busy:16`` has 16 threads that count,
-``threads`` starts no thread, ``files:256`` opens no more files than that, from the start."""
-BLOCK = 0.15
+``threads`` starts no thread. From the start, ``block:0.15`` keeps the process for 0.15 s at each ``/block``, and
+``files:256`` opens no more files than that."""
+BLOCK = float(AMOUNT) if KIND == "block" else 0.0
 """Seconds for which ``/block`` keeps whoever calls it."""
 
 

@@ -43,7 +43,7 @@ TIMEOUT = 0.1
 """The default, in seconds."""
 RESPONSIVE = 0.02
 """Seconds that a request may take besides, of a loop that responds."""
-SLACK = 0.08
+SLACK = 0.05
 """Seconds that this machine may make of it."""
 TICK = 0.005
 FAILING, OPENED, LATELY = 12, 10, 4
