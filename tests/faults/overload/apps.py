@@ -1,7 +1,7 @@
 """What is attacked: the same small application, limited through each door. ``OVERLOAD_DOOR`` names it.
 
-``/login`` may be asked five times an hour, everything twenty times a second, by one address. ``/block`` keeps the process
-for a while. ``/state`` and ``/trouble/...`` are for the tests, and free. Options of the gate come from ``LIMITGATE_*``.
+``/login`` may be asked five times an hour, everything twenty times a second, by one address. Free are ``/block``,
+which keeps the process for a while, and ``/state`` and ``/trouble/...``, which are for the tests. Options of the gate come from ``LIMITGATE_*``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BURST, PER_SECOND = 5, 5 / 3600
 """Those of ``LOGIN``."""
 OF_ALL = Rule("all", ALL, key=["ip"])
 OF_LOGIN = Rule("login", LOGIN, path="/login", key=["ip"])
-FREE = [Rule("state", path="/state", exempt=True), Rule("trouble", path="/trouble/**", exempt=True)]
+FREE = [Rule(name, path=f"/{name}/**", exempt=True) for name in ("state", "trouble", "block")]
 DOOR = os.environ.get("OVERLOAD_DOOR", "gate")
 STORE = os.environ.get("LIMITGATE_STORE", "memory://")
 

@@ -144,13 +144,13 @@ def stalls(setting: Setting, url: str) -> Outcome:
 
 def starved(setting: Setting, url: str, busy: int) -> Outcome:
     """Threads that never wait take the interpreter from those that handle requests."""
-    spec = Spec(crowds=[LOGINS], trouble=True, lead=0.0, honest=4.0, tail=5.0)
+    spec = Spec(crowds=[{**LOGINS, "connections": 8}], trouble=True, lead=0.0, honest=4.0, tail=5.0)
     return run(setting, url, f"{busy} busy threads", spec, OVERLOAD_TROUBLE=f"busy:{busy}")
 
 
 def no_files(setting: Setting, url: str) -> Outcome:
     """Idle connections take all file descriptors before the first call to Redis."""
-    spec = Spec(crowds=[LOGINS], idle=400, lead=1.0, honest=0.0)
+    spec = Spec(crowds=[LOGINS], idle=400, lead=0.7, honest=0.0, tail=0.0)
     return run(setting, url, "no file descriptor", spec, Demand(bursts=2, degrades=True), OVERLOAD_TROUBLE="files:256")
 
 

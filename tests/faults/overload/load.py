@@ -19,6 +19,8 @@ HANG = 15.0
 """Seconds after which a request counts as never answered."""
 AGAIN = 0.02
 """Seconds until somebody comes back whose connection has failed."""
+ENOUGH = 12
+"""Honest requests in a row that show that all is well again."""
 TRICKLE = 0.05
 """Seconds between two bytes of a slow client."""
 CONTROL = "192.0.2.9"
@@ -47,7 +49,7 @@ class Spec(TypedDict, total=False):
     seconds: float
     """How long the attack lasts."""
     tail: float
-    """Seconds of honest requests alone, after it."""
+    """Seconds of honest requests alone, after it, at most."""
     crowds: list[Crowd]
     honest: float
     """Requests each second, whatever becomes of those before; 0 for none."""
@@ -178,11 +180,17 @@ class Load:
         if trouble:
             await control.ask(request("/trouble/off", CONTROL))
         over = time.monotonic()
-        await asyncio.sleep(spec["tail"])
+        while time.monotonic() < over + spec["tail"] and not self._is_well_since(over):
+            await asyncio.sleep(AGAIN)
         self._stopping.set()
         await honest
         statuses = {name: dict(found) for name, found in self.statuses.items()}
         return {"began": began, "over": over, "statuses": statuses, "degraded": dict(self.degraded), "honest": self.honest}
+
+    def _is_well_since(self, over: float) -> bool:
+        """Whether enough honest requests in a row have got what they asked for, by the store."""
+        after = sorted(each for each in self.honest if each[0] >= over)[-ENOUGH:]
+        return len(after) == ENOUGH and all(status == 200 and not degraded for _, _, status, degraded in after)
 
     async def _keep_asking(self, crowd: Crowd, line: Line, end: float) -> None:
         """One of a crowd: no longer than until a moment, but for the answer to its last request."""

@@ -11,10 +11,10 @@ from tests.faults.overload.apps import BURST, PER_SECOND
 
 IN_A_ROW = 10
 """Honest requests that have to get their answers, one after the other, for a service to count as recovered."""
-AT_ONCE = 0.1
+AT_ONCE = 1.0
 """Seconds that such an answer may take."""
 BACK_WITHIN = 2.25
-"""Seconds until a service is as it was, on a busy machine."""
+"""Seconds until a service is as it was."""
 LINES = 15
 """Lines that a situation may bring into the log, whatever the number of requests."""
 ANSWERED = 0.5
