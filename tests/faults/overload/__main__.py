@@ -35,6 +35,23 @@ DOORS = [
 ]
 
 
+ATTACKS: list[tuple[Callable[..., Outcome], Setting, *tuple[int, ...]]] = [
+    *[(attack.long_paths, Setting(server, door)) for server, door in DOORS],
+    *[(attack.long_paths, Setting(server, policy=policy)) for server in (UVICORN, GTHREAD) for policy in ("closed", "local")],
+    *[(attack.long_paths, Setting(server, store=store)) for server in (UVICORN, GTHREAD) for store in ("sentinel", "cluster")],
+    *[(attack.long_paths_later, Setting(server)) for server in list(SERVERS)[:4]],
+    *[(attack.guesses_alone, Setting(server)) for server in SERVERS],
+    *[(attack.blocked, Setting(server, policy=policy)) for server in (UVICORN, ASYNCIO) for policy in POLICIES],
+    *[(attack.slow_clients, Setting(server)) for server in (UVICORN, ASYNCIO)],
+    *[(attack.starved, Setting(server), busy) for server in UNDER_THREADS for busy in (16, 32)],
+    *[(attack.starved, Setting(server, policy="closed"), 32) for server in UNDER_THREADS],
+    *[(attack.no_threads, Setting(server)) for server in UNDER_THREADS],
+    (attack.no_threads, Setting(THREADS, "decorator")),
+    *[(attack.no_files, Setting(policy=policy)) for policy in POLICIES],
+]
+"""What is done to applications that are served."""
+
+
 class Behind:
     """The servers of Redis, each started when it is needed first."""
 
@@ -86,49 +103,23 @@ class Case(NamedTuple):
 
 def _attacks(behind: Behind, seconds: float) -> Iterator[Case]:
     """What is done to applications that are served."""
-
-    def case(function: Callable[..., Outcome], setting: Setting, *more: object) -> Case:
+    for function, setting, *more in ATTACKS:
         name = " ".join([function.__name__, *map(str, more), *setting[:4]])
-        return Case(name, lambda: function(setting._replace(seconds=seconds), behind.url(setting.store), *more))
+        yield Case(name, partial(_attack, behind, function, setting._replace(seconds=seconds), *more))
+    for policy in POLICIES:
+        setting = Setting(policy=policy, seconds=max(4.0, seconds))
+        yield Case(f"frozen_while_stalling {policy}", partial(_frozen_while_stalling, behind, setting))
+    for server in (UVICORN, ASYNCIO):
+        setting = Setting(server, seconds=30.0 if seconds >= attack.SECONDS else seconds)
+        yield Case(f"stalls {server}", partial(_attack, behind, attack.stalls, setting))
 
-    for server, door in DOORS:
-        yield case(attack.long_paths, Setting(server, door))
-    for server in (UVICORN, GTHREAD):
-        for policy in ("closed", "local"):
-            yield case(attack.long_paths, Setting(server, policy=policy))
-        for store in ("sentinel", "cluster"):
-            yield case(attack.long_paths, Setting(server, store=store))
-    for server in list(SERVERS)[:4]:
-        yield case(attack.long_paths_later, Setting(server))
-        yield case(attack.guesses_alone, Setting(server))
-    for server in (UVICORN, ASYNCIO):
-        for policy in POLICIES:
-            yield case(attack.blocked, Setting(server, policy=policy))
-        yield case(attack.slow_clients, Setting(server))
-    for server in UNDER_THREADS:
-        yield case(attack.guesses_alone, Setting(server))
-        for busy in (16, 32):
-            yield case(attack.starved, Setting(server), busy)
-        yield case(attack.starved, Setting(server, policy="closed"), 32)
-        yield case(attack.no_threads, Setting(server))
-    yield case(attack.no_threads, Setting(THREADS, "decorator"))
-    for policy in POLICIES:
-        yield case(attack.no_files, Setting(policy=policy))
-    for policy in POLICIES:
-        yield Case(
-            f"frozen_while_stalling {policy}",
-            partial(_frozen_while_stalling, behind, Setting(policy=policy, seconds=max(4.0, seconds))),
-        )
-    for server in (UVICORN, ASYNCIO):
-        yield Case(f"stalls {server}", partial(_stalls, behind, Setting(server, seconds=max(30.0 * (seconds >= 8), seconds))))
+
+def _attack(behind: Behind, function: Callable[..., Outcome], setting: Setting, *more: int) -> Outcome:
+    return function(setting, behind.url(setting.store), *more)
 
 
 def _frozen_while_stalling(behind: Behind, setting: Setting) -> Outcome:
     return attack.frozen_while_stalling(setting, behind.url("single"), behind.single)
-
-
-def _stalls(behind: Behind, setting: Setting) -> Outcome:
-    return attack.stalls(setting, behind.url("single"))
 
 
 def _rushes(behind: Behind) -> Iterator[Case]:

@@ -1,7 +1,8 @@
 """What is attacked: the same small application, limited through each door. ``OVERLOAD_DOOR`` names it.
 
 ``/login`` may be asked five times an hour, everything twenty times a second, by one address. Free are ``/block``,
-which keeps the process for a while, and ``/state`` and ``/trouble/...``, which are for the tests. Options of the gate come from ``LIMITGATE_*``.
+which keeps the process for a while, and ``/state`` and ``/trouble/...``, which are for the tests. Options of the gate come
+from ``LIMITGATE_*``.
 """
 
 from __future__ import annotations

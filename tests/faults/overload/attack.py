@@ -1,6 +1,6 @@
 """Attacks on applications that are served: each situation a function that gives an `Outcome`.
 
-    lead ──── attack, beside honest requests ──── tail
+lead ──── attack, beside honest requests ──── tail
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ def run(
     situation: str,
     spec: Spec,
     demand: Demand | None = None,
+    *,
     redis: RedisServer | None = None,
     **environment: str,
 ) -> Outcome:
-    """Serve an application and attack it. With a ``redis`` that stands still from the 2nd to the 4th of eight parts of the time."""
+    """Serve an application and attack it; a ``redis`` that is given stands still from the second to the third quarter."""
     found = Outcome(situation, setting.server, setting.door, setting.policy, setting.store, demand or Demand())
     whole = Spec(
         {
@@ -169,7 +170,7 @@ def frozen_while_stalling(setting: Setting, url: str, redis: RedisServer) -> Out
     """Redis stands still for half of the time, while the loop stands still for 60 ms of each 0.1 s."""
     demand = Demand(2, degrades=True, unbounded=setting.policy == "open", refuses=setting.policy == "closed")
     spec = Spec(crowds=[{**LOGINS, "connections": 4, "pause": 0.05}], trouble=True)
-    found = run(setting, url, "Redis frozen, 60 ms stalls", spec, demand, redis, OVERLOAD_TROUBLE="stall:0.06/0.1")
+    found = run(setting, url, "Redis frozen, 60 ms stalls", spec, demand, redis=redis, OVERLOAD_TROUBLE="stall:0.06/0.1")
     if not found.outages:
         found.further.append("a Redis that stands still was not taken for broken")
     return found

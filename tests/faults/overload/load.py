@@ -180,7 +180,7 @@ class Load:
         if trouble:
             await control.ask(request("/trouble/off", CONTROL))
         over = time.monotonic()
-        while time.monotonic() < over + spec["tail"] and not self._is_well_since(over):
+        while time.monotonic() < over + spec["tail"] and not self._is_well_since(over):  # noqa: ASYNC110 - it is a time, too
             await asyncio.sleep(AGAIN)
         self._stopping.set()
         await honest

@@ -99,7 +99,7 @@ class Outcome:
 
     @property
     def recovery(self) -> float:
-        """Seconds from the end of the attack until honest requests were fine again; ``inf`` if they were not, nan if there are none."""
+        """Seconds from the end of the attack until honest requests were fine again; ``inf`` if never, nan if there are none."""
         after = sorted(each for each in self.honest if each.sent >= self.over)
         if not after:
             return math.nan
@@ -147,7 +147,12 @@ class Outcome:
     def row(self) -> str:
         """The line of a table."""
         cells = [self.situation, self.server, self.door, self.policy, self.store]
-        cells += [f"{self.passed} of {self.bound}", str(self.logins.get(429, 0)), str(self.refused(429)), str(self.refused(503))]
+        cells += [
+            f"{self.passed} of {self.bound}",
+            str(self.logins.get(429, 0)),
+            str(self.refused(429)),
+            str(self.refused(503)),
+        ]
         cells += [f"{1000 * self.percentile(50):.0f}", f"{1000 * self.percentile(99):.0f}", str(self.degraded)]
         cells += [f"{self.recovery:.2f}", str(self.lines), "; ".join(self.complaints())]
         return f"| {' | '.join(cells)} |"

@@ -96,7 +96,9 @@ def login_rule(*key: str) -> Rule:
 
 async def one_turn(url: str, size: int, *, warm: bool, store: str = "single", policy: Any = "open") -> Outcome:
     """Guesses in one turn of the loop, on connections that are there already or not."""
-    found = Outcome(f"{size:,} guesses in one turn, {'warm' if warm else 'cold'}", "in process", "gate", policy, store, OVERFLOW)
+    found = Outcome(
+        f"{size:,} guesses in one turn, {'warm' if warm else 'cold'}", "in process", "gate", policy, store, OVERFLOW
+    )
     door = Door(url, login_rule(), key_prefix=uuid4().hex, on_error=policy)
     with listening() as told:
         if warm:
@@ -193,7 +195,7 @@ async def _be_honest(door: Door, found: Outcome, seconds: float) -> None:
 
 
 async def _charged(door: Door, is_enough: Callable[[int], bool]) -> int:
-    """What is charged to everybody's bucket, as soon as it is so, or what it is after some seconds. Asking takes from it, too."""
+    """What is charged to everybody's bucket, as soon as it is enough, or after some seconds. Asking takes from it, too."""
     deadline = time.monotonic() + SETTLES_WITHIN
     for asked in count(1):
         _, fields = await door.ask("/hello", "192.0.2.78")

@@ -20,7 +20,7 @@ from tests.redis_server import RedisServer, free_port
 SECONDS = 1.5
 """How long an attack lasts."""
 TIMEOUT = 0.3
-"""Seconds that may be waited for a store, where somebody must not wait twice: enough to tell the two apart on a busy machine."""
+"""Seconds that may be waited for a store, where nobody may wait twice: so many that a busy machine does not look like it."""
 H11, HTTPTOOLS = "uvicorn asyncio h11", "uvicorn asyncio httptools"
 
 
@@ -43,9 +43,7 @@ def url(redis: RedisServer) -> str:
 # --- served -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("server", "door"), [(H11, "gate"), (HTTPTOOLS, "dependency"), ("gunicorn gthread", "decorator")]
-)
+@pytest.mark.parametrize(("server", "door"), [(H11, "gate"), (HTTPTOOLS, "dependency"), ("gunicorn gthread", "decorator")])
 def test_long_paths(server: str, door: str, url: str) -> None:
     """Paths that take long to read switch nothing off: guesses stay within their limit, and nobody else is refused."""
     assert attack.long_paths(Setting(server, door, seconds=SECONDS), url).complaints() == []

@@ -112,7 +112,9 @@ class Wait:
         return f"| {' | '.join(cells)} |"
 
 
-HEAD = "| situation | door | may wait ms | longest wait ms | after opening ms | not as it has to be |\n|---|---|---|---|---|---|\n"
+HEAD = (
+    "| situation | door | may wait ms | longest wait ms | after opening ms | not as it has to be |\n|---|---|---|---|---|---|\n"
+)
 
 
 # --- under threads ----------------------------------------------------------------------------------------------------
@@ -195,11 +197,15 @@ def frozen(url: str, redis: RedisServer, name: str, timeout: float = TIMEOUT, *,
 def late(redis: RedisServer, name: str, timeout: float = TIMEOUT) -> Wait:
     """Each reply comes so late that a request has no time for a second one."""
     found = Wait(f"replies {1000 * LATE * timeout:.0f} ms late", name, timeout, opens=False)
-    with Link(redis.port) as link, contextlib.closing(RedisStore(f"redis://127.0.0.1:{link.port}/0")) as store:
-        with Machine() as machine, UNDER_THREADS[name](store, timeout) as ask:
-            ask()
-            link.manner = Late(LATE * timeout)
-            found.spent += [_seconds(ask, machine) for _ in range(LATELY)]
+    with (
+        Link(redis.port) as link,
+        contextlib.closing(RedisStore(f"redis://127.0.0.1:{link.port}/0")) as store,
+        Machine() as machine,
+        UNDER_THREADS[name](store, timeout) as ask,
+    ):
+        ask()
+        link.manner = Late(LATE * timeout)
+        found.spent += [_seconds(ask, machine) for _ in range(LATELY)]
     return found
 
 
