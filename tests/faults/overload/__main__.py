@@ -47,6 +47,7 @@ ATTACKS: list[tuple[Callable[..., Outcome], Setting, *tuple[int, ...]]] = [
     *[(attack.starved, Setting(server, policy="closed"), 32) for server in UNDER_THREADS],
     *[(attack.no_threads, Setting(server)) for server in UNDER_THREADS],
     (attack.no_threads, Setting(THREADS, "decorator")),
+    *[(attack.no_threads_for_names, Setting(server)) for server in (UVICORN, ASYNCIO)],
     *[(attack.no_files, Setting(policy=policy)) for policy in POLICIES],
 ]
 """What is done to applications that are served."""

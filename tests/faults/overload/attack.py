@@ -27,6 +27,8 @@ GUESSES, PATHS = 60, 30
 """Connections that guess, and that send long paths."""
 SECONDS, LEAD, TAIL = 8.0, 0.5, 3.0
 LOGINS = Crowd(name="logins", connections=GUESSES, path="/login", address=ATTACKER)
+LATER = Crowd({**LOGINS, "delay": 0.3})
+"""The same, once the process is busy."""
 LONG_PATHS = Crowd(name="paths", connections=PATHS, path="/a;" * (LONG // 3), address=ATTACKER)
 UVICORN = "uvicorn uvloop httptools"
 THREADS = "waitress"
@@ -114,7 +116,7 @@ def _note(found: Outcome, said: dict[str, Any], server: Served, thawed: float) -
 
 def long_paths(setting: Setting, url: str) -> Outcome:
     """Guesses beside paths that take long to read, as the first that a process hears of."""
-    return run(setting, url, "long paths", {"crowds": [LOGINS, LONG_PATHS], "lead": 0.0})
+    return run(setting, url, "long paths", {"crowds": [LATER, LONG_PATHS], "lead": 0.0})
 
 
 def long_paths_later(setting: Setting, url: str) -> Outcome:
@@ -132,7 +134,7 @@ def blocked(setting: Setting, url: str) -> Outcome:
     blocking = [
         Crowd(name=f"block {number}", connections=1, path="/block", address=f"192.0.2.{number}") for number in range(1, 5)
     ]
-    spec = Spec(crowds=[LOGINS, *blocking], lead=0.0)
+    spec = Spec(crowds=[LATER, *blocking], lead=0.0)
     return run(setting, url, "blocking handler", spec, OVERLOAD_TROUBLE="block:0.15")
 
 
@@ -159,6 +161,13 @@ def no_threads(setting: Setting, url: str) -> Outcome:
     """No thread can be started from before the first call to Redis."""
     spec = Spec(crowds=[LOGINS], trouble=True, lead=0.0)
     return run(setting, url, "no thread", spec, Demand(bursts=2, degrades=True), OVERLOAD_TROUBLE="threads")
+
+
+def no_threads_for_names(setting: Setting, url: str) -> Outcome:
+    """The same where the store's name has to be looked up, for which asyncio needs a thread."""
+    spec = Spec(crowds=[LOGINS], trouble=True, lead=0.0)
+    named = url.replace("127.0.0.1", "localhost")
+    return run(setting, named, "no thread, a name", spec, Demand(bursts=2, degrades=True), OVERLOAD_TROUBLE="threads")
 
 
 def slow_clients(setting: Setting, url: str) -> Outcome:

@@ -38,6 +38,8 @@ class Crowd(TypedDict, total=False):
     address: str
     pause: float
     """Seconds between an answer and the next request."""
+    delay: float
+    """Seconds after the attack began until the first request."""
 
 
 class Spec(TypedDict, total=False):
@@ -195,6 +197,7 @@ class Load:
     async def _keep_asking(self, crowd: Crowd, line: Line, end: float) -> None:
         """One of a crowd: no longer than until a moment, but for the answer to its last request."""
         words, found, name = request(crowd["path"], crowd["address"]), self.statuses[crowd["name"]], crowd["name"]
+        await asyncio.sleep(crowd.get("delay", 0.0))
         while time.monotonic() < end:
             try:
                 status, body = await line.ask(words)
