@@ -94,14 +94,14 @@ class Wait:
     opens: bool = True
     """Whether the store has to be taken for broken."""
 
-    def complaints(self) -> list[str]:
-        """What was not as it has to be."""
+    def complaints(self, slack: float = SLACK) -> list[str]:
+        """What was not as it has to be, on a machine that makes ``slack`` seconds of it."""
         found = []
-        if max(self.spent) > self.timeout + RESPONSIVE + SLACK:
+        if max(self.spent) > self.timeout + RESPONSIVE + slack:
             found.append(f"waited {max(self.spent):.3f} s, timeout {self.timeout}")
         if self.opens and not self.opened:
             found.append("a Redis that stands still was not taken for broken")
-        if max(self.opened, default=0.0) > RESPONSIVE + SLACK:
+        if max(self.opened, default=0.0) > RESPONSIVE + slack:
             found.append(f"waited {max(self.opened):.3f} s for a store that was taken for broken")
         return found
 
