@@ -162,7 +162,7 @@ def _waits(behind: Behind) -> Iterator[Case]:
             run = partial(_afrozen, behind, name, warm=warm, at_once=at_once)
             yield Case(f"frozen {name} {'warm' if warm else 'cold'} {at_once}", run)
     yield Case("slow_names 1", lambda: asyncio.run(waits.slow_names(5.0, 0.0, 1)))
-    yield Case("slow_names all", lambda: asyncio.run(waits.slow_names(5.0, 8.0)))
+    yield Case("slow_names all", lambda: asyncio.run(waits.slow_names(12.0, 8.0)))
 
 
 def _frozen(behind: Behind, name: str, *, warm: bool, at_once: int) -> Wait:
