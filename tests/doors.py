@@ -33,6 +33,9 @@ PATIENCE = 20.0
 MOMENT = 0.02
 """Seconds between two looks at whether something has happened."""
 
+PLAIN = ("--loop", "asyncio", "--http", "h11")
+"""What every uvicorn has."""
+
 Lines = Mapping[str, str] | Sequence[tuple[str, str]]
 
 
@@ -365,8 +368,11 @@ SITES = (ASGISite, WSGISite)
 
 @contextlib.contextmanager
 def uvicorn_process(target: str, folder: Path, *options: str, workers: int = 1, **environment: str) -> Iterator[str]:
-    """A uvicorn in a process of its own, on a free port unless told otherwise; gives the URL, stops it by its pid."""
-    command = [sys.executable, "-m", "uvicorn", target, "--workers", str(workers), *options]
+    """A uvicorn in a process of its own, on a free port unless told otherwise; gives the URL, stops it by its pid.
+
+    It has asyncio's own loop and h11 unless told otherwise, whatever else is installed.
+    """
+    command = [sys.executable, "-m", "uvicorn", target, "--workers", str(workers), *PLAIN, *options]
     if "--uds" not in options:
         command += ["--host", "127.0.0.1", "--port", "0"]
 
