@@ -10,7 +10,8 @@
 -- Reply     {now, unreadable values, clock steps, 1 if there was no memory to write, then what is reported of each window}.
 --
 -- A bucket is one string: version, time of writing in Unix µs, then what its algorithm keeps. It is read once, kept as a list of
--- these numbers as they stand now, and written once at the end if anything in it changed.
+-- these numbers as they stand now, and written once at the end if anything in it changed. Of a long one no more is read and
+-- written than its algorithm needs. Nothing is written before all is decided.
 
 local VERSION = 1
 local HEADER, HEADER_SIZE, FIRST = '<BI7', 8, 3
@@ -61,13 +62,15 @@ end
 
 -- An algorithm by its number, made when it is first asked for. Each is a table of
 --   asked, leased  the formats of what is asked of a window, and of what is put right in it
---   layout         the format of a bucket of so many bytes, nothing if none has as many
+--   first          how many bytes of a bucket are read at first, if it may be long; else all of them are
+--   layout         the format of a bucket of which so many bytes were read, or of how it begins; nothing if none has as many
 --   forward        lets time go by in a bucket, as a charge asks for it, true if something in it made no sense
 --   weigh          reports the asked windows, true if the charge fits into all of them
 --   take, clear    charges them, if there is anything to charge; lets them start full
 --   put_right      puts back into them, or takes on top, what is to be put right
---   close          the format of a bucket, how many numbers it has, for how long it is of use, and what follows as it is if anything
---                  does, which pack would copy byte by byte; nothing if it is of no use
+--   close          the format of a bucket, how many numbers it has, for how long it is of use, what follows as it is if anything
+--                  does, which pack would copy byte by byte, and how many stored bytes stay between the two, nothing if the
+--                  bucket is written as a whole; nothing if it is of no use
 local function make(number)
 --ALGORITHMS
 end
@@ -82,18 +85,28 @@ local function algorithm(number)
   return found
 end
 
--- A bucket as it stands now. What is not ours or makes no sense is left out and counted.
+-- An error that a command has met, if it has met one.
+local function error_of(said)
+  return type(said) == 'table' and said.err and said
+end
+
+-- A bucket as it stands now, with the text that was read of it, or an error. What is not ours or makes no sense is left out and
+-- counted, and written over or deleted in the end. What Redis does not let us read may be ours.
 local function open(key, charge)
-  local value, kind = redis.pcall('GET', key), charge.kind
-  if not value then return {VERSION, now, kind = kind} end
-  local layout = type(value) == 'string' and string.byte(value) == VERSION and kind.layout(#value - HEADER_SIZE)
+  local kind = charge.kind
+  local bucket = {VERSION, now, key = key, kind = kind}
+  local value = kind.first and redis.pcall('GETRANGE', key, 0, kind.first - 1) or ''
+  if value == '' then value = redis.pcall('GET', key) end  -- which tells an empty value from none
+  if not value then return bucket end
+  local failure = error_of(value)
+  if failure and not failure.err:find('WRONGTYPE', 1, true) then return nil, failure end
+  local layout = not failure and string.byte(value) == VERSION and kind.layout(#value - HEADER_SIZE)
   if not layout then
-    redis.call('DEL', key)
-    reply[UNREADABLE] = reply[UNREADABLE] + 1
-    return {VERSION, now, kind = kind}
+    bucket.changed, reply[UNREADABLE] = true, reply[UNREADABLE] + 1
+    return bucket
   end
-  local bucket = numbers(HEADER .. layout, value, 1)
-  bucket.kind = kind
+  bucket = numbers(HEADER .. layout, value, 1)
+  bucket.key, bucket.kind, bucket.text = key, kind, value
   local elapsed = now - bucket[2]
   if elapsed < 0 then
     elapsed, reply[STEPS], bucket.changed = 0, reply[STEPS] + 1, true
@@ -119,18 +132,21 @@ local function decode(text)
   return charge
 end
 
--- Write a bucket. It lives for as long as it is of use, rounded up, or goes at once. The error if that fails.
+local useless = {}  -- the keys of buckets that are of no use any more
+
+-- Write a bucket. It lives for as long as it is of use, rounded up. The error if that fails.
 local function write(key, bucket)
-  local layout, size, lifetime, rest = bucket.kind.close(bucket)
+  local layout, size, lifetime, rest, kept = bucket.kind.close(bucket)
   if not layout then
-    redis.call('DEL', key)
-  else
-    bucket[2] = now
-    local value = pack(HEADER .. layout, values(bucket, 1, size))
-    if rest then value = value .. rest end
-    local done = redis.pcall('SET', key, value, 'PX', floor(lifetime / 1000) + 2)
-    if done.err then return done end
+    useless[#useless + 1] = key
+    return
   end
+  bucket[2] = now
+  local head, ttl = pack(HEADER .. layout, values(bucket, 1, size)), floor(lifetime / 1000) + 2
+  if not kept then return error_of(redis.pcall('SET', key, rest and head .. rest or head, 'PX', ttl)) end
+  return error_of(redis.pcall('SETRANGE', key, 0, head))
+    or rest ~= '' and error_of(redis.pcall('SETRANGE', key, #head + kept, rest))
+    or error_of(redis.pcall('PEXPIRE', key, ttl))
 end
 
 local opened, decoded = {}, {}  -- by key, by number
@@ -146,7 +162,9 @@ for i, key in ipairs(KEYS) do
   end
   local kind = charge.kind
   if not bucket then
-    bucket = open(key, charge)
+    local failure
+    bucket, failure = open(key, charge)
+    if failure then return failure end
     opened[key] = bucket
   end
   if charge.verb == 'r' then
@@ -172,6 +190,7 @@ for i, key in ipairs(KEYS) do
 end
 
 -- Without memory nothing is written at all, and those that took nothing can still be told. Any other error goes to everybody.
+-- Buckets are deleted last, as Redis has memory for all that follows the first write of a script.
 for key, bucket in pairs(opened) do
   local failure = bucket.changed and write(key, bucket)
   if failure then
@@ -179,4 +198,5 @@ for key, bucket in pairs(opened) do
     reply[UNWRITTEN] = 1
   end
 end
+for _, key in ipairs(useless) do redis.call('DEL', key) end
 return reply
