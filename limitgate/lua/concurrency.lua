@@ -24,8 +24,8 @@ end
 local function hold(bucket, text, from)
   bucket.text, bucket.from, bucket.over = text, from, #text + 1
   bucket.taken = (bucket.over - from) / SIZE
-  bucket.cuts, bucket.begins, bucket.is_gone = {}, {}, {}  -- what is gone from it, by where it ends, by name
-  bucket.slots, bucket.of = {}, {}  -- new ones as {name, text, number}, and where they are by name
+  bucket.gone = {}  -- by where what is gone from it begins, where it ends; by the negative of that, where it begins
+  bucket.slots, bucket.named = {}, {}  -- new ones, each as {number, text}, in order and by name
 end
 
 local function begin(bucket)
@@ -48,9 +48,9 @@ end
 -- Where the places of a slot begin in the text, and their number.
 local function find(bucket, name)
   local wanted, text = pack(NAME, name), bucket.text
-  local at = not bucket.is_gone[name] and text:find(wanted, bucket.from, true)
+  local at = text:find(wanted, bucket.from, true)
   while at and (at - HEAD) % SIZE ~= 1 do at = text:find(wanted, at + 1, true) end
-  if not at then return 1, 0 end
+  if not at or bucket.gone[at] then return 1, 0 end
   local number = 1
   while text:sub(at + number * SIZE, at + number * SIZE + NAME_SIZE - 1) == wanted do number = number + 1 end
   return at, number
@@ -58,7 +58,7 @@ end
 
 -- The number of places that a slot has.
 local function places(bucket, name)
-  local slot = bucket.of[name]
+  local slot = bucket.named[name]
   if slot then return slot.number end
   local _, number = find(bucket, name)
   return number
@@ -66,15 +66,17 @@ end
 
 -- Give a slot back. The number of its places.
 local function remove(bucket, name)
-  local slot, at, number = bucket.of[name], nil, nil
+  local slot, gone = bucket.named[name], bucket.gone
+  local number = slot and slot.number
   if slot then
-    number, slot.number, bucket.of[name] = slot.number, nil, nil
+    slot.number, bucket.named[name] = nil, nil
   else
+    local at
     at, number = find(bucket, name)
     if number == 0 then return 0 end
-    bucket.is_gone[name], bucket.begins[at + number * SIZE] = true, at
-    bucket.cuts[#bucket.cuts + 1] = {at, at + number * SIZE}
-    while bucket.begins[bucket.over] do bucket.over = bucket.begins[bucket.over] end
+    local stop = at + number * SIZE
+    gone[at], gone[-stop] = stop, at
+    while gone[-bucket.over] do bucket.over = gone[-bucket.over] end
   end
   bucket.taken = bucket.taken - number
   return number
@@ -85,7 +87,7 @@ local function take(bucket, charge, name, number)
   local own = remove(bucket, name)
   if own > 0 then number = own end
   local slot = {number = number, text = pack(PLACE, name, bucket[AT] + charge[HELD]):rep(number)}
-  bucket.slots[#bucket.slots + 1], bucket.of[name], bucket.taken = slot, slot, bucket.taken + number
+  bucket.slots[#bucket.slots + 1], bucket.named[name], bucket.taken = slot, slot, bucket.taken + number
 end
 
 -- The new slots, one after the other.
@@ -99,11 +101,14 @@ end
 
 -- What is left of the text.
 local function rest_of_text(bucket)
-  local texts, from = {}, bucket.from
-  table.sort(bucket.cuts, function(one, other) return one[1] < other[1] end)
-  for _, cut in ipairs(bucket.cuts) do
-    texts[#texts + 1] = bucket.text:sub(from, cut[1] - 1)
-    from = cut[2]
+  local begins, texts, from = {}, {}, bucket.from
+  for at in pairs(bucket.gone) do
+    if at > 0 then begins[#begins + 1] = at end
+  end
+  table.sort(begins)
+  for _, at in ipairs(begins) do
+    texts[#texts + 1] = bucket.text:sub(from, at - 1)
+    from = bucket.gone[at]
   end
   texts[#texts + 1] = bucket.text:sub(from)
   return table.concat(texts)
@@ -116,8 +121,8 @@ return {
     local all = size - NAME_SIZE
     return all > 0 and all % SIZE == 0 and 'I7'
   end,
-  forward = function(bucket, elapsed)
-    local text, low, high = bucket.text, 1, (#bucket.text - HEAD) / SIZE + 1
+  forward = function(bucket, elapsed, charge, text)
+    local low, high = 1, (#text - HEAD) / SIZE + 1
     local first, last = until_when(text, HEAD + 1), until_when(text, #text - SIZE + 1)
     if bucket[AT] > FOR_EVER or first > last or last - bucket[AT] > LONGEST then return true end
     bucket[AT] = bucket[AT] + elapsed
@@ -154,7 +159,7 @@ return {
   close = function(bucket)
     if not bucket.taken or bucket.taken == 0 then return end
     local size = #bucket.text - HEAD
-    if size > LONG and #bucket.cuts == 0 and (bucket.from - HEAD) * SHARE <= size then
+    if size > LONG and not next(bucket.gone) and (bucket.from - HEAD) * SHARE <= size then
       return 'I7', AT, left(bucket), appended(bucket), size
     end
     return 'I7', AT, left(bucket), rest_of_text(bucket) .. appended(bucket)

@@ -168,10 +168,11 @@ return {
   leased = 'dd',
   first = HEAD + PAGE * SIZE,
   layout = function(size) return size > SIZE and size % SIZE == 0 and 'I7I6' end,
-  forward = function(bucket, elapsed, charge)
-    local size = #bucket.text
-    if size == HEAD + PAGE * SIZE then size = redis.call('STRLEN', bucket.key) end
-    hold(bucket, (size - HEAD) / SIZE, bucket.text:sub(HEAD + 1))
+  forward = function(bucket, elapsed, charge, text, key)
+    local size = #text
+    if size == HEAD + PAGE * SIZE then size = redis.call('STRLEN', key) end
+    bucket.key = key
+    hold(bucket, (size - HEAD) / SIZE, text:sub(HEAD + 1))
     local clock, last = bucket[CLOCK], bucket.stored
     bucket[CLOCK] = nil
     if last ~= floor(last) or clock > 2^52 then return true end

@@ -64,7 +64,8 @@ end
 --   asked, leased  the formats of what is asked of a window, and of what is put right in it
 --   first          how many bytes of a bucket are read at first, if it may be long; else all of them are
 --   layout         the format of a bucket of which so many bytes were read, or of how it begins; nothing if none has as many
---   forward        lets time go by in a bucket, as a charge asks for it, true if something in it made no sense
+--   forward        lets time go by in a bucket, as a charge asks for it, given also the text that was read of it and its key; true
+--                  if something in it made no sense
 --   weigh          reports the asked windows, true if the charge fits into all of them
 --   take, clear    charges them, if there is anything to charge; lets them start full
 --   put_right      puts back into them, or takes on top, what is to be put right
@@ -85,33 +86,27 @@ local function algorithm(number)
   return found
 end
 
--- An error that a command has met, if it has met one.
-local function error_of(said)
-  return type(said) == 'table' and said.err and said
-end
-
--- A bucket as it stands now, with the text that was read of it, or an error. What is not ours or makes no sense is left out and
--- counted, and written over or deleted in the end. What Redis does not let us read may be ours.
+-- A bucket as it stands now, or an error. What is not ours or makes no sense is left out and counted, and written over or deleted
+-- in the end. What Redis does not let us read may be ours.
 local function open(key, charge)
-  local kind = charge.kind
-  local bucket = {VERSION, now, key = key, kind = kind}
-  local value = kind.first and redis.pcall('GETRANGE', key, 0, kind.first - 1) or ''
+  local kind, value = charge.kind, ''
+  if kind.first then value = redis.pcall('GETRANGE', key, 0, kind.first - 1) end
   if value == '' then value = redis.pcall('GET', key) end  -- which tells an empty value from none
-  if not value then return bucket end
-  local failure = error_of(value)
-  if failure and not failure.err:find('WRONGTYPE', 1, true) then return nil, failure end
-  local layout = not failure and string.byte(value) == VERSION and kind.layout(#value - HEADER_SIZE)
+  if not value then return {VERSION, now, kind = kind} end
+  local is_error = type(value) == 'table'
+  if is_error and not value.err:find('WRONGTYPE', 1, true) then return nil, value end
+  local layout = not is_error and string.byte(value) == VERSION and kind.layout(#value - HEADER_SIZE)
   if not layout then
-    bucket.changed, reply[UNREADABLE] = true, reply[UNREADABLE] + 1
-    return bucket
+    reply[UNREADABLE] = reply[UNREADABLE] + 1
+    return {VERSION, now, kind = kind, changed = true}
   end
-  bucket = numbers(HEADER .. layout, value, 1)
-  bucket.key, bucket.kind, bucket.text = key, kind, value
+  local bucket = numbers(HEADER .. layout, value, 1)
+  bucket.kind = kind
   local elapsed = now - bucket[2]
   if elapsed < 0 then
     elapsed, reply[STEPS], bucket.changed = 0, reply[STEPS] + 1, true
   end
-  if kind.forward(bucket, elapsed, charge) then bucket.changed, reply[UNREADABLE] = true, reply[UNREADABLE] + 1 end
+  if kind.forward(bucket, elapsed, charge, value, key) then bucket.changed, reply[UNREADABLE] = true, reply[UNREADABLE] + 1 end
   return bucket
 end
 
@@ -143,10 +138,14 @@ local function write(key, bucket)
   end
   bucket[2] = now
   local head, ttl = pack(HEADER .. layout, values(bucket, 1, size)), floor(lifetime / 1000) + 2
-  if not kept then return error_of(redis.pcall('SET', key, rest and head .. rest or head, 'PX', ttl)) end
-  return error_of(redis.pcall('SETRANGE', key, 0, head))
-    or rest ~= '' and error_of(redis.pcall('SETRANGE', key, #head + kept, rest))
-    or error_of(redis.pcall('PEXPIRE', key, ttl))
+  if not kept then
+    local done = redis.pcall('SET', key, rest and head .. rest or head, 'PX', ttl)
+    return done.err and done
+  end
+  local done = redis.pcall('SETRANGE', key, 0, head)
+  if type(done) == 'number' and rest ~= '' then done = redis.pcall('SETRANGE', key, #head + kept, rest) end
+  if type(done) == 'number' then done = redis.pcall('PEXPIRE', key, ttl) end
+  return type(done) == 'table' and done
 end
 
 local opened, decoded = {}, {}  -- by key, by number
