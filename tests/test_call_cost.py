@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-import struct
 from collections.abc import Callable, Iterator
 from uuid import uuid4
 
 import pytest
 import redis
 
-from limitgate import Limit, MemoryStore, RedisStore, StoreError
+from limitgate import ConfigError, Limit, Limiter, MemoryStore, RedisStore, Rule, StoreError
 from limitgate.decision import decide
 from limitgate.plan import Charge, Lease, Plan, Reading
 from limitgate.stores import wire
 from limitgate.stores.corrections import correction
-from limitgate.windows import windows_of
+from limitgate.stores.scripted import MAX_BATCH, calls_of
+from limitgate.windows import buckets_of, windows_of
 from tests.clock import Clock
 from tests.redis_server import RedisServer
 from tests.scripted import Scripted
@@ -174,7 +175,7 @@ def told(plan: Plan, reading: Reading) -> tuple[float, ...]:
 
 
 @pytest.mark.usefixtures("_unwatched")
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(24))
 def test_long_histories_of_long_logs(client: redis.Redis, seed: int) -> None:
     """Over thousands of requests, refunds and debts, logs of several pages are as the memory store has them.
 
@@ -206,16 +207,21 @@ def test_long_histories_of_long_logs(client: redis.Redis, seed: int) -> None:
 def test_an_old_charge_is_given_back_from_either_end(client: redis.Redis) -> None:
     """Whatever charge of a long log is given back, or a part of it, all waits after it are exact."""
     count = 1_000
-    for moment in (0, 1, 300, 700, 998, 999):
-        for cost in (0, 1):
-            twins, charged = Twins(client, 60), []
-            for _ in range(count // 2):
-                twins.clock.advance(us=7)
-                plan = Plan((twins.charge(count, 2),))
-                charged += [(plan, twins.spend(plan))] * 2
-            twins.spend(correction(*charged[moment], [cost]))
-            for asked in (1, 2, 3, 300, 301, 999, 1_000):
-                twins.spend(Plan((twins.charge(count, asked),), "peek"))
+    for moment, cost, expired in itertools.product((0, 1, 150, 350, 498, 499), (0, 1), (0, 30)):
+        twins, charged = Twins(client, 60), []
+        for _ in range(expired):
+            twins.spend(Plan((twins.charge(count, 1),)))
+            twins.clock.advance(us=3)
+        twins.clock.advance(30)
+        for _ in range(count // 2 - expired):
+            twins.clock.advance(us=7)
+            plan = Plan((twins.charge(count, 2),))
+            charged.append((plan, twins.spend(plan)))
+        twins.clock.advance(30)
+        twins.spend(correction(*charged[min(moment, len(charged) - 1)], [cost]))
+        for asked in (1, 2, 3, 300, 301, 999, 1_000):
+            twins.spend(Plan((twins.charge(count, asked),), "peek"))
+        twins.spend(Plan((twins.charge(count, 1),)))
 
 
 def test_a_log_keeps_few_entries_that_have_expired(client: redis.Redis) -> None:
@@ -244,8 +250,9 @@ def test_logs_that_are_to_be_copied_take_turns(weighed: Weighed) -> None:
     for _ in range(10):
         assert weighed.bytes_of(*plans) < 20 * 24 * PAGE * ENTRY + 2 * (2**17 + whole)
     assert max(map(weighed.client.strlen, keys)) < whole + 100 * ENTRY
-    reply = weighed.client.execute_command("EVALSHA", weighed.sha, *wire.arguments(plans))
-    assert {states[0].used for reading in wire.answers(plans, reply).readings for states in reading.states} <= {count + 9, count + 10}
+    peeked = [plan._replace(verb="peek") for plan in plans]
+    reply = weighed.client.execute_command("EVALSHA", weighed.sha, *wire.arguments(peeked))
+    assert {reading.states[0][0].used for reading in wire.answers(peeked, reply).readings} <= {count + 9, count + 10}
 
 
 def test_a_log_without_memory_stays_as_it_is(own_redis: RedisServer) -> None:
@@ -278,6 +285,81 @@ def test_a_long_value_that_makes_no_sense_is_replaced(client: redis.Redis) -> No
         answers = wire.answers([plan], client.execute_command(*script.command(plan, clock.now)))
         assert (answers.unreadable, answers.readings[0].admitted) == (1, True), name
         assert client.strlen(key) == HEAD + ENTRY
+
+
+# --- what a call may cost ---------------------------------------------------------------------------------------------
+
+
+def plans_of(number: int, charge: Callable[[str], Charge]) -> list[Plan]:
+    return [Plan((charge(f"key:{n}"),)) for n in range(number)]
+
+
+def test_plans_share_a_call_by_what_they_cost() -> None:
+    """Many small plans share a call, few large ones do, one that is too large goes alone, and a bucket is opened once."""
+
+    def sizes(plans: list[Plan]) -> list[int]:
+        together = list(calls_of(plans))
+        assert [plan for call in together for plan in call] == plans
+        return [len(call) for call in together]
+
+    assert sizes([]) == []
+    assert sizes(plans_of(150, lambda key: spending(key, "5/day"))) == [MAX_BATCH, MAX_BATCH, 22]
+    assert 20 < sizes(plans_of(64, lambda key: in_log(key, 10_000)))[0] < MAX_BATCH
+    assert sizes(plans_of(3, lambda key: putting_right(in_log(key, 10_000), 1, 0))) == [1, 1, 1]
+    assert sizes(plans_of(3, lambda key: spending(key, "10000 at once"))) == [1, 1, 1]
+    assert sizes(plans_of(64, lambda _: spending("one", "10000 at once")))[0] > 10
+    large = Plan(tuple([spending(f"large:{n}", "10000 at once") for n in range(4)]))
+    small = plans_of(2, lambda key: spending(key, "5/day"))
+    assert sizes([small[0], large, large, *small]) == [1, 1, 1, 2]
+
+
+def test_limits_that_hold_redis_up_are_a_mistake() -> None:
+    """Limits that are checked together and cost too much together are told, with what they cost."""
+    logs = [Limit(f"10000 per {n} hours", algorithm="sliding_log") for n in range(1, 4)]
+    assert len(buckets_of((*logs[:2], Limit("5/second")))) == 3
+    for limits in (logs, [Limit("10000 at once")] * 5, [Limit("1000 at once")] * 60):
+        with pytest.raises(ConfigError, match=r"may hold Redis up for [0-9,]+ µs, expected at most 5,000"):
+            buckets_of(tuple(limits))
+    for windows in (64, 1):
+        assert len(buckets_of(tuple([Limit("5/second", lease=1_000_000)] * windows))) == 1
+    with pytest.raises(ConfigError, match="may hold Redis up"):
+        Rule("logs", *logs)
+    with Limiter(MemoryStore()) as limiter, pytest.raises(ConfigError, match="may hold Redis up"):
+        limiter.hit("key", *logs)
+
+
+HEAVY: dict[str, Callable[[str], Charge]] = {
+    "logs": lambda key: in_log(key, 10_000),
+    "old charges of logs": lambda key: putting_right(in_log(key, 10_000), 1, int(key.rpartition(":")[2]) - DAY // 4),
+    "places": lambda key: spending(key, "10000 at once", slot=20_000),
+    "renewals": lambda key: putting_right(spending("slots", "10000 at once"), -1, 9_000 - int(key.rpartition(":")[2])),
+    "many windows": lambda key: Charge(
+        key, windows_of(*[Limit(f"1000 per {n} hours") for n in range(1, 65)]), 1, binding=True, rule="r"
+    ),
+}
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("kind", HEAVY)
+def test_no_call_takes_long(weighed: Weighed, kind: str) -> None:
+    """However much is asked of Redis at once, no call takes it longer than twice what the bar is on a quiet machine."""
+    plans = plans_of(64, HEAVY[kind])
+    sha, best = weighed.client.script_load(wire.SPEND), float("inf")
+    for _ in range(3):
+        now, longest = weighed.now(), 0
+        for plan in plans:
+            charge = plan.charges[0]
+            value = some_places(9_999, now) if charge.windows.has_slots else a_log(9_999, now, apart=DAY // 2 // 10_000)
+            if charge.windows.limits[0].algorithm != "gcra":
+                weighed.client.set(charge.key, value)
+            if kind == "old charges of logs":
+                charge.lease.grace[0] += now if charge.lease.grace[0] < 0 else 0
+        for call in calls_of(plans):
+            weighed.client.config_resetstat()
+            weighed.client.execute_command("EVALSHA", sha, *wire.arguments(call))
+            longest = max(longest, weighed.client.info("commandstats")["cmdstat_evalsha"]["usec"])
+        best = min(best, longest)
+    assert best < 10_000
 
 
 # --- errors of commands -----------------------------------------------------------------------------------------------

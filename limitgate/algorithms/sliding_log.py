@@ -17,6 +17,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from limitgate.algorithms.base import Load
+
 if TYPE_CHECKING:
     from limitgate.limits import Limit
     from limitgate.plan import Charge
@@ -28,6 +30,11 @@ HOLDS = False
 
 MAX_ENTRIES = 10_000
 """The highest count of a limit: each entry takes 16 bytes here and 13 bytes in Redis."""
+LOAD = Load(30, 3, 30)
+"""Measured, for a request that is refused or admitted: 16 to 20 µs with 100 entries, 21 to 27 µs with 10,000, and up to 70 µs
+where entries that have expired are to be found among these."""
+LOAD_OF_ENTRY = 0.2
+"""Microseconds more for each entry, where something is given back. Measured with 10,000: 2 ms, if half of them came later."""
 MAX_USED = 2**32
 """Requests at which what is owed on top is cut off."""
 
@@ -109,6 +116,11 @@ def check(limit: Limit) -> str | None:
     if limit.burst != limit.count:
         return "no burst: all requests of a period may come at once"
     return f"a count of at most {MAX_ENTRIES:,}, since every request is remembered" if limit.count > MAX_ENTRIES else None
+
+
+def load(limit: Limit) -> Load:
+    """What a window costs Redis at most: half of the entries are written anew where an old charge is given back."""
+    return LOAD._replace(correction=LOAD.correction + LOAD_OF_ENTRY * limit.count)
 
 
 def fresh(now: int, limit: Limit) -> Log:  # noqa: ARG001 - as every algorithm's

@@ -56,8 +56,9 @@ local function find(bucket, name)
   return at, number
 end
 
--- The number of places that a slot has.
+-- The number of places that a slot has. Nobody is called 0.
 local function places(bucket, name)
+  if name == 0 then return 0 end
   local slot = bucket.named[name]
   if slot then return slot.number end
   local _, number = find(bucket, name)

@@ -150,6 +150,7 @@ local function remove(bucket, requests, moment)
   else
     earlier, later, kept = shifted(bucket, 1, kept, total - left), part(bucket, last + 1, newest), 0
     bucket[BEFORE] = (bucket[BEFORE] + total - left) % WRAP
+    bucket.is_raised = true  -- above the totals of those in front that do not count any more
   end
   local own = before < left and packed(bucket, made, left) or ''
   follow(bucket, kept, earlier .. own .. later)
@@ -157,7 +158,7 @@ end
 
 -- Whether what is stored can stay, and the tail follow it: Redis makes no text shorter.
 local function can_stay(bucket, count)
-  if bucket.stored <= PAGE or bucket.gone + count < bucket.stored then return false end
+  if bucket.stored <= PAGE or bucket.is_raised or bucket.gone + count < bucket.stored then return false end
   if bucket.gone * SHARE <= bucket.stored then return true end
   copied = copied + count * SIZE
   return copied > count * SIZE and copied > MOST_COPIED

@@ -24,7 +24,7 @@ from limitgate.stores.breaker import PROBE_TIMEOUT
 from limitgate.stores.dialer import CONNECT_TIMEOUT
 from limitgate.stores.faults import Redirection, store_error, unsendable
 from limitgate.stores.pipeline import Pipeline
-from limitgate.stores.scripted import MAX_BATCH, MAX_CHARGES, Outcome, Scripted
+from limitgate.stores.scripted import MAX_BATCH, Outcome, Room, Scripted
 
 MAX_FLYING = 16
 """Calls that may be on their way at a time."""
@@ -180,12 +180,11 @@ class Batcher:
     def _next_requests(self) -> list[Request]:
         """The requests to send next, without those that nobody waits for any more."""
         requests: list[Request] = []
-        charges = 0
-        while self._queue and len(requests) < MAX_BATCH and charges < MAX_CHARGES:
+        room = Room()
+        while self._queue and (self._queue[0][2].done() or room.takes(self._queue[0][0])):
             request = self._queue.popleft()
             if not request[2].done():
                 requests.append(request)
-                charges += len(request[0].charges)
         return requests
 
     def _send(self, batch: Batch, pipeline: Pipeline[Batch]) -> None:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from operator import attrgetter
 from threading import Lock
 
 from limitgate.errors import StoreError
 from limitgate.plan import Plan, Reading
-from limitgate.stores.scripted import MAX_CHARGES
+from limitgate.stores.scripted import Room
 
 Exchange = Callable[[Sequence[Plan], float], Sequence[Reading | StoreError]]
 
@@ -102,13 +102,8 @@ class SharedCalls:
 
     def _next(self) -> list[_Request]:
         """Those who share the next call. Whoever is among them stays so until it is made, as others only leave before it."""
-        requests, charges = [], 0
-        for request in islice(self._waiting, self._most):
-            if charges >= MAX_CHARGES:
-                break
-            requests.append(request)
-            charges += len(request.plan.charges)
-        return requests
+        room = Room()
+        return list(takewhile(lambda request: room.takes(request.plan), islice(self._waiting, self._most)))
 
     def _pass_on(self, mine: _Request) -> None:
         """Let the one go next that has the most time left of those whose turn it is: none of them fails for another's haste."""
