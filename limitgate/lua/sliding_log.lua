@@ -69,14 +69,14 @@ local function used(bucket)
 end
 
 -- The first entry that was made after a time and up to which more than so many requests count; one after the last if there is
--- none. It is mostly near the front, so steps get longer until one is too long.
+-- none. It is mostly near the front.
 local function search(bucket, time, total)
-  local low, high, over = 1, 1, length(bucket) + 1
+  local low, high = 1, length(bucket) + 1
   local function is_before(place)
     local made, counting = entry(bucket, place)
     return made <= time or counting <= total
   end
-  while high < over and is_before(high) do low, high = high + 1, math.min(2 * high, over) end
+  if high > PAGE and not is_before(PAGE) then high = PAGE end
   while low < high do
     local middle = floor((low + high) / 2)
     if is_before(middle) then low = middle + 1 else high = middle end
