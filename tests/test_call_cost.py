@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -412,6 +414,23 @@ def test_a_long_log_that_may_not_be_dealt_with_is_an_error(own_redis: RedisServe
         admin = RedisStore(own_redis.url, local_refusals=False)
         assert not admin.spend(Plan((in_log("log", 500),)), 5).admitted
         admin.close()
+
+
+def test_the_rights_in_the_documentation_suffice(own_redis: RedisServer) -> None:
+    """A user made as docs/deployment.md says can have all algorithms, in long logs and among many slots, too."""
+    text = (Path(__file__).parent.parent / "docs" / "deployment.md").read_text("utf-8")
+    words = re.search(r"^(ACL SETUSER limitgate .*)$", text, re.MULTILINE).group(1).replace("PASSWORD", "secret").split()
+    with own_redis.client() as client:
+        client.execute_command(*words)
+        now = Weighed(client).now()
+        client.set("limitgate:log", a_log(500, now, apart=1_000))
+        client.set("limitgate:slots", some_places(500, now))
+    store = RedisStore(f"{own_redis.url}?username=limitgate&password=secret", local_refusals=False)
+    long = (in_log("limitgate:log", 600), spending("limitgate:slots", "600 at once", slot=9_999))
+    short = [spending(f"limitgate:{kind}", limit, slot=5, **options) for kind, (limit, options) in KINDS.items()]
+    for verb in ("spend", "peek", "reset"):
+        assert store.spend(Plan((*long, *short), verb), 5).admitted
+    store.close()
 
 
 def test_a_value_of_another_type_is_begun_anew(client: redis.Redis, redis_server: RedisServer) -> None:
