@@ -25,6 +25,7 @@ LIMITS: Mapping[str, tuple[Limit, ...]] = {
     "sliding_log, 10": (Limit("10/hour", algorithm="sliding_log"),),
     "sliding_log, 100": (Limit("100/hour", algorithm="sliding_log"),),
     "sliding_log, 1,000": (Limit("1000/hour", algorithm="sliding_log"),),
+    "sliding_log, 10,000": (Limit("10000/hour", algorithm="sliding_log"),),
     "warm_up": (Limit("1000/hour", warm_up="10s"),),
     "10 at once": (Limit("10 at once"),),
     "100 at once": (Limit("100 at once"),),

@@ -22,6 +22,7 @@ from limitgate.errors import StoreError
 from limitgate.forks import begin_anew_in_children
 from limitgate.plan import Charge, Lease, Plan, Reading
 from limitgate.steps import Steps, atake, take
+from limitgate.stores.scripted import calls_of
 
 log = logging.getLogger("limitgate")
 
@@ -29,8 +30,6 @@ RENEW = 10.0
 """Seconds after which what is held is renewed: it outlasts two renewals that fail."""
 AGAIN = 1.0
 """Seconds after which what has failed is tried again."""
-MOST = 100
-"""Slots that are renewed in one call."""
 MAX_DOUBTS = 1_000
 """Slots that are given back later, at most; where there are more of them they end by themselves."""
 
@@ -104,8 +103,8 @@ class _Keeper:
     def _sending(self, charges: Sequence[Charge]) -> Steps[bool]:
         """Send charges that put something right; whether that has failed for some."""
         failed = False
-        for start in range(0, len(charges), MOST):
-            plan = Plan(tuple(charges[start : start + MOST]), "peek")
+        for together in calls_of([Plan((charge,), "peek") for charge in charges]):
+            plan = Plan(tuple([charge for one in together for charge in one.charges]), "peek")
             try:
                 reading = yield plan, self.holding.timeout
             except StoreError:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 from limitgate.algorithms import ALGORITHMS, gcra
-from limitgate.algorithms.base import Algorithm
+from limitgate.algorithms.base import Algorithm, Load
 from limitgate.errors import ConfigError
 from limitgate.limits import Limit, as_limit
 
 MAX_WINDOWS = 64
 """Limits in one bucket: every request looks at all of them, in Redis too."""
+
+MAX_LOAD = 5_000
+"""Microseconds that limits which are checked together may cost Redis at most: everybody else waits meanwhile."""
+BUCKET = Load(6, 3, 2)
+"""What every bucket costs Redis, whatever is in it."""
 
 _PLACES = {name: place for place, name in enumerate(ALGORITHMS)}
 
@@ -37,6 +42,7 @@ class Windows:
         "is_dated",
         "lease",
         "limits",
+        "load",
         "strictest",
         "suffix",
         "weights",
@@ -58,6 +64,8 @@ class Windows:
         self.algorithm: Algorithm = _common_algorithm(limits)
         self.facts = self.algorithm.FACTS * len(limits)
         """How many numbers the script reports of the bucket."""
+        self.load = reduce(Load.plus, map(self.algorithm.load, limits), BUCKET)
+        """What the bucket costs Redis at most."""
         self.is_dated = any(map(self.algorithm.date, limits))
         """Whether the script has to be told about the present date."""
         self.has_slots = self.algorithm is ALGORITHMS["concurrency"]
@@ -92,12 +100,22 @@ def windows_of(*limits: Limit | str) -> Windows:
 
 
 def buckets_of(limits: tuple[Limit, ...]) -> tuple[Windows, ...]:
-    """The buckets of limits that apply together, in the order in which their first limits were given."""
+    """The buckets of limits that apply together, in the order in which their first limits were given.
+
+    Raises `ConfigError` for too many limits, and for those that hold Redis up for longer than `MAX_LOAD`.
+    """
     together: dict[int, list[int]] = {}
     ids = _numbered(limits)
     for place, limit in enumerate(limits):
         together.setdefault(0 if ALGORITHMS[limit.algorithm] is gcra else ids[place], []).append(place)
-    return tuple([Windows(tuple([limits[n] for n in each]), tuple([ids[n] for n in each])) for each in together.values()])
+    buckets = [Windows(tuple([limits[n] for n in each]), tuple([ids[n] for n in each])) for each in together.values()]
+    load = sum([sum(bucket.load) for bucket in buckets])
+    if load > MAX_LOAD:
+        raise ConfigError(
+            f"{len(limits)} limits that are to be checked together may hold Redis up for {load:,.0f} µs, expected at most "
+            f"{MAX_LOAD:,}: fewer of them, or lower counts of a sliding_log or of 'at once'"
+        )
+    return tuple(buckets)
 
 
 def _numbered(limits: tuple[Limit, ...]) -> tuple[int, ...]:

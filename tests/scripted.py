@@ -17,6 +17,10 @@ local function call(command, ...)
     local key, value, _, ttl = ...
     ON_SET
     return server.call('SET', key, value)
+  elseif command == 'PEXPIRE' then
+    local key, ttl = ...
+    ON_SET
+    return 1
   end
   return server.pcall(command, ...)
 end

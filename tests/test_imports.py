@@ -39,8 +39,8 @@ STORES = {
     ),
 }
 LAYERS = (
+    {"algorithms.base"},
     {
-        "algorithms.base",
         "algorithms.gcra",
         "algorithms.sliding_log",
         "algorithms.warm_up",

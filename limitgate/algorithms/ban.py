@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from limitgate.algorithms.base import Load
 from limitgate.algorithms.gcra import MAX_OWED_US
 
 FACTS = 1
 HOLDS = True
+LOAD = Load(2, 1, 1)
+"""Measured: 4 µs to ask about one, 8 µs to set it, among 32 in a call."""
 
 FOR_EVER = 100 * 366 * 86_400 * 1_000_000
 """Microseconds of a ban that has no end."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from limitgate.limits import Limit
@@ -17,6 +17,21 @@ Amount = Any
 
 MAX_USED = 2**50
 """Requests at which a counter is cut off that something is owed to on top; keeps Lua's doubles exact."""
+
+
+class Load(NamedTuple):
+    """Microseconds that a window, or a bucket, takes of Redis' one thread at most, as Redis 7.0 takes them on two cores."""
+
+    opening: float
+    """To read and to write, once in a call."""
+    charge: float
+    """For each charge."""
+    correction: float
+    """For each charge that puts something right, besides."""
+
+    def plus(self, other: Load) -> Load:
+        """The load of both."""
+        return Load(self.opening + other.opening, self.charge + other.charge, self.correction + other.correction)
 
 
 class Algorithm(Protocol):
@@ -37,6 +52,9 @@ class Algorithm(Protocol):
 
     def check(self, limit: Limit) -> str | None:
         """What was expected of a limit that cannot be had with this algorithm, None if it can."""
+
+    def load(self, limit: Limit) -> Load:
+        """What a window costs Redis at most, besides what every bucket does."""
 
     def fresh(self, now: int, windows: Windows) -> Sequence[State]:
         """Windows that nobody has used, at a time in Unix µs."""

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
+from limitgate.algorithms.base import Load
+
 if TYPE_CHECKING:
     from limitgate.limits import Limit
     from limitgate.plan import Charge
@@ -31,7 +33,12 @@ HELD_US = 30_000_000
 HINT_US = 1_000_000
 """Microseconds after which whoever was refused may as well try again."""
 MAX_SLOTS = 10_000
-"""Places that a limit may have: Redis reads and writes them all, 14 bytes each, whenever one is taken or given back."""
+"""Places that a limit may have: Redis reads them all, 14 bytes each, when one is taken, and writes them when it goes back."""
+LOAD = Load(3, 5, 1)
+"""Measured: 26 µs to take one of 100 places, among 32 buckets in a call."""
+LOAD_OF_PLACE = Load(0.1, 0.0035, 0)
+"""What each place costs besides. Measured with 10,000: 0.45 ms to take one, 1 ms to renew one or to give it back, and 30 µs for
+each further one in the same call."""
 
 _OTHERS = 0
 """The name under which `seen` puts what it knows of the slots of others; nobody has it."""
@@ -81,6 +88,11 @@ def check(limit: Limit) -> str | None:
     if limit.burst != limit.count:
         return "no burst: all of them may come at once"
     return None if limit.count <= MAX_SLOTS else f"at most {MAX_SLOTS:,} at once"
+
+
+def load(limit: Limit) -> Load:
+    """What a window costs Redis at most."""
+    return LOAD.plus(Load(*[us * limit.count for us in LOAD_OF_PLACE]))
 
 
 def fresh(now: int, windows: Windows) -> Sequence[State]:  # noqa: ARG001 - as every algorithm's

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from limitgate.algorithms.base import MAX_USED
+from limitgate.algorithms.base import MAX_USED, Load
 
 if TYPE_CHECKING:
     from limitgate.algorithms.base import State
@@ -22,6 +22,7 @@ class ForOne(Protocol):
     HOLDS: bool
 
     def check(self, limit: Limit) -> str | None: ...  # noqa: D102 - these are as in `base.Algorithm`
+    def load(self, limit: Limit) -> Load: ...  # noqa: D102
     def fresh(self, now: int, limit: Limit) -> State: ...  # noqa: D102
     def opened(self, state: State, elapsed_us: int, now: int, limit: Limit) -> State: ...  # noqa: D102
     def drained(self, state: State, elapsed_us: int, limit: Limit) -> State: ...  # noqa: D102
@@ -57,6 +58,7 @@ class Each:
         self.BOOKS = one.BOOKS
         self.HOLDS = one.HOLDS
         self.check = one.check
+        self.load = one.load
         self.remaining = one.remaining
         self.used = one.used
         self.wait_us = one.wait_us

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
-from limitgate.algorithms.base import MAX_USED
+from limitgate.algorithms.base import MAX_USED, Load
 
 if TYPE_CHECKING:
     from limitgate.limits import Limit
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 FACTS = 2
 BOOKS = False
 HOLDS = True
+LOAD = Load(3, 2, 2)
+"""Measured: 14 µs for a charge, 16 µs to put something right, among 32 in a call."""
 
 FIRST_REQUEST = "first-request"
 UTC_DAYS = "utc"
@@ -50,6 +52,11 @@ def check(limit: Limit) -> str | None:
     if limit.period % _DAY:
         return "a period of whole days where windows are those of a time zone; shorter ones begin by UTC"
     return None
+
+
+def load(limit: Limit) -> Load:  # noqa: ARG001 - as every algorithm's
+    """What a window costs Redis."""
+    return LOAD
 
 
 def fresh(now: int, limit: Limit) -> State:

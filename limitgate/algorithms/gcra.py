@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from limitgate.algorithms.base import Load
+
 if TYPE_CHECKING:
     from limitgate.limits import Limit
     from limitgate.plan import Charge
@@ -21,8 +23,18 @@ BOOKS = True
 HOLDS = True
 SILENT = False
 BY_COUNT = True
+LOAD = Load(1, 0.6, 1.5)
+"""Measured, among 32 buckets in a call: 11 µs for a charge of one window, 34 µs for 16, 102 µs for 64, and 230 µs to give
+something back to these."""
+LOAD_OF_LEASE = 0.8
+"""Microseconds for each bit of a lease, in each window. Measured: 15 µs for 10, 22 µs for 1,000, 39 µs for a million."""
 MAX_OWED_US = 2**52
 """Microseconds (142 years) at which a debt is cut off that a lowered limit has stretched; keeps Lua's doubles exact."""
+
+
+def load(limit: Limit) -> Load:
+    """What a window costs Redis at most: more with a lease, whose requests are found bit by bit."""
+    return LOAD._replace(charge=LOAD.charge + LOAD_OF_LEASE * limit.lease.bit_length()) if limit.lease else LOAD
 
 
 def drained(debts: Sequence[int], elapsed_us: int, windows: Windows, now: int = 0) -> Sequence[int]:  # noqa: ARG001 - see below

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from limitgate.algorithms.base import Load
+
 if TYPE_CHECKING:
     from limitgate.limits import Limit
     from limitgate.plan import Charge
@@ -19,6 +21,7 @@ class Number(Protocol):
 
     FACTS: int
     HOLDS: bool
+    LOAD: Load
 
     def later(self, number: int, elapsed_us: int) -> int:
         """The number some time later."""
@@ -53,6 +56,9 @@ class Kept:
 
     def check(self, limit: Limit) -> str | None:  # noqa: D102 - as in `base.Algorithm`, like all here
         return None
+
+    def load(self, limit: Limit) -> Load:  # noqa: D102
+        return self._kind.LOAD
 
     def fresh(self, now: int, windows: Windows) -> Sequence[int]:  # noqa: D102
         return [0] * len(windows.ids)

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from limitgate.algorithms.base import Load
+
 BITS, PARTS = 48, 96
 """A number is told to the script, and by it, in so many parts of so many bits, the lowest first."""
 MAX_BYTES = BITS * PARTS // 8
 
 FACTS = PARTS
 HOLDS = False
+LOAD = Load(15, 15, 15)
+"""Measured: 17 µs to read one, 38 µs to set it, among 32 in a call."""
 
 REPLACE, IF_EMPTY = 0, 1
 """How it is put right: in any case, or only if it is 0."""

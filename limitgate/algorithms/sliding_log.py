@@ -2,10 +2,13 @@
 
 Exact, at the price of memory: one entry for each request, or for those of the same microsecond. Whatever is admitted counts
 until one period later, when it no longer does. Where the log has as many entries as the limit has requests, what is owed on top
-joins the newest entry and counts from then on with it, so that a log never has more.
+joins the newest entry and counts from then on with it, so that no more entries count.
 
-Every call reads the whole log in Redis, and one that takes anything writes it: hundreds of entries cost little, but thousands
-many times what GCRA does.
+In Redis a log of more than 128 entries is read by the page, where a bisection looks at it, and a new entry is appended, so a
+request costs 2.1 times what GCRA does, with 10,000 entries as with 1,000. Entries that have expired stay in front until they
+are an eighth of all; then the others are copied, which takes 0.4 ms for 10,000, of one or two logs in a call. So there are
+stored at most 8/7 of the entries that count, and Redis may hold room for as many again to be appended. Only what gives back
+an old charge looks at many entries: at most at half, in 2 ms for 10,000.
 
 A state in this process is a `Log`. What Redis reports is `Seen`: enough for a decision.
 """
@@ -17,6 +20,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from limitgate.algorithms.base import Load
+
 if TYPE_CHECKING:
     from limitgate.limits import Limit
     from limitgate.plan import Charge
@@ -27,7 +32,12 @@ HOLDS = False
 """How long a refusal holds is known only for the cost that was asked about."""
 
 MAX_ENTRIES = 10_000
-"""The highest count of a limit: each entry takes 16 bytes here and 13 bytes in Redis."""
+"""The highest count of a limit: each entry takes 16 bytes here and 13 to 30 in Redis."""
+LOAD = Load(30, 3, 30)
+"""Measured, for a request that is refused or admitted: 16 to 20 µs with 100 entries, 21 to 27 µs with 10,000, and up to 70 µs
+where entries that have expired are to be found among these."""
+LOAD_OF_ENTRY = 0.2
+"""Microseconds more for each entry, where something is given back. Measured with 10,000: 2 ms, if half of them came later."""
 MAX_USED = 2**32
 """Requests at which what is owed on top is cut off."""
 
@@ -109,6 +119,11 @@ def check(limit: Limit) -> str | None:
     if limit.burst != limit.count:
         return "no burst: all requests of a period may come at once"
     return f"a count of at most {MAX_ENTRIES:,}, since every request is remembered" if limit.count > MAX_ENTRIES else None
+
+
+def load(limit: Limit) -> Load:
+    """What a window costs Redis at most: half of the entries are written anew where an old charge is given back."""
+    return LOAD._replace(correction=LOAD.correction + LOAD_OF_ENTRY * limit.count)
 
 
 def fresh(now: int, limit: Limit) -> Log:  # noqa: ARG001 - as every algorithm's

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from limitgate.algorithms.base import MAX_USED
+from limitgate.algorithms.base import MAX_USED, Load
 
 if TYPE_CHECKING:
     from limitgate.limits import Limit
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 FACTS = 3
 BOOKS = False
 HOLDS = True
+LOAD = Load(4, 3, 2)
+"""Measured: 14 µs for a charge, 15 µs to put something right, among 32 in a call."""
 
 State = tuple[int, int, int]
 
@@ -37,6 +39,11 @@ State = tuple[int, int, int]
 def check(limit: Limit) -> str | None:
     """What was expected of a limit that cannot be had with this algorithm, None if it can."""
     return "no burst: all of a window's requests may come at once" if limit.burst != limit.count else None
+
+
+def load(limit: Limit) -> Load:  # noqa: ARG001 - as every algorithm's
+    """What a window costs Redis."""
+    return LOAD
 
 
 def fresh(now: int, limit: Limit) -> State:

@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from limitgate.algorithms.base import Load
+
 if TYPE_CHECKING:
     from limitgate.limits import Limit
     from limitgate.plan import Charge
@@ -28,6 +30,8 @@ BOOKS = True
 HOLDS = True
 SILENT = False
 BY_COUNT = True
+LOAD = Load(5, 3, 4)
+"""Measured: 17 µs for a charge, among 32 in a call."""
 MAX_FULL = 2**50
 """Ticks that may be stored, and some more: keeps every sum in Lua's doubles exact."""
 _LEAST = 1000
@@ -53,6 +57,11 @@ def toll(warmth: int, full: int) -> int:
     """Ticks that requests cost besides themselves while a cold window gets this warm, rounded up."""
     part = min(warmth, full // 2)
     return -(-2 * part * (full - part) // full)
+
+
+def load(limit: Limit) -> Load:  # noqa: ARG001 - as every algorithm's
+    """What a window costs Redis."""
+    return LOAD
 
 
 def fresh(now: int, windows: Windows) -> Sequence[State]:  # noqa: ARG001 - as every algorithm's

@@ -1,83 +1,143 @@
 -- Requests in flight. Twin of limitgate/algorithms/concurrency.py.
 --
--- In a bucket: where it is on its timeline, and the places that are taken, as one text, in the order in which they end: for each the
--- name of its slot and until when it lasts, on that timeline. So that nothing is counted twice, a slot of several places is there
--- several times. Asked: how many may be taken, how many are to be, and for how long. To be put right: what is given back, or renewed
--- where it is negative, and the name. Reported: how many are taken, for how long the last one lasts, the name that was asked for if
--- it has a slot, and of how many places.
+-- In a bucket: where it is on its timeline, and the places that are taken, in the order in which they end: for each the name of its
+-- slot and until when it lasts, on that timeline. So that nothing is counted twice, a slot of several places is there several
+-- times, side by side. The text that was read of a long bucket is not copied for every charge: noted is what of it is gone, and
+-- what is new is a list of slots besides. If nothing is gone but from its front, and that not much, new slots are appended.
+-- Asked: how many may be taken, how many are to be, and for how long. To be put right: what is given back, or renewed where it is
+-- negative, and the name. Reported: how many are taken, for how long the last one lasts, the name that was asked for if it has a
+-- slot, and of how many places.
 
-local AT, PLACES = FIRST, FIRST + 1
-local PLACE, NAME, SIZE, NAME_SIZE = '<I7I7', '<I7', 14, 7
+local AT = FIRST
+local PLACE, NAME, SIZE, NAME_SIZE, HEAD = '<I7I7', '<I7', 14, 7, HEADER_SIZE + 7
 local MOST, COST, HELD = 1, 2, 3
 local LONGEST, FOR_EVER = 60000000, 2^52
+local LONG = 2048  -- bytes of a text from which on new slots are appended to it
+local SHARE = 8  -- where one place of so many is of no use, the others are copied
 
-local function until_when(places, at)
-  local _, moment = unpack(PLACE, places, at)
+local function until_when(text, at)
+  local _, moment = unpack(PLACE, text, at)
   return moment
 end
 
--- For how long the first and the last place last.
-local function span(bucket)
-  local places = bucket[PLACES]
-  if #places == 0 then return 0, 0 end
-  return until_when(places, 1) - bucket[AT], until_when(places, #places - SIZE + 1) - bucket[AT]
+-- The places that a text has from somewhere on, and none besides.
+local function hold(bucket, text, from)
+  bucket.text, bucket.from, bucket.over = text, from, #text + 1
+  bucket.taken = (bucket.over - from) / SIZE
+  bucket.gone = {}  -- by where what is gone from it begins, where it ends; by the negative of that, where it begins
+  bucket.slots, bucket.named = {}, {}  -- new ones, each as {number, text}, in order and by name
 end
 
+local function begin(bucket)
+  if not bucket.taken or bucket.taken == 0 then
+    bucket[AT] = 0
+    hold(bucket, '', 1)
+  end
+end
+
+-- For how long the last place lasts.
 local function left(bucket)
-  local _, last = span(bucket)
-  return math.max(0, math.min(last, LONGEST))
+  if bucket.taken == 0 then return 0 end
+  local slots = bucket.slots
+  while slots[#slots] and not slots[#slots].number do slots[#slots] = nil end
+  local text, at = bucket.text, bucket.over - SIZE
+  if #slots > 0 then text, at = slots[#slots].text, 1 end
+  return math.max(0, math.min(until_when(text, at) - bucket[AT], LONGEST))
 end
 
--- Where the places of a slot begin, and their number.
-local function find(places, name)
-  local wanted = pack(NAME, name)
-  local at = places:find(wanted, 1, true)
-  while at and at % SIZE ~= 1 do at = places:find(wanted, at + 1, true) end
-  if not at then return 1, 0 end
+-- Where the places of a slot begin in the text, and their number.
+local function find(bucket, name)
+  local wanted, text = pack(NAME, name), bucket.text
+  local at = text:find(wanted, bucket.from, true)
+  while at and (at - HEAD) % SIZE ~= 1 do at = text:find(wanted, at + 1, true) end
+  if not at or bucket.gone[at] then return 1, 0 end
   local number = 1
-  while places:sub(at + number * SIZE, at + number * SIZE + NAME_SIZE - 1) == wanted do number = number + 1 end
+  while text:sub(at + number * SIZE, at + number * SIZE + NAME_SIZE - 1) == wanted do number = number + 1 end
   return at, number
 end
 
-local function without(places, at, number)
-  if number == 0 then return places end
-  return places:sub(1, at - 1) .. places:sub(at + number * SIZE)
+-- The number of places that a slot has. Nobody is called 0.
+local function places(bucket, name)
+  if name == 0 then return 0 end
+  local slot = bucket.named[name]
+  if slot then return slot.number end
+  local _, number = find(bucket, name)
+  return number
+end
+
+-- Give a slot back. The number of its places.
+local function remove(bucket, name)
+  local slot, gone = bucket.named[name], bucket.gone
+  local number = slot and slot.number
+  if slot then
+    slot.number, bucket.named[name] = nil, nil
+  else
+    local at
+    at, number = find(bucket, name)
+    if number == 0 then return 0 end
+    local stop = at + number * SIZE
+    gone[at], gone[-stop] = stop, at
+    while gone[-bucket.over] do bucket.over = gone[-bucket.over] end
+  end
+  bucket.taken = bucket.taken - number
+  return number
 end
 
 -- Take a slot, or renew it, with as many places as it has.
 local function take(bucket, charge, name, number)
-  local places = bucket[PLACES]
-  local at, own = find(places, name)
-  local place = pack(PLACE, name, bucket[AT] + charge[HELD])
-  bucket[PLACES] = without(places, at, own) .. place:rep(own > 0 and own or number)
+  local own = remove(bucket, name)
+  if own > 0 then number = own end
+  local slot = {number = number, text = pack(PLACE, name, bucket[AT] + charge[HELD]):rep(number)}
+  bucket.slots[#bucket.slots + 1], bucket.named[name], bucket.taken = slot, slot, bucket.taken + number
 end
 
-local function begin(bucket)
-  if not bucket[PLACES] or bucket[PLACES] == '' then bucket[AT], bucket[PLACES] = 0, '' end
+-- The new slots, one after the other.
+local function appended(bucket)
+  local texts = {}
+  for _, slot in ipairs(bucket.slots) do
+    if slot.number then texts[#texts + 1] = slot.text end
+  end
+  return table.concat(texts)
+end
+
+-- What is left of the text.
+local function rest_of_text(bucket)
+  local begins, texts, from = {}, {}, bucket.from
+  for at in pairs(bucket.gone) do
+    if at > 0 then begins[#begins + 1] = at end
+  end
+  table.sort(begins)
+  for _, at in ipairs(begins) do
+    texts[#texts + 1] = bucket.text:sub(from, at - 1)
+    from = bucket.gone[at]
+  end
+  texts[#texts + 1] = bucket.text:sub(from)
+  return table.concat(texts)
 end
 
 return {
   asked = 'ddd',
   leased = 'dd',
   layout = function(size)
-    local places = size - NAME_SIZE
-    return places > 0 and places % SIZE == 0 and 'I7c' .. places
+    local all = size - NAME_SIZE
+    return all > 0 and all % SIZE == 0 and 'I7'
   end,
-  forward = function(bucket, elapsed)
-    local places, over = bucket[PLACES], 0
-    local first, last = span(bucket)
-    if bucket[AT] > FOR_EVER or first > last or last > LONGEST then
-      bucket[AT], bucket[PLACES] = 0, ''
-      return true
-    end
+  forward = function(bucket, elapsed, charge, text)
+    local low, high = 1, (#text - HEAD) / SIZE + 1
+    local first, last = until_when(text, HEAD + 1), until_when(text, #text - SIZE + 1)
+    if bucket[AT] > FOR_EVER or first > last or last - bucket[AT] > LONGEST then return true end
     bucket[AT] = bucket[AT] + elapsed
-    while over < #places and until_when(places, over + 1) <= bucket[AT] do over = over + SIZE end
-    bucket[PLACES] = places:sub(over + 1)
+    if first > bucket[AT] then high = 1 elseif last <= bucket[AT] then low = high end
+    while low < high do
+      local middle = floor((low + high) / 2)
+      if until_when(text, HEAD + (middle - 1) * SIZE + 1) > bucket[AT] then high = middle else low = middle + 1 end
+    end
+    hold(bucket, text, HEAD + (low - 1) * SIZE + 1)
   end,
   weigh = function(bucket, charge)
     begin(bucket)
-    local taken, n = #bucket[PLACES] / SIZE, #reply
-    local _, own = find(bucket[PLACES], charge.slot or 0)
+    local taken, n = bucket.taken, #reply
+    local own = places(bucket, charge.slot or 0)
     reply[n + 1], reply[n + 2] = taken, left(bucket)
     reply[n + 3], reply[n + 4] = own > 0 and charge.slot or 0, own
     return own > 0 or taken + charge[COST] <= charge[MOST]
@@ -85,21 +145,24 @@ return {
   take = function(bucket, charge)
     take(bucket, charge, charge.slot or 0, charge[COST])
   end,
-  clear = function(bucket, charge)
-    bucket[AT], bucket[PLACES] = 0, ''
+  clear = function(bucket)
+    bucket.taken = nil
   end,
   put_right = function(bucket, charge)
     begin(bucket)
-    local back, name, places = charge.lease[1], charge.lease[2], bucket[PLACES]
-    local at, own = find(places, name)
+    local back, name = charge.lease[1], charge.lease[2]
     if back > 0 then
-      bucket[PLACES] = without(places, at, own)
-    elseif back < 0 and (own > 0 or #places / SIZE - back <= charge[MOST]) then
+      remove(bucket, name)
+    elseif back < 0 and (bucket.taken - back <= charge[MOST] or places(bucket, name) > 0) then
       take(bucket, charge, name, -back)
     end
   end,
   close = function(bucket)
-    local places = bucket[PLACES]
-    if places and places ~= '' then return 'I7', AT, left(bucket), places end
+    if not bucket.taken or bucket.taken == 0 then return end
+    local size = #bucket.text - HEAD
+    if size > LONG and not next(bucket.gone) and (bucket.from - HEAD) * SHARE <= size then
+      return 'I7', AT, left(bucket), appended(bucket), size
+    end
+    return 'I7', AT, left(bucket), rest_of_text(bucket) .. appended(bucket)
   end,
 }

@@ -1,31 +1,65 @@
 -- Sliding log. Twin of limitgate/algorithms/sliding_log.py.
 --
--- In a bucket: its own clock in µs, which only goes forward, how many requests there had been before the first entry, and the
--- entries, oldest first, as one string: for each when it was made by that clock, and how many requests there have been up to it.
--- Entries are all of one size and in order, so what is looked for among them is found by bisection, and they are never taken apart.
+-- In a bucket: its own clock in µs, which only goes forward, how many requests there had been before the first entry that counts,
+-- and the entries, oldest first: for each when it was made by that clock, and how many requests there have been up to it.
+-- Entries are all of one size and in order, so what is looked for among them is found by bisection. A log of more than a page is
+-- read page by page, only where it is looked at, and new entries are appended to it. Entries that do not count any more stay in
+-- front of the others until there are so many that a copy of these pays; so their places begin where the first one counts.
 -- Asked: burst, cost, period. To be put right: what is put back, and when by the bucket's clock it was charged.
 -- Reported: requests that count, the cost, how long until it fits (-1 for never), until nothing counts any more, and the clock.
 
-local CLOCK, BEFORE, ENTRIES = FIRST, FIRST + 1, FIRST + 2
+local CLOCK, BEFORE = FIRST, FIRST + 1
 local BURST, COST, PERIOD = 1, 2, 3
-local ENTRY, SIZE = '<I7I6', 13
+local ENTRY, SIZE, HEAD = '<I7I6', 13, HEADER_SIZE + 13
+local PAGE = 128
 local MANY = 100
+local SHARE = 8  -- where one entry of so many is of no use, the others are copied
+local MOST_COPIED = 2^17  -- bytes in a call, after which that has to wait for the next one
 local MAX_USED = 2^32
 local WRAP = 2^48  -- totals begin again at 0 there
+local copied = 0
+
+-- In Redis there are so many entries, the first of them gone. Of the others some still hold, and then comes a tail of new ones.
+local function hold(bucket, stored, first_page)
+  bucket.stored, bucket.gone, bucket.kept, bucket.tail, bucket.pages = stored, 0, stored, '', {first_page}
+end
 
 local function begin(bucket, charge)
-  if not bucket[CLOCK] then bucket[CLOCK], bucket[BEFORE], bucket[ENTRIES] = now, 0, '' end
+  if not bucket[CLOCK] then
+    bucket[CLOCK], bucket[BEFORE] = now, 0
+    hold(bucket, 0)
+  end
   bucket.period = charge[PERIOD]
 end
 
 local function length(bucket)
-  return #bucket[ENTRIES] / SIZE
+  return bucket.kept - bucket.gone + #bucket.tail / SIZE
+end
+
+-- What is stored from one entry to another, both counted from the first that is stored.
+local function stored(bucket, from, to)
+  return redis.call('GETRANGE', bucket.key, HEAD + (from - 1) * SIZE, HEAD + to * SIZE - 1)
+end
+
+local function page(bucket, number)
+  local found = bucket.pages[number]
+  if not found then
+    found = stored(bucket, (number - 1) * PAGE + 1, number * PAGE)
+    bucket.pages[number] = found
+  end
+  return found
 end
 
 -- When an entry was made, and how many requests count up to it. Before the first, no time and no requests.
 local function entry(bucket, place)
   if place == 0 then return -1, 0 end
-  local time, total = unpack(ENTRY, bucket[ENTRIES], (place - 1) * SIZE + 1)
+  local text, at = bucket.tail, place + bucket.gone - 1
+  if at < bucket.kept then
+    text, at = page(bucket, floor(at / PAGE) + 1), at % PAGE
+  else
+    at = at - bucket.kept
+  end
+  local time, total = unpack(ENTRY, text, at * SIZE + 1)
   return time, (total - bucket[BEFORE]) % WRAP
 end
 
@@ -34,36 +68,57 @@ local function used(bucket)
   return total
 end
 
--- The first entry that was made after a time, and the first up to which more than so many requests count; one after the last if
--- there is none.
+-- The first entry that was made after a time and up to which more than so many requests count; one after the last if there is
+-- none. It is mostly near the front.
 local function search(bucket, time, total)
   local low, high = 1, length(bucket) + 1
+  local function is_before(place)
+    local made, counting = entry(bucket, place)
+    return made <= time or counting <= total
+  end
+  if high > PAGE and not is_before(PAGE) then high = PAGE end
   while low < high do
     local middle = floor((low + high) / 2)
-    local made, counting = entry(bucket, middle)
-    if made > time and counting > total then high = middle else low = middle + 1 end
+    if is_before(middle) then low = middle + 1 else high = middle end
   end
   return low
 end
 local function after(bucket, time) return search(bucket, time, -1) end
 local function beyond(bucket, total) return search(bucket, -1, total) end
 
--- The entries from a place to another.
+-- The entries from a place to another, as one text.
 local function part(bucket, from, to)
-  return bucket[ENTRIES]:sub((from - 1) * SIZE + 1, to * SIZE)
+  from, to = from + bucket.gone, to + bucket.gone
+  local kept, text = bucket.kept, ''
+  if from <= math.min(to, kept) then
+    if bucket.stored <= PAGE then
+      text = bucket.pages[1]:sub((from - 1) * SIZE + 1, math.min(to, kept) * SIZE)
+    else
+      text = stored(bucket, from, math.min(to, kept))
+    end
+  end
+  if to <= kept then return text end
+  return text .. bucket.tail:sub(math.max(0, from - 1 - kept) * SIZE + 1, (to - kept) * SIZE)
+end
+
+-- Have some text follow the entries up to a place.
+local function follow(bucket, place, text)
+  local stay = math.min(place + bucket.gone, bucket.kept)
+  bucket.tail = bucket.tail:sub(1, (place + bucket.gone - stay) * SIZE) .. text
+  bucket.kept = stay
 end
 
 local function packed(bucket, time, total)
   return pack(ENTRY, time, (bucket[BEFORE] + total) % WRAP)
 end
 
--- The entries from a place on, with other totals. Many at a time: it is the one thing that has to look at each of them.
-local function shifted(bucket, from, by)
-  local entries, last = {}, length(bucket)
-  for place = from, last, MANY do
-    local some = math.min(MANY, last - place + 1)
+-- The entries from a place to another, with other totals. Many at a time: it is the one thing that has to look at each of them.
+local function shifted(bucket, from, to, by)
+  local entries, text = {}, part(bucket, from, to)
+  for at = 0, to - from, MANY do
+    local some = math.min(MANY, to - from + 1 - at)
     local layout = '<' .. ('I7I6'):rep(some)
-    local found = numbers(layout, bucket[ENTRIES], (place - 1) * SIZE + 1)
+    local found = numbers(layout, text, at * SIZE + 1)
     for n = 2, 2 * some, 2 do found[n] = (found[n] + by) % WRAP end
     entries[#entries + 1] = pack(layout, values(found))
   end
@@ -75,43 +130,61 @@ local function add(bucket, charge, requests)
   local kept = length(bucket)
   local newest, total = entry(bucket, kept)
   if newest == bucket[CLOCK] or kept >= charge[BURST] then kept = kept - 1 end
-  bucket[ENTRIES] = part(bucket, 1, kept) .. packed(bucket, bucket[CLOCK], total + requests)
+  follow(bucket, kept, packed(bucket, bucket[CLOCK], total + requests))
 end
 
--- Forget requests of a moment, as far as they count; if it has not come yet, the latest.
+-- Forget requests of a moment, as far as they count; if it has not come yet, the latest. Later totals get less, or, where these
+-- are fewer, earlier ones more.
 local function remove(bucket, requests, moment)
   local last, has_come = after(bucket, moment) - 1, moment <= bucket[CLOCK]
   local time, total = entry(bucket, last)
   if last == 0 or requests == 0 or (has_come and time < moment) then return end
   local _, least = entry(bucket, has_come and last - 1 or 0)
-  local left = math.max(least, total - requests)
+  local left, newest = math.max(least, total - requests), length(bucket)
   local first = beyond(bucket, left)
   local made = entry(bucket, first)
   local _, before = entry(bucket, first - 1)
+  local kept, earlier, later = first - 1, '', nil
+  if newest - last < first then
+    later = shifted(bucket, last + 1, newest, left - total)
+  else
+    earlier, later, kept = shifted(bucket, 1, kept, total - left), part(bucket, last + 1, newest), 0
+    bucket[BEFORE] = (bucket[BEFORE] + total - left) % WRAP
+    bucket.is_raised = true  -- above the totals of those in front that do not count any more
+  end
   local own = before < left and packed(bucket, made, left) or ''
-  bucket[ENTRIES] = part(bucket, 1, first - 1) .. own .. shifted(bucket, last + 1, left - total)
+  follow(bucket, kept, earlier .. own .. later)
+end
+
+-- Whether what is stored can stay, and the tail follow it: Redis makes no text shorter.
+local function can_stay(bucket, count)
+  if bucket.stored <= PAGE or bucket.is_raised or bucket.gone + count < bucket.stored then return false end
+  if bucket.gone * SHARE <= bucket.stored then return true end
+  copied = copied + count * SIZE
+  return copied > count * SIZE and copied > MOST_COPIED
 end
 
 return {
   asked = 'ddd',
   leased = 'dd',
-  layout = function(size)
-    local entries = size - SIZE
-    return entries > 0 and entries % SIZE == 0 and 'I7I6c' .. entries
-  end,
-  forward = function(bucket, elapsed, charge)
-    local newest, counting = entry(bucket, length(bucket))
-    if newest > bucket[CLOCK] or bucket[CLOCK] > 2^52 or counting < 1 or counting > MAX_USED then
-      bucket[CLOCK] = nil
-      return true
-    end
-    bucket[CLOCK] = bucket[CLOCK] + elapsed
+  first = HEAD + PAGE * SIZE,
+  layout = function(size) return size > SIZE and size % SIZE == 0 and 'I7I6' end,
+  forward = function(bucket, elapsed, charge, text, key)
+    local size = #text
+    if size == HEAD + PAGE * SIZE then size = redis.call('STRLEN', key) end
+    bucket.key = key
+    hold(bucket, (size - HEAD) / SIZE, text:sub(HEAD + 1))
+    local clock, last = bucket[CLOCK], bucket.stored
+    bucket[CLOCK] = nil
+    if last ~= floor(last) or clock > 2^52 then return true end
+    local newest, counting = entry(bucket, last)
+    if newest > clock or counting < 1 or counting > MAX_USED then return true end
+    bucket[CLOCK] = clock + elapsed
     local long_ago = bucket[CLOCK] - charge[PERIOD]
-    local gone = newest <= long_ago and length(bucket) or after(bucket, long_ago) - 1
+    local gone = newest <= long_ago and last or after(bucket, long_ago) - 1
     if gone > 0 then
       local _, total = entry(bucket, gone)
-      bucket[ENTRIES] = part(bucket, gone + 1, length(bucket))
-      bucket[BEFORE] = (bucket[BEFORE] + total) % WRAP
+      bucket.gone, bucket[BEFORE] = gone, (bucket[BEFORE] + total) % WRAP
     end
   end,
   weigh = function(bucket, charge)
@@ -144,9 +217,9 @@ return {
   end,
   close = function(bucket)
     local count = length(bucket)
-    if count > 0 then
-      local newest = entry(bucket, count)
-      return 'I7I6c' .. #bucket[ENTRIES], ENTRIES, newest + bucket.period - bucket[CLOCK]
-    end
+    if count == 0 then return end
+    local lifetime = entry(bucket, count) + bucket.period - bucket[CLOCK]
+    if can_stay(bucket, count) then return 'I7I6', BEFORE, lifetime, bucket.tail, bucket.kept * SIZE end
+    return 'I7I6', BEFORE, lifetime, part(bucket, 1, count)
   end,
 }

@@ -10,7 +10,8 @@
 -- Reply     {now, unreadable values, clock steps, 1 if there was no memory to write, then what is reported of each window}.
 --
 -- A bucket is one string: version, time of writing in Unix µs, then what its algorithm keeps. It is read once, kept as a list of
--- these numbers as they stand now, and written once at the end if anything in it changed.
+-- these numbers as they stand now, and written once at the end if anything in it changed. Of a long one no more is read and
+-- written than its algorithm needs. Nothing is written before all is decided.
 
 local VERSION = 1
 local HEADER, HEADER_SIZE, FIRST = '<BI7', 8, 3
@@ -61,13 +62,16 @@ end
 
 -- An algorithm by its number, made when it is first asked for. Each is a table of
 --   asked, leased  the formats of what is asked of a window, and of what is put right in it
---   layout         the format of a bucket of so many bytes, nothing if none has as many
---   forward        lets time go by in a bucket, as a charge asks for it, true if something in it made no sense
+--   first          how many bytes of a bucket are read at first, if it may be long; else all of them are
+--   layout         the format of a bucket of which so many bytes were read, or of how it begins; nothing if none has as many
+--   forward        lets time go by in a bucket, as a charge asks for it, given also the text that was read of it and its key; true
+--                  if something in it made no sense
 --   weigh          reports the asked windows, true if the charge fits into all of them
 --   take, clear    charges them, if there is anything to charge; lets them start full
 --   put_right      puts back into them, or takes on top, what is to be put right
---   close          the format of a bucket, how many numbers it has, for how long it is of use, and what follows as it is if anything
---                  does, which pack would copy byte by byte; nothing if it is of no use
+--   close          the format of a bucket, how many numbers it has, for how long it is of use, what follows as it is if anything
+--                  does, which pack would copy byte by byte, and how many stored bytes stay between the two, nothing if the
+--                  bucket is written as a whole; nothing if it is of no use
 local function make(number)
 --ALGORITHMS
 end
@@ -82,15 +86,19 @@ local function algorithm(number)
   return found
 end
 
--- A bucket as it stands now. What is not ours or makes no sense is left out and counted.
+-- A bucket as it stands now, or an error. What is not ours or makes no sense is left out and counted, and written over or deleted
+-- in the end. What Redis does not let us read may be ours.
 local function open(key, charge)
-  local value, kind = redis.pcall('GET', key), charge.kind
+  local kind, value = charge.kind, ''
+  if kind.first then value = redis.pcall('GETRANGE', key, 0, kind.first - 1) end
+  if value == '' then value = redis.pcall('GET', key) end  -- which tells an empty value from none
   if not value then return {VERSION, now, kind = kind} end
-  local layout = type(value) == 'string' and string.byte(value) == VERSION and kind.layout(#value - HEADER_SIZE)
+  local is_error = type(value) == 'table'
+  if is_error and not value.err:find('WRONGTYPE', 1, true) then return nil, value end
+  local layout = not is_error and string.byte(value) == VERSION and kind.layout(#value - HEADER_SIZE)
   if not layout then
-    redis.call('DEL', key)
     reply[UNREADABLE] = reply[UNREADABLE] + 1
-    return {VERSION, now, kind = kind}
+    return {VERSION, now, kind = kind, changed = true}
   end
   local bucket = numbers(HEADER .. layout, value, 1)
   bucket.kind = kind
@@ -98,7 +106,7 @@ local function open(key, charge)
   if elapsed < 0 then
     elapsed, reply[STEPS], bucket.changed = 0, reply[STEPS] + 1, true
   end
-  if kind.forward(bucket, elapsed, charge) then bucket.changed, reply[UNREADABLE] = true, reply[UNREADABLE] + 1 end
+  if kind.forward(bucket, elapsed, charge, value, key) then bucket.changed, reply[UNREADABLE] = true, reply[UNREADABLE] + 1 end
   return bucket
 end
 
@@ -119,18 +127,25 @@ local function decode(text)
   return charge
 end
 
--- Write a bucket. It lives for as long as it is of use, rounded up, or goes at once. The error if that fails.
+local useless = {}  -- the keys of buckets that are of no use any more
+
+-- Write a bucket. It lives for as long as it is of use, rounded up. The error if that fails.
 local function write(key, bucket)
-  local layout, size, lifetime, rest = bucket.kind.close(bucket)
+  local layout, size, lifetime, rest, kept = bucket.kind.close(bucket)
   if not layout then
-    redis.call('DEL', key)
-  else
-    bucket[2] = now
-    local value = pack(HEADER .. layout, values(bucket, 1, size))
-    if rest then value = value .. rest end
-    local done = redis.pcall('SET', key, value, 'PX', floor(lifetime / 1000) + 2)
-    if done.err then return done end
+    useless[#useless + 1] = key
+    return
   end
+  bucket[2] = now
+  local head, ttl = pack(HEADER .. layout, values(bucket, 1, size)), floor(lifetime / 1000) + 2
+  if not kept then
+    local done = redis.pcall('SET', key, rest and head .. rest or head, 'PX', ttl)
+    return done.err and done
+  end
+  local done = redis.pcall('SETRANGE', key, 0, head)
+  if type(done) == 'number' and rest ~= '' then done = redis.pcall('SETRANGE', key, #head + kept, rest) end
+  if type(done) == 'number' then done = redis.pcall('PEXPIRE', key, ttl) end
+  return type(done) == 'table' and done
 end
 
 local opened, decoded = {}, {}  -- by key, by number
@@ -146,7 +161,9 @@ for i, key in ipairs(KEYS) do
   end
   local kind = charge.kind
   if not bucket then
-    bucket = open(key, charge)
+    local failure
+    bucket, failure = open(key, charge)
+    if failure then return failure end
     opened[key] = bucket
   end
   if charge.verb == 'r' then
@@ -172,6 +189,7 @@ for i, key in ipairs(KEYS) do
 end
 
 -- Without memory nothing is written at all, and those that took nothing can still be told. Any other error goes to everybody.
+-- Buckets are deleted last, as Redis has memory for all that follows the first write of a script.
 for key, bucket in pairs(opened) do
   local failure = bucket.changed and write(key, bucket)
   if failure then
@@ -179,4 +197,5 @@ for key, bucket in pairs(opened) do
     reply[UNWRITTEN] = 1
   end
 end
+for _, key in ipairs(useless) do redis.call('DEL', key) end
 return reply

@@ -26,7 +26,7 @@ from limitgate.stores.dialer import CONNECT_TIMEOUT
 from limitgate.stores.faults import Redirection, no_room, store_error, unsendable
 from limitgate.stores.listening import ListeningClock
 from limitgate.stores.pipeline import Pipeline
-from limitgate.stores.scripted import MAX_BATCH, MAX_CHARGES, Outcome, Scripted
+from limitgate.stores.scripted import MAX_BATCH, Outcome, Room, Scripted
 
 MAX_FLYING = 16
 """Calls that may be on their way at a time."""
@@ -206,19 +206,18 @@ class Batcher:
     def _next_requests(self) -> list[Request]:
         """The requests to send next, without those that nobody waits for any more, or that are surely refused by now."""
         requests: list[Request] = []
-        charges = 0
-        refused = self._script.refused
-        while self._queue and len(requests) < MAX_BATCH and charges < MAX_CHARGES:
-            request = self._queue.popleft()
-            plan, _, waiting, _ = request
+        room = Room()
+        while self._queue:
+            plan, _, waiting, _ = self._queue[0]
             if waiting.done():
-                continue
-            reading = refused(plan)  # since it came others like it may have been
-            if reading is not None:
+                self._queue.popleft()
+            elif (reading := self._script.refused(plan)) is not None:  # since it came others like it may have been
+                self._queue.popleft()
                 waiting.set_result(reading)
-                continue
-            requests.append(request)
-            charges += len(plan.charges)
+            elif room.takes(plan):
+                requests.append(self._queue.popleft())
+            else:
+                break
         return requests
 
     def _send(self, batch: Batch, pipeline: Pipeline[Batch]) -> None:

@@ -17,7 +17,7 @@ from limitgate.stores.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.leases import LONGEST
 from limitgate.stores.node import Node
 from limitgate.stores.patience import Patience
-from limitgate.stores.scripted import MAX_BATCH, Outcome, Scripted
+from limitgate.stores.scripted import MAX_BATCH, Outcome, Scripted, calls_of
 from limitgate.stores.threads import SharedCalls
 
 
@@ -82,8 +82,8 @@ class RedisStore(Scripted):
         """Give back leases of an age, in seconds, or above. Those that Redis does not hear of drain there."""
         plans = self.leases.ended(time.monotonic(), age)
         with contextlib.suppress(StoreError):
-            for start in range(0, len(plans), MAX_BATCH):
-                self._servers.exchange(plans[start : start + MAX_BATCH], Patience(CONNECT_TIMEOUT))
+            for together in calls_of(plans):
+                self._servers.exchange(together, Patience(CONNECT_TIMEOUT))
 
     def end_leases_in_time(self) -> None:
         """Start the thread that gives back what is left of leases when they end, unless it runs already."""

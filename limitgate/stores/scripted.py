@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from weakref import WeakSet
 
 from limitgate.diagnosis import Diagnosis, Once
@@ -19,13 +19,53 @@ from limitgate.stores.refusals import Refusals
 
 MAX_BATCH = 64
 """Plans that share a call: with a bucket each, the script, and so everybody else's call, takes well under a millisecond."""
-MAX_CHARGES = 256
-"""Charges in a call; once they are as many no further plan joins. With three windows each they take Redis 2 ms."""
+MAX_LOAD = 2_000
+"""Microseconds that the plans of a call may cost Redis at most, by their `Windows.load`; a plan that costs more goes alone."""
 
 Outcome = Reading | StoreError
 """What becomes of a plan that Redis has answered."""
 
 log = logging.getLogger("limitgate.store")
+
+
+class Room:
+    """What room there is in a call: for one plan, and for others up to `MAX_BATCH` that cost Redis `MAX_LOAD` together."""
+
+    __slots__ = ("_keys", "_left", "_plans")
+
+    def __init__(self) -> None:
+        self._plans = MAX_BATCH
+        self._left: float = MAX_LOAD
+        self._keys: set[str] = set()
+        """Buckets that are opened anyway."""
+
+    def takes(self, plan: Plan) -> bool:
+        """Whether there is room for a plan, which has it from now on. Once there is none it is not to be asked again."""
+        keys, left = self._keys, self._left
+        for charge in plan.charges:
+            opening, each, correction = charge.windows.load
+            left -= each if charge.lease is None else each + correction
+            if charge.key not in keys:
+                keys.add(charge.key)
+                left -= opening
+        if self._plans < MAX_BATCH and (left < 0 or not self._plans):
+            return False
+        self._left = left
+        self._plans -= 1
+        return True
+
+
+def calls_of(plans: Iterable[Plan]) -> Iterator[list[Plan]]:
+    """Plans, in their order, as those that share a call each."""
+    room, together = Room(), list[Plan]()
+    for plan in plans:
+        if not room.takes(plan):
+            yield together
+            room, together = Room(), []
+            room.takes(plan)
+        together.append(plan)
+    if together:
+        yield together
 
 
 class Scripted:

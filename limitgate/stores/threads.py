@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from operator import attrgetter
 from threading import Lock
 
 from limitgate.errors import StoreError
 from limitgate.plan import Plan, Reading
 from limitgate.stores.patience import SHORTEST, Patience
-from limitgate.stores.scripted import MAX_CHARGES
+from limitgate.stores.scripted import Room
 
 Exchange = Callable[[Sequence[Plan], Patience], Sequence[Reading | StoreError]]
 
@@ -67,8 +67,12 @@ class SharedCalls:
                 self._wait(mine)
             if mine.goes:
                 self._go(mine)
-        except BaseException:  # a signal's handler may raise anywhere, and gevent and others raise in threads that wait
+        except (
+            BaseException
+        ) as error:  # a signal's handler may raise anywhere, and gevent and others raise in threads that wait
             self._leave(mine)
+            if isinstance(error, StoreError):
+                error.waited = min(self.listened() - began, timeout)
             raise
         waited = min(self.listened() - began, timeout)
         if isinstance(mine.outcome, Reading):
@@ -125,13 +129,8 @@ class SharedCalls:
 
     def _next(self) -> list[_Request]:
         """Those who share the next call. Whoever is among them stays so until it is made, as others only leave before it."""
-        requests, charges = [], 0
-        for request in islice(self._waiting, self._most):
-            if charges >= MAX_CHARGES:
-                break
-            requests.append(request)
-            charges += len(request.plan.charges)
-        return requests
+        room = Room()
+        return list(takewhile(lambda request: room.takes(request.plan), islice(self._waiting, self._most)))
 
     def _pass_on(self, mine: _Request) -> None:
         """Let the one go next that has the most time left of those whose turn it is: none of them fails for another's haste."""
