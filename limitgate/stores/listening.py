@@ -1,8 +1,8 @@
 """Time for which an event loop listened: what a server's silence is measured by.
 
 A loop that is blocked, starved or suspended hears no reply, so that time is nobody's silence. While somebody waits, a
-`ListeningClock` looks at the loop's own clock every `GRAIN` seconds, counts no more than `LONGEST` between two looks, and goes
-on only after the loop has polled its sockets once more: whoever is answered by then has not waited.
+`ListeningClock` looks at the loop's own clock every `GRAIN` seconds, counts little of a time in which it could not look, and
+goes on only after the loop has polled its sockets once more: whoever is answered by then has not waited.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Protocol
 
 GRAIN, SHORTEST = 0.01, 0.004
 """Seconds between two looks, at most and at least."""
-LONGEST = 0.02
-"""Seconds that count between two looks, at most: a loop that took longer to come round was not there to listen."""
+LONGEST, AWAY = 0.02, 0.01
+"""Seconds between two looks above which the loop was not there to listen, and how many of them count all the same: it polls
+its sockets now and then, and a server that is silent each time is silent."""
 
 
 class Listener(Protocol):
@@ -68,7 +69,8 @@ class ListeningClock:
                 self.forget(deadline)
 
     def _since_look(self) -> float:
-        return min(self._loop.time() - self._looked, LONGEST)
+        seconds = self._loop.time() - self._looked
+        return seconds if seconds <= LONGEST else AWAY
 
     def _look(self) -> None:
         """Look at the loop's clock, and count once what has arrived by now is read.
