@@ -73,11 +73,11 @@ class StoreError(LimitGateError):
 
     ``keys`` are the buckets that it failed for, where it can be asked about others at once: those of a cluster's node that
     does not answer. Otherwise there are none. ``waited`` is for how many seconds the store was silent while this process was
-    there to listen, None if nobody measured that.
+    there to listen, as far as the store measures that.
     """
 
     def __init__(self, message: str, fault: StoreFault = "connection", keys: frozenset[str] = frozenset()) -> None:
         super().__init__(message)
         self.fault: StoreFault = fault
         self.keys = keys
-        self.waited: float | None = None
+        self.waited = 0.0

@@ -24,7 +24,7 @@ from limitgate.plan import Charge, Plan, Reading
 from limitgate.planner import Asked, Considered, Planner
 from limitgate.request import Request
 from limitgate.rules import OnError
-from limitgate.steps import Budget, Steps, T, atake, take
+from limitgate.steps import Budget, Steps, T, atake, measures_silence, take
 from limitgate.stores.corrections import correction
 from limitgate.turns import Lines, booked, sleep_until
 from limitgate.visit import Taken, Turn, Visit, Wrong
@@ -86,6 +86,7 @@ class Gate:
         self._planner = planner
         self._client_of = client_of
         self._timeout = timeout
+        self._is_measured = measures_silence(store)
         self._styles = styles
         self._identify = identify
         self._compare_clocks = compare_clocks
@@ -120,6 +121,7 @@ class Gate:
                 self._doubt(considered.plan)
                 raise
             else:
+                visit.budget.spend(reading, began)
                 self._admit(visit, considered, considered.plan, reading)
             if visit.turn is not None:
                 self._turn(visit, visit.turn)
@@ -144,6 +146,7 @@ class Gate:
                 self._doubt(considered.plan)
                 raise
             else:
+                visit.budget.spend(reading, began)
                 self._admit(visit, considered, considered.plan, reading)
         return visit
 
@@ -164,7 +167,7 @@ class Gate:
 
     async def afurther(self, visit: Visit, asked: Sequence[Asked]) -> Decision | None:
         """`further`, by an `AsyncStore`."""
-        budget = Budget(visit.budget.left)
+        budget = Budget(visit.budget.left, measured=self._is_measured)
         turn = await atake(self.store, self._going_further(visit, asked), budget)
         visit.budget.left = min(visit.budget.left, budget.left)  # others may have been asked at the same time
         if turn is not None:
@@ -174,7 +177,7 @@ class Gate:
 
     def message(self, messages: Considered) -> asyncio.Future[Refusal | None]:
         """Charge a message over a WebSocket, by an `AsyncStore`, even if nobody waits for it; a refusal if it must not pass."""
-        return self._soon(self._hearing(messages), Budget(self._timeout))
+        return self._soon(self._hearing(messages), Budget(self._timeout, measured=self._is_measured))
 
     def settle(self, visit: Visit) -> None:
         """Correct what was charged for a request by its outcome and by what it turned out to cost, as far as that is known."""
@@ -242,7 +245,7 @@ class Gate:
 
     def _visit(self, request: Request, identified: Caller | None) -> tuple[Visit, Considered]:
         considered = self._planner.plan(request, identified)
-        visit = Visit(self, request, identified, considered.seen, self._timeout)
+        visit = Visit(self, request, identified, considered.seen, Budget(self._timeout, measured=self._is_measured))
         if considered.messages is not None:
             visit.messages = considered.messages
         return visit, considered
@@ -250,8 +253,6 @@ class Gate:
     def _admit(self, visit: Visit, considered: Considered, plan: Plan, reading: Reading) -> None:
         """What becomes of a request that comes, by what the store said: the short way, which almost all of them go."""
         self._note_answer(reading)
-        if reading.waited:
-            visit.budget.left -= reading.waited
         visit.decision = decision = decide(plan, reading, visit.settlement)
         visit.fields = rate_fields(self._styles, decision, reading.now)
         if decision.allowed:

@@ -18,7 +18,7 @@ from limitgate.limits import Limit
 from limitgate.pacing import AsyncPace, Pace, Spacing
 from limitgate.reservation import AsyncReservation, Reservation
 from limitgate.slot import aslot, at_once, slot
-from limitgate.steps import Budget, Steps, atake, take
+from limitgate.steps import Budget, Steps, atake, measures_silence, take
 from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store, opened
 from limitgate.turns import Lines, sleep_until
 from limitgate.verbs import Booked, KeyOf, Verbs, key_of
@@ -144,7 +144,7 @@ class AsyncLimiter(Verbs):
 
     def _atake(self, steps: Steps[T]) -> Coroutine[Any, Any, T]:
         """What comes of some steps, which wait for the store no longer than the timeout."""
-        return atake(self._store, steps, Budget(self._timeout))
+        return atake(self._store, steps, Budget(self._timeout, measured=measures_silence(self._store)))
 
     def limited(
         self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | None = 0
@@ -301,7 +301,7 @@ class Limiter(Verbs):
 
     def _take(self, steps: Steps[T]) -> T:
         """What comes of some steps, which wait for the store no longer than the timeout."""
-        return take(self._store, steps, Budget(self._timeout))
+        return take(self._store, steps, Budget(self._timeout, measured=measures_silence(self._store)))
 
     def limited(
         self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | None = 0

@@ -102,7 +102,7 @@ class Reading(NamedTuple):
     admitted: bool
     """Whether the request passes: every binding charge fits. Then each charge that fits is taken, else none is."""
     waited: float = 0.0
-    """Seconds for which the store was silent before it said so, as far as this process was there to listen."""
+    """Seconds for which the store was silent before, while this process was there to listen, as far as it measures that."""
 
 
 def read(charges: Sequence[Charge], now: int, states: Sequence[Sequence[State]]) -> Reading:

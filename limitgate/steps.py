@@ -20,30 +20,37 @@ Steps = Generator[tuple[Plan, float], Reading, T]
 """Yields plans and how long to wait for the store, in seconds."""
 
 
+def measures_silence(store: object) -> bool:
+    """Whether readings and errors of a store say for how long it was silent: its class does where it says how to ask it."""
+    for kind in type(store).__mro__:
+        if "spend" in vars(kind) or "aspend" in vars(kind):
+            return bool(vars(kind).get("measures_silence", False))
+    return False
+
+
 class Budget:
-    """Seconds for which a store may still be waited for."""
+    """Seconds for which a store may still be waited for. Where that is not ``measured``, all time that passes counts."""
 
-    __slots__ = ("left",)
+    __slots__ = ("_is_measured", "left")
 
-    def __init__(self, left: float) -> None:
+    def __init__(self, left: float, *, measured: bool) -> None:
         self.left = left
+        self._is_measured = measured
 
     def within(self, timeout: float) -> float:
         """As much of a timeout in seconds as is left. Raises `StoreError` if nothing is."""
         if self.left <= 0:
-            error = StoreError("no time was left to ask the store again", "timeout")
-            error.waited = 0.0
-            raise error
+            raise StoreError("no time was left to ask the store again", "timeout")
         return min(timeout, self.left)
 
     def spend(self, outcome: Reading | StoreError, began: float) -> None:
-        """Take off what the store says that it was waited for; if it says nothing, all since a time by `time.monotonic`."""
-        self.left -= time.monotonic() - began if outcome.waited is None else outcome.waited
+        """Take off for how long the store was waited for since a time by `time.monotonic`."""
+        self.left -= outcome.waited if self._is_measured else time.monotonic() - began
 
 
 def take(store: SyncStore, steps: Steps[T], budget: Budget | None = None) -> T:
     """What comes of some steps, by a `SyncStore`, within a budget. Where it is interrupted they are closed."""
-    budget = budget or Budget(math.inf)
+    budget = budget or Budget(math.inf, measured=True)
     try:
         asked = next(steps)
         while True:
@@ -65,7 +72,7 @@ def take(store: SyncStore, steps: Steps[T], budget: Budget | None = None) -> T:
 
 async def atake(store: AsyncStore, steps: Steps[T], budget: Budget | None = None) -> T:
     """What comes of some steps, by an `AsyncStore`, within a budget. Where it is cancelled they are closed."""
-    budget = budget or Budget(math.inf)
+    budget = budget or Budget(math.inf, measured=True)
     try:
         asked = next(steps)
         while True:

@@ -86,7 +86,7 @@ class Visit:
     _settled_by: int | None = None
     """The status by which charges were put right the last time."""
 
-    def __init__(self, gate: Any, request: Request, identified: Caller | None, seen: Container[Mark], timeout: float) -> None:
+    def __init__(self, gate: Any, request: Request, identified: Caller | None, seen: Container[Mark], budget: Budget) -> None:
         self.gate = gate
         """The `Gate` that it is a visit to."""
         self.request = request
@@ -97,7 +97,7 @@ class Visit:
         self.fields: Fields = []
         """Rate fields for whatever response is sent."""
         self.settlement = Settlement()
-        self.budget = Budget(timeout)
+        self.budget = budget
         """How long it may still wait for the store."""
 
     def begun(self, status: int | None) -> None:

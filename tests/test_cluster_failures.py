@@ -7,6 +7,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -20,7 +21,7 @@ from limitgate.stores.breaker import FAILURES
 from limitgate.stores.line import Line
 from limitgate.stores.patience import Patience
 from tests.clusters import KINDS, charge, ends, key_on, keys_on, plan, settled, slot_of, tagged, used
-from tests.crowds import begin
+from tests.crowds import begin, ends as crowd_ends
 from tests.doors import ASGISite, WSGISite
 from tests.proxy import in_a_loop
 from tests.redis_cluster import RedisCluster, eventually
@@ -333,3 +334,71 @@ def test_nobody_waits_for_what_is_given_back(cluster: RedisCluster, monkeypatch:
     assert store.not_given_back == 0
     with contextlib.closing(Door(store)) as door:
         assert used(door, taken) == [1]
+
+
+# --- crowds -----------------------------------------------------------------------------------------------------------
+
+
+@in_a_loop
+async def test_what_a_late_part_took_is_given_back(cluster: RedisCluster) -> None:
+    """Where one node is silent the request has failed. What that node carries out all the same, later, is undone."""
+    async with contextlib.aclosing(AsyncRedisStore(cluster.url, local_refusals=False)) as store:
+        here, there = charge(key_on(0), "900/day"), charge(key_on(1), "900/day")
+        await store.aspend(plan(here, there), 5)
+        with cluster.masters[1].frozen():
+            assert await crowd_ends(begin(store, *[plan(here, there)] * 3, timeout=0.1)) == ["timeout"] * 3
+        await drained(store, here, there, to=2)
+        assert (await owed_by(store, here), await owed_by(store, there), store.not_given_back) == (1, 1, 0)
+
+
+async def drained(store: AsyncRedisStore, *buckets: Any, to: int) -> None:
+    """Wait until buckets owe no more than so much together."""
+    deadline = time.monotonic() + 10
+    while sum([await owed_by(store, bucket) for bucket in buckets]) > to:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+async def owed_by(store: AsyncRedisStore, bucket: Any) -> int:
+    """Requests that a bucket owes, a begun one counted whole."""
+    try:
+        reading = await store.aspend(plan(bucket, verb="peek"), 1)
+    except StoreError:
+        return 1_000
+    return -(-reading.states[0][0] // bucket.windows.weights[0])
+
+
+@pytest.mark.parametrize("local_refusals", [True, False])
+@in_a_loop
+async def test_a_crowd_holds_little_of_what_others_share(cluster: RedisCluster, *, local_refusals: bool) -> None:
+    """Of a crowd that one node refuses few hold anything on another at a time, and all of it is given back."""
+    async with contextlib.aclosing(AsyncRedisStore(cluster.url, local_refusals=local_refusals)) as store:
+        guesses, everybody = charge(key_on(0), "5/day"), charge(key_on(1), "200/day")
+        honest = charge(key_on(2), "900/day")
+        await store.aspend(plan(honest, everybody), 5)
+        crowd = begin(store, *[plan(guesses, everybody)] * 3000, timeout=0.5)
+        others = []
+        while not all(request.done() for request in crowd):
+            others += begin(store, plan(honest, everybody))
+            await asyncio.sleep(0.005)
+        assert Counter(await crowd_ends(crowd)) == {True: 5, False: 2995}
+        assert all(await crowd_ends(others)), "who shares a bucket with a crowd loses nothing in it"
+        await drained(store, everybody, to=6 + len(others))
+        assert (store.not_given_back, store.failures) == (0, 0)
+
+
+@in_a_loop
+async def test_a_crowd_that_waits_ends_with_the_node(cluster: RedisCluster) -> None:
+    """Those of a crowd who wait for others fail like them when a node is silent, and at once when the store is closed."""
+    store = AsyncRedisStore(cluster.url, local_refusals=False)
+    asked = plan(charge(key_on(0), "9000/day"), charge(key_on(1), "9000/day"))
+    await store.aspend(asked, 5)
+    with cluster.masters[1].frozen():
+        began = time.monotonic()
+        assert set(await crowd_ends(begin(store, *[asked] * 500, timeout=0.2))) == {"timeout"}
+        assert time.monotonic() - began < 0.2 + 1
+        crowd = begin(store, *[asked] * 500, timeout=5)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await store.aclose()
+        assert set(await crowd_ends(crowd)) <= {"connection", "timeout"}

@@ -17,7 +17,7 @@ from typing import Any
 import fastapi
 import pytest
 
-from limitgate import Caller, LimitGate, MemoryStore, Rule, RuleSet, limit
+from limitgate import Caller, LimitGate, MemoryStore, Rule, RuleSet, StoreError, limit
 from limitgate.callers import KnownCaller
 from limitgate.diagnosis import APART, PAGE, Diagnosis, Once, clock_comparison
 from tests.clock import Clock
@@ -81,6 +81,20 @@ class FarAway:
 
     async def aclose(self) -> None:
         """Nothing to let go of."""
+
+
+class Failing(FarAway):
+    """Stands for a store that fails in one way."""
+
+    def __init__(self, fault: Any) -> None:
+        super().__init__(0)
+        self._fault = fault
+
+    def spend(self, plan: Any, timeout: float) -> Any:
+        raise StoreError("out of order", self._fault)
+
+    async def aspend(self, plan: Any, timeout: float) -> Any:
+        return self.spend(plan, timeout)
 
 
 class Stage:
@@ -223,6 +237,7 @@ SITUATIONS: dict[str, list[Play]] = {
         lambda stage: keeping(stage, KnownCaller(id="a", api_key=DIGEST)),
         lambda stage: keeping(stage, KnownCaller(id="a", header={"X-A": "a"}, priority="high")),
     ],
+    "LG015": [lambda stage: stage.asked(store=Failing("overload"))],
 }
 
 INNOCENT: dict[str, list[Play]] = {
@@ -314,6 +329,7 @@ INNOCENT: dict[str, list[Play]] = {
         lambda stage: stage.asked(rules=RuleSet([KEEPING, Rule("api", "9/m", reserve="9%", priority="high", tier="vip")])),
         lambda stage: stage.asked(Rule("api", "9/m")),
     ],
+    "LG015": [lambda stage: stage.asked(store=Failing("timeout")), lambda stage: stage.asked(store=Failing("oom"))],
 }
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from limitgate import AsyncRedisStore, Limiter, LimitGate, RedisStore, Rule, StoreError
 from limitgate.plan import Plan, Reading
-from limitgate.steps import Budget, Steps, take
+from limitgate.steps import Budget, Steps, measures_silence, take
 from limitgate.stores import line
 from limitgate.stores.listening import AWAY, LONGEST, ListeningClock
 from limitgate.stores.patience import GRACE, SHORTEST, SLICE, Patience
@@ -255,6 +255,8 @@ def test_a_frozen_redis_costs_a_thread_its_timeout(own_redis: RedisServer) -> No
 class Slow:
     """A store that says for how long it was waited for, and notes what it was given."""
 
+    measures_silence = True
+
     def __init__(self, *waits: float) -> None:
         self.waits, self.given = list(waits), list[float]()
 
@@ -278,7 +280,7 @@ def test_several_questions_share_a_budget() -> None:
         return -1
 
     store = Slow(0.04, 0.0, 0.05, 0.02)
-    assert take(store, asking(), Budget(0.1)) == 4
+    assert take(store, asking(), Budget(0.1, measured=measures_silence(store))) == 4
     assert store.given == pytest.approx([0.1, 0.06, 0.06, 0.01])
 
 

@@ -64,7 +64,7 @@ def test_parts_put_together_are_the_whole_property(asked: tuple[Plan, list[list[
     found = concluded(plan, parts_of(plan), outcomes).outcome
     assert isinstance(found, Reading)
     whole = read(plan.charges, max(outcome.now for outcome in outcomes), debts)
-    assert (found.now, list(found.states), list(found.after), found.admitted) == tuple(
+    assert (found.now, list(found.states), list(found.after), found.admitted, found.waited) == tuple(
         list(field) if isinstance(field, list) else field for field in whole
     )
 

@@ -33,7 +33,7 @@ MAX_FLYING = 16
 MAX_QUEUED = 50_000
 """Requests that may wait until they are sent."""
 SILENCE = 1.0
-"""Seconds without any reply after which a connection with a request overdue is given up."""
+"""Seconds without any reply after which a connection is given up whose calls are overdue."""
 NO_ROOM_PAUSE = 0.05
 """Seconds for which nobody tries to connect after there was no room for a connection in this process."""
 
@@ -366,11 +366,13 @@ class Batcher:
         if not self._queue:
             self._queue_is_due = math.inf
         left = min([self._queue_is_due - self._silence, *[batch.due - now for batch in self._batches()]])
-        if left == math.inf:
-            self._looked = None
-            return None
         if left <= 0:
             self._expire(now)
+        elif left == math.inf:
+            self._give_up_the_silent()
+            if not self._owes:
+                self._looked = None
+                return None
         return left
 
     @property
@@ -386,11 +388,14 @@ class Batcher:
         _fail(overdue, TimeoutError(), math.inf)
         self._queue = deque(request for request in self._queue if not request[2].done())
         self._queue_is_due = min([due for _, due, _, _ in self._queue], default=math.inf)
-        for pipeline in list(self._pipelines):
-            if overdue and pipeline.silence() > SILENCE:
-                pipeline.give_up()
         if overdue:
+            self._give_up_the_silent()
             self._failed(store_error(TimeoutError()))
+
+    def _give_up_the_silent(self) -> None:
+        for pipeline in list(self._pipelines):
+            if pipeline.silence() > SILENCE:
+                pipeline.give_up()
 
     def _batches(self) -> Iterable[Batch]:
         """What was sent, here or elsewhere, and is not answered."""

@@ -42,6 +42,9 @@ class RedisStore(Scripted):
     they were promised; ``local_refusals=False`` asks every time.
     """
 
+    measures_silence = True
+    """Readings and errors say for how long Redis was silent while this process was there to listen."""
+
     def __init__(self, url: str, *, local_refusals: bool = True) -> None:
         super().__init__(local_refusals=local_refusals)
         self._dialer = Dialer(url, ConnectionPool, socket_timeout=CONNECT_TIMEOUT)

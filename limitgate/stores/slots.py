@@ -76,7 +76,7 @@ def concluded(plan: Plan, parts: Sequence[Part], outcomes: Sequence[Outcome]) ->
     if failures:
         outcome = StoreError(str(failures[0]), _worst(failures), _missed(parts, outcomes))
         outcome.__cause__ = failures[0]
-        outcome.waited = max([each.waited or 0.0 for each in outcomes])
+        outcome.waited = max([each.waited for each in outcomes])
     else:
         outcome = _joined(plan, parts, readings)
         if outcome.admitted:
