@@ -168,8 +168,8 @@ class _Ranges:
 def _elements(request: Request, header: str) -> Iterator[str]:
     """The elements of a request's forwarding header, from the right."""
     if header == "forwarded":
-        return _forwarded(request.headers.end(header, MOST_CHARACTERS + 1))
-    return _addresses(request.headers.end(header, MAX_HOPS * (MAX_LENGTH + 1)))
+        return _forwarded(request.headers.relayed_end(header, MOST_CHARACTERS + 1))
+    return _addresses(request.headers.relayed_end(header, MAX_HOPS * (MAX_LENGTH + 1)))
 
 
 def _network(entry: str) -> IPv4Network | IPv6Network:

@@ -50,15 +50,12 @@ def readings(path: str, root: str = "") -> tuple[str, ...]:
     ways; where it stands elsewhere in the path, what is behind it is read, too. What stands before the first slash may be a
     mount point to a dispatcher, or the path an absolute URL, so such a path is read without that, too.
     """
-    if path.startswith("/") and (path == "/" or not _UNTIDY.search(path)):
-        if not root:
-            return (path,)
-        if _is_below(path, root):
-            return (path[len(root) :] or "/",)
+    if _is_tidy(path, root):
+        return (below(path, root) or "/",)
     rest = below(path, root)
     found = _forms(rest)
     if root and rest is path:
-        found.insert(0, below(found[0], _joined(_cleaned(_shown(root)))) or "/")
+        found.insert(0, _below_mount(found[0], root))
         _, inside, behind = path.partition(root)  # as Litestar takes the mount point off; Quart does not mind where it ends
         found += readings("/" + behind) if inside else ()
     if rest and not rest.startswith("/"):
@@ -78,13 +75,16 @@ def _forms(path: str) -> list[str]:
 
 def first_reading(path: str, root: str = "") -> str:
     """The first of the `readings` of a path; of a path beyond `LONG`, what stands behind that is left as it was sent."""
+    rest = below(path, root)
     if len(path) + len(root) <= LONG:
-        return readings(path, root)[0]
-    rest = "/" + _without_slashes(below(path, root))
+        if _is_tidy(path, root):
+            return rest or "/"
+        cleaned = _joined(_cleaned(_shown(rest)))
+        return _below_mount(cleaned, root) if root and rest is path else cleaned
+    rest = "/" + _without_slashes(rest)
     end = rest.rfind("/", 0, LONG)
     behind = _without_slashes(rest[end:])
-    cleaned = _cleaned(_shown(rest[:end]))
-    return _joined([*cleaned, behind] if behind else cleaned)
+    return _joined([*_cleaned(_shown(rest[:end])), *([behind] if behind else ())])
 
 
 class Reach(NamedTuple):
@@ -120,25 +120,25 @@ class Reach(NamedTuple):
     def _of_long(self, path: str, root: str) -> list[str]:
         """What `readings` gives, in any order."""
         rest = below(path, root)
-        found = self._forms(rest)
+        found = self.forms(rest)
         if root and rest is path:
             found.append(self._below_mount(path, root))
             _, inside, behind = path.partition(root)
-            found += self._forms(behind) if inside else ()
+            found += self.forms(behind) if inside else ()
         if rest and not rest.startswith("/"):
-            found += self._forms(rest.partition("/")[2])
+            found += self.forms(rest.partition("/")[2])
             found += self._of_long(_path_of_url(rest), root)
         return found
 
     def _below_mount(self, path: str, root: str) -> str:
         """What is below a mount point, both cleaned."""
-        mount = self._replace(depth=_PADDING)._forms(root)[0]
+        mount = self._replace(depth=_PADDING).forms(root)[0]
         depth = mount.count("/")
         if depth > _PADDING:
             raise _TangledError
-        return below(self._replace(depth=self.depth + depth)._forms(path)[0], mount) or "/"
+        return below(self._replace(depth=self.depth + depth).forms(path)[0], mount) or "/"
 
-    def _forms(self, path: str) -> list[str]:
+    def forms(self, path: str) -> list[str]:
         """A path cleaned, as sent but for control characters, and as sent; empty segments are left out in all of them."""
         pieces, is_whole = self._split(path)
         sent = [piece for piece in pieces if piece][: self.depth + 1]
@@ -332,6 +332,18 @@ def _joined(found: list[str]) -> str:
 def below(path: str, root: str) -> str:
     """The path below a mount point, as Starlette reads it: unchanged where it is not below."""
     return path[len(root) :] if root and _is_below(path, root) else path
+
+
+def _is_tidy(path: str, root: str) -> bool:
+    """Whether a path has one reading only: nothing to clean, and all of it below the mount point if there is one."""
+    if not path.startswith("/") or (path != "/" and _UNTIDY.search(path)):
+        return False
+    return not root or _is_below(path, root)
+
+
+def _below_mount(cleaned: str, root: str) -> str:
+    """What is below a mount point that is spelled in an untidy way, here or in a path."""
+    return below(cleaned, _joined(_cleaned(_shown(root)))) or "/"
 
 
 def _is_below(path: str, root: str) -> bool:

@@ -24,7 +24,7 @@ MOST_RELAYED = 8192
 """Header lines that a proxy's own one is looked for among: 32 KB of the shortest ones, which is what nginx passes on."""
 LONGEST_VALUE = 16_384
 """Characters of a header that keys and callers are told apart by; a longer one counts as absent, as servers refuse it."""
-MOST_FIELDS, MOST_ESCAPES = 8192, 1000
+MOST_FIELDS, MOST_ESCAPES = 2048, 1000
 """Fields of a query that are read, and escapes in one value with a malformed one among them that are still decoded."""
 _NEEDS_ESCAPES = re.compile(r"[^A-Za-z0-9_.~-]|\A\Z")
 _UNPREFIXED = ("CONTENT_TYPE", "CONTENT_LENGTH")
@@ -66,9 +66,16 @@ class Headers(Mapping[str, str]):
         return ", ".join(map(self._decoded, lines)).strip()
 
     def end(self, name: str, most: int) -> str:
-        """The last ``most`` characters of a header, empty if it is absent; its lines are looked for among `MOST_RELAYED`."""
+        """The last ``most`` characters of a header, empty if it is absent."""
+        return self._end(reversed(self._raw_lines_of(name)), most)
+
+    def relayed_end(self, name: str, most: int) -> str:
+        """`end` of a header that a proxy has written: its lines are looked for among `MOST_RELAYED`."""
+        return self.end(name, most)
+
+    def _end(self, lines_from_the_right: Iterable[Any], most: int) -> str:
         taken: list[str] = []
-        for line in self._raw_lines_from_the_right(name):
+        for line in lines_from_the_right:
             taken.append(self._decoded(line[-most:]))
             if sum(map(len, taken)) >= most:
                 break
@@ -76,9 +83,6 @@ class Headers(Mapping[str, str]):
 
     def _lines_of(self, name: str) -> list[str]:
         return [self._decoded(line) for line in self._raw_lines_of(name)]
-
-    def _raw_lines_from_the_right(self, name: str) -> Iterable[Any]:
-        return reversed(self._raw_lines_of(name))
 
     def _raw_lines_of(self, name: str) -> Sequence[Any]:
         """The values of the lines of one name in lower case, as the server gives them."""
@@ -113,14 +117,17 @@ class ASGIHeaders(Headers):
             names = self._names = self._read_names()
         return self._found(_raw(name), names)
 
-    def _raw_lines_from_the_right(self, name: str) -> Iterator[bytes]:
-        if len(self._lines) <= MOST_LINES:
-            yield from super()._raw_lines_from_the_right(name)
-        elif len(self._lines) <= MOST_RELAYED:
-            names, at = [*map(itemgetter(0), reversed(self._lines))], -1
-            for _ in range(names.count(_raw(name))):
-                at = names.index(_raw(name), at + 1)
-                yield self._lines[-1 - at][1]
+    def relayed_end(self, name: str, most: int) -> str:
+        """`end` of a header that a proxy has written."""
+        return self.end(name, most) if len(self._lines) <= MOST_LINES else self._end(self._from_the_right(_raw(name)), most)
+
+    def _from_the_right(self, name: bytes) -> Iterator[bytes]:
+        """The values of a name among many lines, beginning with the last one."""
+        names = [*map(itemgetter(0), reversed(self._lines))] if len(self._lines) <= MOST_RELAYED else []
+        at = -1
+        for _ in range(names.count(name)):
+            at = names.index(name, at + 1)
+            yield self._lines[-1 - at][1]
 
     def _decoded(self, line: bytes) -> str:
         return line.decode("latin-1")
@@ -197,16 +204,18 @@ class Query(str):
     """The query string as sent. ``.get(name)`` gives the first value of a parameter, decoded."""
 
     __slots__ = ("_known",)
+    _known: dict[str, str | None]
 
     def __new__(cls, text: str) -> Self:
-        self = super().__new__(cls, text)
-        self._known: dict[str, str | None] = {}
-        return self
+        """A query of which nothing is known yet."""
+        query = super().__new__(cls, text)
+        query._known = {}
+        return query
 
     def get(self, name: str, default: str | None = None) -> str | None:
         """The first value of the parameter ``name``, ``default`` if there is none.
 
-        Raises `ValueError` where it is not among the first `MOST_FIELDS` fields, but may be further behind, its name in escapes.
+        Raises `ValueError` where it is not among the first `MOST_FIELDS` fields, but may be behind them, its name in escapes.
         """
         if name not in self._known:
             self._known[name] = self._first(name)

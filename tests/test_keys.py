@@ -497,3 +497,21 @@ def test_an_unknown_part_is_a_mistake(part: str) -> None:
         Rule("r", "1/second", key=[part])
     with pytest.raises(ConfigError, match="is unknown"):
         Key([part], "rule")
+
+
+@pytest.mark.parametrize("part", ["header:x-id", "host"])
+def test_a_value_that_is_too_long_counts_as_absent(part: str) -> None:
+    """A header longer than servers take opens no bucket: its client is counted by address, as if it had not sent it."""
+    name = part.removeprefix("header:")
+    long = [bucket(part, headers={name: character * (LONGEST_VALUE + 1)}) for character in "ab"]
+    assert {*long} == {bucket(part)}
+    assert bucket(part, headers={name: "a" * LONGEST_VALUE}) not in long
+
+
+def test_a_value_is_read_once_for_all_keys() -> None:
+    """Rules that go by the same header share the work of digesting it."""
+    asked = subject(headers={"x-id": "a" * 10_000})
+    one, other = Key(("header:x-id",), "one"), Key(("header:x-id", "ip"), "other")
+    assert one.text(asked) in other.text(asked)
+    asked.request.scope["headers"][0] = (b"x-id", b"changed")
+    assert "digest" in other.text(asked)

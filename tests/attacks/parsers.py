@@ -17,9 +17,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Host, Mount, Route
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
-from limitgate import Caller, LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet
+from limitgate import Caller, LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet, client as client_module
 from limitgate.callers import Callers, KnownCaller
-from limitgate import client as client_module
 from limitgate.client import MAX_HOPS, Proxies, canonical, grouped
 from limitgate.identity import Identities, Subject
 from limitgate.keys import Key
