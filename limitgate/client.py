@@ -232,11 +232,7 @@ def _last_comma(value: str) -> int:
 
 
 def _quotes(value: str, start: int, end: int) -> int:
-    """How many quotes stand between two places, escaped ones not counted."""
-    count, at = 0, start - 1
-    while (at := value.find('"', at + 1, end)) >= 0:
-        before = at
-        while before and value[before - 1] == "\\":
-            before -= 1
-        count += (at - before) % 2 == 0
-    return count
+    """How many quotes stand between a comma and another place, escaped ones not counted (RFC 9110 section 5.6.4)."""
+    if value.find("\\", start, end) >= 0:
+        return value[start:end].replace("\\\\", "").replace('\\"', "").count('"')
+    return value.count('"', start, end)

@@ -24,6 +24,8 @@ MOST_RELAYED = 8192
 """Header lines that a proxy's own one is looked for among: 32 KB of the shortest ones, which is what nginx passes on."""
 LONGEST_VALUE = 16_384
 """Characters of a header that keys and callers are told apart by; a longer one counts as absent, as servers refuse it."""
+LONGEST_QUERY = 65_536
+"""Characters of a query of very many fields that is still searched to its end; more is what hardly any server takes."""
 MOST_FIELDS, MOST_ESCAPES = 2048, 1000
 """Fields of a query that are read, and escapes in one value with a malformed one among them that are still decoded."""
 _NEEDS_ESCAPES = re.compile(r"[^A-Za-z0-9_.~-]|\A\Z")
@@ -203,13 +205,18 @@ class WSGIHeaders(TextHeaders):
 class Query(str):
     """The query string as sent. ``.get(name)`` gives the first value of a parameter, decoded."""
 
-    __slots__ = ("_known",)
+    __slots__ = ("_end", "_known", "_text")
     _known: dict[str, str | None]
+    _text: str
+    """Every field with an ampersand before it."""
+    _end: int
+    """Where the first `MOST_FIELDS` fields end."""
 
     def __new__(cls, text: str) -> Self:
         """A query of which nothing is known yet."""
         query = super().__new__(cls, text)
         query._known = {}
+        query._end = -1
         return query
 
     def get(self, name: str, default: str | None = None) -> str | None:
@@ -223,8 +230,10 @@ class Query(str):
         return default if value is None else value
 
     def _first(self, name: str) -> str | None:
-        text = f"&{self}"
-        end = len(text) if text.count("&") <= MOST_FIELDS else len(text) - len(text.split("&", MOST_FIELDS + 1)[-1]) - 1
+        if self._end < 0:
+            self._text = f"&{self}"
+            self._end = _end_of_fields(self._text)
+        text, end = self._text, self._end
         match = _field_named(name).search(text, 0, end)
         if match is not None:
             start = match.end()
@@ -234,9 +243,16 @@ class Query(str):
         return _unescaped(text[start : len(text) if after < 0 else after].removeprefix("="))
 
 
+def _end_of_fields(text: str) -> int:
+    """Where the first `MOST_FIELDS` fields of a query end."""
+    if text.count("&") <= MOST_FIELDS:
+        return len(text)
+    return len(text) - len(text.split("&", MOST_FIELDS + 1)[-1]) - 1
+
+
 def _find_as_written(name: str, text: str, start: int) -> int:
     """Where the first field of a name ends its name, behind a place in a query; -1 if there is none. Raises `ValueError`."""
-    if _NEEDS_ESCAPES.search(name) or "%" in text[start:]:
+    if _NEEDS_ESCAPES.search(name) or len(text) > LONGEST_QUERY or text.find("%", start) >= 0:
         raise ValueError(f"the query has more than {MOST_FIELDS} fields, any of which may be the one, expected fewer")
     found = [at for end in "=&" if (at := f"{text}&".find(f"&{name}{end}", start)) >= 0]
     return min(found) + 1 + len(name) if found else -1
