@@ -31,7 +31,7 @@ def main() -> int:
         total += outcome
         print(f"| {name} | {outcome.tries:,} | {outcome.through} | {outcome.harmed} |", flush=True)
     print(f"| all | {total.tries:,} | {total.through} | {total.harmed} |")
-    return 1 if total.through or total.harmed or cpu.table(tries=60, seed=1) > cpu.BAR else 0
+    return 1 if total.through or total.harmed or cpu.table(tries=60, seed=1) > cpu.ALARM else 0
 
 
 if __name__ == "__main__":
