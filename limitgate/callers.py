@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -14,13 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field, StrictStr, field_validator, m
 from limitgate.client import Proxies
 from limitgate.errors import ConfigError
 from limitgate.priorities import NORMAL, RESERVES, Priority
-from limitgate.request import Request
+from limitgate.request import Headers, Request
 
 DEFAULT_TIER = "default"
 
 _DIGEST = re.compile(r"sha256:[0-9a-fA-F]{64}", re.ASCII)
 
-Text = Annotated[StrictStr, Field(min_length=1, max_length=256)]
+_LONGEST = 256
+Text = Annotated[StrictStr, Field(min_length=1, max_length=_LONGEST)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ class Callers:
             return None
         headers = request.headers
         for expected, caller in self._by_header:
-            if all(hmac.compare_digest(headers.get(name, "").encode(), value.encode()) for name, value in expected.items()):
+            if all(_is_equal(headers, name, value) for name, value in expected.items()):
                 return caller
         return None
 
@@ -146,5 +148,12 @@ class Callers:
 def _as_bytes(api_key: str) -> Iterator[bytes]:
     """The bytes that an API key may have been before it became text."""
     yield api_key.encode("utf-8", "surrogatepass")
-    if not api_key.isascii() and all(character <= "\xff" for character in api_key):
-        yield api_key.encode("latin-1")
+    if not api_key.isascii():
+        with suppress(UnicodeEncodeError):
+            yield api_key.encode("latin-1")
+
+
+def _is_equal(headers: Headers, name: str, expected: str) -> bool:
+    """Whether a header has a value, compared in constant time. One with more characters than may be listed is not that."""
+    sent = headers.end(name, _LONGEST + 1)
+    return len(sent) <= _LONGEST and hmac.compare_digest(sent.encode(), expected.encode())

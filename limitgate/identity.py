@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 
 from limitgate.callers import DEFAULT_TIER, Caller, Callers
 from limitgate.client import Proxies, grouped
@@ -13,7 +13,7 @@ from limitgate.request import Request
 class Subject:
     """Who asks for what, as far as keys can tell one from another."""
 
-    __slots__ = ("_identities", "caller", "request", "route", "tier")
+    __slots__ = ("_fields", "_identities", "caller", "request", "route", "tier")
 
     def __init__(self, request: Request, caller: Caller | None, tier: str, identities: Identities) -> None:
         self.request = request
@@ -23,6 +23,14 @@ class Subject:
         self.route: str | None = None
         """The template of the framework's route, None where it is not known."""
         self._identities = identities
+        self._fields: dict[str, str] = {}
+
+    def field(self, label: str, read: Callable[[Subject], str]) -> str:
+        """The field of a key's text that ``read`` makes of this subject for a label, made once for all keys."""
+        field = self._fields.get(label)
+        if field is None:
+            field = self._fields[label] = read(self)
+        return field
 
     @property
     def api_key(self) -> str | None:
@@ -108,8 +116,7 @@ class Identities:
         return None if presented is None else self._callers.with_key(presented)
 
     def _presented(self, request: Request) -> str | None:
-        value = request.headers.get(self._api_key_header, "").strip()
+        value = request.headers.identity(self._api_key_header)
         if self._api_key_header == "authorization":
-            scheme, _, value = value.partition(" ")
-            value = value.strip() if scheme.lower() == "bearer" else ""
+            value = value[7:].strip() if value[:7].lower() == "bearer " else ""
         return value or None

@@ -22,8 +22,6 @@ Value = tuple[str, str | None]
 
 PARTS = ("path", "ip", "api_key", "method", "host", "user", "caller", "tier", "global")
 _HEADER_PART = re.compile(r"header:[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}", re.ASCII)
-_HOST = re.compile(r"\A(\[[^\]]*\]|[^:,]*).*", re.DOTALL)
-"""A host without what follows it: a port, anything that claims to be one, other hosts."""
 _REMEMBERED, _SHORT = 4096, 200
 """Digests that a key remembers, and the characters that a value or a text may have to be remembered as it is."""
 _EXPECTED = f"expected one of {', '.join(PARTS)} or header:NAME, alternatives separated by '|'"
@@ -47,8 +45,8 @@ class Key:
         secret: bytes = b"",
         inventable: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        parts = [[(label, _reader(label), inventable(label)) for label in check_part(name)] for name in names]
-        self._inventable = [readers for readers in parts if any(made_up for _, _, made_up in readers)]
+        parts = [[(label, _field_of(label), inventable(label)) for label in check_part(name)] for name in names]
+        self._inventable = [fields for fields in parts if any(made_up for _, _, made_up in fields)]
         self._parts = [_part(check_part(name), pattern) for name in names]
         self._hash = hashlib.blake2b(_field("owner", owner).encode(), digest_size=16, key=secret)
         self._remembered = lru_cache(maxsize=_REMEMBERED)(self.digest)
@@ -67,7 +65,7 @@ class Key:
 
     def is_invented(self, subject: Subject) -> bool:
         """Whether one of these parts counts for this subject, so that its bucket may be one that the client made up."""
-        return any(_first(readers, subject) for readers in self._inventable)
+        return any(_first(fields, subject) for fields in self._inventable)
 
     def digest(self, text: str) -> str:
         """The 32 hex digits that name the bucket of ``text``."""
@@ -116,14 +114,14 @@ def check_part(name: str) -> tuple[str, ...]:
 
 def _part(labels: Sequence[str], pattern: str) -> Callable[[Subject], str]:
     """What one part contributes to the digest: the first alternative that is present, else the client's address."""
-    readers = [(label, _reader(label)) for label in labels]
+    fields = [(label, _field_of(label)) for label in labels]
     own_pattern = _field("pattern", pattern) if "path" in labels else None
 
     def contribution(subject: Subject) -> str:
-        for label, read in readers:
-            value = read(subject)
-            if value:
-                return _field(label, value)
+        for label, read in fields:
+            field = subject.field(label, read)
+            if field:
+                return field
         if own_pattern is not None:
             return own_pattern
         return _absent(subject)
@@ -137,10 +135,10 @@ def _absent(subject: Subject) -> str:
     return "nobody," if address is None else _field("absent", address)
 
 
-def _first(readers: Sequence[tuple[str, Callable[[Subject], str | None], bool]], subject: Subject) -> bool:
+def _first(fields: Sequence[tuple[str, Callable[[Subject], str], bool]], subject: Subject) -> bool:
     """Whether the first alternative that is present is one whose value clients may make up; a trusted one's headers are not."""
-    for label, read, made_up in readers:
-        if read(subject):
+    for label, read, made_up in fields:
+        if subject.field(label, read):
             return made_up and not (label.startswith("header:") and subject.is_trusted)
     return False
 
@@ -156,10 +154,21 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
+def _field_of(label: str) -> Callable[[Subject], str]:
+    """What makes the field of one alternative, nothing where that is absent."""
+    read = _reader(label)
+
+    def field(subject: Subject) -> str:
+        value = read(subject)
+        return _field(label, value) if value else ""
+
+    return field
+
+
 def _reader(label: str) -> Callable[[Subject], str | None]:
     if label.startswith("header:"):
         name = label.removeprefix("header:")
-        return lambda subject: subject.request.headers.get(name, "").strip()
+        return lambda subject: subject.request.headers.identity(name)
     return _READERS[label]
 
 
@@ -168,8 +177,10 @@ def _host(subject: Subject) -> str:
 
     Frameworks look no further than the first colon, so what is no port behind it makes no other host.
     """
-    host = subject.request.headers.get("host", "").strip().lower()
-    return _HOST.sub(r"\1", host).strip().removesuffix(".")
+    host = subject.request.headers.identity("host")
+    bracket = host.find("]") + 1 if host.startswith("[") else 0
+    host = host[:bracket] or host.partition(":")[0].partition(",")[0]
+    return host.lower().strip().removesuffix(".")
 
 
 def _user(subject: Subject) -> str | None:

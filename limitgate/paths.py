@@ -3,14 +3,16 @@
 Servers and frameworks disagree about which spellings of a path are one resource, so a path has several readings: cleaned
 of everything that some framework ignores, and nearly as sent. A pattern that matches any reading applies, so neither a
 framework that tidies more than we do nor one that tidies less lets a request slip past.
+
+To read a path costs time for each of its segments, and clients choose how many there are. So a path beyond `LONG` is cut to
+what the patterns of a rule set can tell apart; where that cannot be done in bounded time it is taken to match all of them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Generic, TypeVar
-from urllib.parse import urlsplit
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 from limitgate.errors import ConfigError
 
@@ -19,8 +21,20 @@ T = TypeVar("T")
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]")
 """Control characters, and what stands for bytes that are no UTF-8, which Bottle leaves out."""
 _UNTIDY = re.compile(rf"{_CONTROLS.pattern}|;|/(?:[/.]|\Z)")
+_STRIPPED = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0), 0xFFFD])
+_NO_SEGMENTS = ("", ".")
+_SLASHES = re.compile("/+")
 _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}", re.ASCII)
 _EXPECTED = "expected for example '/login', '/items/{id}' or '/api/**'"
+
+LONG, LONGEST = 512, 16_384
+"""Characters of a path and its mount point that are read as a whole, at up to 0.7 µs each, and that are read at all."""
+_PADDING = 64
+"""Segments of a long path that may be there for nothing, and characters in a segment that may be."""
+_HIDDEN_BYTES = bytes([*range(0x20), *range(0x7F, 0x100)])
+"""All bytes that may be part of a character that cleaning strips; and others, which does no harm."""
+_SCHEME_BYTES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+.-"
+_SPACE = "".join(map(chr, range(0x21)))
 
 ANY = "{}"
 """A pattern's segment that stands for any one segment."""
@@ -36,16 +50,12 @@ def readings(path: str, root: str = "") -> tuple[str, ...]:
     ways; where it stands elsewhere in the path, what is behind it is read, too. What stands before the first slash may be a
     mount point to a dispatcher, or the path an absolute URL, so such a path is read without that, too.
     """
-    if path.startswith("/") and (path == "/" or not _UNTIDY.search(path)):
-        if not root:
-            return (path,)
-        if _is_below(path, root):
-            return (path[len(root) :] or "/",)
+    if _is_tidy(path, root):
+        return (below(path, root) or "/",)
     rest = below(path, root)
-    sent = [segment for segment in rest.split("/") if segment]
-    found = [_joined(_cleaned(rest)), _joined([_CONTROLS.sub("", segment) or segment for segment in sent]), _joined(sent)]
+    found = _forms(rest)
     if root and rest is path:
-        found.insert(0, below(_joined(_cleaned(path)), _joined(_cleaned(root))) or "/")
+        found.insert(0, _below_mount(found[0], root))
         _, inside, behind = path.partition(root)  # as Litestar takes the mount point off; Quart does not mind where it ends
         found += readings("/" + behind) if inside else ()
     if rest and not rest.startswith("/"):
@@ -53,6 +63,144 @@ def readings(path: str, root: str = "") -> tuple[str, ...]:
         found += readings(slash + behind) if slash else ["/"]
         found += readings(_path_of_url(rest), root)
     return tuple(dict.fromkeys(found))
+
+
+def _forms(path: str) -> list[str]:
+    """A path cleaned, as sent but for control characters, and as sent; empty segments are left out in all of them."""
+    shown = _shown(path)
+    sent = path.split("/")
+    without_controls = [show or segment for show, segment in zip(shown.split("/"), sent) if segment]
+    return [_joined(_cleaned(shown)), _joined(without_controls), _joined([segment for segment in sent if segment])]
+
+
+def first_reading(path: str, root: str = "") -> str:
+    """The first of the `readings` of a path; of a path beyond `LONG`, what stands behind that is left as it was sent."""
+    rest = below(path, root)
+    if len(path) + len(root) <= LONG:
+        if _is_tidy(path, root):
+            return rest or "/"
+        cleaned = _joined(_cleaned(_shown(rest)))
+        return _below_mount(cleaned, root) if root and rest is path else cleaned
+    start = _end_of_slashes(path, len(path) - len(rest))
+    end = max(start, path.rfind("/", start, start + LONG))
+    behind = _end_of_slashes(path, end)
+    cleaned = _joined(_cleaned(_shown(path[start:end])))
+    return cleaned if behind == len(path) else f"{cleaned.removesuffix('/')}/{path[behind:]}"
+
+
+class Reach(NamedTuple):
+    """How far patterns look into a path."""
+
+    depth: int
+    """Segments of the deepest one."""
+    length: int
+    """Characters of the longest segment, at least those of ``..``."""
+
+    @classmethod
+    def of(cls, patterns: Iterable[Sequence[str]]) -> Reach:
+        """The reach of patterns of `segments`."""
+        patterns = list(patterns)
+        longest = max((len(segment) for pattern in patterns for segment in pattern), default=0)
+        return cls(max(map(len, patterns), default=0), max(2, longest))
+
+    def readings(self, path: str, root: str = "") -> tuple[str, ...] | None:
+        """Paths that match the patterns that the `readings` of a path match; None if it may be any path.
+
+        Of a path beyond `LONG` segments and characters that no pattern looks at are left out. It may be any path if it climbs
+        by dot segments, if more of it than `_PADDING` comes to nothing in front of what patterns look at, or beyond `LONGEST`.
+        """
+        if len(path) + len(root) <= LONG:
+            return readings(path, root)
+        if len(path) + len(root) > LONGEST or _may_climb(path) or _may_climb(root):
+            return None
+        try:
+            return tuple(dict.fromkeys(self._of_long(path, root)))
+        except _TangledError:
+            return None
+
+    def _of_long(self, path: str, root: str) -> list[str]:
+        """What `readings` gives, in any order."""
+        rest = below(path, root)
+        found = self.forms(rest)
+        if root and rest is path:
+            found.append(self._below_mount(path, root))
+            _, inside, behind = path.partition(root)
+            found += self.forms(behind) if inside else ()
+        if rest and not rest.startswith("/"):
+            found += self.forms(rest.partition("/")[2])
+            found += self._of_long(_path_of_url(rest), root)
+        return found
+
+    def _below_mount(self, path: str, root: str) -> str:
+        """What is below a mount point, both cleaned."""
+        mount = self._replace(depth=_PADDING).forms(root)[0]
+        depth = mount.count("/")
+        if depth > _PADDING:
+            raise _TangledError
+        return below(self._replace(depth=self.depth + depth).forms(path)[0], mount) or "/"
+
+    def forms(self, path: str) -> list[str]:
+        """A path cleaned, as sent but for control characters, and as sent; empty segments are left out in all of them."""
+        pieces, is_whole = self._split(path)
+        sent = [piece for piece in pieces if piece][: self.depth + 1]
+        if len(sent) <= self.depth and not is_whole:
+            raise _TangledError
+        shown = [self._shown(piece) or piece for piece in sent]
+        return [_joined(form) for form in (self._cleaned(pieces, is_whole=is_whole), self._short(shown), self._short(sent))]
+
+    def _cleaned(self, pieces: Sequence[str], *, is_whole: bool) -> list[str]:
+        """The segments of a path that has none which climb, cleaned, and as many of them as patterns look at, and one more."""
+        found = []
+        for piece in pieces:
+            segment = self._shown(piece, ";")
+            if segment == "..":
+                raise _TangledError
+            if segment not in ("", "."):
+                found.append(segment)
+                if len(found) > self.depth:
+                    return self._short(found)
+        if not is_whole:
+            raise _TangledError
+        return self._short(found)
+
+    def _split(self, path: str) -> tuple[list[str], bool]:
+        """The first segments of a path, and whether these are all."""
+        most = self.depth + _PADDING
+        pieces = _without_slashes(path).split("/", most)
+        return pieces[:most], len(pieces) <= most or not _without_slashes(pieces[most])
+
+    def _shown(self, piece: str, end: str = "/") -> str:
+        """A segment up to ``end`` without what cleaning strips, as far as patterns look at it."""
+        window = self.length + _PADDING
+        text = piece[:window].partition(end)[0]
+        shown = _shown(text)
+        if len(shown) <= self.length and len(text) == window < len(piece):
+            raise _TangledError
+        return shown
+
+    def _short(self, found: list[str]) -> list[str]:
+        """Segments of which none is longer than it takes to tell that no pattern has it."""
+        return [segment[: self.length + 1] for segment in found]
+
+
+class _TangledError(Exception):
+    """Too much of a path would have to be read to know what it is."""
+
+
+def _without_slashes(path: str) -> str:
+    """A path without the slashes that it begins with."""
+    return path[_end_of_slashes(path, 0) :]
+
+
+def _end_of_slashes(path: str, start: int) -> int:
+    """Where the slashes end that stand at a place, if any; ``lstrip`` takes ten times as long."""
+    return start if (match := _SLASHES.match(path, start)) is None else match.end()
+
+
+def _may_climb(path: str) -> bool:
+    """Whether any reading of a path has a segment ``..`` behind a slash. May be wrong about paths that have one nearly."""
+    visible = b"/" + path.encode("utf-8", "surrogatepass").translate(None, _HIDDEN_BYTES)
+    return b"/.." in visible and (visible.endswith(b"/..") or any(b"/.." + end in visible for end in (b"/", b";", b"?", b"#")))
 
 
 def segments(pattern: str) -> tuple[str, ...]:
@@ -108,17 +256,20 @@ class PathIndex(Generic[T]):
     end here and of those that go on with anything.
     """
 
-    __slots__ = ("any", "children", "here", "rest")
+    __slots__ = ("any", "children", "depth", "here", "rest")
 
     def __init__(self) -> None:
         self.children: dict[str, PathIndex[T]] = {}
         self.any: PathIndex[T] | None = None
         self.here: list[T] = []
         self.rest: list[T] = []
+        self.depth = 0
+        """Segments of the deepest pattern."""
 
     def add(self, pattern: tuple[str, ...], value: T) -> None:
         """Put ``value`` under a pattern of `segments`."""
         node = self
+        self.depth = max(self.depth, len(pattern))
         for segment in pattern:
             if segment == REST:
                 node.rest.append(value)
@@ -131,11 +282,18 @@ class PathIndex(Generic[T]):
                 node = node.children.setdefault(segment, PathIndex())
         node.here.append(value)
 
+    def values(self) -> Iterator[T]:
+        """The values of all patterns."""
+        yield from self.here
+        yield from self.rest
+        for node in (*self.children.values(), *([self.any] if self.any else ())):
+            yield from node.values()
+
     def find(self, path: str) -> list[T]:
         """The values whose patterns match ``path``, in no particular order."""
         nodes, found = [self], []
         if path != "/":
-            for segment in path.split("/")[1:]:
+            for segment in path.split("/", self.depth + 1)[1:]:
                 if not nodes:
                     break
                 below = []
@@ -152,14 +310,23 @@ class PathIndex(Generic[T]):
         return found
 
 
-def _cleaned(path: str) -> list[str]:
+def _shown(path: str) -> str:
+    """A path without control characters and what was no UTF-8."""
+    return path if path.isprintable() and "\ufffd" not in path else path.translate(_STRIPPED)
+
+
+def _cleaned(shown: str) -> list[str]:
+    """The segments that are left of a path after dot segments and ``;parameters``."""
+    segments = shown.split("/")
+    if ";" in shown:
+        segments = [segment.partition(";")[0] for segment in segments]
+    if ".." not in segments:
+        return [segment for segment in segments if segment not in _NO_SEGMENTS]
     found: list[str] = []
-    for part in _CONTROLS.sub("", path).split("/"):
-        segment = part.partition(";")[0]
+    for segment in segments:
         if segment == "..":
-            if found:
-                found.pop()
-        elif segment not in ("", "."):
+            del found[-1:]
+        elif segment not in _NO_SEGMENTS:
             found.append(segment)
     return found
 
@@ -173,14 +340,33 @@ def below(path: str, root: str) -> str:
     return path[len(root) :] if root and _is_below(path, root) else path
 
 
+def _is_tidy(path: str, root: str) -> bool:
+    """Whether a path has one reading only: nothing to clean, and all of it below the mount point if there is one."""
+    if not path.startswith("/") or (path != "/" and _UNTIDY.search(path)):
+        return False
+    return not root or _is_below(path, root)
+
+
+def _below_mount(cleaned: str, root: str) -> str:
+    """What is below a mount point that is spelled in an untidy way, here or in a path."""
+    return below(cleaned, _joined(_cleaned(_shown(root)))) or "/"
+
+
 def _is_below(path: str, root: str) -> bool:
     return path.startswith(root) and (len(path) == len(root) or path[len(root)] == "/")
 
 
 def _path_of_url(text: str) -> str:
-    """The path of an absolute URL, which a request may be made to (RFC 9112 section 3.2.2) and which Quart takes apart."""
-    try:
-        path = urlsplit(text).path
-    except ValueError:
-        return "/"
+    """The path of an absolute URL, which a request may be made to (RFC 9112 section 3.2.2) and which Quart takes apart.
+
+    As `urllib.parse.urlsplit` reads it, but for hosts that it refuses, and in one pass.
+    """
+    text = text.lstrip(_SPACE).replace("\t", "").replace("\r", "").replace("\n", "")
+    scheme, colon, behind = text.partition(":")
+    if colon and scheme[:1].isalpha() and scheme.isascii() and not scheme.encode().translate(None, _SCHEME_BYTES):
+        text = behind
+    if text.startswith("//"):
+        ends = [at for at in (text.find(mark, 2) for mark in "/?#") if at >= 0]
+        text = text[min(ends, default=len(text)) :]
+    path = text.partition("#")[0].partition("?")[0]
     return path if path.startswith("/") else "/"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import lru_cache, partial
 from operator import itemgetter
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from limitgate.identity import Identities, Subject
 from limitgate.keys import Key, Value, given, overflow
 from limitgate.lint import overshooting
 from limitgate.newcomers import Newcomers
-from limitgate.paths import PathIndex, readings, segments
+from limitgate.paths import PathIndex, Reach, segments
 from limitgate.plan import Charge, Plan
 from limitgate.priorities import NORMAL, Priority
 from limitgate.request import Request
@@ -123,6 +123,11 @@ def _charging(bounds: tuple[Bound, ...], asked: tuple[Ask, ...]) -> Considered:
     return Considered(plan, bounds, (), by_outcome, has_slots=has_slots)
 
 
+def _in_order(found: Iterable[tuple[int, Bound]]) -> list[Bound]:
+    """Rules in the order of their places."""
+    return [bound for _, bound in sorted(found, key=itemgetter(0))]
+
+
 class Planner:
     """Makes plans for the requests that come through one gate."""
 
@@ -151,8 +156,10 @@ class Planner:
         self._decorated: dict[int, Bound] = {}
         self._tiers = {tier: self._index(of_tier, exempt=False) for tier, of_tier in rules.tiers.items()}
         self._exempt = {tier: self._index(of_tier, exempt=True) for tier, of_tier in rules.tiers.items()}
+        self._every = {tier: _in_order(index.values()) for tier, index in self._tiers.items()}
         every = list({id(rule): rule for of_tier in rules.tiers.values() for rule in of_tier}.values())
         self._exempts = any(rule.exempt for rule in every)
+        self._reach = Reach.of([segments(rule.path) for rule in every])
         self._count_messages = any(rule.per == "message" for rule in every)
         self._asks_route = any(rule.key_asks("path") for rule in every)
         self._strict = strict
@@ -216,10 +223,16 @@ class Planner:
         return find(tier, method, sent, root)
 
     def _find_rules(self, tier: str, method: str, sent: str, root: str) -> tuple[Bound, ...] | None:
-        paths = readings(sent, root)
+        paths = self._reach.readings(sent, root)
+        if paths is None:
+            return self._for_any_path(tier, method)
         if self._exempts and self._is_exempt(tier, method, paths):
             return None
         return self._matching(tier, method, paths)
+
+    def _for_any_path(self, tier: str, method: str) -> tuple[Bound, ...]:
+        """All rules of a tier that are for a method, but for exempt ones: those of a path that may be any."""
+        return tuple([bound for bound in self._every[tier] if bound.rule.applies_to(method)])
 
     def _is_exempt(self, tier: str, method: str, paths: Sequence[str]) -> bool:
         """Whether exempt rules cover every reading of the path: one that may be read otherwise is not let off."""
@@ -232,9 +245,7 @@ class Planner:
         found = index.find(paths[0])
         for other in paths[1:]:
             found += [entry for entry in index.find(other) if entry not in found]
-        if len(found) > 1:
-            found.sort(key=itemgetter(0))
-        return tuple([bound for _, bound in found if bound.rule.applies_to(method)])
+        return tuple([bound for bound in _in_order(found) if bound.rule.applies_to(method)])
 
     def _bound_marks(self, marks: Sequence[Mark], request: Request) -> tuple[Bound, ...]:
         """The decorators that apply to a request, but for those that a gate around this one has weighed for it."""

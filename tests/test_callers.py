@@ -192,3 +192,28 @@ def test_a_caller_is_a_value() -> None:
     assert len({Caller("acme"), Caller("acme")}) == 1
     with pytest.raises(AttributeError):
         Caller("acme").tier = "vip"
+
+
+@pytest.mark.parametrize("key", ["\u00e9" * 16_000, "x" * 16_000 + "\u20ac", "\ud800" * 16_000, "\xff", "\u0100"])
+def test_a_key_is_taken_as_the_bytes_that_it_may_be(key: str) -> None:
+    """A key beyond ASCII is what its UTF-8 is, or its latin-1 if it has one, and nothing else."""
+    spelled = [key.encode("utf-8", "surrogatepass"), *([key.encode("latin-1")] if max(key) <= "\xff" else [])]
+    for sent in spelled:
+        callers = Callers([KnownCaller(id="acme", api_key=f"sha256:{hashlib.sha256(sent).hexdigest()}")])
+        assert callers.with_key(key) == Caller("acme")
+    assert callers.with_key(key + "x") is None
+
+
+def test_a_header_longer_than_a_listed_one_names_nobody() -> None:
+    """A listed header has up to 256 characters, so a longer one is not compared, and does not count by its end."""
+    value = "b" * 256
+    callers = Callers([KnownCaller(id="billing", header={"X-Caller": value})])
+    proxies = Proxies(["10.0.0.0/8"], "x-forwarded-for")
+
+    def named(sent: bytes) -> Caller | None:
+        scope = {"path": "/", "headers": [(b"x-caller", sent)], "client": ("10.0.0.1", 1)}
+        return callers.with_headers(ASGIRequest(scope), proxies)
+
+    assert named(value.encode()) == Caller("billing")
+    assert named(b"x" * 5000 + value.encode()) is None
+    assert named(b"b" + value.encode()) is None

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from ipaddress import IPv4Address, IPv6Address, IPv6Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 import pytest
 from hypothesis import example, given, strategies as st
@@ -515,3 +515,44 @@ def test_identify_is_told_the_clients_address(through) -> None:
 
     through(identify)
     assert told == ["192.0.2.1"]
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "expected"),
+    [
+        ("x-forwarded-for", "198.51.100.7, " * 50_000 + "203.0.113.9", "203.0.113.9"),
+        ("x-forwarded-for", "198.51.100.7, " + "10.0.0.1, " * 50_000 + "10.0.0.2", "10.0.0.1"),
+        ("x-forwarded-for", "198.51.100.7," + " " * 90 + "10.0.0.1", "198.51.100.7"),
+        ("x-forwarded-for", "198.51.100.7," + " " * 5000 + "10.0.0.1", "10.0.0.9"),
+        ("forwarded", "for=198.51.100.7, " * 50_000 + "for=203.0.113.9", "203.0.113.9"),
+        ("forwarded", 'for="' * 50_000 + ", for=203.0.113.9", "203.0.113.9"),
+        ("forwarded", "for=203.0.113.9;host=" + "h" * 2000 + ", for=10.0.0.1", "203.0.113.9"),
+        ("forwarded", "for=203.0.113.9;host=" + "h" * 2020 + ", for=10.0.0.1", "10.0.0.1"),
+        ("forwarded", "for=203.0.113.9;host=" + "h" * 5000, "10.0.0.9"),
+    ],
+)
+def test_of_a_long_header_only_its_end_is_read(header: str, value: str, expected: str) -> None:
+    """However long a client has made a forwarding header, what proxies appended counts, and what is too far left does not."""
+    proxies = Proxies(["10.0.0.0/8"], header)
+    for lines in ([value], ["198.51.100.8", value], value.rsplit(", ", 1)):
+        scope = {"path": "/", "headers": [(header.encode(), line.encode()) for line in lines], "client": ("10.0.0.9", 1)}
+        assert proxies.client(ASGIRequest(scope)) == expected
+
+
+def test_a_proxys_line_is_found_among_many() -> None:
+    """A client cannot crowd out what its proxy says by header lines, as long as the proxy passes no more of them on."""
+    proxies = Proxies(["10.0.0.0/8"], "x-forwarded-for")
+    forged, own = (b"x-forwarded-for", b"198.51.100.7"), (b"x-forwarded-for", b"203.0.113.9")
+    for count, expected in ((8000, "203.0.113.9"), (9000, "10.0.0.9")):
+        headers = [forged] * 100 + [(b"a", b"")] * (count // 2) + [own] + [(b"b", b"")] * (count // 2)
+        assert proxies.client(ASGIRequest({"path": "/", "headers": headers, "client": ("10.0.0.9", 1)})) == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 32)), max_size=20), st.integers(0, 2**32 - 1))
+def test_many_networks_trust_whom_each_would_property(drawn: list[tuple[int, int]], number: int) -> None:
+    """An address is trusted if any of the networks has it, overlapping ones and neighbours included."""
+    networks = [IPv4Network((first, bits), strict=False) for first, bits in drawn]
+    proxies = Proxies([str(network) for network in networks], "x-forwarded-for")
+    for address in (IPv4Address(number), *(network[place] for network in networks for place in (0, -1))):
+        assert proxies.trust(str(address)) is any(address in network for network in networks)
+    assert not proxies.trust("2001:db8::1")

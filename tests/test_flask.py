@@ -604,3 +604,24 @@ def test_teardown_functions_that_count_on_before_request() -> None:
 
     app.add_url_rule("/", view_func=lambda: "hello")
     assert [app.test_client().get("/").status_code for _ in range(3)] == [200, 200, 429]
+
+
+@pytest.mark.parametrize("settings", [{}, {"TRUSTED_HOSTS": [".example"]}, {"host": True}, {"subdomain": True}])
+@pytest.mark.parametrize("host", ["localhost", ".".join(["a"] * 3000) + ".example", "a" * 300, "a..1" * 1000])
+def test_the_route_is_known_for_any_host(settings: dict[str, Any], host: str) -> None:
+    """A decorated view that Flask runs for a host, however long, is one that the gate has seen; else it would raise."""
+    ran = []
+    app = flask.Flask("hosts", static_folder=None, host_matching="host" in settings, subdomain_matching="subdomain" in settings)
+    app.config.update(settings if "TRUSTED_HOSTS" in settings else {})
+    app.testing = True
+
+    @limit("1/day", key=["global"])
+    def view(**_: str) -> str:
+        ran.append(host)
+        return "hello"
+
+    app.add_url_rule("/x", view_func=view, **({"host": "<name>"} if "host" in settings else {}))
+    app.wsgi_app = LimitGateWSGI(app.wsgi_app, rules=[Rule("other", "1/day", path="/other")], store=MemoryStore())  # type: ignore[method-assign]
+    statuses = [app.test_client().get("/x", headers={"Host": host}).status_code for _ in range(2)]
+    assert statuses in ([200, 429], [400, 400], [400, 429], [404, 404])
+    assert len(ran) == statuses.count(200)

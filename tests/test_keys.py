@@ -12,7 +12,7 @@ from limitgate import Caller, Rule
 from limitgate.errors import ConfigError
 from limitgate.identity import Subject
 from limitgate.keys import PARTS, Key
-from limitgate.request import ASGIRequest, WSGIRequest
+from limitgate.request import LONGEST_VALUE, ASGIRequest, WSGIRequest
 
 ADDRESS = "192.0.2.1"
 
@@ -277,7 +277,7 @@ def test_a_value_is_not_altered_property(pair: list[str], part: str) -> None:
 
 @pytest.mark.parametrize("part", ["header:x-id", "api_key", "user", "caller", "host"])
 def test_a_long_value_is_short_and_itself(part: str) -> None:
-    """A value of any length has a short text, which no shorter value can have."""
+    """A long value has a short text, which no shorter value can have."""
     spelled = {"api_key": "api_key", "user": "user", "caller": "caller"}.get(part)
 
     def text(value: str) -> str:
@@ -285,7 +285,7 @@ def test_a_long_value_is_short_and_itself(part: str) -> None:
             return Key((part,), "rule").text(subject(headers={part.removeprefix("header:"): value}))
         return Key((part,), "rule").text(subject(**{spelled: Caller(value) if part == "caller" else value}))
 
-    long, other = text("x" * 100_000), text("x" * 99_999 + "y")
+    long, other = text("x" * LONGEST_VALUE), text("x" * (LONGEST_VALUE - 1) + "y")
     assert long != other
     assert max(len(long), len(other)) < 100
     digest = long.rpartition(":")[2].removesuffix(",")
@@ -497,3 +497,21 @@ def test_an_unknown_part_is_a_mistake(part: str) -> None:
         Rule("r", "1/second", key=[part])
     with pytest.raises(ConfigError, match="is unknown"):
         Key([part], "rule")
+
+
+@pytest.mark.parametrize("part", ["header:x-id", "host"])
+def test_a_value_that_is_too_long_counts_as_absent(part: str) -> None:
+    """A header longer than servers take opens no bucket: its client is counted by address, as if it had not sent it."""
+    name = part.removeprefix("header:")
+    long = [bucket(part, headers={name: character * (LONGEST_VALUE + 1)}) for character in "ab"]
+    assert {*long} == {bucket(part)}
+    assert bucket(part, headers={name: "a" * LONGEST_VALUE}) not in long
+
+
+def test_a_value_is_read_once_for_all_keys() -> None:
+    """Rules that go by the same header share the work of digesting it."""
+    asked = subject(headers={"x-id": "a" * 10_000})
+    one, other = Key(("header:x-id",), "one"), Key(("header:x-id", "ip"), "other")
+    assert one.text(asked) in other.text(asked)
+    asked.request.scope["headers"][0] = (b"x-id", b"changed")
+    assert "digest" in other.text(asked)

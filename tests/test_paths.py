@@ -11,7 +11,7 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.routing import Map, RequestRedirect, Rule as FlaskRule
 
 from limitgate.errors import ConfigError
-from limitgate.paths import ANY, REST, PathIndex, readings, segments
+from limitgate.paths import ANY, LONG, LONGEST, REST, PathIndex, Reach, first_reading, readings, segments
 
 
 def matches(pattern: str, path: str, root: str = "") -> bool:
@@ -439,14 +439,112 @@ def test_what_werkzeug_routes_is_matched_property(pattern: tuple[str, ...], path
     assert matches(_written(pattern), path)
 
 
-@pytest.mark.parametrize("unit", ["/", "/a", "/..", "/a/..", "/.", ";", "/;", "\x00", "/\n", "a", "/a;b"])
-def test_a_long_path_is_bounded_work(unit: str) -> None:
-    """A path as long as a server lets through is read and looked up in well under a second."""
-    path = "/" + unit * (65536 // len(unit))
+PATTERNS = ["/login", "/items/{id}", "/items/{id}/edit", "/api/**", "/", "/v1/{a}/**", "/{x}/{y}", "/a/a/a/a", "/..."]
+INDEX: PathIndex[str] = PathIndex()
+for _pattern in PATTERNS:
+    INDEX.add(segments(_pattern), _pattern)
+REACH = Reach.of(map(segments, PATTERNS))
+
+units = st.sampled_from(
+    [*NASTY, "/", "/a", "/login", "/items", "/edit", "/..", "/;", "/v1", "http://h", "x", "?", "\x80", "\u200d"]
+)
+long_paths = st.lists(st.tuples(units, st.sampled_from([1, 1, 2, 30, 70, 600])), min_size=1, max_size=8).map(
+    lambda drawn: "".join(unit * times for unit, times in drawn)
+)
+
+
+@given(st.sampled_from(["", "/", "//", "http://h", "/v1"]), long_paths, st.sampled_from(["", "", "/v1", "/x;y", "/;", "/a"]))
+@example("/", "/a;" * 300 + "/..", "")
+@example("/", "x" * 600 + "/edit/", "")
+@example("", "x:/a/b/c/d/e/f" + "/g" * 300 + "/..?", "")
+@example("/", "items/" + "\x00" * 200 + "x" * 400 + "/edit", "")
+@example("/login/", ";" * 600, "")
+def test_a_cut_path_matches_what_the_whole_one_does_property(start: str, path: str, root: str) -> None:
+    """The patterns that match a long path are those that match what it is cut to, or it is taken for any path."""
+    whole, cut = readings(start + path, root), REACH.readings(start + path, root)
+    if cut is not None:
+        found = [[set(INDEX.find(reading)) for reading in readings_] for readings_ in (whole, cut)]
+        assert set.union(*found[0]) == set.union(*found[1])
+        assert set.intersection(*found[0]) >= set.intersection(*found[1])
+        assert len(start + path + root) <= LONG or sum(map(len, cut)) < 40_000
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/" + "a" * 5000,
+        "/items/" + "a" * 5000,
+        "/items/" + "a" * 5000 + "/edit",
+        "/api" + "/a" * 3000,
+        "/api/" + "a/b;c=d/" * 500,
+        "//api//" + "a//" * 500,
+        "/api/data:image/png;base64," + "Ab+/9/" * 1000,
+        "/api/a..b/" + "c" * 2000,
+        "/" * 5000 + "login" + "/" * 5000,
+        "/api/\u200d" + "\u200d" * 3000,
+        "/login;" + "x" * 3000,
+        "/v1/x/" + "\u20ac" * 3000,
+    ],
+)
+def test_a_long_path_that_somebody_may_mean_is_read_exactly(path: str) -> None:
+    """Long identifiers, deep paths, parameters and repeated slashes match their own patterns and no others."""
+    cut = REACH.readings(path)
+    assert cut is not None
+    assert {found for reading in cut for found in INDEX.find(reading)} == {
+        found for reading in readings(path) for found in INDEX.find(reading)
+    }
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/x" * 300 + "/..",
+        "/" + "/;" * 300 + "/login",
+        "/" + "\x00" * 600 + "login",
+        "/" + "x" * LONGEST,
+        "/a/\x00." * 400 + ".",
+    ],
+)
+def test_a_path_that_takes_too_long_to_read_may_be_any(path: str) -> None:
+    """A long path that climbs, begins with much that comes to nothing, or is longer than any server's, is not told apart."""
+    assert REACH.readings(path) is None
+
+
+@given(st.one_of(nasty_paths, st.text(alphabet="/.;a\n\x00", max_size=12)), st.sampled_from(["", "/v1", "/x;y", "/a"]))
+def test_the_first_reading_is_the_first_of_all_property(path: str, root: str) -> None:
+    """What applications see as the path is the reading that patterns are tried on first."""
+    assert first_reading(path, root) == readings(path, root)[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "root", "expected"),
+    [
+        ("/" * 5000 + "search", "", "/search"),
+        ("/search/" + "x" * 5000, "", "/search/" + "x" * 5000),
+        ("/./search;a//" + "x" * 5000 + "/;y/", "", "/search/" + "x" * 5000 + "/;y/"),
+        ("/v1/search/" + "x" * 5000, "/v1", "/search/" + "x" * 5000),
+        ("/" + "x" * 5000, "", "/" + "x" * 5000),
+        ("/a/../b" + "/c" * 5000, "", "/b" + "/c" * 5000),
+    ],
+)
+def test_the_path_of_a_long_request_is_cleaned_where_it_begins(path: str, root: str, expected: str) -> None:
+    """Beyond 512 characters a path is shown as it was sent; what it begins with is clean."""
+    assert first_reading(path, root) == expected
+
+
+@pytest.mark.parametrize("root", ["", "/v1", "/;/a"])
+@pytest.mark.parametrize("start", ["/", "http://h/", "x", "/v1/"])
+@pytest.mark.parametrize("unit", ["/", "/a", "/..", "/a/..", "/.", ";", "/;", "/a;", "\x00", "/\n", "a", "/a;b", "\x80a", ":"])
+def test_a_long_path_is_bounded_work(unit: str, start: str, root: str) -> None:
+    """A path as long as a server lets through is read and looked up in a few milliseconds on a busy machine."""
     index: PathIndex[int] = PathIndex()
     for place in range(1000):
         index.add(("a",) * (place % 50) + (ANY, str(place), REST), place)
-    began = time.perf_counter()
-    for reading in readings(path):
-        list(index.find(reading))
-    assert time.perf_counter() - began < 1
+    reach = Reach(index.depth, 10)
+    for size in (LONG - 20, LONGEST - 20, 65536):
+        path = start + unit * (size // len(unit))
+        began = time.thread_time()
+        for reading in reach.readings(path, root) or ():
+            list(index.find(reading))
+        first_reading(path, root)
+        assert time.thread_time() - began < 0.1

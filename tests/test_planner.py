@@ -557,3 +557,25 @@ def test_what_identify_gives_must_be_a_caller() -> None:
     """An identify that gives something else is told what was expected."""
     with pytest.raises(TypeError, match="expected a Caller or None"):
         planner(Rule("a", "5/s")).plan(asked(), "ann")
+
+
+@pytest.mark.parametrize("path", ["/x/" + "../x/" * 200 + "..", "/" + "/;" * 300, "/healthz/" + ";/" * 9000])
+def test_a_path_that_may_be_any_falls_under_every_rule(path: str) -> None:
+    """Where it would take too long to tell what a path is, every rule for its method applies, and none that exempts."""
+    gate = planner(*RULES)
+    assert applied(gate.plan(asked(path=path), None)) == ["all", "api", "items", "read"]
+    assert applied(gate.plan(asked("POST", path), None)) == ["all", "api", "items", "write", "login"]
+
+
+@pytest.mark.parametrize("path", ["/api/items/{}", "/api//items/{}/", "/api;v=1/items/{}"])
+def test_a_long_path_falls_under_its_own_rules(path: str) -> None:
+    """A long path is matched as a short one is."""
+    assert applied(planner(*RULES).plan(asked(path=path.format("x" * 5000)), None)) == ["all", "api", "items"]
+
+
+def test_a_long_path_is_exempt_as_a_short_one_is() -> None:
+    """Exempt rules are for long paths, too, where every reading of the path is exempt."""
+    gate = planner(Rule("all", "9/s"), Rule("files", path="/files/**", exempt=True))
+    assert applied(gate.plan(asked(path="/files/" + "x" * 5000), None)) == []
+    assert applied(gate.plan(asked(path="/files/../" + "x" * 5000 + "/.."), None)) == ["all"]
+    assert applied(gate.plan(asked(path="http://h/files/" + "x" * 5000), None)) == ["all"]

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
-from urllib.parse import quote_from_bytes, unquote_to_bytes, urlencode
+from urllib.parse import parse_qs, quote_from_bytes, unquote_to_bytes, urlencode
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import assume, given, strategies as st
 
-from limitgate.request import ASGIRequest, Request, WSGIRequest
+from limitgate.paths import readings
+from limitgate.request import LONGEST_VALUE, MOST_FIELDS, MOST_LINES, ASGIRequest, Query, Request, WSGIRequest
 
 
 def through_asgi(
@@ -65,7 +67,7 @@ def seen(request: Request) -> dict[str, Any]:
         "method": request.method,
         "class": request.method_class,
         "path": request.path,
-        "paths": request.paths,
+        "paths": readings(request.sent, request.root),
         "query": str(request.query),
         "headers": dict(request.headers),
         "peer": request.peer,
@@ -261,7 +263,7 @@ def test_what_is_no_header_in_an_environ_is_not_shown_as_one() -> None:
 )
 def test_the_bytes_of_path_info_are_utf_8(native: str, expected: str) -> None:
     """A WSGI server hands the path's bytes over as latin-1; what is matched is the text they spell."""
-    assert WSGIRequest({"REQUEST_METHOD": "GET", "PATH_INFO": native}).paths[-1] == expected
+    assert readings(WSGIRequest({"REQUEST_METHOD": "GET", "PATH_INFO": native}).sent)[-1] == expected
 
 
 @DOORS
@@ -335,3 +337,105 @@ def test_the_user_is_whoever_an_authentication_layer_put_there() -> None:
 def test_a_path_that_is_no_native_string_is_left_alone() -> None:
     """A server or middleware that hands on text instead of bytes as latin-1 causes no error."""
     assert WSGIRequest({"REQUEST_METHOD": "GET", "PATH_INFO": "/\u0436/x"}).path == "/\u0436/x"
+
+
+def test_a_request_with_too_many_header_lines_has_none() -> None:
+    """A thousand header lines are read; with one more a request counts as one that sends none, as servers refuse it."""
+    for count, expected in ((MOST_LINES, "k"), (MOST_LINES + 1, None)):
+        headers = [(b"a", b"")] * (count - 1) + [(b"x-api-key", b"k")]
+        request = ASGIRequest({"type": "http", "method": "GET", "path": "/", "headers": headers})
+        assert request.headers.get("x-api-key") == expected
+        assert request.headers.identity("x-api-key") == (expected or "")
+        assert len(request.headers) == (2 if expected else 0)
+        assert ("x-api-key" in request.headers) is (expected is not None)
+
+
+@DOORS
+def test_what_tells_clients_apart_is_of_bounded_length(arrive) -> None:
+    """A header beyond 16,384 characters, in one line or in several, is no identity; the application sees it all the same."""
+    for value in ("x" * LONGEST_VALUE, "x" * LONGEST_VALUE + "y"):
+        request = arrive(headers=(("X-A", value),))
+        assert request.headers["x-a"] == value
+        assert request.headers.identity("x-a") == (value if len(value) <= LONGEST_VALUE else "")
+    assert arrive(headers=(("X-A", "x" * 9000), ("X-A", "x" * 9000))).headers.identity("x-a") == ""
+    assert arrive(headers=(("X-A", " 1"), ("X-A", "2 "))).headers.identity("x-a") == "1, 2 ".strip()
+    assert arrive().headers.identity("x-a") == ""
+
+
+@DOORS
+@given(st.lists(st.text(alphabet="ab, \u00e9", max_size=6), max_size=6), st.integers(1, 30))
+def test_the_end_of_a_header_is_that_of_its_lines_joined_property(arrive, values: list[str], most: int) -> None:
+    """The end of a header is what its joined lines end with, however they are cut into lines."""
+    headers = arrive(headers=tuple(("X-A", value) for value in values)).headers
+    for end in (headers.end, headers.relayed_end):
+        assert end("x-a", most) == ", ".join(values)[-most:]
+
+
+def test_names_that_a_server_did_not_lower_are_found() -> None:
+    """A server or middleware that leaves header names in capitals is no way around a header that rules go by."""
+    scope = {"type": "http", "path": "/", "headers": [[b"X-Api-Key", b"k"], (b"host", b"a"), (b"HOST", b"b")]}
+    headers = ASGIRequest(scope).headers
+    assert (headers["x-api-key"], headers["Host"], headers.identity("host")) == ("k", "a, b", "a, b")
+    assert dict(headers) == {"x-api-key": "k", "host": "a, b"}
+
+
+names = st.text(alphabet="ab=&%+ \u00e9\u20ac1", max_size=4)
+
+
+@given(
+    st.lists(st.one_of(names, st.sampled_from(["%61", "%C3%A9", "a%", "%zz", "%e9", "\\", "\\x61"])), max_size=12),
+    st.lists(st.sampled_from(["&", "=", "&", ""]), max_size=12),
+    names,
+)
+def test_a_query_is_read_as_it_is_taken_apart_property(parts: list[str], marks: list[str], name: str) -> None:
+    """One parameter is what taking the whole query apart would give, however names and values are escaped."""
+    assume("%" not in name)
+    text = "".join(part + mark for part, mark in zip_longest(parts, marks, fillvalue="&"))
+    text = text.encode("utf-8").decode("latin-1")
+    expected = parse_qs(text, keep_blank_values=True).get(name, [None])[0]
+    if name.isascii():
+        assert Query(text).get(name) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "%61" * 5000 + "%c3%a9",
+        "%61" * 900 + "%zz",
+        "+" * 5000,
+        "\u00e9" * 5000,
+        "a\\b%5cn" * 500,
+        "%ff" * 3000,
+        "%e2%82%ac" * 3000,
+    ],
+)
+def test_long_values_are_decoded_like_short_ones(text: str) -> None:
+    """The quick way to decode a value gives what the standard library's does."""
+    assert Query(f"x&a={text}&b").get("a") == parse_qs(f"a={text}")["a"][0]
+
+
+def test_a_malformed_value_of_many_escapes_is_left_as_it_was_sent() -> None:
+    """Nobody means what cannot be decoded, so no time is lost over it."""
+    assert Query("a=" + "%61" * 5000 + "%zz").get("a") == "%61" * 5000 + "%zz"
+
+
+def test_a_parameter_behind_very_many_is_found_or_said_to_be_hidden() -> None:
+    """Behind 2,048 fields a parameter is found as it is written; where one may hide in escapes, that is an error."""
+    crowd = "a=1&" * MOST_FIELDS
+    assert Query(f"n=7&{crowd}%6e=8").get("n") == "7"
+    assert Query(f"{crowd}n=7&n=8").get("n") == "7"
+    assert Query(f"{crowd}n").get("n") == ""
+    assert Query(f"{crowd}nn=7").get("n", "none") == "none"
+    for hidden in (f"{crowd}%6e=7", f"{crowd}n=7&%20"):
+        with pytest.raises(ValueError, match="more than 2048 fields"):
+            Query(hidden).get("n")
+    with pytest.raises(ValueError, match="more than 2048 fields"):
+        Query(f"{crowd}a+b=7").get("a b")
+
+
+@DOORS
+def test_a_query_is_taken_apart_once(arrive) -> None:
+    """However often a parameter is asked for, the query is searched once for it."""
+    request = arrive(target=b"/?a=1")
+    assert request.query is request.query
+    assert request.query.get("a") is request.query.get("a")

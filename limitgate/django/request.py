@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -37,7 +38,7 @@ class DjangoRequest(Request):
         self.peer = django.META.get("REMOTE_ADDR") or None
         self._awaits = awaits
 
-    @property
+    @cached_property
     def query(self) -> Query:
         """The query string."""
         return Query(self.django.META.get("QUERY_STRING", ""))
