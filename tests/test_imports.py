@@ -27,6 +27,7 @@ STORES = {
             "loops",
             "memory",
             "node",
+            "packed",
             "pipeline",
             "redis",
             "redis_async",
