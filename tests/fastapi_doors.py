@@ -11,6 +11,7 @@ from starlette.testclient import TestClient, WebSocketDenialResponse as Denied
 from limitgate import LimitGate, MemoryStore
 from tests.clock import Clock
 from tests.doors import PEER
+from tests.stored import buckets
 
 __all__ = ["Denied", "TestClient", "client", "gated", "refused_by", "statuses", "used"]
 
@@ -43,7 +44,7 @@ def refused_by(reply: Any) -> list[str]:
 def used(store: MemoryStore) -> dict[str, int]:
     """What all buckets of each limit have been charged, to the tick."""
     total: Counter[str] = Counter()
-    for key, (_, windows, debts, _) in store._buckets.items():
+    for key, (_, _, windows, debts) in buckets(store).items():
         requests, rest = divmod(debts[0], windows.limits[0].period_us)
         assert rest == 0
         total[key.split(":")[1]] += requests

@@ -11,6 +11,7 @@ from limitgate.algorithms import gcra
 from limitgate.plan import Plan, Reading
 from tests.clock import Clock
 from tests.doors import ASGISite, WSGISite
+from tests.stored import buckets
 
 PLAIN = [("Content-Type", "text/plain")]
 START: dict[str, Any] = {"type": "http.response.start", "status": 200, "headers": []}
@@ -47,7 +48,7 @@ class Watched(MemoryStore):
 def owed(store: MemoryStore, now: int) -> dict[str, float]:
     """Requests that the first windows of each rule's buckets owe at a time, where they owe any."""
     found: dict[str, float] = {}
-    for key, (written, windows, debts, _) in store._buckets.items():
+    for key, (written, _, windows, debts) in buckets(store).items():
         left = gcra.drained(debts, now - written, windows)[0] / windows.weights[0]
         rule = key.split(":")[1]
         if left:

@@ -26,6 +26,7 @@ from limitgate.windows import Windows, windows_of
 from tests.clock import Clock
 from tests.oracles import DAY, US, Answer, Counter, FixedWindow, SlidingLog, SlidingWindow, days_of, multiples_of
 from tests.scripted import Scripted
+from tests.stored import buckets
 
 HISTORIES = 10_000
 AT_ONCE = 100
@@ -305,7 +306,7 @@ def test_a_log_has_no_more_entries_than_its_limit_has_requests(client: redis.Red
         peeked = decide(plan, store.spend(Plan((charge,), "peek"), 5))
         assert peeked.windows[0].used == 40
         if isinstance(store, MemoryStore):
-            ((_, _, (log,), _),) = store._buckets.values()
+            ((_, _, _, (log,)),) = buckets(store).values()
             assert len(log.times) == len(log.totals) == 5
         else:
             assert client.strlen(charge.key) == 8 + 13 + 5 * 13

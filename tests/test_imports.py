@@ -28,6 +28,7 @@ STORES = {
             "loops",
             "memory",
             "node",
+            "packed",
             "patience",
             "pipeline",
             "redis",

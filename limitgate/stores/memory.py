@@ -1,35 +1,55 @@
 """Buckets in this process: exact, thread-safe, bounded. Twin of limitgate/lua/spend.lua.
 
-Room for a newcomer is made from a heap with one entry per bucket, ordered by when the bucket will be full again: expired
-buckets come up first, then those that owe least. A bucket that owes more than its entry says is put back when it comes up,
-a bucket that is refusing is set aside until it no longer does, and where no room can be made in a few steps the newcomer
-shares an overflow bucket with other newcomers of its kind. So a flood of new keys can never push an exhausted one out.
+No call does work in proportion to the number of buckets: no step of the clock, no newcomer, no collection of garbage. Buckets
+are bytes, spread over many dictionaries, none of which gets so large that making it larger takes long. A hand goes round them,
+as in the clock algorithm of page replacement (Corbató 1968): each newcomer has it look at a few, and at a few more for each
+that has expired and goes, as Redis' active expiry does. Where there is no room, that one goes of the buckets met lately which
+owes least, as in Redis' eviction pool. A bucket that refuses what was last asked of it never goes: where the hand meets no
+other in a few steps, the newcomer shares an overflow bucket with other newcomers of its kind. So a flood of new keys can never
+push an exhausted one out.
 """
 
 from __future__ import annotations
 
+import struct
 import time
-from collections.abc import Callable, Sequence
-from heapq import heapify, heappop, heappush
-from threading import Lock
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import repeat
+from threading import RLock
 from typing import Any
 
 from limitgate.algorithms.base import State
 from limitgate.diagnosis import Diagnosis, Once
+from limitgate.errors import StoreError
 from limitgate.forks import begin_anew_in_children
+from limitgate.limits import Limit
 from limitgate.plan import Charge, Plan, Reading, read
+from limitgate.stores.packed import HEAD, Bucket, Layout, Layouts, with_cost, written_at
 from limitgate.windows import Windows
 
+_MORE = 2
+"""Steps of the hand for each expired bucket, besides one for each newcomer: in the long run a third has expired at most."""
+_SAMPLE = 8
+"""Buckets of which the one that owes least goes where there is no room, at least."""
+_HOPS = 4
+"""Empty dictionaries that the hand goes over in a step."""
 _STEPS = 64
-"""How many heap entries a newcomer may look at; bounds the work of one request."""
+"""Steps of the hand for a newcomer at most; bounds the work of one request."""
+_POOL = 16
+"""Buckets that may go which are remembered."""
+_SHARD = 4096
+"""Buckets in a dictionary: Python makes one of so many larger in 0.1 ms, one of a million in 30 ms."""
+_SHARDS = 4096
+"""Dictionaries at most, however many buckets are allowed."""
 _STEP = 1_000_000
-"""Microseconds that the clock may step back before the heap is made anew; less puts no bucket out of place for long."""
+"""Microseconds that the clock may step back before it is worth a line in the log."""
 
-
-_Bucket = tuple[int, Windows, Sequence[State], int]
-"""When it was written in Unix µs, its windows, how each stood then, and the heap entry that counts for it."""
-_Home = tuple[dict[Any, _Bucket], Any, _Bucket | None]
-"""Where a charge's bucket lives: in which dictionary, under which key, and the bucket if there is one yet."""
+_Home = tuple[dict[Any, bytes], Any, bytes | None, Bucket | None, Layout | None]
+"""Where a charge's bucket lives: in which dictionary, under which key, its value and the bucket if there is one yet; and its
+layout if it is plain: of the asked windows, a number for each."""
 
 
 class MemoryStore:
@@ -39,6 +59,9 @@ class MemoryStore:
     ``clock`` returns Unix time in integer microseconds. ``clock_steps`` counts the buckets that were found written in the
     future, which happens when the clock steps back; the first step of a second or more is logged. The deadline of a call is
     not looked at: nothing here waits.
+
+    A signal handler, a finalizer or a ``clock`` may call a store in the midst of another call of the same thread. What it gives
+    back is noted then, and given back when that call ends. Anything else raises `StoreError`: to wait would be for ever.
     """
 
     measures_silence = True
@@ -51,48 +74,53 @@ class MemoryStore:
             raise ValueError(f"max_buckets is {max_buckets}, expected at least 1")
         self._clock = clock or _system_clock
         self._max_buckets = max_buckets
-        self._buckets: dict[str, _Bucket] = {}
-        self._overflow: dict[tuple[int, ...], _Bucket] = {}
-        self._queue: list[tuple[int, str]] = []
-        self._refusing: list[tuple[int, str]] = []
-        self._latest = 0
-        self._lock = Lock()
+        self._shards: list[dict[Any, bytes]] = [{} for _ in range(min(1 << (max_buckets // _SHARD).bit_length(), _SHARDS))]
+        self._mask = len(self._shards) - 1
+        self._overflow: dict[Any, bytes] = {}
+        self._beside: dict[Any, Sequence[State]] = {}
+        self._layouts = Layouts()
+        self._count = 0
+        self._swept = 0
+        self._hand: Iterator[Any] = iter(())
+        self._pool: list[tuple[int, Any, bytes]] = []
+        """Buckets that may go: when each is full again in Unix µs, its key and its value; the next to go first."""
+        self._credit = max_buckets
+        """Steps of the hand in vain that newcomers may still have it go."""
+        self._lock = RLock()
+        self._busy = False
+        self._now = 0
+        self._late: deque[Plan] = deque()
         begin_anew_in_children(self)
         self.clock_steps = 0
+        self._furthest_step = 0
         self._stepped = Once(Diagnosis.CLOCK_STEPPED)
 
     def __len__(self) -> int:
-        """How many buckets are kept."""
-        return len(self._buckets)
+        """Number of buckets."""
+        return self._count
 
     def __repr__(self) -> str:
         return f"MemoryStore(max_buckets={self._max_buckets})"
 
     def spend(self, plan: Plan, timeout: float = 0) -> Reading:
-        """Carry out ``plan`` under one lock and report the state before it."""
-        charges = plan.charges
+        """Carry out ``plan`` under one lock and report the state before it.
+
+        Raises `StoreError` if it interrupts another call of this thread, unless it only gives back.
+        """
         with self._lock:
-            now = self._clock()
-            homes, states = [], []
-            for charge in charges:
-                windows, lease = charge.windows, charge.lease
-                home = self._home(charge, now)
-                homes.append(home)
-                found = self._read(home, windows, now)
-                if lease is not None:
-                    found = windows.algorithm.put_right(found, lease.back, max(0, now - lease.as_of), lease.grace, windows)
-                    self._write(home, windows, now, found, owes_less=True)
-                states.append(found)
-            if plan.verb == "reset":
-                states = [charge.windows.algorithm.fresh(now, charge.windows) for charge in charges]
-                for home, charge, found in zip(homes, charges, states):
-                    self._write(home, charge.windows, now, found, owes_less=True)
-            reading = read(charges, now, states)
-            if plan.verb == "spend" and reading.admitted:
-                for home, charge, found, then in zip(homes, charges, states, reading.after):
-                    if then is not None and then is not found:
-                        self._write(home, charge.windows, now, then)
-            return reading
+            if self._busy:
+                return self._interrupting(plan)
+            self._busy = True
+            try:
+                self._now = now = self._clock()
+                reading = self._carry_out(plan, now)
+                while self._late:
+                    self._carry_out(self._late.popleft(), now)
+            finally:
+                self._busy = False
+        if self._furthest_step >= _STEP:
+            self._stepped.log("this machine")
+        return reading
 
     async def aspend(self, plan: Plan, timeout: float = 0) -> Reading:
         """`spend`, for async callers."""
@@ -100,7 +128,8 @@ class MemoryStore:
 
     def begin_anew(self) -> None:
         """In the child of a fork: no thread is left there that could release what another one held."""
-        self._lock = Lock()
+        self._lock = RLock()
+        self._busy = False
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -108,131 +137,316 @@ class MemoryStore:
     async def aclose(self) -> None:
         """Nothing to let go of."""
 
-    def _home(self, charge: Charge, now: int) -> _Home:
-        """Where this charge's bucket lives: under its key, or in the overflow bucket of its windows."""
-        key = charge.key
-        bucket = self._buckets.get(key)
-        if bucket is not None or self._reclaim(now) or charge.windows.algorithm.SILENT:
-            return self._buckets, key, bucket  # a ban, or a configuration, that newcomers shared would hold for all of them
-        shared = charge.windows.ids
-        return self._overflow, shared, self._overflow.get(shared)
+    def _carry_out(self, plan: Plan, now: int) -> Reading:
+        """Read all buckets of ``plan``, decide, and make the charges that fit if it is admitted."""
+        charges, shards, mask, known = plan.charges, self._shards, self._mask, self._layouts.known
+        homes: list[_Home] = []
+        states: list[Sequence[State]] = []
+        for charge in charges:
+            key, windows = charge.key, charge.windows
+            shard = shards[hash(key) & mask]
+            value, layout = shard.get(key), known.get(windows)
+            if value is not None and layout is not None and len(value) == layout.plain_size and charge.lease is None:
+                number, written, cost, *debts = layout.unpack(value)
+                if number == layout.number and written <= now:
+                    homes.append((shard, key, value, (written, cost, windows, debts), layout))
+                    states.append(layout.opened(debts, now - written, windows, now))
+                    continue
+            home = self._home(charge, now)
+            homes.append(home)
+            states.append(self._read(home, charge, now))
+        if plan.verb == "reset":
+            states = self._reset(homes, charges, now)
+        reading = read(charges, now, states)
+        if plan.verb == "spend":
+            admitted = reading.admitted
+            for home, charge, before, after in zip(homes, charges, states, reading.after):
+                if after is None:
+                    if home[3] is not None and home[3][1] != charge.cost:
+                        self._note_refusal(home, charge, before)
+                elif admitted and after is not before:
+                    self._write(home, charge.windows, now, after, charge.cost)
+        return reading
 
-    def _read(self, home: _Home, windows: Windows, now: int) -> Sequence[State]:
-        """How each asked window stands now."""
-        bucket, algorithm = home[2], windows.algorithm
-        if bucket is None:
-            return algorithm.fresh(now, windows)
-        written, stored, states, _ = bucket
-        changed = False
-        if windows is stored:
-            states = algorithm.opened(states, now - written, stored, now)
-        else:
-            states = algorithm.drained(states, now - written, stored)
-            known = {window: (state, limit) for window, state, limit in zip(stored.ids, states, stored.limits)}
-            fresh = zip(windows.ids, zip(algorithm.fresh(now, windows), windows.limits))
-            found = [known.get(window, new) for window, new in fresh]
-            states = [algorithm.rescaled(state, limit) for (state, _), limit in zip(found, windows.limits)]
-            changed = algorithm.BY_COUNT and any(
-                state and limit.count != asked.count for state, (_, limit), asked in zip(states, found, windows.limits)
-            )
-            states = algorithm.opened(states, 0, windows, now)
-        if now < written:
-            self.clock_steps += 1
-            if written - now >= _STEP:
-                self._stepped.log("this machine")
-        if changed or now < written:
-            self._write(home, windows, now, states, owes_less=True)
+    def _reset(self, homes: Sequence[_Home], charges: Sequence[Charge], now: int) -> list[Sequence[State]]:
+        states = [charge.windows.algorithm.fresh(now, charge.windows) for charge in charges]
+        for home, charge, initial in zip(homes, charges, states):
+            self._write(home, charge.windows, now, initial)
         return states
 
-    def _write(self, home: _Home, windows: Windows, now: int, states: Sequence[State], *, owes_less: bool = False) -> None:
-        """Put how the asked windows stand; windows of the bucket that were not asked stay as they are."""
-        buckets, key, bucket = home
-        if bucket is not None and bucket[1] is not windows:
-            windows, states = _joined(windows, states, bucket, now)
-        live = buckets.get(key)  # making room for another charge of the plan may have moved or dropped it
-        if buckets is self._buckets and (owes_less or live is None):
-            due = _full_at(now, windows, states)
-            buckets[key] = (now, windows, states, due)
-            self._queue_up(due, key)
-        else:
-            buckets[key] = (now, windows, states, live[3] if live else 0)
+    def _interrupting(self, plan: Plan) -> Reading:
+        """Reading of a plan that only gives back, which is carried out when the interrupted call ends; else a `StoreError`."""
+        if plan.verb == "spend" or not plan.gives_back:
+            raise StoreError(
+                "a call of this thread was interrupted by one to the same store, expected it from outside", "timeout"
+            )
+        self._late.append(plan)
+        return read(plan.charges, self._now, [self._view(charge) for charge in plan.charges])
 
-    def _queue_up(self, due: int, key: str) -> None:
-        """Put a bucket into the heap; once half of the entries do not count any more, they go."""
-        heappush(self._queue, (due, key))
-        if len(self._queue) + len(self._refusing) > 2 * len(self._buckets) + _STEPS:
-            self._compact()
+    def _view(self, charge: Charge) -> Sequence[State]:
+        """States of a charge's bucket, of which nothing is changed."""
+        key, windows = charge.key, charge.windows
+        value = self._shard(key).get(key)
+        if value is None:
+            return windows.algorithm.fresh(self._now, windows)
+        return _standing(self._bucket(key, value), windows, self._now)
+
+    def _shard(self, key: Any) -> dict[Any, bytes]:
+        """Dictionary that a key belongs into."""
+        return self._shards[hash(key) & self._mask]
+
+    def _bucket(self, key: Any, value: bytes) -> Bucket:
+        return self._layouts.by(value).unpacked(value, self._beside.get(key, ()))
+
+    def _home(self, charge: Charge, now: int) -> _Home:
+        """Find where a charge's bucket lives: under its key, or in the overflow bucket of its windows."""
+        key, windows = charge.key, charge.windows
+        shard = self._shards[hash(key) & self._mask]
+        value = shard.get(key)
+        if value is not None:
+            return shard, key, value, self._bucket(key, value), None
+        if windows.algorithm.SILENT:  # a ban, or a configuration, that newcomers shared would hold for all of them
+            if charge.lease is not None:
+                self._reclaim(now)
+            return shard, key, None, None, None
+        if self._reclaim(now):
+            return shard, key, None, None, None
+        shared = windows.ids
+        value = self._overflow.get(shared)
+        return self._overflow, shared, value, None if value is None else self._bucket(shared, value), None
+
+    def _read(self, home: _Home, charge: Charge, now: int) -> Sequence[State]:
+        """How each asked window stands now, once the charge's lease is put right."""
+        bucket, windows, lease = home[3], charge.windows, charge.lease
+        algorithm = windows.algorithm
+        if bucket is None:
+            states = algorithm.fresh(now, windows)
+        else:
+            written, _, stored, _ = bucket
+            states = _standing(bucket, windows, now)
+            if now < written:
+                self._step_back(written - now)
+                self._write(home, windows, now, states)
+            elif stored is not windows and algorithm.BY_COUNT and _has_other_counts(stored, windows, states):
+                self._write(home, windows, now, states)
+        if lease is not None:
+            states = algorithm.put_right(states, lease.back, max(0, now - lease.as_of), lease.grace, windows)
+            self._write(home, windows, now, states)
+        return states
+
+    def _write(self, home: _Home, windows: Windows, now: int, states: Sequence[State], asked: int = 0) -> None:
+        """Put how the asked windows stand; windows of the bucket that were not asked stay as they are.
+
+        ``asked`` is the cost of a charge, 0 for none. The cost that is kept is the last one, or an earlier one that is refused.
+        """
+        buckets, key, value, bucket, layout = home
+        cost = asked or 1
+        if bucket is not None:
+            _, last, stored, _ = bucket
+            if last != asked and (not asked or (last > asked and _wait_us(windows, states, last))):
+                cost = last
+            # It is as it was read, unless another charge of the plan is for the same key, or needed the room.
+            if layout is not None and buckets.get(key) is value:
+                try:
+                    buckets[key] = layout.pack(layout.number, now, cost, *states)
+                except struct.error:  # more than 64 bits
+                    pass
+                else:
+                    return
+            if stored is not windows:
+                windows, states = _joined(windows, states, bucket, now)
+        layout = self._layouts.of(windows)
+        self._put(buckets, key, layout, layout.packed(now, cost, states), states)
+
+    def _put(self, buckets: dict[Any, bytes], key: Any, layout: Layout, value: bytes, states: Sequence[State]) -> None:
+        """Put a bucket that is new, or is kept in another way than before.
+
+        What is counted is never less than what is there, wherever a signal handler raises an exception in between.
+        """
+        live = buckets.get(key)
+        layout.uses += 1
+        if live is None and buckets is not self._overflow:
+            self._count += 1
+        beside = len(value) == HEAD.size
+        if beside:
+            self._beside[key] = states
+        buckets[key] = value
+        if live is not None:
+            self._layouts.release(self._layouts.by(live))
+            if not beside:
+                self._beside.pop(key, None)
+
+    def _drop(self, buckets: dict[Any, bytes], key: Any) -> None:
+        value = buckets.pop(key)
+        self._count -= 1
+        if len(value) == HEAD.size:
+            self._beside.pop(key)
+        self._layouts.release(self._layouts.by(value))
+
+    def _note_refusal(self, home: _Home, charge: Charge, states: Sequence[State]) -> None:
+        """Keep the cost of a charge that does not fit, so that the bucket stays for as long as it would refuse it."""
+        buckets, key, _, bucket, _ = home
+        cost, windows = charge.cost, charge.windows
+        if bucket is None or bucket[1] == cost or not _wait_us(windows, states, cost):
+            return
+        live = buckets.get(key)
+        if live is not None and (bucket[1] < cost or not _wait_us(windows, states, bucket[1])):
+            buckets[key] = with_cost(live, cost)
 
     def _reclaim(self, now: int) -> bool:
-        """Make room: expired buckets go, and when there is no room still the one that owes least. False if all refuse."""
-        if now < self._latest - _STEP:
-            self._step_back(now)
-        self._latest = now
-        for _ in range(_STEPS):
-            if not self._refusing or self._refusing[0][0] > now:
-                break
-            heappush(self._queue, heappop(self._refusing))
-        for _ in range(_STEPS):
-            if not self._queue or (self._queue[0][0] > now and len(self._buckets) < self._max_buckets):
-                break
-            entry, key = heappop(self._queue)
-            bucket = self._buckets.get(key)
-            if bucket is None or bucket[3] != entry:
-                continue
-            written, windows, states, _ = bucket
-            since = min(written, now)
-            due, until = _full_at(since, windows, states), _refuses_until(since, windows, states)
-            if due > entry:
-                heappush(self._queue, (due, key))
-                self._buckets[key] = (written, windows, states, due)
-            elif until > now:
-                heappush(self._refusing, (until, key))
-                self._buckets[key] = (written, windows, states, until)
-            else:
-                del self._buckets[key]
-        return len(self._buckets) < self._max_buckets
+        """Make room: expired buckets go, and when there is no room still those that owe least. False if there is none."""
+        if self._count < self._max_buckets:
+            if self._look(now):
+                self._sweep(now, _MORE)
+            return True
+        before = self._count
+        steps = self._sweep(now, 0)
+        while self._count >= self._max_buckets and self._pool:
+            self._drop_least()
+        self._credit = max(0, min(self._credit + (before - self._count) * _STEPS - steps, self._max_buckets))
+        return self._count < self._max_buckets
 
-    def _step_back(self, now: int) -> None:
-        """After a step of the clock, let no bucket wait for the time at which it was written to come round again."""
-        for key, (written, windows, states, _) in self._buckets.items():
-            since = min(written, now)
-            self._buckets[key] = (since, windows, states, _full_at(since, windows, states))
-        self._compact()
+    def _sweep(self, now: int, looks: int) -> int:
+        """Let go of expired buckets, and where there is no room find some that may go. How many steps the hand has made."""
+        most, step = self._max_buckets, 0
+        steps = min(_STEPS if self._credit or self._count < most else 1, self._count + 2)
+        while step < steps:
+            if self._count < most:
+                if step >= looks:
+                    break
+            elif step and len(self._pool) >= _SAMPLE:
+                break
+            step += 1
+            if self._look(now):
+                looks = max(looks, step) + _MORE
+        return step
 
-    def _compact(self) -> None:
-        """Make the heap anew, with the entries that count."""
-        self._refusing = []
-        self._queue = [(bucket[3], key) for key, bucket in self._buckets.items()]
-        heapify(self._queue)
+    def _look(self, now: int) -> bool:
+        """Move the hand on to the next bucket. True if that has expired and is gone."""
+        key = next(self._hand, None)
+        if key is None:
+            return self._turn()
+        shard = self._shards[self._swept]
+        value = shard.get(key)
+        if value is None:
+            return False
+        number, written, _ = HEAD.unpack_from(value)
+        layout = self._layouts.numbered[number]
+        if layout.drains and len(value) == layout.size and written <= now and self._count < self._max_buckets:
+            elapsed = now - written
+            for debt, count in zip(layout.unpack(value)[3:], layout.windows.counts):
+                if debt > elapsed * count:
+                    return False
+            self._drop(shard, key)
+            return True
+        return self._look_closely(shard, key, value, now)
+
+    def _turn(self) -> bool:
+        for _ in range(_HOPS):
+            self._swept = (self._swept + 1) & self._mask
+            if self._shards[self._swept]:
+                self._hand = iter(list(self._shards[self._swept]))
+                break
+        return False
+
+    def _look_closely(self, shard: dict[Any, bytes], key: Any, value: bytes, now: int) -> bool:
+        bucket = self._bucket(key, value)
+        if bucket[0] > now:
+            self._step_back(bucket[0] - now)
+            shard[key] = value = written_at(value, now)
+            bucket = (now, *bucket[1:])
+        due = _full_at(bucket)
+        if due <= now:
+            self._drop(shard, key)
+            return True
+        if self._count >= self._max_buckets and _refuses_until(bucket) <= now:
+            self._remember(due, key, value)
+        return False
+
+    def _remember(self, due: int, key: Any, value: bytes) -> None:
+        """Note a bucket that may go, of which those are kept that owe least."""
+        entry, pool = (due, key, value), self._pool
+        place = bisect_left(pool, entry)
+        if place == len(pool) or pool[place] != entry:
+            pool.insert(place, entry)
+            del pool[_POOL:]
+
+    def _drop_least(self) -> None:
+        """Drop the bucket that owes least of those that may go, unless it is not as it was any more."""
+        _, key, value = self._pool.pop(0)
+        shard = self._shard(key)
+        if shard.get(key) is value:
+            self._drop(shard, key)
+
+    def _step_back(self, by: int) -> None:
+        """Count a bucket that was found written so many microseconds in the future."""
+        self.clock_steps += 1
+        self._furthest_step = max(self._furthest_step, by)
 
 
 def _system_clock() -> int:
     return time.time_ns() // 1000
 
 
-def _full_at(written: int, windows: Windows, states: Sequence[State]) -> int:
-    """When they will be as if nobody had used them, in Unix µs."""
+def _standing(bucket: Bucket, windows: Windows, now: int) -> Sequence[State]:
+    """States of the asked windows of a bucket at a time in Unix µs."""
+    written, _, stored, states = bucket
+    algorithm = windows.algorithm
+    if windows is stored:
+        return algorithm.opened(states, now - written, stored, now)
+    states = algorithm.drained(states, now - written, stored)
+    known = dict(zip(stored.ids, states))
+    fresh = zip(windows.ids, algorithm.fresh(now, windows))
+    found = [known.get(window, new) for window, new in fresh]
+    return algorithm.opened(list(map(algorithm.rescaled, found, windows.limits)), 0, windows, now)
+
+
+def _has_other_counts(stored: Windows, windows: Windows, states: Sequence[State]) -> bool:
+    """Whether any of the windows that owe something had another count when it was stored."""
+    counts = dict(zip(stored.ids, stored.counts))
+    asked = zip(windows.ids, windows.counts, states)
+    return any(state and counts.get(window, count) != count for window, count, state in asked)
+
+
+def _full_at(bucket: Bucket) -> int:
+    """When a bucket will be as if nobody had used it, in Unix µs."""
+    written, _, windows, states = bucket
     return written + max(map(windows.algorithm.lasts_us, states, windows.limits))
 
 
-def _refuses_until(written: int, windows: Windows, states: Sequence[State]) -> int:
-    """When one request will fit into every window, whoever asks, in Unix µs; the time of writing if it did then.
+def _refuses_until(bucket: Bucket) -> int:
+    """When the cost last asked of a bucket will fit into every window, whoever asks, in Unix µs; when written if it did then.
 
     Bans and what is configured, which are never dropped, stay until they are over.
     """
-    wait_us = windows.algorithm.wait_us
-    wait = max(wait_us(state, 1, limit) or 0 for state, limit in zip(states, windows.strictest.limits))
+    written, cost, windows, states = bucket
+    wait = _wait_us(windows, states, cost)
     is_kept = windows.algorithm.SILENT or (wait and windows.has_slots)  # a hint is no promise
-    return _full_at(written, windows, states) if is_kept else written + wait
+    return _full_at(bucket) if is_kept else written + wait
 
 
-def _joined(windows: Windows, states: Sequence[State], bucket: _Bucket, now: int) -> tuple[Windows, Sequence[State]]:
+def _wait_us(windows: Windows, states: Sequence[State], cost: int) -> int:
+    """Microseconds until a cost fits into every window for those who have least room; 0 if it does, or if it never will."""
+    wait_us, costs = windows.algorithm.wait_us, repeat(cost)
+    waits = list(map(wait_us, states, costs, windows.strictest.limits))
+    if None in waits:  # who has least room never gets that much
+        waits = list(map(wait_us, states, costs, windows.limits))
+    return max([wait or 0 for wait in waits], default=0)
+
+
+def _joined(windows: Windows, states: Sequence[State], bucket: Bucket, now: int) -> tuple[Windows, Sequence[State]]:
     """The asked windows, and those of ``bucket`` that were not asked and still owe something."""
     limits, ids, joined = list(windows.limits), list(windows.ids), list(states)
-    written, stored, before, _ = bucket
+    written, _, stored, before = bucket
     for limit, window, state in zip(stored.limits, stored.ids, windows.algorithm.opened(before, now - written, stored, now)):
         if window not in windows.ids and state:
             limits.append(limit)
             ids.append(window)
             joined.append(state)
-    return (windows, states) if len(ids) == len(windows.ids) else (Windows(tuple(limits), tuple(ids)), joined)
+    return (windows, states) if len(ids) == len(windows.ids) else (_windows(tuple(limits), tuple(ids)), joined)
+
+
+@lru_cache(maxsize=4096)
+def _windows(limits: tuple[Limit, ...], ids: tuple[int, ...]) -> Windows:
+    """The same object for the same windows, so that buckets share it."""
+    return Windows(limits, ids)

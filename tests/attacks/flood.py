@@ -98,14 +98,13 @@ def flood(requests: int, *, door: str, part: str, burst: int, buckets: int, seed
             let_through += check(*victims[number % VICTIMS])
             most = max(most, len(store))
     let_through += sum(check(*victim) for victim in victims)
-    entries = len(store._queue) + len(store._refusing)
     return {
         "requests": requests,
         "served": served,
         "admitted": admitted,
         "victims let through": let_through,
         "buckets": max(most, len(store)),
-        "heap entries": entries,
+        "may go": len(store._pool),
         "overflow buckets": len(store._overflow),
         "grown by": _grown() - before,
     }

@@ -1,0 +1,159 @@
+"""Buckets as bytes: the cyclic garbage collector tracks none of them, so a million buckets cost a collection nothing.
+
+A value is a head and numbers of 8 bytes, little-endian:
+
+    number of the windows (4) | written, Unix µs (8) | last cost (8) | the states, as their algorithm counts them
+
+A head alone says that the states are kept beside as they are, since they are not a few numbers of 64 bits: a debt of more
+ticks, the slots of requests in flight, a register.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence
+from typing import Any, Final
+
+from limitgate.algorithms import gcra
+from limitgate.algorithms.base import State
+from limitgate.algorithms.sliding_log import Log
+from limitgate.windows import Windows
+
+Bucket = tuple[int, int, Windows, Sequence[State]]
+"""When a bucket was written in Unix µs, the cost last asked of it, its windows, and their states at that time."""
+
+HEAD: Final = struct.Struct("<Iqq")
+_NUMBER: Final = struct.Struct("<I")
+_TIME: Final = struct.Struct("<q")
+_COST_AT: Final = _NUMBER.size + _TIME.size
+
+
+class Layout:
+    """Layout of the buckets of some windows, and the number that stands for these windows in the values."""
+
+    __slots__ = (
+        "drains",
+        "is_debts",
+        "is_log",
+        "is_row",
+        "mark",
+        "number",
+        "opened",
+        "pack",
+        "plain_size",
+        "size",
+        "unpack",
+        "uses",
+        "windows",
+    )
+
+    def __init__(self, windows: Windows, number: int) -> None:
+        self.windows = windows
+        self.number = number
+        self.mark = _NUMBER.pack(number)
+        """First bytes of every value."""
+        self.uses = 0
+        """Buckets that have this layout."""
+        initial = windows.algorithm.fresh(0, windows)
+        self.is_debts = bool(initial) and all(type(state) is int for state in initial)
+        """True for states of one number each."""
+        self.is_row = type(initial[0]) is tuple if initial else False
+        """True for a single state of a few numbers."""
+        self.is_log = isinstance(initial[0], Log) if initial else False
+        numbers = len(initial) if self.is_debts else len(initial[0]) if self.is_row else 0
+        form = struct.Struct(f"{HEAD.format}{numbers}q")
+        self.size = form.size
+        """Bytes of a value that is not a head alone, unless it is a log's."""
+        self.plain_size = form.size if self.is_debts else 0
+        """`size` where states are plain numbers, else that of no value."""
+        self.drains = windows.algorithm is gcra
+        """True for debts that drain by `Windows.counts`."""
+        self.opened = windows.algorithm.opened
+        self.pack = form.pack
+        self.unpack = form.unpack
+
+    def packed(self, written: int, cost: int, states: Sequence[State]) -> bytes:
+        """Value of a bucket; the head alone where the states have to be kept beside."""
+        try:
+            if self.is_debts:
+                return self.pack(self.number, written, cost, *states)
+            if self.is_row:
+                return self.pack(self.number, written, cost, *states[0])
+            if self.is_log:
+                return HEAD.pack(self.number, written, cost) + _packed_log(states[0])
+        except struct.error:  # a number of more than 64 bits
+            pass
+        return HEAD.pack(self.number, written, cost)
+
+    def unpacked(self, value: bytes, beside: Sequence[State]) -> Bucket:
+        """Bucket of a value, whose states are ``beside`` if it is a head alone."""
+        _, written, cost = HEAD.unpack_from(value)
+        if is_head(value):
+            return written, cost, self.windows, beside
+        if self.is_log:
+            return written, cost, self.windows, [_log(value[HEAD.size :])]
+        numbers = self.unpack(value)[3:]
+        return written, cost, self.windows, [numbers] if self.is_row else numbers
+
+
+class Layouts:
+    """Layouts of the buckets of a store. One that no bucket has any more is forgotten, and its number given to another."""
+
+    def __init__(self) -> None:
+        self.known: dict[Windows, Layout] = {}
+        self.numbered: list[Any] = []
+        self._free: list[int] = []
+
+    def of(self, windows: Windows) -> Layout:
+        """Layout of the buckets of these windows."""
+        layout = self.known.get(windows)
+        if layout is None:
+            layout = Layout(windows, self._number())  # no number is ever given twice, wherever a signal comes in between
+            self.numbered[layout.number] = self.known[windows] = layout
+        return layout
+
+    def by(self, value: bytes) -> Layout:
+        """Layout of a value of this store."""
+        layout: Layout = self.numbered[_NUMBER.unpack_from(value)[0]]
+        return layout
+
+    def release(self, layout: Layout) -> None:
+        """Count one bucket less that has this layout."""
+        layout.uses -= 1
+        if not layout.uses:
+            del self.known[layout.windows]
+            self.numbered[layout.number] = None
+            self._free.append(layout.number)
+
+    def _number(self) -> int:
+        """Number that stands for no windows yet."""
+        if self._free:
+            return self._free.pop()
+        self.numbered.append(None)
+        return len(self.numbered) - 1
+
+
+def is_head(value: bytes) -> bool:
+    """Whether the states of a value are kept beside it."""
+    return len(value) == HEAD.size
+
+
+def written_at(value: bytes, now: int) -> bytes:
+    """Value with another time of writing, Unix µs."""
+    return value[: _NUMBER.size] + _TIME.pack(now) + value[_COST_AT:]
+
+
+def with_cost(value: bytes, cost: int) -> bytes:
+    """Value with another last cost."""
+    return value[:_COST_AT] + _TIME.pack(cost) + value[HEAD.size :]
+
+
+def _packed_log(log: Log) -> bytes:
+    return array("q", (log.now, log.before)).tobytes() + log.times.tobytes() + log.totals.tobytes()
+
+
+def _log(body: bytes) -> Log:
+    numbers = array("q", body)
+    entries = len(numbers) // 2
+    return Log(numbers[0], numbers[2 : entries + 1], numbers[entries + 1 :], numbers[1])
