@@ -25,6 +25,7 @@ from limitgate.planner import Asked, Considered, Planner
 from limitgate.request import Request
 from limitgate.rules import OnError
 from limitgate.steps import Budget, Steps, T, atake, measures_silence, take
+from limitgate.stores import AsyncRedisStore
 from limitgate.stores.corrections import correction
 from limitgate.turns import Lines, booked, sleep_until
 from limitgate.visit import Taken, Turn, Visit, Wrong
@@ -195,9 +196,8 @@ class Gate:
 
     async def aconnect(self) -> None:
         """Have the store connect in the background, if it is one that does."""
-        connect = getattr(self.store, "connect", None)
-        if connect is not None:
-            await connect()
+        if isinstance(self.store, AsyncRedisStore):
+            await self.store.connect()
 
     async def asettled(self) -> None:
         """Wait until everything in this event loop has been settled that nobody waits for any more."""

@@ -388,6 +388,24 @@ async def test_a_crowd_holds_little_of_what_others_share(cluster: RedisCluster, 
 
 
 @in_a_loop
+async def test_nobody_of_a_crowd_waits_longer_than_they_may(cluster: RedisCluster) -> None:
+    """Who waits for others of a crowd waits no longer than its own timeout, whatever theirs is, and says how long."""
+    store = AsyncRedisStore(cluster.url, local_refusals=False)
+    asked = plan(charge(key_on(0), "9000/day"), charge(key_on(1), "9000/day"))
+    await store.aspend(asked, 5)
+    with cluster.masters[1].frozen():
+        patient = begin(store, *[asked] * 64, timeout=5)
+        await asyncio.sleep(0.01)
+        began = time.monotonic()
+        hasty = begin(store, *[asked] * 10, timeout=0.1)
+        assert await crowd_ends(hasty) == ["timeout"] * 10
+        assert time.monotonic() - began < 0.1 + 1
+        assert all(0.1 <= getattr(task.exception(), "waited", 0) < 0.2 for task in hasty)
+    assert await crowd_ends(patient) == [True] * 64
+    await store.aclose()
+
+
+@in_a_loop
 async def test_a_crowd_that_waits_ends_with_the_node(cluster: RedisCluster) -> None:
     """Those of a crowd who wait for others fail like them when a node is silent, and at once when the store is closed."""
     store = AsyncRedisStore(cluster.url, local_refusals=False)

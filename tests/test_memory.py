@@ -784,3 +784,14 @@ def test_the_child_of_a_fork_in_the_midst_of_a_call_can_ask() -> None:
     _, status = os.waitpid(child, 0)
     store._busy = False
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+@pytest.mark.parametrize("cost", [2**63 - 1, 2**63, 10**30])
+def test_a_cost_beyond_all_bounds_is_refused(cost: int) -> None:
+    """Whatever a caller asks of a banned key, or of any, is refused; nothing breaks by it."""
+    limiter = Limiter(MemoryStore())
+    limiter.hit("key", "5/day")
+    limiter.ban("key", 60)
+    for _ in range(2):
+        assert not limiter.hit("key", "5/day", cost=cost).allowed
+        assert not limiter.hit("other", "5/day", cost=cost).allowed

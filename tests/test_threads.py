@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from limitgate import StoreError
 from limitgate.plan import Charge, Plan, Reading
 from limitgate.stores.patience import Patience
-from limitgate.stores.threads import SharedCalls
+from limitgate.stores.threads import SharedCalls, _Request
 from limitgate.windows import windows_of
 
 PATIENT = 20.0
@@ -114,6 +115,30 @@ def test_who_may_wait_longest_goes_for_all() -> None:
     together, patience = line.sent[1]
     assert list(together) == [*plans, Plan(())]
     assert patience.left > 2 * PATIENT
+
+
+def test_nobody_fails_for_the_haste_of_others() -> None:
+    """Who came while another was about to go, and may wait longer than that one, shares the next call."""
+    line = Line(1, lambda: None)
+    calls, hasty, patient = line.calls, Plan((), "peek"), Plan((), "reset")
+    chosen = calls._pass_on
+
+    def late(mine: Any) -> None:
+        chosen(mine)
+        if len(line.sent) == 1:  # the hasty one has been chosen, and does not have the interpreter yet
+            request = _Request(patient, calls.listened() + 3 * PATIENT)
+            request.told.acquire()
+            calls._waiting.append(request)
+
+    calls._pass_on = late  # type: ignore[method-assign]
+    with ThreadPoolExecutor(2) as pool:
+        leading = pool.submit(calls.spend, Plan(()), PATIENT)
+        while not line.sent:
+            time.sleep(0.001)
+        assert pool.submit(calls.spend, hasty, 1.0).result().admitted
+        assert leading.result().admitted
+    assert [list(plans) for plans, _ in line.sent] == [[Plan(())], [hasty]]
+    assert [request.plan for request in calls._waiting] == [patient]
 
 
 def test_a_call_carries_no_more_than_its_share() -> None:

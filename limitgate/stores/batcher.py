@@ -24,7 +24,7 @@ from limitgate.stores.batch import Batch, Request
 from limitgate.stores.breaker import PROBE_TIMEOUT
 from limitgate.stores.dialer import CONNECT_TIMEOUT
 from limitgate.stores.faults import Redirection, no_room, store_error, unsendable
-from limitgate.stores.listening import ListeningClock
+from limitgate.stores.listening import AWAY, ListeningClock
 from limitgate.stores.pipeline import Pipeline
 from limitgate.stores.scripted import MAX_BATCH, Outcome, Room, Scripted
 
@@ -360,6 +360,8 @@ class Batcher:
         """Note what Redis has been silent for. Seconds until a request is overdue; None if nobody waits."""
         now = self._clock.seconds
         passed, self._looked = max(0.0, now - (now if self._looked is None else self._looked)), now
+        if self._connecting is not None:
+            passed = min(passed, AWAY)
         if self._owes and not self._was_heard:
             self._silence += passed
         self._was_heard = False

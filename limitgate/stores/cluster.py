@@ -78,7 +78,7 @@ class Cluster:
         keys = tuple([charge.key for charge in plan.charges])
         crowd = self._crowds.get(keys)
         if crowd is None:
-            crowd = self._crowds[keys] = _Crowd(partial(self._crowds.pop, keys))
+            crowd = self._crowds[keys] = _Crowd(self._clock, partial(self._crowds.pop, keys))
         return crowd.join(_Together(self, plan, parts, timeout))
 
     def connect(self) -> None:
@@ -89,10 +89,6 @@ class Cluster:
     def ask(self, part: Part, timeout: float) -> asyncio.Future[Reading]:
         """The reading of a part of a plan, even from a node that has stopped answering."""
         return self._node(part).ask(part.plan, timeout)
-
-    def now(self) -> float:
-        """Seconds by the `ListeningClock`."""
-        return self._clock.now()
 
     def told_already(self, plan: Plan, parts: Sequence[Part]) -> Outcome | None:
         """What becomes of a plan that is surely refused as things stand, or that needs a node which does not answer."""
@@ -210,43 +206,66 @@ class Cluster:
 
 
 class _Crowd:
-    """Plans for the same buckets on several nodes: so many under way at a time, in the order in which they came."""
+    """Plans for the same buckets on several nodes: so many under way at a time, in the order in which they came.
 
-    def __init__(self, dissolve: Callable[[], object]) -> None:
+    As in a `Batcher`, those that wait wait for Redis only while it owes answers and gives none.
+    """
+
+    def __init__(self, clock: ListeningClock, dissolve: Callable[[], object]) -> None:
         self.under_way = 0
+        self._clock = clock
         self._dissolve = dissolve
         self._waiting: deque[_Together] = deque()
+        self._silence = 0.0
+        self._looked: float | None = None
+        self._was_heard = False
 
     def join(self, plan: _Together) -> asyncio.Future[Reading]:
         """The reading of a plan, now or when others are through. Raises `StoreError` where too many wait."""
         if self.under_way < ABREAST:
             self._begin(plan)
         elif len(self._waiting) < MAX_QUEUED:
+            plan.due = self._silence + plan.timeout
             self._waiting.append(plan)
+            if self._looked is None:
+                self._looked = self._clock.now()
+                self._clock.watch(self)
         else:
             raise StoreError(f"{MAX_QUEUED} requests wait for the same buckets already", "overload")
         return plan.answer
 
-    def _begin(self, plan: _Together) -> None:
-        self.under_way += 1
-        plan.begin(self._over)
-
-    def _over(self, outcome: Outcome) -> None:
-        """One is through, and has given back what it had to. The next ones begin, unless they can be told already."""
-        self.under_way -= 1
-        if isinstance(outcome, StoreError):  # the nodes were silent
-            self._waiting = deque([plan for plan in self._waiting if not plan.is_overdue(outcome)])
-        while self._waiting and self.under_way < ABREAST:
-            following = self._waiting.popleft()
-            if not following.is_told():
-                self._begin(following)
-        if not self.under_way:
-            self._dissolve()
+    def listened(self) -> float | None:
+        """Note what Redis has been silent for, and fail those that have waited for too long. Seconds until the next may."""
+        now = self._clock.seconds
+        passed, self._looked = max(0.0, now - (now if self._looked is None else self._looked)), now
+        if not self._was_heard:
+            self._silence += passed
+            self._waiting = deque([plan for plan in self._waiting if not plan.is_overdue(self._silence)])
+        self._was_heard = False
+        if not self._waiting:
+            self._looked = None
+            return None
+        return min([plan.due for plan in self._waiting]) - self._silence
 
     def disperse(self, error: StoreError) -> None:
         """Nobody who waits will be asked about."""
         while self._waiting:
             self._waiting.popleft().tell(error)
+
+    def _begin(self, plan: _Together) -> None:
+        self.under_way += 1
+        plan.begin(self._over)
+
+    def _over(self) -> None:
+        """One is through, and has given back what it had to. The next ones begin, unless they can be told already."""
+        self.under_way -= 1
+        self._was_heard = True
+        while self._waiting and self.under_way < ABREAST:
+            following = self._waiting.popleft()
+            if not following.is_told(self._silence):
+                self._begin(following)
+        if not self.under_way:
+            self._dissolve()
 
 
 class _Together:
@@ -257,32 +276,38 @@ class _Together:
         self._cluster = cluster
         self._plan = plan
         self._parts = parts
-        self._timeout = timeout
-        self._due = cluster.now() + timeout
+        self.timeout = timeout
+        """How long it may still wait, in seconds."""
+        self.due = timeout
+        """At what silence of Redis it has waited for too long, while it waits for others."""
+        self._waited = 0.0
         self._left = len(parts)
         self._began = 0.0
         self._outcomes: list[Outcome] = [StoreError("no answer")] * len(parts)
 
-    def is_told(self) -> bool:
-        """Whether nobody waits for it, or what becomes of it is clear by what was heard meanwhile."""
+    def is_told(self, silence: float) -> bool:
+        """Whether nobody waits for it, or what becomes of it is clear by what was heard meanwhile. Else it is its turn."""
+        left = self.due - silence
+        self._waited, self.timeout = self.timeout - left, left
         outcome = None if self.answer.done() else self._cluster.told_already(self._plan, self._parts)
         if outcome is not None:
             self.tell(outcome)
         return self.answer.done()
 
-    def is_overdue(self, error: StoreError) -> bool:
-        """Whether nobody waits for it, or it has waited for as long as it may: then it fails by this error."""
-        if self._cluster.now() >= self._due:
-            self.tell(StoreError(str(error), error.fault))
+    def is_overdue(self, silence: float) -> bool:
+        """Whether nobody waits for it, or it has waited for as long as it may, and so has failed."""
+        if silence >= self.due:
+            self._waited = self.timeout
+            self.tell(store_error(TimeoutError()))
         return self.answer.done()
 
-    def begin(self, over: Callable[[Outcome], None]) -> None:
+    def begin(self, over: Callable[[], None]) -> None:
         """Ask the nodes. ``over`` is called when all is done."""
         self._over = over
         self._began = time.monotonic()
         for place, part in enumerate(self._parts):
             try:
-                asked = self._cluster.ask(part, self._timeout)
+                asked = self._cluster.ask(part, self.timeout)
             except StoreError as error:
                 self._note(place, error)
             else:
@@ -303,22 +328,23 @@ class _Together:
             conclusion = concluded(self._plan, self._parts, self._outcomes)
             given_back = self._cluster.clear_up(conclusion, self._began)
             self.tell(conclusion.outcome)
-            self._finish(conclusion.outcome, given_back)
+            self._finish(given_back)
 
     def tell(self, outcome: Outcome) -> None:
         """Answer, if somebody waits for it."""
         if self.answer.done():
             return
         if isinstance(outcome, StoreError):
+            outcome.waited += self._waited
             self.answer.set_exception(outcome)
             self.answer.exception()  # it may have nobody left to look at it
         else:
-            self.answer.set_result(outcome)
+            self.answer.set_result(outcome._replace(waited=outcome.waited + self._waited) if self._waited else outcome)
 
-    def _finish(self, outcome: Outcome, given_back: Sequence[asyncio.Future[Reading]]) -> None:
+    def _finish(self, given_back: Sequence[asyncio.Future[Reading]]) -> None:
         """It is over once everything is given back."""
         left = [told for told in given_back if not told.done()]
         if left:
-            left[0].add_done_callback(lambda _: self._finish(outcome, left[1:]))
+            left[0].add_done_callback(lambda _: self._finish(left[1:]))
         else:
-            asyncio.get_running_loop().call_soon(self._over, outcome)  # many may fail at once
+            asyncio.get_running_loop().call_soon(self._over)  # many may fail at once

@@ -98,8 +98,9 @@ class Connections:
             patience.waited_since(began, slice_)
         elif patience.is_over:
             raise StoreError("no connection to Redis within the timeout", "timeout")
-        elif monotonic() - began < 2 * slice_:  # else threads are starved, the one that connects as well
-            patience.waited_in_vain(slice_)
+        else:
+            is_late = monotonic() - began > 2 * slice_  # then threads are starved, the one that connects as well
+            patience.waited_in_vain(slice_ / 2 if is_late else slice_)
 
     def _made_here(self, patience: Patience) -> Line:
         began = monotonic()

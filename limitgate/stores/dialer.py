@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
@@ -31,7 +32,7 @@ from limitgate.errors import ConfigError
 from limitgate.stores.faults import is_no_room
 from limitgate.stores.listening import ListeningClock
 from limitgate.stores.resolver import Resolver
-from limitgate.stores.spare import Spare
+from limitgate.stores.spare import SPARE
 
 CONNECT_TIMEOUT = 1.5
 """Seconds that connecting may take in the background; recovery from a connect that hangs takes as long."""
@@ -95,8 +96,8 @@ class Dialer:
             raise ConfigError("store: a Redis Cluster has one database, expected no other than 0")
         self._class, self._options = pool.connection_class, pool.connection_kwargs
         self._sentinels = where.sentinels
-        self._spare = Spare()
         self._resolver = Resolver()
+        SPARE.fill()
 
     @property
     def nodes(self) -> Sequence[Address]:
@@ -109,15 +110,15 @@ class Dialer:
         try:
             connection = self._dial(address, options)
         except Exception as error:
-            if not (is_no_room(error) and self._spare.release()):
+            if not (is_no_room(error) and SPARE.release()):
                 raise
             connection = self._dial(address, options)
-        self._spare.fill()
+        SPARE.fill()
         return connection
 
-    def _dial(self, address: Address | None, options: Mapping[str, Any]) -> Any:
+    def _dial(self, address: Address | None, options: Mapping[str, float]) -> Any:
         if address is None and self._sentinels:
-            address = self._master()
+            address = self._master(options)
         return _connected(self._connection(address, **options))
 
     async def adial(self, clock: ListeningClock, address: Address | None = None) -> Any:
@@ -125,10 +126,10 @@ class Dialer:
         try:
             connection = await self._adial(clock, address)
         except Exception as error:
-            if not (is_no_room(error) and self._spare.release()):
+            if not (is_no_room(error) and SPARE.release()):
                 raise
             connection = await self._adial(clock, address)
-        self._spare.fill()
+        SPARE.fill()
         return connection
 
     async def _adial(self, clock: ListeningClock, address: Address | None) -> Any:
@@ -165,12 +166,15 @@ class Dialer:
         where = {} if address is None else {"host": address[0], "port": address[1]}
         return self._class(**{**self._options, **where, **options})
 
-    def _master(self) -> Address:
+    def _master(self, options: Mapping[str, float] = MappingProxyType({})) -> Address:
+        brief = {name: seconds / len(self._sentinels) for name, seconds in options.items()}
         failures = []
         for sentinel in self._sentinels:
             try:
-                return self._named_by(sentinel, _asked(self._sentinel(sentinel), self._question))
-            except Exception as error:  # noqa: BLE001 - whatever one of them says or does not say, the next is asked
+                return self._named_by(sentinel, _asked(self._sentinel(sentinel, **brief), self._question))
+            except Exception as error:
+                if is_no_room(error):  # no fault of this Sentinel's
+                    raise
                 self._passed_over(sentinel)
                 failures.append(error)
         raise self._nobody_knows(failures)
@@ -182,14 +186,17 @@ class Dialer:
                 async with clock.within(ASK_TIMEOUT):
                     reply = await _aasked(self._areached(partial(self._sentinel, sentinel)), self._question)
                 return self._named_by(sentinel, reply)
-            except Exception as error:  # noqa: BLE001 - whatever one of them says or does not say, the next is asked
+            except Exception as error:
+                if is_no_room(error):  # no fault of this Sentinel's
+                    raise
                 self._passed_over(sentinel)
                 failures.append(error)
         raise self._nobody_knows(failures)
 
-    def _sentinel(self, address: Address) -> Any:
+    def _sentinel(self, address: Address, **options: float) -> Any:
         user, password = self._where.login
-        return self._connection(address, username=user, password=password, credential_provider=None, db=0, **self._brief)
+        options = {**self._brief, **options}
+        return self._connection(address, username=user, password=password, credential_provider=None, db=0, **options)
 
     @property
     def _question(self) -> Sequence[str]:

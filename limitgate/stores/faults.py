@@ -13,8 +13,8 @@ Redirection = AskError | TryAgainError
 """What a node of a cluster says about a slot that it does not hold (MOVED is an ASK in redis-py), or not all of."""
 
 
-_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
-"""What the kernel says where this process, or this machine, has no file descriptor, no memory or no port for a connection."""
+_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""What the kernel says where this process, or this machine, has no file descriptor or no memory for a connection."""
 
 
 def is_no_room(error: BaseException | None) -> bool:

@@ -14,9 +14,11 @@ from typing import Protocol
 
 GRAIN, SHORTEST = 0.01, 0.004
 """Seconds between two looks, at most and at least."""
-LONGEST, AWAY = 0.02, 0.01
-"""Seconds between two looks above which the loop was not there to listen, and how many of them count all the same: it polls
-its sockets now and then, and a server that is silent each time is silent."""
+LONGEST = 0.05
+"""Seconds that count between two looks, at most: of more the loop was away. So much of it counts all the same, as it polls its
+sockets in between, and a server that is silent each time is silent."""
+AWAY = 0.01
+"""Seconds that count of those while a connection is made, which takes a loop that is away several times as many turns."""
 
 
 class Listener(Protocol):
@@ -69,8 +71,7 @@ class ListeningClock:
                 self.forget(deadline)
 
     def _since_look(self) -> float:
-        seconds = self._loop.time() - self._looked
-        return seconds if seconds <= LONGEST else AWAY
+        return min(self._loop.time() - self._looked, LONGEST)
 
     def _look(self) -> None:
         """Look at the loop's clock, and count once what has arrived by now is read.
@@ -83,15 +84,17 @@ class ListeningClock:
     def _count(self) -> None:
         self.seconds, self._passed = self.seconds + self._passed, 0.0
         soonest = GRAIN
-        for listener in list(self._listeners):
-            left = listener.listened()
-            if left is None:
-                self.forget(listener)
-            else:
-                soonest = min(soonest, left)
-        self._ticks = bool(self._listeners)
-        if self._ticks:
-            self._loop.call_later(max(soonest, SHORTEST), self._look)
+        try:
+            for listener in list(self._listeners):
+                self.forget(listener)  # who fails does not come again, and keeps nobody else waiting
+                left = listener.listened()
+                if left is not None:
+                    self._listeners[listener] = None
+                    soonest = min(soonest, left)
+        finally:
+            self._ticks = bool(self._listeners)
+            if self._ticks:
+                self._loop.call_later(max(soonest, SHORTEST), self._look)
 
 
 class _Deadline:

@@ -24,6 +24,8 @@ Bucket = tuple[int, int, Windows, Sequence[State]]
 """When a bucket was written in Unix µs, the cost last asked of it, its windows, and their states at that time."""
 
 HEAD: Final = struct.Struct("<Iqq")
+MAX_COST: Final = 2**63 - 1
+"""The highest cost that is kept; no limit has room for a higher one."""
 _NUMBER: Final = struct.Struct("<I")
 _TIME: Final = struct.Struct("<q")
 _COST_AT: Final = _NUMBER.size + _TIME.size
@@ -81,10 +83,10 @@ class Layout:
             if self.is_row:
                 return self.pack(self.number, written, cost, *states[0])
             if self.is_log:
-                return HEAD.pack(self.number, written, cost) + _packed_log(states[0])
+                return HEAD.pack(self.number, written, min(cost, MAX_COST)) + _packed_log(states[0])
         except struct.error:  # a number of more than 64 bits
             pass
-        return HEAD.pack(self.number, written, cost)
+        return HEAD.pack(self.number, written, min(cost, MAX_COST))
 
     def unpacked(self, value: bytes, beside: Sequence[State]) -> Bucket:
         """Bucket of a value, whose states are ``beside`` if it is a head alone."""
@@ -146,7 +148,7 @@ def written_at(value: bytes, now: int) -> bytes:
 
 def with_cost(value: bytes, cost: int) -> bytes:
     """Value with another last cost."""
-    return value[:_COST_AT] + _TIME.pack(cost) + value[HEAD.size :]
+    return value[:_COST_AT] + _TIME.pack(min(cost, MAX_COST)) + value[HEAD.size :]
 
 
 def _packed_log(log: Log) -> bytes:

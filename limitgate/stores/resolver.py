@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 
+from limitgate.forks import begin_anew_in_children
+
 Addresses = Sequence[str]
 
 
@@ -23,9 +25,14 @@ class Resolver:
     """Looks up names for any number of event loops. What was found last serves where nothing can be found."""
 
     def __init__(self) -> None:
+        self._known: dict[str, Addresses] = {}
+        self.begin_anew()
+        begin_anew_in_children(self)
+
+    def begin_anew(self) -> None:
+        """In the child of a fork: no thread is left there that would find anything, or release a lock."""
         self._lock = threading.Lock()
         self._waiting: dict[str, list[asyncio.Future[Addresses]]] = {}
-        self._known: dict[str, Addresses] = {}
 
     async def addresses(self, host: str) -> Addresses:
         """The addresses of a host, at least one. Raises `OSError`."""
@@ -54,6 +61,8 @@ class Resolver:
             found = _found(host)
         except OSError as error:
             found = error
+        except Exception as error:  # noqa: BLE001 - a name that is none in DNS, say; all who wait have to be told
+            found = OSError(errno.EINVAL, f"the host of Redis cannot be looked up: {error}")
         with self._lock:
             waiting = self._waiting.pop(host, [])
             if not isinstance(found, OSError):

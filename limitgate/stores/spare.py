@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 import os
-from typing import TypeVar
+from contextlib import suppress
+from threading import Lock
 
 from limitgate.forks import begin_anew_in_children
 
-T = TypeVar("T")
-
 
 class Spare:
-    """A file descriptor that is given up where a connection cannot be made for want of one."""
+    """A file descriptor that is given up where a connection cannot be made for want of one. Safe for threads."""
 
     def __init__(self) -> None:
         self._descriptor: int | None = None
-        self.fill()
+        self.begin_anew()
         begin_anew_in_children(self)
 
     def begin_anew(self) -> None:
-        """In the child of a fork: the child has a copy, which is as good."""
+        """In the child of a fork: nobody there will release a lock. It has a copy of the descriptor, which is as good."""
+        self._lock = Lock()
 
     def fill(self) -> None:
         """Keep a descriptor, unless there is one or none is to be had."""
-        if self._descriptor is None:
-            try:
+        with self._lock, suppress(OSError):
+            if self._descriptor is None:
                 self._descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
-                return
 
     def release(self) -> bool:
         """Give the descriptor up. False if there is none."""
-        descriptor, self._descriptor = self._descriptor, None
+        with self._lock:
+            descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
         return descriptor is not None
+
+
+SPARE = Spare()
+"""The one of this process, kept from when the first Redis store is made."""

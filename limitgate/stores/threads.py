@@ -10,6 +10,7 @@ A thread waits as long as its timeout says, but only time counts in which the on
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice, takewhile
@@ -109,8 +110,9 @@ class SharedCalls:
         together: list[_Request] = []
         try:
             with self._lock:
-                for _ in self._next():
-                    together.append(self._waiting.popleft())  # noqa: PERF401 - an interruption loses none
+                for request in self._next(mine.due):
+                    together.append(request)  # first, as an interruption must lose none
+                    self._waiting.remove(request)
             now = self.listened()
             patience = Patience(max(mine.due - now, SHORTEST))
             self._clock = now, patience
@@ -127,10 +129,14 @@ class SharedCalls:
                 if request is not mine:
                     request.told.release()
 
-    def _next(self) -> list[_Request]:
-        """Those who share the next call. Whoever is among them stays so until it is made, as others only leave before it."""
+    def _next(self, due: float = math.inf) -> list[_Request]:
+        """Those who share the next call, if it is given up at a time: who may wait longer than that shares another one.
+
+        Whoever is among them stays so until it is made, as others only leave before it.
+        """
         room = Room()
-        return list(takewhile(lambda request: room.takes(request.plan), islice(self._waiting, self._most)))
+        first = [request for request in islice(self._waiting, self._most) if request.due <= due]
+        return list(takewhile(lambda request: room.takes(request.plan), first))
 
     def _pass_on(self, mine: _Request) -> None:
         """Let the one go next that has the most time left of those whose turn it is: none of them fails for another's haste."""
