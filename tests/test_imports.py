@@ -12,6 +12,7 @@ STORES = {
     *(
         f"stores.{module}"
         for module in (
+            "background",
             "base",
             "batch",
             "batcher",
@@ -69,7 +70,7 @@ LAYERS = (
     {"algorithms"},
     {"limits"},
     {"windows"},
-    {"configured", "plan", "priorities"},
+    {"configured", "own_errors", "plan", "priorities"},
     {"decision", "newcomers", "paths", *STORES},
     {"request"},
     {"client", "headers"},

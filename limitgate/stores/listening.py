@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Protocol
 
+from limitgate.own_errors import survived
+
 GRAIN, SHORTEST = 0.01, 0.004
 """Seconds between two looks, at most and at least."""
 LONGEST, AWAY = 0.02, 0.01
@@ -84,7 +86,9 @@ class ListeningClock:
         self.seconds, self._passed = self.seconds + self._passed, 0.0
         soonest = GRAIN
         for listener in list(self._listeners):
-            left = listener.listened()
+            left: float | None = GRAIN
+            with survived():  # else no time would ever be over again
+                left = listener.listened()
             if left is None:
                 self.forget(listener)
             else:

@@ -15,11 +15,13 @@ from weakref import ref
 from redis.exceptions import NoScriptError, ResponseError
 
 from limitgate.errors import StoreError
+from limitgate.own_errors import OwnError, own_error, survived
 from limitgate.plan import Plan
+from limitgate.stores import background
 from limitgate.stores.breaker import PROBE_TIMEOUT, Breaker
 from limitgate.stores.connections import Connections
 from limitgate.stores.dialer import CONNECT_TIMEOUT, Dial
-from limitgate.stores.faults import Redirection, store_error, unsendable
+from limitgate.stores.faults import Redirection, no_error, store_error, unsendable
 from limitgate.stores.line import Line
 from limitgate.stores.patience import Patience
 from limitgate.stores.scripted import Outcome, Scripted
@@ -98,7 +100,7 @@ class Node:
         except BaseException as error:  # noqa: BLE001 - raised again, but nobody would read what is on its way
             self._give_up(error, calls, line)
         heard = [self._understood(call, reply) for call, reply in zip(calls, replies)]
-        failures = [failure for failure in heard if isinstance(failure, StoreError) and failure.fault != "oom"]
+        failures = [failure for failure in heard if isinstance(failure, StoreError) and not _is_harmless(failure)]
         if failures:
             line.close()
             self._note(failures[0])
@@ -139,19 +141,19 @@ class Node:
         if isinstance(reply, Redirection):
             return reply
         try:
-            if isinstance(reply, ResponseError):
-                raise store_error(reply) from reply
-            return self._script.understood(call, reply)
-        except StoreError as error:
-            self._script.unanswered(call)
-            return error
+            return self._script.understood(call, no_error(reply))
+        except Exception as error:  # noqa: BLE001 - the reply is read, and other calls have theirs
+            with survived():
+                self._script.unanswered(call)
+            return own_error(error)
 
     def _give_up(self, error: BaseException, calls: Sequence[Call], line: Line | None) -> NoReturn:
         """Calls could not be sent or heard of. Raises `StoreError`, or what interrupted this thread."""
-        for call in calls:
-            self._script.unanswered(call)
         if line is not None:
             line.close()
+        for call in calls:
+            with survived():
+                self._script.unanswered(call)
         if not isinstance(error, Exception):
             raise error
         failure = self._explained(error)
@@ -177,11 +179,16 @@ class Node:
     def _look_for_server(self) -> bool:
         """Start the thread that probes until the server is back; it keeps no store alive. False if none can be started now."""
         try:
-            threading.Thread(target=_probe, args=(ref(self), self.breaker), name="limitgate-probe", daemon=True).start()
+            background.start("probe", _probe, ref(self), self.breaker)
         except RuntimeError:
             return False
         self._probe_due = None
         return True
+
+
+def _is_harmless(failure: StoreError) -> bool:
+    """Whether a connection on which a call failed can be used on: the server is only out of memory, or the mistake is ours."""
+    return failure.fault == "oom" or isinstance(failure, OwnError)
 
 
 def _probe(node: ref[Node], breaker: Breaker) -> None:
@@ -190,5 +197,8 @@ def _probe(node: ref[Node], breaker: Breaker) -> None:
         time.sleep(max(0.0, began + breaker.pause() - time.monotonic()))  # a probe that hung was pause enough
         began = time.monotonic()
         asking = node()
-        goes_on = asking is not None and asking.probe(breaker, Patience(2 * CONNECT_TIMEOUT))  # no request waits for it
+        goes_on = asking is not None
+        if asking is not None:
+            with survived():
+                goes_on = asking.probe(breaker, Patience(2 * CONNECT_TIMEOUT))  # no request waits for it
         del asking

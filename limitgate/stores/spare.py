@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TypeVar
 
 from limitgate.forks import begin_anew_in_children
@@ -14,7 +15,8 @@ class Spare:
     """A file descriptor that is given up where a connection cannot be made for want of one."""
 
     def __init__(self) -> None:
-        self._descriptor: int | None = None
+        self._descriptors: list[int] = []
+        """One, or none; more where threads fill it at the same time. A list: no two threads ever take the same from it."""
         self.fill()
         begin_anew_in_children(self)
 
@@ -23,15 +25,14 @@ class Spare:
 
     def fill(self) -> None:
         """Keep a descriptor, unless there is one or none is to be had."""
-        if self._descriptor is None:
-            try:
-                self._descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
-                return
+        if not self._descriptors:
+            with suppress(OSError):
+                self._descriptors.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def release(self) -> bool:
         """Give the descriptor up. False if there is none."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
-        return descriptor is not None
+        try:
+            os.close(self._descriptors.pop())
+        except IndexError:
+            return False
+        return True
