@@ -30,6 +30,7 @@ STORES = {
             "memory",
             "node",
             "packed",
+            "patches",
             "patience",
             "pipeline",
             "redis",

@@ -6,15 +6,17 @@ import asyncio
 import contextlib
 import gc
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from limitgate import Decision, Limit, Limiter, MemoryStore, RedisStore, StoreError
+from limitgate import ConfigError, Decision, Limit, Limiter, MemoryStore, RedisStore, StoreError
 from limitgate.newcomers import Newcomers
 from limitgate.plan import Plan, Reading
 from limitgate.stores import background
@@ -240,3 +242,34 @@ def test_a_count_of_newcomers_can_be_interrupted() -> None:
     ends(lambda: newcomers.open("a", "source", "rule"))
     assert newcomers.know("a")
     assert newcomers.know("b")
+
+
+# --- green threads ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("library", "call"), [("gevent", "gevent.monkey.patch_all()"), ("eventlet", "eventlet.monkey_patch()")]
+)
+def test_threads_that_are_replaced_too_late(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, library: str, call: str
+) -> None:
+    """Threads patched after LimitGate was imported: one error says so, at the first call or where a store is made."""
+    with contextlib.closing(RedisStore(redis_server.url)) as store, monkeypatch.context() as patched:
+        made = threading.Lock
+
+        def lock() -> Any:
+            return made()
+
+        lock.__module__ = f"{library}.thread"
+        patched.setattr(threading, "Lock", lock)
+        for work in (lambda: store.spend(a_plan(), 5), lambda: RedisStore(redis_server.url)):
+            with pytest.raises(ConfigError, match=re.escape(f"expected {call} before anything else is imported")):
+                work()
+
+
+def test_threads_that_somebody_watches(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other replacements of locks, as debuggers make, do no harm."""
+    made = threading.Lock
+    monkeypatch.setattr(threading, "Lock", partial(made))
+    with contextlib.closing(RedisStore(redis_server.url)) as store:
+        assert store.spend(a_plan(), 5).admitted

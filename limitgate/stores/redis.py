@@ -18,6 +18,7 @@ from limitgate.stores.cluster_threads import Cluster
 from limitgate.stores.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.leases import LONGEST
 from limitgate.stores.node import Node
+from limitgate.stores.patches import check_patches
 from limitgate.stores.patience import Patience
 from limitgate.stores.scripted import MAX_BATCH, Outcome, Scripted, calls_of
 from limitgate.stores.threads import SharedCalls
@@ -59,6 +60,7 @@ class RedisStore(Scripted):
     """Readings and errors say for how long Redis was silent while this process was there to listen."""
 
     def __init__(self, url: str, *, local_refusals: bool = True) -> None:
+        check_patches()
         super().__init__(local_refusals=local_refusals)
         self._dialer = Dialer(url, ConnectionPool, socket_timeout=CONNECT_TIMEOUT)
         self._here = _Here()
@@ -81,6 +83,7 @@ class RedisStore(Scripted):
 
     def spend(self, plan: Plan, timeout: float) -> Reading:
         """Carry out ``plan`` in one round trip at most. Raises `StoreError` within about ``timeout`` seconds."""
+        check_patches()
         here = self._here
         if here.is_asking or background.here.is_background:
             raise StoreError(
