@@ -191,8 +191,9 @@ class Cluster:
     def _apart(self, errand: _Errand) -> list[_Errand]:
         """An errand plan by plan: while a slot moves, several of its buckets can only be had where all of them are."""
         apart = []
-        for place, plan in zip(errand.places, errand.call.plans):
+        for place, plan, asked in zip(errand.places, errand.call.plans, errand.call.asked):
             alone = _Errand(errand.slot, self._map.holder(errand.slot), [plan], [place])
+            alone.call.asked = [asked]
             alone.call.follow(errand.call)
             alone.pauses = True
             apart.append(alone)

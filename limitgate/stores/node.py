@@ -88,16 +88,16 @@ class Node:
             self._give_up(error, calls, line)
         return line
 
-    def hear(self, line: Line, calls: Sequence[Call], patience: Patience) -> list[Heard]:
-        """What became of calls that were sent on a line. Raises `StoreError` once patience is over."""
+    def hear(self, line: Line, calls: Sequence[Call], patience: Patience, *, again: bool = False) -> list[Heard]:
+        """What became of calls that were sent on a line. Raises `StoreError` once patience is over.
+
+        Where the line may have been dead before, they are sent once more on another one, unless they have been sent ``again``.
+        """
         try:
-            replies = [line.reply(call, patience) for call in calls]
-            for place, call in enumerate(calls):
-                if isinstance(replies[place], NoScriptError) and not call.in_full:
-                    call.in_full = True
-                    line.send([call], patience)
-                    replies[place] = line.reply(call, patience)
+            replies = _replies(line, calls, patience)
         except BaseException as error:  # noqa: BLE001 - raised again, but nobody would read what is on its way
+            if not again and line.may_have_been_dead(error):
+                return self._send_again(error, calls, line, patience)
             self._give_up(error, calls, line)
         heard = [self._understood(call, reply) for call, reply in zip(calls, replies)]
         failures = [failure for failure in heard if isinstance(failure, StoreError) and not _is_harmless(failure)]
@@ -108,6 +108,25 @@ class Node:
             self.breaker.succeeded()
             self._connections.give(line)
         return heard
+
+    def _send_again(self, error: BaseException, calls: Sequence[Call], line: Line, patience: Patience) -> list[Heard]:
+        """What becomes of calls on another line, but for what gives back: that fails by the loss of the first."""
+        self._discard(calls, line)
+        self._connections.close_idle()
+        repeated = [call.repeated() for call in calls]
+        sent = [call for call in repeated if call.plans]
+        for call in sent:
+            self._script.outgoing(call)
+        told = iter(self.hear(self.send(sent, patience), sent, patience, again=True) if sent else ())
+        return [_joined(call, next(told) if again.plans else [], error) for call, again in zip(calls, repeated)]
+
+    def _discard(self, calls: Sequence[Call], line: Line | None) -> None:
+        """Nobody will hear of calls on a line."""
+        if line is not None:
+            line.close()
+        for call in calls:
+            with survived():
+                self._script.unanswered(call)
 
     def close(self) -> None:
         """Close the connections that no thread is using, and stop looking for the server."""
@@ -149,11 +168,7 @@ class Node:
 
     def _give_up(self, error: BaseException, calls: Sequence[Call], line: Line | None) -> NoReturn:
         """Calls could not be sent or heard of. Raises `StoreError`, or what interrupted this thread."""
-        if line is not None:
-            line.close()
-        for call in calls:
-            with survived():
-                self._script.unanswered(call)
+        self._discard(calls, line)
         if not isinstance(error, Exception):
             raise error
         failure = self._explained(error)
@@ -184,6 +199,28 @@ class Node:
             return False
         self._probe_due = None
         return True
+
+
+def _replies(line: Line, calls: Sequence[Call], patience: Patience) -> list[object]:
+    """Redis' replies to calls that were sent on a line. Those whose script it did not know are sent once more, with it."""
+    replies = [line.reply(call, patience) for call in calls]
+    for place, call in enumerate(calls):
+        if isinstance(replies[place], NoScriptError) and not call.in_full:
+            call.in_full = True
+            line.send([call], patience)
+            replies[place] = line.reply(call, patience)
+    return replies
+
+
+def _joined(call: Call, heard: Heard, error: BaseException) -> Heard:
+    """What became of a call, given what became of that part of it that was sent again; the others failed by an error."""
+    if isinstance(heard, StoreError) or not any(plan.has_leases for plan in call.asked):
+        return heard
+    lost = store_error(ConnectionResetError(f"the connection was lost: {error}"))
+    if not isinstance(heard, list):
+        return lost
+    told = iter(heard)
+    return [lost if plan.has_leases else next(told) for plan in call.asked]
 
 
 def _is_harmless(failure: StoreError) -> bool:
