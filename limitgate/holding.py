@@ -8,6 +8,7 @@ anybody knowing, as the store did not answer, and what was held for somebody who
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import threading
 import time
@@ -17,12 +18,12 @@ from contextvars import Context
 from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
-from weakref import ref
+from weakref import WeakSet, ref
 
 from limitgate.algorithms import concurrency
 from limitgate.errors import StoreError
 from limitgate.forks import begin_anew_in_children
-from limitgate.own_errors import own_error
+from limitgate.own_errors import own_error, survived
 from limitgate.plan import Charge, Lease, Plan, Reading
 from limitgate.steps import Steps, atake, take
 from limitgate.stores.loops import begin
@@ -105,6 +106,12 @@ class _Keeper:
         failed |= yield from self._sending([doubt.charge for doubt in self.doubts.copy().values()])
         if not self.is_idle:
             self._ring_in(AGAIN if failed else RENEW)
+
+    def ending(self) -> Steps[None]:
+        """Give back all that is held: nobody will renew it."""
+        held = [self.held.pop(slot, None) for slot in list(self.held)]
+        charges = [_given_back(charge) for each in held if each is not None for charge in each.charges]
+        yield from self._sending([*charges, *[doubt.charge for doubt in list(self.doubts.values())]])
 
     def _sending(self, charges: Sequence[Charge]) -> Steps[bool]:
         """Send charges that put something right; whether that has failed for some."""
@@ -266,6 +273,7 @@ class Holding:
         self._lost = count()
         self.begin_anew()
         begin_anew_in_children(self)
+        _all.add(self)
 
     def begin_anew(self) -> None:
         """In the child of a fork: what is held is the parent's, and so are its threads."""
@@ -302,6 +310,12 @@ class Holding:
         if slots := _slots(charges):
             self._here().doubt(slots)
 
+    def end(self) -> None:
+        """Give back what threads hold: the process ends."""
+        if hasattr(self.store, "spend"):
+            with survived():
+                take(self.store, self._in_threads.ending())
+
     def note_lost(self) -> None:
         """A slot was not renewed in time, and is not to be had any more."""
         if next(self._lost) == 0:
@@ -327,6 +341,15 @@ class Holding:
                 self._in_loops.pop(ended, None)
             keeper = self._in_loops[loop] = _InLoop(self, loop)
         return keeper
+
+
+_all: WeakSet[Holding] = WeakSet()
+
+
+@atexit.register
+def _end() -> None:
+    for holding in list(_all):
+        holding.end()
 
 
 def _slots(charges: Sequence[Charge]) -> list[Charge]:
