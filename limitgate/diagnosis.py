@@ -47,6 +47,11 @@ class Diagnosis(Enum):
 
     OVERLOADED = "LG015", "%s; requests that cannot be asked about are limited by this process alone, whatever on_error says"
 
+    OWN_ERROR = (
+        "LG020",
+        "%s at %s, a mistake of LimitGate's own: whoever waited for it is told that the store failed; please report it",
+    )
+
     def __init__(self, code: str, text: str) -> None:
         self.code = code
         self.line = f"{code} {text} ({PAGE}#{code.lower()})"

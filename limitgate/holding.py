@@ -8,20 +8,25 @@ anybody knowing, as the store did not answer, and what was held for somebody who
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from contextvars import Context
 from itertools import count
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakSet, ref
 
 from limitgate.algorithms import concurrency
 from limitgate.errors import StoreError
 from limitgate.forks import begin_anew_in_children
+from limitgate.own_errors import own_error, survived
 from limitgate.plan import Charge, Lease, Plan, Reading
 from limitgate.steps import Steps, atake, take
+from limitgate.stores.loops import begin
 from limitgate.stores.scripted import calls_of
 
 log = logging.getLogger("limitgate")
@@ -30,6 +35,8 @@ RENEW = 10.0
 """Seconds after which what is held is renewed: it outlasts two renewals that fail."""
 AGAIN = 1.0
 """Seconds after which what has failed is tried again."""
+SOON = 0.05
+"""Seconds after which what was abandoned is given back, together with what else is by then."""
 MAX_DOUBTS = 1_000
 """Slots that are given back later, at most; where there are more of them they end by themselves."""
 
@@ -100,6 +107,12 @@ class _Keeper:
         if not self.is_idle:
             self._ring_in(AGAIN if failed else RENEW)
 
+    def ending(self) -> Steps[None]:
+        """Give back all that is held: nobody will renew it."""
+        held = [self.held.pop(slot, None) for slot in list(self.held)]
+        charges = [_given_back(charge) for each in held if each is not None for charge in each.charges]
+        yield from self._sending([*charges, *[doubt.charge for doubt in list(self.doubts.values())]])
+
     def _sending(self, charges: Sequence[Charge]) -> Steps[bool]:
         """Send charges that put something right; whether that has failed for some."""
         failed = False
@@ -121,6 +134,15 @@ class _Keeper:
             elif not state.places(charge.slot):
                 self.holding.note_lost()
 
+    def renewal_failed(self, error: Exception) -> None:
+        """Renew again soon: this time something happened that nobody foresaw."""
+        own_error(error)
+        self._ring_in(AGAIN)
+
+    def hasten(self) -> None:
+        """Have `renewing` done soon. Takes no lock: the garbage collector may call it, in the midst of anything."""
+        raise NotImplementedError
+
     def _ring_in(self, seconds: float) -> None:
         """Have `renewing` done in so many seconds, or before."""
         at = time.monotonic() + seconds
@@ -136,8 +158,9 @@ class _Keeper:
 class _InLoop(_Keeper):
     """What is held in one event loop: a timer, and when it rings a task."""
 
-    def __init__(self, holding: Holding) -> None:
+    def __init__(self, holding: Holding, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(holding)
+        self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -157,7 +180,18 @@ class _InLoop(_Keeper):
     def _ring(self) -> None:
         self._timer, self.rings_at = None, None
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(atake(self.holding.store, self.renewing()))
+            self._task = begin(self._renew())
+
+    async def _renew(self) -> None:
+        try:
+            await atake(self.holding.store, self.renewing())
+        except Exception as error:  # noqa: BLE001 - what is held must go on being renewed
+            self.renewal_failed(error)
+
+    def hasten(self) -> None:
+        """Have `renewing` done soon, see `_Keeper.hasten`."""
+        with suppress(RuntimeError):  # the event loop is closed
+            self._loop.call_soon_threadsafe(self._ring_in, SOON)
 
 
 class _InThreads(_Keeper):
@@ -165,39 +199,65 @@ class _InThreads(_Keeper):
 
     def __init__(self, holding: Holding) -> None:
         super().__init__(holding)
-        self._lock = threading.Lock()
-        self._bell = threading.Event()
+        self._lock = threading.RLock()
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        """Wakes the thread; a queue, as that is what finalizers may put something into."""
         self._runs = False
+
+    def hasten(self) -> None:
+        """Have `renewing` done soon, see `_Keeper.hasten`."""
+        if self._runs:
+            soon = time.monotonic() + SOON
+            self.rings_at = soon if self.rings_at is None else min(soon, self.rings_at)
+            self._bell.put(None)
 
     def _wind(self) -> None:
         with self._lock:
-            self._bell.set()
+            self._bell.put(None)
             if self._runs:
                 return
+            self._runs = True  # first: a finalizer may come here while the thread is being started
             try:
                 threading.Thread(target=self._run, name="limitgate-holding", daemon=True).start()
             except RuntimeError:  # no thread can be started now: the next one who takes a slot tries again
-                self.rings_at = None
-            else:
-                self._runs = True
+                self._runs, self.rings_at = False, None
+            except BaseException:
+                self._runs = False
+                raise
 
     def _run(self) -> None:
         try:
             while (left := self._left()) is not None:
-                if not self._bell.wait(left):
+                if self._is_time(left):
                     self.rings_at = None
-                    take(self.holding.store, self.renewing())
+                    self._renew()
         except BaseException:
             self._runs, self.rings_at = False, None
             raise
 
+    def _renew(self) -> None:
+        try:
+            take(self.holding.store, self.renewing())
+        except Exception as error:  # noqa: BLE001 - what is held must go on being renewed
+            self.renewal_failed(error)
+
+    def _is_time(self, left: float) -> bool:
+        """Wait for so many seconds. False if it may be time earlier."""
+        try:
+            self._bell.get(timeout=left)
+        except Empty:
+            return True
+        return False
+
     def _left(self) -> float | None:
         """Seconds until it rings; None where it does not any more, and then the thread is over."""
         with self._lock:
-            self._bell.clear()
+            while not self._bell.empty():
+                self._bell.get()
+            self._runs = False  # first: whoever interrupts this thread here starts another one
             if self.rings_at is None:
-                self._runs = False
                 return None
+            self._runs = True
             return max(0.0, self.rings_at - time.monotonic())
 
 
@@ -213,11 +273,13 @@ class Holding:
         self._lost = count()
         self.begin_anew()
         begin_anew_in_children(self)
+        _all.add(self)
 
     def begin_anew(self) -> None:
         """In the child of a fork: what is held is the parent's, and so are its threads."""
         self._in_threads = _InThreads(self)
-        self._in_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _InLoop] = WeakKeyDictionary()
+        self._in_loops: dict[asyncio.AbstractEventLoop, _InLoop] = {}
+        """Loops may run in several threads: only what a dictionary does in one step is done with it."""
 
     def __len__(self) -> int:
         """How many slots are held."""
@@ -236,10 +298,23 @@ class Holding:
         if isinstance(here := self._here(), _InLoop):
             here.rest()
 
+    def abandon(self, charges: Sequence[Charge]) -> None:
+        """Give slots back soon whose holder is gone, see `_Keeper.hasten`."""
+        for charge in _slots(charges):
+            for keeper in self._keepers():
+                if charge.slot in keeper.held:
+                    keeper.hasten()
+
     def doubt(self, charges: Sequence[Charge]) -> None:
         """Give the slots among charges back soon: they may be taken, for all that is known, but nobody holds them."""
         if slots := _slots(charges):
             self._here().doubt(slots)
+
+    def end(self) -> None:
+        """Give back what threads hold: the process ends."""
+        if hasattr(self.store, "spend"):
+            with survived():
+                take(self.store, self._in_threads.ending())
 
     def note_lost(self) -> None:
         """A slot was not renewed in time, and is not to be had any more."""
@@ -262,10 +337,19 @@ class Holding:
             return self._in_threads
         keeper = self._in_loops.get(loop)
         if keeper is None:
-            for ended in [loop for loop in self._in_loops if loop.is_closed()]:
-                del self._in_loops[ended]
-            keeper = self._in_loops[loop] = _InLoop(self)
+            for ended in [each for each in list(self._in_loops) if each.is_closed()]:
+                self._in_loops.pop(ended, None)
+            keeper = self._in_loops[loop] = _InLoop(self, loop)
         return keeper
+
+
+_all: WeakSet[Holding] = WeakSet()
+
+
+@atexit.register
+def _end() -> None:
+    for holding in list(_all):
+        holding.end()
 
 
 def _slots(charges: Sequence[Charge]) -> list[Charge]:

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable, Container, Iterable
 from contextlib import suppress
 from contextvars import Token
 from types import GeneratorType
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 from limitgate.callers import Caller
-from limitgate.decision import RateLimited
+from limitgate.decision import Decision, RateLimited
 from limitgate.decorators import EVERYTHING, Mark, seen_by_gate
 from limitgate.errors import ConfigError
 from limitgate.exchange import Body, Exchange, Receive, Send, SizedBody, StartResponse, Upload, end, settle, starting
@@ -29,6 +29,8 @@ log = logging.getLogger("limitgate")
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 WSGIApp = Callable[[dict[str, Any], Any], Iterable[bytes]]
 ASGIOptions = Options[AsyncStore, Identify, ASGIApp]
+_OURS = frozenset({"limitgate", VISIT})
+"""Names in a scope that are for the application alone."""
 WSGIOptions = Options[SyncStore, Callable[[Request], Caller | None], WSGIApp]
 
 
@@ -58,10 +60,12 @@ class LimitGate:
         if scope["type"] not in ("http", "websocket"):
             await self._pass(scope, receive, send)
         elif self.gate is None:
-            await self._run(EVERYTHING, {**scope, "limitgate": None, VISIT: None}, receive, send)
+            await self._run(EVERYTHING, _Within(scope, None, None), receive, send)
         else:
-            visit = await self.gate.acheck(ASGIRequest(scope))
-            scope = {**scope, "limitgate": visit.decision, VISIT: visit}
+            request = ASGIRequest(scope)
+            visit = await self.gate.acheck(request)
+            request.scope = {**scope}  # rules see the request as it came, whatever the application writes
+            scope = _Within(scope, visit.decision, visit)
             if visit.seen is EVERYTHING:
                 await self._run(EVERYTHING, scope, receive, send)
             else:
@@ -118,6 +122,54 @@ class LimitGate:
                 await self.gate.asettled()
                 if self._owns_store:
                     await self.gate.store.aclose()
+
+
+class _Within(dict[str, Any]):
+    """The scope of the application, with what is ours. What else is written there is written outside too, as without a gate.
+
+    Middleware outside reads there which route a router has found.
+    """
+
+    __slots__ = ("_outside",)
+
+    def __init__(self, outside: Scope, decision: Decision | None, visit: Visit | None) -> None:
+        super().__init__(outside)
+        super().__setitem__("limitgate", decision)
+        super().__setitem__(VISIT, visit)
+        self._outside = outside
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, value)
+        if name not in _OURS:
+            self._outside[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        if name not in _OURS:
+            self._outside.pop(name, None)
+
+    def update(self, *others: Any, **more: Any) -> None:
+        """Write several."""
+        for name, value in dict(*others, **more).items():
+            self[name] = value
+
+    def __ior__(self, other: Any) -> Self:  # type: ignore[override,misc]
+        self.update(other)
+        return self
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        """Write what is not there yet."""
+        if name not in self:
+            self[name] = default
+        return self[name]
+
+    def pop(self, name: str, *default: Any) -> Any:
+        """Take out what may be there."""
+        if name in self:
+            value = self[name]
+            del self[name]
+            return value
+        return super().pop(name, *default)
 
 
 def _forget(token: Token[Container[Mark] | None] | None) -> None:

@@ -7,7 +7,7 @@ use before stay what they are. What is known is bounded too, in buckets and in s
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from threading import Lock
+from threading import RLock
 from typing import Generic, TypeVar
 
 from limitgate.algorithms import gcra
@@ -72,7 +72,7 @@ class Newcomers:
         self._known: Latest[bool] = Latest(BUCKETS)
         self._sources: Latest[tuple[int, int]] = Latest(SOURCES)
         self._told = Once(Diagnosis.NEWCOMERS)
-        self._lock = Lock()
+        self._lock = RLock()
         self.overflowed = 0
         """How many requests had to share the overflow bucket of their source."""
         begin_anew_in_children(self)
@@ -111,4 +111,4 @@ class Newcomers:
 
     def begin_anew(self) -> None:
         """In the child of a fork: nobody here will release a lock that another thread held."""
-        self._lock = Lock()
+        self._lock = RLock()

@@ -82,6 +82,11 @@ class Plan(NamedTuple):
         """Whether buckets owe less afterwards, or something that nobody asked them about."""
         return self.verb == "reset" or any(charge.lease and charge.lease.gives_back for charge in self.charges)
 
+    @property
+    def has_leases(self) -> bool:
+        """Whether it puts something back, or takes something in advance."""
+        return any(charge.lease for charge in self.charges)
+
     def named(self) -> Plan:
         """This plan with a name for the slots that it takes, which nobody has had before."""
         slot = _CHANCE.randrange(1, 2**52)

@@ -39,12 +39,18 @@ async def aslot(holding: Holding, plan: Plan) -> AsyncIterator[Decision]:
 def slot(holding: Holding, plan: Plan) -> Iterator[Decision]:
     """Hold what a plan takes from a `SyncStore`."""
     taken = take(holding.store, _taking(holding, plan))
-    holder = _Holder()
+    holder: _Holder | None = _Holder()
     holding.hold(taken.plan.charges, holder)
     try:
         yield taken.decision
-    finally:
+    except GeneratorExit:  # maybe by the garbage collector, in the midst of anything: no lock, no store and no wait there
+        holder = None
+        holding.abandon(taken.plan.charges)
+        raise
+    except BaseException:
         take(holding.store, taken.giving_back(holding))
+        raise
+    take(holding.store, taken.giving_back(holding))
 
 
 class _Holder:

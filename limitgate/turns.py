@@ -53,7 +53,7 @@ class Lines:
 
     def __len__(self) -> int:
         """How many lines there are."""
-        return sum(map(len, self._lines.values()))
+        return sum(map(len, list(self._lines.values())))
 
     def join(self, turn: Turn) -> Place:
         """Wait on the running event loop."""

@@ -136,7 +136,8 @@ class Verbs:
         """How the ban of a key stands, after it is made longer."""
         charge = _ban_of(self._name(key), 1)
         plan = Plan((charge._replace(lease=Lease(0, 0, [us], [how])) if us else charge,), "peek")
-        return decide(plan, (yield plan, self._timeout))
+        decision = decide(plan, (yield plan, self._timeout))
+        return decision._replace(remaining=min(decision.remaining, decision.limit))  # a ban has no count of its own
 
     def _configuring(
         self, name: str, limits: Sequence[Limit | str], *, per_process: bool, replace: bool

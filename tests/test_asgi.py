@@ -16,8 +16,8 @@ from starlette.middleware import Middleware
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.responses import PlainTextResponse, StreamingResponse
-from starlette.routing import Route
+from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.routing import Mount, Route
 
 from limitgate import ConfigError, LimitGate, MemoryStore, Rule
 from limitgate.errors import StoreError
@@ -78,7 +78,7 @@ class Down:
 
 @pytest.mark.parametrize("refused", [False, True])
 def test_the_scope_is_not_changed(*, refused: bool) -> None:
-    """The server's scope is as it was, with everything in it; the application gets one of its own with the decision."""
+    """The server's scope is as it was, but for what the application writes; that gets one of its own with the decision."""
     handed = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -92,13 +92,61 @@ def test_the_scope_is_not_changed(*, refused: bool) -> None:
     scope = http_scope("/x?y=1", headers={"X-One": "1"}, state={"shared": []}, extensions={})
     before = copy.deepcopy(scope)
     call(gate, scope)
-    assert scope == before
+    assert scope == (before if refused else before | {"mine": True})
     assert handed[0] is not scope
     if not refused:
         assert {
             name: value for name, value in handed[0].items() if name not in ("limitgate", "limitgate.visit", "mine")
         } == before
         assert handed[0]["state"] is scope["state"]
+
+
+@pytest.mark.parametrize("options", [{}, {"enabled": False}])
+def test_what_the_application_writes_is_seen_outside(options: Any) -> None:
+    """Whichever way something is written into the scope or taken out, middleware outside sees it as without a gate."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scope["one"] = 1
+        scope.update({"two": 2}, three=3)
+        scope |= {"four": 4}
+        assert scope.setdefault("five", 5) == scope.setdefault("five", 6) == 5
+        scope["limitgate"] = scope["limitgate"]
+        scope.update(gone=1, none=1)
+        assert scope.pop("gone") == 1
+        assert scope.pop("gone", 7) == 7
+        del scope["none"]
+        with pytest.raises(KeyError):
+            scope.pop("gone")
+        outside.append(dict(wrapped))
+        await sending(START, END)(scope, receive, send)
+
+    outside: list[Any] = []
+    wrapped = http_scope("/x")
+    before = dict(wrapped)
+    call(LimitGate(app, rules=[Rule("api", "9/minute")], **options), wrapped)
+    assert outside == [before | {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5}]
+
+
+def test_middleware_outside_sees_the_route() -> None:
+    """A router's findings are there for middleware around the gate, when the response starts and after it."""
+    seen: list[Any] = []
+
+    class Outside:
+        def __init__(self, app: Any) -> None:
+            self.app = app
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            await self.app(scope, receive, send)
+            if scope["type"] == "http":
+                seen.append((scope["path_params"], scope["endpoint"].__name__, scope["path"], "limitgate" in scope))
+
+    async def item(request: Any) -> Any:
+        return JSONResponse({})
+
+    inner = Starlette(routes=[Mount("/shop", routes=[Route("/items/{number:int}", item)])])
+    app = Outside(LimitGate(inner, rules=[Rule("api", "9/minute")]))
+    call(app, http_scope("/shop/items/7"))
+    assert seen == [({"number": 7}, "item", "/shop/items/7", False)]
 
 
 def test_the_outer_scope_may_be_any_mapping_with_least_content() -> None:

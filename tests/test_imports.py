@@ -12,6 +12,7 @@ STORES = {
     *(
         f"stores.{module}"
         for module in (
+            "background",
             "base",
             "batch",
             "batcher",
@@ -29,6 +30,7 @@ STORES = {
             "memory",
             "node",
             "packed",
+            "patches",
             "patience",
             "pipeline",
             "redis",
@@ -69,7 +71,7 @@ LAYERS = (
     {"algorithms"},
     {"limits"},
     {"windows"},
-    {"configured", "plan", "priorities"},
+    {"configured", "own_errors", "plan", "priorities"},
     {"decision", "newcomers", "paths", *STORES},
     {"request"},
     {"client", "headers"},

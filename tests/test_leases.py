@@ -22,7 +22,7 @@ from limitgate import AsyncRedisStore, Limit, MemoryStore, RedisStore, StoreErro
 from limitgate.algorithms import gcra
 from limitgate.decision import decide
 from limitgate.plan import Charge, Lease, Plan, Reading
-from limitgate.stores import leases, scripted, wire
+from limitgate.stores import background, leases, scripted, wire
 from limitgate.windows import Windows, windows_of
 from tests.lease_world import START, History, Process, World
 from tests.redis_server import RedisServer
@@ -623,7 +623,9 @@ def test_a_lease_that_is_learned_of_as_the_thread_ends_goes_back(
     def ends_just_before_another_comes() -> float | None:
         found = ends()
         if found is None and late:
+            background.here.is_background = False  # as if another thread asked
             store.spend(late.pop(), PATIENT)
+            background.here.is_background = True
         return found
 
     monkeypatch.setattr(store.leases, "ends", ends_just_before_another_comes)

@@ -460,6 +460,7 @@ def test_whether_a_key_is_banned(either: Subject) -> None:
     for _ in range(2):
         free = either.banned("key")
         assert (free.allowed, free.retry_after, free.granted) == (True, 0, 0)
+        assert (free.remaining, free.limit) == (1, 1)
     either.ban("key", 30)
     for _ in range(2):
         banned = either.banned("key")

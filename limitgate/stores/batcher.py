@@ -18,13 +18,15 @@ from typing import Any, Protocol
 from redis.exceptions import NoScriptError
 
 from limitgate.errors import StoreError
+from limitgate.own_errors import own_error, survived
 from limitgate.plan import Plan, Reading
 from limitgate.stores import wire
 from limitgate.stores.batch import Batch, Request
 from limitgate.stores.breaker import PROBE_TIMEOUT
 from limitgate.stores.dialer import CONNECT_TIMEOUT
-from limitgate.stores.faults import Redirection, no_room, store_error, unsendable
+from limitgate.stores.faults import Redirection, no_error, no_room, store_error, unsendable
 from limitgate.stores.listening import AWAY, ListeningClock
+from limitgate.stores.loops import begin
 from limitgate.stores.pipeline import Pipeline
 from limitgate.stores.scripted import MAX_BATCH, Outcome, Room, Scripted
 
@@ -146,7 +148,8 @@ class Batcher:
         self._looked = self._probe_timer = self._pipeline = None
         self.breaker = self._script.breaker(self._server, instead_of=self.breaker)
         for pipeline in list(self._pipelines):
-            pipeline.give_up()
+            with survived():
+                pipeline.give_up()
         self._fail_unsent(ConnectionResetError("the store was closed"))
         await asyncio.sleep(0)  # the transport tells of its end in the next turn
 
@@ -163,6 +166,7 @@ class Batcher:
         except StoreError as error:
             self._fail(batch, error)
             return
+        self.breaker.asked(batch.plans[0])
         self._again.append(batch)
         self._listen()
         self._flush()
@@ -196,12 +200,25 @@ class Batcher:
             if self._again:
                 self._send(self._again.popleft(), pipeline)
             elif requests := self._next_requests():
-                for batch in (Batch(requests),) if self._cluster is None else self._cluster.apart(requests):
-                    self._script.outgoing(batch)
-                    batch.silence = self._silence
-                    batch.since = self._clock.now()
-                    self._send(batch, pipeline)
+                self._send_new(requests, pipeline)
         pipeline.flush()
+
+    def _send_new(self, requests: list[Request], pipeline: Pipeline[Batch]) -> None:
+        """Send requests for the first time: in one call, or on a cluster in one for each slot."""
+        try:
+            batches = (Batch(requests),) if self._cluster is None else tuple(self._cluster.apart(requests))
+        except Exception as error:  # noqa: BLE001 - they are in no queue any more
+            _fail(requests, own_error(error), self._silence)
+            return
+        for batch in batches:
+            batch.silence = self._silence
+            batch.since = self._clock.now()
+            try:
+                self._script.outgoing(batch)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._fail(batch, own_error(error))
+            else:
+                self._send(batch, pipeline)
 
     def _next_requests(self) -> list[Request]:
         """The requests to send next, without those that nobody waits for any more, or that are surely refused by now."""
@@ -209,26 +226,31 @@ class Batcher:
         room = Room()
         while self._queue:
             plan, _, waiting, _ = self._queue[0]
-            if waiting.done():
-                self._queue.popleft()
-            elif (reading := self._script.refused(plan)) is not None:  # since it came others like it may have been
-                self._queue.popleft()
-                waiting.set_result(reading)
-            elif room.takes(plan):
-                requests.append(self._queue.popleft())
-            else:
-                break
+            try:
+                if waiting.done():
+                    self._queue.popleft()
+                elif (reading := self._script.refused(plan)) is not None:  # since it came others like it may have been
+                    self._queue.popleft()
+                    waiting.set_result(reading)
+                elif room.takes(plan):
+                    requests.append(self._queue.popleft())
+                else:
+                    break
+            except Exception as error:  # noqa: BLE001 - those before it must not be lost, nor those behind it wait
+                _fail([self._queue.popleft()], own_error(error), self._silence)
         return requests
 
     def _send(self, batch: Batch, pipeline: Pipeline[Batch]) -> None:
         """Send a batch that somebody waits for."""
-        if not batch.is_wanted:
-            self._script.unanswered(batch)
-            return
         try:
-            pipeline.send(batch)
+            if batch.is_wanted:
+                pipeline.send(batch)
+            else:
+                self._script.unanswered(batch)
         except wire.UNSENDABLE as error:
             self._fail(batch, unsendable(error))
+        except Exception as error:  # noqa: BLE001 - it is in no queue any more
+            self._fail(batch, own_error(error))
 
     def _answered(self, pipeline: Pipeline[Batch], batch: Batch, reply: object) -> None:
         """Hand out a reply. An error that is Redis' own answer fails its batch, and later ones get another connection.
@@ -246,17 +268,16 @@ class Batcher:
                 self._in_time(batch)
                 self._cluster.redirected(self, batch, reply)
                 return
-            if isinstance(reply, Exception):
-                raise store_error(reply) from reply
-            outcomes = self._script.understood(batch, reply)
+            outcomes = self._script.understood(batch, no_error(reply))
+            self._in_time(batch)
+            self._hand_out(batch, outcomes, batch.silence_at(self._clock.seconds))
         except StoreError as error:
             self._fail(batch, error)
             if error.fault != "oom":
                 self._no_longer_use(pipeline)
                 self._failed(error)
-        else:
-            self._in_time(batch)
-            self._hand_out(batch, outcomes, batch.silence_at(self._clock.seconds))
+        except Exception as error:  # noqa: BLE001 - it is not on its way any more
+            self._fail(batch, own_error(error))
         finally:
             if pipeline is not self._pipeline and not pipeline.flying:
                 pipeline.give_up()
@@ -275,7 +296,8 @@ class Batcher:
             elif not waiting.done():
                 waiting.set_result(outcome._replace(waited=waited) if waited > 0 else outcome)
             elif self._cluster is not None:
-                self._cluster.heard_late(plan, waiting, outcome)
+                with survived():
+                    self._cluster.heard_late(plan, waiting, outcome)
 
     def _no_longer_use(self, pipeline: Pipeline[Batch]) -> None:
         """Later requests get another connection."""
@@ -290,16 +312,10 @@ class Batcher:
         failed = False
         for batch in pipeline.flying:
             if pipeline.unheard and not pipeline.given_up and not batch.again:
-                self._script.unanswered(batch)
-                given_back = [request for request in batch.requests if any(charge.lease for charge in request[0].charges)]
-                silence = batch.silence_at(self._clock.seconds)
-                _fail(given_back, lost, silence)  # a charge may be made twice, this may not
-                if requests := [request for request in batch.requests if not request[2].done()]:
-                    again = Batch(requests)
-                    again.follow(batch)
-                    again.again, again.asking = True, batch.asking
-                    self._script.outgoing(again)
-                    self._again.append(again)
+                try:
+                    self._send_again(batch, lost)
+                except Exception as error:  # noqa: BLE001 - those behind it are to be told, too
+                    self._fail(batch, own_error(error))
             else:
                 failed = True
                 self._fail(batch, lost)
@@ -309,21 +325,31 @@ class Batcher:
             self._dial_at_once()
         self._flush()
 
+    def _send_again(self, batch: Batch, lost: StoreError) -> None:
+        """Have a batch sent once more. What gives back fails: a charge may be made twice, that may not."""
+        self._script.unanswered(batch)
+        given_back = [request for request in batch.requests if request[0].has_leases]
+        _fail(given_back, lost, batch.silence_at(self._clock.seconds))
+        if requests := [request for request in batch.requests if not request[2].done()]:
+            again = Batch(requests)
+            again.follow(batch)
+            again.again, again.asking = True, batch.asking
+            self._script.outgoing(again)
+            self._again.append(again)
+
     def _begin_to_connect(self) -> None:
         if self._connecting is None:
-            self._connecting = asyncio.create_task(self._connect())
+            self._connecting = begin(self._connect())
 
     async def _connect(self) -> None:
         try:
-            async with self._clock.within(CONNECT_TIMEOUT):
-                connection = await self._dial()
+            pipeline = await self._opened()
         except Exception as error:  # noqa: BLE001 - whatever kept us from connecting is told to those who wait
             self._not_connected(error)
             return
         finally:
             if self._connecting is asyncio.current_task():
                 self._connecting = None
-        pipeline = Pipeline(connection, self._answered, self._lost, lambda: self._clock.seconds)
         if not pipeline:  # its end was told before there was a pipeline to tell
             self._not_connected(ConnectionResetError("Redis closed the connection as soon as it was made"))
             return
@@ -334,6 +360,16 @@ class Batcher:
             self._probe_timer.cancel()
             self._send_probe()
         self._flush()
+
+    async def _opened(self) -> Pipeline[Batch]:
+        """A new connection. Raises whatever keeps us from connecting."""
+        async with self._clock.within(CONNECT_TIMEOUT):
+            connection = await self._dial()
+        try:
+            return Pipeline(connection, self._answered, self._lost, lambda: self._clock.seconds)
+        except Exception as error:
+            connection._close()  # noqa: SLF001 - as in `Pipeline`
+            raise own_error(error) from error
 
     def _not_connected(self, error: Exception) -> None:
         failure = store_error(error)
@@ -348,7 +384,7 @@ class Batcher:
     def _dial_at_once(self) -> None:
         """Where Redis has been silent for so long that its connection is given up, no pause is due before the next."""
         if not self.breaker.healthy and self._pipeline is None and self._connecting in (None, asyncio.current_task()):
-            self._connecting = asyncio.create_task(self._connect())
+            self._connecting = begin(self._connect())
 
     def _listen(self) -> None:
         """Look for requests that are overdue, for as long as somebody waits."""
@@ -421,8 +457,9 @@ class Batcher:
         self._queue_is_due = math.inf
 
     def _fail(self, batch: Batch, error: Exception) -> None:
-        self._script.unanswered(batch)
         _fail(batch.requests, error, batch.silence_at(self._clock.seconds))
+        with survived():
+            self._script.unanswered(batch)
 
     def _failed(self, error: StoreError) -> None:
         """A call failed. When too many have, nobody waits any more, and probes look for Redis."""
@@ -439,7 +476,11 @@ class Batcher:
         self._probe_timer = None
         probe = self.breaker.probe
         if probe is not None and not self.breaker.healthy:
-            self.ask(probe, min(PROBE_TIMEOUT, self._script.patience)).add_done_callback(self._probed)
+            try:
+                self.ask(probe, min(PROBE_TIMEOUT, self._script.patience)).add_done_callback(self._probed)
+            except Exception as error:  # noqa: BLE001 - without the next probe nobody would ask again; mostly there is no room here
+                own_error(error)
+                self._probe_later()
 
     def _probed(self, answer: asyncio.Future[Reading]) -> None:
         if answer.exception() and not self.breaker.healthy:

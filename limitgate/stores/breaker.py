@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import random
-from threading import Lock
+from threading import RLock
 
 from limitgate.errors import StoreError, StoreFault
+from limitgate.own_errors import survived
 from limitgate.plan import Charge, Plan
 from limitgate.windows import windows_of
 
@@ -34,7 +35,7 @@ class Tally:
         """Calls that failed."""
         self.outages = 0
         """How often requests stopped waiting for a server."""
-        self.lock = Lock()
+        self.lock = RLock()
 
 
 class Breaker:
@@ -73,7 +74,8 @@ class Breaker:
                 self._in_a_row, recovered = 0, not self.healthy
                 self.healthy, self._pause = True, FIRST_PAUSE
             if recovered:
-                log.warning("%s answers again", self._server)
+                with survived():  # a handler may raise; probes have to go on
+                    log.warning("%s answers again", self._server)
 
     def failed(self, error: StoreError) -> bool:
         """A call failed. True if that is when requests stop waiting: the first probe is due after a `pause`."""
@@ -86,7 +88,8 @@ class Breaker:
                 return False
             self.healthy = False
             self._tally.outages += 1
-        log.warning("%s does not answer, requests no longer wait for it: %s", self._server, message)
+        with survived():
+            log.warning("%s does not answer, requests no longer wait for it: %s", self._server, message)
         return True
 
     def pause(self) -> float:

@@ -23,6 +23,7 @@ from weakref import WeakSet
 from redis.exceptions import AskError, MovedError
 
 from limitgate.errors import StoreError
+from limitgate.own_errors import own_error, survived
 from limitgate.plan import Plan, Reading
 from limitgate.stores.batch import Batch, Request
 from limitgate.stores.batcher import MAX_QUEUED, Batcher
@@ -30,6 +31,7 @@ from limitgate.stores.corrections import undoing
 from limitgate.stores.dialer import Address, Dialer
 from limitgate.stores.faults import Redirection, store_error
 from limitgate.stores.listening import ListeningClock
+from limitgate.stores.loops import begin
 from limitgate.stores.scripted import MAX_BATCH, Outcome, Scripted
 from limitgate.stores.slots import (
     GIVE_BACK_TIMEOUT,
@@ -105,7 +107,8 @@ class Cluster:
 
     def clear_up(self, conclusion: Conclusion, since: float) -> list[asyncio.Future[Reading]]:
         """Give back what a request took after a time that is refused elsewhere. What is under way then; nobody has to wait."""
-        self._script.refused_elsewhere(conclusion.seen, since)
+        with survived():
+            self._script.refused_elsewhere(conclusion.seen, since)
         given_back = [self._give_back(plan) for plan in conclusion.back]
         return [told for told in given_back if told is not None]
 
@@ -113,8 +116,10 @@ class Cluster:
         """Give back before anything else is asked, unless it cannot be sent or there is nothing to give back."""
         told = None
         if plan.charges and not self._closed:
-            with suppress(StoreError):
+            try:
                 told = self._node(parts_of(plan)[0]).ask(plan, GIVE_BACK_TIMEOUT, first=True)
+            except Exception as error:  # noqa: BLE001 - counted below
+                own_error(error)
         if told is not None:
             self._giving_back.add(told)
             told.add_done_callback(self._given_back)
@@ -175,21 +180,25 @@ class Cluster:
         """Find out who holds which slot."""
         self._map_is_old = True
         if self._looking is None and not self._closed:
-            self._looking = asyncio.get_running_loop().create_task(self._look())
+            self._looking = begin(self._look())
 
     async def _look(self) -> None:
         try:
             while self._map_is_old or self._map.unused():
-                if self._map_is_old:
-                    self._map_is_old = False
-                    await self._learn()
-                for address in self._map.unused():
-                    if self._map.nodes[address].is_idle:
-                        await self._map.nodes.pop(address).close()
+                with survived():
+                    await self._look_once()
                 await asyncio.sleep(MAP_PAUSE)
         finally:
             if self._looking is asyncio.current_task():
                 self._looking = None
+
+    async def _look_once(self) -> None:
+        if self._map_is_old:
+            self._map_is_old = False
+            await self._learn()
+        for address in self._map.unused():
+            if self._map.nodes[address].is_idle:
+                await self._map.nodes.pop(address).close()
 
     async def _learn(self) -> None:
         for address in self._map.known():
@@ -289,7 +298,12 @@ class _Together:
         """Whether nobody waits for it, or what becomes of it is clear by what was heard meanwhile. Else it is its turn."""
         left = self.due - silence
         self._waited, self.timeout = self.timeout - left, left
-        outcome = None if self.answer.done() else self._cluster.told_already(self._plan, self._parts)
+        outcome: Outcome | None = None
+        try:
+            if not self.answer.done():
+                outcome = self._cluster.told_already(self._plan, self._parts)
+        except Exception as error:  # noqa: BLE001 - it waits nowhere any more
+            outcome = own_error(error)
         if outcome is not None:
             self.tell(outcome)
         return self.answer.done()
@@ -308,8 +322,8 @@ class _Together:
         for place, part in enumerate(self._parts):
             try:
                 asked = self._cluster.ask(part, self.timeout)
-            except StoreError as error:
-                self._note(place, error)
+            except Exception as error:  # noqa: BLE001 - the other parts are asked, or will be
+                self._note(place, own_error(error))
             else:
                 asked.add_done_callback(partial(self._heard, place))
 
@@ -325,7 +339,10 @@ class _Together:
         self._outcomes[place] = outcome
         self._left -= 1
         if not self._left:
-            conclusion = concluded(self._plan, self._parts, self._outcomes)
+            try:
+                conclusion = concluded(self._plan, self._parts, self._outcomes)
+            except Exception as error:  # noqa: BLE001 - what was taken drains
+                conclusion = Conclusion(own_error(error))
             given_back = self._cluster.clear_up(conclusion, self._began)
             self.tell(conclusion.outcome)
             self._finish(given_back)

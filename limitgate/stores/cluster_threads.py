@@ -12,7 +12,9 @@ from typing import Any
 from redis.exceptions import AskError, MovedError
 
 from limitgate.errors import StoreError
+from limitgate.own_errors import survived
 from limitgate.plan import Plan
+from limitgate.stores import background
 from limitgate.stores.dialer import Address, Dialer
 from limitgate.stores.line import Line
 from limitgate.stores.node import Heard, Node
@@ -73,7 +75,8 @@ class Cluster:
         heard = iter(self._carry_out([part for parts in asked for part in parts], patience))
         conclusions = [concluded(plan, parts, [next(heard) for _ in parts]) for plan, parts in zip(plans, asked)]
         for conclusion in conclusions:
-            self._script.refused_elsewhere(conclusion.seen, began)
+            with survived():
+                self._script.refused_elsewhere(conclusion.seen, began)
         back = [parts_of(plan)[0] for conclusion in conclusions for plan in conclusion.back]
         may_wait = patience.left > enough  # another call may take as long as the first
         if back and (may_wait or not self._give_back_unwatched(back)):
@@ -91,18 +94,18 @@ class Cluster:
         return Node(partial(self._dialer.dial, address), self._script, server=named(address), failed=self._look)
 
     def _give_back(self, parts: Sequence[Part], patience: Patience) -> None:
-        told = self._carry_out(parts, patience)
+        lost = len(parts)
+        with survived():
+            lost = sum(isinstance(outcome, StoreError) for outcome in self._carry_out(parts, patience))
         with self._lock:
-            self._script.not_given_back += sum(isinstance(outcome, StoreError) for outcome in told)
+            self._script.not_given_back += lost
             self._giving_back.discard(threading.current_thread())
 
     def _give_back_unwatched(self, parts: Sequence[Part]) -> bool:
         """Give back in a thread of its own, which nobody waits for. False if none can be started now."""
         patience = Patience(GIVE_BACK_TIMEOUT)
-        thread = threading.Thread(target=self._give_back, args=[parts, patience], name="limitgate-give-back", daemon=True)
         with self._lock, suppress(RuntimeError):
-            thread.start()
-            self._giving_back.add(thread)
+            self._giving_back.add(background.start("give-back", self._give_back, parts, patience))
             return True
         return False
 
@@ -188,8 +191,9 @@ class Cluster:
     def _apart(self, errand: _Errand) -> list[_Errand]:
         """An errand plan by plan: while a slot moves, several of its buckets can only be had where all of them are."""
         apart = []
-        for place, plan in zip(errand.places, errand.call.plans):
+        for place, plan, asked in zip(errand.places, errand.call.plans, errand.call.asked):
             alone = _Errand(errand.slot, self._map.holder(errand.slot), [plan], [place])
+            alone.call.asked = [asked]
             alone.call.follow(errand.call)
             alone.pauses = True
             apart.append(alone)
@@ -201,7 +205,7 @@ class Cluster:
             self._map_is_old = True
             if not self._looks:
                 try:
-                    threading.Thread(target=self._keep_looking, name="limitgate-slots", daemon=True).start()
+                    background.start("slots", self._keep_looking)
                     self._looks = True
                 except RuntimeError:  # no thread can be started now: nodes still say where slots have moved
                     pass
@@ -213,9 +217,10 @@ class Cluster:
                 if not self._looks:
                     return
                 self._map_is_old = False
-            self._learn()
-            for address in self._map.unused():
-                self._map.nodes.pop(address).retire()
+            with survived():
+                self._learn()
+                for address in self._map.unused():
+                    self._map.nodes.pop(address).retire()
             time.sleep(MAP_PAUSE)
 
     def _learn(self) -> None:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from time import monotonic
+from typing import Any
 
 from limitgate.errors import StoreError
+from limitgate.own_errors import own_error
+from limitgate.stores import background
 from limitgate.stores.dialer import Dial
 from limitgate.stores.faults import store_error
 from limitgate.stores.line import Line
@@ -85,7 +88,7 @@ class Connections:
     def _begin_to_connect(self) -> bool:
         """Have another thread connect. False if none can be started now."""
         try:
-            threading.Thread(target=self._connect, name="limitgate-connect", daemon=True).start()
+            background.start("connect", self._connect)
         except RuntimeError:
             return False
         self._connecting += 1
@@ -105,7 +108,7 @@ class Connections:
     def _made_here(self, patience: Patience) -> Line:
         began = monotonic()
         try:
-            return Line(self._dial(within=max(patience.left, SHORTEST)))
+            return _line(self._dial(within=max(patience.left, SHORTEST)))
         except Exception as error:
             raise store_error(error) from error
         finally:
@@ -116,15 +119,25 @@ class Connections:
         connection: Line | None = None
         failure: Exception | None = None
         try:
-            connection = Line(self._dial())
+            connection = _line(self._dial())
         except Exception as error:  # noqa: BLE001 - whatever kept us from connecting is told to those who wait
             failure = error
-        with self._lock:
-            self._connecting -= 1
-            if connection is None:
-                self._failure = began, failure
-            else:
-                self._idle.append(connection)
-            self._changed.notify_all()
+        finally:  # also where this thread is killed, as gevent can
+            with self._lock:
+                self._connecting -= 1
+                if connection is None:
+                    self._failure = began, failure
+                else:
+                    self._idle.append(connection)
+                self._changed.notify_all()
         if self._closed:
             self.close_idle()
+
+
+def _line(connection: Any) -> Line:
+    """What sends and hears on a connection that redis-py has opened; where it cannot be made, that is closed."""
+    try:
+        return Line(connection)
+    except Exception as error:
+        connection.disconnect()
+        raise own_error(error) from error

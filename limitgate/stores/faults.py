@@ -41,8 +41,19 @@ def unsendable(error: Exception) -> StoreError:
     return StoreError(f"the call cannot be sent: {error}", "connection")
 
 
+def no_error(reply: object) -> object:
+    """A reply that is none of Redis' errors. Raises `StoreError` for one that is."""
+    if isinstance(reply, Exception):
+        raise store_error(reply) from reply
+    return reply
+
+
 def store_error(error: Exception) -> StoreError:
-    """What an error of redis-py, or of the network, means."""
+    """What an error of redis-py, or of the network, means; of a failure that is known already, a copy."""
+    return StoreError(str(error), error.fault) if isinstance(error, StoreError) else _meaning(error)
+
+
+def _meaning(error: Exception) -> StoreError:
     if is_out_of_memory(error):
         return StoreError("Redis is out of memory", "oom")
     if is_no_room(error):

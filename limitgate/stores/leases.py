@@ -16,7 +16,7 @@ drains in `LONGEST` seconds: leases that were taken since count on it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from threading import Lock
+from threading import RLock
 
 from limitgate.algorithms import gcra
 from limitgate.plan import Charge, Lease, Plan, Reading, read
@@ -71,7 +71,7 @@ class Leases:
         self._held: dict[str, _Held] = {}
         self.asked: set[str] = set()
         """Buckets that a call on its way takes a lease from."""
-        self._lock = Lock()
+        self._lock = RLock()
 
     def __len__(self) -> int:
         """How many buckets are leased from."""
@@ -80,8 +80,8 @@ class Leases:
     def answer(self, plan: Plan, at: float) -> Reading | None:
         """Admit a plan out of what is held of all its buckets; None if that does not suffice."""
         counted = [charge for charge in plan.charges if not charge.windows.algorithm.SILENT]
-        if plan.verb != "spend" or not all(charge.windows.lease for charge in counted):
-            return None
+        if plan.verb != "spend" or not counted or not all(charge.windows.lease for charge in counted):
+            return None  # on a cluster a part may be a ban alone
         with self._lock:
             found = []
             for charge in counted:

@@ -31,6 +31,10 @@ class Line:
         self._connection = connection
         self._socket = connection._sock  # noqa: SLF001 - redis-py sends under the timeout of connecting
         self._timeout: float | None = None
+        self._loss: OSError | None = None
+        """What ended the connection while something was sent."""
+        self._is_unheard = False
+        """Whether nothing has arrived since something was sent."""
         self._replies = hiredis.Reader(
             protocolError=InvalidResponse,
             replyError=connection._parser.parse_error,  # noqa: SLF001 - by which redis-py tells errors apart
@@ -45,11 +49,21 @@ class Line:
             return False
 
     def send(self, calls: Sequence[Call], patience: Patience) -> None:
-        """Send calls together. Raises one of `wire.UNSENDABLE`, or `OSError`."""
+        """Send calls together. Raises one of `wire.UNSENDABLE`, or `TimeoutError`; any other `OSError` is told by `reply`."""
         packed = [hiredis.pack_command(command) for call in calls for command in call.commands()]  # type: ignore[arg-type]
+        self._is_unheard = True
         left = memoryview(b"".join(packed))
-        while left:
-            left = left[self._waiting(patience, self._socket.send, left) :]
+        try:
+            while left:
+                left = left[self._waiting(patience, self._socket.send, left) :]
+        except TimeoutError:
+            raise
+        except OSError as error:
+            self._loss = error
+
+    def may_have_been_dead(self, error: BaseException) -> bool:
+        """Whether an error is the loss of a connection that may have been dead before the last calls were sent."""
+        return isinstance(error, OSError) and not isinstance(error, TimeoutError) and self._is_unheard
 
     def reply(self, call: Call, patience: Patience) -> object:
         """What Redis says to a call, be it an error. Raises `OSError` or `InvalidResponse`."""
@@ -62,6 +76,8 @@ class Line:
         self._connection.disconnect()
 
     def _reply(self, patience: Patience) -> object:
+        if self._loss is not None:
+            raise self._loss
         while (reply := self._gets()) is _MORE or isinstance(reply, hiredis.PushNotification):
             if reply is _MORE:
                 if patience.is_exhausted:
@@ -69,6 +85,7 @@ class Line:
                 data = self._waiting(patience, self._socket.recv, _CHUNK)
                 if not data:
                     raise ConnectionResetError("Redis closed the connection")
+                self._is_unheard = False
                 self._replies.feed(data)
         return reply
 

@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Protocol
 
+from limitgate.own_errors import survived
+
 GRAIN, SHORTEST = 0.01, 0.004
 """Seconds between two looks, at most and at least."""
 LONGEST = 0.05
@@ -84,17 +86,17 @@ class ListeningClock:
     def _count(self) -> None:
         self.seconds, self._passed = self.seconds + self._passed, 0.0
         soonest = GRAIN
-        try:
-            for listener in list(self._listeners):
-                self.forget(listener)  # who fails does not come again, and keeps nobody else waiting
+        for listener in list(self._listeners):
+            left: float | None = GRAIN
+            with survived():  # else no time would ever be over again
                 left = listener.listened()
-                if left is not None:
-                    self._listeners[listener] = None
-                    soonest = min(soonest, left)
-        finally:
-            self._ticks = bool(self._listeners)
-            if self._ticks:
-                self._loop.call_later(max(soonest, SHORTEST), self._look)
+            if left is None:
+                self.forget(listener)
+            else:
+                soonest = min(soonest, left)
+        self._ticks = bool(self._listeners)
+        if self._ticks:
+            self._loop.call_later(max(soonest, SHORTEST), self._look)
 
 
 class _Deadline:

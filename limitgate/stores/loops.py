@@ -1,8 +1,20 @@
-"""The end of an event loop, for what has to be closed with it."""
+"""What event loops do differently: how tasks begin, and the end of a loop, for what has to be closed with it."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task that begins in the next turn of the running event loop, also where `asyncio.eager_task_factory` is in use.
+
+    An eager one may have ended before anybody knows of it.
+    """
+    return asyncio.Task(work, loop=asyncio.get_running_loop())
 
 
 class LoopEnd:

@@ -15,11 +15,13 @@ from weakref import ref
 from redis.exceptions import NoScriptError, ResponseError
 
 from limitgate.errors import StoreError
+from limitgate.own_errors import OwnError, own_error, survived
 from limitgate.plan import Plan
+from limitgate.stores import background
 from limitgate.stores.breaker import PROBE_TIMEOUT, Breaker
 from limitgate.stores.connections import Connections
 from limitgate.stores.dialer import CONNECT_TIMEOUT, Dial
-from limitgate.stores.faults import Redirection, store_error, unsendable
+from limitgate.stores.faults import Redirection, no_error, store_error, unsendable
 from limitgate.stores.line import Line
 from limitgate.stores.patience import Patience
 from limitgate.stores.scripted import Outcome, Scripted
@@ -86,19 +88,19 @@ class Node:
             self._give_up(error, calls, line)
         return line
 
-    def hear(self, line: Line, calls: Sequence[Call], patience: Patience) -> list[Heard]:
-        """What became of calls that were sent on a line. Raises `StoreError` once patience is over."""
+    def hear(self, line: Line, calls: Sequence[Call], patience: Patience, *, again: bool = False) -> list[Heard]:
+        """What became of calls that were sent on a line. Raises `StoreError` once patience is over.
+
+        Where the line may have been dead before, they are sent once more on another one, unless they have been sent ``again``.
+        """
         try:
-            replies = [line.reply(call, patience) for call in calls]
-            for place, call in enumerate(calls):
-                if isinstance(replies[place], NoScriptError) and not call.in_full:
-                    call.in_full = True
-                    line.send([call], patience)
-                    replies[place] = line.reply(call, patience)
+            replies = _replies(line, calls, patience)
         except BaseException as error:  # noqa: BLE001 - raised again, but nobody would read what is on its way
+            if not again and line.may_have_been_dead(error):
+                return self._send_again(error, calls, line, patience)
             self._give_up(error, calls, line)
         heard = [self._understood(call, reply) for call, reply in zip(calls, replies)]
-        failures = [failure for failure in heard if isinstance(failure, StoreError) and failure.fault != "oom"]
+        failures = [failure for failure in heard if isinstance(failure, StoreError) and not _is_harmless(failure)]
         if failures:
             line.close()
             self._note(failures[0])
@@ -106,6 +108,25 @@ class Node:
             self.breaker.succeeded()
             self._connections.give(line)
         return heard
+
+    def _send_again(self, error: BaseException, calls: Sequence[Call], line: Line, patience: Patience) -> list[Heard]:
+        """What becomes of calls on another line, but for what gives back: that fails by the loss of the first."""
+        self._discard(calls, line)
+        self._connections.close_idle()
+        repeated = [call.repeated() for call in calls]
+        sent = [call for call in repeated if call.plans]
+        for call in sent:
+            self._script.outgoing(call)
+        told = iter(self.hear(self.send(sent, patience), sent, patience, again=True) if sent else ())
+        return [_joined(call, next(told) if again.plans else [], error) for call, again in zip(calls, repeated)]
+
+    def _discard(self, calls: Sequence[Call], line: Line | None) -> None:
+        """Nobody will hear of calls on a line."""
+        if line is not None:
+            line.close()
+        for call in calls:
+            with survived():
+                self._script.unanswered(call)
 
     def close(self) -> None:
         """Close the connections that no thread is using, and stop looking for the server."""
@@ -139,19 +160,15 @@ class Node:
         if isinstance(reply, Redirection):
             return reply
         try:
-            if isinstance(reply, ResponseError):
-                raise store_error(reply) from reply
-            return self._script.understood(call, reply)
-        except StoreError as error:
-            self._script.unanswered(call)
-            return error
+            return self._script.understood(call, no_error(reply))
+        except Exception as error:  # noqa: BLE001 - the reply is read, and other calls have theirs
+            with survived():
+                self._script.unanswered(call)
+            return own_error(error)
 
     def _give_up(self, error: BaseException, calls: Sequence[Call], line: Line | None) -> NoReturn:
         """Calls could not be sent or heard of. Raises `StoreError`, or what interrupted this thread."""
-        for call in calls:
-            self._script.unanswered(call)
-        if line is not None:
-            line.close()
+        self._discard(calls, line)
         if not isinstance(error, Exception):
             raise error
         failure = self._explained(error)
@@ -177,11 +194,38 @@ class Node:
     def _look_for_server(self) -> bool:
         """Start the thread that probes until the server is back; it keeps no store alive. False if none can be started now."""
         try:
-            threading.Thread(target=_probe, args=(ref(self), self.breaker), name="limitgate-probe", daemon=True).start()
+            background.start("probe", _probe, ref(self), self.breaker)
         except RuntimeError:
             return False
         self._probe_due = None
         return True
+
+
+def _replies(line: Line, calls: Sequence[Call], patience: Patience) -> list[object]:
+    """Redis' replies to calls that were sent on a line. Those whose script it did not know are sent once more, with it."""
+    replies = [line.reply(call, patience) for call in calls]
+    for place, call in enumerate(calls):
+        if isinstance(replies[place], NoScriptError) and not call.in_full:
+            call.in_full = True
+            line.send([call], patience)
+            replies[place] = line.reply(call, patience)
+    return replies
+
+
+def _joined(call: Call, heard: Heard, error: BaseException) -> Heard:
+    """What became of a call, given what became of that part of it that was sent again; the others failed by an error."""
+    if isinstance(heard, StoreError) or not any(plan.has_leases for plan in call.asked):
+        return heard
+    lost = store_error(ConnectionResetError(f"the connection was lost: {error}"))
+    if not isinstance(heard, list):
+        return lost
+    told = iter(heard)
+    return [lost if plan.has_leases else next(told) for plan in call.asked]
+
+
+def _is_harmless(failure: StoreError) -> bool:
+    """Whether a connection on which a call failed can be used on: the server is only out of memory, or the mistake is ours."""
+    return failure.fault == "oom" or isinstance(failure, OwnError)
 
 
 def _probe(node: ref[Node], breaker: Breaker) -> None:
@@ -190,5 +234,8 @@ def _probe(node: ref[Node], breaker: Breaker) -> None:
         time.sleep(max(0.0, began + breaker.pause() - time.monotonic()))  # a probe that hung was pause enough
         began = time.monotonic()
         asking = node()
-        goes_on = asking is not None and asking.probe(breaker, Patience(2 * CONNECT_TIMEOUT))  # no request waits for it
+        goes_on = asking is not None
+        if asking is not None:
+            with survived():
+                goes_on = asking.probe(breaker, Patience(2 * CONNECT_TIMEOUT))  # no request waits for it
         del asking

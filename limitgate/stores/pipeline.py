@@ -106,5 +106,7 @@ class Pipeline(asyncio.Protocol, Generic[Call]):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Let go of the connection and say so."""
-        self._connection._close()  # noqa: SLF001
-        self._lost(self)
+        try:
+            self._connection._close()  # noqa: SLF001
+        finally:
+            self._lost(self)

@@ -11,11 +11,14 @@ from typing import Protocol
 from redis.connection import ConnectionPool
 
 from limitgate.errors import StoreError
+from limitgate.own_errors import survived
 from limitgate.plan import Plan, Reading
+from limitgate.stores import background
 from limitgate.stores.cluster_threads import Cluster
 from limitgate.stores.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.leases import LONGEST
 from limitgate.stores.node import Node
+from limitgate.stores.patches import check_patches
 from limitgate.stores.patience import Patience
 from limitgate.stores.scripted import MAX_BATCH, Outcome, Scripted, calls_of
 from limitgate.stores.threads import SharedCalls
@@ -34,20 +37,33 @@ class Servers(Protocol):
         """Close the connections that no thread is using."""
 
 
+class _Here(threading.local):
+    """What the running thread does with a store."""
+
+    is_asking = False
+    closes = False
+    """Whether to close the store afterwards."""
+
+
 class RedisStore(Scripted):
     """Buckets in Redis for threads: one round trip per request, shared by those that ask at the same time.
 
     ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's query options, or one with several servers, see
     limitgate/stores/dialer.py. Connects on first use. Callers that are refused are answered without asking until the moment
     they were promised; ``local_refusals=False`` asks every time.
+
+    A signal handler, a finalizer or a log handler may call a store in the midst of another call of the same thread. That raises
+    `StoreError`: to wait would be for ever. `close` closes it when the other call ends.
     """
 
     measures_silence = True
     """Readings and errors say for how long Redis was silent while this process was there to listen."""
 
     def __init__(self, url: str, *, local_refusals: bool = True) -> None:
+        check_patches()
         super().__init__(local_refusals=local_refusals)
         self._dialer = Dialer(url, ConnectionPool, socket_timeout=CONNECT_TIMEOUT)
+        self._here = _Here()
         self._begin()
 
     def _begin(self) -> None:
@@ -59,6 +75,7 @@ class RedisStore(Scripted):
     def begin_anew(self) -> None:
         """Leave the parent's connections to the parent, and its threads' calls."""
         super().begin_anew()
+        self._here = _Here()
         self._begin()
 
     def __repr__(self) -> str:
@@ -66,20 +83,40 @@ class RedisStore(Scripted):
 
     def spend(self, plan: Plan, timeout: float) -> Reading:
         """Carry out ``plan`` in one round trip at most. Raises `StoreError` within about ``timeout`` seconds."""
-        reading = self.locally(plan)
-        if reading is None:
-            self.patience = timeout
-            self._servers.check(plan)
-            reading = self._calls.spend(plan, timeout)
-        return reading
+        check_patches()
+        here = self._here
+        if here.is_asking or background.here.is_background:
+            raise StoreError(
+                "a call of this thread was interrupted by one to the same store, expected it from outside", "timeout"
+            )
+        try:
+            here.is_asking = True
+            reading = self.locally(plan)
+            if reading is None:
+                self.patience = timeout
+                self._servers.check(plan)
+                reading = self._calls.spend(plan, timeout)
+            return reading
+        finally:
+            here.is_asking = False
+            if here.closes:
+                self.close()
 
     def close(self) -> None:
         """Give back what was taken in advance, and close the connections that no thread is using.
 
         One that is being made is kept for the next call.
         """
-        self._give_back(age=0)
-        self._servers.close()
+        here = self._here
+        here.closes = here.is_asking
+        if here.closes:
+            return
+        try:
+            here.is_asking = True
+            self._give_back(age=0)
+            self._servers.close()
+        finally:
+            here.is_asking = here.closes = False
 
     def _give_back(self, age: float = LONGEST) -> None:
         """Give back leases of an age, in seconds, or above. Those that Redis does not hear of drain there."""
@@ -95,7 +132,7 @@ class RedisStore(Scripted):
         with self._lease_lock:
             if not self._gives_back:
                 with contextlib.suppress(RuntimeError):  # no thread can be started now: the next call tries again
-                    threading.Thread(target=self._keep_giving_back, name="limitgate-leases", daemon=True).start()
+                    background.start("leases", self._keep_giving_back)
                     self._gives_back = True
 
     def _keep_giving_back(self) -> None:
@@ -107,4 +144,5 @@ class RedisStore(Scripted):
                     return
                 self._gives_back = True
             time.sleep(max(0.0, ends - time.monotonic()))
-            self._give_back()
+            with survived():
+                self._give_back()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
 from functools import partial
 from threading import Lock
 from typing import Protocol
@@ -12,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from redis.asyncio.connection import ConnectionPool
 
-from limitgate.errors import StoreError
+from limitgate.own_errors import survived
 from limitgate.plan import Plan, Reading
 from limitgate.stores.batcher import Batcher
 from limitgate.stores.cluster import Cluster
@@ -63,7 +62,7 @@ class _Here:
         """Give back leases of an age, in seconds, or above. Those that Redis does not hear of drain there."""
         sent = []
         for plan in self._leases.ended(time.monotonic(), age):
-            with suppress(StoreError):
+            with survived():  # a `StoreError`, too: it drains
                 sent.append(self.servers.spend(plan, CONNECT_TIMEOUT))
         return sent
 

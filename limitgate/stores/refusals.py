@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from threading import Lock
+from threading import RLock
 from typing import NamedTuple
 
 from limitgate.algorithms.base import State
@@ -59,7 +59,7 @@ class Refusals:
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
         self._given_back: dict[str, _GivenBack] = {}
-        self._lock = Lock()
+        self._lock = RLock()
 
     def __len__(self) -> int:
         """How many buckets are remembered."""

@@ -17,6 +17,7 @@ from contextlib import suppress
 from ipaddress import ip_address
 
 from limitgate.forks import begin_anew_in_children
+from limitgate.stores import background
 
 Addresses = Sequence[str]
 
@@ -49,37 +50,35 @@ class Resolver:
                 self._waiting[host].append(answer)
             else:
                 try:
-                    threading.Thread(target=self._run, args=[host], name="limitgate-resolver", daemon=True).start()
+                    background.start("resolver", self._run, host)
                 except RuntimeError as error:  # no thread can be started now
                     return self._instead(host, OSError(errno.ENOMEM, f"no thread to look a host up in: {error}"))
                 self._waiting[host] = [answer]
         return await answer
 
     def _run(self, host: str) -> None:
-        found: Addresses | OSError
+        found: Addresses | Exception
         try:
             found = _found(host)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - besides OSError, UnicodeError for what cannot be the name of a host
             found = error
-        except Exception as error:  # noqa: BLE001 - a name that is none in DNS, say; all who wait have to be told
-            found = OSError(errno.EINVAL, f"the host of Redis cannot be looked up: {error}")
         with self._lock:
             waiting = self._waiting.pop(host, [])
-            if not isinstance(found, OSError):
+            if not isinstance(found, Exception):
                 self._known[host] = found
         for answer in waiting:
             with suppress(RuntimeError):  # its event loop has ended
                 answer.get_loop().call_soon_threadsafe(self._tell, answer, host, found)
 
-    def _tell(self, answer: asyncio.Future[Addresses], host: str, found: Addresses | OSError) -> None:
+    def _tell(self, answer: asyncio.Future[Addresses], host: str, found: Addresses | Exception) -> None:
         if answer.done():
             return
         try:
-            answer.set_result(self._instead(host, found) if isinstance(found, OSError) else found)
-        except OSError as error:
+            answer.set_result(self._instead(host, found) if isinstance(found, Exception) else found)
+        except Exception as error:  # noqa: BLE001 - told to whoever connects
             answer.set_exception(error)
 
-    def _instead(self, host: str, error: OSError) -> Addresses:
+    def _instead(self, host: str, error: Exception) -> Addresses:
         """What was found last. Raises the error if nothing was."""
         if host not in self._known:
             raise error

@@ -4,36 +4,28 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from threading import Lock
-
-from limitgate.forks import begin_anew_in_children
 
 
 class Spare:
     """A file descriptor that is given up where a connection cannot be made for want of one. Safe for threads."""
 
     def __init__(self) -> None:
-        self._descriptor: int | None = None
-        self.begin_anew()
-        begin_anew_in_children(self)
-
-    def begin_anew(self) -> None:
-        """In the child of a fork: nobody there will release a lock. It has a copy of the descriptor, which is as good."""
-        self._lock = Lock()
+        self._descriptors: list[int] = []
+        """One, or none; more where threads fill it at the same time. A list: no two threads ever take the same from it."""
 
     def fill(self) -> None:
         """Keep a descriptor, unless there is one or none is to be had."""
-        with self._lock, suppress(OSError):
-            if self._descriptor is None:
-                self._descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        if not self._descriptors:
+            with suppress(OSError):
+                self._descriptors.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def release(self) -> bool:
         """Give the descriptor up. False if there is none."""
-        with self._lock:
-            descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
-        return descriptor is not None
+        try:
+            os.close(self._descriptors.pop())
+        except IndexError:
+            return False
+        return True
 
 
 SPARE = Spare()

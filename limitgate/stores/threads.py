@@ -123,11 +123,16 @@ class SharedCalls:
             for request in together:
                 request.outcome = StoreError(str(error), error.fault)
             raise
+        except BaseException:
+            self._withdraw(mine)  # else the turn might be passed on to this thread
+            raise
         finally:
-            self._pass_on(mine)
-            for request in together:
-                if request is not mine:
-                    request.told.release()
+            try:
+                self._pass_on(mine)
+            finally:
+                for request in together:
+                    if request is not mine:
+                        request.told.release()
 
     def _next(self, due: float = math.inf) -> list[_Request]:
         """Those who share the next call, if it is given up at a time: who may wait longer than that shares another one.
@@ -151,10 +156,13 @@ class SharedCalls:
 
     def _leave(self, mine: _Request) -> None:
         """This thread was interrupted: nobody may wait for it to go."""
+        self._withdraw(mine)
+        self._pass_on(mine)
+
+    def _withdraw(self, mine: _Request) -> None:
         with self._lock:
             if mine in self._waiting:
                 self._waiting.remove(mine)
-        self._pass_on(mine)
 
 
 _due = attrgetter("due")

@@ -37,10 +37,11 @@ class Answers(NamedTuple):
 class Call:
     """Plans that are sent together. On a cluster all their buckets are in one slot."""
 
-    __slots__ = ("asking", "hops", "in_full", "plans", "replies_due", "sent")
+    __slots__ = ("asked", "asking", "hops", "in_full", "plans", "replies_due", "sent")
 
     def __init__(self, plans: Sequence[Plan]) -> None:
-        self.plans = plans
+        self.plans = self.asked = plans
+        """What is sent, and what was asked for: without what is taken in advance with it."""
         self.sent = 0.0
         """When it was sent, on a monotonic clock in seconds."""
         self.in_full = False
@@ -55,6 +56,13 @@ class Call:
     def follow(self, other: Call) -> None:
         """Be sent as another call that it is a part of, but not to the target of a move: it would begin a bucket anew."""
         self.sent, self.in_full, self.hops = other.sent, other.in_full, other.hops
+
+    def repeated(self) -> Call:
+        """The call to send once more, without what gives back: a charge may be made twice, that may not."""
+        again = Call([plan for plan in self.asked if not plan.has_leases])
+        again.follow(self)
+        again.asking = self.asking
+        return again
 
     def commands(self) -> list[Sequence[str | bytes | int]]:
         """What to send; the last reply is the one that counts. Raises one of `UNSENDABLE`."""

@@ -1,0 +1,30 @@
+"""Threads of the stores' own, which keep connections, slots and leases in order. None keeps a process alive."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from limitgate.own_errors import survived
+
+
+class _Here(threading.local):
+    is_background = False
+
+
+here = _Here()
+"""Of the running thread: a finalizer or a log handler that runs in one of ours may have interrupted it anywhere, locks held."""
+
+
+def start(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
+    """Start a thread that no exception ends without a report. Raises `RuntimeError` where none can be started now."""
+    thread = threading.Thread(target=_run, args=[target, *args], name=f"limitgate-{name}", daemon=True)
+    thread.start()
+    return thread
+
+
+def _run(target: Callable[..., object], *args: Any) -> None:
+    here.is_background = True
+    with survived():
+        target(*args)
