@@ -26,6 +26,8 @@ _PATHS, _SHORT = 512, 200
 """Paths that a planner remembers the rules of, and the characters of one that it remembers: clients choose both."""
 _PLANS, _CHARGES = 8192, 32_768
 """Plans that a planner remembers, and the charges in them if every rule of a tier applied: about half a kilobyte each."""
+_LONG = 250
+"""Characters for each key of a plan from which on it is not remembered: clients choose them."""
 
 
 Ask = tuple[str, int, Priority]
@@ -152,7 +154,7 @@ class Planner:
         )
         self._rules_of = lru_cache(maxsize=_PATHS)(self._find_rules)
         most = max(map(len, rules.tiers.values()), default=0)
-        self._charging = lru_cache(maxsize=min(_PLANS, _CHARGES // (most + 1)))(_charging)
+        self._remembered = lru_cache(maxsize=min(_PLANS, _CHARGES // (most + 1)))(_charging)
         self._decorated: dict[int, Bound] = {}
         self._tiers = {tier: self._index(of_tier, exempt=False) for tier, of_tier in rules.tiers.items()}
         self._exempt = {tier: self._index(of_tier, exempt=True) for tier, of_tier in rules.tiers.items()}
@@ -202,12 +204,19 @@ class Planner:
         bounds = tuple([self._bound(rule) for rule, _ in applying])
         if not bounds:
             return Considered(None, (), ())
-        found = self._charging(bounds, tuple([bound.ask(subject, values) for bound, (_, values) in zip(bounds, applying)]))
+        found = self._charging(bounds, [bound.ask(subject, values) for bound, (_, values) in zip(bounds, applying)])
         return found.named() if found.has_slots else found
 
     def _charged(self, bounds: tuple[Bound, ...], subject: Subject) -> Considered:
-        found = self._charging(bounds, tuple([bound.ask(subject) for bound in bounds]))
+        found = self._charging(bounds, [bound.ask(subject) for bound in bounds])
         return found.named() if found.has_slots else found
+
+    def _charging(self, bounds: tuple[Bound, ...], asked: list[Ask]) -> Considered:
+        """The plan that charges what is asked of each rule, remembered unless its keys are long."""
+        length = 0
+        for text, _, _ in asked:
+            length += len(text)
+        return (self._remembered if length < _LONG * len(asked) else _charging)(bounds, tuple(asked))
 
     def _index(self, rules: Sequence[Rule], *, exempt: bool) -> PathIndex[tuple[int, Bound]]:
         """The rules of a tier that are exempt, or those that are not, by path and with their places in the tier."""
