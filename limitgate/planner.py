@@ -37,7 +37,18 @@ Ask = tuple[str, int, Priority]
 class Bound:
     """A rule made ready: its key compiled, its windows at hand."""
 
-    __slots__ = ("_ahead", "_cost", "_is_graded", "_key", "_newcomers", "_owner", "_prefix", "binding", "rule")
+    __slots__ = (
+        "_ahead",
+        "_cost",
+        "_is_graded",
+        "_is_inventable",
+        "_key",
+        "_newcomers",
+        "_owner",
+        "_prefix",
+        "binding",
+        "rule",
+    )
 
     def __init__(
         self,
@@ -53,7 +64,8 @@ class Bound:
         self.rule = rule
         self._owner = f"{kind} {rule.name}"
         self._key = Key(rule.key, self._owner, rule.path, secret, inventable)
-        self._newcomers = newcomers if self._key.is_inventable else None
+        self._newcomers = newcomers
+        self._is_inventable = self._key.is_inventable
         self.binding = not (shadow or rule.shadow)
         self._prefix = f"{key_prefix}:{rule.name}:"
         self._ahead = rule.ahead
@@ -63,12 +75,13 @@ class Bound:
     def ask(self, subject: Subject, values: Sequence[Value] = ()) -> Ask:
         """What a request of this subject asks of this rule."""
         cost = self.rule.cost_of(subject.request) if self._cost is None else self._cost
-        text = self._key.text(subject)
+        text, is_inventable = self._key.text(subject), self._is_inventable
         if values:
             text += given(values, subject)
+            is_inventable = is_inventable or any(value.is_inventable for value in values)
         newcomers = self._newcomers
-        if newcomers is not None and not newcomers.know((self._owner, text)):
-            text = self._opened(newcomers, text, subject)
+        if is_inventable and newcomers is not None and not newcomers.know((self._owner, text)):
+            text = self._opened(newcomers, text, subject, values)
         return (text, cost, subject.priority) if self._is_graded else (text, cost, NORMAL)
 
     def charges(self, text: str, cost: int, priority: Priority) -> list[Charge]:
@@ -77,10 +90,11 @@ class Bound:
         buckets = [(each, min(cost, 1) if each.has_slots else cost) for each in self.rule.buckets_for(priority)]
         return [Charge(key + windows.suffix, windows, cost, binding, name, ahead=self._ahead) for windows, cost in buckets]
 
-    def _opened(self, newcomers: Newcomers, text: str, subject: Subject) -> str:
+    def _opened(self, newcomers: Newcomers, text: str, subject: Subject, values: Sequence[Value]) -> str:
         """The text of a bucket that was not known; of its source's overflow bucket where that has opened too many."""
         bucket = self._owner, text
-        if not self._key.is_invented(subject):
+        is_given = any(value.is_inventable and value.text for value in values)
+        if not (self._key.is_invented(subject) or (is_given and not subject.is_real)):
             newcomers.note(bucket)
             return text
         source = subject.address()
