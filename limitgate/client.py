@@ -18,6 +18,8 @@ MAX_LENGTH = 100
 """Characters of an address with everything around it; anything longer is none."""
 MOST_CHARACTERS = 2048
 """Characters of ``Forwarded`` that are looked at, from the right: an element that begins further to the left is none."""
+REMEMBERED, SHORT = 16_384, 64
+"""Addresses of which it is remembered how they are read, and the characters of one: IPv6 with a port takes 53."""
 UNIX = "unix"
 """Stands in a list of trusted proxies for a peer on a unix socket."""
 
@@ -40,10 +42,12 @@ def canonical(text: str) -> IPv4Address | IPv6Address | None:
 
     The forms are those of RFC 7239 section 6, with or without a port, since some proxies append one.
     """
-    return _parsed(text.strip()) if len(text) <= MAX_LENGTH else None
+    if len(text) > MAX_LENGTH:
+        return None
+    text = text.strip()
+    return _remembered(text) if len(text) <= SHORT else _parsed(text)
 
 
-@lru_cache(maxsize=65536)
 def _parsed(text: str) -> IPv4Address | IPv6Address | None:
     if bracketed := _BRACKETED.match(text):
         text = bracketed[1]
@@ -61,16 +65,28 @@ def _parsed(text: str) -> IPv4Address | IPv6Address | None:
     return address
 
 
-@lru_cache(maxsize=65536)
-def _spelled(text: str) -> str:
+_remembered = lru_cache(maxsize=REMEMBERED)(_parsed)
+
+
+def spelled(text: str) -> str:
     """An address as it is always written; anything else as it is."""
+    return _spelled(text) if len(text) <= SHORT else _spelled.__wrapped__(text)
+
+
+def grouped(client: str, ipv6_prefix: int) -> str:
+    """What a client is counted as: its IPv4 address, or the IPv6 network of ``ipv6_prefix`` bits that it is in."""
+    group = _grouped if len(client) <= SHORT else _grouped.__wrapped__
+    return group(client, ipv6_prefix)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _spelled(text: str) -> str:
     address = canonical(text)
     return text if address is None else str(address)
 
 
-@lru_cache(maxsize=65536)
-def grouped(client: str, ipv6_prefix: int) -> str:
-    """What a client is counted as: its IPv4 address, or the IPv6 network of ``ipv6_prefix`` bits that it is in."""
+@lru_cache(maxsize=REMEMBERED)
+def _grouped(client: str, ipv6_prefix: int) -> str:
     address = canonical(client)
     if isinstance(address, IPv6Address):
         return str(IPv6Network((address, ipv6_prefix), strict=False))
@@ -113,7 +129,7 @@ class Proxies:
 
         An element that is no address stops the walk at the last good hop. If every hop is trusted, it is the leftmost.
         """
-        client = None if request.peer is None else _spelled(request.peer)
+        client = None if request.peer is None else spelled(request.peer)
         if not self.trust(request.peer):
             if self._looks:
                 self._look_at(request, client)

@@ -23,7 +23,7 @@ from limitgate.decorators import effective, marks_of, place_named, seen_by_gate,
 from limitgate.errors import ConfigError
 from limitgate.front import rules_of
 from limitgate.headers import Refusal
-from limitgate.keys import Value, told_apart
+from limitgate.keys import Value, value_of
 from limitgate.limits import Limit
 from limitgate.middleware import LimitGate
 from limitgate.openapi import PROBLEM, PROBLEM_SCHEMA, too_many_requests
@@ -108,7 +108,7 @@ class RateLimit:
             names = ", ".join(self._names.values())
             raise TypeError(f"{self.rule.name} was called without {names}, expected Depends(...), so that FastAPI finds them")
         if not self._has_charged(visit):
-            values = [(name, told_apart(given[part], name)) for part, name in self._names.items()]
+            values = [value_of(given[part], name) for part, name in self._names.items()]
             connection.scope["limitgate"] = await self._weigh(visit, values, connection.scope)
         if visit.refusal is not None and visit.decision is not None:
             raise Refused(visit.refusal, visit.decision)

@@ -38,9 +38,9 @@ class Subject:
         return self._identities.api_key(self)
 
     @property
-    def is_trusted(self) -> bool:
-        """Whether the client itself is one of the trusted proxies, so that its headers are its own word and believed."""
-        return self._identities.trust(self.request.client)
+    def is_real(self) -> bool:
+        """Whether what it sends is taken for real: it is a known caller, or a client in ``trusted_proxies``."""
+        return self.caller is not None or self._identities.trust(self.request.client)
 
     @property
     def priority(self) -> Priority:

@@ -11,14 +11,22 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from limitgate.errors import ConfigError
 from limitgate.identity import Subject
 
-Value = tuple[str, str | None]
-"""A part of a key that the application works out by itself: its name, and its value or None if it is absent."""
+
+class Value(NamedTuple):
+    """A part of a key that the application works out by itself."""
+
+    name: str
+    text: str | None
+    """None if it is absent."""
+    is_inventable: bool = False
+    """Whether a client may have made it up, as far as anybody can tell."""
+
 
 PARTS = ("path", "ip", "api_key", "method", "host", "user", "caller", "tier", "global")
 _HEADER_PART = re.compile(r"header:[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}", re.ASCII)
@@ -65,7 +73,7 @@ class Key:
 
     def is_invented(self, subject: Subject) -> bool:
         """Whether one of these parts counts for this subject, so that its bucket may be one that the client made up."""
-        return any(_first(fields, subject) for fields in self._inventable)
+        return not subject.is_real and any(_first(fields, subject) for fields in self._inventable)
 
     def digest(self, text: str) -> str:
         """The 32 hex digits that name the bucket of ``text``."""
@@ -81,6 +89,14 @@ class Key:
 def overflow(source: str | None) -> str:
     """The text of the bucket that takes in what a source asks under too many keys; no key's text is the same."""
     return _field("overflow nobody" if source is None else "overflow", source or "")
+
+
+def value_of(found: object, name: str) -> Value:
+    """Part ``name`` of a key, as the application gave it. Raises `TypeError` as `told_apart` does.
+
+    Text, a number or a UUID may be no more than what the client has sent. An object is somebody that the application knows.
+    """
+    return Value(name, told_apart(found, name), isinstance(found, str | int | UUID))
 
 
 def told_apart(value: object, name: str) -> str | None:
@@ -99,7 +115,7 @@ def told_apart(value: object, name: str) -> str | None:
 
 def given(values: Sequence[Value], subject: Subject) -> str:
     """What further parts contribute to a key's text; the client's address for one that is absent, as for any other."""
-    return "".join([_field(f"given {name}", value) if value else _absent(subject) for name, value in values])
+    return "".join([_field(f"given {name}", text) if text else _absent(subject) for name, text, _ in values])
 
 
 @lru_cache(maxsize=1024)
@@ -136,11 +152,8 @@ def _absent(subject: Subject) -> str:
 
 
 def _first(fields: Sequence[tuple[str, Callable[[Subject], str], bool]], subject: Subject) -> bool:
-    """Whether the first alternative that is present is one whose value clients may make up; a trusted one's headers are not."""
-    for label, read, made_up in fields:
-        if subject.field(label, read):
-            return made_up and not (label.startswith("header:") and subject.is_trusted)
-    return False
+    """Whether the first alternative that is present is one whose value clients may make up."""
+    return next((made_up for label, read, made_up in fields if subject.field(label, read)), False)
 
 
 def _field(label: str, value: str) -> str:

@@ -21,7 +21,7 @@ V = TypeVar("V")
 BUCKETS = 65_536
 """Buckets that are remembered as known, by their hashes; at least the latest half of so many."""
 SOURCES = 65_536
-"""Sources whose new buckets are counted; whoever has more addresses than that opens more buckets anyway."""
+"""Sources whose new buckets are counted, by their hashes; whoever has more addresses than that opens more buckets anyway."""
 
 
 class Latest(Generic[V]):
@@ -103,10 +103,11 @@ class Newcomers:
 
     def _charge(self, source: str | None) -> bool:
         now = int(self._clock() * 1_000_000)
-        written, debt = self._sources.get(source) or (now, 0)
+        known = hash(source)  # a name may have any length
+        written, debt = self._sources.get(known) or (now, 0)
         after = gcra.charged(gcra.drained((debt,), now - written, self._windows), 1, self._windows)
         if after is not None:
-            self._sources.put(source, (now, after[0]))
+            self._sources.put(known, (now, after[0]))
         return after is not None
 
     def begin_anew(self) -> None:

@@ -26,6 +26,8 @@ _PATHS, _SHORT = 512, 200
 """Paths that a planner remembers the rules of, and the characters of one that it remembers: clients choose both."""
 _PLANS, _CHARGES = 8192, 32_768
 """Plans that a planner remembers, and the charges in them if every rule of a tier applied: about half a kilobyte each."""
+_LONG = 250
+"""Characters for each key of a plan from which on it is not remembered: clients choose them."""
 
 
 Ask = tuple[str, int, Priority]
@@ -35,7 +37,18 @@ Ask = tuple[str, int, Priority]
 class Bound:
     """A rule made ready: its key compiled, its windows at hand."""
 
-    __slots__ = ("_ahead", "_cost", "_is_graded", "_key", "_newcomers", "_owner", "_prefix", "binding", "rule")
+    __slots__ = (
+        "_ahead",
+        "_cost",
+        "_is_graded",
+        "_is_inventable",
+        "_key",
+        "_newcomers",
+        "_owner",
+        "_prefix",
+        "binding",
+        "rule",
+    )
 
     def __init__(
         self,
@@ -51,7 +64,8 @@ class Bound:
         self.rule = rule
         self._owner = f"{kind} {rule.name}"
         self._key = Key(rule.key, self._owner, rule.path, secret, inventable)
-        self._newcomers = newcomers if self._key.is_inventable else None
+        self._newcomers = newcomers
+        self._is_inventable = self._key.is_inventable
         self.binding = not (shadow or rule.shadow)
         self._prefix = f"{key_prefix}:{rule.name}:"
         self._ahead = rule.ahead
@@ -61,12 +75,13 @@ class Bound:
     def ask(self, subject: Subject, values: Sequence[Value] = ()) -> Ask:
         """What a request of this subject asks of this rule."""
         cost = self.rule.cost_of(subject.request) if self._cost is None else self._cost
-        text = self._key.text(subject)
+        text, is_inventable = self._key.text(subject), self._is_inventable
         if values:
             text += given(values, subject)
+            is_inventable = is_inventable or any(value.is_inventable for value in values)
         newcomers = self._newcomers
-        if newcomers is not None and not newcomers.know((self._owner, text)):
-            text = self._opened(newcomers, text, subject)
+        if is_inventable and newcomers is not None and not newcomers.know((self._owner, text)):
+            text = self._opened(newcomers, text, subject, values)
         return (text, cost, subject.priority) if self._is_graded else (text, cost, NORMAL)
 
     def charges(self, text: str, cost: int, priority: Priority) -> list[Charge]:
@@ -75,10 +90,11 @@ class Bound:
         buckets = [(each, min(cost, 1) if each.has_slots else cost) for each in self.rule.buckets_for(priority)]
         return [Charge(key + windows.suffix, windows, cost, binding, name, ahead=self._ahead) for windows, cost in buckets]
 
-    def _opened(self, newcomers: Newcomers, text: str, subject: Subject) -> str:
+    def _opened(self, newcomers: Newcomers, text: str, subject: Subject, values: Sequence[Value]) -> str:
         """The text of a bucket that was not known; of its source's overflow bucket where that has opened too many."""
         bucket = self._owner, text
-        if not self._key.is_invented(subject):
+        is_given = any(value.is_inventable and value.text for value in values)
+        if not (self._key.is_invented(subject) or (is_given and not subject.is_real)):
             newcomers.note(bucket)
             return text
         source = subject.address()
@@ -152,7 +168,7 @@ class Planner:
         )
         self._rules_of = lru_cache(maxsize=_PATHS)(self._find_rules)
         most = max(map(len, rules.tiers.values()), default=0)
-        self._charging = lru_cache(maxsize=min(_PLANS, _CHARGES // (most + 1)))(_charging)
+        self._remembered = lru_cache(maxsize=min(_PLANS, _CHARGES // (most + 1)))(_charging)
         self._decorated: dict[int, Bound] = {}
         self._tiers = {tier: self._index(of_tier, exempt=False) for tier, of_tier in rules.tiers.items()}
         self._exempt = {tier: self._index(of_tier, exempt=True) for tier, of_tier in rules.tiers.items()}
@@ -202,12 +218,19 @@ class Planner:
         bounds = tuple([self._bound(rule) for rule, _ in applying])
         if not bounds:
             return Considered(None, (), ())
-        found = self._charging(bounds, tuple([bound.ask(subject, values) for bound, (_, values) in zip(bounds, applying)]))
+        found = self._charging(bounds, [bound.ask(subject, values) for bound, (_, values) in zip(bounds, applying)])
         return found.named() if found.has_slots else found
 
     def _charged(self, bounds: tuple[Bound, ...], subject: Subject) -> Considered:
-        found = self._charging(bounds, tuple([bound.ask(subject) for bound in bounds]))
+        found = self._charging(bounds, [bound.ask(subject) for bound in bounds])
         return found.named() if found.has_slots else found
+
+    def _charging(self, bounds: tuple[Bound, ...], asked: list[Ask]) -> Considered:
+        """The plan that charges what is asked of each rule, remembered unless its keys are long."""
+        length = 0
+        for text, _, _ in asked:
+            length += len(text)
+        return (self._remembered if length < _LONG * len(asked) else _charging)(bounds, tuple(asked))
 
     def _index(self, rules: Sequence[Rule], *, exempt: bool) -> PathIndex[tuple[int, Bound]]:
         """The rules of a tier that are exempt, or those that are not, by path and with their places in the tier."""

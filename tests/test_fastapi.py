@@ -996,3 +996,39 @@ def test_a_limit_is_made_once() -> None:
     gated(app)
     with pytest.raises(ConfigError, match="while a request is under way, expected it to be made once"):
         client(app).get("/hello")
+
+
+@dataclasses.dataclass
+class Member:
+    """Somebody whom an application has looked up."""
+
+    id: str
+
+
+def tenant(x_tenant: Annotated[str, Header()]) -> str:
+    return x_tenant
+
+
+def member(x_tenant: Annotated[str, Header()]) -> Member:
+    return Member(x_tenant)
+
+
+@pytest.mark.parametrize(
+    ("part", "options", "opened"),
+    [
+        (tenant, {}, 3 + 1),
+        (tenant, {"new_buckets": 0}, 9),
+        (tenant, {"trusted_proxies": [PEER]}, 9),
+        (tenant, {"identify": lambda _: Caller("gateway")}, 9),
+        (member, {}, 9),
+    ],
+    ids=["text", "any number", "trusted", "identified", "object"],
+)
+def test_what_a_dependency_takes_from_the_client_is_capped(part: Any, options: dict[str, Any], opened: int) -> None:
+    """By text that a dependency gives, a source opens no more buckets than by a header; by people, any number."""
+    app = FastAPI(dependencies=[Depends(RateLimit("9/day", name="api", key=[part]))])
+    app.get("/")(lambda: "hello")
+    store = gated(app, **{"new_buckets": 4, **options})
+    for number in range(9):
+        assert client(app).get("/", headers={"x-tenant": f"t{number}"}).status_code == 200
+    assert len(store) == opened

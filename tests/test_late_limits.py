@@ -15,6 +15,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from limitgate import LimitGate, LimitGateWSGI, MemoryStore, RateLimited, Rule, StoreError, limit
+from limitgate.keys import Value
 from limitgate.plan import Plan, Reading
 from limitgate.visit import VISIT
 from tests.doors import PATIENCE, Reply, Wire, asgi_reply, http_scope, run_wsgi, websocket_scope, wsgi_environ
@@ -173,7 +174,7 @@ def test_keys_with_parts_of_the_applications_own(store: Watched) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         visit = scope[VISIT]
         user = scope["query_string"].decode() or None
-        decision = await visit.gate.afurther(visit, [(Rule("user", "1/minute", key=["global"]), [("user", user)])])
+        decision = await visit.gate.afurther(visit, [(Rule("user", "1/minute", key=["global"]), [Value("user", user)])])
         if not decision.allowed:
             raise RateLimited(decision)
         await send(START)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import os
 import time
@@ -226,6 +227,33 @@ def test_the_headers_of_a_trusted_peer_are_its_own(site: Open) -> None:
     it = site(BY_ID, new_buckets=4, trusted_proxies=[PEER])
     assert [status(it, number) for number in range(20)] == [200] * 20
     assert it.app.gate.overflowed == 0
+
+
+@pytest.mark.parametrize("key", [["header:x-id"], ["host"], ["api_key", "header:x-id"]])
+def test_a_trusted_gateway_speaks_for_many(site: Open, key: list[str]) -> None:
+    """A gateway in ``trusted_proxies`` opens buckets for two thousand tenants at once, by whatever tells them apart."""
+    store = MemoryStore(Clock())
+    it = site(Rule("api", "60/minute", key=key), store=store, trusted_proxies=[PEER])
+    tenants = [{"x-id": f"t{number}", "x-api-key": f"t{number}", "host": f"t{number}.example"} for number in range(2000)]
+    assert flood(it, tenants) == {True: 2000}
+    assert (len(store), it.app.gate.overflowed) == (2000, 0)
+    strangers = flood(it, [{name: f"not-{value}" for name, value in tenant.items()} for tenant in tenants], peer="203.0.113.9")
+    assert strangers[False] > 1000
+
+
+@pytest.mark.parametrize("how", ["listed", "identified"])
+def test_a_known_caller_speaks_for_many(site: Open, how: str) -> None:
+    """What a listed or identified caller says in its headers is real; another's from the same address is capped."""
+    store, digest = MemoryStore(Clock()), hashlib.sha256(b"gateway").hexdigest()
+    by_tenant = Rule("api", "60/minute", key=["header:x-id"])
+    options: dict[str, Any] = {"rules": RuleSet([by_tenant], [KnownCaller(id="gateway", api_key=f"sha256:{digest}")])}
+    if how == "identified":
+        named = {"gateway": Caller("gateway")}
+        options = {"rules": [by_tenant], "identify": lambda request: named.get(request.headers.get("x-api-key"))}
+    it = site(store=store, **options)
+    assert flood(it, [{"x-id": f"t{number}", "x-api-key": "gateway"} for number in range(2000)]) == {True: 2000}
+    assert (len(store), it.app.gate.overflowed) == (2000, 0)
+    assert flood(it, [{"x-id": f"u{number}", "x-api-key": "wrong"} for number in range(2000)])[False] > 1000
 
 
 @pytest.mark.parametrize(

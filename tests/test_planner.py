@@ -199,7 +199,7 @@ def test_a_flood_of_paths_clients_and_keys_is_not_remembered_whole() -> None:
         gate.plan(asked(path=f"/{n}", peer=f"10.0.{n % 256}.{n // 256}", x_id=str(n)), None)
     for n in range(400):
         many.plan(asked(peer=f"10.0.{n % 256}.{n // 256}"), None)
-    for cache, most in ((gate._rules_of, 512), (gate._charging, 8192), (many._charging, 327)):
+    for cache, most in ((gate._rules_of, 512), (gate._remembered, 8192), (many._remembered, 327)):
         assert cache.cache_info().currsize == most
     for long in ({"path": "/" + "x" * 200}, {"method": "X" * 200}):
         before = gate._rules_of.cache_info()

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import pytest
 
-from limitgate import AsyncRedisStore, MemoryStore, RedisStore, Rule, StoreError
+from limitgate import AsyncRedisStore, Limit, MemoryStore, RedisStore, Rule, StoreError
 from limitgate.decision import Decision, decide
 from limitgate.plan import Charge, Plan, Reading, read
 from limitgate.stores import refusals, wire
@@ -27,6 +27,7 @@ from tests.clock import Clock
 from tests.doors import SITES, ASGISite, Site
 from tests.proxy import PATIENT, calls_to
 from tests.redis_server import RedisServer
+from tests.scripted import Scripted as ScriptedServer
 from tests.test_stores import AsyncDoor, Door
 
 EXAMPLES = 3 * int(os.environ.get("LIMITGATE_TEST_EXAMPLES", "100"))
@@ -445,6 +446,73 @@ def test_a_late_reply_after_a_reset() -> None:
     assert caller.spend(plan, 6000).admitted
 
 
+ALGORITHMS = ("sliding_log", "sliding_log", "fixed_window", "sliding_window", "gcra", "warm_up")
+
+
+def a_mixed_world(rnd: random.Random) -> Callable[[], Plan]:
+    """Makes requests of two callers, of different costs, under rules of several algorithms, whose keys nobody has used."""
+    rules = [
+        (
+            windows_of(
+                Limit(f"{rnd.choice((1, 2, 3, 5, 9))}/second", algorithm=name, warm_up="2s" if name == "warm_up" else None)
+            ),
+            rnd.random() < 0.8,
+        )
+        for name in rnd.sample(ALGORITHMS, rnd.choice((1, 1, 2)))
+    ]
+    world, costs = uuid4().hex, rnd.choice(((1,), (1, 2, 2, 3), (0, 1, 4, 9)))
+
+    def request() -> Plan:
+        caller, cost = rnd.choice("aab"), rnd.choice(costs)
+        charges = [
+            Charge(f"{world}:{caller}:{number}", windows, cost, binding, f"rule{number}")
+            for number, (windows, binding) in enumerate(rules)
+        ]
+        return Plan(tuple(charges), rnd.choice(("spend",) * 30 + ("peek", "reset")))
+
+    return request
+
+
+class Scripting:
+    """A store as `Scripted` makes it, over the script on a real Redis. Calls take no time."""
+
+    def __init__(self, server: ScriptedServer, prefix: str, *, local: bool) -> None:
+        self.server, self.prefix, self.calls = server, prefix, 0
+        self.at = 0.0
+        self.script = Scripted(local_refusals=local, clock=lambda: self.at / US)
+
+    def spend(self, plan: Plan, now: int) -> Reading:
+        own = plan._replace(charges=tuple([charge._replace(key=self.prefix + charge.key) for charge in plan.charges]))
+        self.at = now + 0.3
+        return self.script.locally(own) or self.asked(own, now)
+
+    def asked(self, plan: Plan, now: int) -> Reading:
+        self.at, self.calls = now, self.calls + 1
+        call = wire.Call([plan])
+        self.script.outgoing(call)
+        reply = self.server.client.execute_command(*self.server.command(plan, Clock().now + now))
+        return self.script.understood(call, reply)[0]
+
+
+def test_every_algorithm_is_the_same_with_and_without_property(scripted: ScriptedServer) -> None:
+    """Over any history on a real Redis, under any algorithm, what is told is the same with local refusals and without."""
+    refused = asked = 0
+    for seed in range(EXAMPLES // 3):
+        rnd = random.Random(seed)
+        request, now, wait = a_mixed_world(rnd), 0, 0
+        with_them, without = (Scripting(scripted, f"{local}:", local=local) for local in (True, False))
+        for _ in range(60):
+            now += max(0, rnd.choice((0, 0, 1, 2, rnd.randrange(2000), rnd.randrange(300_000), wait - 1, wait, wait + 1)))
+            plan, before = request(), with_them.calls
+            expected = without.spend(plan, now)
+            assert said(plan, with_them.spend(plan, now)) == said(plan, expected), f"seed {seed}"
+            decision = decide(plan, expected)
+            wait = 0 if decision.retry_after == float("inf") else round(decision.retry_after * US)
+            refused += not decision.allowed
+            asked += not decision.allowed and with_them.calls > before
+    assert asked < 0.75 * refused, (asked, refused)
+
+
 # --- on Redis ---------------------------------------------------------------------------------------------------------
 
 
@@ -571,6 +639,42 @@ def test_refusals_hold_while_redis_is_gone(open_door: Open, own_redis: RedisServ
         door.clock.now = start + passed
         with pytest.raises(StoreError):
             door.spend(plan)
+
+
+def a_full_log(door: Door, cost: int = 1) -> Plan:
+    """A plan that was refused just now by a log of which each entry is of the cost."""
+    plan = a_plan(windows_of(Limit("10/minute", algorithm="sliding_log")), uuid4().hex, cost)
+    while door.spend(plan).admitted:
+        pass
+    return plan
+
+
+@pytest.mark.parametrize("cost", [1, 3])
+def test_a_full_log_is_not_asked_again(open_door: Open, redis_server: RedisServer, cost: int) -> None:
+    """Who is refused by a log comes back in vain a thousand times in a second, and Redis is asked once."""
+    door = open_door(redis_server)
+    plan, start = a_full_log(door, cost), door.clock.now
+    before = calls_to(redis_server)
+    for step in range(1, 1000):
+        door.clock.now = start + step / 1000
+        assert not door.spend(plan).admitted
+    assert calls_to(redis_server) == before
+    door.clock.now = start + 1
+    assert not door.spend(plan).admitted
+    assert calls_to(redis_server) == before + 1
+
+
+def test_a_greater_cost_is_told_its_own_wait(open_door: Open, redis_server: RedisServer) -> None:
+    """What a log refused to one it refuses to five as well, but for longer: how long is asked once, and then known."""
+    door = open_door(redis_server)
+    one = a_full_log(door)
+    five = a_plan(one.charges[0].windows, one.charges[0].key, 5)
+    first = decide(five, door.spend(five))
+    before = calls_to(redis_server)
+    assert decide(five, door.spend(five)).retry_after == first.retry_after > 0
+    never = a_plan(one.charges[0].windows, one.charges[0].key, 11)
+    assert decide(never, door.spend(never)).retry_after == float("inf")
+    assert calls_to(redis_server) == before
 
 
 @pytest.mark.parametrize("style", ["x-ratelimit", "x-ratelimit-windows", "draft-11"])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from limitgate.algorithms.base import Load
+from limitgate.algorithms.base import Load, always
 from limitgate.algorithms.gcra import MAX_OWED_US
 
 FACTS = 1
-HOLDS = True
+holds = always
 LOAD = Load(2, 1, 1)
 """Measured: 4 µs to ask about one, 8 µs to set it, among 32 in a call."""
 

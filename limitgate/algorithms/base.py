@@ -34,6 +34,16 @@ class Load(NamedTuple):
         return Load(self.opening + other.opening, self.charge + other.charge, self.correction + other.correction)
 
 
+def always(states: Sequence[State], charge: Charge) -> bool:  # noqa: ARG001 - as every algorithm's
+    """`Algorithm.holds` where a state says all, whatever is asked."""
+    return True
+
+
+def never(states: Sequence[State], charge: Charge) -> bool:  # noqa: ARG001 - as every algorithm's
+    """`Algorithm.holds` where a state may be another at any moment."""
+    return False
+
+
 class Algorithm(Protocol):
     """What stores and decisions need of an algorithm, for all windows of a bucket at once where there are states."""
 
@@ -41,9 +51,6 @@ class Algorithm(Protocol):
     """How many numbers the script reports of a window."""
     BOOKS: bool
     """Whether turns can be booked ahead, so that a request may wait for its own."""
-    HOLDS: bool
-    """Whether a refusal surely holds until the moment it promised, unless somebody gives something back."""
-
     SILENT: bool
     """Whether it has nothing to say of itself while nothing is owed: no limit that anybody would know of."""
 
@@ -84,6 +91,12 @@ class Algorithm(Protocol):
 
     def used(self, state: State, limit: Limit) -> int:
         """Requests that count, a begun one whole; more than the burst after a limit was lowered."""
+
+    def holds(self, states: Sequence[State], charge: Charge) -> bool:
+        """True if states that the script reported, `drained` since, surely are what it would report of a charge now.
+
+        Unless somebody gave something back meanwhile: by then it is refused exactly until the moment that was promised.
+        """
 
     def wait_us(self, state: State, cost: int, limit: Limit) -> int | None:
         """Microseconds until ``cost`` requests fit, if nobody else asks; 0 if they fit now, None if they never do."""

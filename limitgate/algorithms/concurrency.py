@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from limitgate.algorithms.base import Load
+from limitgate.algorithms.base import Load, never
 
 if TYPE_CHECKING:
     from limitgate.limits import Limit
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FACTS = 4
 BOOKS = False
-HOLDS = False
+holds = never
 SILENT = False
 BY_COUNT = False
 

@@ -19,7 +19,6 @@ class ForOne(Protocol):
 
     FACTS: int
     BOOKS: bool
-    HOLDS: bool
 
     def check(self, limit: Limit) -> str | None: ...  # noqa: D102 - these are as in `base.Algorithm`
     def load(self, limit: Limit) -> Load: ...  # noqa: D102
@@ -35,6 +34,7 @@ class ForOne(Protocol):
     def grace_us(self, state: State, limit: Limit) -> int:
         """For how long something that was charged to a window in this state can be put back, or what else `put_right` needs."""
 
+    def holds(self, states: Sequence[State], charge: Charge) -> bool: ...  # noqa: D102
     def remaining(self, state: State, limit: Limit) -> int: ...  # noqa: D102
     def used(self, state: State, limit: Limit) -> int: ...  # noqa: D102
     def wait_us(self, state: State, cost: int, limit: Limit) -> int | None: ...  # noqa: D102
@@ -56,7 +56,7 @@ class Each:
         self._one = one
         self.FACTS = one.FACTS
         self.BOOKS = one.BOOKS
-        self.HOLDS = one.HOLDS
+        self.holds = one.holds
         self.check = one.check
         self.load = one.load
         self.remaining = one.remaining

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from limitgate.algorithms.base import Load
+from limitgate.algorithms.base import Load, always
 
 if TYPE_CHECKING:
     from limitgate.limits import Limit
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FACTS = 2
 BOOKS = True
-HOLDS = True
+holds = always
 SILENT = False
 BY_COUNT = True
 LOAD = Load(1, 0.6, 1.5)

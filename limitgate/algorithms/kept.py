@@ -20,7 +20,6 @@ class Number(Protocol):
     """What a kept number stands for; 0 is none."""
 
     FACTS: int
-    HOLDS: bool
     LOAD: Load
 
     def later(self, number: int, elapsed_us: int) -> int:
@@ -28,6 +27,9 @@ class Number(Protocol):
 
     def changed(self, number: int, by: int, how: int) -> int:
         """The number after it is put right."""
+
+    def holds(self, states: Sequence[int], charge: Charge) -> bool:
+        """As in `base.Algorithm`."""
 
     def wait_us(self, number: int) -> int:
         """For how long it refuses, in µs."""
@@ -52,7 +54,7 @@ class Kept:
     def __init__(self, kind: Number) -> None:
         self._kind = kind
         self.FACTS = kind.FACTS
-        self.HOLDS = kind.HOLDS
+        self.holds = kind.holds
 
     def check(self, limit: Limit) -> str | None:  # noqa: D102 - as in `base.Algorithm`, like all here
         return None

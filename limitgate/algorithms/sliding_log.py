@@ -10,7 +10,8 @@ are an eighth of all; then the others are copied, which takes 0.4 ms for 10,000,
 stored at most 8/7 of the entries that count, and Redis may hold room for as many again to be appended. Only what gives back
 an old charge looks at many entries: at most at half, in 2 ms for 10,000.
 
-A state in this process is a `Log`. What Redis reports is `Seen`: enough for a decision.
+A state in this process is a `Log`. What Redis reports is `Seen`: enough for a decision, and for the same one until the first
+entry goes. Of a log that is full, that is when a request fits again.
 """
 
 from __future__ import annotations
@@ -26,10 +27,8 @@ if TYPE_CHECKING:
     from limitgate.limits import Limit
     from limitgate.plan import Charge
 
-FACTS = 5
+FACTS = 6
 BOOKS = False
-HOLDS = False
-"""How long a refusal holds is known only for the cost that was asked about."""
 
 MAX_ENTRIES = 10_000
 """The highest count of a limit: each entry takes 16 bytes here and 13 to 30 in Redis."""
@@ -109,6 +108,18 @@ class Seen(NamedTuple):
     """Microseconds until nothing counts any more."""
     now: int
     """The log's own clock."""
+    steady: int
+    """Microseconds for which all of these count; a period where there are none."""
+
+    def later(self, elapsed_us: int) -> Seen:
+        """The log some time later, as far as it is still known."""
+        wait = max(0, self.wait - elapsed_us) if self.wait > 0 else self.wait
+        refill = max(0, self.refill - elapsed_us)
+        return Seen(self.used, self.cost, wait, refill, self.now + elapsed_us, self.steady - elapsed_us)
+
+    def tells(self, cost: int, burst: int) -> bool:
+        """True if it is known whether so many requests fit and for how long they do not."""
+        return self.steady > 0 and (cost == self.cost or cost > burst or self.used + cost <= burst)
 
 
 State = Log | Seen
@@ -131,13 +142,15 @@ def fresh(now: int, limit: Limit) -> Log:  # noqa: ARG001 - as every algorithm's
     return Log(now, array("q"), array("q"), 0)
 
 
-def opened(log: Log, elapsed_us: int, now: int, limit: Limit) -> Log:  # noqa: ARG001 - its own clock is enough
+def opened(log: State, elapsed_us: int, now: int, limit: Limit) -> State:  # noqa: ARG001 - its own clock is enough
     """`drained`, whatever time it is."""
     return drained(log, elapsed_us, limit)
 
 
-def drained(log: Log, elapsed_us: int, limit: Limit) -> Log:
+def drained(log: State, elapsed_us: int, limit: Limit) -> State:
     """The log some time later, without what was admitted a period ago."""
+    if isinstance(log, Seen):
+        return log.later(elapsed_us)
     now = log.now + elapsed_us
     gone = bisect_right(log.times, now - limit.period_us)
     if not gone:
@@ -166,6 +179,12 @@ def put_right(log: Log, back: int, elapsed_us: int, grace_us: int, limit: Limit)
 def grace_us(state: State, limit: Limit) -> int:  # noqa: ARG001 - of no matter
     """The moment of a charge by the log's clock, under which it finds the entry again."""
     return state.now
+
+
+def holds(states: Sequence[State], charge: Charge) -> bool:
+    """True until the first entry goes: from then on nobody knows here how many requests count. And for a known cost only."""
+    (limit,), (state,) = charge.windows.limits, states
+    return isinstance(state, Log) or state.tells(charge.cost, limit.burst)
 
 
 def remaining(state: State, limit: Limit) -> int:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from limitgate.algorithms.base import Load
+from limitgate.algorithms.base import Load, always
 
 if TYPE_CHECKING:
     from limitgate.limits import Limit
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 FACTS = 3
 BOOKS = True
-HOLDS = True
+holds = always
 SILENT = False
 BY_COUNT = True
 LOAD = Load(5, 3, 4)

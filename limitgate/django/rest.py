@@ -13,7 +13,7 @@ from rest_framework.throttling import BaseThrottle
 from limitgate.decision import Decision
 from limitgate.decorators import place_named, without_a_gate
 from limitgate.errors import ConfigError
-from limitgate.keys import told_apart
+from limitgate.keys import value_of
 from limitgate.limits import Limit
 from limitgate.rules import Cost, OnError, Outcomes, Rule, RuleOptions
 from limitgate.stores import SyncStore
@@ -88,7 +88,7 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
             without_a_gate(self.rule)
         if not isinstance(visit, Visit):
             return True
-        values = [(_USER, told_apart(request.user, _USER))] if self._asks_user else []
+        values = [value_of(request.user, _USER)] if self._asks_user else []
         further = visit.gate.further if isinstance(visit.gate.store, SyncStore) else async_to_sync(visit.gate.afurther)
         self._decision = django.limitgate = further(visit, [(self.rule, values)])
         if visit.refusal is not None and visit.refusal.status != 429:

@@ -6,7 +6,8 @@
 -- read page by page, only where it is looked at, and new entries are appended to it. Entries that do not count any more stay in
 -- front of the others until there are so many that a copy of these pays; so their places begin where the first one counts.
 -- Asked: burst, cost, period. To be put right: what is put back, and when by the bucket's clock it was charged.
--- Reported: requests that count, the cost, how long until it fits (-1 for never), until nothing counts any more, and the clock.
+-- Reported: requests that count, the cost, how long until it fits (-1 for never), until nothing counts any more, the clock, and
+-- for how long all of these count (a period where there are none).
 
 local CLOCK, BEFORE = FIRST, FIRST + 1
 local BURST, COST, PERIOD = 1, 2, 3
@@ -190,8 +191,11 @@ return {
   weigh = function(bucket, charge)
     begin(bucket, charge)
     local newest, count = entry(bucket, length(bucket))
-    local cost, wait, refill = charge[COST], 0, 0
-    if count > 0 then refill = newest + charge[PERIOD] - bucket[CLOCK] end
+    local cost, wait, refill, steady = charge[COST], 0, 0, charge[PERIOD]
+    if count > 0 then
+      refill = newest + charge[PERIOD] - bucket[CLOCK]
+      steady = entry(bucket, 1) + charge[PERIOD] - bucket[CLOCK]
+    end
     local over = count + cost - charge[BURST]
     if cost > charge[BURST] then
       wait = -1
@@ -199,7 +203,8 @@ return {
       wait = entry(bucket, beyond(bucket, over - 1)) + charge[PERIOD] - bucket[CLOCK]
     end
     local n = #reply
-    reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4], reply[n + 5] = count, cost, wait, refill, bucket[CLOCK]
+    reply[n + 1], reply[n + 2], reply[n + 3] = count, cost, wait
+    reply[n + 4], reply[n + 5], reply[n + 6] = refill, bucket[CLOCK], steady
     return wait == 0
   end,
   take = function(bucket, charge)

@@ -6,6 +6,7 @@ results in code that does not wait otherwise, awaitables in code that does. `run
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import random
@@ -38,6 +39,8 @@ LONGEST_READ = 1.0
 """Seconds for which a refusal's body is read at most."""
 REMEMBERED = 10_000
 """Keys of which something is remembered in this process at most."""
+_SHORT = 260
+"""Characters of a key that is remembered as it is, as any host with its port (RFC 1035 section 2.3.4)."""
 _HEARD = 1.0
 """Seconds after which it is looked up whether another process has heard something meanwhile."""
 _ROUNDING = 2.0
@@ -202,9 +205,9 @@ class Courtesy(Generic[Request]):
         if self._are_configured:
             self._local_limits = _counted(decision)
         if decision.remaining:
-            self._empty.pop(key, None)
+            self._empty.pop(_short(key), None)
         else:
-            _remember(self._empty, key, time.monotonic() - decision.delay + decision.reset_after)
+            _remember(self._empty, _short(key), time.monotonic() - decision.delay + decision.reset_after)
         if decision.delay <= _HEARD:
             return decision
         banned = yield from self._asking(lambda limiter, _: limiter.banned(key))
@@ -228,18 +231,18 @@ class Courtesy(Generic[Request]):
 
     def _paused_for(self, key: str) -> float:
         """For how many seconds more a key is to be left alone, as far as this process has heard."""
-        return max(0.0, self._paused.get(key, 0.0) - time.monotonic())
+        return max(0.0, self._paused.get(_short(key), 0.0) - time.monotonic())
 
     def _full_in(self, key: str) -> float:
         """In how many seconds our own bucket will be full again, where it was found empty."""
-        return self._empty.get(key, -math.inf) - time.monotonic()
+        return self._empty.get(_short(key), -math.inf) - time.monotonic()
 
     def _heed(self, key: str, pause: float, answer: Answer) -> Steps:
         """Leave a key alone, in this process and in all that share the store."""
         if pause <= self._paused_for(key):
             return
-        _remember(self._paused, key, max(time.monotonic() + pause, self._paused.get(key, 0.0)))  # as threads do so, too
-        _log.info("%r answered %d and is left alone for %.3g s", key, answer.status, pause)
+        _remember(self._paused, _short(key), time.monotonic() + max(pause, self._paused_for(key)))  # as threads do so, too
+        _log.info("%.260r answered %d and is left alone for %.3g s", key, answer.status, pause)
         with suppress(StoreError):
             yield self._limiter.ban(key, pause)
 
@@ -277,6 +280,13 @@ def _banned_for(decision: Decision) -> float:
     """For how many seconds a key is refused whatever its limits say."""
     banned = [each for each in decision.standings if each.charge.windows.algorithm.SILENT and not each.fits]
     return max([window.retry_after for each in banned for window in each.windows()], default=0.0)
+
+
+def _short(key: str) -> str:
+    """A key as it is remembered: the other side may choose it, by the host that it redirects to."""
+    if isinstance(key, str) and len(key) > _SHORT:  # else the limiter complains
+        return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return key
 
 
 def _remember(times: dict[str, float], key: str, until: float) -> None:

@@ -1,6 +1,6 @@
 """Refusals that hold: a caller that was refused is answered here until the moment at which it may return.
 
-Under GCRA that moment only moves later, unless somebody gives back, resets or changes the limit. So what the script read
+That moment only moves later, unless somebody gives back, resets or changes the limit. So what the script read
 when it refused is kept, and a request is refused without asking only if it surely would not fit: by the time since the call
 was *sent*, when less was owed than we know. What it is told goes by the time since the reply was *heard*, so that the wait
 it is promised is enough. After `LONGEST` seconds Redis is asked again, so that a reset by somebody else is seen.
@@ -14,7 +14,7 @@ from threading import RLock
 from typing import NamedTuple
 
 from limitgate.algorithms.base import State
-from limitgate.plan import Plan, Reading, read
+from limitgate.plan import Charge, Plan, Reading, read
 from limitgate.windows import Windows
 
 LONGEST = 1.0
@@ -79,6 +79,8 @@ class Refusals:
                 return None
             found.append(seen)
         least = [seen.later(int((at - seen.sent) * SKEW * 1e6) + 1) for seen in found]
+        if not all(map(_holds, plan.charges, least)):
+            return None
         if read(plan.charges, 0, least).admitted:
             return None
         elapsed = [int((at - seen.heard) * 1e6) for seen in found]
@@ -105,8 +107,17 @@ class Refusals:
                 elif refused and not is_known:
                     continue
                 self._seen.pop(key, None)
-                if is_known and (refused or (gives_back and plan.verb == "peek")) and charge.windows.algorithm.HOLDS:
+                if (
+                    is_known
+                    and (refused or (gives_back and plan.verb == "peek"))
+                    and charge.windows.algorithm.holds(states, charge)
+                ):
                     self._seen[key] = _Seen(charge.windows, states, reading.now, sent, heard)
             for kept in (self._seen, self._given_back):
                 while len(kept) > MAX_BUCKETS:
                     del kept[next(iter(kept))]
+
+
+def _holds(charge: Charge, states: Sequence[State]) -> bool:
+    """True if these states say exactly how a charge stands, see `Algorithm.holds`."""
+    return charge.windows.algorithm.holds(states, charge)
