@@ -16,7 +16,17 @@ from limitgate.configured import Configured
 from limitgate.limiter import AsyncLimiter, Limiter
 from limitgate.limits import Limit
 from limitgate.outbound.answers import Answer, answer_of
-from limitgate.outbound.courtesy import LONGEST_READ, MOST_READ, OF_BODIES, Courtesy, arun, is_idempotent, limiter_of, run
+from limitgate.outbound.courtesy import (
+    LONGEST_PAUSE,
+    LONGEST_READ,
+    MOST_READ,
+    OF_BODIES,
+    Courtesy,
+    arun,
+    is_idempotent,
+    limiter_of,
+    run,
+)
 from limitgate.rules import OnError
 
 __all__ = ["AsyncRateLimitTransport", "RateLimitTransport", "host", "repeatable"]
@@ -46,7 +56,8 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
     A request that is refused with 429 is sent again where ``repeatable`` says that it may be and its body is in memory.
     Raises `RateLimited` where it may not, or would have to wait for more than ``timeout`` seconds in all; None is for as long
     as it takes. While the store fails, ``on_error`` counts in this process (``local``), sends at once (``open``), or raises
-    `StoreError` (``closed``). Raises `ConfigError` for limits that book no turns.
+    `StoreError` (``closed``). No response keeps everybody away for more than ``longest_pause`` seconds. Raises `ConfigError`
+    for limits that book no turns.
     """
 
     def __init__(
@@ -58,10 +69,19 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
         timeout: float | None = 120.0,
         on_error: OnError = "local",
         repeatable: Callable[[httpx.Request], bool] = repeatable,
+        longest_pause: float = LONGEST_PAUSE,
     ) -> None:
         counting = limiter_of(limiter, AsyncLimiter)
         self._owned = counting if isinstance(limiter, str) else None
-        self._courtesy = Courtesy(limits, counting, key=key, timeout=timeout, on_error=on_error, repeatable=repeatable)
+        self._courtesy = Courtesy(
+            limits,
+            counting,
+            key=key,
+            timeout=timeout,
+            on_error=on_error,
+            repeatable=repeatable,
+            longest_pause=longest_pause,
+        )
         self._transport = httpx.AsyncHTTPTransport() if transport is None else transport
         self._door = _AsyncDoor(self._transport)
 
@@ -113,10 +133,19 @@ class RateLimitTransport(httpx.BaseTransport):
         timeout: float | None = 120.0,
         on_error: OnError = "local",
         repeatable: Callable[[httpx.Request], bool] = repeatable,
+        longest_pause: float = LONGEST_PAUSE,
     ) -> None:
         counting = limiter_of(limiter, Limiter)
         self._owned = counting if isinstance(limiter, str) else None
-        self._courtesy = Courtesy(limits, counting, key=key, timeout=timeout, on_error=on_error, repeatable=repeatable)
+        self._courtesy = Courtesy(
+            limits,
+            counting,
+            key=key,
+            timeout=timeout,
+            on_error=on_error,
+            repeatable=repeatable,
+            longest_pause=longest_pause,
+        )
         self._transport = httpx.HTTPTransport() if transport is None else transport
         self._door = _Door(self._transport)
 

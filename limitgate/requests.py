@@ -14,7 +14,7 @@ from limitgate.configured import Configured
 from limitgate.limiter import Limiter
 from limitgate.limits import Limit
 from limitgate.outbound.answers import Answer, answer_of
-from limitgate.outbound.courtesy import OF_BODIES, Courtesy, is_idempotent, limiter_of, run
+from limitgate.outbound.courtesy import LONGEST_PAUSE, OF_BODIES, Courtesy, is_idempotent, limiter_of, run
 from limitgate.outbound.urllib3 import host_of, in_memory, kept
 from limitgate.rules import OnError
 
@@ -42,7 +42,8 @@ class RateLimitAdapter(BaseAdapter):
     A request that is refused with 429 is sent again where ``repeatable`` says that it may be and its body is in memory.
     Raises `RateLimited` where it may not, or would have to wait for more than ``timeout`` seconds in all; None is for as long
     as it takes. While the store fails, ``on_error`` counts in this process (``local``), sends at once (``open``), or raises
-    `StoreError` (``closed``). Raises `ConfigError` for limits that book no turns.
+    `StoreError` (``closed``). No response keeps everybody away for more than ``longest_pause`` seconds. Raises `ConfigError`
+    for limits that book no turns.
 
     ``adapter`` is what sends. If it has retries of its own, it is not seen how often it sends; and those that respect
     ``Retry-After``, as ``HTTPAdapter(max_retries=3)`` does, come back after a 429 by themselves, of which nobody else learns.
@@ -58,11 +59,20 @@ class RateLimitAdapter(BaseAdapter):
         timeout: float | None = 120.0,
         on_error: OnError = "local",
         repeatable: Callable[[PreparedRequest], bool] = repeatable,
+        longest_pause: float = LONGEST_PAUSE,
     ) -> None:
         super().__init__()
         counting = limiter_of(limiter, Limiter)
         self._owned = counting if isinstance(limiter, str) else None
-        self._courtesy = Courtesy(limits, counting, key=key, timeout=timeout, on_error=on_error, repeatable=repeatable)
+        self._courtesy = Courtesy(
+            limits,
+            counting,
+            key=key,
+            timeout=timeout,
+            on_error=on_error,
+            repeatable=repeatable,
+            longest_pause=longest_pause,
+        )
         self._adapter = HTTPAdapter() if adapter is None else adapter
 
     def send(self, request: PreparedRequest, *args: Any, **kwargs: Any) -> Response:

@@ -16,7 +16,7 @@ from limitgate.configured import Configured
 from limitgate.limiter import Limiter
 from limitgate.limits import Limit
 from limitgate.outbound.answers import Answer, answer_of
-from limitgate.outbound.courtesy import Courtesy, is_idempotent, limiter_of, run
+from limitgate.outbound.courtesy import LONGEST_PAUSE, Courtesy, is_idempotent, limiter_of, run
 from limitgate.outbound.urllib3 import host_of, in_memory, kept
 from limitgate.rules import OnError
 
@@ -53,7 +53,8 @@ class RateLimitPoolManager(PoolManager):
     A request that is refused with 429 is sent again where ``repeatable`` says that it may be and its body is in memory.
     Raises `RateLimited` where it may not, or would have to wait for more than ``timeout`` seconds in all; None is for as long
     as it takes. While the store fails, ``on_error`` counts in this process (``local``), sends at once (``open``), or raises
-    `StoreError` (``closed``). Raises `ConfigError` for limits that book no turns.
+    `StoreError` (``closed``). No response keeps everybody away for more than ``longest_pause`` seconds. Raises `ConfigError`
+    for limits that book no turns.
 
     ``manager`` is what sends: any `PoolManager`, as a `ProxyManager`. Of the retries that it or a request has, those after
     another status or a body that broke off take turns, too; connections that fail are tried again within a turn.
@@ -68,10 +69,19 @@ class RateLimitPoolManager(PoolManager):
         timeout: float | None = 120.0,
         on_error: OnError = "local",
         repeatable: Callable[[Request], bool] = repeatable,
+        longest_pause: float = LONGEST_PAUSE,
     ) -> None:
         counting = limiter_of(limiter, Limiter)
         self._owned = counting if isinstance(limiter, str) else None
-        self._courtesy = Courtesy(limits, counting, key=key, timeout=timeout, on_error=on_error, repeatable=repeatable)
+        self._courtesy = Courtesy(
+            limits,
+            counting,
+            key=key,
+            timeout=timeout,
+            on_error=on_error,
+            repeatable=repeatable,
+            longest_pause=longest_pause,
+        )
         self._manager = PoolManager() if manager is None else manager
         super().__init__(headers=self._manager.headers)
 

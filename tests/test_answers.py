@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import random
 from collections.abc import Sequence
 from email.utils import formatdate
 from typing import Any
@@ -12,6 +14,7 @@ from hypothesis import given, strategies as st
 
 from limitgate import LimitGateWSGI, MemoryStore, Rule
 from limitgate.headers import STYLES
+from limitgate.outbound import answers
 from limitgate.outbound.answers import LONGEST, Answer, answer_of
 from tests.clock import Clock
 from tests.doors import wsgi_reply
@@ -315,3 +318,50 @@ def test_our_own_fields_are_read_back(styles: Sequence[str], limits: Sequence[st
     for _ in range(requests):
         reply = wsgi_reply(gate)
     assert answer_of(reply.status, reply.headers.get, NOW) == said
+
+
+# --- what is too long -------------------------------------------------------------------------------------------------
+
+FUZZED = min(1_000_000, 1000 * int(os.environ.get("LIMITGATE_TEST_EXAMPLES", "100")))
+FIELDS = ("retry-after", "date", "age", "ratelimit", "ratelimit-reset", "x-ratelimit-remaining", "x-ratelimit-reset")
+TOKENS = (
+    *("0", "1", "30", "999999999", "9" * 16, "9" * 400, "-1", ".5", "1e9", str(NOW + 9), str(NOW * 1000), HTTP_DATE, " ", ","),
+    *(
+        '"a";r=0;t=30',
+        '"a";r=0',
+        "limit=10, remaining=0, reset=5",
+        ";",
+        "=",
+        '"',
+        "?1",
+        ":AA==:",
+        "(",
+        ")",
+        "\\",
+        "\x00",
+        "\xe9",
+        "\u0665",
+    ),
+)
+
+
+@pytest.mark.parametrize("name", ["ratelimit", "retry-after", "date", "x-ratelimit-reset", "age"])
+def test_long_fields_are_ignored(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A field of more than 4 KB is not even looked at, one of 4 KB is."""
+    parsed: list[int] = []
+    monkeypatch.setattr(answers, "_policies", lambda value: parsed.append(len(value)) or [(0, 30)])
+    heard_of = {"retry-after": "1" * 5000, "date": HTTP_DATE} if name == "date" else {}
+    lines = ", ".join(['"a";r=0;t=30;x="' + "y" * 65_000 + '"'] * 90)
+    assert answer_of(429, {**heard_of, name: lines}.get, NOW) == Answer(429)
+    assert parsed == []
+    assert answer_of(429, {"ratelimit": "x" * 4096}.get, NOW).exhausted == 30
+    assert parsed == [4096]
+
+
+def test_response_fields_fuzz() -> None:
+    """Whatever another service sends, nothing is raised, and what is made of it is a time from now to a year."""
+    rnd = random.Random(16)
+    for _ in range(FUZZED // 2):
+        fields = {name: "".join(rnd.choices(TOKENS, k=rnd.choice((1, 1, 1, 2, 3, 9)))) for name in rnd.sample(FIELDS, 2)}
+        found = answer_of(rnd.choice((200, 404, 429, 503)), fields.get, NOW)
+        assert all(wait is None or 0 <= wait <= LONGEST for wait in found[1:]), fields

@@ -205,7 +205,7 @@ def test_with_a_timeout_of_0_nobody_waits(kind: Kind, world: World) -> None:
 
 def test_without_a_timeout_it_takes_as_long_as_it_takes(kind: Kind, world: World) -> None:
     """Turns, pauses and retries alike."""
-    caller, side = Caller(kind, world, "1/day", timeout=None), kind.side(world, Answer(429, 200_000))
+    caller, side = Caller(kind, world, "1/day", timeout=None, longest_pause=LONGEST), kind.side(world, Answer(429, 200_000))
     caller.ask(side)
     assert side.times == [0, 200_000]
 
@@ -522,11 +522,67 @@ def test_who_names_a_wait_is_heeded_however_empty_we_are(kind: Kind, world: Worl
 
 
 def test_a_year_is_kept(kind: Kind, world: World) -> None:
-    """The longest pause there is can be told to a store."""
+    """The longest pause there is can be told to a store, where somebody wants that."""
     store = MemoryStore(world)
-    caller, side = Caller(kind, world, store=store), kind.side(world, Answer(429, LONGEST))
+    caller, side = Caller(kind, world, store=store, longest_pause=LONGEST), kind.side(world, Answer(429, LONGEST))
     assert caller.refused(side).decision.retry_after == LONGEST
     assert Caller(kind, world, store=store).refused(side).decision.retry_after == LONGEST
+
+
+@pytest.mark.parametrize(
+    "answer", [Answer(429, LONGEST), Answer(404, LONGEST), Answer(200, None, LONGEST)], ids=["429", "404", "200"]
+)
+def test_no_response_keeps_everybody_away_for_long(
+    kind: Kind, world: World, answer: Answer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A pause of a year is cut to an hour for all on the store, which is logged; that refusal itself tells what was said."""
+    store = MemoryStore(world)
+    caller, other = (Caller(kind, world, store=store) for _ in range(2))
+    side = kind.side(world, answer)
+    if answer.refused:
+        assert caller.refused(side).decision.retry_after == LONGEST
+    else:
+        caller.ask(side)
+    assert any("is cut to 3600 s" in message for message in caplog.messages)
+    assert [each.refused(side).decision.retry_after for each in (caller, other)] == [3600, 3600]
+    world.advance(3600)
+    assert [each.ask(side).status for each in (caller, other)] == [200, 200]
+
+
+@pytest.mark.parametrize("longest", [0, -1, math.nan, "1", None, True])
+def test_a_longest_pause_that_is_none(kind: Kind, world: World, longest: Any) -> None:
+    """Anything but seconds above 0 is a mistake."""
+    with pytest.raises(ConfigError, match=r"longest_pause is .*, expected seconds above 0"):
+        Caller(kind, world, longest_pause=longest)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_pardon_reaches_who_heard_the_pause(kind: Kind, world: World, status: int) -> None:
+    """A caller that heard a pause itself, and one that waits through it, go on within a second of a pardon."""
+    store = MemoryStore(world)
+    caller, side = Caller(kind, world, store=store, timeout=0), kind.side(world, Answer(status, 900))
+    if status == 429:
+        caller.refused(side)
+    else:
+        caller.ask(side)
+    assert caller.refused(side).decision.retry_after == 900
+    Limiter(store).pardon(Request().key)
+    world.advance(1)
+    assert caller.ask(side).status == 200
+
+
+def test_a_pause_that_the_store_has_not_heard_of_is_kept(kind: Kind, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the store failed when the pause was heard, what it knows later does not end it."""
+    caller, side = Caller(kind, world, timeout=0), kind.side(world, Answer(503, 900))
+
+    def failing(*_: Any) -> Any:
+        raise StoreError("gone", "connection")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(caller.limiter, "ban", failing)
+        caller.ask(side)
+    world.advance(10)
+    assert caller.refused(side).decision.retry_after == 890
 
 
 def test_memory_is_bounded(kind: Kind, world: World, monkeypatch: pytest.MonkeyPatch) -> None:

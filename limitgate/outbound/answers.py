@@ -18,6 +18,8 @@ Field = Callable[[str], str | None]
 
 LONGEST = 366 * 86_400.0
 """Seconds of the longest pause that is believed."""
+MOST_READ = 4096
+"""Characters of a field that is read, all its lines joined; a longer one is ignored: none is meant to be."""
 _SKEW = 2.0
 """Seconds that two clocks may be apart before the other side's counts: its ``Date`` is in whole seconds, and has travelled."""
 _IS_TIME = 1_000_000_000
@@ -54,11 +56,22 @@ class Answer(NamedTuple):
 
 def answer_of(status: int, field: Field, now: float) -> Answer:
     """What a response says, heard at ``now``, in seconds of Unix time."""
+    field = _short(field)
     retry_after = field("retry-after") if status >= 400 else None
     wait = None if retry_after is None else _retry_after(retry_after, field("date"), now)
     if _number(field("age")):
         return Answer(status, wait)  # a cache tells of limits as they were once (the draft's section 7.3)
     return Answer(status, wait, _exhausted(field, now))
+
+
+def _short(field: Field) -> Field:
+    """The same fields without those that are too long to be read."""
+
+    def short(name: str) -> str | None:
+        value = field(name)
+        return None if value is None or len(value) > MOST_READ else value
+
+    return short
 
 
 def _retry_after(value: str, date: str | None, now: float) -> float | None:

@@ -41,6 +41,8 @@ REMEMBERED = 10_000
 """Keys of which something is remembered in this process at most."""
 _SHORT = 260
 """Characters of a key that is remembered as it is, as any host with its port (RFC 1035 section 2.3.4)."""
+LONGEST_PAUSE = 3600.0
+"""Seconds for which a response of the other side may keep everybody on the store away, unless told otherwise."""
 _HEARD = 1.0
 """Seconds after which it is looked up whether another process has heard something meanwhile."""
 _ROUNDING = 2.0
@@ -113,7 +115,8 @@ class Courtesy(Generic[Request]):
 
     ``timeout`` is for how many seconds a request may wait before it is sent for the last time, None for as long as it takes.
     ``on_error`` is what happens while the limiter's store fails. ``repeatable`` says whether a request may be sent again after
-    it was refused. Raises `ConfigError` for what makes no sense.
+    it was refused. ``longest_pause`` is for how many seconds a response may keep everybody on the store away at most. Raises
+    `ConfigError` for what makes no sense.
     """
 
     def __init__(
@@ -125,7 +128,10 @@ class Courtesy(Generic[Request]):
         timeout: float | None,
         on_error: OnError,
         repeatable: Callable[[Request], bool],
+        longest_pause: float = LONGEST_PAUSE,
     ) -> None:
+        if not (isinstance(longest_pause, int | float) and longest_pause > 0) or isinstance(longest_pause, bool):
+            raise ConfigError(f"longest_pause is {longest_pause!r:.40}, expected seconds above 0")
         if on_error not in get_args(OnError):
             raise ConfigError(f"on_error is {on_error!r:.80}, expected one of {', '.join(get_args(OnError))}")
         if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
@@ -143,6 +149,9 @@ class Courtesy(Generic[Request]):
         self._timeout = math.inf if timeout is None else float(timeout)
         self._on_error = on_error
         self._repeatable = repeatable
+        self._longest_pause = float(longest_pause)
+        self._look_at: dict[str, float] = {}
+        """When the store is to be asked whether a pause that it knows of was ended by a pardon."""
         self._paused: dict[str, float] = {}
         """Until when each key is to be left alone, by this process' monotonic clock, as far as it has heard."""
         self._empty: dict[str, float] = {}
@@ -160,7 +169,10 @@ class Courtesy(Generic[Request]):
             full_in = self._full_in(key)
             response, answer = yield door.send(request)
             try:
-                pause = _pause(answer, max(full_in, self._full_in(key)))
+                told = _pause(answer, max(full_in, self._full_in(key)))
+                pause = min(told, self._longest_pause)
+                if pause < told:
+                    _log.warning("%.260r asks for a pause of %.0f s, which is cut to %.0f s", key, told, pause)
                 if pause:
                     yield from self._heed(key, pause, answer)
                 if not answer.refused:
@@ -174,12 +186,14 @@ class Courtesy(Generic[Request]):
             refusals += 1
             wait = pause if refusals == 1 else max(pause, _backoff(refusals))
             if time.monotonic() + wait > deadline or not (self._repeatable(request) and door.repeatable(request)):
-                raise RateLimited(_refusal(wait), refused)
-            yield door.sleep(wait)
+                raise RateLimited(_refusal(max(told, wait)), refused)
+            if wait > pause or pause <= _HEARD:
+                yield door.sleep(wait)  # else the next turn lies behind the pause, which a pardon may end
 
     def _turn(self, door: Door, key: str, deadline: float, refused: Any) -> Steps:
         """Wait for the next turn that lies in no pause, having been ``refused`` by the other side before, or not."""
         while True:
+            yield from self._look_for_pardon(key)
             pause, banned = self._paused_for(key), 0.0
             if not pause:
                 decision = yield from self._taking(key, max(0.0, deadline - time.monotonic()))
@@ -193,7 +207,7 @@ class Courtesy(Generic[Request]):
                     return
             if time.monotonic() + pause > deadline:
                 raise RateLimited(_refusal(pause), refused)
-            yield door.sleep(min(pause, LOOK_AGAIN) if banned else pause)  # somebody may lift a ban
+            yield door.sleep(min(pause, LOOK_AGAIN) if banned or _short(key) in self._look_at else pause)  # may be lifted
 
     def _taking(self, key: str, left: float) -> Generator[Any, Any, Decision | None]:
         """Take the next turn within so many seconds, and see whether it lies in a pause; None if nobody knows."""
@@ -237,14 +251,29 @@ class Courtesy(Generic[Request]):
         """In how many seconds our own bucket will be full again, where it was found empty."""
         return self._empty.get(_short(key), -math.inf) - time.monotonic()
 
+    def _look_for_pardon(self, key: str) -> Steps:
+        """End a pause that was heard here if the store no longer knows of it; asked once in a second of pauses above one."""
+        known, now = _short(key), time.monotonic()
+        if self._paused_for(key) <= 0:
+            self._look_at.pop(known, None)
+        elif self._look_at.get(known, math.inf) <= now:
+            self._look_at[known] = now + _HEARD
+            with suppress(StoreError):
+                if (yield self._limiter.banned(key)).allowed:
+                    self._look_at.pop(known, None)
+                    self._paused.pop(known, None)
+
     def _heed(self, key: str, pause: float, answer: Answer) -> Steps:
         """Leave a key alone, in this process and in all that share the store."""
         if pause <= self._paused_for(key):
             return
         _remember(self._paused, _short(key), time.monotonic() + max(pause, self._paused_for(key)))  # as threads do so, too
         _log.info("%.260r answered %d and is left alone for %.3g s", key, answer.status, pause)
+        self._look_at.pop(_short(key), None)
         with suppress(StoreError):
             yield self._limiter.ban(key, pause)
+            if pause > _HEARD:
+                _remember(self._look_at, _short(key), time.monotonic() + _HEARD)
 
 
 def _pause(answer: Answer, full_in: float) -> float:
