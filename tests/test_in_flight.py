@@ -49,6 +49,7 @@ from tests.fastapi_doors import statuses
 from tests.outcomes import END, PLAIN, START, Watched
 from tests.proxy import until
 from tests.redis_server import RedisServer
+from tests.stored import buckets
 
 PLACES = Rule("places", "2 at once")
 
@@ -59,7 +60,7 @@ class Counted(Watched):
     @property
     def taken(self) -> int:
         found = 0
-        for written, windows, states, _ in self._buckets.values():
+        for written, _, windows, states in buckets(self).values():
             if windows.has_slots:
                 found += concurrency.drained(states, self.clock() - written, windows)[0].taken
         return found
@@ -68,7 +69,7 @@ class Counted(Watched):
     def owed_elsewhere(self) -> dict[str, int]:
         """Requests that the buckets of other limits owe."""
         found = {}
-        for key, (_, windows, states, _) in self._buckets.items():
+        for key, (_, _, windows, states) in buckets(self).items():
             if not windows.has_slots:
                 found[key] = max(map(windows.algorithm.used, states, windows.limits))
         return found
