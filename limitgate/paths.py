@@ -252,6 +252,12 @@ def _meant(part: str) -> str:
     return REST if is_rest else f"{{{foreign['colon'] or foreign['bracket'] or foreign['brace']}}}"
 
 
+def beyond(mounts: Iterable[str], paths: Iterable[str]) -> list[str]:
+    """Paths as a router reads them that takes whatever begins with a mount's path for something below the mount."""
+    found = [(mount, path.removeprefix(mount)) for mount in mounts for path in paths if path.startswith(mount)]
+    return [f"{mount}/{rest}" for mount, rest in found if rest and not rest.startswith("/")]
+
+
 def covers(pattern: Sequence[str], other: Sequence[str]) -> bool:
     """Whether a pattern of `segments` matches every path that another one matches."""
     for place, segment in enumerate(pattern):
@@ -388,7 +394,8 @@ def _is_below(path: str, root: str) -> bool:
 def _path_of_url(text: str) -> str:
     """The path of an absolute URL, which a request may be made to (RFC 9112 section 3.2.2) and which Quart takes apart.
 
-    As `urllib.parse.urlsplit` reads it, but for hosts that it refuses, and in one pass.
+    As `urllib.parse.urlsplit` reads it, but for hosts that it refuses, and in one pass. One that does not begin with a slash is
+    routed as if it did.
     """
     text = text.lstrip(_SPACE).replace("\t", "").replace("\r", "").replace("\n", "")
     scheme, colon, behind = text.partition(":")
@@ -398,4 +405,4 @@ def _path_of_url(text: str) -> str:
         ends = [at for at in (text.find(mark, 2) for mark in "/?#") if at >= 0]
         text = text[min(ends, default=len(text)) :]
     path = text.partition("#")[0].partition("?")[0]
-    return path if path.startswith("/") else "/"
+    return path if path.startswith("/") else f"/{path}"

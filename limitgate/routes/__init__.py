@@ -5,6 +5,7 @@ Asked only where a key or a decorator needs it. One module per family of framewo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from limitgate.decorators import Mark
@@ -28,6 +29,12 @@ class Routes(Protocol):
 
     def find(self, request: Request) -> Route | None:
         """The route that a request will take; None where there is none, or none that can be known."""
+
+
+def mounts_of(routes: Routes) -> list[str]:
+    """The paths of mounts to which a router takes whatever begins with them, such as ``/filesadmin`` to ``/files``."""
+    mounts: Callable[[], list[str]] = getattr(routes, "mounts", list)
+    return mounts()
 
 
 class NoRoutes:
