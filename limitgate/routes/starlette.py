@@ -15,8 +15,7 @@ from limitgate.decorators import effective, has_marks, marks_of, note_routed
 from limitgate.diagnosis import Diagnosis
 from limitgate.paths import ANY, REST, PathIndex, below
 from limitgate.request import Request, Scope
-from limitgate.routes import NoRoutes, Route, Routes
-from limitgate.routes.litestar import LitestarRoutes
+from limitgate.routes import LitestarRoutes, NoRoutes, Route, Routes
 
 _WITHIN_A_SEGMENT = re.compile(r"(?:[^{}]|\{\w+(?::(?:str|int|float|uuid))?\})*")
 """What stays in one segment of a path for sure; other convertors may go on."""
