@@ -47,6 +47,11 @@ class Diagnosis(Enum):
 
     OVERLOADED = "LG015", "%s; requests that cannot be asked about are limited by this process alone, whatever on_error says"
 
+    PASSED_ON_CALLER = (
+        "LG016",
+        "a trusted proxy passed on the header of caller %s for a client that is not; if it sets that, say set_by_proxy: true",
+    )
+
     def __init__(self, code: str, text: str) -> None:
         self.code = code
         self.line = f"{code} {text} ({PAGE}#{code.lower()})"
