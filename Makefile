@@ -39,6 +39,7 @@ demo: .venv/dev redis
 
 fuzz: .venv/dev redis
 	$(BIN)/python -m tests.attacks.fuzz --inputs 1000000
+	$(BIN)/python -m tests.attacks.path_fuzz --paths 50000
 	$(BIN)/python -m tests.attacks.cpu --seconds 300
 	-$(BIN)/pip install --quiet --editable '.[dev,fuzz]'
 	$(BIN)/python -m tests.attacks.atheris_fuzz --seconds 300

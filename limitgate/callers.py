@@ -10,9 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StrictStr, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, field_validator, model_validator
 
 from limitgate.client import Proxies
+from limitgate.diagnosis import Diagnosis, Once
 from limitgate.errors import ConfigError
 from limitgate.priorities import NORMAL, RESERVES, Priority
 from limitgate.request import Headers, Request
@@ -41,7 +42,7 @@ class Caller:
 
 
 class KnownCaller(BaseModel):
-    """A caller as listed in a rule file: recognised by an API key's digest, or by headers from a trusted peer."""
+    """A caller as listed in a rule file: recognised by an API key's digest, or by headers of a trusted client or proxy."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -50,7 +51,9 @@ class KnownCaller(BaseModel):
     api_key: StrictStr | None = None
     """``sha256:`` and the 64 hex digits of the key's SHA-256."""
     header: Annotated[dict[Text, Text] | None, Field(repr=False)] = None
-    """Headers that must all have these values; believed only from a peer in ``trusted_proxies``."""
+    """Headers that must all have these values; believed only of a client that is itself in ``trusted_proxies``."""
+    set_by_proxy: StrictBool = False
+    """Believe the headers from a proxy in ``trusted_proxies``, which sets them itself and strips what clients send."""
     tier: Text | None = None
     """The tier, if it is not the one of the file."""
     priority: Priority = NORMAL
@@ -67,6 +70,8 @@ class KnownCaller(BaseModel):
     def _can_be_recognised(self) -> KnownCaller:
         if not self.api_key and not self.header:
             raise ConfigError(f"caller {self.id!r} has neither api_key nor header, expected one of them")
+        if self.set_by_proxy and not self.header:
+            raise ConfigError(f"caller {self.id!r} has set_by_proxy, but no header, expected the header that the proxy sets")
         return self
 
 
@@ -75,7 +80,8 @@ class Callers:
 
     def __init__(self, listed: Iterable[KnownCaller] = ()) -> None:
         self._by_key: dict[bytes, list[tuple[bytes, Caller]]] = {}
-        self._by_header: list[tuple[dict[str, str], Caller]] = []
+        self._by_header: list[tuple[dict[str, str], Caller, bool]] = []
+        self._disbelieved = Once(Diagnosis.PASSED_ON_CALLER)
         for place, entry in enumerate(listed):
             caller = Caller(entry.id, entry.tier or DEFAULT_TIER, entry.priority)
             if entry.api_key:
@@ -87,10 +93,10 @@ class Callers:
                 alike.append((digest, caller))
             if entry.header:
                 header = {name.lower(): value for name, value in entry.header.items()}
-                for other in (other for listed, other in self._by_header if listed == header):
+                for other in (other for listed, other, _ in self._by_header if listed == header):
                     message = f"caller {entry.id!r} has the header of caller {other.id!r}, expected another"
                     raise ConfigError(message, ("callers", place, "header"))
-                self._by_header.append((header, caller))
+                self._by_header.append((header, caller, entry.set_by_proxy))
 
     @property
     def list_keys(self) -> bool:
@@ -107,7 +113,7 @@ class Callers:
 
     def _known(self, *, by_header: bool) -> list[Caller]:
         callers = [caller for alike in self._by_key.values() for _, caller in alike]
-        return callers + [caller for _, caller in self._by_header] if by_header else callers
+        return callers + [caller for _, caller, _ in self._by_header] if by_header else callers
 
     def __bool__(self) -> bool:
         return bool(self._by_key or self._by_header)
@@ -135,13 +141,15 @@ class Callers:
         return None
 
     def with_headers(self, request: Request, proxies: Proxies) -> Caller | None:
-        """The caller that a trusted peer's headers name."""
+        """The caller that headers name: those of a trusted client, or those that a trusted peer sets itself."""
         if not self._by_header or not proxies.trust(request.peer):
             return None
-        headers = request.headers
-        for expected, caller in self._by_header:
+        headers, is_own = request.headers, proxies.trust(request.client)
+        for expected, caller, set_by_proxy in self._by_header:
             if all(_is_equal(headers, name, value) for name, value in expected.items()):
-                return caller
+                if is_own or set_by_proxy:
+                    return caller
+                self._disbelieved.log(caller.id)
         return None
 
 

@@ -11,9 +11,11 @@ import functools
 import hashlib
 import inspect
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Container, Iterable
 from contextvars import ContextVar
+from types import FrameType, FunctionType
 from typing import Any, Literal, TypeVar, cast
 
 from limitgate.errors import ConfigError
@@ -24,10 +26,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 Mark = Rule | Literal["exempt"]
 
 _MARKS = "__limitgate_marks__"
-_GUARD = "__limitgate_guard__"
-"""On a function: what `limit` made of it."""
+_OUTER = "__limitgate_outer__"
+"""On a function: what a decorator of ours made of it last."""
+_STACKED = "__limitgate_stacked__"
+"""On what was made: only decorators below ours can have what it was made of."""
 _ROUTED = "__limitgate_routed__"
-"""On a guard: some application routes to it."""
+"""On what was made: some application routes to it."""
 _DISPATCHERS = ("dispatch", "dispatch_request")
 """The methods through which class-based endpoints are run: Starlette's and Flask's."""
 
@@ -79,10 +83,11 @@ def limit(
 
     def decorate(endpoint: F) -> F:
         _check_is_real(endpoint)
+        is_stacked = not _is_named(endpoint, inspect.currentframe(), parameters=False)
         rule = Rule(name or place_named(_name_of(endpoint)), *given, **options)
         if any(isinstance(mark, Rule) and mark.name == rule.name for mark in _marks_within(endpoint)):
             raise ConfigError(f"limit {rule.name!r} is on {_name_of(endpoint)} twice, expected different names")
-        guarded: F = _guarded(endpoint, rule)
+        guarded: F = _guarded(endpoint, rule, is_stacked=is_stacked)
         return guarded
 
     return decorate
@@ -91,14 +96,32 @@ def limit(
 def exempt(endpoint: F) -> F:
     """Switch off every rule for an endpoint: no decision, no headers, no charge.
 
-    Marks the function itself, so that the order of decorators does not matter: it is exempt wherever it is routed.
+    It holds for what is routed as ``exempt(endpoint)``, not for other routes of the same endpoint, nor for subclasses of an
+    exempt class. In a stack of decorators the order does not matter.
     """
     _check_is_real(endpoint)
-    marked: Any = endpoint
-    if inspect.ismethod(endpoint):
-        marked = functools.update_wrapper(functools.partial(endpoint), endpoint)
+    is_stacked = not _is_named(endpoint, inspect.currentframe(), parameters=True)
+    marked = endpoint if inspect.isclass(endpoint) and is_stacked else _twin(endpoint)
     _mark(marked, "exempt")
+    if is_stacked and marked is not endpoint:
+        _note_outer(endpoint, marked, is_stacked=True)
     return cast("F", marked)
+
+
+def _twin(endpoint: Any) -> Any:
+    """Another endpoint that does the same: a function for a function, a subclass for a class."""
+    if inspect.isclass(endpoint):
+        names = ("__module__", "__qualname__", "__doc__")
+        kind: Any = type(endpoint)
+        return kind(endpoint.__name__, (endpoint,), {name: getattr(endpoint, name) for name in names})
+    if not inspect.isfunction(endpoint):
+        twin = functools.update_wrapper(functools.partial(endpoint), endpoint)
+        vars(twin).setdefault("__name__", type(endpoint).__name__)  # by which Starlette calls the route
+        return twin
+    code, arguments = endpoint.__code__, endpoint.__defaults__
+    copied = FunctionType(code, endpoint.__globals__, endpoint.__name__, arguments, endpoint.__closure__)
+    copied.__kwdefaults__ = endpoint.__kwdefaults__
+    return _without_notes(functools.update_wrapper(copied, endpoint))
 
 
 def marks_of(endpoint: Any, method: str = "") -> tuple[Mark, ...]:
@@ -107,15 +130,21 @@ def marks_of(endpoint: Any, method: str = "") -> tuple[Mark, ...]:
     while isinstance(endpoint, functools.partial):
         marks += getattr(endpoint, _MARKS, ())
         endpoint = endpoint.func
-    marks += getattr(endpoint, _MARKS, ())
+    marks += _marks_on(endpoint)
     view_class = class_of(endpoint)
-    if not inspect.isclass(view_class):
-        return marks
-    if view_class is not endpoint:
-        marks += getattr(view_class, _MARKS, ())
-    for name in (*_DISPATCHERS, _handler_of(endpoint, view_class, method)):
-        marks += getattr(getattr(view_class, name, None), _MARKS, ())
+    if inspect.isclass(view_class):
+        marks += _marks_on(view_class) if view_class is not endpoint else ()
+        for name in (*_DISPATCHERS, _handler_of(endpoint, view_class, method)):
+            marks += getattr(getattr(view_class, name, None), _MARKS, ())
     return tuple({id(mark): mark for mark in marks}.values())  # Django's views have the attributes of ``dispatch``, too
+
+
+def _marks_on(endpoint: Any) -> tuple[Mark, ...]:
+    """The marks on an endpoint itself; a class inherits limits, but not that it is exempt."""
+    marks: tuple[Mark, ...] = getattr(endpoint, _MARKS, ())
+    if inspect.isclass(endpoint) and "exempt" not in vars(endpoint).get(_MARKS, ()):
+        return tuple([mark for mark in marks if mark != "exempt"])
+    return marks
 
 
 def class_of(endpoint: Any) -> Any:
@@ -152,24 +181,71 @@ def _marks_within(endpoint: Any) -> list[Mark]:
 
 
 def note_routed(endpoint: Any) -> None:
-    """Remember that an application routes to this endpoint."""
+    """Remember that an application routes to this endpoint, and so to what it was made of."""
     function = getattr(endpoint, "__func__", endpoint)
-    if _MARKS in getattr(function, "__dict__", ()) and not inspect.isclass(function):
-        setattr(function, _ROUTED, True)
+    while function is not None and not inspect.isclass(function):
+        if _MARKS in getattr(function, "__dict__", ()):
+            setattr(function, _ROUTED, True)
+        function = getattr(function, "__wrapped__", None)
 
 
 def effective(endpoint: Any) -> Any:
-    """The endpoint as it is meant: what `limit` made of it, if nobody routes to that.
+    """The endpoint as it is meant: what our decorators above made of it, if nobody routes to that.
 
-    A decorator that stands above the route decorator has made a guard that the route does not know of.
+    A decorator that stands above the route decorator has made something that the route does not know of. A limit between two
+    route decorators, where nobody else can have the endpoint, is meant for both routes.
     """
-    function = guard = getattr(endpoint, "__func__", endpoint)
-    while (outer := getattr(guard, "__dict__", {}).get(_GUARD)) is not None:
-        guard = outer
-    return endpoint if guard is function or hasattr(guard, _ROUTED) else guard
+    function = getattr(endpoint, "__func__", endpoint)
+    below = made = function
+    while (outer := getattr(made, "__dict__", {}).get(_OUTER)) is not None:
+        if below is made and hasattr(outer, _STACKED) and not _is_exempt(outer):
+            below = outer
+        made = outer
+    meant = below if hasattr(made, _ROUTED) else made
+    return endpoint if meant is function else meant
 
 
-def _guarded(endpoint: Any, rule: Rule) -> Any:
+def _is_exempt(made: Any) -> bool:
+    return "exempt" in getattr(made, _MARKS, ())
+
+
+def _is_named(endpoint: Any, frame: FrameType | None, *, parameters: bool) -> bool:
+    """Whether whoever calls a decorator in ``frame`` has the endpoint by a name, so that it may be used without, too.
+
+    In a stack of decorators nobody has. Unless ``parameters`` count, those are names only where the caller's caller has one.
+    """
+    while frame is not None and (frame := frame.f_back) is not None:
+        names = {name for name, value in list(frame.f_locals.items()) if value is endpoint}
+        code = frame.f_code
+        if parameters or not names or not names <= set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]):
+            return bool(names) or any(value is endpoint for value in list(frame.f_globals.values())) or _is_global(endpoint)
+    return False
+
+
+def _is_global(endpoint: Any) -> bool:
+    """Whether an endpoint is found in its module under its own name."""
+    found: Any = sys.modules.get(getattr(endpoint, "__module__", None) or "")
+    for name in getattr(endpoint, "__qualname__", "").split("."):
+        found = getattr(found, name, None)
+    return found is endpoint
+
+
+def _note_outer(endpoint: Any, made: Any, *, is_stacked: bool) -> None:
+    """Have a function know of what was made of it."""
+    if inspect.isfunction(endpoint):
+        setattr(endpoint, _OUTER, made)
+        if is_stacked:
+            setattr(made, _STACKED, True)
+
+
+def _without_notes(made: F) -> F:
+    """What was made of a function, without what is noted about that function alone."""
+    for note in (_OUTER, _STACKED, _ROUTED):
+        vars(made).pop(note, None)
+    return made
+
+
+def _guarded(endpoint: Any, rule: Rule, *, is_stacked: bool) -> Any:
     """The endpoint with a guard around it and the mark upon it; the class itself for a class-based one."""
     if inspect.isclass(endpoint):
         dispatchers = [name for name in _DISPATCHERS if hasattr(endpoint, name)]
@@ -181,8 +257,7 @@ def _guarded(endpoint: Any, rule: Rule) -> Any:
         return endpoint
     guard = _guard(endpoint, rule)
     _mark(guard, rule)
-    if inspect.isfunction(endpoint):
-        setattr(endpoint, _GUARD, guard)
+    _note_outer(endpoint, guard, is_stacked=is_stacked)
     return guard
 
 
@@ -201,10 +276,7 @@ def _guard(function: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
             _check(rule)
             return function(*args, **kwargs)
 
-    guard = functools.wraps(function)(guard)
-    for inherited in (_GUARD, _ROUTED):
-        guard.__dict__.pop(inherited, None)
-    return guard
+    return _without_notes(functools.wraps(function)(guard))
 
 
 def _check(rule: Rule) -> None:
@@ -238,7 +310,7 @@ def _check_is_real(endpoint: Any) -> None:
 
 
 def _mark(endpoint: Any, mark: Mark) -> None:
-    setattr(endpoint, _MARKS, (*getattr(endpoint, _MARKS, ()), mark))
+    setattr(endpoint, _MARKS, (*_marks_on(endpoint), mark))
 
 
 def _name_of(endpoint: Any) -> str:

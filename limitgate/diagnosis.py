@@ -47,6 +47,10 @@ class Diagnosis(Enum):
 
     OVERLOADED = "LG015", "%s; requests that cannot be asked about are limited by this process alone, whatever on_error says"
 
+    PASSED_ON_CALLER = (
+        "LG016",
+        "a trusted proxy passed on the header of caller %s for a client that is not; if it sets that, say set_by_proxy: true",
+    )
     OWN_ERROR = (
         "LG020",
         "%s at %s, a mistake of LimitGate's own: whoever waited for it is told that the store failed; please report it",

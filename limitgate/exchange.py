@@ -29,6 +29,8 @@ _ENDS = frozenset({"http.disconnect", "websocket.disconnect"})
 """Messages that say that the client has left."""
 _LASTS = frozenset({"http.response.body", "websocket.close"})
 """Messages that may be the last of an application."""
+_BUFFERED = 65_536
+"""Bytes of a body that servers take without waiting for the client: asyncio's high-water mark."""
 _TRY_AGAIN_LATER = 1013
 """The WebSocket close code of a server that is overloaded (IANA WebSocket Close Code Number Registry)."""
 
@@ -127,9 +129,24 @@ class Exchange:
             return  # it has been answered already
         if kind == "websocket.close":
             self._has_hung_up = True
-        if (visit.has_slots or visit.settlement.has_news) and kind in _LASTS and not message.get("more_body"):
-            visit.is_sent = True
+        is_last = kind in _LASTS and not message.get("more_body")
+        if is_last and visit.settlement.has_news:
             await visit.gate.asettle(visit)  # whoever has the whole response is to find everything put right
+        if is_last and visit.has_slots:  # to send it may take long
+            await self._send_wholly(message)
+            visit.is_sent = True
+            await visit.gate.asettle(visit)
+        else:
+            await self._send(message)
+
+    async def _send_wholly(self, message: Message) -> None:
+        """Pass the last message on, and wait until the server has room again for another one.
+
+        Some servers, uvicorn for one, wait for a slow client only before they take the next message.
+        """
+        if len(message.get("body") or b"") > _BUFFERED:
+            await self._send({**message, "more_body": True})
+            message = {"type": message["type"], "body": b"", "more_body": False}
         await self._send(message)
 
     async def refuse_late(self) -> bool:

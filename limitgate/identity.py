@@ -56,8 +56,8 @@ class Subject:
 class Identities:
     """Finds out who asks.
 
-    Listed callers prove themselves by an API key or, from a trusted peer, by headers; ``identifies`` says whether the
-    application names callers itself. A caller of a tier outside of ``tiers`` gets the default rules.
+    Listed callers prove themselves by an API key or, where they or their proxy are trusted, by headers; ``identifies`` says
+    whether the application names callers itself. A caller of a tier outside of ``tiers`` gets the default rules.
     """
 
     def __init__(

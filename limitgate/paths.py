@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Generic, NamedTuple, TypeVar
+from urllib.parse import unquote
 
 from limitgate.errors import ConfigError
 
@@ -25,6 +27,13 @@ _STRIPPED = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0), 0xFFFD])
 _NO_SEGMENTS = ("", ".")
 _SLASHES = re.compile("/+")
 _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}", re.ASCII)
+_NAME = "[A-Za-z_][A-Za-z0-9_]*"
+_FOREIGN = re.compile(
+    rf":(?P<colon>{_NAME})(?:\(.*\))?\??|<(?:(?P<type>[^<>]*):)?(?P<bracket>{_NAME})>|\{{(?P<brace>{_NAME}):(?P<convertor>[^{{}}]*)\}}",
+    re.ASCII,
+)
+"""A placeholder of another syntax: ``:id`` (Express, Rails), ``<int:id>`` (Flask, Django), ``{id:int}`` (Starlette)."""
+_ESCAPE = re.compile("%[0-9A-Fa-f]{2}")
 _EXPECTED = "expected for example '/login', '/items/{id}' or '/api/**'"
 
 LONG, LONGEST = 512, 16_384
@@ -214,13 +223,39 @@ def segments(pattern: str) -> tuple[str, ...]:
             found.append(REST)
         elif _PLACEHOLDER.fullmatch(part):
             found.append(ANY)
-        elif "<" in part and ">" in part:
-            raise ConfigError(f"path {pattern!r} has the segment {part!r}, expected {{name}} where any segment may stand")
-        elif part in ("", ".", "..") or re.search(r"[{}*;?#]", part) or _CONTROLS.search(part):
+        elif _FOREIGN.fullmatch(part) or _ESCAPE.search(part):
+            raise ConfigError(
+                f"path {pattern!r} has the segment {part!r} that no request can match, {_expected_instead_of(parts)}"
+            )
+        elif part in ("", ".", "..") or re.search(r"[{}*;?#]|<.*>|[\ud800-\udfff]", part) or _CONTROLS.search(part):
             raise ConfigError(f"path {pattern!r} has the segment {part!r} that no request can match, {_EXPECTED}")
         else:
             found.append(part)
     return tuple(found)
+
+
+def _expected_instead_of(parts: Iterable[str]) -> str:
+    """The pattern that was meant by one in another syntax, if it is one."""
+    meant = "/" + "/".join([_meant(part) for part in parts])
+    with suppress(ConfigError):
+        if not _ESCAPE.search(meant) and segments(meant):
+            return f"expected {meant!r}"
+    return _EXPECTED
+
+
+def _meant(part: str) -> str:
+    """A segment as patterns have it: placeholders of other frameworks in braces, escapes decoded."""
+    foreign = _FOREIGN.fullmatch(part)
+    if foreign is None:
+        return unquote(part)
+    is_rest = "path" in foreign.group("type", "convertor")
+    return REST if is_rest else f"{{{foreign['colon'] or foreign['bracket'] or foreign['brace']}}}"
+
+
+def beyond(mounts: Iterable[str], paths: Iterable[str]) -> list[str]:
+    """Paths as a router reads them that takes whatever begins with a mount's path for something below the mount."""
+    found = [(mount, path.removeprefix(mount)) for mount in mounts for path in paths if path.startswith(mount)]
+    return [f"{mount}/{rest}" for mount, rest in found if rest and not rest.startswith("/")]
 
 
 def covers(pattern: Sequence[str], other: Sequence[str]) -> bool:
@@ -359,7 +394,8 @@ def _is_below(path: str, root: str) -> bool:
 def _path_of_url(text: str) -> str:
     """The path of an absolute URL, which a request may be made to (RFC 9112 section 3.2.2) and which Quart takes apart.
 
-    As `urllib.parse.urlsplit` reads it, but for hosts that it refuses, and in one pass.
+    As `urllib.parse.urlsplit` reads it, but for hosts that it refuses, and in one pass. One that does not begin with a slash is
+    routed as if it did.
     """
     text = text.lstrip(_SPACE).replace("\t", "").replace("\r", "").replace("\n", "")
     scheme, colon, behind = text.partition(":")
@@ -369,4 +405,4 @@ def _path_of_url(text: str) -> str:
         ends = [at for at in (text.find(mark, 2) for mark in "/?#") if at >= 0]
         text = text[min(ends, default=len(text)) :]
     path = text.partition("#")[0].partition("?")[0]
-    return path if path.startswith("/") else "/"
+    return path if path.startswith("/") else f"/{path}"

@@ -15,11 +15,11 @@ from limitgate.identity import Identities, Subject
 from limitgate.keys import Key, Value, given, overflow
 from limitgate.lint import overshooting
 from limitgate.newcomers import Newcomers
-from limitgate.paths import PathIndex, Reach, segments
+from limitgate.paths import PathIndex, Reach, beyond, segments
 from limitgate.plan import Charge, Plan
 from limitgate.priorities import NORMAL, Priority
 from limitgate.request import Request
-from limitgate.routes import Routes
+from limitgate.routes import Routes, mounts_of
 from limitgate.rules import Rule, RuleSet
 
 _PATHS, _SHORT = 512, 200
@@ -249,6 +249,8 @@ class Planner:
         paths = self._reach.readings(sent, root)
         if paths is None:
             return self._for_any_path(tier, method)
+        if mounts := mounts_of(self._routes):
+            paths = (*paths, *beyond(mounts, paths))
         if self._exempts and self._is_exempt(tier, method, paths):
             return None
         return self._matching(tier, method, paths)

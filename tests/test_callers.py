@@ -25,7 +25,9 @@ def request(peer: str | None = "10.0.0.1", **headers: str) -> ASGIRequest:
     """A request with these headers, underscores for hyphens."""
     raw = [(name.replace("_", "-").lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
     client = None if peer is None else (peer, 4711)
-    return ASGIRequest({"type": "http", "method": "GET", "path": "/", "headers": raw, "client": client})
+    made = ASGIRequest({"type": "http", "method": "GET", "path": "/", "headers": raw, "client": client})
+    made.resolve_client_with(PROXIES.client)
+    return made
 
 
 LISTED = Callers(
@@ -113,9 +115,29 @@ def test_a_header_from_anybody_else_names_nobody(peer: str | None) -> None:
     assert LISTED.with_headers(forged, Proxies([], "x-forwarded-for")) is None
 
 
-def test_the_peer_is_what_is_trusted_not_the_client() -> None:
-    """Behind a trusted proxy the header is believed, though the client itself is a stranger."""
-    assert LISTED.with_headers(request(X_Caller="billing", X_Forwarded_For="192.0.2.1"), PROXIES) is not None
+@pytest.mark.parametrize("peer", ["10.0.0.1", None])
+@pytest.mark.parametrize("forwarded", ["192.0.2.1", "10.0.0.2, 192.0.2.1", "192.0.2.1, 10.0.0.2"])
+def test_a_trusted_peer_passes_on_what_a_stranger_says(peer: str | None, forwarded: str) -> None:
+    """Behind a trusted proxy the header of a stranger is not believed, unless the proxy sets it itself."""
+    asked = request(peer=peer, X_Caller="billing", X_Forwarded_For=forwarded)
+    assert LISTED.with_headers(asked, PROXIES) is None
+    by_proxy = Callers([KnownCaller(id="billing", header={"X-Caller": "billing"}, set_by_proxy=True)])
+    assert by_proxy.with_headers(asked, PROXIES) == Caller("billing")
+    assert by_proxy.with_headers(request(peer="192.0.2.1", X_Caller="billing"), PROXIES) is None
+
+
+def test_a_trusted_client_behind_a_trusted_peer_is_believed() -> None:
+    """A service of our own may be behind the proxy, too."""
+    asked = request(X_Caller="billing", X_Forwarded_For="192.0.2.1, 10.0.0.2, 10.0.0.3")
+    assert LISTED.with_headers(asked, PROXIES) is None
+    asked = request(X_Caller="billing", X_Forwarded_For="10.0.0.2, 10.0.0.3")
+    assert LISTED.with_headers(asked, PROXIES) == Caller("billing", "internal")
+
+
+def test_set_by_proxy_needs_a_header() -> None:
+    """There is nothing that a proxy could set for a caller that goes by an API key alone."""
+    with pytest.raises(ValueError, match="'a' has set_by_proxy, but no header, expected"):
+        KnownCaller(id="a", api_key=digest_of("a"), set_by_proxy=True)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +234,9 @@ def test_a_header_longer_than_a_listed_one_names_nobody() -> None:
 
     def named(sent: bytes) -> Caller | None:
         scope = {"path": "/", "headers": [(b"x-caller", sent)], "client": ("10.0.0.1", 1)}
-        return callers.with_headers(ASGIRequest(scope), proxies)
+        asked = ASGIRequest(scope)
+        asked.resolve_client_with(proxies.client)
+        return callers.with_headers(asked, proxies)
 
     assert named(value.encode()) == Caller("billing")
     assert named(b"x" * 5000 + value.encode()) is None

@@ -111,13 +111,6 @@ def st_class(decorate: Decorate) -> Any:
     return View
 
 
-def st_subclass(decorate: Decorate) -> Any:
-    class View(st_class(decorate)):
-        pass
-
-    return View
-
-
 def st_method(decorate: Decorate) -> Any:
     class View(HTTPEndpoint):
         @decorate
@@ -211,7 +204,6 @@ ENDPOINTS = [
         st_async,
         st_def,
         st_class,
-        st_subclass,
         st_method,
         st_def_method,
         st_dispatch,
@@ -823,6 +815,13 @@ def test_exempt_beats_limit(place: Place, order: int) -> None:
     assert all(place.passes(place.ask(app)) for _ in range(3))
 
 
+def test_a_subclass_is_limited_as_its_class() -> None:
+    """What is made from a limited class shares its bucket."""
+    view = st_class(limit("2/minute"))
+    app = gated(Starlette(routes=[Route("/a", view), Route("/b", type("Derived", (view,), {}))]))
+    assert statuses(app, "/a", "/b", "/a", "/b") == [200, 200, 429, 429]
+
+
 def test_limits_stack(place: Place) -> None:
     """Of several limits on one place every one holds, and each is named when it refuses."""
     app = place.gated(lambda view: limit("9/hour")(limit("2/minute")(limit("2/day", name="daily")(view))), headers=["draft-11"])
@@ -1222,6 +1221,184 @@ def test_one_function_limited_in_two_ways_in_flask() -> None:
     both.add_url_rule("/loose", view_func=loose, endpoint="loose")
     assert statuses(gated(both), "/strict", "/strict", "/loose", "/loose", "/loose") == [200, 429, 200, 200, 429]
     assert statuses(gated(with_view(loose, "/loose")), "/loose", "/loose", "/loose") == [200, 200, 429]
+
+
+# --- exempt here, limited there ---------------------------------------------------------------------------------------
+
+ALL = Rule("all", "1/day")
+
+
+class Handler:
+    """A callable object, as ASGI applications may be."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await PlainTextResponse(HELLO)(scope, receive, send)
+
+    async def view(self, request: Any) -> Any:
+        return PlainTextResponse(HELLO)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        st_async(lambda view: view),
+        st_def(lambda view: view),
+        st_class(lambda view: view),
+        Handler(),
+        Handler().view,
+        functools.partial(st_async(lambda view: view)),
+        st_async(limit("9/minute")),
+    ],
+    ids=["async", "def", "class", "callable", "bound method", "partial", "limited"],
+)
+@pytest.mark.parametrize("exempt_first", [False, True])
+def test_exempt_holds_for_the_route_that_has_it(view: Any, *, exempt_first: bool) -> None:
+    """``exempt(view)`` on one route leaves the limits on for other routes of the same view."""
+    routes = [Route("/free", exempt(view)), Mount("/m", routes=[Route("/limited", view)]), Route("/too", view)]
+    app = gated(Starlette(routes=routes if exempt_first else routes[::-1]), ALL)
+    assert statuses(app, *["/free", "/m/limited", "/too"] * 2) == [200, 200, 429, 200, 429, 429]
+
+
+def test_exempt_holds_for_the_application_that_has_it() -> None:
+    """A view that another application exempts is limited here, also before that application was ever asked."""
+    plain = st_async(lambda view: view)
+    elsewhere = Starlette(routes=[Route("/x", exempt(plain))])
+    assert statuses(gated(Starlette(routes=[Route("/x", plain)]), ALL), "/x", "/x") == [200, 429]
+    assert statuses(gated(elsewhere, ALL), "/x", "/x") == [200, 200]
+
+
+def test_exempt_holds_for_the_route_that_has_it_in_flask() -> None:
+    """The same in Flask, and where another decorator is around."""
+    plain = Greet.as_view("greet")
+    app = with_view(plain, "/limited", endpoint="limited")
+    app.add_url_rule("/free", view_func=exempt(plain), endpoint="free")
+    app.add_url_rule("/wrapped", view_func=functools.wraps(plain)(exempt(plain)), endpoint="wrapped")
+    assert statuses(gated(app, ALL), *["/free", "/wrapped", "/limited"] * 2) == [200, 200, 200, 200, 200, 429]
+
+
+@pytest.mark.parametrize(
+    "own", [lambda view: view, limit("9/minute"), limit("9/minute", name="own")], ids=["no", "yes", "named"]
+)
+def test_subclasses_of_an_exempt_class_are_limited(own: Decorate) -> None:
+    """``@exempt`` on a class is for this class: classes made from it are limited, by limits of their own and by rules."""
+
+    @exempt
+    class Health(HTTPEndpoint):
+        async def get(self, request: Any) -> Any:
+            return PlainTextResponse(HELLO)
+
+    @own
+    class Report(Health):
+        async def get(self, request: Any) -> Any:
+            return await super().get(request)
+
+    app = gated(Starlette(routes=[Route("/health", Health), Route("/report", Report)]), ALL)
+    assert statuses(app, *["/health", "/report"] * 2) == [200, 200, 200, 429]
+
+
+def test_an_exempt_class_calls_its_base_by_its_own_name() -> None:
+    """A class is marked in its place, so that it finds its base as it did."""
+
+    @exempt
+    class Health(st_class(lambda view: view)):
+        async def get(self, request: Any) -> Any:
+            return await super(Health, self).get(request)  # noqa: UP008 - as older code has it
+
+    assert statuses(gated(Starlette(routes=[Route("/x", Health)]), ALL), "/x", "/x") == [200, 200]
+
+
+def test_subclasses_of_an_exempt_class_are_limited_in_flask() -> None:
+    """The same in Flask."""
+
+    @exempt
+    class Health(Greet):
+        pass
+
+    class Report(Health):
+        pass
+
+    app = with_view(Health.as_view("health"), "/health")
+    app.add_url_rule("/report", view_func=Report.as_view("report"))
+    assert statuses(gated(app, ALL), *["/health", "/report"] * 2) == [200, 200, 200, 429]
+
+
+def upper_route(app: Any) -> Decorate:
+    """A route decorator; Flask takes one view of a name."""
+    return app.get("/upper", endpoint="upper") if isinstance(app, flask.Flask) else app.get("/upper")
+
+
+def wrapped(view: Any) -> Any:
+    """The view with another decorator around it."""
+
+    @functools.wraps(view)
+    def around() -> Any:
+        return view()
+
+    return around
+
+
+FRAMEWORKS = pytest.mark.parametrize("framework", [fastapi.FastAPI, lambda: flask.Flask("two")], ids=["fastapi", "flask"])
+
+
+@pytest.mark.parametrize("around", [lambda view: view, wrapped], ids=["bare", "wrapped"])
+@FRAMEWORKS
+def test_exempt_between_two_routes(framework: Callable[[], Any], around: Decorate) -> None:
+    """Between two route decorators ``@exempt`` is for the upper route, which is routed as exempt, and not for the lower one."""
+    app = framework()
+
+    @upper_route(app)
+    @around
+    @exempt
+    @app.get("/lower")
+    def view() -> str:
+        return "hello"
+
+    assert statuses(gated(app, ALL), *["/upper", "/lower"] * 2) == [200, 200, 200, 429]
+
+
+# --- a limit between two route decorators -----------------------------------------------------------------------------
+
+
+def own_decorator(view: Any) -> Any:
+    """A limit with a name of the application's own."""
+    return limit("2/minute")(view)
+
+
+@pytest.mark.parametrize("between", [limit("2/minute"), own_decorator], ids=["limit", "own"])
+@FRAMEWORKS
+def test_a_limit_between_two_routes_limits_both(
+    framework: Callable[[], Any], between: Decorate, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where ``@limit`` stands between two route decorators it applies to both routes, and a warning names the lower one."""
+    app = framework()
+
+    @upper_route(app)
+    @between
+    @app.get("/lower")
+    def view() -> str:
+        return "hello"
+
+    with caplog.at_level(logging.WARNING, "limitgate"):
+        assert statuses(gated(app), *["/upper", "/lower"] * 2) == [200, 200, 429, 429]
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("LG012 @limit stands above the route decorator of /lower; it applies")
+
+
+def test_limits_between_three_routes() -> None:
+    """A limit is for all routes below it: the lowest route has every limit of the stack."""
+    app = fastapi.FastAPI()
+
+    @app.get("/a")
+    @limit("3/minute", name="upper")
+    @app.get("/b")
+    @limit("2/minute", name="lower")
+    @app.get("/c")
+    def view() -> str:
+        return "hello"
+
+    asked = gated(app, headers=["draft-11"])
+    found = [re.findall('"(.+?)"', ask(asked, url).rate["ratelimit"]) for url in ("/a", "/b", "/c")]
+    assert list(map(sorted, found)) == [["lower", "upper"]] * 3
 
 
 # --- options ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from pathlib import Path
@@ -145,6 +145,12 @@ def tiered(stage: Stage, *callers: KnownCaller, **options: Any) -> None:
     stage.asked(rules=RuleSet(rules, callers), **options)
 
 
+def named(stage: Stage, headers: dict[str, str], trusted_proxies: Sequence[str] = (PEER,), **options: Any) -> None:
+    """A request that came through a proxy, and a caller who is listed by a header."""
+    known = KnownCaller(id="a", header={"X-A": "a"}, **options)
+    stage.asked(rules=RuleSet([Rule("api", "9/m")], [known]), headers=headers, trusted_proxies=trusted_proxies)
+
+
 def stepping(stage: Stage, seconds: float) -> None:
     it = stage.site(store=MemoryStore(stage.clock))
     for _ in range(3):
@@ -238,6 +244,7 @@ SITUATIONS: dict[str, list[Play]] = {
         lambda stage: keeping(stage, KnownCaller(id="a", header={"X-A": "a"}, priority="high")),
     ],
     "LG015": [lambda stage: stage.asked(store=Failing("overload"))],
+    "LG016": [lambda stage: named(stage, {"X-A": "a"} | XFF)],
 }
 
 INNOCENT: dict[str, list[Play]] = {
@@ -328,6 +335,12 @@ INNOCENT: dict[str, list[Play]] = {
         lambda stage: keeping(stage, KnownCaller(id="a", header={"X-A": "a"}, priority="high"), trusted_proxies=["10.0.0.0/8"]),
         lambda stage: stage.asked(rules=RuleSet([KEEPING, Rule("api", "9/m", reserve="9%", priority="high", tier="vip")])),
         lambda stage: stage.asked(Rule("api", "9/m")),
+    ],
+    "LG016": [
+        lambda stage: named(stage, {"X-A": "b"} | XFF),
+        lambda stage: named(stage, {"X-A": "a"}),
+        lambda stage: named(stage, {"X-A": "a"} | XFF, set_by_proxy=True),
+        lambda stage: named(stage, {"X-A": "a"} | XFF, trusted_proxies=["198.51.100.1"]),
     ],
     "LG015": [lambda stage: stage.asked(store=Failing("timeout")), lambda stage: stage.asked(store=Failing("oom"))],
 }

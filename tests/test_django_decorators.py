@@ -138,10 +138,6 @@ def on_class(base: type) -> Callable[[Decorate], Any]:
     return build
 
 
-def subclass(decorate: Decorate) -> Any:
-    return type("Lower", (decorate(type("Own", (Greet,), {})),), {}).as_view()
-
-
 def on_method(decorate: Decorate) -> Any:
     class Own(View):
         @decorate
@@ -357,7 +353,6 @@ PLACES: dict[str, Place] = {
     "callable object": Place(callable_object),
     "class": Place(on_class(Greet)),
     "async class": Place(on_class(AsyncGreet)),
-    "subclass": Place(subclass),
     "method": Place(on_method),
     "async method": Place(on_async_method),
     "dispatch": Place(on_dispatch),
@@ -420,6 +415,28 @@ def test_a_decorated_place_is_limited(project: Open, place: Place) -> None:
     assert replies[2]["Retry-After"] == "30"
     clock.advance(30)
     assert passes(it.ask(place.url))
+
+
+def test_a_subclass_is_limited_as_its_class(wsgi: Open) -> None:
+    """What is made from a limited class shares its bucket."""
+    own = limit("2/minute")(type("Own", (Greet,), {}))
+    it = wsgi(path("a", own.as_view()), path("b", type("Lower", (own,), {}).as_view()))
+    assert [it.ask(f"/{url}").status_code for url in ("a", "b", "a")] == [200, 200, 429]
+
+
+def test_exempt_holds_for_the_url_that_has_it(wsgi: Open) -> None:
+    """``exempt(view)`` at one URL leaves limits on at other URLs of the view, and at those of subclasses of an exempt class."""
+    view, own = Greet.as_view(), type("Own", (Greet,), {})
+    exempted = exempt(own)
+    patterns = [path("free", exempt(view)), path("limited", view)]
+    patterns += [
+        path("own", exempted.as_view()),
+        path("base", own.as_view()),
+        path("sub", type("Sub", (exempted,), {}).as_view()),
+    ]
+    it = wsgi(*patterns, rules=[Rule("all", "1/day", key=["path", "ip"])])
+    asked = [[it.ask(f"/{url}").status_code for url in ("free", "own", "limited", "base", "sub")] for _ in range(2)]
+    assert asked == [[200] * 5, [200, 200, 429, 429, 429]]
 
 
 def test_an_exempt_place_is_never_limited(wsgi: Open, place: Place) -> None:

@@ -335,6 +335,59 @@ def test_a_request_is_one_place_whatever_it_costs(store: Counted) -> None:
     assert (statuses, app.meanwhile) == ([200, 200, 200, 429], [1, 1, 0])
 
 
+@pytest.mark.parametrize("ending", ["sent", "broken off", "cancelled"])
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_a_place_is_kept_until_the_last_message_is_sent(ending: str, chunks: int) -> None:
+    """A client that reads slowly keeps its place while the server sends, also where the body is one piece."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(START)
+        for chunk in range(chunks):
+            await send({**END, "more_body": chunk < chunks - 1})
+
+    async def scene() -> None:
+        gate, sending, is_read = gated(app, Rule("one", "1 at once")), asyncio.Event(), asyncio.Event()
+
+        async def slow(message: Any) -> None:
+            if message["type"] == "http.response.body" and not message["more_body"]:
+                sending.set()
+                await is_read.wait()
+                if ending == "broken off":
+                    raise OSError
+
+        asked = asyncio.create_task(gate(http_scope("/"), Wire().receive, slow))
+        await sending.wait()
+        assert (await asgi_reply(gate)).status == 429
+        if ending == "cancelled":
+            asked.cancel()
+        is_read.set()
+        await asyncio.wait([asked])
+        asked.cancelled() or asked.exception()
+        await gate.gate.asettled()
+        assert (await asgi_reply(gate)).status == 200
+
+    asyncio.run(scene())
+
+
+def test_a_slow_reader_of_one_piece_keeps_its_place(tmp_path: Path) -> None:
+    """On uvicorn a body of 20 MB in one piece is in flight until the client has read it; then it is whole."""
+    (tmp_path / "one_piece.py").write_text(
+        "from limitgate import LimitGate, Rule\n"
+        "SIZE = 20_000_000\n"
+        "async def big(scope, receive, send):\n"
+        "    headers = [(b'content-length', b'%d' % SIZE)]\n"
+        "    await send({'type': 'http.response.start', 'status': 200, 'headers': headers})\n"
+        "    await send({'type': 'http.response.body', 'body': bytes(SIZE)})\n"
+        "app = LimitGate(big, rules=[Rule('one', '1 at once')], store='memory://')\n"
+    )
+    with uvicorn_process("one_piece:app", tmp_path, "--app-dir", str(tmp_path), "--lifespan", "off") as url:
+        with httpx.stream("GET", url, timeout=PATIENCE) as slow:
+            assert slow.status_code == 200
+            assert [httpx.get(url, timeout=PATIENCE).status_code for _ in range(3)] == [429] * 3
+            assert sum(map(len, slow.iter_bytes())) == 20_000_000
+        asyncio.run(until(lambda: httpx.get(url, timeout=PATIENCE).status_code == 200))
+
+
 def test_a_background_task_is_no_part_of_a_response(store: Counted) -> None:
     """A place is kept until the last of the response: whoever has it may come again, whatever else there is to do."""
     meanwhile: list[int] = []

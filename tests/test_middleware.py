@@ -582,12 +582,24 @@ def test_the_api_key_may_be_a_bearer_token(site: Open, tiers: Path) -> None:
     assert it.ask("/api/x", headers={"X-API-Key": "beta-key"}).status == 429
 
 
-def test_a_callers_header_is_believed_only_from_a_trusted_peer(site: Open, tiers: Path) -> None:
-    """A header that names a caller counts from a peer in ``trusted_proxies`` and from nobody else."""
+def test_a_callers_header_is_believed_only_of_a_trusted_client(site: Open, tiers: Path) -> None:
+    """A header that names a caller counts of a client in ``trusted_proxies``, and of nobody else behind a proxy."""
     it = site(rules=tiers, trusted_proxies=["10.0.0.0/8"])
     named = {"X-Caller": "billing"}
     assert it.statuses(4, "/api/x", headers=named, peer="10.1.2.3") == [200, 200, 200, 429]
     assert it.statuses(2, "/api/x", headers=named, peer="192.0.2.7") == [200, 429]
+    behind = {**named, "X-Forwarded-For": "192.0.2.8"}
+    assert it.statuses(2, "/api/x", headers=behind, peer="10.1.2.3") == [200, 429]
+
+
+def test_a_callers_header_is_believed_of_a_proxy_that_sets_it(site: Open, tiers: Path) -> None:
+    """With ``set_by_proxy`` a header counts for any client behind a peer in ``trusted_proxies``."""
+    told = VIP_YAML.replace("header: {X-Caller: billing}", "set_by_proxy: true, header: {X-Caller: billing}")
+    (tiers / "vip.yaml").write_text(told)
+    it = site(rules=tiers, trusted_proxies=["10.0.0.0/8"])
+    behind = {"X-Caller": "billing", "X-Forwarded-For": "192.0.2.8"}
+    assert it.statuses(4, "/api/x", headers=behind, peer="10.1.2.3") == [200, 200, 200, 429]
+    assert it.statuses(2, "/api/x", headers=behind, peer="192.0.2.7") == [200, 429]
 
 
 def test_identify_gives_the_tier(site: Open, tiers: Path) -> None:

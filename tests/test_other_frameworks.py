@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import bottle
 import falcon
@@ -28,6 +29,7 @@ from starlette.middleware.cors import CORSMiddleware
 from limitgate import ConfigError, LimitGate, LimitGateWSGI, MemoryStore, Rule, limit
 from limitgate.routes import NoRoutes
 from limitgate.routes.starlette import asgi_routes
+from tests.attacks.path_fuzz import litestar_app
 from tests.clock import Clock
 from tests.doors import PATIENCE, Wire, asgi_reply, http_scope, threaded_wsgi, uvicorn_process, wsgi_environ, wsgi_reply
 from tests.printed import imported, printed
@@ -284,6 +286,37 @@ def test_whatever_wsgi_frameworks_make_of_a_path_is_counted(file: str) -> None:
     paths += ["/log\xc3in", "/login\xed\xa0\x80", "/lo\xf0\x9fgin", "/\xc0\xaflogin", "\xff/login"]
     assert [path for path in paths if ask(path) == (True, False)] == []
     assert ran
+
+
+@pytest.mark.parametrize("target", ["login%3fx", "login%23x", "h:login%3fx", "h:login", "%0alogin%3fx"])
+def test_a_target_without_a_slash_is_counted(target: str) -> None:
+    """Quart takes a target without a leading slash for a URL and routes its path: that is charged as the path itself."""
+    ran: list[str] = []
+    app = LimitGate(open_app(QUART, ran), rules=[Rule("login", "1/day", path="/login")])
+
+    async def statuses() -> list[int]:
+        scopes = [{**http_scope("/"), "path": unquote(target)} for _ in range(3)]
+        return [(await Wire({"type": "http.request"}).call(app, scope)).reply().status for scope in scopes]
+
+    assert asyncio.run(statuses()) == [200, 429, 429]
+    assert len(ran) == 1
+
+
+@pytest.mark.parametrize(
+    "around", [lambda app: app, lambda app: app.asgi_handler, CORSMiddleware], ids=["app", "handler", "CORS"]
+)
+@pytest.mark.parametrize("path", ["/filesadmin", "/files/x", "/files", "/files%0aadmin", "//filesadmin/x"])
+def test_a_mount_of_litestar_is_counted(path: str, around: Callable[[Any], Any]) -> None:
+    """Litestar takes to a mount whatever begins with its path; that is charged to the rule for all below the mount."""
+    ran: list[str] = []
+    app = litestar_app(ran)
+    gate = LimitGate(around(app), rules=[Rule("files", "1/day", path="/files/**")])
+
+    async def statuses() -> list[int]:
+        return [(await asgi_reply(gate, path)).status for _ in range(3)]
+
+    assert asyncio.run(statuses()) == [200, 429, 429]
+    assert ran == ["file"]
 
 
 # --- decorators -------------------------------------------------------------------------------------------------------

@@ -324,6 +324,13 @@ def test_a_pattern_is_read_segment_by_segment(pattern: str, expected: tuple[str,
         "/a\n",
         "/a\x00b",
         "/a\x7f",
+        "/\ud800",
+        "/a<b>",
+        "/a%ff",
+        "/a%3bx",
+        "/%2e%2e/a",
+        "/a%2541",
+        "/{path:path}/a",
     ],
 )
 def test_a_pattern_that_no_request_can_match_is_a_mistake(pattern: str) -> None:
@@ -331,6 +338,36 @@ def test_a_pattern_that_no_request_can_match_is_a_mistake(pattern: str) -> None:
     with pytest.raises(ConfigError, match="expected") as caught:
         segments(pattern)
     assert repr(pattern) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "meant"),
+    [
+        ("/caf%C3%A9", "/caf\u00e9"),
+        ("/a%20b/%7Ex", "/a b/~x"),
+        ("/100%25", "/100%"),
+        ("/a%2Fb", "/a/b"),
+        ("/items/:id", "/items/{id}"),
+        (r"/items/:id(\d+)?/caf%C3%A9", "/items/{id}/caf\u00e9"),
+        ("/items/<id>", "/items/{id}"),
+        ("/items/<int:id>", "/items/{id}"),
+        ("/items/{id:int}", "/items/{id}"),
+        ("/files/<path:rest>", "/files/**"),
+        ("/files/{rest:path}", "/files/**"),
+    ],
+)
+def test_a_pattern_in_another_syntax_is_told_as_it_was_meant(pattern: str, meant: str) -> None:
+    """Escapes, and placeholders as other frameworks write them, match no request: the error says what to write instead."""
+    with pytest.raises(ConfigError) as caught:
+        segments(pattern)
+    assert str(caught.value).endswith(f"that no request can match, expected {meant!r}")
+    assert segments(meant)
+
+
+@pytest.mark.parametrize("pattern", ["/items:batchGet", "/100%", "/50%-off", "/a:", "/:", "/12:30", "/a<b", "/~x"])
+def test_a_pattern_of_ordinary_characters_is_a_literal(pattern: str) -> None:
+    """Colons and percent signs that are no other syntax stand for themselves."""
+    assert segments(pattern) == (pattern[1:],)
 
 
 @given(st.text(), st.text())

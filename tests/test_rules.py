@@ -473,7 +473,7 @@ def test_a_rule_of_no_tier_is_of_the_default_tier() -> None:
         ({"key": [{"header": "x"}]}, "key.0: expected text"),
         ({"charge_if": [401]}, r"charge_if: expected a mapping, for example \{status: \[401, 403\]\}, not \[401\]"),
         ({"charge_if": {"status": 401}}, "charge_if.status: expected a list, not 401"),
-        ({"path": "/items/<int:id>"}, r"path: .*'<int:id>', expected \{name\} where any segment may stand"),
+        ({"path": "/items/<int:id>"}, r"path: .*'<int:id>' that no request can match, expected '/items/\{id\}'"),
         ({"name": "3/minute"}, "name: expected 1 to 64 letters.*a rule's name stands before its limits.*not '3/minute'"),
     ],
     ids=str,

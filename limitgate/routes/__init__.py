@@ -5,7 +5,8 @@ Asked only where a key or a decorator needs it. One module per family of framewo
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 from limitgate.decorators import Mark
 from limitgate.request import Request
@@ -30,6 +31,12 @@ class Routes(Protocol):
         """The route that a request will take; None where there is none, or none that can be known."""
 
 
+def mounts_of(routes: Routes) -> list[str]:
+    """The paths of mounts to which a router takes whatever begins with them, such as ``/filesadmin`` to ``/files``."""
+    mounts: Callable[[], list[str]] = getattr(routes, "mounts", list)
+    return mounts()
+
+
 class NoRoutes:
     """Behind the gate is something whose routes cannot be known."""
 
@@ -40,3 +47,15 @@ class NoRoutes:
     def find(self, _: Request) -> Route | None:
         """None."""
         return None
+
+
+class LitestarRoutes(NoRoutes):
+    """The mounts of a Litestar application. Its other routes are left to rules."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    def mounts(self) -> list[str]:
+        """The paths of mounts; Litestar takes ``/filesadmin`` to one at ``/files``, too."""
+        handlers = [(route.path, getattr(route, "route_handler", None)) for route in self._app.routes]
+        return [path for path, handler in handlers if getattr(handler, "is_mount", False) and path != "/"]

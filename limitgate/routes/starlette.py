@@ -15,7 +15,7 @@ from limitgate.decorators import effective, has_marks, marks_of, note_routed
 from limitgate.diagnosis import Diagnosis
 from limitgate.paths import ANY, REST, PathIndex, below
 from limitgate.request import Request, Scope
-from limitgate.routes import NoRoutes, Route, Routes
+from limitgate.routes import LitestarRoutes, NoRoutes, Route, Routes
 
 _WITHIN_A_SEGMENT = re.compile(r"(?:[^{}]|\{\w+(?::(?:str|int|float|uuid))?\})*")
 """What stays in one segment of a path for sure; other convertors may go on."""
@@ -94,7 +94,15 @@ class _Table:
 def asgi_routes(app: Any) -> Routes:
     """The routes of an ASGI application, looked for behind the middleware around it."""
     router = _router(app)
-    return NoRoutes() if router is None else StarletteRoutes(router)
+    if router is not None:
+        return StarletteRoutes(router)
+    while app is not None and not _is_litestar(app):
+        app = getattr(app, "app", None)
+    return NoRoutes() if app is None else LitestarRoutes(app)
+
+
+def _is_litestar(app: Any) -> bool:
+    return hasattr(app, "asgi_handler") and hasattr(app, "route_handler_method_map")
 
 
 def _router(app: Any) -> Any:
