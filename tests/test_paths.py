@@ -24,6 +24,10 @@ def matches(pattern: str, path: str, root: str = "") -> bool:
 SPELLINGS_OF_LOGIN = [
     "/login",
     "login",
+    "login?x",
+    "login#x",
+    "http:login",
+    "h:login?x",
     "//login",
     "///login",
     "/login/",
@@ -117,7 +121,6 @@ OTHER_THAN_LOGIN = [
     "/login\\",
     "/\\login",
     "/lo;gin",
-    "http:login",
     "http://login?/login",
     "http://[/host/x/login",
     "/lоgin",  # noqa: RUF001 - a Cyrillic letter
