@@ -28,6 +28,8 @@ LONG, MANY = 60_000, 200
 MEGABYTE = 1_000_000
 BUCKETS = Rule("all", "9/day", key=["ip", "host", "method", "header:x-id", "api_key|ip", "user|header:x-more"])
 
+pytestmark = pytest.mark.usefixtures("_unwatched")
+
 
 @contextlib.contextmanager
 def growing_less_than(most: int) -> Iterator[None]:

@@ -349,9 +349,10 @@ def test_no_call_takes_long(weighed: Weighed, kind: str) -> None:
     sha, best = weighed.client.script_load(wire.SPEND), float("inf")
     for _ in range(3):
         now, longest = weighed.now(), 0
+        has_slots = plans[0].charges[0].windows.has_slots
+        value = some_places(9_999, now) if has_slots else a_log(9_999, now, apart=DAY // 2 // 10_000)
         for plan in plans:
             charge = plan.charges[0]
-            value = some_places(9_999, now) if charge.windows.has_slots else a_log(9_999, now, apart=DAY // 2 // 10_000)
             if charge.windows.limits[0].algorithm != "gcra":
                 weighed.client.set(charge.key, value)
             if kind == "old charges of logs":

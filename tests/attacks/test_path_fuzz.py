@@ -5,9 +5,10 @@ import pytest
 from tests.attacks import path_fuzz
 from tests.attacks.path_fuzz import FRAMEWORKS, SEEDS, found_by
 
-PATHS = 5000
+PATHS = 2000
 
 
+@pytest.mark.usefixtures("_unwatched")
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_whatever_path_reaches_a_handler_is_charged_fuzz(framework: str) -> None:
     """However a path is spelled, with whatever mount point, a handler that ran was charged for by its rule."""
