@@ -96,9 +96,9 @@ def test_expired_buckets_are_let_go() -> None:
     subject = Subject(10_000)
     flood(subject, 5000, "10/second")
     subject.clock.advance(1)
-    for number in range(100):
+    for number in range(400):
         subject.hit(f"newer {number}", "10/day")
-    assert len(subject.store) == 100
+    assert 400 <= len(subject.store) <= 600
 
 
 @pytest.mark.parametrize("order", [(1, 2, 3), (3, 2, 1), (2, 3, 1)])
@@ -755,7 +755,7 @@ def test_what_a_finalizer_gives_back_is_given_back() -> None:
 
 def test_a_signal_handler_may_ask_while_the_store_is_busy() -> None:
     """Signals that come at any moment of many calls neither hang the process nor change what is counted by the calls."""
-    store, told = MemoryStore(), []
+    store, told = MemoryStore(lambda: 1_790_000_000_000_000), []
     plan, other = a_plan("key", "100000/day"), a_plan("other", "100000/day")
 
     def handler(*_: object) -> None:

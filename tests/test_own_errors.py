@@ -319,6 +319,7 @@ def test_no_descriptor_is_closed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[int] = []
     monkeypatch.setattr("limitgate.stores.spare.os.close", closed.append)
     spare = Spare()
+    spare.fill()
     gate = threading.Barrier(8)
 
     def release(_: int) -> bool:
