@@ -25,7 +25,7 @@ from limitgate.stores.batch import Batch, Request
 from limitgate.stores.breaker import PROBE_TIMEOUT
 from limitgate.stores.dialer import CONNECT_TIMEOUT
 from limitgate.stores.faults import Redirection, no_error, no_room, store_error, unsendable
-from limitgate.stores.listening import AWAY, ListeningClock
+from limitgate.stores.listening import AWAY, ListeningClock, Silence
 from limitgate.stores.loops import begin
 from limitgate.stores.pipeline import Pipeline
 from limitgate.stores.scripted import MAX_BATCH, Outcome, Room, Scripted
@@ -81,7 +81,7 @@ class Batcher:
         self._cluster = cluster
         self._queue: deque[Request] = deque()
         self._queue_is_due = math.inf
-        """What `_silence` is when the first request in the queue is overdue, or less."""
+        """At how many seconds of silence the first request in the queue is overdue, or less."""
         self._again: deque[Batch] = deque()
         self._parked: list[Batch] = []
         self._turn_will_end = False
@@ -91,12 +91,7 @@ class Batcher:
         self._script_is_unknown = False
         self._connecting: asyncio.Task[None] | None = None
         self._no_room_until = 0.0
-        self._silence = 0.0
-        """Seconds for which Redis owed an answer and gave none, by the clock."""
-        self._looked: float | None = None
-        """What the clock said when it was last looked at; None while nobody waits."""
-        self._was_heard = False
-        """Whether anything was answered since then."""
+        self._silence = Silence(clock)
         self._probe_timer: asyncio.TimerHandle | None = None
 
     def spend(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
@@ -116,10 +111,10 @@ class Batcher:
             raise no_room()
         self.breaker.asked(plan)
         reading = loop.create_future()
-        due = self._silence + timeout
+        due = self._silence.seconds + timeout
         (self._queue.appendleft if first else self._queue.append)((plan, due, reading, timeout))
         self._queue_is_due = min(self._queue_is_due, due)
-        self._listen()
+        self._silence.watch(self)
         if len(self._queue) == MAX_BATCH:
             self._flush()  # Redis can begin while the rest of a large crowd is still arriving
         elif not self._turn_will_end:
@@ -145,7 +140,8 @@ class Batcher:
         if self._probe_timer is not None:
             self._probe_timer.cancel()
         self._clock.forget(self)
-        self._looked = self._probe_timer = self._pipeline = None
+        self._silence.stop()
+        self._probe_timer = self._pipeline = None
         self.breaker = self._script.breaker(self._server, instead_of=self.breaker)
         for pipeline in list(self._pipelines):
             with survived():
@@ -168,13 +164,13 @@ class Batcher:
             return
         self.breaker.asked(batch.plans[0])
         self._again.append(batch)
-        self._listen()
+        self._silence.watch(self)
         self._flush()
 
     def park(self, batch: Batch, pause: float) -> None:
         """Send a batch once more, just as it is, after a pause in seconds."""
         self._parked.append(batch)
-        self._listen()
+        self._silence.watch(self)
         asyncio.get_running_loop().call_later(pause, self._unpark, batch)
 
     def _unpark(self, batch: Batch) -> None:
@@ -208,10 +204,10 @@ class Batcher:
         try:
             batches = (Batch(requests),) if self._cluster is None else tuple(self._cluster.apart(requests))
         except Exception as error:  # noqa: BLE001 - they are in no queue any more
-            _fail(requests, own_error(error), self._silence)
+            _fail(requests, own_error(error), self._silence.seconds)
             return
         for batch in batches:
-            batch.silence = self._silence
+            batch.silence = self._silence.seconds
             batch.since = self._clock.now()
             try:
                 self._script.outgoing(batch)
@@ -237,7 +233,7 @@ class Batcher:
                 else:
                     break
             except Exception as error:  # noqa: BLE001 - those before it must not be lost, nor those behind it wait
-                _fail([self._queue.popleft()], own_error(error), self._silence)
+                _fail([self._queue.popleft()], own_error(error), self._silence.seconds)
         return requests
 
     def _send(self, batch: Batch, pipeline: Pipeline[Batch]) -> None:
@@ -257,7 +253,7 @@ class Batcher:
 
         One that nobody waits for any more is no sign that Redis answers.
         """
-        self._was_heard = True
+        self._silence.break_()
         if isinstance(reply, NoScriptError) and not batch.in_full:
             batch.in_full = self._script_is_unknown = True
             self._send(batch, pipeline)
@@ -353,7 +349,7 @@ class Batcher:
         if not pipeline:  # its end was told before there was a pipeline to tell
             self._not_connected(ConnectionResetError("Redis closed the connection as soon as it was made"))
             return
-        self._was_heard = True
+        self._silence.break_()
         self._pipeline = pipeline
         self._pipelines.add(pipeline)
         if self._probe_timer is not None:  # there is something new to look at
@@ -386,30 +382,21 @@ class Batcher:
         if not self.breaker.healthy and self._pipeline is None and self._connecting in (None, asyncio.current_task()):
             self._connecting = begin(self._connect())
 
-    def _listen(self) -> None:
-        """Look for requests that are overdue, for as long as somebody waits."""
-        if self._looked is None:
-            self._looked = self._clock.now()
-            self._clock.watch(self)
-
     def listened(self) -> float | None:
         """Note what Redis has been silent for. Seconds until a request is overdue; None if nobody waits."""
         now = self._clock.seconds
-        passed, self._looked = max(0.0, now - (now if self._looked is None else self._looked)), now
-        if self._connecting is not None:
-            passed = min(passed, AWAY)
-        if self._owes and not self._was_heard:
-            self._silence += passed
-        self._was_heard = False
+        if not self._owes:
+            self._silence.break_()
+        self._silence.go_on(at_most=AWAY if self._connecting is not None else math.inf)
         if not self._queue:
             self._queue_is_due = math.inf
-        left = min([self._queue_is_due - self._silence, *[batch.due - now for batch in self._batches()]])
+        left = min([self._queue_is_due - self._silence.seconds, *[batch.due - now for batch in self._batches()]])
         if left <= 0:
             self._expire(now)
         elif left == math.inf:
             self._give_up_the_silent()
             if not self._owes:
-                self._looked = None
+                self._silence.stop()
                 return None
         return left
 
@@ -420,7 +407,7 @@ class Batcher:
 
     def _expire(self, now: float) -> None:
         """Fail the requests that are overdue, and give up connections on which nothing has been heard for long."""
-        overdue = [request for request in self._queue if request[1] <= self._silence and not request[2].done()]
+        overdue = [request for request in self._queue if request[1] <= self._silence.seconds and not request[2].done()]
         for batch in self._batches():
             overdue += batch.overdue(now)
         _fail(overdue, TimeoutError(), math.inf)
@@ -452,7 +439,7 @@ class Batcher:
             self._fail(batch, error)
         self._again.clear()
         self._parked.clear()
-        _fail(self._queue, error, self._silence)
+        _fail(self._queue, error, self._silence.seconds)
         self._queue.clear()
         self._queue_is_due = math.inf
 

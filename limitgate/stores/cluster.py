@@ -30,7 +30,7 @@ from limitgate.stores.batcher import MAX_QUEUED, Batcher
 from limitgate.stores.corrections import undoing
 from limitgate.stores.dialer import Address, Dialer
 from limitgate.stores.faults import Redirection, store_error
-from limitgate.stores.listening import ListeningClock
+from limitgate.stores.listening import ListeningClock, Silence
 from limitgate.stores.loops import begin
 from limitgate.stores.scripted import MAX_BATCH, Outcome, Scripted
 from limitgate.stores.slots import (
@@ -222,39 +222,34 @@ class _Crowd:
 
     def __init__(self, clock: ListeningClock, dissolve: Callable[[], object]) -> None:
         self.under_way = 0
-        self._clock = clock
         self._dissolve = dissolve
         self._waiting: deque[_Together] = deque()
-        self._silence = 0.0
-        self._looked: float | None = None
-        self._was_heard = False
+        self._silence = Silence(clock)
 
     def join(self, plan: _Together) -> asyncio.Future[Reading]:
         """The reading of a plan, now or when others are through. Raises `StoreError` where too many wait."""
         if self.under_way < ABREAST:
             self._begin(plan)
         elif len(self._waiting) < MAX_QUEUED:
-            plan.due = self._silence + plan.timeout
+            plan.due = self._silence.seconds + plan.timeout
             self._waiting.append(plan)
-            if self._looked is None:
-                self._looked = self._clock.now()
-                self._clock.watch(self)
+            self._silence.watch(self)
         else:
             raise StoreError(f"{MAX_QUEUED} requests wait for the same buckets already", "overload")
         return plan.answer
 
     def listened(self) -> float | None:
         """Note what Redis has been silent for, and fail those that have waited for too long. Seconds until the next may."""
-        now = self._clock.seconds
-        passed, self._looked = max(0.0, now - (now if self._looked is None else self._looked)), now
-        if not self._was_heard:
-            self._silence += passed
-            self._waiting = deque([plan for plan in self._waiting if not plan.is_overdue(self._silence)])
-        self._was_heard = False
+        if self._silence.go_on():
+            silence = self._silence.seconds
+            for plan in self._waiting:
+                if silence >= plan.due:
+                    plan.give_up()
+            self._waiting = deque([plan for plan in self._waiting if not plan.answer.done()])
         if not self._waiting:
-            self._looked = None
+            self._silence.stop()
             return None
-        return min([plan.due for plan in self._waiting]) - self._silence
+        return min([plan.due for plan in self._waiting]) - self._silence.seconds
 
     def disperse(self, error: StoreError) -> None:
         """Nobody who waits will be asked about."""
@@ -268,10 +263,11 @@ class _Crowd:
     def _over(self) -> None:
         """One is through, and has given back what it had to. The next ones begin, unless they can be told already."""
         self.under_way -= 1
-        self._was_heard = True
+        self._silence.break_()
         while self._waiting and self.under_way < ABREAST:
             following = self._waiting.popleft()
-            if not following.is_told(self._silence):
+            following.waited(following.due - self._silence.seconds)
+            if not following.is_told():
                 self._begin(following)
         if not self.under_way:
             self._dissolve()
@@ -294,10 +290,17 @@ class _Together:
         self._began = 0.0
         self._outcomes: list[Outcome] = [StoreError("no answer")] * len(parts)
 
-    def is_told(self, silence: float) -> bool:
-        """Whether nobody waits for it, or what becomes of it is clear by what was heard meanwhile. Else it is its turn."""
-        left = self.due - silence
+    def waited(self, left: float) -> None:
+        """Note that it has waited for others until only so many seconds are left."""
         self._waited, self.timeout = self.timeout - left, left
+
+    def give_up(self) -> None:
+        """Fail: it has waited for others for as long as it may."""
+        self.waited(0.0)
+        self.tell(store_error(TimeoutError()))
+
+    def is_told(self) -> bool:
+        """Whether nobody waits for it, or what becomes of it is clear by what was heard meanwhile, and so is told."""
         outcome: Outcome | None = None
         try:
             if not self.answer.done():
@@ -306,13 +309,6 @@ class _Together:
             outcome = own_error(error)
         if outcome is not None:
             self.tell(outcome)
-        return self.answer.done()
-
-    def is_overdue(self, silence: float) -> bool:
-        """Whether nobody waits for it, or it has waited for as long as it may, and so has failed."""
-        if silence >= self.due:
-            self._waited = self.timeout
-            self.tell(store_error(TimeoutError()))
         return self.answer.done()
 
     def begin(self, over: Callable[[], None]) -> None:

@@ -8,6 +8,7 @@ goes on only after the loop has polled its sockets once more: whoever is answere
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -97,6 +98,40 @@ class ListeningClock:
         self._ticks = bool(self._listeners)
         if self._ticks:
             self._loop.call_later(max(soonest, SHORTEST), self._look)
+
+
+class Silence:
+    """Time for which a server owed answers and gave none while the loop listened. It stands still while nobody waits."""
+
+    __slots__ = ("_clock", "_looked", "_was_broken", "seconds")
+
+    def __init__(self, clock: ListeningClock) -> None:
+        self.seconds = 0.0
+        self._clock = clock
+        self._looked: float | None = None
+        self._was_broken = False
+
+    def watch(self, listener: Listener) -> None:
+        """Have a listener that waits from now on told of each look."""
+        if self._looked is None:
+            self._looked = self._clock.now()
+            self._clock.watch(listener)
+
+    def break_(self) -> None:
+        """Note that something was answered: the time since the last look was no silence."""
+        self._was_broken = True
+
+    def go_on(self, *, at_most: float = math.inf) -> bool:
+        """Count the time since the last look, at most so many seconds of it. False if none of it was silence."""
+        now, looked = self._clock.seconds, self._looked
+        passed = 0.0 if looked is None or self._was_broken else min(max(0.0, now - looked), at_most)
+        self._looked, self._was_broken = now, False
+        self.seconds += passed
+        return passed > 0
+
+    def stop(self) -> None:
+        """Nobody waits any more."""
+        self._looked = None
 
 
 class _Deadline:

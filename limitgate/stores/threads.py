@@ -68,9 +68,7 @@ class SharedCalls:
                 self._wait(mine)
             if mine.goes:
                 self._go(mine)
-        except (
-            BaseException
-        ) as error:  # a signal's handler may raise anywhere, and gevent and others raise in threads that wait
+        except BaseException as error:  # a signal's handler may raise anywhere; so does gevent in threads that wait
             self._leave(mine)
             if isinstance(error, StoreError):
                 error.waited = min(self.listened() - began, timeout)

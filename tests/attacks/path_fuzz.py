@@ -114,19 +114,22 @@ def litestar_app(ran: Ran) -> Any:
     return litestar.Litestar(handlers, openapi_config=None)
 
 
+def _endpoint(ran: Ran, name: str) -> Any:
+    """A handler that notes its name."""
+
+    def handle(**_: str) -> str:
+        ran.append(name)
+        return name
+
+    return handle
+
+
 def _flask_routes(app: Any, ran: Ran) -> Any:
-    def endpoint(name: str) -> Any:
-        def handle(**_: str) -> str:
-            ran.append(name)
-            return name
-
-        return handle
-
     for name, path in (("login", "/login"), ("item", "/items/<id>"), ("deep", "/v1/by/<who>/login")):
-        app.add_url_rule(path, name, endpoint(name))
+        app.add_url_rule(path, name, _endpoint(ran, name))
     for name, path in (("file", "/files"), ("under", "/v1/files")):
-        app.add_url_rule(path, name, endpoint(name))
-        app.add_url_rule(f"{path}/<path:rest>", f"{name} below", endpoint(name))
+        app.add_url_rule(path, name, _endpoint(ran, name))
+        app.add_url_rule(f"{path}/<path:rest>", f"{name} below", _endpoint(ran, name))
     return app
 
 
@@ -140,19 +143,11 @@ def quart_app(ran: Ran) -> Any:
 
 def bottle_app(ran: Ran) -> Any:
     app = bottle.Bottle()
-
-    def endpoint(name: str) -> Any:
-        def handle(**_: str) -> str:
-            ran.append(name)
-            return name
-
-        return handle
-
     for name, path in (("login", "/login"), ("item", "/items/<id>"), ("deep", "/v1/by/<who>/login")):
-        app.get(path, callback=endpoint(name))
+        app.get(path, callback=_endpoint(ran, name))
     for name, path in (("file", "/files"), ("under", "/v1/files")):
-        app.get(path, callback=endpoint(name))
-        app.get(f"{path}/<rest:path>", callback=endpoint(name))
+        app.get(path, callback=_endpoint(ran, name))
+        app.get(f"{path}/<rest:path>", callback=_endpoint(ran, name))
     return app
 
 
