@@ -2,18 +2,21 @@
 # make check  style, types, import directions                 make bench  LimitGate beside its peers
 # make demo   a real access log through the limiter           make fuzz   the property tests and fuzzers, for much longer
 # make dist   wheel and sdist into dist/                      make test-wheel   every test of the sdist against the wheel
-# make docs   what docs/ has of the code: tables, a picture
+# make docs   what docs/ has of the code: tables, a picture      make coverage   every test, and which lines they run
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test test-wheel check docs bench demo dist fuzz redis clean
+.PHONY: run test coverage test-wheel check docs bench demo dist fuzz redis clean
 
 run: .venv/example
 	$(BIN)/uvicorn example_app.main:app --host 127.0.0.1 --port 8000 --no-proxy-headers
 
 test: .venv/dev redis
-	$(BIN)/pytest -n 3 --dist loadfile --cov --cov-report=term-missing:skip-covered --cov-fail-under=95
+	$(BIN)/pytest -n 3 --dist worksteal
+
+coverage: .venv/dev redis
+	$(BIN)/pytest -n 3 --dist worksteal --cov --cov-report=term-missing:skip-covered --cov-fail-under=95
 
 test-wheel: dist redis
 	@scripts/test-wheel $(PYTHON) -n 2 --dist loadfile

@@ -19,7 +19,7 @@ from benchmarks.report import inserted, page, summary
 from benchmarks.results import ASGI, CROWDED, Results
 from benchmarks.rounds import Plan
 from benchmarks.setting import setting
-from tests.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
 
 ROOT = Path(__file__).parent.parent
 

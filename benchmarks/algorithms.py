@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from limitgate import Limit
-from limitgate.plan import Charge, Plan
-from limitgate.stores import wire
-from limitgate.windows import buckets_of
-from tests.redis_server import RedisServer
+from limitgate.limits.bucket import buckets_of
+from limitgate.limits.plan import Charge, Plan
+from limitgate.stores.redis import wire
+from tests.support.redis_server import RedisServer
 
 LIMITS: Mapping[str, tuple[Limit, ...]] = {
     "gcra": (Limit("1000/hour"),),

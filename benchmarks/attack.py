@@ -10,7 +10,7 @@ from typing import NamedTuple
 from benchmarks.contenders import EASY, LIMITGATE, PEERS, Contender, Quotas, limitgate_with_defaults
 from benchmarks.drive import Crowd, Crowds, Tally, trouble
 from benchmarks.redis_side import overheard
-from tests.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
 
 ATTACKED: Quotas = {"second": 5, "minute": 100}
 AT_ONCE = 1_000

@@ -17,7 +17,7 @@ from benchmarks.drive import CLIENTS, Crowd, Crowds
 from benchmarks.figures import Failed, Outcome, Outcomes
 from benchmarks.redis_side import Command, overheard
 from benchmarks.rounds import Plan, alternate
-from tests.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
 
 NO_OP = "one evalsha of `return 1`"
 CALLER = "Starlette"

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from benchmarks.contenders import BARE, LIMITGATE, PATH, PEERS
 from benchmarks.cpu import in_memory, on_redis
 from benchmarks.drive import CLIENTS, client
-from tests.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
 
 CONNECTIONS = 32
 _PATIENCE = 20.0

@@ -24,7 +24,7 @@ from benchmarks.drive import Crowd, Crowds
 from benchmarks.figures import Failed, Outcome, Outcomes
 from benchmarks.rounds import Plan, alternate
 from limitgate import LimitGate
-from tests.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
 
 WINDOWS: Mapping[str, Quotas] = {"one window": {"minute": EASY["minute"]}, "three windows": EASY}
 """What each limits by."""

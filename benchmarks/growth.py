@@ -16,7 +16,7 @@ from benchmarks.figures import over
 from benchmarks.redis_side import overheard, own_server
 from benchmarks.rounds import Plan, alternate
 from limitgate import Limit, Limiter, LimitGate, MemoryStore, Rule
-from tests.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
 
 FEW_BUCKETS = 100
 

@@ -11,7 +11,7 @@ from benchmarks.contenders import LIMITGATE, PEERS, Quotas
 from benchmarks.drive import CLIENTS, Crowds, trouble
 from benchmarks.redis_side import bytes_in_use
 from limitgate import Limit, Limiter, MemoryStore
-from tests.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
 
 BUCKETS = 20_000
 REQUESTS = 4

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from tests.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
 
 Command = tuple[bytes, ...]
 """A command and its arguments."""

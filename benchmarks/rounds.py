@@ -11,7 +11,7 @@ from typing import Any, Self
 from benchmarks.drive import Crowd, trouble
 from benchmarks.figures import Failed, Outcome, Outcomes, Taken, Turn
 from benchmarks.redis_side import Command, Spent, overheard, spent
-from tests.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
 
 
 @dataclass(frozen=True)

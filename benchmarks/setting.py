@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from tests.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
 
 _COMMON = ("starlette", "fastapi", "flask", "django", "uvicorn", "redis", "hiredis")
 _PEERS = (

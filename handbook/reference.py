@@ -9,9 +9,9 @@ from pydantic import BaseModel
 
 from handbook.fields import HEADS, Field, docstrings, either_of, fields_of, plain, spelled, table
 from limitgate import Limit, Rule, Settings
-from limitgate.callers import KnownCaller
-from limitgate.limits import NAMES
-from limitgate.rules import ChargeIf
+from limitgate.limits.limit import NAMES
+from limitgate.rules.callers import KnownCaller
+from limitgate.rules.rule import ChargeIf
 
 _VALUES = {
     "rules": "path or rules",

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from handbook.frame import WIDTH, framed
 from limitgate import Limit, MemoryStore
-from limitgate.decision import decide
-from limitgate.plan import Charge, Plan
-from limitgate.stores.corrections import undoing
-from limitgate.windows import Windows
+from limitgate.limits.bucket import Windows
+from limitgate.limits.decision import decide
+from limitgate.limits.plan import Charge, Plan
+from limitgate.limits.refund import undoing
 
 SECOND = 1_000_000
 SECONDS = 60

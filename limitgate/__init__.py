@@ -1,21 +1,37 @@
-"""Rate limiting for Python web services: every limit of a request, decided exactly, in one round trip to Redis."""
+"""Rate limiting for Python web services: every limit of a request, decided exactly, in one round trip to Redis.
+
+A request reads downwards: middleware > exchange > gate > rules, keys > stores > limits.decision > http.response.
+
+    middleware.py    LimitGate (ASGI) and LimitGateWSGI: a request comes in, an answer goes out
+    keys.py          the parts of a key become the digest that names a bucket
+    algorithms/      how requests are counted; one module each, its twin in lua/; pure
+    limits/          limit, bucket, plan, decision, refund, priority, duration; pure
+    http/            request, client address, paths, response (header styles, 429, 503); pure
+    rules/           rule, tiers, callers, key parts, files (YAML), settings, decorators, lint
+    routes/          what is known of a framework's routes; overview and OpenAPI
+    stores/          a plan becomes a reading, the only I/O; memory, and redis/ with aio/ and threads/
+    gate/            a request becomes an answer: planner, identity, admission, gate, fallback, wait queues, build
+    exchange/        what passes between application and server: ASGI, WSGI
+    limiter/         the engine without HTTP: limiter, operations, reservation, slot, pace, stored limits
+    outbound/        polite clients; for httpx.py, requests.py and urllib3.py
+    fastapi.py, flask.py, django/    integrations, thin
+    errors.py, diagnostics.py (LG codes), forking.py, own_errors.py
+"""
 
 from __future__ import annotations
 
-import sys
-
-from limitgate.callers import Caller
-from limitgate.config import load_rules
-from limitgate.configured import Configured
-from limitgate.decision import Decision, RateLimited, Window
-from limitgate.decorators import exempt, limit
 from limitgate.errors import ConfigError, LimitGateError, StoreError
-from limitgate.limiter import AsyncLimiter, Limiter
-from limitgate.limits import Limit
+from limitgate.http.request import Request
+from limitgate.limiter.limiter import AsyncLimiter, Limiter
+from limitgate.limiter.stored_limits import Configured
+from limitgate.limits.decision import Decision, RateLimited, Window
+from limitgate.limits.limit import Limit
 from limitgate.middleware import LimitGate, LimitGateWSGI
-from limitgate.request import Request
-from limitgate.rules import Rule, RuleSet
-from limitgate.settings import Settings
+from limitgate.rules.callers import Caller
+from limitgate.rules.decorators import exempt, limit
+from limitgate.rules.files import load_rules
+from limitgate.rules.rule import Rule, RuleSet
+from limitgate.rules.settings import Settings
 from limitgate.stores import AsyncRedisStore, MemoryStore, RedisStore, open_store, open_sync_store
 
 __all__ = [
@@ -45,6 +61,3 @@ __all__ = [
     "open_store",
     "open_sync_store",
 ]
-
-if "fastapi" in sys.modules:
-    import limitgate.fastapi  # noqa: F401 - so that OpenAPI documents tell of limits, without anybody asking for it

@@ -1,37 +1,28 @@
-"""FastAPI: limits as dependencies, and limited routes in the OpenAPI document.
+"""FastAPI: limits as dependencies. To import this also documents limited routes, see `limitgate.routes.fastapi_openapi`.
 
 A dependency runs after those that it depends on, so it can limit by what they have found out, such as the authenticated user.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from types import UnionType
-from typing import Annotated, Any, NamedTuple, get_origin
-from weakref import WeakKeyDictionary
+from typing import Annotated, Any, get_origin
 
 from fastapi import HTTPException, params
-from fastapi.openapi import utils as generator
 from starlette.requests import HTTPConnection
-from starlette.routing import Match
 
-from limitgate.decision import Decision, RateLimited
-from limitgate.decorators import effective, marks_of, place_named, seen_by_gate, without_a_gate
 from limitgate.errors import ConfigError
-from limitgate.front import rules_of
-from limitgate.headers import Refusal
+from limitgate.gate.admission import VISIT, Visit
+from limitgate.http.response import Refusal
 from limitgate.keys import Value, value_of
-from limitgate.limits import Limit
-from limitgate.middleware import LimitGate
-from limitgate.openapi import PROBLEM, PROBLEM_SCHEMA, too_many_requests
-from limitgate.overview import Listed, applied
-from limitgate.routes.starlette import flat, segments_of
-from limitgate.rules import Cost, OnError, Outcomes, Rule, RuleOptions
-from limitgate.settings import Settings
-from limitgate.visit import VISIT, Visit
+from limitgate.limits.decision import Decision, RateLimited
+from limitgate.limits.limit import Limit
+from limitgate.routes import fastapi_openapi
+from limitgate.rules.decorators import place_named, seen_by_gate, without_a_gate
+from limitgate.rules.rule import Cost, OnError, Outcomes, Rule, RuleOptions
 
 Part = str | Callable[..., Any] | params.Depends | UnionType
 """A part of a key: one that rules know, too, or a dependency, as it is, in ``Depends(...)``, or as ``Annotated`` type.
@@ -173,115 +164,4 @@ def _module_of_caller() -> str:
     return str(sys._getframe(2).f_globals.get("__name__", ""))  # noqa: SLF001 - as logging and dataclasses do
 
 
-# --- OpenAPI ----------------------------------------------------------------------------------------------------------
-
-
-class _Gate(NamedTuple):
-    """What is known about a `LimitGate` before it is built."""
-
-    tiers: tuple[Sequence[Rule], ...]
-    """The rules of each tier; no tiers if it never refuses."""
-    styles: Sequence[str]
-    is_problem: bool
-    """Whether a refusal's body is ours."""
-
-
-_UNKNOWN = _Gate(((),), ("x-ratelimit",), is_problem=True)
-_gates: WeakKeyDictionary[Any, _Gate] = WeakKeyDictionary()
-"""What is known, by the entry in an application's list of middleware."""
-
-
-def _documenting(get_path: Callable[..., Any]) -> Callable[..., Any]:
-    """What makes the part of a document that is about one route, and adds the 429 if that is limited."""
-
-    @functools.wraps(get_path)
-    def get_openapi_path(*, route: Any, **given: Any) -> Any:
-        operations, security, definitions = get_path(route=route, **given)
-        for method, operation in operations.items():
-            refused = _refused(route, method.upper())
-            if refused is not None and "429" not in operation.setdefault("responses", {}):
-                operation["responses"]["429"] = refused
-                definitions |= {PROBLEM: PROBLEM_SCHEMA} if "content" in refused else {}
-        return operations, security, definitions
-
-    return get_openapi_path
-
-
-def _refused(route: Any, method: str) -> dict[str, Any] | None:
-    """The 429 of an operation, None if nothing limits it."""
-    app = route.dependency_overrides_provider
-    own = (*marks_of(effective(route.endpoint), method), *_rules_within(route.dependant))
-    listed = Listed(
-        route.path,
-        tuple(filter(None, segments_of(route.path))),
-        (method,),
-        lambda _: own,
-        lambda path: _takes(app, route, method, path),
-    )
-    limits = [(gate, _limiting(gate, listed, method)) for gate in _gates_of(app)]
-    gates = [gate for gate, rules in limits if rules]
-    if not gates:
-        return None
-    styles = dict.fromkeys(style for gate in gates for style in gate.styles)
-    rules = [rule for _, rules in limits for rule in rules]
-    return too_many_requests(styles, rules, is_problem=any(gate.is_problem for gate in gates))
-
-
-def _limiting(gate: _Gate, listed: Listed, method: str) -> list[Rule]:
-    """The rules, decorators and dependencies that may refuse a request to a route, in any tier."""
-    found = [each.rule for of_tier in gate.tiers for each in applied(of_tier, listed, method)]
-    return [rule for rule in found if rule != "exempt" and rule.per == "request" and not rule.exempt and not rule.shadow]
-
-
-def _rules_within(dependant: Any) -> Iterator[Rule]:
-    """The limits among all dependencies of a route."""
-    for dependency in dependant.dependencies:
-        if isinstance(dependency.call, RateLimit):
-            yield dependency.call.rule
-        yield from _rules_within(dependency)
-
-
-def _takes(app: Any, route: Any, method: str, path: str) -> bool:
-    """Whether the router takes this path to this route, and not to one that comes before it."""
-    scope = {"type": "http", "method": method, "path": path, "root_path": "", "path_params": {}, "headers": []}
-    try:
-        taker = next((other for other in flat(app.routes) if other.matches(dict(scope))[0] is Match.FULL), None)
-    except Exception:  # noqa: BLE001 - a convertor that cannot read the path; the router will fail, too
-        return False
-    return bool(getattr(taker, "path", None) == route.path)
-
-
-def _gates_of(app: Any) -> list[_Gate]:
-    """The `LimitGate` around an application, or several; where none is known, one without rules."""
-    entries = [entry for entry in getattr(app, "user_middleware", ()) if _is_gate(entry.cls)]
-    for entry in entries:
-        if entry not in _gates:
-            _gates[entry] = _gate_with(entry.kwargs)
-    return [_gates[entry] for entry in entries] or [_UNKNOWN]
-
-
-def _is_gate(middleware: Any) -> bool:
-    return isinstance(middleware, type) and issubclass(middleware, LimitGate)
-
-
-def _gate_with(options: Mapping[str, Any]) -> _Gate:
-    """The gate that there will be with these options. Mistakes in them are told when it is built."""
-    try:
-        settings = Settings(**options)
-    except (ConfigError, TypeError):
-        return _UNKNOWN
-    if settings.shadow:
-        return _Gate((), (), is_problem=False)
-    return _Gate(_tiers(settings.rules), settings.headers, is_problem=settings.on_denied is None)
-
-
-def _tiers(rules: object) -> tuple[Sequence[Rule], ...]:
-    if isinstance(rules, Iterator):  # it can be read only once, and that is for the gate to do
-        return _UNKNOWN.tiers
-    try:
-        return tuple(rules_of(rules).tiers.values())
-    except ConfigError:
-        return _UNKNOWN.tiers
-
-
-setattr(generator, "get_openapi_path", _documenting(generator.get_openapi_path))  # noqa: B010 - mypy allows it like this only
+fastapi_openapi.document()

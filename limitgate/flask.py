@@ -14,19 +14,19 @@ from flask import Flask
 from werkzeug.exceptions import HTTPException
 from werkzeug.routing import Map, RequestRedirect, Rule as URLRule
 
-from limitgate.callers import Caller
-from limitgate.decorators import effective, marks_of, note_routed
 from limitgate.errors import ConfigError
-from limitgate.exchange import StartResponse
-from limitgate.front import rules_of
-from limitgate.gate import Identify
+from limitgate.exchange.asgi import StartResponse
+from limitgate.gate.gate import Identify
+from limitgate.http.paths import ANY, REST
+from limitgate.http.request import Request
 from limitgate.middleware import LimitGateWSGI, WSGIOptions
-from limitgate.overview import Listed, overview
-from limitgate.paths import ANY, REST
-from limitgate.request import Request
 from limitgate.routes import NoRoutes
 from limitgate.routes.flask import wsgi_routes
-from limitgate.settings import PREFIX, Settings
+from limitgate.routes.overview import Listed, overview
+from limitgate.rules.callers import Caller
+from limitgate.rules.decorators import effective, marks_of, note_routed
+from limitgate.rules.files import rules_of
+from limitgate.rules.settings import PREFIX, Settings
 
 NAME = "limitgate"
 """The extension's key in ``app.extensions``, and the name of its command."""

@@ -12,11 +12,11 @@ from typing import Self, cast
 
 import httpx
 
-from limitgate.configured import Configured
-from limitgate.limiter import AsyncLimiter, Limiter
-from limitgate.limits import Limit
-from limitgate.outbound.answers import Answer, answer_of
-from limitgate.outbound.courtesy import (
+from limitgate.limiter.limiter import AsyncLimiter, Limiter
+from limitgate.limiter.stored_limits import Configured
+from limitgate.limits.limit import Limit
+from limitgate.outbound.response_fields import Answer, answer_of
+from limitgate.outbound.throttle import (
     LONGEST_PAUSE,
     LONGEST_READ,
     MOST_READ,
@@ -27,7 +27,7 @@ from limitgate.outbound.courtesy import (
     limiter_of,
     run,
 )
-from limitgate.rules import OnError
+from limitgate.rules.rule import OnError
 
 __all__ = ["AsyncRateLimitTransport", "RateLimitTransport", "host", "repeatable"]
 

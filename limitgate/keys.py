@@ -8,14 +8,13 @@ fresh bucket nor joins strangers in one, and never equals a value that merely sp
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from limitgate.errors import ConfigError
-from limitgate.identity import Subject
+from limitgate.gate.identity import Subject
+from limitgate.rules.key_parts import check_part
 
 
 class Value(NamedTuple):
@@ -28,11 +27,8 @@ class Value(NamedTuple):
     """Whether a client may have made it up, as far as anybody can tell."""
 
 
-PARTS = ("path", "ip", "api_key", "method", "host", "user", "caller", "tier", "global")
-_HEADER_PART = re.compile(r"header:[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}", re.ASCII)
 _REMEMBERED, _SHORT = 4096, 200
 """Digests that a key remembers, and the characters that a value or a text may have to be remembered as it is."""
-_EXPECTED = f"expected one of {', '.join(PARTS)} or header:NAME, alternatives separated by '|'"
 
 
 class Key:
@@ -116,16 +112,6 @@ def told_apart(value: object, name: str) -> str | None:
 def given(values: Sequence[Value], subject: Subject) -> str:
     """What further parts contribute to a key's text; the client's address for one that is absent, as for any other."""
     return "".join([_field(f"given {name}", text) if text else _absent(subject) for name, text, _ in values])
-
-
-@lru_cache(maxsize=1024)
-def check_part(name: str) -> tuple[str, ...]:
-    """The alternatives in one part of a key, as they are known inside. Raises `ConfigError`."""
-    labels = tuple(label.strip() for label in name.split("|"))
-    for label in labels:
-        if label not in PARTS and not _HEADER_PART.fullmatch(label):
-            raise ConfigError(f"key part {label!r} is unknown, {_EXPECTED}")
-    return tuple(label if label in PARTS else label.lower() for label in labels)
 
 
 def _part(labels: Sequence[str], pattern: str) -> Callable[[Subject], str]:

@@ -11,18 +11,18 @@ from contextvars import Token
 from types import GeneratorType
 from typing import Any, Self, Unpack
 
-from limitgate.callers import Caller
-from limitgate.decision import Decision, RateLimited
-from limitgate.decorators import EVERYTHING, Mark, seen_by_gate
 from limitgate.errors import ConfigError
-from limitgate.exchange import Body, Exchange, Receive, Send, SizedBody, StartResponse, Upload, end, settle, starting
-from limitgate.front import Options, open_front
-from limitgate.gate import Identify
-from limitgate.request import ASGIRequest, Request, Scope, WSGIRequest
+from limitgate.exchange.asgi import Body, Exchange, Receive, Send, SizedBody, StartResponse, Upload, end, settle, starting
+from limitgate.gate.admission import VISIT, Visit
+from limitgate.gate.build import Options, open_front
+from limitgate.gate.gate import Identify
+from limitgate.http.request import ASGIRequest, Request, Scope, WSGIRequest
+from limitgate.limits.decision import Decision, RateLimited
 from limitgate.routes.flask import wsgi_routes
 from limitgate.routes.starlette import asgi_routes
+from limitgate.rules.callers import Caller
+from limitgate.rules.decorators import EVERYTHING, Mark, seen_by_gate
 from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store
-from limitgate.visit import VISIT, Visit
 
 log = logging.getLogger("limitgate")
 
@@ -53,7 +53,9 @@ class LimitGate:
             _tell_server(error)
             raise
         if "fastapi" in sys.modules:
-            import limitgate.fastapi  # noqa: F401, PLC0415 - so that its OpenAPI document has the limits in it
+            from limitgate.routes import fastapi_openapi  # noqa: PLC0415 - only where FastAPI is in use already
+
+            fastapi_openapi.document()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, pass everything else through."""

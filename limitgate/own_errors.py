@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from limitgate.diagnosis import Diagnosis
+from limitgate.diagnostics import Diagnosis
 from limitgate.errors import StoreError
 
 _reported: set[str] = set()

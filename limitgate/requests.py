@@ -10,13 +10,13 @@ from requests import PreparedRequest, Response
 from requests.adapters import BaseAdapter, HTTPAdapter
 from urllib3.response import HTTPResponse
 
-from limitgate.configured import Configured
-from limitgate.limiter import Limiter
-from limitgate.limits import Limit
-from limitgate.outbound.answers import Answer, answer_of
-from limitgate.outbound.courtesy import LONGEST_PAUSE, OF_BODIES, Courtesy, is_idempotent, limiter_of, run
-from limitgate.outbound.urllib3 import host_of, in_memory, kept
-from limitgate.rules import OnError
+from limitgate.limiter.limiter import Limiter
+from limitgate.limiter.stored_limits import Configured
+from limitgate.limits.limit import Limit
+from limitgate.outbound.bodies import host_of, in_memory, kept
+from limitgate.outbound.response_fields import Answer, answer_of
+from limitgate.outbound.throttle import LONGEST_PAUSE, OF_BODIES, Courtesy, is_idempotent, limiter_of, run
+from limitgate.rules.rule import OnError
 
 __all__ = ["RateLimitAdapter", "host", "repeatable"]
 

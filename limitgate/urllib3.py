@@ -12,13 +12,13 @@ from urllib3.exceptions import MaxRetryError, ProtocolError, SSLError, TimeoutEr
 from urllib3.util import Url
 from urllib3.util.request import set_file_position
 
-from limitgate.configured import Configured
-from limitgate.limiter import Limiter
-from limitgate.limits import Limit
-from limitgate.outbound.answers import Answer, answer_of
-from limitgate.outbound.courtesy import LONGEST_PAUSE, Courtesy, is_idempotent, limiter_of, run
-from limitgate.outbound.urllib3 import host_of, in_memory, kept
-from limitgate.rules import OnError
+from limitgate.limiter.limiter import Limiter
+from limitgate.limiter.stored_limits import Configured
+from limitgate.limits.limit import Limit
+from limitgate.outbound.bodies import host_of, in_memory, kept
+from limitgate.outbound.response_fields import Answer, answer_of
+from limitgate.outbound.throttle import LONGEST_PAUSE, Courtesy, is_idempotent, limiter_of, run
+from limitgate.rules.rule import OnError
 
 __all__ = ["RateLimitPoolManager", "Request", "host", "repeatable"]
 

@@ -22,8 +22,8 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from limitgate import LimitGate, Rule
-from tests.doors import uvicorn_process
-from tests.redis_server import RedisServer
+from tests.support.doors import uvicorn_process
+from tests.support.redis_server import RedisServer
 
 LOG = Path(__file__).parent / "data" / "access.log.gz"
 PER_DAY = 100

@@ -9,9 +9,9 @@ import pytest
 import redis
 from hypothesis import HealthCheck, settings
 
-from tests.redis_cluster import RedisCluster
-from tests.redis_server import RedisServer
-from tests.scripted import Scripted
+from tests.support.redis_cluster import RedisCluster
+from tests.support.redis_server import RedisServer
+from tests.support.scripted import Scripted
 
 settings.register_profile(
     "limitgate",

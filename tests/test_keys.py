@@ -10,9 +10,10 @@ from starlette.authentication import BaseUser, SimpleUser, UnauthenticatedUser
 
 from limitgate import Caller, Rule
 from limitgate.errors import ConfigError
-from limitgate.identity import Subject
-from limitgate.keys import PARTS, Key
-from limitgate.request import LONGEST_VALUE, ASGIRequest, WSGIRequest
+from limitgate.gate.identity import Subject
+from limitgate.http.request import LONGEST_VALUE, ASGIRequest, WSGIRequest
+from limitgate.keys import Key
+from limitgate.rules.key_parts import PARTS
 
 ADDRESS = "192.0.2.1"
 

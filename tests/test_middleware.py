@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from limitgate import Caller, ConfigError, Decision, Limit, LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet
-from tests.clock import Clock
-from tests.doors import PEER, SITES, ASGISite, Site, WSGISite, asgi_reply, wsgi_reply
+from tests.support.clock import Clock
+from tests.support.doors import PEER, SITES, ASGISite, Site, WSGISite, asgi_reply, wsgi_reply
 
 Open = Callable[..., Site]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from limitgate import Rule
-from limitgate.front import Options
-from limitgate.rules import RuleOptions
-from limitgate.settings import Settings
+from limitgate.gate.build import Options
+from limitgate.rules.rule import RuleOptions
+from limitgate.rules.settings import Settings
 
 CHECKED = Path(__file__).parent / "typing"
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from limitgate.limits import Limit
-    from limitgate.plan import Charge
-    from limitgate.windows import Windows
+    from limitgate.limits.bucket import Windows
+    from limitgate.limits.limit import Limit
+    from limitgate.limits.plan import Charge
 
 State = Any
 """What an algorithm keeps of a window. Only the algorithm itself knows more about it."""

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from limitgate.algorithms.base import Load, never
 
 if TYPE_CHECKING:
-    from limitgate.limits import Limit
-    from limitgate.plan import Charge
-    from limitgate.windows import Windows
+    from limitgate.limits.bucket import Windows
+    from limitgate.limits.limit import Limit
+    from limitgate.limits.plan import Charge
 
 FACTS = 4
 BOOKS = False

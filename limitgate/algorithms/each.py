@@ -9,9 +9,9 @@ from limitgate.algorithms.base import MAX_USED, Load
 
 if TYPE_CHECKING:
     from limitgate.algorithms.base import State
-    from limitgate.limits import Limit
-    from limitgate.plan import Charge
-    from limitgate.windows import Windows
+    from limitgate.limits.bucket import Windows
+    from limitgate.limits.limit import Limit
+    from limitgate.limits.plan import Charge
 
 
 class ForOne(Protocol):

@@ -18,8 +18,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 from limitgate.algorithms.base import MAX_USED, Load, always
 
 if TYPE_CHECKING:
-    from limitgate.limits import Limit
-    from limitgate.plan import Charge
+    from limitgate.limits.limit import Limit
+    from limitgate.limits.plan import Charge
 
 FACTS = 2
 BOOKS = False

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 from limitgate.algorithms.base import Load
 
 if TYPE_CHECKING:
-    from limitgate.limits import Limit
-    from limitgate.plan import Charge
-    from limitgate.windows import Windows
+    from limitgate.limits.bucket import Windows
+    from limitgate.limits.limit import Limit
+    from limitgate.limits.plan import Charge
 
 PLENTY = 10**15
 """Requests that fit where nothing refuses: more than any limit has."""

@@ -1,6 +1,6 @@
 """A register: keeps a number for everybody who shares a store, for as long as somebody asks about it.
 
-The number may be large: a short text, see limitgate/configured.py.
+The number may be large: a short text, see limitgate/limiter/stored_limits.py.
 """
 
 from __future__ import annotations

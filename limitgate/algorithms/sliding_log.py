@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from limitgate.algorithms.base import Load
 
 if TYPE_CHECKING:
-    from limitgate.limits import Limit
-    from limitgate.plan import Charge
+    from limitgate.limits.limit import Limit
+    from limitgate.limits.plan import Charge
 
 FACTS = 6
 BOOKS = False

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 from limitgate.algorithms.base import Load, always
 
 if TYPE_CHECKING:
-    from limitgate.limits import Limit
-    from limitgate.plan import Charge
-    from limitgate.windows import Windows
+    from limitgate.limits.bucket import Windows
+    from limitgate.limits.limit import Limit
+    from limitgate.limits.plan import Charge
 
 FACTS = 3
 BOOKS = True

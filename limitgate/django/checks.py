@@ -12,14 +12,14 @@ from django.core.checks import CheckMessage, Error, Warning as Caution
 from django.urls import get_resolver
 from django.utils.module_loading import import_string
 
-from limitgate.decorators import Mark
 from limitgate.django.middleware import LimitGateMiddleware
 from limitgate.django.options import options
 from limitgate.errors import ConfigError
-from limitgate.front import rules_of
 from limitgate.routes.django import all_marks, views
-from limitgate.rules import Rule
-from limitgate.settings import Settings
+from limitgate.rules.decorators import Mark
+from limitgate.rules.files import rules_of
+from limitgate.rules.rule import Rule
+from limitgate.rules.settings import Settings
 from limitgate.stores import AsyncStore, MemoryStore, SyncStore, open_sync_store
 
 _AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"

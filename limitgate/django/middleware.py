@@ -11,18 +11,18 @@ from typing import Any
 from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.http import HttpResponse, UnreadablePostError
 
-from limitgate.callers import Caller
-from limitgate.decorators import EVERYTHING, seen_by_gate
 from limitgate.django.options import options
 from limitgate.django.request import DjangoRequest, UserWanted
-from limitgate.exchange import end, settle
-from limitgate.front import open_front
-from limitgate.gate import Gate, Identify
-from limitgate.headers import Refusal
+from limitgate.exchange.asgi import end, settle
+from limitgate.gate.admission import VISIT, Visit
+from limitgate.gate.build import open_front
+from limitgate.gate.gate import Gate, Identify
+from limitgate.http.response import Refusal
 from limitgate.routes.django import DjangoRoutes
-from limitgate.settings import Settings
+from limitgate.rules.callers import Caller
+from limitgate.rules.decorators import EVERYTHING, seen_by_gate
+from limitgate.rules.settings import Settings
 from limitgate.stores import open_store, open_sync_store
-from limitgate.visit import VISIT, Visit
 
 
 class LimitGateMiddleware:

@@ -8,8 +8,8 @@ from typing import Any, cast
 from django.conf import settings
 
 from limitgate.errors import ConfigError
-from limitgate.front import Options
-from limitgate.settings import Settings
+from limitgate.gate.build import Options
+from limitgate.rules.settings import Settings
 
 DjangoOptions = Options[Any, Any, Any]
 

@@ -8,8 +8,8 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.utils.functional import LazyObject, empty
 
-from limitgate.callers import Caller
-from limitgate.request import Query, Request
+from limitgate.http.request import Query, Request
+from limitgate.rules.callers import Caller
 
 
 class UserWanted(BaseException):

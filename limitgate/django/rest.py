@@ -10,14 +10,14 @@ from asgiref.sync import async_to_sync
 from rest_framework.exceptions import APIException
 from rest_framework.throttling import BaseThrottle
 
-from limitgate.decision import Decision
-from limitgate.decorators import place_named, without_a_gate
 from limitgate.errors import ConfigError
+from limitgate.gate.admission import VISIT, Visit
 from limitgate.keys import value_of
-from limitgate.limits import Limit
-from limitgate.rules import Cost, OnError, Outcomes, Rule, RuleOptions
+from limitgate.limits.decision import Decision
+from limitgate.limits.limit import Limit
+from limitgate.rules.decorators import place_named, without_a_gate
+from limitgate.rules.rule import Cost, OnError, Outcomes, Rule, RuleOptions
 from limitgate.stores import SyncStore
-from limitgate.visit import VISIT, Visit
 
 _NOT_THERE = object()
 _USER = "user"

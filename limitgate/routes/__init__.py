@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from limitgate.decorators import Mark
-from limitgate.request import Request
+from limitgate.http.request import Request
+from limitgate.rules.decorators import Mark
 
 
 class Route(NamedTuple):

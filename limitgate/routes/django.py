@@ -11,9 +11,9 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils import translation
 from django.views import View
 
-from limitgate.decorators import Mark, class_of, marks_of
-from limitgate.request import Request
+from limitgate.http.request import Request
 from limitgate.routes import Route
+from limitgate.rules.decorators import Mark, class_of, marks_of
 
 
 class DjangoRoutes:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from limitgate.decorators import effective, has_marks, marks_of, note_routed
-from limitgate.diagnosis import Diagnosis
-from limitgate.request import Environ, Request, WSGIRequest
+from limitgate.diagnostics import Diagnosis
+from limitgate.http.request import Environ, Request, WSGIRequest
 from limitgate.routes import NoRoutes, Route, Routes
+from limitgate.rules.decorators import effective, has_marks, marks_of, note_routed
 
 LONGEST_HOST = 260
 """Characters of a host that any name has (RFC 1035 section 2.3.4), and of its port."""

@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from limitgate.decorators import effective, has_marks, marks_of, note_routed
-from limitgate.diagnosis import Diagnosis
-from limitgate.paths import ANY, REST, PathIndex, below
-from limitgate.request import Request, Scope
+from limitgate.diagnostics import Diagnosis
+from limitgate.http.paths import ANY, REST, PathIndex, below
+from limitgate.http.request import Request, Scope
 from limitgate.routes import LitestarRoutes, NoRoutes, Route, Routes
+from limitgate.rules.decorators import effective, has_marks, marks_of, note_routed
 
 _WITHIN_A_SEGMENT = re.compile(r"(?:[^{}]|\{\w+(?::(?:str|int|float|uuid))?\})*")
 """What stays in one segment of a path for sure; other convertors may go on."""

@@ -7,10 +7,10 @@ from typing import TypeVar
 
 from limitgate.errors import ConfigError
 from limitgate.stores.base import AsyncStore, SyncStore
-from limitgate.stores.dialer import scheme_of
 from limitgate.stores.memory import MemoryStore
-from limitgate.stores.redis import RedisStore
-from limitgate.stores.redis_async import AsyncRedisStore
+from limitgate.stores.redis.aio.store import AsyncRedisStore
+from limitgate.stores.redis.dialer import scheme_of
+from limitgate.stores.redis.threads.store import RedisStore
 
 __all__ = [
     "AsyncRedisStore",

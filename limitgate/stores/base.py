@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from limitgate.plan import Plan, Reading
+from limitgate.limits.plan import Plan, Reading
 
 
 @runtime_checkable

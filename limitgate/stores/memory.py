@@ -22,13 +22,13 @@ from threading import RLock
 from typing import Any
 
 from limitgate.algorithms.base import State
-from limitgate.diagnosis import Diagnosis, Once
+from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import StoreError
-from limitgate.forks import begin_anew_in_children
-from limitgate.limits import Limit
-from limitgate.plan import Charge, Plan, Reading, read
+from limitgate.forking import begin_anew_in_children
+from limitgate.limits.bucket import Windows
+from limitgate.limits.limit import Limit
+from limitgate.limits.plan import Charge, Plan, Reading, read
 from limitgate.stores.packed import HEAD, Bucket, Layout, Layouts, with_cost, written_at
-from limitgate.windows import Windows
 
 _MORE = 2
 """Steps of the hand for each expired bucket, besides one for each newcomer: in the long run a third has expired at most."""

@@ -18,7 +18,7 @@ from typing import Any, Final
 from limitgate.algorithms import gcra
 from limitgate.algorithms.base import State
 from limitgate.algorithms.sliding_log import Log
-from limitgate.windows import Windows
+from limitgate.limits.bucket import Windows
 
 Bucket = tuple[int, int, Windows, Sequence[State]]
 """When a bucket was written in Unix µs, the cost last asked of it, its windows, and their states at that time."""

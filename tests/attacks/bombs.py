@@ -8,8 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from limitgate import load_rules
-from limitgate.config import MAX_BYTES
 from limitgate.errors import ConfigError
+from limitgate.rules.files import MAX_BYTES
 
 MEMORY = 512 << 20
 

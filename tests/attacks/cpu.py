@@ -25,8 +25,8 @@ from starlette.routing import Mount, Route
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 from limitgate import Caller, LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet, limit
-from limitgate.callers import KnownCaller
-from limitgate.request import ASGIRequest, Request, WSGIRequest
+from limitgate.http.request import ASGIRequest, Request, WSGIRequest
+from limitgate.rules.callers import KnownCaller
 
 BAR = 1.0
 """Milliseconds of CPU that one request is to cost at most."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from limitgate import LimitGate, LimitGateWSGI, MemoryStore, Rule
-from limitgate.request import ASGIRequest, WSGIRequest
+from limitgate.http.request import ASGIRequest, WSGIRequest
 from tests.attacks.parsers import completed
 
 TWO_WINDOWS = Rule("all", "2/hour", "9/day", key=["api_key", "ip"])

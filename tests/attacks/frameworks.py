@@ -18,7 +18,7 @@ from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 from limitgate import LimitGate, LimitGateWSGI, limit
 from tests.attacks.world import ATTACKER, LIMIT
-from tests.doors import Wire, http_scope, websocket_scope, wsgi_environ
+from tests.support.doors import Wire, http_scope, websocket_scope, wsgi_environ
 
 Call = Callable[..., None]
 

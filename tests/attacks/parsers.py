@@ -17,16 +17,17 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Host, Mount, Route
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
-from limitgate import Caller, LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet, client as client_module
-from limitgate.callers import Callers, KnownCaller
-from limitgate.client import MAX_HOPS, Proxies, canonical, grouped
-from limitgate.identity import Identities, Subject
+from limitgate import Caller, LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet
+from limitgate.gate.identity import Identities, Subject
+from limitgate.http import client_ip as client_module
+from limitgate.http.client_ip import MAX_HOPS, Proxies, canonical, grouped
+from limitgate.http.paths import PathIndex, readings, segments
+from limitgate.http.request import ASGIRequest, Request, WSGIRequest
 from limitgate.keys import Key
-from limitgate.paths import PathIndex, readings, segments
-from limitgate.plan import check_cost
-from limitgate.request import ASGIRequest, Request, WSGIRequest
+from limitgate.limits.plan import check_cost
 from limitgate.routes.flask import wsgi_routes
 from limitgate.routes.starlette import asgi_routes
+from limitgate.rules.callers import Callers, KnownCaller
 
 MOST_READINGS = 17
 """Of a path: three for each of the ways in which something may be taken off that is a mount point or a host."""

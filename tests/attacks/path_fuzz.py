@@ -30,10 +30,10 @@ from starlette.routing import Mount, Route
 from limitgate import LimitGate, LimitGateWSGI, Rule
 from tests.attacks.mutations import TOKENS, mutated
 from tests.attacks.paths import spellings
-from tests.doors import Wire, http_scope, wsgi_environ
+from tests.support.doors import Wire, http_scope, wsgi_environ
 
 LONGEST = 700
-"""Characters of a path; those beyond `limitgate.paths.LONG` are read in another way."""
+"""Characters of a path; those beyond `limitgate.http.paths.LONG` are read in another way."""
 ROUTES = {"login": "/login", "item": "/items/{id}", "file": "/files", "deep": "/v1/by/{who}/login", "under": "/v1/files"}
 """Handlers by name. Mounts, where a framework has them, are at ``/files`` and ``/v1/files``."""
 RULES = [

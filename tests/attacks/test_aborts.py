@@ -14,8 +14,8 @@ import pytest
 
 from limitgate import LimitGate, LimitGateWSGI, Rule
 from tests.attacks.served import RULES, hello, hello_wsgi
-from tests.doors import MOMENT, PATIENCE, Wire, http_scope, threaded_wsgi, uvicorn_process
-from tests.redis_server import RedisServer
+from tests.support.doors import MOMENT, PATIENCE, Wire, http_scope, threaded_wsgi, uvicorn_process
+from tests.support.redis_server import RedisServer
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from starlette.applications import Starlette
 
 from limitgate import LimitGate, Rule
-from limitgate.request import Request
+from limitgate.http.request import Request
 from tests.attacks import cpu
 from tests.attacks.cpu import KINDS, SERVERS, Attack
 

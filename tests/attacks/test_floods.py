@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.attacks.flood import BUCKETS, FLOODS, REQUESTS, VICTIMS, in_a_process
-from tests.doors import PATIENCE
-from tests.redis_server import RedisServer
+from tests.support.doors import PATIENCE
+from tests.support.redis_server import RedisServer
 
 ON_REDIS = 50_000
 

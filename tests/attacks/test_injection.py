@@ -13,7 +13,7 @@ import pytest
 
 from limitgate import Caller, ConfigError, LimitGateWSGI, Rule, limit
 from tests.attacks.world import DOORS
-from tests.doors import PATIENCE, Reply, Site, threaded_wsgi, uvicorn_process
+from tests.support.doors import PATIENCE, Reply, Site, threaded_wsgi, uvicorn_process
 
 EVIL = "evil4711"
 BREAKS = ["\r\n", "\n", "\r", "%0d%0a", "%0a", "\x00", "\x85", "\u2028", '"', "\\", ",", ";", "<script>", "\x1b[31m"]

@@ -14,12 +14,12 @@ from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.routing import BaseConverter
 
 from limitgate import LimitGate, LimitGateWSGI, Rule
-from limitgate.client import Proxies
-from limitgate.paths import readings
-from limitgate.request import ASGIRequest, WSGIRequest
+from limitgate.http.client_ip import Proxies
+from limitgate.http.paths import readings
+from limitgate.http.request import ASGIRequest, WSGIRequest
 from limitgate.routes.flask import wsgi_routes
 from tests.attacks.world import LIMIT, PROXY, TRUSTED
-from tests.doors import Wire, http_scope, wsgi_environ
+from tests.support.doors import Wire, http_scope, wsgi_environ
 
 ROUTED = Rule("all", LIMIT, key=["path", "ip"])
 TOO_LONG = "/numbers/" + "9" * 5000

@@ -26,11 +26,11 @@ from limitgate import (
     StoreError,
     load_rules,
 )
-from limitgate.callers import KnownCaller
-from limitgate.identity import Identities
-from limitgate.request import ASGIRequest, Request, WSGIRequest
-from tests.doors import SITES, Site, http_scope, wsgi_environ
-from tests.redis_server import RedisServer
+from limitgate.gate.identity import Identities
+from limitgate.http.request import ASGIRequest, Request, WSGIRequest
+from limitgate.rules.callers import KnownCaller
+from tests.support.doors import SITES, Site, http_scope, wsgi_environ
+from tests.support.redis_server import RedisServer
 
 KEY, UNKNOWN_KEY, BEARER = "sk_live_kq7Zr31", "sk_test_mW9pL22", "eyJhbGciOiJub25l"
 ADDRESS, ADDRESS6, HEADER, COOKIE = "203.0.113.177", "2001:db8:abcd:1234::77", "tenant-vY5cX", "session=hG2dT"

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from limitgate import Rule, RuleSet, callers
-from limitgate.callers import KnownCaller
-from tests.doors import SITES, Site
+from limitgate import Rule, RuleSet
+from limitgate.rules import callers
+from limitgate.rules.callers import KnownCaller
+from tests.support.doors import SITES, Site
 
 KEY = "a-long-and-random-key-4711"
 DIGEST = hashlib.sha256(KEY.encode()).digest()

@@ -11,7 +11,7 @@ import websockets.exceptions
 from limitgate import LimitGate, Rule
 from tests.attacks.served import hello
 from tests.attacks.test_aborts import all_gone, tasks
-from tests.doors import PATIENCE, handshake, uvicorn_process
+from tests.support.doors import PATIENCE, handshake, uvicorn_process
 
 FLOOD = 60
 

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterator
 
 from limitgate import Caller, Rule, RuleSet
-from limitgate.callers import KnownCaller
+from limitgate.rules.callers import KnownCaller
 from tests.attacks.world import ATTACKER, LIMIT, VICTIM, Ask, Outcome, all_refused, attack, one_bucket, own_buckets
 
 PAIRS = [

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from limitgate import LimitGateWSGI, MemoryStore, Rule
-from tests.doors import PEER, ASGISite, Lines, Reply, Site, WSGISite, wsgi_environ
+from tests.support.doors import PEER, ASGISite, Lines, Reply, Site, WSGISite, wsgi_environ
 
 ATTACKER = "203.0.113.9"
 VICTIM = "198.51.100.7"

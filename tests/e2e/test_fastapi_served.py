@@ -10,9 +10,9 @@ import pytest
 import websockets.exceptions
 import websockets.sync.client
 
-from tests.doors import PATIENCE, uvicorn_process
 from tests.e2e.fastapi_app import twice
-from tests.redis_server import RedisServer
+from tests.support.doors import PATIENCE, uvicorn_process
+from tests.support.redis_server import RedisServer
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,9 @@ import urllib3
 import websockets.exceptions
 import websockets.sync.client
 
-from tests.doors import PATIENCE, threaded_wsgi, uvicorn_process
 from tests.e2e.app import flask_twin
-from tests.redis_server import RedisServer
+from tests.support.doors import PATIENCE, threaded_wsgi, uvicorn_process
+from tests.support.redis_server import RedisServer
 
 SURE = {"LIMITGATE_TIMEOUT": "10", "LIMITGATE_ON_ERROR": "closed"}
 """So that a slow machine cannot be taken for a store that failed, and a failure not for a request that fits."""

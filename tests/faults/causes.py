@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import redis
 
-from tests.doors import MOMENT, PATIENCE
 from tests.faults.link import Faithful, Swallowing
 from tests.faults.stages import Stage
-from tests.redis_server import RedisServer, free_port
+from tests.support.doors import MOMENT, PATIENCE
+from tests.support.redis_server import RedisServer, free_port
 
 Over = Callable[[], bool]
 """Tells whether something is over that ends by itself."""

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from tests.faults.causes import Over, until
 from tests.faults.places import HIT, hit_slots
 from tests.faults.stages import Stage
-from tests.redis_cluster import RedisCluster
-from tests.redis_server import RedisServer
+from tests.support.redis_cluster import RedisCluster
+from tests.support.redis_server import RedisServer
 
 HALF_WAY = 0.3
 """Seconds for which a slot is at two nodes at once."""

@@ -18,13 +18,13 @@ from statistics import quantiles
 
 from redis import RedisError
 
-from limitgate.stores.breaker import FAILURES
-from tests.doors import MOMENT, PATIENCE
+from limitgate.stores.redis.breaker import FAILURES
 from tests.faults.app import BURST, EXACTLY, PER_SECOND
 from tests.faults.causes import Cause, Over
 from tests.faults.places import is_hit
 from tests.faults.stages import TOO_MANY, Stage, Way
 from tests.faults.traffic import BOTH, FLOOD, LIMITED, Sample, Traffic
+from tests.support.doors import MOMENT, PATIENCE
 
 TIMEOUT = 0.1
 """Seconds that a request may wait for Redis: the default, with which the applications run."""

@@ -9,11 +9,11 @@ from uuid import uuid4
 from redis.crc import key_slot
 
 from limitgate import LimitGateWSGI, MemoryStore
-from limitgate.plan import Plan, Reading
-from tests.doors import wsgi_environ
+from limitgate.limits.plan import Plan, Reading
 from tests.faults.app import RULES
 from tests.faults.traffic import BOTH, LIMITED
-from tests.redis_cluster import SLOTS
+from tests.support.doors import wsgi_environ
+from tests.support.redis_cluster import SLOTS
 
 HIT = 0
 """The third that faults of a part of a cluster concern."""

@@ -24,13 +24,13 @@ from uuid import uuid4
 import httpx
 import redis
 
-from tests.doors import MOMENT, PATIENCE, server_process, uvicorn_process
 from tests.faults.app import EXACTLY, SURELY
 from tests.faults.link import Link
 from tests.faults.places import spread
 from tests.faults.traffic import Client, Traffic, is_degraded
-from tests.redis_cluster import RedisCluster, Sentinels, eventually
-from tests.redis_server import RedisServer, free_port
+from tests.support.doors import MOMENT, PATIENCE, server_process, uvicorn_process
+from tests.support.redis_cluster import RedisCluster, Sentinels, eventually
+from tests.support.redis_server import RedisServer, free_port
 
 Door = Literal["asgi", "wsgi"]
 DOORS: tuple[Door, ...] = ("asgi", "wsgi")

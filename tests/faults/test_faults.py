@@ -15,7 +15,7 @@ from tests.faults.experiment import Fault, burst, run
 from tests.faults.stages import DOORS, Door, Stages, compiler, served
 from tests.faults.table import FAULTS, UNDER_THREADS
 from tests.faults.traffic import Sample, Traffic
-from tests.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
 
 pytestmark = pytest.mark.timed
 

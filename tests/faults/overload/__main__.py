@@ -19,8 +19,8 @@ from tests.faults.overload.attack import THREADS, UVICORN, Setting
 from tests.faults.overload.outcome import Outcome
 from tests.faults.overload.servers import SERVERS, UNDER_THREADS
 from tests.faults.overload.waits import Wait
-from tests.redis_cluster import RedisCluster, Sentinels
-from tests.redis_server import RedisServer, free_port
+from tests.support.redis_cluster import RedisCluster, Sentinels
+from tests.support.redis_server import RedisServer, free_port
 
 GTHREAD, ASYNCIO_H11, ASYNCIO = "gunicorn gthread", "uvicorn asyncio h11", "uvicorn asyncio httptools"
 POLICIES = ("open", "closed", "local")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from tests.faults.overload.load import HANG, Crowd, Spec
 from tests.faults.overload.outcome import Demand, Honest, Outcome
 from tests.faults.overload.servers import LONG, ROOT, Served, served
-from tests.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
 
 ATTACKER = "203.0.113.66"
 HONEST = [f"198.51.100.{number}" for number in range(1, 61)]

@@ -8,8 +8,8 @@ from django.http import HttpResponse
 from django.test import override_settings
 from django.urls import path
 
-from tests import django_app
 from tests.faults.overload import apps
+from tests.support import django_app
 
 # isort: split
 from rest_framework.renderers import JSONRenderer

@@ -13,12 +13,12 @@ from typing import Any
 from uuid import uuid4
 
 from limitgate import AsyncRedisStore, LimitGate, Rule
-from tests.doors import http_scope
 from tests.faults.overload.apps import LOGIN
 from tests.faults.overload.attack import ATTACKER, RATE
 from tests.faults.overload.outcome import Demand, Honest, Outcome
-from tests.redis_cluster import RedisCluster, eventually
-from tests.redis_server import RedisServer
+from tests.support.doors import http_scope
+from tests.support.redis_cluster import RedisCluster, eventually
+from tests.support.redis_server import RedisServer
 
 ALL = 5000
 """What everybody together may ask for in an hour, where a second node counts that."""

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.request import urlopen
 
-from tests.doors import MOMENT, PATIENCE
-from tests.redis_server import free_port
+from tests.support.doors import MOMENT, PATIENCE
+from tests.support.redis_server import free_port
 
 ROOT = Path(__file__).parent.parent.parent.parent
 LONG = 60_000

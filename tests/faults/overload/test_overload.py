@@ -14,8 +14,8 @@ import pytest
 from tests.faults.overload import attack, rushes, waits
 from tests.faults.overload.attack import THREADS, UVICORN, Setting
 from tests.faults.overload.outcome import Demand, Honest, Outcome
-from tests.redis_cluster import RedisCluster
-from tests.redis_server import RedisServer, free_port
+from tests.support.redis_cluster import RedisCluster
+from tests.support.redis_server import RedisServer, free_port
 
 SECONDS = 1.5
 """How long an attack lasts."""

@@ -35,9 +35,9 @@ from limitgate import (
     limit,
 )
 from limitgate.fastapi import RateLimit
-from tests.doors import Wire, http_scope, wsgi_reply
 from tests.faults.link import Late, Link
-from tests.redis_server import RedisServer
+from tests.support.doors import Wire, http_scope, wsgi_reply
+from tests.support.redis_server import RedisServer
 
 TIMEOUT = 0.1
 """The default, in seconds."""

@@ -1,0 +1,309 @@
+"""What passes between an application and its server while a gate watches: messages of ASGI, calls and chunks of WSGI."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
+from contextlib import suppress
+from typing import IO, Any, TypeVar
+
+from limitgate.exchange.receive_buffer import Inbox
+from limitgate.gate.admission import Visit
+from limitgate.http.request import Scope
+from limitgate.http.response import Fields, Refusal, raw
+from limitgate.rules.decorators import seen_by_gate
+
+T = TypeVar("T")
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+OnDenied = Callable[[Scope, Receive, Send], Awaitable[None]]
+StartResponse = Callable[..., Callable[[bytes], object]]
+
+_STARTS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
+"""Messages that carry response headers."""
+_STATUSES = {"http.response.start": 200, "websocket.accept": 101, "websocket.http.response.start": 403, "websocket.close": 403}
+"""The status by the message that a response or handshake begins with, if it names none; servers make a 403 of a close."""
+_BEGINNINGS = frozenset(_STATUSES)
+_ENDS = frozenset({"http.disconnect", "websocket.disconnect"})
+"""Messages that say that the client has left."""
+_LASTS = frozenset({"http.response.body", "websocket.close"})
+"""Messages that may be the last of an application."""
+_BUFFERED = 65_536
+"""Bytes of a body that servers take without waiting for the client: asyncio's high-water mark."""
+_TRY_AGAIN_LATER = 1013
+"""The WebSocket close code of a server that is overloaded (IANA WebSocket Close Code Number Registry)."""
+
+
+class Exchange:
+    """One ASGI request: stands between the application and the server.
+
+    Adds rate fields to the response and notes its status, puts a refusal in the place of the application's answer, and has
+    every message over a WebSocket charged where a rule says so.
+    """
+
+    _is_closed = False
+    """Whether the application has nothing to say any more."""
+    _has_hung_up = False
+    """Whether the application has closed the WebSocket itself."""
+    _is_receiving = False
+    """Whether the application waits for a message, or has once given up to."""
+    _inbox: Inbox | None = None
+    """What the server said while the request waited for its turn."""
+    _weighed: tuple[Message, asyncio.Future[Refusal | None]] | None = None
+    """A message that the application does not have yet, and what becomes of it."""
+
+    def __init__(self, visit: Visit, scope: Scope, receive: Receive, send: Send, *, on_denied: OnDenied | None) -> None:
+        self._visit = visit
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._on_denied = on_denied
+
+    async def receive(self) -> Message:
+        """The next message from the server."""
+        if self._weighed is not None:  # nobody waited for it to the end
+            return await self._heard(*self._weighed)
+        self._is_receiving = True
+        message = await self._receive()
+        self._is_receiving = False
+        while self._is_closed and message["type"] == "websocket.receive":
+            message = await self._receive()  # it was on its way already when the WebSocket was closed
+        kind, messages = message["type"], self._visit.messages
+        if kind in _ENDS:
+            self._visit.client_left = True
+        elif messages is not None and kind == "websocket.receive" and not self._has_hung_up:
+            self._weighed = message, self._visit.gate.message(messages)
+            return await self._heard(*self._weighed)
+        return message
+
+    async def stays_until(self, turn: asyncio.Future[Any]) -> bool:
+        """Wait for a turn with an ear for the client. False if it left before."""
+        if self._is_receiving:  # some other task of the application hears of it
+            await asyncio.wait([turn])
+            return True
+        if self._inbox is None:
+            self._inbox = self._visit.inbox = Inbox(self._receive)
+            self._receive = self._inbox.receive
+        if await self._inbox.stays_until(turn):
+            return True
+        self._visit.client_left = True
+        if self._scope["type"] == "websocket" and not self._visit.has_begun:
+            self._is_closed = True
+            with suppress(OSError, RuntimeError):  # servers want a handshake to be answered, even if nobody is there
+                await self._send({"type": "websocket.close"})
+        return False
+
+    async def _heard(self, message: Message, weighing: asyncio.Future[Refusal | None]) -> Message:
+        """A message, once it is known that it may pass, else a disconnect. Who is cancelled meanwhile may ask for it again."""
+        try:
+            refusal = await asyncio.shield(weighing)
+        except Exception:
+            self._weighed = None
+            raise
+        self._weighed = None
+        if refusal is None or self._has_hung_up:
+            return message
+        self._is_closed = True
+        with suppress(OSError, RuntimeError):  # it is closed already: the client has left, or did not answer a ping
+            await self._close(refusal)
+        return {"type": "websocket.disconnect", "code": _TRY_AGAIN_LATER, "reason": refusal.reason}
+
+    async def send(self, message: Message) -> None:
+        """Pass a message of the application on, if it is to be passed on."""
+        visit, kind = self._visit, message["type"]
+        if kind in _BEGINNINGS and not visit.has_begun:
+            if visit.refusal is not None:
+                await self.refuse_late()
+                return
+            visit.begun(message.get("status") or _STATUSES[kind])
+            if visit.fields and kind in _STARTS:
+                message = {**message, "headers": [*(message.get("headers") or ()), *raw(visit.fields)]}
+            await self._send(message)
+            if visit.is_by_outcome and visit.may_be_wrong:  # a response may take long
+                await visit.gate.asettle(visit)
+            return
+        if self._is_closed:
+            if visit.refusal is None and kind != "websocket.close":
+                raise OSError("the WebSocket was closed, as its messages came too fast")
+            return  # it has been answered already
+        if kind == "websocket.close":
+            self._has_hung_up = True
+        is_last = kind in _LASTS and not message.get("more_body")
+        if is_last and visit.settlement.has_news:
+            await visit.gate.asettle(visit)  # whoever has the whole response is to find everything put right
+        if is_last and visit.has_slots:  # to send it may take long
+            await self._send_wholly(message)
+            visit.is_sent = True
+            await visit.gate.asettle(visit)
+        else:
+            await self._send(message)
+
+    async def _send_wholly(self, message: Message) -> None:
+        """Pass the last message on, and wait until the server has room again for another one.
+
+        Some servers, uvicorn for one, wait for a slow client only before they take the next message.
+        """
+        if len(message.get("body") or b"") > _BUFFERED:
+            await self._send({**message, "more_body": True})
+            message = {"type": message["type"], "body": b"", "more_body": False}
+        await self._send(message)
+
+    async def refuse_late(self) -> bool:
+        """Answer in the application's place if a limit that it has asked for itself refuses, and nothing else was answered."""
+        refusal = self._visit.refusal
+        if refusal is None or self._visit.has_begun:
+            return False
+        if not (self._is_closed or self._visit.client_left):
+            await self.refuse(refusal)
+        return True
+
+    async def turn_away(self, refusal: Refusal) -> None:
+        """Answer a request that the application never hears of."""
+        if self._scope["type"] == "websocket":
+            await self._receive()
+        await self.refuse(refusal)
+        self._visit.end()
+
+    async def refuse(self, refusal: Refusal) -> None:
+        """Answer in the application's place."""
+        self._is_closed = True
+        self._scope["limitgate"] = self._visit.decision
+        kind = "http.response"
+        if self._scope["type"] == "websocket":
+            kind = "websocket.http.response"
+            if kind not in (self._scope.get("extensions") or {}):
+                await self._close(refusal)
+                return
+        elif self._on_denied is not None and refusal.status == 429:
+            await self._on_denied(self._scope, self._receive, self._sending(refusal.waiting))
+            return
+        headers = refusal.raw + raw(self._visit.fields)
+        await self._send({"type": f"{kind}.start", "status": refusal.status, "headers": headers})
+        await self._send({"type": f"{kind}.body", "body": b"" if self._scope.get("method") == "HEAD" else refusal.body})
+
+    def _sending(self, unless_set: Fields) -> Send:
+        """``send`` that adds rate fields to what starts a response, and other fields where there are none yet."""
+
+        async def send(message: Message) -> None:
+            if message["type"] in _STARTS:
+                headers = list(message.get("headers") or ())
+                present = {bytes(name).lower() for name, _ in headers}
+                missing = [field for field in raw(unless_set) if field[0] not in present]
+                message = {**message, "headers": [*headers, *missing, *raw(self._visit.fields)]}
+            await self._send(message)
+
+        return send
+
+    async def _close(self, refusal: Refusal) -> None:
+        await self._send({"type": "websocket.close", "code": _TRY_AGAIN_LATER, "reason": refusal.reason})
+
+
+class Upload:
+    """The body of a WSGI request, with an eye on whether the client breaks it off."""
+
+    def __init__(self, stream: IO[bytes], visit: Visit) -> None:
+        self._stream = stream
+        self._visit = visit
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.readline, b"")
+
+    def read(self, *size: int) -> bytes:
+        """Read as the server's stream does."""
+        return self._noting(self._stream.read, *size)
+
+    def readline(self, *size: int) -> bytes:
+        """Read a line as the server's stream does."""
+        return self._noting(self._stream.readline, *size)
+
+    def readlines(self, *hint: int) -> list[bytes]:
+        """Read lines as the server's stream does."""
+        return self._noting(self._stream.readlines, *hint)
+
+    def _noting(self, read: Callable[..., T], *given: int) -> T:
+        try:
+            return read(*given)
+        except OSError:
+            self._visit.client_left = True
+            raise
+
+
+class Body:
+    """The chunks of a WSGI response, which may be all of the application that has yet to run.
+
+    What is known to be charged wrongly is put right at the end of the chunks, and when they are closed: not every server, and
+    hardly a test client, closes them, but what runs then may still say what the request has cost.
+    """
+
+    def __init__(self, chunks: Iterable[bytes], visit: Visit) -> None:
+        self._chunks: Any = chunks
+        self._iterator: Iterator[bytes] | None = None
+        self._visit = visit
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        token = seen_by_gate.set(self._visit.seen)
+        try:
+            if self._iterator is None:
+                self._iterator = iter(self._chunks)
+            return next(self._iterator)
+        except StopIteration:
+            self._visit.is_sent = True
+            settle(self._visit)
+            raise
+        except Exception:
+            self._visit.failed()
+            raise
+        finally:
+            seen_by_gate.reset(token)
+
+    def close(self) -> None:
+        """The server is done with it."""
+        try:
+            getattr(self._chunks, "close", bool)()
+        finally:
+            end(self._visit)
+
+
+class SizedBody(Body):
+    """The chunks of a WSGI response whose number is known, which is all that servers want to know besides."""
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+
+def settle(visit: Visit) -> None:
+    """Put right what is known to be charged wrongly by now."""
+    if visit.may_be_wrong:
+        visit.gate.settle(visit)
+
+
+def end(visit: Visit) -> None:
+    """The application has nothing more to do."""
+    if visit.end():
+        visit.gate.settle(visit)
+
+
+def starting(visit: Visit, start_response: StartResponse, unless_set: Fields = []) -> StartResponse:  # noqa: B006
+    """``start_response`` that adds rate fields, and those in ``unless_set`` where there are none yet; notes the status."""
+
+    def start(status: str, headers: Fields, *exc_info: Any) -> Callable[[bytes], object]:
+        present = {name.lower() for name, _ in headers} if unless_set else ()
+        missing = [field for field in unless_set if field[0].lower() not in present]
+        write = start_response(status, [*headers, *missing, *visit.fields], *exc_info)
+        visit.begun(_code(status))
+        return write
+
+    return start
+
+
+def _code(status: str) -> int | None:
+    """The number that a status line begins with; None if it is none."""
+    code = status[:3]
+    return int(code) if code.isdecimal() else None

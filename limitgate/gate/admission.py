@@ -1,0 +1,185 @@
+"""A request on its way through a gate: what has been decided about it so far, and what was taken for it."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import Any, NamedTuple
+
+from limitgate.gate.flow import Budget
+from limitgate.gate.planner import Considered
+from limitgate.http.request import Request
+from limitgate.http.response import Fields, Refusal, unavailable
+from limitgate.limits.decision import Decision, Settlement
+from limitgate.limits.plan import Plan, Reading
+from limitgate.rules.callers import Caller
+from limitgate.rules.decorators import Mark
+
+VISIT = "limitgate.visit"
+"""Where the visit is found in a scope or environ; None where the gate is switched off."""
+
+
+class Taken(NamedTuple):
+    """Something that was taken for a request."""
+
+    considered: Considered
+    plan: Plan
+    """What was taken; a part of what was considered where the store failed for the rest."""
+    reading: Reading
+    here: bool = False
+    """Whether this process decided, as the store had failed."""
+
+    def having_cost(self, costs: Sequence[int]) -> Taken:
+        """The same with other costs of its charges."""
+        charges = tuple([charge._replace(cost=cost) for charge, cost in zip(self.plan.charges, costs)])
+        return self._replace(plan=self.plan._replace(charges=charges))
+
+
+class Turn(NamedTuple):
+    """A turn that was booked, which is yet to come."""
+
+    due: int
+    """When it comes by the store's clock, Unix µs."""
+    at: float
+    """When it comes by this process' monotonic clock, in seconds."""
+    taken: tuple[Taken, ...]
+    """What was booked for it."""
+
+
+class Wrong(NamedTuple):
+    """Something that was charged otherwise than it should have been."""
+
+    taken: Taken
+    costs: Sequence[int]
+    """What each of its charges should have been."""
+
+
+class Visit:
+    """A request on its way: what the door does with it, and what the gate remembers of it until it is over."""
+
+    decision: Decision | None = None
+    """None where no rule applies."""
+    refusal: Refusal | None = None
+    """The response to send instead of the application's; None to let the request pass."""
+    messages: Considered | None = None
+    """What each message over a WebSocket is to be charged, None for nothing."""
+    has_begun = False
+    """Whether a response has begun, so that it is too late to refuse."""
+    client_left = False
+    """Whether the client is known to have hung up; what is answered then is no outcome."""
+    status: int | None = None
+    """That of the response, None as long as there is none, or none that the client waited for."""
+    taken: tuple[Taken, ...] = ()
+    """What was taken for it so far."""
+    is_by_outcome = False
+    """Whether some of that is charged by the outcome only."""
+    has_slots = False
+    """Whether some of that are places for requests in flight, which it keeps until it is over."""
+    is_sent = False
+    """Whether the application has given all of its response, so that it is in flight no longer."""
+    turn: Turn | None = None
+    """What it has to wait for before it goes on; what was booked for that is not yet among what was taken."""
+    inbox: Any = None
+    """What the server said while it waited, to be closed when it is over; None if it did not wait."""
+    listener: Any = None
+    """Whatever hears that a client leaves while it waits, see `Exchange.stays_until`; None where nobody does."""
+
+    _settled_by: int | None = None
+    """The status by which charges were put right the last time."""
+
+    def __init__(self, gate: Any, request: Request, identified: Caller | None, seen: Container[Mark], budget: Budget) -> None:
+        self.gate = gate
+        """The `Gate` that it is a visit to."""
+        self.request = request
+        """Gone once it is over."""
+        self.identified = identified
+        self.seen = seen
+        """The decorators that were taken into account."""
+        self.fields: Fields = []
+        """Rate fields for whatever response is sent."""
+        self.settlement = Settlement()
+        self.budget = budget
+        """How long it may still wait for the store."""
+
+    def begun(self, status: int | None) -> None:
+        """A response has begun with this status, None if it is none."""
+        self.has_begun, self.status = True, None if self.client_left else status
+
+    def failed(self) -> None:
+        """The application has raised an error: the response is a 500 if there is none yet, and somebody to send it to."""
+        if not (self.has_begun or self.client_left):
+            self.status = 500
+
+    def end(self) -> bool:
+        """The request is over: nothing more can be said about it. Returns whether something may still have to be put right."""
+        self.settlement.is_over = self.is_sent = True
+        vars(self).pop("request", None)  # a WSGI environ has this visit in it
+        self.listener = None  # so has an exchange
+        if self.inbox is not None:
+            self.inbox.close()
+        return self.may_be_wrong
+
+    def had_turn(self, turn: Turn, *, stays: bool) -> None:
+        """Its turn has come, or it was given up: then the request is refused, as if it had never come."""
+        self.taken += turn.taken
+        if not stays:
+            self.refusal = unavailable()
+
+    def abandon(self) -> None:
+        """Nobody can be asked any more to put anything right, so what was charged stays."""
+        self.taken = ()
+        self.has_slots = False
+
+    @property
+    def is_undone(self) -> bool:
+        """Whether it is refused, as if it had never come; not where that is too late, as a response has begun already."""
+        return self.refusal is not None and not self.has_begun
+
+    @property
+    def has_to_give_back(self) -> bool:
+        """Whether something was taken for it that it must not keep."""
+        return bool(self.taken) and (self.is_undone or (self.has_slots and self.is_sent))
+
+    @property
+    def may_be_wrong(self) -> bool:
+        """Whether by what is known now something may have been charged that should not have been, or too little."""
+        if not (self.settlement.has_news or self.is_by_outcome or self.refusal or self.has_slots):
+            return False  # almost all requests
+        return self.has_to_give_back or (
+            bool(self.taken) and (self.settlement.has_news or (self.is_by_outcome and self.status != self._settled_by))
+        )
+
+    def wrong(self) -> list[Wrong]:
+        """What was charged otherwise than it should have been, by what is known now. From now on it counts as put right."""
+        self.settlement.has_news = False
+        self._settled_by = self.status
+        bounds = [bound for taken in self.taken for bound in taken.considered.bounds]
+        any_has_own_cost = any(bound.rule.has_own_cost for bound in bounds)
+        wrong, right = [], []
+        for taken in self.taken:
+            costs = self._costs(taken, any_has_own_cost=any_has_own_cost)
+            if costs != [charge.cost for charge in taken.plan.charges]:
+                wrong.append(Wrong(taken, costs))
+                taken = taken.having_cost(costs)  # noqa: PLW2901
+            right.append(taken)
+        self.taken = () if self.is_undone else tuple(right)
+        self.has_slots = self.has_slots and not (self.is_undone or self.is_sent)
+        return wrong
+
+    def _costs(self, taken: Taken, *, any_has_own_cost: bool) -> list[int]:
+        """What each charge of what was taken should have been."""
+        if self.is_undone:
+            return [0] * len(taken.plan.charges)
+        told, status = self.settlement.costs, self.status
+        considered = taken.considered
+        asked = zip(considered.plan.charges if considered.plan else (), considered.bounds)
+        costs = {}
+        for charge, bound in asked:
+            rule = bound.rule
+            if charge.windows.has_slots:
+                costs[charge.key] = 0 if self.is_sent else charge.cost
+            elif rule.charge_if and status is not None and not rule.charge_if.counts(status):
+                costs[charge.key] = 0
+            else:
+                unnamed = told.get(None, charge.cost) if rule.has_own_cost or not any_has_own_cost else charge.cost
+                costs[charge.key] = told.get(rule.name, unnamed)
+        return [costs[charge.key] for charge in taken.plan.charges]

@@ -1,0 +1,124 @@
+"""What both doors do when they are built: read the options, load the rules, open the store, make the gate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
+
+from limitgate.diagnostics import Diagnosis, clock_comparison
+from limitgate.gate.cardinality import Newcomers
+from limitgate.gate.gate import Gate
+from limitgate.gate.identity import Identities
+from limitgate.gate.planner import Planner
+from limitgate.http.client_ip import Proxies
+from limitgate.limits.priority import RESERVES
+from limitgate.routes import Routes
+from limitgate.rules import lint
+from limitgate.rules.files import rules_of
+from limitgate.rules.rule import OnError, Rule, RuleSet
+from limitgate.rules.settings import Settings, warn_about_environment
+from limitgate.stores import MemoryStore, Opener, opened
+
+Store = TypeVar("Store")
+Identify = TypeVar("Identify")
+Refuser = TypeVar("Refuser")
+
+
+class Options(TypedDict, Generic[Store, Identify, Refuser], total=False):
+    """The options of a door; `Settings` says what each means. What is left out comes from ``LIMITGATE_*``.
+
+    Each door has its own kind of store, of ``identify`` and of ``on_denied``.
+    """
+
+    enabled: bool
+    rules: str | Path | Iterable[Rule] | RuleSet
+    store: str | Store
+    on_error: OnError
+    processes: int
+    timeout: float
+    trusted_proxies: Sequence[str]
+    forwarded_header: str
+    ipv6_prefix: int
+    api_key_header: str
+    identify: Identify | None
+    headers: Sequence[str]
+    shadow: bool
+    strict: bool
+    on_denied: Refuser | None
+    new_buckets: int
+    key_prefix: str
+    secret: str | None
+
+
+class Front(NamedTuple):
+    """A door's gate and what else it needs to know."""
+
+    gate: Gate | None
+    """None where LimitGate is switched off."""
+    on_denied: Callable[..., Any] | None
+    owns_store: bool
+    """Whether the store was opened here, and so is to be closed here."""
+
+
+def open_front(routes: Routes, open_store: Opener[Any], **options: Unpack[Options[Any, Any, Any]]) -> Front:
+    """Set up what a door needs. Raises `ConfigError` for any mistake, `TypeError` for an unknown option."""
+    settings = Settings(**options)
+    if not settings.enabled:
+        return Front(None, None, owns_store=False)
+    warn_about_environment(settings.store)
+    owns_store = isinstance(settings.store, str)
+    proxies = Proxies(settings.trusted_proxies, settings.forwarded_header)
+    rules = rules_of(settings.rules)
+    _review(rules, proxies, identifies=settings.identify is not None)
+    identities = Identities(
+        rules.callers,
+        proxies,
+        rules.tiers,
+        identifies=settings.identify is not None,
+        api_key_header=settings.api_key_header,
+        ipv6_prefix=settings.ipv6_prefix,
+    )
+    planner = Planner(
+        rules,
+        routes,
+        identities,
+        key_prefix=settings.key_prefix,
+        secret=settings.secret.get_secret_value().encode() if settings.secret else b"",
+        shadow=settings.shadow,
+        strict=settings.strict,
+        newcomers=Newcomers(settings.new_buckets, time.monotonic) if settings.new_buckets else None,
+    )
+    store = opened(settings.store, open_store)
+    gate = Gate(
+        planner,
+        store,
+        proxies.client,
+        timeout=settings.timeout,
+        on_error=settings.on_error,
+        processes=settings.processes,
+        styles=settings.headers,
+        identify=settings.identify,
+        compare_clocks=clock_comparison(time.time, settings.timeout) if _has_own_clock(store) else None,
+    )
+    return Front(gate, settings.on_denied, owns_store)
+
+
+def _review(rules: RuleSet, proxies: Proxies, *, identifies: bool) -> None:
+    """Tell what is odd about who is trusted, and about the rules as a whole."""
+    for internet in proxies.trust_everybody:
+        Diagnosis.TRUSTS_ALL.log(internet)
+    known = rules.tiers.keys() if identifies else rules.callers.tiers(by_header=proxies.trust_anybody)
+    for tier in lint.tiers_of_nobody(rules, known):
+        Diagnosis.TIER_OF_NOBODY.log(tier)
+    for rule, exempt in lint.shadowed(rules, known):
+        Diagnosis.SHADOWED.log(rule.name, exempt.name)
+    priorities = RESERVES.keys() if identifies else rules.callers.priorities(by_header=proxies.trust_anybody)
+    for name in lint.reserves_of_nobody(rules, priorities):
+        Diagnosis.RESERVE_OF_NOBODY.log(name)
+
+
+def _has_own_clock(store: object) -> bool:
+    """Whether a store goes by a clock that may be another machine's: it counts how often that stepped back."""
+    return hasattr(store, "clock_steps") and not isinstance(store, MemoryStore)

@@ -1,0 +1,122 @@
+"""Who asks: the caller behind a request, its tier, and whether its API key is one to go by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+
+from limitgate.http.client_ip import Proxies, grouped
+from limitgate.http.request import Request
+from limitgate.limits.priority import NORMAL, Priority
+from limitgate.rules.callers import DEFAULT_TIER, Caller, Callers
+
+
+class Subject:
+    """Who asks for what, as far as keys can tell one from another."""
+
+    __slots__ = ("_fields", "_identities", "caller", "request", "route", "tier")
+
+    def __init__(self, request: Request, caller: Caller | None, tier: str, identities: Identities) -> None:
+        self.request = request
+        self.caller = caller
+        self.tier = tier
+        """The tier whose rules apply."""
+        self.route: str | None = None
+        """The template of the framework's route, None where it is not known."""
+        self._identities = identities
+        self._fields: dict[str, str] = {}
+
+    def field(self, label: str, read: Callable[[Subject], str]) -> str:
+        """The field of a key's text that ``read`` makes of this subject for a label, made once for all keys."""
+        field = self._fields.get(label)
+        if field is None:
+            field = self._fields[label] = read(self)
+        return field
+
+    @property
+    def api_key(self) -> str | None:
+        """What stands for the caller's API key; None if there is no key, or none to go by."""
+        return self._identities.api_key(self)
+
+    @property
+    def is_real(self) -> bool:
+        """Whether what it sends is taken for real: it is a known caller, or a client in ``trusted_proxies``."""
+        return self.caller is not None or self._identities.trust(self.request.client)
+
+    @property
+    def priority(self) -> Priority:
+        """That of the caller."""
+        return self.caller.priority if self.caller else NORMAL
+
+    def address(self) -> str | None:
+        """What the client is counted as by address, None without a peer address."""
+        client = self.request.client
+        return None if client is None else grouped(client, self._identities.ipv6_prefix)
+
+
+class Identities:
+    """Finds out who asks.
+
+    Listed callers prove themselves by an API key or, where they or their proxy are trusted, by headers; ``identifies`` says
+    whether the application names callers itself. A caller of a tier outside of ``tiers`` gets the default rules.
+    """
+
+    def __init__(
+        self,
+        callers: Callers,
+        proxies: Proxies,
+        tiers: Container[str],
+        *,
+        identifies: bool,
+        api_key_header: str,
+        ipv6_prefix: int,
+    ) -> None:
+        self.ipv6_prefix = ipv6_prefix
+        self._callers = callers
+        self._proxies = proxies
+        self._tiers = tiers
+        self._identifies = identifies
+        self._api_key_header = api_key_header.lower()
+
+    @property
+    def vouch_for_keys(self) -> bool:
+        """Whether an API key that anybody could have invented is told from a real one."""
+        return self._callers.list_keys or self._identifies
+
+    def trust(self, client: str | None) -> bool:
+        """Whether the headers of a client are believed."""
+        return self._proxies.trust(client)
+
+    def subject(self, request: Request, identified: Caller | None) -> Subject:
+        """Who asks, given the caller that the application has named, if any."""
+        caller = identified
+        if caller is not None and not isinstance(caller, Caller):
+            raise TypeError(f"identify gave a {type(caller).__name__}, expected a Caller or None")
+        if caller is None and self._callers:
+            caller = self._with_key(request) or self._callers.with_headers(request, self._proxies)
+        tier = caller.tier if caller is not None and caller.tier in self._tiers else DEFAULT_TIER
+        return Subject(request, caller, tier, self)
+
+    def api_key(self, subject: Subject) -> str | None:
+        """What stands for the API key of a request.
+
+        Where keys are listed, a key that is not counts as none. Where the application names callers, a caller's key is no
+        more than the caller, so that nobody gets another bucket by sending another key. Otherwise every key is taken.
+        """
+        presented = self._presented(subject.request)
+        if presented is None:
+            return None
+        if self._callers.list_keys:
+            return self._callers.listed_key(presented)
+        if self._identifies:
+            return subject.caller.id if subject.caller else None
+        return presented
+
+    def _with_key(self, request: Request) -> Caller | None:
+        presented = self._presented(request) if self._callers.list_keys else None
+        return None if presented is None else self._callers.with_key(presented)
+
+    def _presented(self, request: Request) -> str | None:
+        value = request.headers.identity(self._api_key_header)
+        if self._api_key_header == "authorization":
+            value = value[7:].strip() if value[:7].lower() == "bearer " else ""
+        return value or None

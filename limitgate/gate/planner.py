@@ -1,0 +1,306 @@
+"""From a request to a plan: which rules apply, which buckets they mean, what each would be charged. Pure, compiled at start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Sequence
+from functools import lru_cache, partial
+from operator import itemgetter
+from typing import NamedTuple
+
+from limitgate.diagnostics import Diagnosis, Once
+from limitgate.errors import ConfigError
+from limitgate.gate.cardinality import Newcomers
+from limitgate.gate.identity import Identities, Subject
+from limitgate.http.paths import PathIndex, Reach, beyond, segments
+from limitgate.http.request import Request
+from limitgate.keys import Key, Value, given, overflow
+from limitgate.limits.plan import Charge, Plan
+from limitgate.limits.priority import NORMAL, Priority
+from limitgate.routes import Routes, mounts_of
+from limitgate.rules.callers import Caller
+from limitgate.rules.decorators import EVERYTHING, Mark, seen_by_gate
+from limitgate.rules.lint import overshooting
+from limitgate.rules.rule import Rule, RuleSet
+
+_PATHS, _SHORT = 512, 200
+"""Paths that a planner remembers the rules of, and the characters of one that it remembers: clients choose both."""
+_PLANS, _CHARGES = 8192, 32_768
+"""Plans that a planner remembers, and the charges in them if every rule of a tier applied: about half a kilobyte each."""
+_LONG = 250
+"""Characters for each key of a plan from which on it is not remembered: clients choose them."""
+
+
+Ask = tuple[str, int, Priority]
+"""What a request asks of a rule: the text of its bucket's key, the cost, and the priority where that matters, else normal."""
+
+
+class Bound:
+    """A rule made ready: its key compiled, its windows at hand."""
+
+    __slots__ = (
+        "_ahead",
+        "_cost",
+        "_is_graded",
+        "_is_inventable",
+        "_key",
+        "_newcomers",
+        "_owner",
+        "_prefix",
+        "binding",
+        "rule",
+    )
+
+    def __init__(
+        self,
+        rule: Rule,
+        kind: str,
+        *,
+        key_prefix: str,
+        secret: bytes,
+        shadow: bool,
+        newcomers: Newcomers | None,
+        inventable: Callable[[str], bool],
+    ) -> None:
+        self.rule = rule
+        self._owner = f"{kind} {rule.name}"
+        self._key = Key(rule.key, self._owner, rule.path, secret, inventable)
+        self._newcomers = newcomers
+        self._is_inventable = self._key.is_inventable
+        self.binding = not (shadow or rule.shadow)
+        self._prefix = f"{key_prefix}:{rule.name}:"
+        self._ahead = rule.ahead
+        self._cost = None if callable(rule.cost) else rule.cost
+        self._is_graded = rule.reserve is not None
+
+    def ask(self, subject: Subject, values: Sequence[Value] = ()) -> Ask:
+        """What a request of this subject asks of this rule."""
+        cost = self.rule.cost_of(subject.request) if self._cost is None else self._cost
+        text, is_inventable = self._key.text(subject), self._is_inventable
+        if values:
+            text += given(values, subject)
+            is_inventable = is_inventable or any(value.is_inventable for value in values)
+        newcomers = self._newcomers
+        if is_inventable and newcomers is not None and not newcomers.know((self._owner, text)):
+            text = self._opened(newcomers, text, subject, values)
+        return (text, cost, subject.priority) if self._is_graded else (text, cost, NORMAL)
+
+    def charges(self, text: str, cost: int, priority: Priority) -> list[Charge]:
+        """The charges for what was asked, one for each bucket."""
+        key, binding, name = self._prefix + self._key.digest(text), self.binding, self.rule.name
+        buckets = [(each, min(cost, 1) if each.has_slots else cost) for each in self.rule.buckets_for(priority)]
+        return [Charge(key + windows.suffix, windows, cost, binding, name, ahead=self._ahead) for windows, cost in buckets]
+
+    def _opened(self, newcomers: Newcomers, text: str, subject: Subject, values: Sequence[Value]) -> str:
+        """The text of a bucket that was not known; of its source's overflow bucket where that has opened too many."""
+        bucket = self._owner, text
+        is_given = any(value.is_inventable and value.text for value in values)
+        if not (self._key.is_invented(subject) or (is_given and not subject.is_real)):
+            newcomers.note(bucket)
+            return text
+        source = subject.address()
+        return text if newcomers.open(bucket, source, self.rule.name) else overflow(source)
+
+
+Asked = tuple[Rule, Sequence[Value]]
+"""A rule that is weighed while a request is under way, and the further parts of its key."""
+
+
+class Considered(NamedTuple):
+    """What the planner made of a request."""
+
+    plan: Plan | None
+    """None where no rule applies."""
+    bounds: Sequence[Bound]
+    """The rules behind the plan's charges, in their order."""
+    seen: Container[Mark]
+    """The decorators that were taken into account."""
+    is_by_outcome: bool = False
+    """Whether a rule is charged by the outcome."""
+    messages: Considered | None = None
+    """What each message over a WebSocket is to be charged, None for nothing."""
+    has_slots: bool = False
+    """Whether it takes places for requests in flight, which have to be given back."""
+
+    def named(self) -> Considered:
+        """The same with names for the slots that one request takes."""
+        return self._replace(plan=self.plan.named()) if self.plan else self
+
+
+UNLIMITED = Considered(None, (), EVERYTHING)
+"""No rule applies, and none of the decorators either."""
+
+
+def _charging(bounds: tuple[Bound, ...], asked: tuple[Ask, ...]) -> Considered:
+    """The plan that charges what is asked of each rule; made once for requests that ask the same."""
+    charges = [(bound, charge) for bound, ask in zip(bounds, asked) for charge in bound.charges(*ask)]
+    by_outcome = any(bound.rule.charge_if for bound in bounds)
+    has_slots = any(charge.windows.has_slots for _, charge in charges)
+    plan, bounds = Plan(tuple([charge for _, charge in charges])), tuple([bound for bound, _ in charges])
+    return Considered(plan, bounds, (), by_outcome, has_slots=has_slots)
+
+
+def _in_order(found: Iterable[tuple[int, Bound]]) -> list[Bound]:
+    """Rules in the order of their places."""
+    return [bound for _, bound in sorted(found, key=itemgetter(0))]
+
+
+class Planner:
+    """Makes plans for the requests that come through one gate."""
+
+    def __init__(
+        self,
+        rules: RuleSet,
+        routes: Routes,
+        identities: Identities,
+        *,
+        key_prefix: str,
+        secret: bytes,
+        shadow: bool,
+        strict: bool = False,
+        newcomers: Newcomers | None = None,
+    ) -> None:
+        self.newcomers = newcomers
+        """Counts the buckets that each source opens, None where nobody does."""
+        self._routes = routes
+        self._identities = identities
+        self._bind = partial(
+            Bound, key_prefix=key_prefix, secret=secret, shadow=shadow, newcomers=newcomers, inventable=self._is_inventable
+        )
+        self._rules_of = lru_cache(maxsize=_PATHS)(self._find_rules)
+        most = max(map(len, rules.tiers.values()), default=0)
+        self._remembered = lru_cache(maxsize=min(_PLANS, _CHARGES // (most + 1)))(_charging)
+        self._decorated: dict[int, Bound] = {}
+        self._tiers = {tier: self._index(of_tier, exempt=False) for tier, of_tier in rules.tiers.items()}
+        self._exempt = {tier: self._index(of_tier, exempt=True) for tier, of_tier in rules.tiers.items()}
+        self._every = {tier: _in_order(index.values()) for tier, index in self._tiers.items()}
+        every = list({id(rule): rule for of_tier in rules.tiers.values() for rule in of_tier}.values())
+        self._exempts = any(rule.exempt for rule in every)
+        self._reach = Reach.of([segments(rule.path) for rule in every])
+        self._count_messages = any(rule.per == "message" for rule in every)
+        self._asks_route = any(rule.key_asks("path") for rule in every)
+        self._strict = strict
+        self._unlisted = Once(Diagnosis.UNLISTED_KEYS)
+        for rule in every:
+            self._review(rule)
+
+    def plan(self, request: Request, identified: Caller | None) -> Considered:
+        """The plan for a request from the caller that ``identify`` found, if any."""
+        if request.method == "OPTIONS" and request.is_preflight:
+            return UNLIMITED
+        subject = self._identities.subject(request, identified)
+        bounds = self._applying(subject.tier, request.method, request.sent, request.root)
+        if bounds is None:
+            return UNLIMITED
+        marks: tuple[Mark, ...] = ()
+        if self._routes.decorated() or (self._asks_route and bounds):
+            route = self._routes.find(request)
+            if route is not None:
+                subject.route, marks = route.template, route.marks
+                bounds += self._bound_marks(marks, request)
+        if "exempt" in marks:
+            return UNLIMITED
+        messages: tuple[Bound, ...] = ()
+        if self._count_messages or marks:
+            messages = tuple([bound for bound in bounds if bound.rule.per == "message"])
+            bounds = tuple([bound for bound in bounds if bound.rule.per == "request"])
+        considered = self._charged(bounds, subject) if bounds else Considered(None, (), marks)
+        if messages and request.is_websocket:
+            return considered._replace(seen=marks, messages=self._charged(messages, subject))
+        return considered._replace(seen=marks) if marks else considered
+
+    def further(self, request: Request, identified: Caller | None, asked: Sequence[Asked]) -> Considered:
+        """The plan for rules that are weighed while a request is under way."""
+        subject = self._identities.subject(request, identified)
+        applying = [(rule, values) for rule, values in asked if rule.applies_to(request.method)]
+        if any(rule.key_asks("path") for rule, _ in applying):
+            route = self._routes.find(request)
+            subject.route = route.template if route else None
+        bounds = tuple([self._bound(rule) for rule, _ in applying])
+        if not bounds:
+            return Considered(None, (), ())
+        found = self._charging(bounds, [bound.ask(subject, values) for bound, (_, values) in zip(bounds, applying)])
+        return found.named() if found.has_slots else found
+
+    def _charged(self, bounds: tuple[Bound, ...], subject: Subject) -> Considered:
+        found = self._charging(bounds, [bound.ask(subject) for bound in bounds])
+        return found.named() if found.has_slots else found
+
+    def _charging(self, bounds: tuple[Bound, ...], asked: list[Ask]) -> Considered:
+        """The plan that charges what is asked of each rule, remembered unless its keys are long."""
+        length = 0
+        for text, _, _ in asked:
+            length += len(text)
+        return (self._remembered if length < _LONG * len(asked) else _charging)(bounds, tuple(asked))
+
+    def _index(self, rules: Sequence[Rule], *, exempt: bool) -> PathIndex[tuple[int, Bound]]:
+        """The rules of a tier that are exempt, or those that are not, by path and with their places in the tier."""
+        index: PathIndex[tuple[int, Bound]] = PathIndex()
+        for place, rule in enumerate(rules):
+            if rule.exempt is exempt:
+                index.add(segments(rule.path), (place, self._bind(rule, "rule")))
+        return index
+
+    def _applying(self, tier: str, method: str, sent: str, root: str) -> tuple[Bound, ...] | None:
+        """The rules of a tier that apply to a path, in the order they were written; None where it is exempt."""
+        find = self._rules_of if len(method) + len(sent) + len(root) <= _SHORT else self._find_rules
+        return find(tier, method, sent, root)
+
+    def _find_rules(self, tier: str, method: str, sent: str, root: str) -> tuple[Bound, ...] | None:
+        paths = self._reach.readings(sent, root)
+        if paths is None:
+            return self._for_any_path(tier, method)
+        if mounts := mounts_of(self._routes):
+            paths = (*paths, *beyond(mounts, paths))
+        if self._exempts and self._is_exempt(tier, method, paths):
+            return None
+        return self._matching(tier, method, paths)
+
+    def _for_any_path(self, tier: str, method: str) -> tuple[Bound, ...]:
+        """All rules of a tier that are for a method, but for exempt ones: those of a path that may be any."""
+        return tuple([bound for bound in self._every[tier] if bound.rule.applies_to(method)])
+
+    def _is_exempt(self, tier: str, method: str, paths: Sequence[str]) -> bool:
+        """Whether exempt rules cover every reading of the path: one that may be read otherwise is not let off."""
+        index = self._exempt[tier]
+        return all(any(bound.rule.applies_to(method) for _, bound in index.find(path)) for path in paths)
+
+    def _matching(self, tier: str, method: str, paths: Sequence[str]) -> tuple[Bound, ...]:
+        """The rules of a tier that apply to any reading of the path, in the order they were written."""
+        index = self._tiers[tier]
+        found = index.find(paths[0])
+        for other in paths[1:]:
+            found += [entry for entry in index.find(other) if entry not in found]
+        return tuple([bound for bound in _in_order(found) if bound.rule.applies_to(method)])
+
+    def _bound_marks(self, marks: Sequence[Mark], request: Request) -> tuple[Bound, ...]:
+        """The decorators that apply to a request, but for those that a gate around this one has weighed for it."""
+        bounds: list[Bound] = []
+        seen = seen_by_gate.get() if request.passed_a_gate else None
+        weighed = seen if isinstance(seen, tuple) else ()
+        for rule in marks:
+            if isinstance(rule, Rule) and rule.applies_to(request.method) and rule not in weighed:
+                if rule.per == "message" and not request.is_websocket:
+                    raise ConfigError(f"limit {rule.name!r} is per message, expected it on a WebSocket endpoint only")
+                if any(bound.rule.name == rule.name for bound in bounds):
+                    raise ConfigError(f"limit {rule.name!r} applies twice to one request, expected different names")
+                bounds.append(self._bound(rule))
+        return tuple(bounds)
+
+    def _bound(self, rule: Rule) -> Bound:
+        """A rule that is not from the rule set, made ready when it is first met."""
+        bound = self._decorated.get(id(rule))
+        if bound is None:
+            bound = self._decorated[id(rule)] = self._bind(rule, "limit")
+            self._review(rule)
+        return bound
+
+    def _is_inventable(self, label: str) -> bool:
+        """Whether a client may make up values of a key's part. Methods are no such part: invented ones are all one."""
+        return label == "host" or label.startswith("header:") or (label == "api_key" and not self._identities.vouch_for_keys)
+
+    def _review(self, rule: Rule) -> None:
+        """Tell what is odd about a rule by itself."""
+        if rule.key_asks("api_key") and not self._identities.vouch_for_keys:
+            self._unlisted.log(rule.name)
+        for limit, most, burst in overshooting(rule) if self._strict else ():
+            Diagnosis.OVERSHOOTS.log(rule.name, limit, most, burst, limit.count)

@@ -1,0 +1,366 @@
+"""What this process holds of places for requests in flight, and renews in time: see limitgate/algorithms/concurrency.py.
+
+While anything is held there is a timer in each event loop that holds something, or a thread for all threads, and every `RENEW`
+seconds it renews all that is held there, in calls that they share. It also gives back what may have been taken or kept without
+anybody knowing, as the store did not answer, and what was held for somebody who has gone without a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from contextvars import Context
+from itertools import count
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+from weakref import WeakSet, ref
+
+from limitgate.algorithms import concurrency
+from limitgate.errors import StoreError
+from limitgate.forking import begin_anew_in_children
+from limitgate.gate.flow import Steps, atake, take
+from limitgate.limits.plan import Charge, Lease, Plan, Reading
+from limitgate.own_errors import own_error, survived
+from limitgate.stores.redis.aio.loop_end import begin
+from limitgate.stores.redis.replies import calls_of
+
+log = logging.getLogger("limitgate")
+
+RENEW = 10.0
+"""Seconds after which what is held is renewed: it outlasts two renewals that fail."""
+AGAIN = 1.0
+"""Seconds after which what has failed is tried again."""
+SOON = 0.05
+"""Seconds after which what was abandoned is given back, together with what else is by then."""
+MAX_DOUBTS = 1_000
+"""Slots that are given back later, at most; where there are more of them they end by themselves."""
+
+
+class _Held(NamedTuple):
+    charges: Sequence[Charge]
+    holder: ref[object]
+    """Who gives them back; gone where that was forgotten."""
+
+
+class _Doubt(NamedTuple):
+    charge: Charge
+    """What gives back."""
+    until: float
+    """When it is of no more use, on the monotonic clock in seconds."""
+
+
+class _Keeper:
+    """What is held in one event loop, or by all threads. Safe for threads."""
+
+    def __init__(self, holding: Holding) -> None:
+        self.holding = holding
+        self.held: dict[int, _Held] = {}
+        """By the names of the slots."""
+        self.doubts: dict[tuple[str, int], _Doubt] = {}
+        """What has yet to be given back, by bucket and name."""
+        self.rings_at: float | None = None
+        """When all is renewed, on the monotonic clock in seconds; None while nothing is held."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self.held or self.doubts)
+
+    def hold(self, charges: Sequence[Charge], holder: object) -> None:
+        """Renew slots from now on."""
+        self.held[charges[0].slot] = _Held(charges, ref(holder))
+        self._ring_in(RENEW)
+
+    def let_go(self, slot: int) -> bool:
+        """Renew a slot no longer. False if it is not held here."""
+        return self.held.pop(slot, None) is not None
+
+    def doubt(self, charges: Sequence[Charge]) -> None:
+        """Give slots back later that may be taken."""
+        until = time.monotonic() + concurrency.HELD_US / 1e6
+        for charge in charges:
+            if len(self.doubts) < MAX_DOUBTS:
+                self.doubts[charge.key, charge.slot] = _Doubt(_given_back(charge), until)
+        if charges:
+            self._ring_in(AGAIN)
+
+    def renewing(self) -> Steps[None]:
+        """Renew all that is held, and give back what is to be given back. What fails is tried again soon."""
+        for slot, (charges, holder) in self.held.copy().items():
+            if holder() is None and self.let_go(slot):
+                self.doubt(charges)
+        renewed = self.held.copy()
+        failed = yield from self._sending([_renewed(charge) for held in renewed.values() for charge in held.charges])
+        for slot, (charges, _) in renewed.items():
+            if slot not in self.held:  # a renewal may have come after it was given back
+                self.doubt(charges)
+        now = time.monotonic()
+        for place, doubt in self.doubts.copy().items():
+            if doubt.until < now:
+                self.doubts.pop(place, None)
+        failed |= yield from self._sending([doubt.charge for doubt in self.doubts.copy().values()])
+        if not self.is_idle:
+            self._ring_in(AGAIN if failed else RENEW)
+
+    def ending(self) -> Steps[None]:
+        """Give back all that is held: nobody will renew it."""
+        held = [self.held.pop(slot, None) for slot in list(self.held)]
+        charges = [_given_back(charge) for each in held if each is not None for charge in each.charges]
+        yield from self._sending([*charges, *[doubt.charge for doubt in list(self.doubts.values())]])
+
+    def _sending(self, charges: Sequence[Charge]) -> Steps[bool]:
+        """Send charges that put something right; whether that has failed for some."""
+        failed = False
+        for together in calls_of([Plan((charge,), "peek") for charge in charges]):
+            plan = Plan(tuple([charge for one in together for charge in one.charges]), "peek")
+            try:
+                reading = yield plan, self.holding.timeout
+            except StoreError:
+                failed = True
+            else:
+                self._note(plan, reading)
+        return failed
+
+    def _note(self, plan: Plan, reading: Reading) -> None:
+        for charge, [state] in zip(plan.charges, reading.states):
+            gives_back = charge.lease is not None and charge.lease.back[0] > 0
+            if gives_back:
+                self.doubts.pop((charge.key, charge.slot), None)
+            elif not state.places(charge.slot):
+                self.holding.note_lost()
+
+    def renewal_failed(self, error: Exception) -> None:
+        """Renew again soon: this time something happened that nobody foresaw."""
+        own_error(error)
+        self._ring_in(AGAIN)
+
+    def hasten(self) -> None:
+        """Have `renewing` done soon. Takes no lock: the garbage collector may call it, in the midst of anything."""
+        raise NotImplementedError
+
+    def _ring_in(self, seconds: float) -> None:
+        """Have `renewing` done in so many seconds, or before."""
+        at = time.monotonic() + seconds
+        if self.rings_at is None or at < self.rings_at:
+            self.rings_at = at
+            self._wind()
+
+    def _wind(self) -> None:
+        """See to it that it rings when it is to ring."""
+        raise NotImplementedError
+
+
+class _InLoop(_Keeper):
+    """What is held in one event loop: a timer, and when it rings a task."""
+
+    def __init__(self, holding: Holding, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(holding)
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def rest(self) -> None:
+        """Stop the timer if nothing is held any more. Only to be called in its event loop."""
+        if self._timer is not None and self.is_idle:
+            self._timer.cancel()
+            self._timer, self.rings_at = None, None
+
+    def _wind(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.rings_at is not None:
+            left = max(0.0, self.rings_at - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(left, self._ring, context=Context())
+
+    def _ring(self) -> None:
+        self._timer, self.rings_at = None, None
+        if self._task is None or self._task.done():
+            self._task = begin(self._renew())
+
+    async def _renew(self) -> None:
+        try:
+            await atake(self.holding.store, self.renewing())
+        except Exception as error:  # noqa: BLE001 - what is held must go on being renewed
+            self.renewal_failed(error)
+
+    def hasten(self) -> None:
+        """Have `renewing` done soon, see `_Keeper.hasten`."""
+        with suppress(RuntimeError):  # the event loop is closed
+            self._loop.call_soon_threadsafe(self._ring_in, SOON)
+
+
+class _InThreads(_Keeper):
+    """What is held by threads: a thread of its own renews it, and ends when it finds that nothing is held any more."""
+
+    def __init__(self, holding: Holding) -> None:
+        super().__init__(holding)
+        self._lock = threading.RLock()
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        """Wakes the thread; a queue, as that is what finalizers may put something into."""
+        self._runs = False
+
+    def hasten(self) -> None:
+        """Have `renewing` done soon, see `_Keeper.hasten`."""
+        if self._runs:
+            soon = time.monotonic() + SOON
+            self.rings_at = soon if self.rings_at is None else min(soon, self.rings_at)
+            self._bell.put(None)
+
+    def _wind(self) -> None:
+        with self._lock:
+            self._bell.put(None)
+            if self._runs:
+                return
+            self._runs = True  # first: a finalizer may come here while the thread is being started
+            try:
+                threading.Thread(target=self._run, name="limitgate-holding", daemon=True).start()
+            except RuntimeError:  # no thread can be started now: the next one who takes a slot tries again
+                self._runs, self.rings_at = False, None
+            except BaseException:
+                self._runs = False
+                raise
+
+    def _run(self) -> None:
+        try:
+            while (left := self._left()) is not None:
+                if self._is_time(left):
+                    self.rings_at = None
+                    self._renew()
+        except BaseException:
+            self._runs, self.rings_at = False, None
+            raise
+
+    def _renew(self) -> None:
+        try:
+            take(self.holding.store, self.renewing())
+        except Exception as error:  # noqa: BLE001 - what is held must go on being renewed
+            self.renewal_failed(error)
+
+    def _is_time(self, left: float) -> bool:
+        """Wait for so many seconds. False if it may be time earlier."""
+        try:
+            self._bell.get(timeout=left)
+        except Empty:
+            return True
+        return False
+
+    def _left(self) -> float | None:
+        """Seconds until it rings; None where it does not any more, and then the thread is over."""
+        with self._lock:
+            while not self._bell.empty():
+                self._bell.get()
+            self._runs = False  # first: whoever interrupts this thread here starts another one
+            if self.rings_at is None:
+                return None
+            self._runs = True
+            return max(0.0, self.rings_at - time.monotonic())
+
+
+class Holding:
+    """What this process holds in a store, an `AsyncStore` where an event loop runs, a `SyncStore` elsewhere.
+
+    ``timeout`` is in seconds, for each call. Nothing is ever raised: what cannot be renewed or given back ends by itself.
+    """
+
+    def __init__(self, store: Any, timeout: float) -> None:
+        self.store = store
+        self.timeout = timeout
+        self._lost = count()
+        self.begin_anew()
+        begin_anew_in_children(self)
+        _all.add(self)
+
+    def begin_anew(self) -> None:
+        """In the child of a fork: what is held is the parent's, and so are its threads."""
+        self._in_threads = _InThreads(self)
+        self._in_loops: dict[asyncio.AbstractEventLoop, _InLoop] = {}
+        """Loops may run in several threads: only what a dictionary does in one step is done with it."""
+
+    def __len__(self) -> int:
+        """How many slots are held."""
+        return sum(len(keeper.held) for keeper in self._keepers())
+
+    def hold(self, charges: Sequence[Charge], holder: object) -> None:
+        """Renew the slots among charges that were taken together, until they are let go or ``holder`` is gone."""
+        if slots := _slots(charges):
+            self._here().hold(slots, holder)
+
+    def let_go(self, charges: Sequence[Charge]) -> None:
+        """Renew the slots among charges no longer: they are about to be given back."""
+        for charge in _slots(charges):
+            for keeper in self._keepers():
+                keeper.let_go(charge.slot)
+        if isinstance(here := self._here(), _InLoop):
+            here.rest()
+
+    def abandon(self, charges: Sequence[Charge]) -> None:
+        """Give slots back soon whose holder is gone, see `_Keeper.hasten`."""
+        for charge in _slots(charges):
+            for keeper in self._keepers():
+                if charge.slot in keeper.held:
+                    keeper.hasten()
+
+    def doubt(self, charges: Sequence[Charge]) -> None:
+        """Give the slots among charges back soon: they may be taken, for all that is known, but nobody holds them."""
+        if slots := _slots(charges):
+            self._here().doubt(slots)
+
+    def end(self) -> None:
+        """Give back what threads hold: the process ends."""
+        if hasattr(self.store, "spend"):
+            with survived():
+                take(self.store, self._in_threads.ending())
+
+    def note_lost(self) -> None:
+        """A slot was not renewed in time, and is not to be had any more."""
+        if next(self._lost) == 0:
+            log.warning(
+                "a request in flight has lost its place, as it was not renewed within %d s: more are in flight than the limit "
+                "says; further ones are not told",
+                concurrency.HELD_US // 1_000_000,
+            )
+
+    def _keepers(self) -> list[_Keeper]:
+        return [self._in_threads, *list(self._in_loops.values())]
+
+    def _here(self) -> _Keeper:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return self._in_threads
+        if not hasattr(self.store, "aspend"):
+            return self._in_threads
+        keeper = self._in_loops.get(loop)
+        if keeper is None:
+            for ended in [each for each in list(self._in_loops) if each.is_closed()]:
+                self._in_loops.pop(ended, None)
+            keeper = self._in_loops[loop] = _InLoop(self, loop)
+        return keeper
+
+
+_all: WeakSet[Holding] = WeakSet()
+
+
+@atexit.register
+def _end() -> None:
+    for holding in list(_all):
+        holding.end()
+
+
+def _slots(charges: Sequence[Charge]) -> list[Charge]:
+    return [charge for charge in charges if charge.slot and charge.cost]
+
+
+def _given_back(charge: Charge) -> Charge:
+    """What gives a slot back."""
+    return charge._replace(cost=0, binding=False, lease=Lease(0, 0, [charge.cost], [charge.slot]))
+
+
+def _renewed(charge: Charge) -> Charge:
+    """What renews a slot."""
+    return charge._replace(cost=0, binding=False, lease=Lease(0, 0, [-charge.cost], [charge.slot]))

@@ -1,0 +1,1 @@
+"""What HTTP says of a request, and says to its client. Pure."""

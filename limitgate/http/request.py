@@ -1,0 +1,439 @@
+"""A neutral view of a request, made from an ASGI scope or a WSGI environ. Nothing behind it knows which it was."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from functools import cached_property, lru_cache
+from operator import itemgetter
+from typing import Any, Self
+from urllib.parse import unquote
+
+from limitgate.http.paths import first_reading
+
+Scope = MutableMapping[str, Any]
+Environ = MutableMapping[str, Any]
+
+_METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT", "TRACE"})
+
+
+MOST_LINES = 1000
+"""Header lines of a request whose headers are read; one with more counts as one that has none, as servers refuse it."""
+MOST_RELAYED = 8192
+"""Header lines that a proxy's own one is looked for among: 32 KB of the shortest ones, which is what nginx passes on."""
+LONGEST_VALUE = 16_384
+"""Characters of a header that keys and callers are told apart by; a longer one counts as absent, as servers refuse it."""
+LONGEST_QUERY = 65_536
+"""Characters of a query of very many fields that is still searched to its end; more is what hardly any server takes."""
+MOST_FIELDS, MOST_ESCAPES = 2048, 1000
+"""Fields of a query that are read, and escapes in one value with a malformed one among them that are still decoded."""
+_NEEDS_ESCAPES = re.compile(r"[^A-Za-z0-9_.~-]|\A\Z")
+_UNPREFIXED = ("CONTENT_TYPE", "CONTENT_LENGTH")
+"""Headers whose WSGI variables have no prefix."""
+
+
+class Headers(Mapping[str, str]):
+    """Request headers by case-insensitive name. Several lines of one name are joined by ``", "`` (RFC 9110 section 5.3).
+
+    Each is looked up when it is asked for; all are read where they are iterated over.
+    """
+
+    __slots__ = ("_every",)
+    _every: dict[str, str] | None
+
+    def __getitem__(self, name: str) -> str:
+        name = name.lower()
+        if self._every is not None:
+            return self._every[name]
+        lines = self._lines_of(name)
+        if not lines:
+            raise KeyError(name)
+        return ", ".join(lines)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and bool(self._raw_lines_of(name.lower()))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read())
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def identity(self, name: str) -> str:
+        """A header without white space around it; empty if it is absent or longer than `LONGEST_VALUE`."""
+        lines = self._raw_lines_of(name)
+        if not lines or sum(map(len, lines)) > LONGEST_VALUE:
+            return ""
+        return ", ".join(map(self._decoded, lines)).strip()
+
+    def end(self, name: str, most: int) -> str:
+        """The last ``most`` characters of a header, empty if it is absent."""
+        return self._end(reversed(self._raw_lines_of(name)), most)
+
+    def relayed_end(self, name: str, most: int) -> str:
+        """`end` of a header that a proxy has written: its lines are looked for among `MOST_RELAYED`."""
+        return self.end(name, most)
+
+    def _end(self, lines_from_the_right: Iterable[Any], most: int) -> str:
+        taken: list[str] = []
+        for line in lines_from_the_right:
+            taken.append(self._decoded(line[-most:]))
+            if sum(map(len, taken)) >= most:
+                break
+        return ", ".join(reversed(taken))[-most:]
+
+    def _lines_of(self, name: str) -> list[str]:
+        return [self._decoded(line) for line in self._raw_lines_of(name)]
+
+    def _raw_lines_of(self, name: str) -> Sequence[Any]:
+        """The values of the lines of one name in lower case, as the server gives them."""
+        raise NotImplementedError
+
+    def _decoded(self, line: Any) -> str:
+        """A value as text."""
+        raise NotImplementedError
+
+    def _read(self) -> dict[str, str]:
+        if self._every is None:
+            self._every = self._all()
+        return self._every
+
+    def _all(self) -> dict[str, str]:
+        raise NotImplementedError
+
+
+class ASGIHeaders(Headers):
+    """Headers of an ASGI scope: pairs of bytes."""
+
+    __slots__ = ("_lines", "_names")
+
+    def __init__(self, lines: Iterable[Sequence[bytes]]) -> None:
+        self._every = None
+        self._lines = lines if isinstance(lines, list | tuple) else list(lines)
+        self._names: list[bytes] | None = None
+
+    def _raw_lines_of(self, name: str) -> list[bytes]:
+        names = self._names
+        if names is None:
+            names = self._names = self._read_names()
+        return self._found(_raw(name), names)
+
+    def relayed_end(self, name: str, most: int) -> str:
+        """`end` of a header that a proxy has written."""
+        return self.end(name, most) if len(self._lines) <= MOST_LINES else self._end(self._from_the_right(_raw(name)), most)
+
+    def _from_the_right(self, name: bytes) -> Iterator[bytes]:
+        """The values of a name among many lines, beginning with the last one."""
+        names = [*map(itemgetter(0), reversed(self._lines))] if len(self._lines) <= MOST_RELAYED else []
+        at = -1
+        for _ in range(names.count(name)):
+            at = names.index(name, at + 1)
+            yield self._lines[-1 - at][1]
+
+    def _decoded(self, line: bytes) -> str:
+        return line.decode("latin-1")
+
+    def _all(self) -> dict[str, str]:
+        lines: dict[str, list[str]] = {}
+        for name, value in self._lines if len(self._lines) <= MOST_LINES else ():
+            lines.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+        return {name: ", ".join(values) for name, values in lines.items()}
+
+    def _read_names(self) -> list[bytes]:
+        """The names of the lines, in lower case, which not every server gives them in; none if there are too many."""
+        if len(self._lines) > MOST_LINES:
+            return []
+        names = [line[0] for line in self._lines]
+        joined = b"".join(names)
+        return names if joined == joined.lower() else [name.lower() for name in names]
+
+    def _found(self, name: bytes, names: list[bytes]) -> list[bytes]:
+        count = names.count(name)
+        if count == 0:
+            return []
+        if count == 1:
+            return [self._lines[names.index(name)][1]]
+        return [line[1] for line, found in zip(self._lines, names) if found == name]
+
+
+class TextHeaders(Headers):
+    """Headers by name that a server or framework has joined already."""
+
+    __slots__ = ()
+
+    def __init__(self, every: dict[str, str]) -> None:
+        self._every = every
+
+    def _raw_lines_of(self, name: str) -> Sequence[str]:
+        value = self._read().get(name)
+        return () if value is None else (value,)
+
+    def _decoded(self, line: str) -> str:
+        return line
+
+
+class WSGIHeaders(TextHeaders):
+    """Headers of a WSGI environ, whose server has joined repeated lines already."""
+
+    __slots__ = ("_environ",)
+
+    def __init__(self, environ: Environ) -> None:
+        self._every = None
+        self._environ = environ
+
+    def _raw_lines_of(self, name: str) -> Sequence[str]:
+        if "_" in name:
+            return ()
+        variable = name.upper().replace("-", "_")
+        value = self._environ.get(variable) if variable in _UNPREFIXED else None
+        value = value or self._environ.get(f"HTTP_{variable}")
+        return (value,) if isinstance(value, str) else ()
+
+    def _all(self) -> dict[str, str]:
+        lines = {
+            name[5:].replace("_", "-").lower(): value
+            for name, value in self._environ.items()
+            if name.startswith("HTTP_") and isinstance(value, str)
+        }
+        for name in _UNPREFIXED:
+            if self._environ.get(name):
+                lines[name.replace("_", "-").lower()] = self._environ[name]
+        return lines
+
+
+class Query(str):
+    """The query string as sent. ``.get(name)`` gives the first value of a parameter, decoded."""
+
+    __slots__ = ("_end", "_known", "_text")
+    _known: dict[str, str | None]
+    _text: str
+    """Every field with an ampersand before it."""
+    _end: int
+    """Where the first `MOST_FIELDS` fields end."""
+
+    def __new__(cls, text: str) -> Self:
+        """A query of which nothing is known yet."""
+        query = super().__new__(cls, text)
+        query._known = {}
+        query._end = -1
+        return query
+
+    def get(self, name: str, default: str | None = None) -> str | None:
+        """The first value of the parameter ``name``, ``default`` if there is none.
+
+        Raises `ValueError` where it is not among the first `MOST_FIELDS` fields, but may be behind them, its name in escapes.
+        """
+        if name not in self._known:
+            self._known[name] = self._first(name)
+        value = self._known[name]
+        return default if value is None else value
+
+    def _first(self, name: str) -> str | None:
+        if self._end < 0:
+            self._text = f"&{self}"
+            self._end = _end_of_fields(self._text)
+        text, end = self._text, self._end
+        match = _field_named(name).search(text, 0, end)
+        if match is not None:
+            start = match.end()
+        elif end == len(text) or (start := _find_as_written(name, text, end)) < 0:
+            return None
+        after = text.find("&", start)
+        return _unescaped(text[start : len(text) if after < 0 else after].removeprefix("="))
+
+
+def _end_of_fields(text: str) -> int:
+    """Where the first `MOST_FIELDS` fields of a query end."""
+    if text.count("&") <= MOST_FIELDS:
+        return len(text)
+    return len(text) - len(text.split("&", MOST_FIELDS + 1)[-1]) - 1
+
+
+def _find_as_written(name: str, text: str, start: int) -> int:
+    """Where the first field of a name ends its name, behind a place in a query; -1 if there is none. Raises `ValueError`."""
+    if _NEEDS_ESCAPES.search(name) or len(text) > LONGEST_QUERY or text.find("%", start) >= 0:
+        raise ValueError(f"the query has more than {MOST_FIELDS} fields, any of which may be the one, expected fewer")
+    found = [at for end in "=&" if (at := f"{text}&".find(f"&{name}{end}", start)) >= 0]
+    return min(found) + 1 + len(name) if found else -1
+
+
+@lru_cache(maxsize=256)
+def _field_named(name: str) -> re.Pattern[str]:
+    """An expression for the beginning of a query's field of this name, any of its characters in escapes."""
+    spelled = "".join(f"(?:{_raw_in_query(character)}{_escaped(character)})" for character in name)
+    return re.compile(f"&{spelled}(?=[=&]|\\Z)" if name else "&(?==)")
+
+
+def _raw_in_query(character: str) -> str:
+    """An expression for a character as it stands in a query, and a bar; nothing for one that has a meaning there."""
+    return "" if character in "&=+" else "[+ ]|" if character == " " else f"{re.escape(character)}|"
+
+
+def _escaped(character: str) -> str:
+    """An expression for a character's UTF-8 in escapes (RFC 3986 section 2.1)."""
+    return "".join(f"%(?i:{byte:02x})" for byte in character.encode("utf-8", "surrogatepass"))
+
+
+def _unescaped(text: str) -> str:
+    """A value out of a query as `urllib.parse.parse_qs` decodes it; as it is if many escapes are there, some malformed."""
+    text = text.replace("+", " ")
+    if "%" in text and text.isascii():
+        with suppress(UnicodeDecodeError):  # in C, which fails where an escape is malformed
+            decoded = text.encode().replace(b"\\", b"\\x5c").replace(b"%", b"\\x").decode("unicode_escape")
+            return decoded.encode("latin-1").decode("utf-8", "replace")
+    return unquote(text) if text.count("%") <= MOST_ESCAPES else text
+
+
+def _raw(name: str) -> bytes:
+    """A header's name as ASGI has it; what is no latin-1 becomes a question mark, which no name has."""
+    return name.encode("latin-1", "replace")
+
+
+class Request:
+    """What rules, keys, ``identify`` and ``cost`` may look at.
+
+    ``method`` is in upper case; HEAD and a WebSocket handshake count as GET. ``path`` is the path below the mount point,
+    cleaned. ``client`` is the client's address behind trusted proxies, None if there is none.
+    """
+
+    method: str
+    sent: str
+    """The path as it was sent, decoded."""
+    root: str = ""
+    """The mount point, where ``sent`` may begin with it."""
+    peer: str | None
+    """The address of whoever opened the connection, as the server gives it."""
+    scope: Scope | None = None
+    """The ASGI scope, None under WSGI."""
+    environ: Environ | None = None
+    """The WSGI environ, None under ASGI."""
+    _headers: Headers | None = None
+    _client: str | None = None
+    _resolve: Callable[[Request], str | None] | None = None
+
+    @cached_property
+    def path(self) -> str:
+        """The path as rules see it first: below the mount point, cleaned."""
+        return first_reading(self.sent, self.root)
+
+    @property
+    def headers(self) -> Headers:
+        """The request's headers."""
+        if self._headers is None:
+            self._headers = self._open_headers()
+        return self._headers
+
+    @property
+    def client(self) -> str | None:
+        """The address of the client, without port or zone."""
+        if self._resolve is not None:
+            self._client, self._resolve = self._resolve(self), None
+        return self._client
+
+    def resolve_client_with(self, resolve: Callable[[Request], str | None]) -> None:
+        """Have ``client`` found by ``resolve`` when it is first asked for."""
+        self._resolve = resolve
+
+    @property
+    def method_class(self) -> str:
+        """The method, or ``other`` for one that HTTP does not define: invented methods are all one."""
+        return self.method if self.method in _METHODS else "other"
+
+    @property
+    def is_preflight(self) -> bool:
+        """Whether a browser asks for permission to send the real request (Fetch standard, CORS-preflight request)."""
+        if self.method != "OPTIONS":
+            return False
+        return bool(self.headers.get("origin") and self.headers.get("access-control-request-method"))
+
+    @property
+    def is_websocket(self) -> bool:
+        """Whether this is the handshake of a WebSocket."""
+        return self.scope is not None and self.scope["type"] == "websocket"
+
+    @property
+    def passed_a_gate(self) -> bool:
+        """Whether a gate around this one has decided about this very request."""
+        return "limitgate" in (self.scope or self.environ or ())
+
+    @cached_property
+    def query(self) -> Query:
+        """The query string."""
+        raise NotImplementedError
+
+    @property
+    def user(self) -> Any:
+        """Whoever an authentication layer outside of this one has put there, None if nobody."""
+        raise NotImplementedError
+
+    def _open_headers(self) -> Headers:
+        return TextHeaders(self._read_headers())
+
+    def _read_headers(self) -> dict[str, str]:
+        raise NotImplementedError
+
+
+class ASGIRequest(Request):
+    """A request seen through an ASGI ``http`` or ``websocket`` scope."""
+
+    scope: Scope
+
+    def __init__(self, scope: Scope) -> None:
+        client = scope.get("client")
+        self.scope = scope
+        self.method = _method(scope.get("method", "GET"))
+        self.sent = scope["path"]
+        self.root = scope.get("root_path", "")
+        self.peer = (client[0] or None) if client else None
+
+    @cached_property
+    def query(self) -> Query:
+        """The query string."""
+        return Query(self.scope.get("query_string", b"").decode("latin-1"))
+
+    @property
+    def user(self) -> Any:
+        """``scope["user"]``, set by Starlette's AuthenticationMiddleware and its like."""
+        return self.scope.get("user")
+
+    def _open_headers(self) -> Headers:
+        return ASGIHeaders(self.scope["headers"])
+
+
+class WSGIRequest(Request):
+    """A request seen through a WSGI environ (PEP 3333). Its server has joined repeated header lines already."""
+
+    environ: Environ
+
+    def __init__(self, environ: Environ) -> None:
+        self.environ = environ
+        self.method = _method(environ["REQUEST_METHOD"])
+        self.sent = _text(environ.get("PATH_INFO", ""))
+        self.peer = environ.get("REMOTE_ADDR") or None
+
+    @cached_property
+    def query(self) -> Query:
+        """The query string."""
+        return Query(self.environ.get("QUERY_STRING", ""))
+
+    @property
+    def user(self) -> Any:
+        """``REMOTE_USER``, set by the server or an authentication layer."""
+        return self.environ.get("REMOTE_USER") or None
+
+    def _open_headers(self) -> Headers:
+        return WSGIHeaders(self.environ)
+
+
+def _method(method: str) -> str:
+    method = method.upper()
+    return "GET" if method == "HEAD" else method
+
+
+def _text(native: str) -> str:
+    """A WSGI native string holds bytes as latin-1; the path behind them is UTF-8. What is not native is left alone."""
+    try:
+        return native.encode("latin-1").decode("utf-8", "replace")
+    except UnicodeEncodeError:
+        return native

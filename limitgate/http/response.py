@@ -1,0 +1,159 @@
+"""A decision as HTTP fields and as a refusal's body. Pure: names and values as text, in the case people write them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
+from typing import NamedTuple
+
+from limitgate.limits.bucket import Windows
+from limitgate.limits.decision import SECOND, Decision, Standing, Window
+from limitgate.limits.limit import unit_of
+
+Fields = list[tuple[str, str]]
+RawFields = list[tuple[bytes, bytes]]
+
+_PROBLEMS = "https://iana.org/assignments/http-problem-types#"
+
+
+class Refusal(NamedTuple):
+    """A response that the gate gives itself."""
+
+    status: int
+    fields: Fields
+    raw: RawFields
+    """The fields as `raw` gives them."""
+    body: bytes
+
+    @property
+    def waiting(self) -> Fields:
+        """The ``Retry-After`` among the fields, if there is one."""
+        return [field for field in self.fields if field[0] == "Retry-After"]
+
+    @property
+    def reason(self) -> str:
+        """The reason phrase of the status."""
+        return "Too Many Requests" if self.status == 429 else "Service Unavailable"
+
+
+def rate_fields(styles: Sequence[str], decision: Decision, now: int) -> Fields:
+    """The rate fields of a response in each of ``styles``; ``now`` is the store's clock in Unix µs."""
+    fields: Fields = []
+    for style in styles:
+        fields += STYLES[style](decision, now)
+    return fields
+
+
+def raw(fields: Fields) -> RawFields:
+    """Fields as ASGI wants them."""
+    return [(_RAW_NAMES.get(name) or name.lower().encode(), value.encode()) for name, value in fields]
+
+
+_RAW_NAMES = {f"X-RateLimit-{part}": f"x-ratelimit-{part}".lower().encode() for part in ("Limit", "Remaining", "Reset")}
+"""The commonest names, ready made."""
+
+
+def refusal(decision: Decision) -> Refusal:
+    """The 429 (RFC 6585 section 4) with a problem body (RFC 9457) as draft-ietf-httpapi-ratelimit-headers-11 names it.
+
+    ``Retry-After`` is in whole seconds, at least 1 (RFC 9110 section 10.2.3), and left out where waiting cannot help.
+    """
+    wait = decision.retry_after
+    return _refusal(decision.refusing, None if math.isinf(wait) else max(1, math.ceil(wait)))
+
+
+@lru_cache(maxsize=4096)
+def _refusal(rules: tuple[str, ...], wait: int | None) -> Refusal:
+    """The 429 of these rules; kept, since whoever is refused tends to ask again at once."""
+    if wait is None:
+        detail = "This request costs more than its limit ever allows at once. Waiting does not help."
+        return _problem(429, "Quota Exceeded", detail, [], **{"violated-policies": rules})
+    detail = f"Too many requests. Try again in {wait} s."
+    return _problem(429, "Quota Exceeded", detail, [("Retry-After", str(wait))], **{"violated-policies": rules})
+
+
+@cache
+def unavailable() -> Refusal:
+    """The 503 of ``on_error: closed``."""
+    detail = "The rate limit cannot be checked at the moment. Try again shortly."
+    return _problem(503, "Temporary Reduced Capacity", detail, [("Retry-After", "1")])
+
+
+def _problem(status: int, title: str, detail: str, fields: Fields, **extra: object) -> Refusal:
+    kind = title.lower().replace(" ", "-")
+    members = {"type": _PROBLEMS + kind, "title": title, "status": status, "detail": detail, **extra}
+    body = json.dumps(members).encode()
+    fields = [
+        ("Content-Type", "application/problem+json"),
+        ("Content-Length", str(len(body))),
+        ("Cache-Control", "no-store"),
+        *fields,
+    ]
+    return Refusal(status, fields, raw(fields), body)
+
+
+def _x_ratelimit(decision: Decision, now: int) -> Fields:
+    """The commonest convention: the tightest window, the reset as Unix time."""
+    reset_at = now + round(decision.reset_after * SECOND)
+    return [
+        ("X-RateLimit-Limit", str(decision.limit)),
+        ("X-RateLimit-Remaining", str(decision.remaining)),
+        ("X-RateLimit-Reset", str(-(-reset_at // SECOND))),
+    ]
+
+
+def _x_ratelimit_windows(decision: Decision, _: int) -> Fields:
+    """Two fields per unit of time; of several windows of one unit the one with the least remaining."""
+    tightest: dict[str, Window] = {}
+    for window in decision.windows:
+        unit = unit_of(window.period)
+        if unit and (unit not in tightest or window.remaining < tightest[unit].remaining):
+            tightest[unit] = window
+    fields: Fields = []
+    for unit, window in tightest.items():
+        fields.append((f"X-RateLimit-Limit-{unit.title()}", str(window.limit)))
+        fields.append((f"X-RateLimit-Remaining-{unit.title()}", str(window.remaining)))
+    return fields
+
+
+def _draft_11(decision: Decision, _: int) -> Fields:
+    """draft-ietf-httpapi-ratelimit-headers-11 sections 3 and 4: RFC 9651 lists of strings with parameters."""
+    policies, states = [], []
+    by_rule: dict[str, list[Standing]] = {}
+    for standing in decision.standings:
+        by_rule.setdefault(standing.charge.rule or "", []).append(standing)
+    for rule, standings in by_rule.items():
+        windows = [window for standing in standings for window in standing.windows()]
+        named = _policies(rule, tuple([standing.charge.windows for standing in standings]))
+        for (name, policy), window in zip(named, windows, strict=True):
+            policies.append(policy)
+            wait = window.retry_after or (window.reset_after if window.period else math.inf)
+            until = "" if math.isinf(wait) else f";t={math.ceil(wait)}"
+            states.append(f'"{name}";r={window.remaining}{until}')
+    return [("RateLimit-Policy", ", ".join(policies)), ("RateLimit", ", ".join(states))]
+
+
+@lru_cache(maxsize=4096)
+def _policies(rule: str, buckets: tuple[Windows, ...]) -> list[tuple[str, str]]:
+    """The name and the policy item of each window of a rule. A rule's name needs no escaping, see `Rule`."""
+    found: list[tuple[str, str]] = []
+    seen: Counter[str] = Counter()
+    limits = [limit for windows in buckets for limit in windows.limits]
+    for limit in limits:
+        kind = (unit_of(limit.period) or f"{limit.period}s") if limit.period else "concurrent"
+        name = rule if len(limits) == 1 else f"{rule}-{kind}"
+        seen[name] += 1
+        name = name if seen[name] == 1 else f"{name}-{seen[name]}"
+        unit = f"w={limit.period}" if limit.period else 'qu="concurrent-requests"'
+        found.append((name, f'"{name}";q={limit.count};{unit}'))
+    return found
+
+
+STYLES: dict[str, Callable[[Decision, int], Fields]] = {
+    "x-ratelimit": _x_ratelimit,
+    "x-ratelimit-windows": _x_ratelimit_windows,
+    "draft-11": _draft_11,
+}

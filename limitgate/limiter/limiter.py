@@ -1,0 +1,365 @@
+"""The same engine without HTTP: ask about any key, from async or sync code."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
+from functools import partial, wraps
+from inspect import iscoroutinefunction
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar
+
+from limitgate.errors import LimitGateError
+from limitgate.gate.admission import Taken, Turn
+from limitgate.gate.flow import Budget, Steps, atake, measures_silence, take
+from limitgate.gate.slot_keeper import Holding
+from limitgate.gate.wait_queue import Lines, sleep_until
+from limitgate.limiter.operations import Booked, KeyOf, Verbs, key_of
+from limitgate.limiter.pace import AsyncPace, Pace, Spacing
+from limitgate.limiter.reservation import AsyncReservation, Reservation
+from limitgate.limiter.slot import aslot, at_once, slot
+from limitgate.limiter.stored_limits import Configured
+from limitgate.limits.decision import Decision, RateLimited
+from limitgate.limits.limit import Limit
+from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store, opened
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class AsyncLimiter(Verbs):
+    """A limiter for async code: ``async with AsyncLimiter("redis://localhost:6379/0") as limiter``.
+
+    ``store`` is a URL or an async store; a store that it opened itself is closed with it. ``timeout`` is in seconds. Where the
+    store fails, every method raises `StoreError`. Keys reach the store as digests only. Costs are integers of at least 0.
+    """
+
+    def __init__(self, store: str | AsyncStore, *, timeout: float = 0.1, key_prefix: str = "limitgate") -> None:
+        super().__init__(timeout, key_prefix)
+        self._owns_store = isinstance(store, str)
+        self._store: AsyncStore = opened(store, open_store)
+        self._lines = Lines()
+        self._holding = Holding(self._store, timeout)
+
+    async def hit(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
+        """Take ``cost`` from every limit of ``key``, or from none."""
+        return await self._atake(self._deciding("spend", key, limits, cost))
+
+    async def peek(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
+        """What `hit` would answer, with the bucket as it stands. Charges nothing."""
+        return await self._atake(self._deciding("peek", key, limits, cost))
+
+    async def reset(self, key: str, *limits: Limit | str | Configured) -> Decision:
+        """Forget what was taken from these limits of ``key``; the decision shows them full."""
+        return await self._atake(self._deciding("reset", key, limits, 1))
+
+    async def refund(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
+        """Give ``cost`` back to these limits of ``key``, no more than they hold; the decision shows them after that."""
+        return await self._atake(self._refunding(key, limits, cost))
+
+    async def hit_up_to(self, key: str, *limits: Limit | str | Configured, cost: int) -> Decision:
+        """Take as much of ``cost`` as fits, ``decision.granted`` of it; where that is nothing, ``retry_after`` is for one."""
+        return await self._atake(self._hitting_up_to(key, limits, cost))
+
+    async def wait(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | None = None) -> Decision:
+        """Take ``cost`` in turn: book the next one that is free, sleep until then, once, and return; first come, first served.
+
+        Refused at once, and nothing taken, if the turn is more than ``timeout`` seconds away, or the cost never fits. A timeout
+        of 0 is `hit`, None waits for as long as it takes. If it is cancelled meanwhile, those who wait behind it here move
+        up, and the last turn is given back. Raises `ConfigError` for limits whose algorithm books no turns.
+        """
+        if timeout == 0:
+            return await self.hit(key, *limits, cost=cost)
+        booking = asyncio.ensure_future(self._atake(self._booking(key, limits, cost, timeout)))
+        try:
+            booked, taken, turn = await asyncio.shield(booking)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._leave(booking))
+            raise
+        if turn is not None:
+            place = self._lines.join(turn)
+            try:
+                await place
+            except GeneratorExit:  # its event loop has ended, so nobody can be told
+                self._lines.leave(turn, place)
+                raise
+            except BaseException:
+                left = self._lines.leave(turn, place)
+                await asyncio.shield(self._atake(booked.giving_back([*taken, *left.taken])))
+                raise
+            self._lines.leave(turn, place)
+        return booked.decision
+
+    async def _leave(self, booking: asyncio.Future[tuple[Booked, tuple[Taken, ...], Turn | None]]) -> None:
+        """Give back what is being booked, as soon as it is known what that is."""
+        with suppress(LimitGateError):
+            booked, taken, turn = await booking
+            if booked.decision.allowed:
+                await self._atake(booked.giving_back([*taken, *(turn.taken if turn else ())]))
+
+    async def reserve(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> AsyncReservation:
+        """`hit` for an estimated cost: `AsyncReservation.settle` corrects it, `AsyncReservation.cancel` gives it back."""
+        return AsyncReservation(await self._atake(self._reserving(key, limits, cost)), self._store)
+
+    def slot(self, key: str, limit: Limit | str | int, *, cost: int = 1) -> AbstractAsyncContextManager[Decision]:
+        """Hold a place for as long as something is under way: ``async with limiter.slot("user:42", 20) as decision:``.
+
+        ``limit`` is how many may be held at once, as a number or as a `Limit`, and ``cost`` how many places to hold. They are
+        given back at the end, whatever happens; those of a process that has crashed are free again after 30 seconds. Raises
+        `RateLimited` where there is no room; it promises no wait, its ``retry_after`` is only a hint.
+        """
+        return aslot(self._holding, self._plan("peek", key, (at_once(limit),), cost))
+
+    async def penalize(self, key: str, seconds: float) -> Decision:
+        """Refuse ``key`` for so many seconds more, whatever its limits say: on top of the ban that it has, if it has one."""
+        return await self._atake(self._banning(key, seconds, longer=True))
+
+    async def ban(self, key: str, seconds: float | None = None) -> Decision:
+        """Refuse ``key`` for at least so many seconds, for ever if None; what was taken in advance can be used up."""
+        return await self._atake(self._banning(key, seconds))
+
+    async def banned(self, key: str) -> Decision:
+        """Whether ``key`` is banned: then it is a refusal, and ``retry_after`` what is left of the ban."""
+        return await self._atake(self._banned(key))
+
+    async def configure(
+        self, name: str, *limits: Limit | str, per_process: bool = False, replace: bool = True
+    ) -> tuple[Limit, ...]:
+        """Keep limits in the store under a name: `Configured` stands for them, in every process that shares the store.
+
+        Those that are known elsewhere hold there for up to a second more. With ``per_process`` each process counts by itself.
+        Without ``replace`` limits that are there already stay. The limits that hold now.
+        """
+        return (await self._atake(self._configuring(name, limits, per_process=per_process, replace=replace))).limits
+
+    async def configuration(self, name: str) -> tuple[Limit, ...] | None:
+        """The limits that are kept under a name, None if there are none."""
+        kept = await self._atake(self._kept(name))
+        return None if kept is None else kept.limits
+
+    async def pardon(self, key: str) -> None:
+        """Lift the ban of ``key``, if there is one."""
+        await self._atake(self._pardoning(key))
+
+    def _atake(self, steps: Steps[T]) -> Coroutine[Any, Any, T]:
+        """What comes of some steps, which wait for the store no longer than the timeout."""
+        return atake(self._store, steps, Budget(self._timeout, measured=measures_silence(self._store)))
+
+    def limited(
+        self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | None = 0
+    ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]:
+        """Limit an async function; a call that is refused raises `RateLimited`.
+
+        ``key`` is text, or gives text for the function's arguments; without it all calls of the function count together. With a
+        ``timeout`` other than 0 calls `wait` for their turn.
+        """
+
+        def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+            if not iscoroutinefunction(function):
+                raise TypeError(f"{function!r:.80} is no async function, expected one, or a Limiter instead of an AsyncLimiter")
+
+            @wraps(function)
+            async def limited(*args: P.args, **kwargs: P.kwargs) -> T:
+                decision = await self.wait(key_of(key, function, args, kwargs), *limits, cost=cost, timeout=timeout)
+                if not decision.allowed:
+                    raise RateLimited(decision)
+                return await function(*args, **kwargs)
+
+            return limited
+
+        self.validate("", *limits, cost=cost, timeout=timeout)
+        return decorate
+
+    def pace(
+        self,
+        source: Iterable[T] | AsyncIterable[T],
+        *limits: Limit | str | Configured,
+        key: str = "pace",
+        cost: int | Callable[[T], int] = 1,
+        even: bool = True,
+    ) -> AsyncIterator[T]:
+        """What a source gives, at the rate of the limits: ``async for page in limiter.pace(pages, "10/second"):``.
+
+        An item is read when somebody asks, and its turn is booked then as by `wait`: all that paces with the same ``key``,
+        in any process, shares the rate. With ``even`` items are evenly spaced: bursts are cut down to what comes in 10 ms,
+        at least an item. ``cost`` may be a callable that gives an item's cost. While the key is banned nothing is let
+        through. A plain iterable is read on the event loop; reading must not block.
+
+        If waiting fails, by `StoreError`, cancellation, or `RateLimited` where the cost never fits, the item is kept: the
+        same iterator gives it next. Any tasks of one event loop may ask it at the same time. Raises `ConfigError` at once
+        for limits that book no turns, and with ``even`` for those without a burst and for `Configured`.
+        """
+        spacing = Spacing(limits, cost, even=even)
+        self.validate(key, *limits, timeout=None)
+        return AsyncPace(source, partial(self.wait, key), spacing)
+
+    async def aclose(self) -> None:
+        """Close the store if it was opened here."""
+        if self._owns_store:
+            await self._store.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class Limiter(Verbs):
+    """A limiter for sync code, safe under threads: ``with Limiter("redis://localhost:6379/0") as limiter``.
+
+    ``store`` is a URL or a sync store; a store that it opened itself is closed with it. ``timeout`` is in seconds. Where the
+    store fails, every method raises `StoreError`. Keys reach the store as digests only. Costs are integers of at least 0.
+    """
+
+    def __init__(self, store: str | SyncStore, *, timeout: float = 0.1, key_prefix: str = "limitgate") -> None:
+        super().__init__(timeout, key_prefix)
+        self._owns_store = isinstance(store, str)
+        self._store: SyncStore = opened(store, open_sync_store)
+        self._holding = Holding(self._store, timeout)
+
+    def hit(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
+        """Take ``cost`` from every limit of ``key``, or from none."""
+        return self._take(self._deciding("spend", key, limits, cost))
+
+    def peek(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
+        """What `hit` would answer, with the bucket as it stands. Charges nothing."""
+        return self._take(self._deciding("peek", key, limits, cost))
+
+    def reset(self, key: str, *limits: Limit | str | Configured) -> Decision:
+        """Forget what was taken from these limits of ``key``; the decision shows them full."""
+        return self._take(self._deciding("reset", key, limits, 1))
+
+    def refund(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
+        """Give ``cost`` back to these limits of ``key``, no more than they hold; the decision shows them after that."""
+        return self._take(self._refunding(key, limits, cost))
+
+    def hit_up_to(self, key: str, *limits: Limit | str | Configured, cost: int) -> Decision:
+        """Take as much of ``cost`` as fits, ``decision.granted`` of it; where that is nothing, ``retry_after`` is for one."""
+        return self._take(self._hitting_up_to(key, limits, cost))
+
+    def wait(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | None = None) -> Decision:
+        """Take ``cost`` in turn: book the next one that is free, sleep until then, once, and return; first come, first served.
+
+        Refused at once, and nothing taken, if the turn is more than ``timeout`` seconds away, or the cost never fits. A timeout
+        of 0 is `hit`, None waits for as long as it takes. If it is interrupted meanwhile, the turn is given back. Raises
+        `ConfigError` for limits whose algorithm books no turns.
+        """
+        booked, taken, turn = self._take(self._booking(key, limits, cost, timeout))
+        if turn is not None:
+            try:
+                sleep_until(turn)
+            except BaseException:
+                self._take(booked.giving_back([*taken, *turn.taken]))
+                raise
+        return booked.decision
+
+    def reserve(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Reservation:
+        """`hit` for an estimated cost: `Reservation.settle` corrects it, `Reservation.cancel` gives it back."""
+        return Reservation(self._take(self._reserving(key, limits, cost)), self._store)
+
+    def slot(self, key: str, limit: Limit | str | int, *, cost: int = 1) -> AbstractContextManager[Decision]:
+        """Hold a place for as long as something is under way: ``with limiter.slot("user:42", 20) as decision:``.
+
+        ``limit`` is how many may be held at once, as a number or as a `Limit`, and ``cost`` how many places to hold. They are
+        given back at the end, whatever happens; those of a process that has crashed are free again after 30 seconds. Raises
+        `RateLimited` where there is no room; it promises no wait, its ``retry_after`` is only a hint.
+        """
+        return slot(self._holding, self._plan("peek", key, (at_once(limit),), cost))
+
+    def penalize(self, key: str, seconds: float) -> Decision:
+        """Refuse ``key`` for so many seconds more, whatever its limits say: on top of the ban that it has, if it has one."""
+        return self._take(self._banning(key, seconds, longer=True))
+
+    def ban(self, key: str, seconds: float | None = None) -> Decision:
+        """Refuse ``key`` for at least so many seconds, for ever if None; what was taken in advance can be used up."""
+        return self._take(self._banning(key, seconds))
+
+    def banned(self, key: str) -> Decision:
+        """Whether ``key`` is banned: then it is a refusal, and ``retry_after`` what is left of the ban."""
+        return self._take(self._banned(key))
+
+    def configure(self, name: str, *limits: Limit | str, per_process: bool = False, replace: bool = True) -> tuple[Limit, ...]:
+        """Keep limits in the store under a name: `Configured` stands for them, in every process that shares the store.
+
+        Those that are known elsewhere hold there for up to a second more. With ``per_process`` each process counts by itself.
+        Without ``replace`` limits that are there already stay. The limits that hold now.
+        """
+        return (self._take(self._configuring(name, limits, per_process=per_process, replace=replace))).limits
+
+    def configuration(self, name: str) -> tuple[Limit, ...] | None:
+        """The limits that are kept under a name, None if there are none."""
+        kept = self._take(self._kept(name))
+        return None if kept is None else kept.limits
+
+    def pardon(self, key: str) -> None:
+        """Lift the ban of ``key``, if there is one."""
+        self._take(self._pardoning(key))
+
+    def _take(self, steps: Steps[T]) -> T:
+        """What comes of some steps, which wait for the store no longer than the timeout."""
+        return take(self._store, steps, Budget(self._timeout, measured=measures_silence(self._store)))
+
+    def limited(
+        self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | None = 0
+    ) -> Callable[[Callable[P, T]], Callable[P, T]]:
+        """Limit a function; a call that is refused raises `RateLimited`.
+
+        ``key`` is text, or gives text for the function's arguments; without it all calls of the function count together. With a
+        ``timeout`` other than 0 calls `wait` for their turn.
+        """
+
+        def decorate(function: Callable[P, T]) -> Callable[P, T]:
+            if iscoroutinefunction(function):
+                raise TypeError(
+                    f"{function!r:.80} is async, expected a plain function, or an AsyncLimiter instead of a Limiter"
+                )
+
+            @wraps(function)
+            def limited(*args: P.args, **kwargs: P.kwargs) -> T:
+                decision = self.wait(key_of(key, function, args, kwargs), *limits, cost=cost, timeout=timeout)
+                if not decision.allowed:
+                    raise RateLimited(decision)
+                return function(*args, **kwargs)
+
+            return limited
+
+        self.validate("", *limits, cost=cost, timeout=timeout)
+        return decorate
+
+    def pace(
+        self,
+        source: Iterable[T],
+        *limits: Limit | str | Configured,
+        key: str = "pace",
+        cost: int | Callable[[T], int] = 1,
+        even: bool = True,
+    ) -> Iterator[T]:
+        """What a source gives, at the rate of the limits: ``for page in limiter.pace(pages, "10/second"):``.
+
+        An item is read when somebody asks, and its turn is booked then as by `wait`: all that paces with the same ``key``,
+        in any process, shares the rate. With ``even`` items are evenly spaced: bursts are cut down to what comes in 10 ms,
+        at least an item. ``cost`` may be a callable that gives an item's cost. While the key is banned nothing is let
+        through.
+
+        If waiting fails, by `StoreError`, an interruption, or `RateLimited` where the cost never fits, the item is kept:
+        the same iterator gives it next. Any threads may ask it at the same time. Raises `ConfigError` at once for limits
+        that book no turns, and with ``even`` for those without a burst and for `Configured`.
+        """
+        spacing = Spacing(limits, cost, even=even)
+        self.validate(key, *limits, timeout=None)
+        return Pace(source, partial(self.wait, key), spacing)
+
+    def close(self) -> None:
+        """Close the store if it was opened here."""
+        if self._owns_store:
+            self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,190 @@
+"""Items that are let through one by one, as their turns come: what `AsyncLimiter.pace` and `Limiter.pace` give.
+
+An item is read first and its turn is booked then, so that no turn lapses while a source is slow. Whatever ends the waiting for
+that turn, the item is kept, and is the next one that is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
+from functools import lru_cache
+from threading import RLock
+from time import sleep
+from typing import Any, Generic, Self, TypeVar, cast
+
+from limitgate.algorithms import ALGORITHMS, gcra
+from limitgate.errors import ConfigError
+from limitgate.limiter.stored_limits import Configured
+from limitgate.limits.decision import Decision, RateLimited
+from limitgate.limits.limit import Limit, as_limit
+from limitgate.limits.plan import check_cost
+
+T = TypeVar("T")
+
+LOOK_AGAIN = 1.0
+"""Seconds after which a key that is banned is looked at again at the latest, as somebody may have lifted the ban."""
+GRAIN = 100
+"""Of what comes in a second, the part that may come at once, in 10 ms: no timer is finer than about 1 ms."""
+
+_NONE: Any = object()
+"""Stands for no item, as an item may be anything."""
+
+
+class Spacing(Generic[T]):
+    """What an item takes, and of which limits. Raises `ConfigError` for limits that items cannot be spaced by."""
+
+    def __init__(self, limits: tuple[Limit | str | Configured, ...], cost: int | Callable[[T], int], *, even: bool) -> None:
+        self._limits = tuple([each if isinstance(each, Configured) else as_limit(each) for each in limits])
+        self._cost = cost if callable(cost) else check_cost(cost)
+        self._even = even
+        for limit in self._limits:
+            _check(limit, even=even)
+
+    def of(self, item: T) -> tuple[tuple[Limit | Configured, ...], int]:
+        """The limits for an item, and its cost. Raises what the cost's callable raises, and `TypeError` or `ValueError`."""
+        try:
+            cost = check_cost(self._cost(item)) if callable(self._cost) else self._cost
+        except (StopIteration, StopAsyncIteration) as error:
+            raise RuntimeError("the cost of an item raised what would have ended the loop") from error
+        if not self._even:
+            return self._limits, cost
+        return tuple([each if isinstance(each, Configured) else evenly(each, cost) for each in self._limits]), cost
+
+
+def _check(limit: Limit | Configured, *, even: bool) -> None:
+    if isinstance(limit, Configured):
+        if even:
+            raise ConfigError(f"{limit!r} may be any limits, which cannot be spaced evenly here, expected even=False")
+    elif not ALGORITHMS[limit.algorithm].BOOKS:
+        raise ConfigError(f"{limit!r} books no turns to wait for, expected a limit of gcra or warm_up")
+    elif even and ALGORITHMS[limit.algorithm] is not gcra:
+        raise ConfigError(f"{limit!r} has no burst to be made smaller, it spaces requests by itself: expected even=False")
+
+
+@lru_cache(maxsize=4096)
+def evenly(limit: Limit, cost: int) -> Limit:
+    """A limit of the same rate and bucket, with a burst of what comes in 10 ms: at least 1, at most the burst that it has.
+
+    For an item that costs more the burst is just that cost, so that it passes as soon as all before it is paid for.
+    """
+    return limit.less(max(0, limit.burst - max(1, limit.count // (limit.period * GRAIN), cost)))
+
+
+def pause(refused: Decision) -> float:
+    """Seconds until an item that was refused asks again. Raises `RateLimited` where it never fits."""
+    if refused.retry_after == math.inf:
+        raise RateLimited(refused)
+    return min(refused.retry_after, LOOK_AGAIN)
+
+
+class AsyncPace(Generic[T]):
+    """An async iterator over what a source gives. Any tasks of one event loop may ask it at the same time."""
+
+    def __init__(
+        self, source: Iterable[T] | AsyncIterable[T], wait: Callable[..., Awaitable[Decision]], spacing: Spacing[T]
+    ) -> None:
+        """``wait`` is that of a limiter, with its key."""
+        self._is_async = isinstance(source, AsyncIterable)
+        self._source: Any = aiter(source) if isinstance(source, AsyncIterable) else iter(source)
+        self._wait = wait
+        self._spacing = spacing
+        self._kept: deque[T] = deque()
+        self._is_over = False
+        self._reading = asyncio.Lock()
+        self._reader: asyncio.Task[Any] | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        item = await self._item()
+        try:
+            limits, cost = self._spacing.of(item)
+            while True:
+                decision = await self._wait(*limits, cost=cost)
+                if decision.allowed:
+                    return item
+                await asyncio.sleep(pause(decision))
+        except BaseException:
+            self._kept.append(item)
+            raise
+
+    async def _item(self) -> T:
+        """The next item, one that was kept if there is any."""
+        if not self._kept:
+            if self._reading.locked() and self._reader is asyncio.current_task():
+                raise RuntimeError("a source asks for items that it is to give itself, expected it to ask nobody who reads it")
+            async with self._reading:
+                if not self._kept:  # as somebody else may have failed meanwhile
+                    self._reader = asyncio.current_task()
+                    await self._read()
+        if not self._kept:
+            raise StopAsyncIteration
+        return self._kept.popleft()
+
+    async def _read(self) -> None:
+        """Keep the next item of the source, if it has one."""
+        if not self._is_over:
+            try:
+                self._kept.append(await anext(self._source) if self._is_async else next(self._source))
+            except (StopAsyncIteration, StopIteration):
+                self._is_over = True
+
+
+class Pace(Generic[T]):
+    """An iterator over what a source gives. Any threads may ask it at the same time."""
+
+    def __init__(self, source: Iterable[T], wait: Callable[..., Decision], spacing: Spacing[T]) -> None:
+        """``wait`` is that of a limiter, with its key."""
+        self._source = iter(source)
+        self._wait = wait
+        self._spacing = spacing
+        self._kept: deque[T] = deque()
+        self._is_over = False
+        self._reading = RLock()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        item = self._item()
+        try:
+            limits, cost = self._spacing.of(item)
+            while True:
+                decision = self._wait(*limits, cost=cost)
+                if decision.allowed:
+                    return item
+                sleep(pause(decision))
+        except BaseException:
+            self._kept.append(item)
+            raise
+
+    def _item(self) -> T:
+        """The next item, one that was kept if there is any."""
+        found = self._from_kept()
+        if found is _NONE:
+            with self._reading:
+                found = self._from_kept()  # as another thread may have failed meanwhile
+                if found is _NONE:
+                    found = self._read()
+        if found is _NONE:
+            raise StopIteration
+        return cast("T", found)
+
+    def _from_kept(self) -> Any:
+        try:
+            return self._kept.popleft()
+        except IndexError:
+            return _NONE
+
+    def _read(self) -> Any:
+        """The next item of the source; at its end one that another thread gave up while the source was asked."""
+        if not self._is_over:
+            try:
+                return next(self._source)
+            except StopIteration:
+                self._is_over = True
+        return self._from_kept()

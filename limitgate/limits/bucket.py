@@ -1,0 +1,142 @@
+"""The limits of one bucket, checked together: which limits share a bucket, and by what numbers they are known in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache, reduce
+
+from limitgate.algorithms import ALGORITHMS, gcra
+from limitgate.algorithms.base import Algorithm, Load
+from limitgate.errors import ConfigError
+from limitgate.limits.limit import Limit, as_limit
+
+MAX_WINDOWS = 64
+"""Limits in one bucket: every request looks at all of them, in Redis too."""
+
+MAX_LOAD = 5_000
+"""Microseconds that limits which are checked together may cost Redis at most: everybody else waits meanwhile."""
+LEASE_SPARE_US = 1_002_000
+"""Microseconds of a lease's draining that are not given back: it is used for a second, and clocks differ a little."""
+BUCKET = Load(6, 3, 2)
+"""What every bucket costs Redis, whatever is in it."""
+
+_PLACES = {name: place for place, name in enumerate(ALGORITHMS)}
+
+
+class Windows:
+    """The limits of one bucket, checked together, each with the number that names it inside the bucket.
+
+    They are of one algorithm: those of GCRA share a bucket, any other limit has one for itself, see `buckets_of`.
+    A window's number holds what tells it from the others of its bucket: its period, its algorithm, and its place among
+    those equal in both. Count and burst are left out, so a changed count finds what was owed before. Raises `ConfigError`
+    where some limits have a lease and others have none: those would ask Redis about every request all the same.
+    """
+
+    __slots__ = (
+        "algorithm",
+        "borrow",
+        "capacities",
+        "counts",
+        "facts",
+        "has_slots",
+        "ids",
+        "is_dated",
+        "lease",
+        "limits",
+        "load",
+        "strictest",
+        "suffix",
+        "weights",
+    )
+
+    def __init__(self, limits: tuple[Limit, ...], ids: tuple[int, ...] | None = None, strictest: Windows | None = None) -> None:
+        self.limits = limits
+        self.ids = _numbered(limits) if ids is None else ids
+        self.counts = tuple(limit.count for limit in limits)
+        """Ticks that a microsecond pays back."""
+        self.weights = tuple(limit.period_us for limit in limits)
+        """Ticks that a request takes."""
+        self.capacities = tuple(limit.capacity for limit in limits)
+        """Ticks that a full bucket holds."""
+        self.lease = min([limit.lease for limit in limits], default=0)
+        """Requests that a process may take in advance, 0 for none."""
+        self.borrow = any(limit.borrow for limit in limits)
+        """Whether a request may cost more than there is."""
+        self.algorithm: Algorithm = _common_algorithm(limits)
+        self.facts = self.algorithm.FACTS * len(limits)
+        """How many numbers the script reports of the bucket."""
+        self.load = reduce(Load.plus, map(self.algorithm.load, limits), BUCKET)
+        """What the bucket costs Redis at most."""
+        self.is_dated = any(map(self.algorithm.date, limits))
+        """Whether the script has to be told about the present date."""
+        self.has_slots = self.algorithm is ALGORITHMS["concurrency"]
+        """Whether these are places for requests in flight, so that a charge has to have a `Charge.slot`."""
+        self.suffix = "" if self.algorithm is gcra else f":{self.ids[0]:x}"
+        """What the bucket's key ends with."""
+        self.strictest: Windows = strictest or self
+        """The same as those find them who have least room: what refuses them must not be forgotten."""
+
+    def less(self, kept: Sequence[int], strictest: Windows | None = None) -> Windows:
+        """The same windows with so much room less in each, see `Limit.less`, and as those find them who have least room."""
+        return Windows(tuple([limit.less(many) for limit, many in zip(self.limits, kept)]), self.ids, strictest)
+
+    def share(self, processes: int, cost: int = 1) -> Windows:
+        """The `Limit.share` of each limit; the same object for all costs that fit into the shares of the bursts."""
+        if processes == 1:
+            return self
+        share = _share(self, processes, 1)
+        return share if all(cost <= limit.most for limit in share.limits) else _share(self, processes, cost)
+
+
+@lru_cache(maxsize=4096)
+def _share(windows: Windows, processes: int, cost: int) -> Windows:
+    strictest = None if windows.strictest is windows else windows.strictest.share(processes, cost)
+    return Windows(tuple([limit.share(processes, cost) for limit in windows.limits]), strictest=strictest)
+
+
+@lru_cache(maxsize=4096)
+def windows_of(*limits: Limit | str) -> Windows:
+    """The `Windows` of these limits, given as limits or text; kept, since callers repeat the same few."""
+    return Windows(tuple(as_limit(limit) for limit in limits))
+
+
+def buckets_of(limits: tuple[Limit, ...]) -> tuple[Windows, ...]:
+    """The buckets of limits that apply together, in the order in which their first limits were given.
+
+    Raises `ConfigError` for too many limits, and for those that hold Redis up for longer than `MAX_LOAD`.
+    """
+    together: dict[int, list[int]] = {}
+    ids = _numbered(limits)
+    for place, limit in enumerate(limits):
+        together.setdefault(0 if ALGORITHMS[limit.algorithm] is gcra else ids[place], []).append(place)
+    buckets = [Windows(tuple([limits[n] for n in each]), tuple([ids[n] for n in each])) for each in together.values()]
+    load = sum([sum(bucket.load) for bucket in buckets])
+    if load > MAX_LOAD:
+        raise ConfigError(
+            f"{len(limits)} limits that are to be checked together may hold Redis up for {load:,.0f} µs, expected at most "
+            f"{MAX_LOAD:,}: fewer of them, or lower counts of a sliding_log or of 'at once'"
+        )
+    return tuple(buckets)
+
+
+def _numbered(limits: tuple[Limit, ...]) -> tuple[int, ...]:
+    places: Counter[tuple[int, str]] = Counter()
+    ids = []
+    for limit in limits:
+        kind = limit.period, limit.algorithm
+        ids.append(limit.period << 16 | _PLACES[limit.algorithm] << 8 | places[kind])
+        places[kind] += 1
+    if len(limits) > MAX_WINDOWS:
+        raise ConfigError(f"{len(limits)} limits are to be checked together, expected at most {MAX_WINDOWS}")
+    if any(limit.lease for limit in limits) and not all(limit.lease for limit in limits):
+        names = " and ".join([f"{limit} {'has' if limit.lease else 'has no'} lease" for limit in limits])
+        raise ConfigError(f"{names}, expected one for all limits that are checked together or for none")
+    return tuple(ids)
+
+
+def _common_algorithm(limits: tuple[Limit, ...]) -> Algorithm:
+    algorithm = ALGORITHMS[limits[0].algorithm] if limits else gcra
+    if (algorithm is not gcra and len(limits) > 1) or any(ALGORITHMS[limit.algorithm] is not algorithm for limit in limits):
+        raise ValueError(f"{', '.join(map(repr, limits))} cannot share a bucket, expected limits of GCRA or a single one")
+    return algorithm

@@ -1,0 +1,283 @@
+"""What a limit is: a count per period with a burst, in integers. Knows no clock, no store and no HTTP.
+
+One request weighs ``period_us`` ticks and time drains ``count`` ticks per microsecond, so every amount that
+GCRA needs for this limit is a whole number of ticks (a tick is 1/count µs).
+"""
+
+from __future__ import annotations
+
+import re
+from copy import copy
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import gcd
+from typing import Any
+
+from limitgate.algorithms import ALGORITHMS, gcra
+from limitgate.algorithms.gcra import MAX_OWED_US
+from limitgate.errors import ConfigError
+from limitgate.limits.duration import seconds_of
+
+SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
+"""The units a limit can be written in. Those of other lengths are written as ``5 per 15 minutes``."""
+
+MAX_PERIOD = 366 * SECONDS["day"]
+MAX_RATE = 1_000_000
+"""Requests per second up to which the arithmetic is exact in Lua's doubles, see docs/architecture.md."""
+MAX_REFILL_US = 10 * MAX_PERIOD * 1_000_000
+"""The longest time that an empty bucket may take to fill: ten times the longest period."""
+_ABBREVIATIONS = {"s": "second", "sec": "second", "m": "minute", "min": "minute", "h": "hour", "hr": "hour", "d": "day"}
+_AT_ONCE = re.compile(r"\s*(?P<count>[0-9]{1,18})\s+at\s+once\s*", re.ASCII | re.IGNORECASE)
+_LIMIT = re.compile(
+    r"\s*(?P<count>[0-9]{1,18})\s*(?:/|\bper\b)\s*(?:(?P<many>[0-9]{1,9})\s*)?(?P<unit>[a-z]{1,10})"
+    r"(?:\s+burst\s+(?P<burst>[0-9]{1,18}))?\s*",
+    re.ASCII | re.IGNORECASE,
+)
+_EXPECTED = "expected for example '100/minute', '5 per 15 minutes', '10/s burst 20' or '20 at once'"
+_OPTIONS = ("burst", "algorithm", "lease", "align", "borrow", "warm_up")
+NAMES = tuple([name for name, algorithm in ALGORITHMS.items() if not algorithm.SILENT and name != "concurrency"])
+"""The algorithms that a limit may have which has a period."""
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class Limit:
+    """``count`` requests per ``period`` seconds, of which ``burst`` may come at once from a full bucket.
+
+    Written ``Limit("100/minute")``, ``Limit("10/s burst 20")``, ``Limit("5 per 15 minutes")``. ``burst`` defaults to the
+    count. Raises `ConfigError` for text that is no limit, and for a limit outside the range in which every decision is
+    exact: up to 1,000,000 requests per second and periods up to 366 days.
+
+    ``lease`` lets a process take up to so many requests from Redis in advance and admit them by itself for at most a second;
+    what is left then goes back. No more is admitted for it, but up to ``lease`` requests per process may go unused.
+
+    ``borrow`` lets a request pass that costs more than there is, as long as one request fits: the next ones pay for it.
+    ``warm_up`` starts an idle limit at a third of its rate and lets it get faster for so long, ``10`` or ``"10s"``. Both are
+    what Guava's limiters do.
+
+    ``Limit("20 at once")`` is about requests in flight: a ``concurrency`` of 20, which has no period. A request takes one of
+    the places when it comes and gives it back when it is over.
+    """
+
+    count: int
+    """Requests in a period."""
+    period: int
+    """Seconds; 0 for requests in flight."""
+    burst: int
+    """Requests that may come at once from a full bucket; the count if not given."""
+    algorithm: str
+    """How requests are counted, ``gcra`` if neither the limit nor its rule says; see docs/algorithms.md."""
+    lease: int
+    """Requests that a process may take from Redis in advance; 0 to ask for every one."""
+    align: str | None
+    """Where a ``fixed_window`` begins: ``utc``, which is the default, a time zone, or ``first-request``."""
+    borrow: bool
+    """Whether a request of any cost passes where one request fits, and the next ones pay for it."""
+    warm_up: float | None
+    """Seconds, or text such as ``10s``, in which an idle limit gets from a third of its rate to all of it."""
+    says_algorithm: bool = field(compare=False)
+    """Whether the limit itself says how requests are counted, so that nobody else does."""
+    period_us: int = field(compare=False)
+    """The period in microseconds; also what one request weighs, in ticks."""
+    capacity: int = field(compare=False)
+    """What a full bucket holds, in ticks: ``burst`` requests."""
+    ceiling: int = field(compare=False)
+    """The most that is remembered of a debt, in ticks: `MAX_OWED_US`."""
+    full: int = field(compare=False)
+    """The idle time that ``warm_up`` stores, in ticks; 0 without."""
+    most: int = field(compare=False)
+    """The most that a request may cost: ``burst``, or where the next ones pay for it, what can be remembered."""
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        burst: int | None = None,
+        algorithm: str | None = None,
+        lease: int = 0,
+        align: str | None = None,
+        borrow: bool = False,
+        warm_up: float | str | None = None,
+    ) -> None:
+        count, period, written_burst = _parse(text)
+        if algorithm is not None and (not period) is not (algorithm == "concurrency"):
+            message = f"limit {text!r}, {algorithm!r:.40}: expected '20 at once' for a concurrency, and for nothing else"
+            raise ConfigError(message)
+        if burst is not None and written_burst is not None:
+            raise ConfigError(f"limit {text!r} gives its burst twice, expected it once")
+        given = next((number for number in (burst, written_burst) if number is not None), None)
+        says, default = algorithm is not None or not period, "gcra" if period else "concurrency"
+        if warm_up is not None:
+            if given is not None or not period:
+                raise ConfigError(f"limit {text!r} has warm_up, expected a rate without burst: one request passes at a time")
+            if algorithm not in (None, "warm_up"):
+                raise ConfigError(f"limit {text!r} has warm_up, expected no other algorithm than that, not {algorithm!r:.40}")
+            says, default, given, warm_up = True, "warm_up", 1, seconds_of(warm_up)
+        self._become(
+            count=count,
+            period=period,
+            burst=count if given is None else given,
+            algorithm=default if algorithm is None else algorithm,
+            says_algorithm=says,
+            lease=lease,
+            align=align,
+            borrow=borrow,
+            warm_up=warm_up,
+        )
+        _check(self)
+
+    def _become(self, **changes: Any) -> None:
+        """Take on values, and what follows from them."""
+        for name, value in changes.items():
+            object.__setattr__(self, name, value)
+        if all(type(number) is int for number in (self.count, self.period, self.burst)):
+            weight, ceiling = self.period * 1_000_000, MAX_OWED_US * self.count
+            full = 0 if self.warm_up is None else round(Fraction(self.warm_up) * 1_000_000) * self.count
+            most = self.burst
+            if self.borrow and weight:
+                most = (ceiling - self.burst * weight) // weight + 1
+            elif full and weight:
+                most = (ceiling - full) // weight
+            for name, value in (
+                ("period_us", weight),
+                ("capacity", self.burst * weight),
+                ("ceiling", ceiling),
+                ("full", full),
+                ("most", most),
+            ):
+                object.__setattr__(self, name, value)
+
+    def leased(self, lease: int) -> Limit:
+        """This limit with a lease. Raises `ConfigError` for one that it cannot have."""
+        return self.having(lease=lease)
+
+    def having(self, **options: Any) -> Limit:
+        """This limit with other options. Raises `ConfigError` as `Limit` does."""
+        now = {name: getattr(self, name) for name in _OPTIONS[1:] if name != "algorithm" or self.says_algorithm}
+        return Limit(str(self), **{**now, **options})
+
+    def share(self, processes: int, cost: int = 1) -> Limit:
+        """What one of so many ``processes`` may grant by itself so that all together grant no more than this limit.
+
+        The rate is divided exactly: the period stays where the count can be divided, and gets longer where it cannot, so
+        ``100/minute`` among four is ``25/minute`` and ``5/second`` among two is ``5 per 2 seconds``. The share is a limit like
+        any other, and what is reported of it is what this process will do; the whole limit's numbers would be promises that
+        it cannot keep. The burst is divided and rounded down, but a request of this ``cost`` stays possible if it was, and
+        one request always does: only there may all processes together exceed the burst.
+
+        A share may have a longer period, and take longer to fill, than other limits: it is for stores that count in whole
+        numbers of any size, not for Redis. It has no lease. Of algorithms that count in windows, and so have no rate,
+        only the burst is divided: it is all that they let through.
+        """
+        common = gcd(self.count, processes)
+        burst = max(self.burst // processes, min(max(1 if self.borrow else cost, 1), self.burst))
+        shared, changes = copy(self), {"burst": burst, "lease": 0}
+        if ALGORITHMS[self.algorithm] is gcra or self.warm_up:
+            changes |= {"count": self.count // common, "period": self.period * (processes // common)}
+        shared._become(**changes)  # noqa: SLF001 - it is one of ours
+        return shared
+
+    def less(self, kept: int) -> Limit:
+        """This limit with so much room less, which is kept for others. Raises `ConfigError` where nothing would be left."""
+        if kept >= self.burst:
+            raise ConfigError(
+                f"{self} has room for {self.burst} of which {kept} would be kept for others, expected less than that"
+            )
+        lesser = copy(self)
+        lesser._become(burst=self.burst - kept)  # noqa: SLF001 - it is one of ours
+        return lesser
+
+    def __str__(self) -> str:
+        if not self.period:
+            return f"{self.burst} at once"
+        unit = unit_of(self.period)
+        rate = f"{self.count}/{unit}" if unit else f"{self.count} per {self.period} seconds"
+        return rate if self.burst == self.count or self.warm_up else f"{rate} burst {self.burst}"
+
+    def __repr__(self) -> str:
+        text, *options = self.given.items()
+        return f"Limit({text[1]!r}{''.join(f', {name}={value!r}' for name, value in options)})"
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """A mapping that `as_limit` makes this limit of."""
+        usual = "warm_up" if self.warm_up else "gcra" if self.period else "concurrency"
+        default = {"algorithm": usual, "lease": 0, "align": None, "borrow": False, "warm_up": None}
+        options = {name: getattr(self, name) for name, value in default.items() if getattr(self, name) != value}
+        return {"limit": str(self), **options}
+
+
+def as_limit(value: object) -> Limit:
+    """``value`` as a `Limit`: one already, text, or a mapping of ``limit`` and the options of `Limit`.
+
+    Raises `ConfigError` for anything else.
+    """
+    if isinstance(value, Limit):
+        return value
+    if isinstance(value, str):
+        return Limit(value)
+    if isinstance(value, dict) and "limit" in value and value.keys() <= {"limit", *_OPTIONS}:
+        return Limit(value["limit"], **{name: option for name, option in value.items() if name != "limit"})
+    raise ConfigError(f"{value!r} is not a limit, {_EXPECTED}")
+
+
+def kept_as(algorithm: str) -> Limit:
+    """What stands for a limit that nobody could write: that of a ban, or of a register."""
+    limit = copy(Limit("1/second"))
+    limit._become(algorithm=algorithm)  # noqa: SLF001 - it is one of ours
+    return limit
+
+
+def unit_of(period: int) -> str | None:
+    """``second``, ``minute``, ``hour`` or ``day`` for a period of just that length in seconds, else None."""
+    return next((unit for unit, seconds in SECONDS.items() if seconds == period), None)
+
+
+def _parse(text: object) -> tuple[int, int, int | None]:
+    if isinstance(text, str) and (match := _AT_ONCE.fullmatch(text)):
+        return int(match["count"]), 0, None
+    match = _LIMIT.fullmatch(text) if isinstance(text, str) else None
+    unit = match["unit"].lower() if match else ""
+    seconds = SECONDS.get(_ABBREVIATIONS.get(unit, unit.removesuffix("s")))
+    if match is None or seconds is None:
+        raise ConfigError(f"{text!r} is not a limit, {_EXPECTED}")
+    burst, period = match["burst"], int(match["many"] or 1) * seconds
+    if not period:
+        raise ConfigError(f"limit {text!r}: expected a period of at least 1 second")
+    return int(match["count"]), period, None if burst is None else int(burst)
+
+
+def _check(limit: Limit) -> None:
+    count, period, burst, lease, algorithm = limit.count, limit.period, limit.burst, limit.lease, limit.algorithm
+    text = f"{count} per {period} s, burst {burst}" if algorithm != "concurrency" else f"{count} at once"
+    given = (
+        {"count": count, "burst": burst} if algorithm == "concurrency" else {"count": count, "period": period, "burst": burst}
+    )
+    for name, number in given.items():
+        if type(number) is not int or number < 1:
+            raise ConfigError(f"limit {text}: expected a {name} of at least 1")
+    if period > MAX_PERIOD:
+        raise ConfigError(f"limit {text}: expected a period of at most 366 days")
+    if period and count > MAX_RATE * period:
+        raise ConfigError(f"limit {text}: expected at most {MAX_RATE:,} requests per second")
+    if burst * period * 1_000_000 > MAX_REFILL_US * count:
+        raise ConfigError(f"limit {text}: expected a burst that this rate earns back within ten years")
+    if type(lease) is not int or not 0 <= lease <= burst:
+        raise ConfigError(f"limit {text}: expected a lease of 0 to {burst} requests, not {lease!r:.40}")
+    if algorithm not in (*NAMES, "concurrency"):
+        raise ConfigError(f"limit {text}: expected an algorithm out of {', '.join(NAMES)}, not {algorithm!r}")
+    _check_algorithm(limit, text)
+
+
+def _check_algorithm(limit: Limit, text: str) -> None:
+    algorithm = limit.algorithm
+    if limit.align is not None and algorithm != "fixed_window":
+        raise ConfigError(f"limit {text}: expected align for a fixed_window only")
+    if type(limit.borrow) is not bool:
+        raise ConfigError(f"limit {text}: expected true or false for borrow, not {limit.borrow!r:.40}")
+    if limit.borrow and (limit.lease or ALGORITHMS[algorithm] is not gcra):
+        what = "without a lease" if limit.lease else f"for gcra only, not for {algorithm}"
+        raise ConfigError(f"limit {text}: expected borrow {what}")
+    if limit.lease and ALGORITHMS[algorithm] is not gcra:
+        raise ConfigError(f"limit {text}: expected no lease for a {algorithm}")
+    if (expected := ALGORITHMS[algorithm].check(limit)) is not None:
+        raise ConfigError(f"limit {text}, {algorithm}: expected {expected}")

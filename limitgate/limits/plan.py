@@ -1,0 +1,122 @@
+"""What goes to a store and what comes back: plain data, the language between rules, stores and decisions."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from limitgate.algorithms.base import Amount, State
+from limitgate.limits.bucket import Windows
+
+MAX_AHEAD = 2**51
+"""Microseconds (71 years): what is booked no further ahead is remembered to the microsecond."""
+
+Verb = Literal["spend", "peek", "reset"]
+
+_CHANCE = random.SystemRandom()  # not that of an application, which may have seeded it, and another one in each fork
+
+
+def check_cost(cost: object) -> int:
+    """``cost`` as it may be charged. Raises `TypeError` if it is no integer, `ValueError` if it is negative."""
+    if type(cost) is not int:
+        raise TypeError(f"cost is a {type(cost).__name__}, expected an integer, or in a rule a callable that gives one")
+    if cost < 0:
+        raise ValueError(f"cost is {cost}, expected at least 0")
+    return cost
+
+
+class Lease(NamedTuple):
+    """What is taken from a bucket in advance, and what is put back of what was taken before.
+
+    What was taken drains in the bucket like everything else. So the later it is put back the less is left of it, but for
+    the time in which the bucket had other debts to drain. What is taken on top drains by the same rule.
+    """
+
+    most: int
+    """How many requests to take besides the charge, as many as fit."""
+    as_of: int
+    """The store's clock from which on what is put back counts as drained, Unix µs."""
+    back: Sequence[Amount]
+    """What is put back per window, as its algorithm counts it; if negative, what is taken on top, whether it fits or not."""
+    grace: Sequence[int]
+    """For how long after ``as_of`` it can be put back in whole, µs per window: a bucket may have other debts to drain first."""
+
+    @property
+    def gives_back(self) -> bool:
+        """Whether anything is put back, or taken on top."""
+        return any(self.back)
+
+
+class Charge(NamedTuple):
+    """What a request would take from one bucket."""
+
+    key: str
+    """The bucket's key in the store: digests only, nothing that a client sent."""
+    windows: Windows
+    cost: int
+    binding: bool
+    """Whether this bucket may refuse the request; a shadow rule's may not."""
+    rule: str | None
+    """The rule's name, None in a Limiter."""
+    lease: Lease | None = None
+    """What to take in advance and to put back, None for nothing."""
+    ahead: int = 0
+    """For how long the request may wait for its turn, µs: so far ahead it can be booked. At most `MAX_AHEAD`."""
+    slot: int = 0
+    """What names the place that is taken, where requests in flight are counted; 0 elsewhere."""
+
+    def share(self, processes: int) -> Charge:
+        """This charge by one of so many processes that each limit alone, see `Limit.share`."""
+        return self if processes == 1 else self._replace(windows=self.windows.share(processes, self.cost))
+
+
+class Plan(NamedTuple):
+    """All buckets that one request touches. They are charged together or not at all."""
+
+    charges: tuple[Charge, ...]
+    verb: Verb = "spend"
+
+    @property
+    def gives_back(self) -> bool:
+        """Whether buckets owe less afterwards, or something that nobody asked them about."""
+        return self.verb == "reset" or any(charge.lease and charge.lease.gives_back for charge in self.charges)
+
+    @property
+    def has_leases(self) -> bool:
+        """Whether it puts something back, or takes something in advance."""
+        return any(charge.lease for charge in self.charges)
+
+    def named(self) -> Plan:
+        """This plan with a name for the slots that it takes, which nobody has had before."""
+        slot = _CHANCE.randrange(1, 2**52)
+        return self._replace(
+            charges=tuple([charge._replace(slot=slot) if charge.windows.has_slots else charge for charge in self.charges])
+        )
+
+
+class Reading(NamedTuple):
+    """What a store reports about a plan, and what follows from it for the plan as a whole."""
+
+    now: int
+    """The store's clock, Unix µs."""
+    states: Sequence[Sequence[State]]
+    """Per charge and window, how it stood before."""
+    after: Sequence[Sequence[State] | None]
+    """Per charge, the states if it is taken; None if it does not fit."""
+    admitted: bool
+    """Whether the request passes: every binding charge fits. Then each charge that fits is taken, else none is."""
+    waited: float = 0.0
+    """Seconds for which the store was silent before, while this process was there to listen, as far as it measures that."""
+
+
+def read(charges: Sequence[Charge], now: int, states: Sequence[Sequence[State]]) -> Reading:
+    """The reading of ``states`` at ``now``. Every store's verdict is made here; Lua repeats it where it must be atomic."""
+    admitted, after = True, []
+    for charge, found in zip(charges, states):
+        then = charge.windows.algorithm.weighed(found, charge)
+        if then is None and charge.binding:
+            admitted = False
+        after.append(then)
+    reading: Reading = tuple.__new__(Reading, (now, states, after, admitted, 0.0))  # half the time that Reading() takes
+    return reading

@@ -1,0 +1,58 @@
+"""Priorities: how much of a limit is kept for those who have a higher one. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Final, Literal
+
+from limitgate.errors import ConfigError
+from limitgate.limits.bucket import Windows
+
+Priority = Literal["high", "normal", "low"]
+
+NORMAL: Final[Priority] = "normal"
+RESERVES: Final[Mapping[Priority, int]] = {"high": 0, "normal": 1, "low": 2}
+"""By priority, how many times the reserve is kept from those who have it."""
+MOST = Fraction(49, 100)
+"""The largest reserve: twice that leaves something."""
+
+_PERCENT = re.compile(r"\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%\s*", re.ASCII)
+
+
+def share_of(value: object) -> Fraction:
+    """A reserve as a share of the whole: text such as ``20%``, or a number such as 0.2, which stands for just that.
+
+    Raises `ConfigError` for anything else, and for what is not above 0 and at most 49 %.
+    """
+    share = None
+    if isinstance(value, str) and (match := _PERCENT.fullmatch(value)):
+        share = Fraction(match[1]) / 100
+    elif isinstance(value, float) and math.isfinite(value):
+        share = Fraction(repr(value))
+    elif isinstance(value, Fraction):
+        share = value
+    if share is None or not 0 < share <= MOST:
+        raise ConfigError(f"{value!r:.80} is no reserve, expected a share above 0 and up to 49 %, such as '20%' or 0.2")
+    return share
+
+
+def graded(buckets: tuple[Windows, ...], reserve: Fraction) -> dict[Priority, tuple[Windows, ...]]:
+    """The same buckets as those of each priority find them: with less room the lower it is.
+
+    What is kept is rounded up to whole requests. Raises `ConfigError` for a limit of which nothing would be left.
+    """
+    kept = [[math.ceil(reserve * limit.burst) for limit in windows.limits] for windows in buckets]
+    low = [windows.less([2 * each for each in much]) for windows, much in zip(buckets, kept)]
+    found: dict[Priority, tuple[Windows, ...]] = {}
+    for priority, times in RESERVES.items():
+        rooms = zip(buckets, kept, low)
+        found[priority] = tuple([windows.less([times * each for each in much], least) for windows, much, least in rooms])
+    return found
+
+
+def percent(share: Fraction) -> str:
+    """A share as people write it."""
+    return f"{float(share * 100):g}%"

@@ -1,0 +1,42 @@
+"""What puts buckets right when a request turns out to have cost something else than it was charged, or nothing.
+
+What was charged too much is given back, and then a bucket is as if it had not been charged:
+
+    the difference, less what of it drained meanwhile; and as long as the bucket had older debts to drain, that is nothing
+
+That is exact, to the microsecond, while nobody else uses the bucket, and for one that owes more than drained meanwhile.
+
+What was charged too little is owed from now on. In a bucket that ran empty meanwhile some of it would have drained; but the
+bucket does not know of how many requests, and if each that was under way counted on the same time, together they would be
+charged next to nothing. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from limitgate.algorithms.base import State
+from limitgate.limits.bucket import LEASE_SPARE_US
+from limitgate.limits.plan import Charge, Lease, Plan, Reading
+
+
+def correction(plan: Plan, reading: Reading, costs: Sequence[int]) -> Plan:
+    """What corrects a plan that was admitted, given what each of its charges turned out to cost; maybe without charges."""
+    read = zip(plan.charges, reading.states, reading.after, costs)
+    took = [(charge, states, cost) for charge, states, then, cost in read if then is not None]  # what did not fit took nothing
+    wrong = [_corrected(charge, states, reading.now, cost) for charge, states, cost in took if cost != charge.cost]
+    return Plan(tuple([charge for charge in wrong if charge.lease and charge.lease.gives_back]), "peek")
+
+
+def undoing(plan: Plan, reading: Reading) -> Plan:
+    """What gives back everything that a plan took that was admitted; maybe without charges."""
+    return correction(plan, reading, [0] * len(plan.charges))
+
+
+def _corrected(charge: Charge, states: Sequence[State], now: int, cost: int) -> Charge:
+    windows = charge.windows
+    back, grace = windows.algorithm.owed_back(charge, states, cost)
+    if windows.lease and cost < charge.cost:  # it may come out of what was taken in advance, up to so long ago
+        back = [max(0, ticks - LEASE_SPARE_US * count) for ticks, count in zip(back, windows.counts)]
+        grace = [0] * len(back)
+    return Charge(charge.key, windows, 0, binding=False, rule=charge.rule, lease=Lease(0, now, back, grace))

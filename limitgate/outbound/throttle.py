@@ -1,0 +1,329 @@
+"""How a polite caller goes about a request: waits its turn, sends it, heeds what the other side says, and comes back.
+
+Written once for code that awaits and code that does not. What has to be done is a generator that yields what its `Door` gives:
+results in code that does not wait otherwise, awaitables in code that does. `run` and `arun` send the results back in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import random
+import time
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from contextlib import suppress
+from typing import Any, Generic, Protocol, TypeVar, get_args
+
+from limitgate.errors import ConfigError, StoreError
+from limitgate.limiter.limiter import AsyncLimiter, Limiter
+from limitgate.limiter.pace import LOOK_AGAIN
+from limitgate.limiter.stored_limits import Configured
+from limitgate.limits.decision import Decision, RateLimited
+from limitgate.limits.limit import Limit
+from limitgate.outbound.response_fields import Answer
+from limitgate.rules.rule import OnError
+from limitgate.stores import MemoryStore
+
+Request = TypeVar("Request")
+Kind = TypeVar("Kind", AsyncLimiter, Limiter)
+Steps = Generator[Any, Any, Any]
+
+_IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
+"""Methods that mean the same once and twice (RFC 9110 section 9.2.2)."""
+OF_BODIES = ("content-encoding", "content-length", "transfer-encoding")
+"""Fields that a response does without where it has lost its body."""
+MOST_READ = 65_536
+"""Bytes of a refusal's body that are read at most."""
+LONGEST_READ = 1.0
+"""Seconds for which a refusal's body is read at most."""
+REMEMBERED = 10_000
+"""Keys of which something is remembered in this process at most."""
+_SHORT = 260
+"""Characters of a key that is remembered as it is, as any host with its port (RFC 1035 section 2.3.4)."""
+LONGEST_PAUSE = 3600.0
+"""Seconds for which a response of the other side may keep everybody on the store away, unless told otherwise."""
+_HEARD = 1.0
+"""Seconds after which it is looked up whether another process has heard something meanwhile."""
+_ROUNDING = 2.0
+"""Seconds by which a reset may be later than it should be: whole seconds, rounded up, by a clock that is not ours."""
+_LONGEST_BACKOFF = 60.0
+
+_log = logging.getLogger("limitgate.outbound")
+
+
+class Door(Protocol):
+    """What a client library does for a request. All but `repeatable` may give awaitables."""
+
+    def send(self, request: Any) -> Any:
+        """Send a request: its response, and what that says about limits, as an `Answer`."""
+
+    def discard(self, response: Any) -> Any:
+        """Read the rest of a refusal, unless that is too much, so that its connection can be used again: what was read."""
+
+    def close(self, response: Any) -> Any:
+        """Close a response that nobody will get."""
+
+    def sleep(self, seconds: float) -> Any:
+        """Sleep."""
+
+    def repeatable(self, request: Any) -> bool:
+        """Whether the body of a request can be sent again."""
+
+
+def run(steps: Steps) -> Any:
+    """What comes of some steps whose door gives results."""
+    try:
+        given = next(steps)
+        while True:
+            given = steps.send(given)
+    except StopIteration as end:
+        return end.value
+
+
+async def arun(steps: Steps) -> Any:
+    """What comes of some steps whose door gives awaitables."""
+    try:
+        given: Awaitable[Any] = next(steps)
+        while True:
+            try:
+                result = await given
+            except BaseException as error:  # noqa: BLE001 - the steps know what to do about it
+                given = steps.throw(error)
+            else:
+                given = steps.send(result)
+    except StopIteration as end:
+        return end.value
+
+
+def is_idempotent(method: str, fields: Iterable[str]) -> bool:
+    """Whether a request means the same if it is sent twice: by its method, or since ``Idempotency-Key`` is among its fields."""
+    return method.upper() in _IDEMPOTENT or any(name.lower() == "idempotency-key" for name in fields)
+
+
+def limiter_of(limiter: object, kind: type[Kind]) -> Kind:
+    """A limiter of this kind: the one given, or a new one for the store at a URL. Raises `ConfigError` for anything else."""
+    if isinstance(limiter, str):
+        return kind(limiter)
+    if not isinstance(limiter, kind):
+        raise ConfigError(f"limiter is {limiter!r:.80}, expected {kind.__name__} or the URL of a store")
+    return limiter
+
+
+class Courtesy(Generic[Request]):
+    """What a caller heeds. ``limits`` are counted by ``key``; without any only what the other side says counts.
+
+    ``timeout`` is for how many seconds a request may wait before it is sent for the last time, None for as long as it takes.
+    ``on_error`` is what happens while the limiter's store fails. ``repeatable`` says whether a request may be sent again after
+    it was refused. ``longest_pause`` is for how many seconds a response may keep everybody on the store away at most. Raises
+    `ConfigError` for what makes no sense.
+    """
+
+    def __init__(
+        self,
+        limits: tuple[Limit | str | Configured, ...],
+        limiter: AsyncLimiter | Limiter,
+        *,
+        key: Callable[[Request], str | None],
+        timeout: float | None,
+        on_error: OnError,
+        repeatable: Callable[[Request], bool],
+        longest_pause: float = LONGEST_PAUSE,
+    ) -> None:
+        if not (isinstance(longest_pause, int | float) and longest_pause > 0) or isinstance(longest_pause, bool):
+            raise ConfigError(f"longest_pause is {longest_pause!r:.40}, expected seconds above 0")
+        if on_error not in get_args(OnError):
+            raise ConfigError(f"on_error is {on_error!r:.80}, expected one of {', '.join(get_args(OnError))}")
+        if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+            raise ConfigError(f"timeout is {timeout!r:.40}, expected seconds of at least 0, or None for as long as it takes")
+        if limits:
+            limiter.validate("", *limits, timeout=None)
+        self._limits = limits
+        self._limiter = limiter
+        self._local = (AsyncLimiter if isinstance(limiter, AsyncLimiter) else Limiter)(MemoryStore())
+        """Counts in this process while the store fails."""
+        self._are_configured = any(isinstance(limit, Configured) for limit in limits)
+        self._local_limits: tuple[Limit | str | Configured, ...] = () if self._are_configured else limits
+        """What it counts: of limits that are configured in the store those that were seen last, none before that."""
+        self._key = key
+        self._timeout = math.inf if timeout is None else float(timeout)
+        self._on_error = on_error
+        self._repeatable = repeatable
+        self._longest_pause = float(longest_pause)
+        self._look_at: dict[str, float] = {}
+        """When the store is to be asked whether a pause that it knows of was ended by a pardon."""
+        self._paused: dict[str, float] = {}
+        """Until when each key is to be left alone, by this process' monotonic clock, as far as it has heard."""
+        self._empty: dict[str, float] = {}
+        """When our own bucket will be full again, where it was found empty."""
+
+    def exchange(self, door: Door, request: Request) -> Steps:
+        """Send a request in its turn, and again if it is refused: its response. Raises `RateLimited`, and `StoreError`."""
+        key = self._key(request)
+        if key is None:
+            return (yield door.send(request))[0]
+        deadline = time.monotonic() + self._timeout
+        refusals, refused = 0, None
+        while True:
+            yield from self._turn(door, key, deadline, refused)
+            full_in = self._full_in(key)
+            response, answer = yield door.send(request)
+            try:
+                told = _pause(answer, max(full_in, self._full_in(key)))
+                pause = min(told, self._longest_pause)
+                if pause < told:
+                    _log.warning("%.260r asks for a pause of %.0f s, which is cut to %.0f s", key, told, pause)
+                if pause:
+                    yield from self._heed(key, pause, answer)
+                if not answer.refused:
+                    return response
+                refused = yield door.discard(response)
+            except GeneratorExit:
+                raise
+            except BaseException:
+                yield door.close(response)
+                raise
+            refusals += 1
+            wait = pause if refusals == 1 else max(pause, _backoff(refusals))
+            if time.monotonic() + wait > deadline or not (self._repeatable(request) and door.repeatable(request)):
+                raise RateLimited(_refusal(max(told, wait)), refused)
+            if wait > pause or pause <= _HEARD:
+                yield door.sleep(wait)  # else the next turn lies behind the pause, which a pardon may end
+
+    def _turn(self, door: Door, key: str, deadline: float, refused: Any) -> Steps:
+        """Wait for the next turn that lies in no pause, having been ``refused`` by the other side before, or not."""
+        while True:
+            yield from self._look_for_pardon(key)
+            pause, banned = self._paused_for(key), 0.0
+            if not pause:
+                decision = yield from self._taking(key, max(0.0, deadline - time.monotonic()))
+                if decision is None:
+                    return
+                banned = _banned_for(decision)
+                pause = max(banned, self._paused_for(key))
+                if not (pause or decision.allowed):
+                    raise RateLimited(decision, refused)
+                if not pause:
+                    return
+            if time.monotonic() + pause > deadline:
+                raise RateLimited(_refusal(pause), refused)
+            yield door.sleep(min(pause, LOOK_AGAIN) if banned or _short(key) in self._look_at else pause)  # may be lifted
+
+    def _taking(self, key: str, left: float) -> Generator[Any, Any, Decision | None]:
+        """Take the next turn within so many seconds, and see whether it lies in a pause; None if nobody knows."""
+        if not self._limits:
+            return (yield from self._asking(lambda limiter, _: limiter.banned(key)))
+        decision = yield from self._asking(lambda limiter, limits: limiter.wait(key, *limits, timeout=left))
+        if decision is None or not decision.allowed:
+            return decision
+        if self._are_configured:
+            self._local_limits = _counted(decision)
+        if decision.remaining:
+            self._empty.pop(_short(key), None)
+        else:
+            _remember(self._empty, _short(key), time.monotonic() - decision.delay + decision.reset_after)
+        if decision.delay <= _HEARD:
+            return decision
+        banned = yield from self._asking(lambda limiter, _: limiter.banned(key))
+        return decision if banned is None or banned.allowed else banned
+
+    def _asking(self, ask: Callable[[Any, Any], Any]) -> Generator[Any, Any, Decision | None]:
+        """Ask the limiter. Where its store fails, do as ``on_error`` says: None is what ``open`` knows.
+
+        Where this process had no room to ask, that is no failure of the store, and it counts by itself if it can.
+        """
+        found: Decision | None = None
+        try:
+            found = yield ask(self._limiter, self._limits)
+        except StoreError as error:
+            on_error = "local" if error.fault == "overload" and self._local_limits else self._on_error
+            if on_error == "closed" or (on_error == "local" and self._limits and not self._local_limits):
+                raise
+            if on_error == "local":
+                found = yield ask(self._local, self._local_limits)
+        return found
+
+    def _paused_for(self, key: str) -> float:
+        """For how many seconds more a key is to be left alone, as far as this process has heard."""
+        return max(0.0, self._paused.get(_short(key), 0.0) - time.monotonic())
+
+    def _full_in(self, key: str) -> float:
+        """In how many seconds our own bucket will be full again, where it was found empty."""
+        return self._empty.get(_short(key), -math.inf) - time.monotonic()
+
+    def _look_for_pardon(self, key: str) -> Steps:
+        """End a pause that was heard here if the store no longer knows of it; asked once in a second of pauses above one."""
+        known, now = _short(key), time.monotonic()
+        if self._paused_for(key) <= 0:
+            self._look_at.pop(known, None)
+        elif self._look_at.get(known, math.inf) <= now:
+            self._look_at[known] = now + _HEARD
+            with suppress(StoreError):
+                if (yield self._limiter.banned(key)).allowed:
+                    self._look_at.pop(known, None)
+                    self._paused.pop(known, None)
+
+    def _heed(self, key: str, pause: float, answer: Answer) -> Steps:
+        """Leave a key alone, in this process and in all that share the store."""
+        if pause <= self._paused_for(key):
+            return
+        _remember(self._paused, _short(key), time.monotonic() + max(pause, self._paused_for(key)))  # as threads do so, too
+        _log.info("%.260r answered %d and is left alone for %.3g s", key, answer.status, pause)
+        self._look_at.pop(_short(key), None)
+        with suppress(StoreError):
+            yield self._limiter.ban(key, pause)
+            if pause > _HEARD:
+                _remember(self._look_at, _short(key), time.monotonic() + _HEARD)
+
+
+def _pause(answer: Answer, full_in: float) -> float:
+    """For how many seconds an answer wants its key to be left alone.
+
+    ``full_in`` is in how many seconds our own bucket is full again, as it was when they were asked or as it is now: nobody
+    knows which of them they tell of. If theirs has no more to wait for, then it is as empty as ours, and our turns are spaced
+    as they want them.
+    """
+    if answer.refused:
+        return answer.pause or _backoff(1)
+    is_known = answer.exhausted is not None and answer.exhausted <= full_in + _ROUNDING
+    return 0.0 if is_known and answer.retry_after is None else answer.pause or 0.0
+
+
+def _refusal(wait: float) -> Decision:
+    """What another service decided."""
+    return Decision(False, 0, 0, wait, wait, 0, None)
+
+
+def _backoff(refusals: int) -> float:
+    """Seconds to wait where nobody says how long, or was not right: 1, 2, 4 and so on, up to a half less by chance."""
+    return min(_LONGEST_BACKOFF, 2.0 ** min(refusals - 1, 10)) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+
+
+def _counted(decision: Decision) -> tuple[Limit, ...]:
+    """The limits that a decision was about."""
+    charges = [each.charge for each in decision.standings]
+    return tuple([limit for each in charges if not each.windows.algorithm.SILENT for limit in each.windows.limits])
+
+
+def _banned_for(decision: Decision) -> float:
+    """For how many seconds a key is refused whatever its limits say."""
+    banned = [each for each in decision.standings if each.charge.windows.algorithm.SILENT and not each.fits]
+    return max([window.retry_after for each in banned for window in each.windows()], default=0.0)
+
+
+def _short(key: str) -> str:
+    """A key as it is remembered: the other side may choose it, by the host that it redirects to."""
+    if isinstance(key, str) and len(key) > _SHORT:  # else the limiter complains
+        return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return key
+
+
+def _remember(times: dict[str, float], key: str, until: float) -> None:
+    """Note a time, and forget those that have passed where there are many, or all if there are still too many."""
+    if key not in times and len(times) >= REMEMBERED:
+        now = time.monotonic()
+        for old in [each for each, then in list(times.items()) if then <= now]:
+            times.pop(old, None)
+        if len(times) >= REMEMBERED:
+            times.clear()
+    times[key] = until

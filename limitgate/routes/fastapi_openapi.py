@@ -1,0 +1,140 @@
+"""The 429 of limited operations in the OpenAPI documents of FastAPI, for applications that use LimitGate.
+
+FastAPI is asked to do so by `document`: when `limitgate.fastapi` is imported, or when a `LimitGate` is built.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from fastapi.openapi import utils as generator
+from starlette.routing import Match
+
+from limitgate.errors import ConfigError
+from limitgate.routes.openapi import PROBLEM, PROBLEM_SCHEMA, too_many_requests
+from limitgate.routes.overview import Listed, applied
+from limitgate.routes.starlette import flat, segments_of
+from limitgate.rules.decorators import effective, marks_of
+from limitgate.rules.files import rules_of
+from limitgate.rules.rule import Rule
+from limitgate.rules.settings import Settings
+
+
+class _Gate(NamedTuple):
+    """What is known about a `LimitGate` before it is built."""
+
+    tiers: tuple[Sequence[Rule], ...]
+    """The rules of each tier; no tiers if it never refuses."""
+    styles: Sequence[str]
+    is_problem: bool
+    """Whether a refusal's body is ours."""
+
+
+_UNKNOWN = _Gate(((),), ("x-ratelimit",), is_problem=True)
+_gates: WeakKeyDictionary[Any, _Gate] = WeakKeyDictionary()
+"""What is known, by the entry in an application's list of middleware."""
+
+
+def document() -> None:
+    """Have FastAPI document the 429 of limited operations, of applications that use LimitGate; others stay as they are."""
+    generate = generator.get_openapi_path
+    if not hasattr(generate, "__wrapped__"):
+        setattr(generator, "get_openapi_path", _documenting(generate))  # noqa: B010 - mypy allows it like this only
+
+
+def _documenting(get_path: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the 429 to the part of a document that is about one route, if that is limited."""
+
+    @functools.wraps(get_path)
+    def get_openapi_path(*, route: Any, **given: Any) -> Any:
+        operations, security, definitions = get_path(route=route, **given)
+        for method, operation in operations.items():
+            refused = _refused(route, method.upper())
+            if refused is not None and "429" not in operation.setdefault("responses", {}):
+                operation["responses"]["429"] = refused
+                definitions |= {PROBLEM: PROBLEM_SCHEMA} if "content" in refused else {}
+        return operations, security, definitions
+
+    return get_openapi_path
+
+
+def _refused(route: Any, method: str) -> dict[str, Any] | None:
+    """The 429 of an operation, None if nothing limits it."""
+    app = route.dependency_overrides_provider
+    own = (*marks_of(effective(route.endpoint), method), *_rules_within(route.dependant))
+    listed = Listed(
+        route.path,
+        tuple(filter(None, segments_of(route.path))),
+        (method,),
+        lambda _: own,
+        lambda path: _takes(app, route, method, path),
+    )
+    limits = [(gate, _limiting(gate, listed, method)) for gate in _gates_of(app)]
+    gates = [gate for gate, rules in limits if rules]
+    if not gates:
+        return None
+    styles = dict.fromkeys(style for gate in gates for style in gate.styles)
+    rules = [rule for _, rules in limits for rule in rules]
+    return too_many_requests(styles, rules, is_problem=any(gate.is_problem for gate in gates))
+
+
+def _limiting(gate: _Gate, listed: Listed, method: str) -> list[Rule]:
+    """The rules, decorators and dependencies that may refuse a request to a route, in any tier."""
+    found = [each.rule for of_tier in gate.tiers for each in applied(of_tier, listed, method)]
+    return [rule for rule in found if rule != "exempt" and rule.per == "request" and not rule.exempt and not rule.shadow]
+
+
+def _rules_within(dependant: Any) -> Iterator[Rule]:
+    """The limits among all dependencies of a route."""
+    for dependency in dependant.dependencies:
+        rule = getattr(dependency.call, "rule", None)
+        if isinstance(rule, Rule):  # of a `RateLimit`
+            yield rule
+        yield from _rules_within(dependency)
+
+
+def _takes(app: Any, route: Any, method: str, path: str) -> bool:
+    """Whether the router takes this path to this route, and not to one that comes before it."""
+    scope = {"type": "http", "method": method, "path": path, "root_path": "", "path_params": {}, "headers": []}
+    try:
+        taker = next((other for other in flat(app.routes) if other.matches(dict(scope))[0] is Match.FULL), None)
+    except Exception:  # noqa: BLE001 - a convertor that cannot read the path; the router will fail, too
+        return False
+    return bool(getattr(taker, "path", None) == route.path)
+
+
+def _gates_of(app: Any) -> list[_Gate]:
+    """The `LimitGate` around an application, or several; where none is known, one without rules."""
+    entries = [entry for entry in getattr(app, "user_middleware", ()) if _is_gate(entry.cls)]
+    for entry in entries:
+        if entry not in _gates:
+            _gates[entry] = _gate_with(entry.kwargs)
+    return [_gates[entry] for entry in entries] or [_UNKNOWN]
+
+
+def _is_gate(middleware: Any) -> bool:
+    """True for `LimitGate` and what is derived from it, told by the name of its module, which imports this one."""
+    return isinstance(middleware, type) and any(base.__module__ == "limitgate.middleware" for base in middleware.__mro__)
+
+
+def _gate_with(options: Mapping[str, Any]) -> _Gate:
+    """The gate that there will be with these options. Mistakes in them are told when it is built."""
+    try:
+        settings = Settings(**options)
+    except (ConfigError, TypeError):
+        return _UNKNOWN
+    if settings.shadow:
+        return _Gate((), (), is_problem=False)
+    return _Gate(_tiers(settings.rules), settings.headers, is_problem=settings.on_denied is None)
+
+
+def _tiers(rules: object) -> tuple[Sequence[Rule], ...]:
+    if isinstance(rules, Iterator):  # it can be read only once, and that is for the gate to do
+        return _UNKNOWN.tiers
+    try:
+        return tuple(rules_of(rules).tiers.values())
+    except ConfigError:
+        return _UNKNOWN.tiers

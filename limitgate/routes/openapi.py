@@ -1,0 +1,82 @@
+"""The 429 as an OpenAPI document tells of it: plain data, as OpenAPI 3.1 has it. Knows no framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from limitgate.limits.limit import SECONDS, unit_of
+from limitgate.rules.rule import Rule
+
+PROBLEM = "LimitGateProblem"
+"""The name of `PROBLEM_SCHEMA` among the schemas of a document."""
+
+PROBLEM_SCHEMA: dict[str, Any] = {
+    "title": PROBLEM,
+    "description": "A refusal by a rate limit, as a problem of RFC 9457.",
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "format": "uri"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "violated-policies": {"type": "array", "items": {"type": "string"}, "description": "The limits that refused."},
+    },
+    "required": ["type", "title", "status", "detail", "violated-policies"],
+}
+
+Headers = dict[str, dict[str, Any]]
+
+
+def too_many_requests(styles: Iterable[str], rules: Sequence[Rule], *, is_problem: bool) -> dict[str, Any]:
+    """The 429 of an operation that ``rules`` limit, with rate fields in ``styles``.
+
+    ``is_problem`` says whether its body is a problem, as `PROBLEM_SCHEMA` describes it, and not that of somebody's own.
+    """
+    wait = "Seconds after which the request will be admitted, if nobody else uses the same limit until then."
+    headers = {"Retry-After": _header(wait, type="integer", minimum=1)}
+    for style in styles:
+        headers |= _STYLES[style](rules)
+    response: dict[str, Any] = {"description": "Too Many Requests", "headers": headers}
+    if is_problem:
+        response["content"] = {"application/problem+json": {"schema": {"$ref": f"#/components/schemas/{PROBLEM}"}}}
+    return response
+
+
+def _x_ratelimit(_: Sequence[Rule]) -> Headers:
+    return {
+        "X-RateLimit-Limit": _count("How many requests may come at once."),
+        "X-RateLimit-Remaining": _count("How many more may come now."),
+        "X-RateLimit-Reset": _count("When all of them may come again, as Unix time in seconds."),
+    }
+
+
+def _x_ratelimit_windows(rules: Sequence[Rule]) -> Headers:
+    limited = {unit_of(limit.period) for rule in rules for limit in rule.every_limit}
+    headers: Headers = {}
+    for unit in [unit for unit in SECONDS if unit in limited]:
+        headers[f"X-RateLimit-Limit-{unit.title()}"] = _count(f"How many requests may come at once, by the limit per {unit}.")
+        headers[f"X-RateLimit-Remaining-{unit.title()}"] = _count(f"How many more may come now, by the limit per {unit}.")
+    return headers
+
+
+def _draft_11(_: Sequence[Rule]) -> Headers:
+    return {
+        "RateLimit-Policy": _header("The limits: q requests in w seconds each.", type="string"),
+        "RateLimit": _header("How each limit stands: r requests remain, t seconds until there are more.", type="string"),
+    }
+
+
+_STYLES: dict[str, Callable[[Sequence[Rule]], Headers]] = {
+    "x-ratelimit": _x_ratelimit,
+    "x-ratelimit-windows": _x_ratelimit_windows,
+    "draft-11": _draft_11,
+}
+
+
+def _count(description: str) -> dict[str, Any]:
+    return _header(description, type="integer", minimum=0)
+
+
+def _header(description: str, **schema: Any) -> dict[str, Any]:
+    return {"description": description, "schema": schema}

@@ -1,0 +1,163 @@
+"""Which limits apply to which route of an application: tables for whoever runs it. Pure; a framework lists its routes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Literal, NamedTuple, TypeVar
+
+from limitgate.http.paths import ANY, REST, covers, meet, segments
+from limitgate.limits.priority import percent
+from limitgate.rules.decorators import Mark
+from limitgate.rules.rule import Rule, RuleSet
+
+Group = TypeVar("Group", bound=Hashable)
+Row = tuple[str, ...]
+
+_HEADS = ("Route", "Methods", "Tier", "Rule", "Limits", "Key", "Notes")
+
+
+class Listed(NamedTuple):
+    """A route of an application."""
+
+    template: str
+    """As the framework writes it."""
+    pattern: tuple[str, ...]
+    """The template as `limitgate.http.paths.segments` would give it."""
+    methods: tuple[str, ...]
+    """What it serves: HEAD only where there is no GET, and OPTIONS, which is shown only where there is nothing else."""
+    marks: Callable[[str], tuple[Mark, ...]]
+    """The decorators on what serves a method."""
+    takes: Callable[[str], bool]
+    """Whether the router takes this very path, which fits, to this route and not to another one."""
+
+
+class Applied(NamedTuple):
+    """What limits the requests to a route, or exempts them."""
+
+    rule: Rule | Literal["exempt"]
+    """A rule, that of a decorator included, or the decorator ``exempt``."""
+    wholly: bool
+    """Whether for all paths of the route."""
+
+
+def overview(rules: RuleSet, routes: Sequence[Listed]) -> str:
+    """The routes with what limits them, and below these the rules that are for none of them."""
+    parts = [_aligned(_HEADS, _rows(rules, routes))] if routes else []
+    idle = [
+        (rule.name, rule.path, ", ".join(sorted(rule.methods or ())), _tier_cell([tier], rules))
+        for tier, rule in unmatched(rules, routes)
+    ]
+    if idle:
+        parts.append("These rules match no route:\n\n" + _aligned(("Rule", "Path", "Methods", "Tier"), idle))
+    return "\n\n".join(parts)
+
+
+def applied(of_tier: Sequence[Rule], route: Listed, method: str) -> tuple[Applied, ...]:
+    """What applies to requests with this method to this route: the rules of a tier, and decorators.
+
+    Where something exempts all of the route's paths, that alone.
+    """
+    marks = [mark for mark in route.marks(method) if mark == "exempt" or mark.applies_to(_class_of(method))]
+    found = [*_matching(of_tier, route, method), *[Applied(mark, wholly=True) for mark in marks]]
+    exempt = [each for each in found if each.wholly and (each.rule == "exempt" or each.rule.exempt)]
+    return tuple(exempt or found)
+
+
+def unmatched(rules: RuleSet, routes: Sequence[Listed]) -> list[tuple[str, Rule]]:
+    """The rules that are for no route at all, each with the first tier that has it."""
+    idle: dict[int, tuple[str, Rule]] = {}
+    for tier, of_tier in rules.tiers.items():
+        matched = {id(each.rule) for route in routes for method in route.methods for each in _matching(of_tier, route, method)}
+        for rule in of_tier:
+            if id(rule) not in matched:
+                idle.setdefault(id(rule), (tier, rule))
+    return list(idle.values())
+
+
+def _matching(of_tier: Sequence[Rule], route: Listed, method: str) -> Iterable[Applied]:
+    for rule in of_tier:
+        pattern = segments(rule.path)
+        common = meet(pattern, route.pattern) if rule.applies_to(_class_of(method)) else None
+        if common is not None:
+            wholly = covers(pattern, route.pattern)
+            if wholly or {ANY, REST}.intersection(common) or route.takes("/" + "/".join(common)):
+                yield Applied(rule, wholly)
+
+
+def _class_of(method: str) -> str:
+    return "GET" if method == "HEAD" else method
+
+
+def _rows(rules: RuleSet, routes: Sequence[Listed]) -> list[Row]:
+    """A row for each rule that applies, without what the row above says already."""
+    rows = []
+    for route in sorted(routes, key=lambda route: (route.template, route.methods)):
+        shown = [method for method in route.methods if method != "OPTIONS"] or route.methods
+        tiers = {method: [(tier, applied(of_tier, route, method)) for tier, of_tier in rules.tiers.items()] for method in shown}
+        for methods, by_tier in _alike((method, tuple(by_tier)) for method, by_tier in tiers.items()):
+            for names, found in _alike(by_tier):
+                tier = _tier_cell(names, rules)
+                rows += [(route.template, ", ".join(methods), tier, *_cells(each)) for each in found or (None,)]
+    return [_new(row, above) for above, row in zip([(), *rows], rows)]
+
+
+def _alike(pairs: Iterable[tuple[str, Group]]) -> list[tuple[list[str], Group]]:
+    """The names of those that are alike."""
+    groups: dict[Group, list[str]] = {}
+    for name, group in pairs:
+        groups.setdefault(group, []).append(name)
+    return [(names, group) for group, names in groups.items()]
+
+
+def _cells(each: Applied | None) -> Row:
+    """What a row says of a rule: its name, limits, key, and whatever is not as usual."""
+    if each is None:
+        return ("-", "", "", "")
+    rule = each.rule
+    if rule == "exempt":
+        return ("@exempt", "exempt", "", "")
+    notes = [] if each.wholly else [f"only {rule.path}"]
+    if rule.cost != 1:
+        notes.append("cost varies" if callable(rule.cost) else f"cost {rule.cost}")
+    if rule.per == "message":
+        notes.append("per message")
+    if rule.charge_if is not None:
+        notes.append(f"charged {rule.charge_if}")
+    if rule.max_delay is not None:
+        notes.append(f"waits up to {rule.max_delay:g} s")
+    if rule.shadow:
+        notes.append("shadow")
+    notes += _on_priorities(rule)
+    if rule.on_error is not None:
+        notes.append(f"on_error {rule.on_error}")
+    limits = ", ".join(map(str, rule.every_limit))
+    return (rule.name, limits or "exempt", ", ".join(rule.key) if limits else "", ", ".join(notes))
+
+
+def _on_priorities(rule: Rule) -> list[str]:
+    """What a rule keeps, and for whom it is."""
+    kept = [] if rule.reserve is None else [f"reserve {percent(rule.reserve)}"]
+    return kept if rule.priority is None else [*kept, f"priority {rule.priority}"]
+
+
+def _tier_cell(names: Sequence[str], rules: RuleSet) -> str:
+    if len(rules.tiers) == 1:
+        return ""
+    return "all" if len(names) == len(rules.tiers) else ", ".join(names)
+
+
+def _new(row: Row, above: Row) -> Row:
+    """A row without those of its first three cells that repeat the row above."""
+    same = 0
+    while same < 3 and row[: same + 1] == above[: same + 1]:
+        same += 1
+    return ("",) * same + row[same:]
+
+
+def _aligned(heads: Sequence[str], rows: Sequence[Row]) -> str:
+    """A table as text, without the columns in which nothing stands."""
+    columns = [column for column in zip(heads, *rows) if any(column[1:])]
+    widths = [max(map(len, column)) for column in columns]
+    columns = [(head, "-" * width, *cells) for (head, *cells), width in zip(columns, widths)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)) for line in zip(*columns)]
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,167 @@
+"""The callers that a rule file lists: how they prove who they are, and the tier they belong to."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, field_validator, model_validator
+
+from limitgate.diagnostics import Diagnosis, Once
+from limitgate.errors import ConfigError
+from limitgate.http.client_ip import Proxies
+from limitgate.http.request import Headers, Request
+from limitgate.limits.priority import NORMAL, RESERVES, Priority
+
+DEFAULT_TIER = "default"
+
+_DIGEST = re.compile(r"sha256:[0-9a-fA-F]{64}", re.ASCII)
+
+_LONGEST = 256
+Text = Annotated[StrictStr, Field(min_length=1, max_length=_LONGEST)]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: an identity of the application's own, the tier whose rules apply, and a priority. What ``identify`` returns."""
+
+    id: str
+    tier: str = DEFAULT_TIER
+    priority: Priority = NORMAL
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.id, str) or not isinstance(self.tier, str):
+            raise TypeError(f"a Caller of {type(self.id).__name__} and {type(self.tier).__name__}, expected both to be text")
+        if self.priority not in RESERVES:
+            raise ValueError(f"a Caller of priority {self.priority!r:.40}, expected one of {', '.join(RESERVES)}")
+
+
+class KnownCaller(BaseModel):
+    """A caller as listed in a rule file: recognised by an API key's digest, or by headers of a trusted client or proxy."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    id: Text
+    """What the caller is called: the ``caller`` part of keys."""
+    api_key: StrictStr | None = None
+    """``sha256:`` and the 64 hex digits of the key's SHA-256."""
+    header: Annotated[dict[Text, Text] | None, Field(repr=False)] = None
+    """Headers that must all have these values; believed only of a client that is itself in ``trusted_proxies``."""
+    set_by_proxy: StrictBool = False
+    """Believe the headers from a proxy in ``trusted_proxies``, which sets them itself and strips what clients send."""
+    tier: Text | None = None
+    """The tier, if it is not the one of the file."""
+    priority: Priority = NORMAL
+    """Whether what rules ``reserve`` is there for this caller (high), or not (normal), or is kept from it twice (low)."""
+
+    @field_validator("api_key")
+    @classmethod
+    def _key_is_a_digest(cls, api_key: str | None) -> str | None:
+        if api_key is not None and not _DIGEST.fullmatch(api_key):
+            raise ConfigError("expected sha256: and 64 hex digits, as sha256sum prints them, never the key itself")
+        return api_key
+
+    @model_validator(mode="after")
+    def _can_be_recognised(self) -> KnownCaller:
+        if not self.api_key and not self.header:
+            raise ConfigError(f"caller {self.id!r} has neither api_key nor header, expected one of them")
+        if self.set_by_proxy and not self.header:
+            raise ConfigError(f"caller {self.id!r} has set_by_proxy, but no header, expected the header that the proxy sets")
+        return self
+
+
+class Callers:
+    """Finds the listed caller that a request comes from. Raises `ConfigError` where two cannot be told apart."""
+
+    def __init__(self, listed: Iterable[KnownCaller] = ()) -> None:
+        self._by_key: dict[bytes, list[tuple[bytes, Caller]]] = {}
+        self._by_header: list[tuple[dict[str, str], Caller, bool]] = []
+        self._disbelieved = Once(Diagnosis.PASSED_ON_CALLER)
+        for place, entry in enumerate(listed):
+            caller = Caller(entry.id, entry.tier or DEFAULT_TIER, entry.priority)
+            if entry.api_key:
+                digest = bytes.fromhex(entry.api_key.removeprefix("sha256:"))
+                alike = self._by_key.setdefault(digest[:8], [])
+                for other in (other for listed, other in alike if listed == digest):
+                    message = f"caller {entry.id!r} has the api_key of caller {other.id!r}, expected another"
+                    raise ConfigError(message, ("callers", place, "api_key"))
+                alike.append((digest, caller))
+            if entry.header:
+                header = {name.lower(): value for name, value in entry.header.items()}
+                for other in (other for listed, other, _ in self._by_header if listed == header):
+                    message = f"caller {entry.id!r} has the header of caller {other.id!r}, expected another"
+                    raise ConfigError(message, ("callers", place, "header"))
+                self._by_header.append((header, caller, entry.set_by_proxy))
+
+    @property
+    def list_keys(self) -> bool:
+        """Whether any API keys are listed; then a key that is not counts as no key."""
+        return bool(self._by_key)
+
+    def tiers(self, *, by_header: bool) -> set[str]:
+        """The tiers of those who can be recognised by an API key, and of those by headers if these are ever believed."""
+        return {caller.tier for caller in self._known(by_header=by_header)}
+
+    def priorities(self, *, by_header: bool) -> set[Priority]:
+        """Their priorities."""
+        return {caller.priority for caller in self._known(by_header=by_header)}
+
+    def _known(self, *, by_header: bool) -> list[Caller]:
+        callers = [caller for alike in self._by_key.values() for _, caller in alike]
+        return callers + [caller for _, caller, _ in self._by_header] if by_header else callers
+
+    def __bool__(self) -> bool:
+        return bool(self._by_key or self._by_header)
+
+    def with_key(self, api_key: str) -> Caller | None:
+        """The caller with this API key, as text or as the header that HTTP makes of it, its bytes read as latin-1.
+
+        Whole digests are compared in constant time. They are found by their first bytes, which tells nothing about the
+        key: nobody can choose keys whose SHA-256 begins as they like.
+        """
+        found = self._found(api_key)
+        return found[1] if found else None
+
+    def listed_key(self, api_key: str) -> str | None:
+        """What stands for a listed API key, the same however it is encoded: its digest. None if it is not listed."""
+        found = self._found(api_key)
+        return found[0].hex() if found else None
+
+    def _found(self, api_key: str) -> tuple[bytes, Caller] | None:
+        for sent in _as_bytes(api_key):
+            digest = hashlib.sha256(sent).digest()
+            for listed, caller in self._by_key.get(digest[:8], ()):
+                if hmac.compare_digest(listed, digest):
+                    return listed, caller
+        return None
+
+    def with_headers(self, request: Request, proxies: Proxies) -> Caller | None:
+        """The caller that headers name: those of a trusted client, or those that a trusted peer sets itself."""
+        if not self._by_header or not proxies.trust(request.peer):
+            return None
+        headers, is_own = request.headers, proxies.trust(request.client)
+        for expected, caller, set_by_proxy in self._by_header:
+            if all(_is_equal(headers, name, value) for name, value in expected.items()):
+                if is_own or set_by_proxy:
+                    return caller
+                self._disbelieved.log(caller.id)
+        return None
+
+
+def _as_bytes(api_key: str) -> Iterator[bytes]:
+    """The bytes that an API key may have been before it became text."""
+    yield api_key.encode("utf-8", "surrogatepass")
+    if not api_key.isascii():
+        with suppress(UnicodeEncodeError):
+            yield api_key.encode("latin-1")
+
+
+def _is_equal(headers: Headers, name: str, expected: str) -> bool:
+    """Whether a header has a value, compared in constant time. One with more characters than may be listed is not that."""
+    sent = headers.end(name, _LONGEST + 1)
+    return len(sent) <= _LONGEST and hmac.compare_digest(sent.encode(), expected.encode())

@@ -1,0 +1,333 @@
+"""``@limit`` and ``@exempt``: limits written beside the code they are for.
+
+A decorator only leaves a mark. The gate finds the marks of the endpoint that a request will reach and decides on them together
+with the rules, before the body is read. What the decorator wraps around the endpoint is a guard: it raises where no gate has
+seen the endpoint, so a limited route never runs unlimited in silence.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Container, Iterable
+from contextvars import ContextVar
+from types import FrameType, FunctionType
+from typing import Any, Literal, TypeVar, cast
+
+from limitgate.errors import ConfigError
+from limitgate.limits.limit import Limit, as_limit
+from limitgate.rules.rule import Cost, OnError, Outcomes, Per, Rule, RuleOptions
+
+F = TypeVar("F", bound=Callable[..., Any])
+Mark = Rule | Literal["exempt"]
+
+_MARKS = "__limitgate_marks__"
+_OUTER = "__limitgate_outer__"
+"""On a function: what a decorator of ours made of it last."""
+_STACKED = "__limitgate_stacked__"
+"""On what was made: only decorators below ours can have what it was made of."""
+_ROUTED = "__limitgate_routed__"
+"""On what was made: some application routes to it."""
+_DISPATCHERS = ("dispatch", "dispatch_request")
+"""The methods through which class-based endpoints are run: Starlette's and Flask's."""
+
+seen_by_gate: ContextVar[Container[Mark] | None] = ContextVar("limitgate_seen", default=None)
+"""The marks that a gate has weighed for the request at hand."""
+
+_places: Counter[str] = Counter()
+
+
+class _Everything:
+    """Contains every mark: for requests that a gate has let through unweighed."""
+
+    def __contains__(self, mark: object) -> bool:
+        return True
+
+
+EVERYTHING: Container[Mark] = _Everything()
+
+
+def limit(
+    *limits: Limit | str,
+    name: str | None = None,
+    qps: int | None = None,
+    qpm: int | None = None,
+    qph: int | None = None,
+    qpd: int | None = None,
+    concurrency: int | None = None,
+    key: Iterable[str] = ("ip",),
+    methods: Iterable[str] | None = None,
+    cost: Cost = 1,
+    on_error: OnError | None = None,
+    shadow: bool = False,
+    charge_if: Outcomes | None = None,
+    per: Per = "request",
+    algorithm: str | None = None,
+    align: str | None = None,
+    max_delay: float | str | None = None,
+) -> Callable[[F], F]:
+    """Limit an endpoint: a Starlette, FastAPI, Flask or Django view, a class-based one or one of its methods.
+
+    Takes what `Rule` takes, and stacks. Without a ``name`` each decorated place has one of its own, from its module and
+    qualified name; places that are given the same name share a bucket. Raises `ConfigError` like `Rule`, and the
+    decorated endpoint raises it when it is called without a gate around it.
+    """
+    given = tuple(as_limit(limit) for limit in limits)
+    options: RuleOptions = {"qps": qps, "qpm": qpm, "qph": qph, "qpd": qpd, "on_error": on_error, "shadow": shadow}
+    options |= {"key": key, "methods": methods, "cost": cost, "charge_if": charge_if, "per": per}
+    options |= {"algorithm": algorithm, "align": align, "concurrency": concurrency, "max_delay": max_delay}
+
+    def decorate(endpoint: F) -> F:
+        _check_is_real(endpoint)
+        is_stacked = not _is_named(endpoint, inspect.currentframe(), parameters=False)
+        rule = Rule(name or place_named(_name_of(endpoint)), *given, **options)
+        if any(isinstance(mark, Rule) and mark.name == rule.name for mark in _marks_within(endpoint)):
+            raise ConfigError(f"limit {rule.name!r} is on {_name_of(endpoint)} twice, expected different names")
+        guarded: F = _guarded(endpoint, rule, is_stacked=is_stacked)
+        return guarded
+
+    return decorate
+
+
+def exempt(endpoint: F) -> F:
+    """Switch off every rule for an endpoint: no decision, no headers, no charge.
+
+    It holds for what is routed as ``exempt(endpoint)``, not for other routes of the same endpoint, nor for subclasses of an
+    exempt class. In a stack of decorators the order does not matter.
+    """
+    _check_is_real(endpoint)
+    is_stacked = not _is_named(endpoint, inspect.currentframe(), parameters=True)
+    marked = endpoint if inspect.isclass(endpoint) and is_stacked else _twin(endpoint)
+    _mark(marked, "exempt")
+    if is_stacked and marked is not endpoint:
+        _note_outer(endpoint, marked, is_stacked=True)
+    return cast("F", marked)
+
+
+def _twin(endpoint: Any) -> Any:
+    """Another endpoint that does the same: a function for a function, a subclass for a class."""
+    if inspect.isclass(endpoint):
+        names = ("__module__", "__qualname__", "__doc__")
+        kind: Any = type(endpoint)
+        return kind(endpoint.__name__, (endpoint,), {name: getattr(endpoint, name) for name in names})
+    if not inspect.isfunction(endpoint):
+        twin = functools.update_wrapper(functools.partial(endpoint), endpoint)
+        vars(twin).setdefault("__name__", type(endpoint).__name__)  # by which Starlette calls the route
+        return twin
+    code, arguments = endpoint.__code__, endpoint.__defaults__
+    copied = FunctionType(code, endpoint.__globals__, endpoint.__name__, arguments, endpoint.__closure__)
+    copied.__kwdefaults__ = endpoint.__kwdefaults__
+    return _without_notes(functools.update_wrapper(copied, endpoint))
+
+
+def marks_of(endpoint: Any, method: str = "") -> tuple[Mark, ...]:
+    """The marks on an endpoint, and on the method of a class-based one that serves ``method``, given as sent."""
+    marks: tuple[Mark, ...] = ()
+    while isinstance(endpoint, functools.partial):
+        marks += getattr(endpoint, _MARKS, ())
+        endpoint = endpoint.func
+    marks += _marks_on(endpoint)
+    view_class = class_of(endpoint)
+    if inspect.isclass(view_class):
+        marks += _marks_on(view_class) if view_class is not endpoint else ()
+        for name in (*_DISPATCHERS, _handler_of(endpoint, view_class, method)):
+            marks += getattr(getattr(view_class, name, None), _MARKS, ())
+    return tuple({id(mark): mark for mark in marks}.values())  # Django's views have the attributes of ``dispatch``, too
+
+
+def _marks_on(endpoint: Any) -> tuple[Mark, ...]:
+    """The marks on an endpoint itself; a class inherits limits, but not that it is exempt."""
+    marks: tuple[Mark, ...] = getattr(endpoint, _MARKS, ())
+    if inspect.isclass(endpoint) and "exempt" not in vars(endpoint).get(_MARKS, ()):
+        return tuple([mark for mark in marks if mark != "exempt"])
+    return marks
+
+
+def class_of(endpoint: Any) -> Any:
+    """The class of a class-based view: ``view_class`` to Flask and Django, ``cls`` to REST framework. Else the endpoint."""
+    if not inspect.isclass(endpoint):
+        for name in ("view_class", "cls"):
+            if inspect.isclass(found := getattr(endpoint, name, None)):
+                return found
+    return endpoint
+
+
+def _handler_of(endpoint: Any, view_class: type, method: str) -> str:
+    """The name of what serves ``method`` in a class; REST framework's view sets have ``actions`` that map one to the other."""
+    actions = getattr(endpoint, "actions", None)
+    named = actions if endpoint is not view_class and isinstance(actions, dict) else {}
+    name = method.lower()
+    if name == "head" and name not in named and not hasattr(view_class, name):
+        name = "get"
+    found: str = named.get(name, name)
+    return found
+
+
+def has_marks(endpoint: Any) -> bool:
+    """Whether an endpoint is marked, or any method of a class-based one."""
+    return bool(_marks_within(endpoint))
+
+
+def _marks_within(endpoint: Any) -> list[Mark]:
+    """The marks on an endpoint, and on all methods of a class-based one."""
+    view_class = class_of(endpoint)
+    names = dir(view_class) if inspect.isclass(view_class) else ()
+    methods = [getattr(view_class, name, None) for name in names]
+    return [*marks_of(endpoint), *(mark for method in methods for mark in getattr(method, _MARKS, ()))]
+
+
+def note_routed(endpoint: Any) -> None:
+    """Remember that an application routes to this endpoint, and so to what it was made of."""
+    function = getattr(endpoint, "__func__", endpoint)
+    while function is not None and not inspect.isclass(function):
+        if _MARKS in getattr(function, "__dict__", ()):
+            setattr(function, _ROUTED, True)
+        function = getattr(function, "__wrapped__", None)
+
+
+def effective(endpoint: Any) -> Any:
+    """The endpoint as it is meant: what our decorators above made of it, if nobody routes to that.
+
+    A decorator that stands above the route decorator has made something that the route does not know of. A limit between two
+    route decorators, where nobody else can have the endpoint, is meant for both routes.
+    """
+    function = getattr(endpoint, "__func__", endpoint)
+    below = made = function
+    while (outer := getattr(made, "__dict__", {}).get(_OUTER)) is not None:
+        if below is made and hasattr(outer, _STACKED) and not _is_exempt(outer):
+            below = outer
+        made = outer
+    meant = below if hasattr(made, _ROUTED) else made
+    return endpoint if meant is function else meant
+
+
+def _is_exempt(made: Any) -> bool:
+    return "exempt" in getattr(made, _MARKS, ())
+
+
+def _is_named(endpoint: Any, frame: FrameType | None, *, parameters: bool) -> bool:
+    """Whether whoever calls a decorator in ``frame`` has the endpoint by a name, so that it may be used without, too.
+
+    In a stack of decorators nobody has. Unless ``parameters`` count, those are names only where the caller's caller has one.
+    """
+    while frame is not None and (frame := frame.f_back) is not None:
+        names = {name for name, value in list(frame.f_locals.items()) if value is endpoint}
+        code = frame.f_code
+        if parameters or not names or not names <= set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]):
+            return bool(names) or any(value is endpoint for value in list(frame.f_globals.values())) or _is_global(endpoint)
+    return False
+
+
+def _is_global(endpoint: Any) -> bool:
+    """Whether an endpoint is found in its module under its own name."""
+    found: Any = sys.modules.get(getattr(endpoint, "__module__", None) or "")
+    for name in getattr(endpoint, "__qualname__", "").split("."):
+        found = getattr(found, name, None)
+    return found is endpoint
+
+
+def _note_outer(endpoint: Any, made: Any, *, is_stacked: bool) -> None:
+    """Have a function know of what was made of it."""
+    if inspect.isfunction(endpoint):
+        setattr(endpoint, _OUTER, made)
+        if is_stacked:
+            setattr(made, _STACKED, True)
+
+
+def _without_notes(made: F) -> F:
+    """What was made of a function, without what is noted about that function alone."""
+    for note in (_OUTER, _STACKED, _ROUTED):
+        vars(made).pop(note, None)
+    return made
+
+
+def _guarded(endpoint: Any, rule: Rule, *, is_stacked: bool) -> Any:
+    """The endpoint with a guard around it and the mark upon it; the class itself for a class-based one."""
+    if inspect.isclass(endpoint):
+        dispatchers = [name for name in _DISPATCHERS if hasattr(endpoint, name)]
+        if not dispatchers:
+            raise ConfigError(f"{_name_of(endpoint)} is no class-based endpoint, expected one or a function")
+        for name in dispatchers:
+            setattr(endpoint, name, _guard(getattr(endpoint, name), rule))
+        _mark(endpoint, rule)
+        return endpoint
+    guard = _guard(endpoint, rule)
+    _mark(guard, rule)
+    _note_outer(endpoint, guard, is_stacked=is_stacked)
+    return guard
+
+
+def _guard(function: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
+    """A function that first makes sure that a gate has weighed ``rule``; a generator function is called, not entered."""
+    guard: Callable[..., Any]
+    if inspect.iscoroutinefunction(function):
+
+        async def guard(*args: Any, **kwargs: Any) -> Any:
+            _check(rule)
+            return await function(*args, **kwargs)
+
+    else:
+
+        def guard(*args: Any, **kwargs: Any) -> Any:
+            _check(rule)
+            return function(*args, **kwargs)
+
+    return _without_notes(functools.wraps(function)(guard))
+
+
+def _check(rule: Rule) -> None:
+    seen = seen_by_gate.get()
+    if seen is None or rule not in seen:
+        without_a_gate(rule)
+
+
+def without_a_gate(rule: Rule) -> None:
+    """A limit was reached which no gate has seen the request for. Raises `ConfigError` unless LimitGate is switched off."""
+    if _enabled():
+        raise ConfigError(
+            f"{rule.name} is limited, but no LimitGate has seen this request for it; expected "
+            "app.add_middleware(LimitGate, rules=...) or LimitGateWSGI around the application that routes to it, in Flask "
+            "limitgate.flask.LimitGate(app), in Django 'limitgate.django.LimitGateMiddleware' in MIDDLEWARE"
+        )
+
+
+def _enabled() -> bool:
+    from limitgate.rules.settings import Settings  # noqa: PLC0415 - only here, where something is wrong or switched off
+
+    return Settings().enabled
+
+
+def _check_is_real(endpoint: Any) -> None:
+    """Raise `ConfigError` for what Django's ``method_decorator`` tries decorators on: it decorates anew for each request."""
+    if getattr(endpoint, "__module__", None) == "django.utils.decorators":
+        raise ConfigError(
+            "method_decorator cannot apply @limit or @exempt, expected them without it: directly on the method or on the class"
+        )
+
+
+def _mark(endpoint: Any, mark: Mark) -> None:
+    setattr(endpoint, _MARKS, (*_marks_on(endpoint), mark))
+
+
+def _name_of(endpoint: Any) -> str:
+    function = inspect.unwrap(class_of(endpoint))
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    given = getattr(function, "__name__", "")
+    if ".as_view." in name or not name.endswith(given):  # views of classes, and ``@api_view``, are made first and then named
+        name = given
+    return f"{getattr(function, '__module__', '')}.{name}".replace(".<locals>", "")
+
+
+def place_named(name: str) -> str:
+    """The name of a limit by its place: stable between processes, different from that of every other place."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", name)
+    if len(name) > 50:
+        name = f"{name[-41:]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    _places[name] += 1
+    return name if _places[name] == 1 else f"{name}-{_places[name]}"

@@ -1,0 +1,80 @@
+"""What is odd about rules as they were given: limits that admit more than they seem to, rules that nothing reaches. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from limitgate.algorithms import ALGORITHMS, gcra
+from limitgate.http.paths import covers, segments
+from limitgate.limits.limit import Limit
+from limitgate.limits.priority import Priority
+from limitgate.rules.callers import DEFAULT_TIER
+from limitgate.rules.rule import Rule, RuleSet
+
+
+def most_within(period: int, limits: Sequence[Limit]) -> int:
+    """The most that limits which are checked together admit in any ``period`` seconds, its last moment left out."""
+    return min(_most_within(period, limit) for limit in limits if limit.period)
+
+
+def _most_within(period: int, limit: Limit) -> int:
+    periods = -(-period // limit.period)
+    if limit.algorithm == "sliding_log":
+        return limit.count * periods
+    if limit.algorithm in ("fixed_window", "sliding_window"):  # so many periods touch one more window of the calendar
+        return limit.count * (periods + 1)
+    return limit.burst + -(-period * limit.count // limit.period) - 1
+
+
+def overshooting(rule: Rule) -> Iterator[tuple[Limit, int, int]]:
+    """The limits of which more than the count may pass in one period, how many, and the burst with which no more would.
+
+    Those that have no burst are left out: there it is the algorithm's way, and no oversight. The rule's other limits are taken
+    into account. A burst below the rule's own cost is no remedy, so that is not told.
+    """
+    least = max(1, rule.cost) if isinstance(rule.cost, int) else 1
+    for limit in [limit for limit in rule.every_limit if limit.period]:
+        most = most_within(limit.period, rule.every_limit)
+        if most > limit.count and limit.burst > least and ALGORITHMS[limit.algorithm] is gcra:
+            yield limit, most, least
+
+
+def tiers_of_nobody(rules: RuleSet, known: Collection[str]) -> list[str]:
+    """The tiers whose rules never apply, where ``known`` are those that callers can be known to be of."""
+    return [tier for tier in rules.tiers if tier != DEFAULT_TIER and tier not in known]
+
+
+def reserves_of_nobody(rules: RuleSet, known: Collection[Priority]) -> list[str]:
+    """The rules, by name, that keep something for callers of high priority, where none of the ``known`` priorities is high."""
+    every = [] if "high" in known else [rule for of_tier in rules.tiers.values() for rule in of_tier]
+    high = {rule.name for rule in every if rule.priority == "high"}
+    return list(dict.fromkeys(rule.name for rule in every if rule.reserve and rule.name not in high))
+
+
+def shadowed(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
+    """The rules that an exempt rule leaves nothing for in any tier that they are of, with the first such exempt rule.
+
+    Tiers that are not ``known`` are left out: there nothing applies anyway.
+    """
+    shadows: dict[int, tuple[Rule, list[Rule | None]]] = {}
+    for tier, of_tier in rules.tiers.items():
+        if tier == DEFAULT_TIER or tier in known:
+            exempt = [rule for rule in of_tier if rule.exempt]
+            for rule in of_tier:
+                if not rule.exempt:
+                    shadows.setdefault(id(rule), (rule, []))[1].append(_shadow_of(rule, exempt))
+    for rule, by in shadows.values():
+        if by[0] is not None and None not in by:
+            yield rule, by[0]
+
+
+def _shadow_of(rule: Rule, exempt: Sequence[Rule]) -> Rule | None:
+    """One of the exempt rules that together cover all that a rule is for; None if something is left."""
+    pattern = segments(rule.path)
+    around = [other for other in exempt if covers(segments(other.path), pattern)]
+    for other in around:
+        if other.methods is None:
+            return other
+    methods = rule.methods or ()
+    covered = [next((other for other in around if other.applies_to(method)), None) for method in methods]
+    return covered[0] if covered and None not in covered else None

@@ -1,0 +1,388 @@
+"""Rules: which requests a limit is for, and the rule sets of the tiers. All text is taken apart here, at start-up."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
+from functools import cached_property, partial
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, Unpack
+
+from pydantic import (
+    BaseModel,
+    Field,
+    PlainValidator,
+    StrictBool,
+    StrictStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from limitgate.algorithms import ALGORITHMS
+from limitgate.algorithms.fixed_window import ALIGNED
+from limitgate.errors import ConfigError
+from limitgate.http.paths import segments
+from limitgate.http.request import Request
+from limitgate.limits.bucket import Windows, buckets_of
+from limitgate.limits.duration import seconds_of
+from limitgate.limits.limit import NAMES, SECONDS, Limit, as_limit
+from limitgate.limits.plan import check_cost
+from limitgate.limits.priority import Priority, graded, share_of
+from limitgate.rules.callers import DEFAULT_TIER, Callers, KnownCaller, Text
+from limitgate.rules.key_parts import check_part
+
+T = TypeVar("T")
+OnError = Literal["open", "closed", "local"]
+Per = Literal["request", "message"]
+Cost = int | Callable[[Request], int]
+Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9._-]{1,64}\z")]
+Count = Annotated[int, Field(strict=True, ge=1)]
+
+MAX_DELAY = 60.0
+"""Seconds that a request may be made to wait for its turn."""
+
+_STATUS_CLASSES = frozenset({"1xx", "2xx", "3xx", "4xx", "5xx"})
+_METHOD = re.compile(r"[A-Za-z][A-Za-z-]*", re.ASCII)
+_QUICK = {"qps": "{}/second", "qpm": "{}/minute", "qph": "{}/hour", "qpd": "{}/day", "concurrency": "{} at once"}
+
+
+def _cost_or_callable(value: object) -> Cost:
+    return value if callable(value) else check_cost(value)
+
+
+def _status_or_class(value: object) -> int | str:
+    if (type(value) is int and 100 <= value <= 599) or (isinstance(value, str) and value in _STATUS_CLASSES):
+        return value
+    raise ConfigError(f"{value!r:.80} is no status, expected a number such as 401 or a class such as 5xx")
+
+
+def _delay(value: object) -> float | None:
+    if value is None or 0 < (seconds := seconds_of(value)) <= MAX_DELAY:
+        return None if value is None else seconds
+    raise ConfigError(f"{value!r:.80} is no delay, expected more than 0 and at most {MAX_DELAY:g} seconds")
+
+
+Status = Annotated[int | str, PlainValidator(_status_or_class)]
+
+
+class ChargeIf(BaseModel, extra="forbid", frozen=True):
+    """Which outcomes of a request are charged: those with some statuses, or all but those with some.
+
+    A status is a number such as 401, or a class such as ``"5xx"``. A WebSocket that is accepted has status 101.
+    """
+
+    status: tuple[Status, ...] = ()
+    """Charged are responses with one of these."""
+    status_not: tuple[Status, ...] = ()
+    """Charged are all responses but those with one of these."""
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> ChargeIf:
+        if bool(self.status) is bool(self.status_not):
+            raise ConfigError("expected either status or status_not, for example {status: [401, 403]} or {status_not: [5xx]}")
+        return self
+
+    def __str__(self) -> str:
+        said = "if" if self.status else "unless"
+        return f"{said} {', '.join(map(str, self.status or self.status_not))}"
+
+    def counts(self, status: int) -> bool:
+        """Whether a request is charged whose response had this status."""
+        named, listed = {status, f"{status // 100}xx"}, self.status or self.status_not
+        return named.isdisjoint(listed) is not bool(self.status)
+
+
+Outcomes = ChargeIf | Mapping[str, Iterable[int | str]]
+"""Outcomes that are charged, as they may be given."""
+
+
+class RuleOptions(TypedDict, total=False):
+    """The fields of a `Rule` besides its name and its limits, as they may be given."""
+
+    qps: int | None
+    qpm: int | None
+    qph: int | None
+    qpd: int | None
+    concurrency: int | None
+    path: str
+    methods: Iterable[str] | None
+    key: Iterable[str]
+    tier: str | None
+    cost: Cost
+    on_error: OnError | None
+    charge_if: Outcomes | None
+    per: Per
+    shadow: bool
+    exempt: bool
+    lease: int
+    algorithm: str | None
+    align: str | None
+    max_delay: float | str | None
+    priority: Priority | None
+    reserve: str | float | Fraction | None
+
+
+class Rule(BaseModel, extra="forbid", frozen=True):
+    """Limits for the requests that match, counted per key.
+
+    ``Rule("api", "5/second", qpm=100, path="/api/**", key=["path", "ip"])``. Raises `ConfigError` for an unknown option, a
+    value that makes no sense, a rule without limits, or a fixed cost that no limit could ever admit.
+    """
+
+    name: Name
+    """Up to 64 letters, digits, dots, hyphens and underscores; once in a tier. Clients read it in ``violated-policies``."""
+    limits: tuple[Annotated[Limit, PlainValidator(as_limit)], ...] = ()
+    """Limits such as ``100/minute`` or ``10/s burst 20``; all of them have to have room."""
+    qps: Count | None = None
+    """Requests per second."""
+    qpm: Count | None = None
+    """Requests per minute."""
+    qph: Count | None = None
+    """Requests per hour."""
+    qpd: Count | None = None
+    """Requests per day."""
+    concurrency: Count | None = None
+    """Requests in flight at once, each until the last of its response, WebSockets until they close; each is one."""
+    path: StrictStr = "/**"
+    """Paths that the rule is for: ``/login``, ``/items/{id}`` or ``/api/**``."""
+    methods: frozenset[StrictStr] | None = None
+    """Methods that the rule is for, all if not given. GET covers HEAD and WebSocket handshakes."""
+    key: Annotated[tuple[StrictStr, ...], Field(min_length=1)] = ("ip",)
+    """What buckets are told apart by, see docs/keys.md."""
+    tier: Text | None = None
+    """The tier that the rule belongs to; in a file, that of the file if not given."""
+    cost: Annotated[Cost, PlainValidator(_cost_or_callable)] = 1
+    """How many requests one counts for; in Python also a callable ``(request) -> int``."""
+    on_error: OnError | None = None
+    """What a request gets when the store fails; as the option of this name says if not given."""
+    charge_if: ChargeIf | None = None
+    """Which outcomes are charged: every request is while it is under way, and others get it back when they are over."""
+    per: Per = "request"
+    """What is counted: requests, or each message that a client sends over a WebSocket."""
+    shadow: StrictBool = False
+    """Count and report, but never refuse."""
+    exempt: StrictBool = False
+    """Switch every rule off for the requests that match."""
+    lease: Annotated[int, Field(strict=True, ge=0)] = 0
+    """Requests that a process may take in advance, for limits that say nothing about it; 0 to ask for every one."""
+    algorithm: StrictStr | None = None
+    """How requests are counted, for limits that say nothing about it; see docs/algorithms.md."""
+    align: StrictStr | None = None
+    """Where a ``fixed_window`` begins, as a limit's own; of a time zone only windows of whole days do, if there are any."""
+    max_delay: Annotated[float | None, PlainValidator(_delay)] = None
+    """For how long a request may wait for its turn instead of being refused: seconds, ``2s``, ``500ms``."""
+    priority: Priority | None = None
+    """The priority under this rule; that of the caller if not given, which is normal for those who have none."""
+    reserve: Annotated[Fraction, PlainValidator(share_of)] | None = None
+    """The share of each limit, such as ``20%``, that is kept for callers of high priority; twice as much from those of low."""
+
+    def __init__(self, /, name: str, *limits: Limit | str, **options: Unpack[RuleOptions]) -> None:
+        fields: dict[str, Any] = {**options}
+        if limits:
+            fields["limits"] = (*limits, *fields.get("limits", ()))
+        try:
+            super().__init__(name=name, **fields)
+        except ValidationError as error:
+            inside = error.errors(include_url=False)[0]["loc"][1:]  # only charge_if has fields of its own
+            known = ChargeIf.model_fields if inside else Rule.model_fields
+            raise ConfigError.explaining(error, f"rule {name!r}", known) from error
+        self._check()
+
+    @field_validator("path")
+    @classmethod
+    def _path_is_a_pattern(cls, path: str) -> str:
+        segments(path)
+        return path
+
+    @field_validator("key")
+    @classmethod
+    def _parts_are_known(cls, key: tuple[str, ...]) -> tuple[str, ...]:
+        for part in key:
+            check_part(part)
+        return key
+
+    @field_validator("algorithm")
+    @classmethod
+    def _algorithm_is_known(cls, algorithm: str | None) -> str | None:
+        if algorithm is not None and algorithm not in NAMES:
+            raise ConfigError(f"expected an algorithm out of {', '.join(NAMES)}, not {algorithm!r:.80}")
+        return algorithm
+
+    @field_validator("methods")
+    @classmethod
+    def _methods_are_classes(cls, methods: frozenset[str] | None) -> frozenset[str] | None:
+        if methods is None:
+            return None
+        if not methods or not all(_METHOD.fullmatch(method) for method in methods):
+            raise ConfigError(f"{sorted(methods)} are no methods, expected for example [GET, POST]")
+        upper = {method.upper() for method in methods}
+        return frozenset(upper - {"HEAD"} | ({"GET"} if "HEAD" in upper else set()))
+
+    @cached_property
+    def every_limit(self) -> tuple[Limit, ...]:
+        """The limits and the qps, qpm, qph, qpd and concurrency, in this order."""
+        given = {field: getattr(self, field) for field in _QUICK if getattr(self, field)}
+        quick = [self._checked(field, Limit, _QUICK[field].format(count)) for field, count in given.items()]
+        limits = [*self.limits, *quick]
+        if self.algorithm:
+            limits = self._each(limits, [limit for limit in limits if not limit.says_algorithm], algorithm=self.algorithm)
+        if self.align is not None:
+            fixed = [limit for limit in limits if limit.algorithm == "fixed_window" and limit.align is None]
+            days = [limit for limit in fixed if not limit.period % SECONDS["day"]]
+            limits = self._each(limits, days if days and self.align not in ALIGNED else fixed, align=self.align)
+        if self.lease:
+            limits = self._each(limits, [limit for limit in limits if not limit.lease], lease=self.lease)
+        return tuple(limits)
+
+    def _each(self, limits: Sequence[Limit], some: Sequence[Limit], **option: object) -> list[Limit]:
+        """The limits, some of them with an option that the rule has for them."""
+        ((field, value),) = option.items()
+        if not some and field != "lease":
+            what = "a fixed_window that says none itself" if field == "align" else "a limit that says none itself"
+            raise ConfigError(f"rule {self.name!r}: {field}: expected {what}", (field,), f"expected {what}")
+
+        def having(limit: Limit) -> Limit:
+            return self._checked(field, lambda given: limit.having(**{field: given}), value)
+
+        return [having(limit) if limit in some else limit for limit in limits]
+
+    @cached_property
+    def buckets(self) -> tuple[Windows, ...]:
+        """The limits by the buckets that they are counted in."""
+        return self._checked("limits", buckets_of, self.every_limit)
+
+    @property
+    def _has_slots(self) -> bool:
+        return any(windows.has_slots for windows in self.buckets)
+
+    def buckets_for(self, priority: Priority) -> tuple[Windows, ...]:
+        """The buckets as callers of a priority find them: the same ones, with less room where some is kept for others."""
+        return self.buckets if self.reserve is None else self._graded[self.priority or priority]
+
+    @cached_property
+    def _graded(self) -> dict[Priority, tuple[Windows, ...]]:
+        return self._checked("reserve", partial(graded, self.buckets), self.reserve or Fraction())
+
+    def _checked(self, field: str, make: Callable[..., T], value: object) -> T:
+        """What ``make`` makes of a value, its complaint naming the rule and the field."""
+        try:
+            return make(value)
+        except ConfigError as error:
+            raise ConfigError(f"rule {self.name!r}: {field}: {error}", (field,), error.reason) from error
+
+    def key_asks(self, label: str) -> bool:
+        """Whether a part of the key, or an alternative in it, is ``label``."""
+        return any(label in check_part(part) for part in self.key)
+
+    def applies_to(self, method: str) -> bool:
+        """Whether the rule is for this method, HEAD having become GET."""
+        return self.methods is None or method in self.methods
+
+    @property
+    def has_own_cost(self) -> bool:
+        """Whether it counts something else than requests, so that `Decision.settle` is about it."""
+        return self.cost != 1
+
+    @property
+    def ahead(self) -> int:
+        """How far ahead a turn may be booked, in whole µs; 0 where nobody waits."""
+        return math.ceil((self.max_delay or 0) * 1_000_000)
+
+    def cost_of(self, request: Request) -> int:
+        """What this request costs. Raises `TypeError` or `ValueError` where a callable gives no valid cost."""
+        return check_cost(self.cost(request)) if callable(self.cost) else self.cost
+
+    def _check(self) -> None:
+        limits = self.every_limit
+        _ = self.buckets
+        if self.exempt and limits:
+            raise ConfigError(f"rule {self.name!r} is exempt and has limits, expected one or the other", ("exempt",))
+        if self.charge_if and (self.exempt or self.per == "message"):
+            what = "is exempt" if self.exempt else "counts messages, which have no status"
+            raise ConfigError(f"rule {self.name!r} {what}, expected no charge_if", ("charge_if",))
+        if self.charge_if and any(windows.lease for windows in self.buckets):
+            message = f"rule {self.name!r} has a lease, out of which nothing can be given back exactly, expected no charge_if"
+            raise ConfigError(message, ("charge_if",))
+        if self._has_slots and (self.charge_if or self.per == "message"):
+            field = "charge_if" if self.charge_if else "per"
+            message = f"rule {self.name!r} counts requests in flight, which are over by then, expected no {field}"
+            raise ConfigError(message, (field,))
+        if self.exempt and self.per == "message":
+            raise ConfigError(f"rule {self.name!r} is exempt, expected no per: exempt requests have no limits at all", ("per",))
+        if self.max_delay is not None:
+            self._check_delay()
+        if not self.exempt and not limits:
+            raise ConfigError(
+                f"rule {self.name!r} has no limit, expected limits, qps, qpm, qph, qpd or concurrency", ("limits",)
+            )
+        self._check_reserve()
+        for limit in [limit for windows in self.buckets_for("low") for limit in windows.limits]:
+            if isinstance(self.cost, int) and self.cost > limit.most and limit.period:
+                raise ConfigError(
+                    f"rule {self.name!r}: cost {self.cost} never fits into {limit}, expected at most {limit.most}",
+                    ("cost",),
+                )
+
+    def _check_reserve(self) -> None:
+        if self.reserve is None:
+            if self.priority is not None:
+                message = f"rule {self.name!r} keeps nothing for any priority, expected no priority, or reserve with it"
+                raise ConfigError(message, ("priority",))
+            return
+        if self.exempt:
+            raise ConfigError(f"rule {self.name!r} is exempt, expected no reserve", ("reserve",))
+        what = None
+        if any(limit.lease for limit in self.every_limit):
+            what = "has a lease, which is taken for any priority"
+        elif any(limit.borrow for limit in self.every_limit):
+            what = "has a limit that lets borrow, so that any priority may take everything"
+        elif self.max_delay is not None:
+            what = "has a max_delay, and turns come one after the other, whatever their priority"
+        if what is not None:
+            raise ConfigError(f"rule {self.name!r} {what}, expected no reserve", ("reserve",))
+
+    def _check_delay(self) -> None:
+        """Whether requests can wait: their turns have to be booked, one by one, in a bucket that can make them wait."""
+        unable = next((limit for limit in self.every_limit if not ALGORITHMS[limit.algorithm].BOOKS), None)
+        if unable is not None:
+            able = ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.BOOKS)
+            what, expected = f"has a {unable.algorithm}, in which no turn can be booked", f"{able}, or no max_delay"
+        elif any(windows.lease for windows in self.buckets):
+            what, expected = "has a lease, which is for requests that nobody holds up", "no lease, or no max_delay"
+        elif self.exempt:
+            what, expected = "is exempt", "no max_delay: exempt requests have no limits at all"
+        elif self.per == "message":
+            what, expected = "counts messages, which cannot wait", "no max_delay"
+        elif self.shadow:
+            what, expected = "is a shadow, which never holds anybody up", "no max_delay"
+        else:
+            return
+        raise ConfigError(f"rule {self.name!r} {what}, expected {expected}", ("max_delay",))
+
+
+class RuleSet:
+    """Rules by tier, and the callers that are known to be of one. Raises `ConfigError` where they contradict each other.
+
+    Rules without a tier are of tier ``default``, which is for everybody. Any other tier is laid over it: a rule of the same
+    name replaces the default's, the others stay, new ones are added.
+    """
+
+    def __init__(self, rules: Iterable[Rule], callers: Iterable[KnownCaller] = (), tiers: Iterable[str] = ()) -> None:
+        own: dict[str, dict[str, Rule]] = {tier: {} for tier in (DEFAULT_TIER, *tiers)}
+        for place, rule in enumerate(rules):
+            tier = rule.tier or DEFAULT_TIER
+            of_tier = own.setdefault(tier, {})
+            if rule.name in of_tier:
+                message = f"rule {rule.name!r} is there twice in tier {tier!r}, expected different names"
+                raise ConfigError(message, ("rules", place, "name"))
+            of_tier[rule.name] = rule
+        default = own[DEFAULT_TIER]
+        self.tiers: dict[str, tuple[Rule, ...]] = {
+            tier: tuple({**default, **of_tier}.values()) for tier, of_tier in own.items()
+        }
+        self.callers = Callers(callers)
+
+    def __repr__(self) -> str:
+        return f"RuleSet({', '.join(f'{tier}: {len(rules)} rules' for tier, rules in self.tiers.items())})"

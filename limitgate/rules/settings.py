@@ -1,0 +1,152 @@
+"""The options of a gate: what the code passes, else ``LIMITGATE_*``, else ``.env``, else the default.
+
+The only module that reads the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
+
+from dotenv import dotenv_values
+from pydantic import BeforeValidator, Field, ImportString, SecretStr, StrictStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from limitgate.diagnostics import Diagnosis
+from limitgate.errors import ConfigError
+from limitgate.http.client_ip import Proxies
+from limitgate.http.response import STYLES
+from limitgate.rules.rule import OnError
+
+PREFIX = "LIMITGATE_"
+
+
+def _listed(value: object) -> object:
+    """A list from an environment variable: JSON, or separated by commas."""
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("["):
+        try:
+            return json.loads(value)
+        except ValueError as error:
+            raise ConfigError(f"expected a list, as JSON or separated by commas: {error}") from error
+    return [item for item in (part.strip() for part in value.split(",")) if item]
+
+
+Strings = Annotated[tuple[StrictStr, ...], NoDecode, BeforeValidator(_listed)]
+
+
+class Settings(BaseSettings):
+    """Options of `LimitGate` and `LimitGateWSGI`. Raises `ConfigError` for a value that makes no sense."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        env_file=".env",
+        extra="ignore",
+        frozen=True,
+        arbitrary_types_allowed=True,
+        hide_input_in_errors=True,
+    )
+
+    enabled: bool = True
+    """``False`` switches middleware and decorators off."""
+    rules: Annotated[Any, NoDecode] = None
+    """A rule file, a folder of them, a list of `Rule` or a `RuleSet`; has to be given."""
+    store: Annotated[Any, NoDecode, Field(repr=False)] = "memory://"
+    """The URL of a store, or a store. With ``memory://`` each process counts by itself."""
+    on_error: OnError = "open"
+    """What a request gets when the store fails: it passes, gets a 503, or is limited by this process alone."""
+    processes: Annotated[int, Field(ge=1, le=100_000)] = 1
+    """Processes that serve together. While the store fails, each grants its share of the limits under ``local``."""
+    timeout: Annotated[float, Field(gt=0, le=60)] = 0.1
+    """Seconds that a request may wait for the store, all together."""
+    trusted_proxies: Strings = ()
+    """Addresses and CIDRs of proxies whose forwarding header is believed; ``unix`` for a peer on a unix socket."""
+    forwarded_header: Annotated[str, Field(min_length=1)] = "x-forwarded-for"
+    """The one header to read behind a trusted proxy; ``forwarded`` for RFC 7239."""
+    ipv6_prefix: Annotated[int, Field(ge=32, le=128)] = 64
+    """Bits of the network that IPv6 clients are grouped by."""
+    api_key_header: Annotated[str, Field(min_length=1)] = "x-api-key"
+    """Where the API key stands; ``authorization`` reads a Bearer token (RFC 6750)."""
+    identify: ImportString[Callable[..., Any]] | None = None
+    """Tells who asks: ``(request) -> Caller | None``; may be async on ASGI."""
+    headers: Strings = ("x-ratelimit",)
+    """Styles of rate headers to send."""
+    shadow: bool = False
+    """Decide and report, never refuse."""
+    strict: bool = False
+    """Tell at start which limits let more than their count pass within one period."""
+    on_denied: ImportString[Callable[..., Any]] | None = None
+    """Makes the refusal: an ASGI application, on WSGI a WSGI application."""
+    new_buckets: Annotated[int, Field(ge=0, le=1_000_000)] = 1000
+    """Buckets that a source may open in a minute by keys of its own choosing, in each process; 0 for any number."""
+    key_prefix: Annotated[str, Field(min_length=1, max_length=64)] = "limitgate"
+    """First part of every key in the store."""
+    secret: SecretStr | None = None
+    """16 to 64 bytes that key the digests in the store, so that not even guesses can be checked against them."""
+
+    def __init__(self, **options: Any) -> None:
+        unknown = options.keys() - type(self).model_fields.keys()
+        if unknown:
+            known = ", ".join(sorted(type(self).model_fields))
+            raise TypeError(f"unknown option {min(unknown)!r}, expected one of {known}")
+        try:
+            super().__init__(**options)
+        except ValidationError as error:
+            raise ConfigError.explaining(error, "options", type(self).model_fields) from error
+        except TypeError as error:
+            message = f"options: {error}, expected identify and on_denied as callables, or as text like 'package.module:name'"
+            raise ConfigError(message) from error
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _proxies_are_networks(cls, trusted: tuple[str, ...]) -> tuple[str, ...]:
+        Proxies(trusted, "x-forwarded-for")
+        return trusted
+
+    @field_validator("headers")
+    @classmethod
+    def _styles_are_known(cls, styles: tuple[str, ...]) -> tuple[str, ...]:
+        for style in styles:
+            if style not in STYLES:
+                raise ConfigError(f"header style {style!r} is unknown, expected some of {', '.join(STYLES)}")
+        return styles
+
+    @field_validator("secret")
+    @classmethod
+    def _secret_fits(cls, secret: SecretStr | None) -> SecretStr | None:
+        if secret is not None and not 16 <= len(secret.get_secret_value().encode()) <= 64:
+            raise ConfigError("expected a secret of 16 to 64 bytes")
+        return secret
+
+
+def warn_about_environment(store: object) -> None:
+    """Log what around this process will surprise whoever runs it."""
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    given = {name.upper() for name in (*os.environ, *dotenv_values(str(Settings.model_config.get("env_file"))))}
+    for name in sorted(given - known):
+        if name.startswith(PREFIX):
+            Diagnosis.UNKNOWN_VARIABLE.log(name)
+    if os.environ.get("FORWARDED_ALLOW_IPS") == "*":
+        Diagnosis.SERVER_TRUSTS_ALL.log()
+    if store == "memory://" and (workers := _workers(sys.argv)) > 1:
+        Diagnosis.MEMORY_PER_WORKER.log(workers)
+
+
+def _workers(arguments: Iterable[str]) -> int:
+    """How many worker processes the server was told to start, as far as its command line and environment tell."""
+    told = [os.environ.get("WEB_CONCURRENCY", "")]
+    before = ""
+    for argument in arguments:
+        name, mark, value = argument.partition("=")
+        if before in ("--workers", "-w"):
+            told.append(argument)
+        elif mark and name == "--workers":
+            told.append(value)
+        elif name.startswith("-w"):
+            told.append(name[2:])
+        before = argument
+    return max((int(count) for count in told if count.isascii() and count.isdigit()), default=1)

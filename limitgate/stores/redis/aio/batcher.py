@@ -1,0 +1,486 @@
+"""One event loop's requests to Redis: those that arrive in the same turn of the loop share one call of the script.
+
+    spend ──> queue ──(the turn ends)──> batch ──> Pipeline ──> reply ──> each its own reading
+
+Batches follow each other without waiting for replies, up to `MAX_FLYING`; then requests wait in the queue. They go out in
+the order in which they arrived, so they are decided in that order. A request that is answered too late or goes away is only
+marked so: nobody else notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol
+
+from redis.exceptions import NoScriptError
+
+from limitgate.errors import StoreError
+from limitgate.limits.plan import Plan, Reading
+from limitgate.own_errors import own_error, survived
+from limitgate.stores.redis import wire
+from limitgate.stores.redis.aio.batch import Batch, Request
+from limitgate.stores.redis.aio.connection import Pipeline
+from limitgate.stores.redis.aio.listening import AWAY, ListeningClock, Silence
+from limitgate.stores.redis.aio.loop_end import begin
+from limitgate.stores.redis.breaker import PROBE_TIMEOUT
+from limitgate.stores.redis.dialer import CONNECT_TIMEOUT
+from limitgate.stores.redis.errors import Redirection, no_error, no_room, store_error, unsendable
+from limitgate.stores.redis.replies import MAX_BATCH, Outcome, Room, Scripted
+
+MAX_FLYING = 16
+"""Calls that may be on their way at a time."""
+MAX_QUEUED = 50_000
+"""Requests that may wait until they are sent."""
+SILENCE = 1.0
+"""Seconds without any reply after which a connection is given up whose calls are overdue."""
+NO_ROOM_PAUSE = 0.05
+"""Seconds for which nobody tries to connect after there was no room for a connection in this process."""
+
+
+class Elsewhere(Protocol):
+    """The cluster that a batcher's server is a node of."""
+
+    def apart(self, requests: list[Request]) -> Iterable[Batch]:
+        """Requests as calls with one slot each."""
+
+    def heard_late(self, plan: Plan, waiting: asyncio.Future[Reading], reading: Reading) -> None:
+        """A plan was carried out that nobody waits for any more."""
+
+    def redirected(self, batcher: Batcher, batch: Batch, reply: Redirection) -> None:
+        """A node says that it cannot deal with a batch."""
+
+    def troubled(self) -> None:
+        """A node has failed."""
+
+
+class Batcher:
+    """Sends the plans of one event loop to Redis, on a connection of its own.
+
+    ``dial`` gives a redis-py connection, ``script`` knows what to send and what a reply means, ``clock`` is the loop's,
+    ``server`` is what log lines call it. Connecting goes on in a task of its own past the time of the request that began
+    it. Where the server is a node of a cluster, ``cluster`` knows the others.
+    """
+
+    def __init__(
+        self,
+        dial: Callable[[], Awaitable[Any]],
+        script: Scripted,
+        clock: ListeningClock,
+        *,
+        server: str = "Redis",
+        cluster: Elsewhere | None = None,
+    ) -> None:
+        self.breaker = script.breaker(server)
+        self._server = server
+        self._dial = dial
+        self._script = script
+        self._clock = clock
+        self._cluster = cluster
+        self._queue: deque[Request] = deque()
+        self._queue_is_due = math.inf
+        """At how many seconds of silence the first request in the queue is overdue, or less."""
+        self._again: deque[Batch] = deque()
+        self._parked: list[Batch] = []
+        self._turn_will_end = False
+        self._pipeline: Pipeline[Batch] | None = None
+        self._pipelines: set[Pipeline[Batch]] = set()
+        """The one in use, and those that only wait for their last replies."""
+        self._script_is_unknown = False
+        self._connecting: asyncio.Task[None] | None = None
+        self._no_room_until = 0.0
+        self._silence = Silence(clock)
+        self._probe_timer: asyncio.TimerHandle | None = None
+
+    def spend(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
+        """The reading of a plan, or a `StoreError` within ``timeout`` seconds.
+
+        Raises one at once where Redis has stopped answering, or too many are waiting already.
+        """
+        self.breaker.check()
+        return self.ask(plan, timeout)
+
+    def ask(self, plan: Plan, timeout: float, *, first: bool = False) -> asyncio.Future[Reading]:
+        """`spend`, but whether or not Redis has stopped answering. What goes ``first`` does so before all that waits."""
+        loop = asyncio.get_running_loop()
+        if len(self._queue) >= MAX_QUEUED and not first:
+            raise StoreError(f"{MAX_QUEUED} requests wait for {self._server} already", "overload")
+        if self._pipeline is None and loop.time() < self._no_room_until:
+            raise no_room()
+        self.breaker.asked(plan)
+        reading = loop.create_future()
+        due = self._silence.seconds + timeout
+        (self._queue.appendleft if first else self._queue.append)((plan, due, reading, timeout))
+        self._queue_is_due = min(self._queue_is_due, due)
+        self._silence.watch(self)
+        if len(self._queue) == MAX_BATCH:
+            self._flush()  # Redis can begin while the rest of a large crowd is still arriving
+        elif not self._turn_will_end:
+            self._turn_will_end = True
+            loop.call_soon(self._end_turn)
+        return reading
+
+    def connect(self) -> None:
+        """Begin to connect, if there is no connection. Nobody waits for it."""
+        if not self._pipeline:
+            self._begin_to_connect()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for anything here."""
+        return all(waiting.done() for _, _, waiting, _ in self._requests())
+
+    async def close(self) -> None:
+        """Close the connection; requests still waiting fail."""
+        connecting, self._connecting = self._connecting, None
+        if connecting is not None:
+            connecting.cancel()
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
+        self._clock.forget(self)
+        self._silence.stop()
+        self._probe_timer = self._pipeline = None
+        self.breaker = self._script.breaker(self._server, instead_of=self.breaker)
+        for pipeline in list(self._pipelines):
+            with survived():
+                pipeline.give_up()
+        self._fail_unsent(ConnectionResetError("the store was closed"))
+        await asyncio.sleep(0)  # the transport tells of its end in the next turn
+
+    def abandon(self) -> None:
+        """The event loop was closed before anything here was: no call on its way will be answered."""
+        for pipeline in self._pipelines:
+            for batch in pipeline.flying:
+                self._script.unanswered(batch)
+
+    def adopt(self, batch: Batch) -> None:
+        """Send a batch, just as it is, before everything that waits: it was sent elsewhere, and is to be dealt with here."""
+        try:
+            self.breaker.check()
+        except StoreError as error:
+            self._fail(batch, error)
+            return
+        self.breaker.asked(batch.plans[0])
+        self._again.append(batch)
+        self._silence.watch(self)
+        self._flush()
+
+    def park(self, batch: Batch, pause: float) -> None:
+        """Send a batch once more, just as it is, after a pause in seconds."""
+        self._parked.append(batch)
+        self._silence.watch(self)
+        asyncio.get_running_loop().call_later(pause, self._unpark, batch)
+
+    def _unpark(self, batch: Batch) -> None:
+        if batch in self._parked:
+            self._parked.remove(batch)
+            self.adopt(batch)
+
+    def _end_turn(self) -> None:
+        self._turn_will_end = False
+        self._flush()
+
+    def _flush(self) -> None:
+        """Send what waits, as far as there is a connection and not too much is on its way."""
+        pipeline = self._pipeline
+        if not pipeline:
+            if self._queue or self._again:
+                self._begin_to_connect()
+            return
+        if self._script_is_unknown and pipeline.flying:
+            return  # batches that are sent once more keep their place before those to come
+        self._script_is_unknown = False
+        while (self._again or self._queue) and len(pipeline.flying) < MAX_FLYING:
+            if self._again:
+                self._send(self._again.popleft(), pipeline)
+            elif requests := self._next_requests():
+                self._send_new(requests, pipeline)
+        pipeline.flush()
+
+    def _send_new(self, requests: list[Request], pipeline: Pipeline[Batch]) -> None:
+        """Send requests for the first time: in one call, or on a cluster in one for each slot."""
+        try:
+            batches = (Batch(requests),) if self._cluster is None else tuple(self._cluster.apart(requests))
+        except Exception as error:  # noqa: BLE001 - they are in no queue any more
+            _fail(requests, own_error(error), self._silence.seconds)
+            return
+        for batch in batches:
+            batch.silence = self._silence.seconds
+            batch.since = self._clock.now()
+            try:
+                self._script.outgoing(batch)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._fail(batch, own_error(error))
+            else:
+                self._send(batch, pipeline)
+
+    def _next_requests(self) -> list[Request]:
+        """The requests to send next, without those that nobody waits for any more, or that are surely refused by now."""
+        requests: list[Request] = []
+        room = Room()
+        while self._queue:
+            plan, _, waiting, _ = self._queue[0]
+            try:
+                if waiting.done():
+                    self._queue.popleft()
+                elif (reading := self._script.refused(plan)) is not None:  # since it came others like it may have been
+                    self._queue.popleft()
+                    waiting.set_result(reading)
+                elif room.takes(plan):
+                    requests.append(self._queue.popleft())
+                else:
+                    break
+            except Exception as error:  # noqa: BLE001 - those before it must not be lost, nor those behind it wait
+                _fail([self._queue.popleft()], own_error(error), self._silence.seconds)
+        return requests
+
+    def _send(self, batch: Batch, pipeline: Pipeline[Batch]) -> None:
+        """Send a batch that somebody waits for."""
+        try:
+            if batch.is_wanted:
+                pipeline.send(batch)
+            else:
+                self._script.unanswered(batch)
+        except wire.UNSENDABLE as error:
+            self._fail(batch, unsendable(error))
+        except Exception as error:  # noqa: BLE001 - it is in no queue any more
+            self._fail(batch, own_error(error))
+
+    def _answered(self, pipeline: Pipeline[Batch], batch: Batch, reply: object) -> None:
+        """Hand out a reply. An error that is Redis' own answer fails its batch, and later ones get another connection.
+
+        One that nobody waits for any more is no sign that Redis answers.
+        """
+        self._silence.break_()
+        if isinstance(reply, NoScriptError) and not batch.in_full:
+            batch.in_full = self._script_is_unknown = True
+            self._send(batch, pipeline)
+            pipeline.flush()
+            return
+        try:
+            if self._cluster is not None and isinstance(reply, Redirection):
+                self._in_time(batch)
+                self._cluster.redirected(self, batch, reply)
+                return
+            outcomes = self._script.understood(batch, no_error(reply))
+            self._in_time(batch)
+            self._hand_out(batch, outcomes, batch.silence_at(self._clock.seconds))
+        except StoreError as error:
+            self._fail(batch, error)
+            if error.fault != "oom":
+                self._no_longer_use(pipeline)
+                self._failed(error)
+        except Exception as error:  # noqa: BLE001 - it is not on its way any more
+            self._fail(batch, own_error(error))
+        finally:
+            if pipeline is not self._pipeline and not pipeline.flying:
+                pipeline.give_up()
+            if self._queue or self._again:
+                self._flush()
+
+    def _in_time(self, batch: Batch) -> None:
+        if batch.is_wanted:
+            self.breaker.succeeded()
+
+    def _hand_out(self, batch: Batch, outcomes: list[Outcome], silence: float) -> None:
+        for (plan, due, waiting, timeout), outcome in zip(batch.requests, outcomes):
+            waited = silence - due + timeout
+            if isinstance(outcome, StoreError):
+                _fail([(plan, due, waiting, timeout)], outcome, silence)
+            elif not waiting.done():
+                waiting.set_result(outcome._replace(waited=waited) if waited > 0 else outcome)
+            elif self._cluster is not None:
+                with survived():
+                    self._cluster.heard_late(plan, waiting, outcome)
+
+    def _no_longer_use(self, pipeline: Pipeline[Batch]) -> None:
+        """Later requests get another connection."""
+        if pipeline is self._pipeline:
+            self._pipeline = None
+
+    def _lost(self, pipeline: Pipeline[Batch]) -> None:
+        """A connection has ended. Batches on one that may have been dead before they were sent are sent once more."""
+        self._pipelines.discard(pipeline)
+        self._no_longer_use(pipeline)
+        lost = store_error(ConnectionResetError("the connection was lost"))
+        failed = False
+        for batch in pipeline.flying:
+            if pipeline.unheard and not pipeline.given_up and not batch.again:
+                try:
+                    self._send_again(batch, lost)
+                except Exception as error:  # noqa: BLE001 - those behind it are to be told, too
+                    self._fail(batch, own_error(error))
+            else:
+                failed = True
+                self._fail(batch, lost)
+        if failed:
+            self._failed(lost)
+        if pipeline.given_up and pipeline.silence() > SILENCE:
+            self._dial_at_once()
+        self._flush()
+
+    def _send_again(self, batch: Batch, lost: StoreError) -> None:
+        """Have a batch sent once more. What gives back fails: a charge may be made twice, that may not."""
+        self._script.unanswered(batch)
+        given_back = [request for request in batch.requests if request[0].has_leases]
+        _fail(given_back, lost, batch.silence_at(self._clock.seconds))
+        if requests := [request for request in batch.requests if not request[2].done()]:
+            again = Batch(requests)
+            again.follow(batch)
+            again.again, again.asking = True, batch.asking
+            self._script.outgoing(again)
+            self._again.append(again)
+
+    def _begin_to_connect(self) -> None:
+        if self._connecting is None:
+            self._connecting = begin(self._connect())
+
+    async def _connect(self) -> None:
+        try:
+            pipeline = await self._opened()
+        except Exception as error:  # noqa: BLE001 - whatever kept us from connecting is told to those who wait
+            self._not_connected(error)
+            return
+        finally:
+            if self._connecting is asyncio.current_task():
+                self._connecting = None
+        if not pipeline:  # its end was told before there was a pipeline to tell
+            self._not_connected(ConnectionResetError("Redis closed the connection as soon as it was made"))
+            return
+        self._silence.break_()
+        self._pipeline = pipeline
+        self._pipelines.add(pipeline)
+        if self._probe_timer is not None:  # there is something new to look at
+            self._probe_timer.cancel()
+            self._send_probe()
+        self._flush()
+
+    async def _opened(self) -> Pipeline[Batch]:
+        """A new connection. Raises whatever keeps us from connecting."""
+        async with self._clock.within(CONNECT_TIMEOUT):
+            connection = await self._dial()
+        try:
+            return Pipeline(connection, self._answered, self._lost, lambda: self._clock.seconds)
+        except Exception as error:
+            connection._close()  # noqa: SLF001 - as in `Pipeline`
+            raise own_error(error) from error
+
+    def _not_connected(self, error: Exception) -> None:
+        failure = store_error(error)
+        self._fail_unsent(error)
+        if failure.fault == "overload":
+            self._no_room_until = asyncio.get_running_loop().time() + NO_ROOM_PAUSE
+            return
+        self._failed(failure)
+        if failure.fault == "timeout":
+            self._dial_at_once()
+
+    def _dial_at_once(self) -> None:
+        """Where Redis has been silent for so long that its connection is given up, no pause is due before the next."""
+        if not self.breaker.healthy and self._pipeline is None and self._connecting in (None, asyncio.current_task()):
+            self._connecting = begin(self._connect())
+
+    def listened(self) -> float | None:
+        """Note what Redis has been silent for. Seconds until a request is overdue; None if nobody waits."""
+        now = self._clock.seconds
+        if not self._owes:
+            self._silence.break_()
+        self._silence.go_on(at_most=AWAY if self._connecting is not None else math.inf)
+        if not self._queue:
+            self._queue_is_due = math.inf
+        left = min([self._queue_is_due - self._silence.seconds, *[batch.due - now for batch in self._batches()]])
+        if left <= 0:
+            self._expire(now)
+        elif left == math.inf:
+            self._give_up_the_silent()
+            if not self._owes:
+                self._silence.stop()
+                return None
+        return left
+
+    @property
+    def _owes(self) -> bool:
+        """Whether Redis has something to answer, be it that we call."""
+        return self._connecting is not None or any(pipeline.flying for pipeline in self._pipelines)
+
+    def _expire(self, now: float) -> None:
+        """Fail the requests that are overdue, and give up connections on which nothing has been heard for long."""
+        overdue = [request for request in self._queue if request[1] <= self._silence.seconds and not request[2].done()]
+        for batch in self._batches():
+            overdue += batch.overdue(now)
+        _fail(overdue, TimeoutError(), math.inf)
+        self._queue = deque(request for request in self._queue if not request[2].done())
+        self._queue_is_due = min([due for _, due, _, _ in self._queue], default=math.inf)
+        if overdue:
+            self._give_up_the_silent()
+            self._failed(store_error(TimeoutError()))
+
+    def _give_up_the_silent(self) -> None:
+        for pipeline in list(self._pipelines):
+            if pipeline.silence() > SILENCE:
+                pipeline.give_up()
+
+    def _batches(self) -> Iterable[Batch]:
+        """What was sent, here or elsewhere, and is not answered."""
+        yield from self._again
+        yield from self._parked
+        for pipeline in self._pipelines:
+            yield from pipeline.flying
+
+    def _requests(self) -> Iterable[Request]:
+        yield from self._queue
+        for batch in self._batches():
+            yield from batch.requests
+
+    def _fail_unsent(self, error: Exception) -> None:
+        for batch in (*self._again, *self._parked):
+            self._fail(batch, error)
+        self._again.clear()
+        self._parked.clear()
+        _fail(self._queue, error, self._silence.seconds)
+        self._queue.clear()
+        self._queue_is_due = math.inf
+
+    def _fail(self, batch: Batch, error: Exception) -> None:
+        _fail(batch.requests, error, batch.silence_at(self._clock.seconds))
+        with survived():
+            self._script.unanswered(batch)
+
+    def _failed(self, error: StoreError) -> None:
+        """A call failed. When too many have, nobody waits any more, and probes look for Redis."""
+        if self.breaker.failed(error):
+            self._fail_unsent(error)
+            self._probe_later()
+        if self._cluster is not None:
+            self._cluster.troubled()
+
+    def _probe_later(self) -> None:
+        self._probe_timer = asyncio.get_running_loop().call_later(self.breaker.pause(), self._send_probe)
+
+    def _send_probe(self) -> None:
+        self._probe_timer = None
+        probe = self.breaker.probe
+        if probe is not None and not self.breaker.healthy:
+            try:
+                self.ask(probe, min(PROBE_TIMEOUT, self._script.patience)).add_done_callback(self._probed)
+            except Exception as error:  # noqa: BLE001 - without the next probe nobody would ask again; mostly there is no room here
+                own_error(error)
+                self._probe_later()
+
+    def _probed(self, answer: asyncio.Future[Reading]) -> None:
+        if answer.exception() and not self.breaker.healthy:
+            self._probe_later()
+
+
+def _fail(requests: Iterable[Request], error: Exception, silence: float) -> None:
+    """Tell everybody who still waits, each with an error of their own, and for how much of the silence it has waited."""
+    for _, due, waiting, timeout in requests:
+        if not waiting.done():
+            failure = error if isinstance(error, StoreError) else store_error(error)
+            own = StoreError(str(failure), failure.fault)
+            own.__cause__ = failure.__cause__ or error
+            own.waited = min(timeout, max(0.0, silence - due + timeout))
+            waiting.set_exception(own)
+            waiting.exception()  # it may have nobody left to look at it

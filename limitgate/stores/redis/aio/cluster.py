@@ -1,0 +1,363 @@
+"""A Redis Cluster on one event loop: a batcher for each node, and requests whose buckets are on several.
+
+    spend ──> parts, one per slot ──> the batchers of their nodes ──> readings ──> one reading
+                                                                          └──> what has to be given back
+
+Where many ask for one and the same thing, as a crowd of one client does, `ABREAST` of them are under way at a time. If it is
+refused, what these took elsewhere is given back, and most others can be refused without taking anything from anybody.
+
+A node is asked for a slot until it says that another one holds it (MOVED) or will hold it soon (ASK); the calls that it could
+not deal with are sent on as they are. After that, and after any failure, some node is asked who holds which slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from weakref import WeakSet
+
+from redis.exceptions import AskError, MovedError
+
+from limitgate.errors import StoreError
+from limitgate.limits.plan import Plan, Reading
+from limitgate.limits.refund import undoing
+from limitgate.own_errors import own_error, survived
+from limitgate.stores.redis.aio.batch import Batch, Request
+from limitgate.stores.redis.aio.batcher import MAX_QUEUED, Batcher
+from limitgate.stores.redis.aio.listening import ListeningClock, Silence
+from limitgate.stores.redis.aio.loop_end import begin
+from limitgate.stores.redis.dialer import Address, Dialer
+from limitgate.stores.redis.errors import Redirection, store_error
+from limitgate.stores.redis.replies import MAX_BATCH, Outcome, Scripted
+from limitgate.stores.redis.slot_map import (
+    GIVE_BACK_TIMEOUT,
+    MAP_PAUSE,
+    MAX_HOPS,
+    RETRY_PAUSE,
+    Conclusion,
+    Part,
+    SlotMap,
+    concluded,
+    named,
+    parts_of,
+    redirected,
+    slot_of,
+    unreachable,
+)
+
+ABREAST = MAX_BATCH
+"""Requests for the same buckets on several nodes that are under way at a time."""
+
+
+class Cluster:
+    """Carries out plans on the nodes of a cluster that a `Dialer` connects to."""
+
+    def __init__(self, dialer: Dialer, script: Scripted, clock: ListeningClock) -> None:
+        self._dialer = dialer
+        self._script = script
+        self._clock = clock
+        self._map: SlotMap[Batcher] = SlotMap(dialer.nodes, self._open_node)
+        self._looking: asyncio.Task[None] | None = None
+        self._map_is_old = False
+        self._giving_back: set[asyncio.Future[Reading]] = set()
+        self._crowds: dict[tuple[str, ...], _Crowd] = {}
+        self._failed_parts: WeakSet[asyncio.Future[Reading]] = WeakSet()
+        """Parts of plans that have failed; what they took after all is given back."""
+        self._closed = False
+
+    def spend(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
+        """The reading of a plan, or a `StoreError` within ``timeout`` seconds."""
+        parts = parts_of(plan)
+        if len(parts) == 1:
+            return self._node(parts[0]).spend(plan, timeout)
+        error = unreachable(self._map, parts)
+        if error:
+            raise error
+        keys = tuple([charge.key for charge in plan.charges])
+        crowd = self._crowds.get(keys)
+        if crowd is None:
+            crowd = self._crowds[keys] = _Crowd(self._clock, partial(self._crowds.pop, keys))
+        return crowd.join(_Together(self, plan, parts, timeout))
+
+    def connect(self) -> None:
+        """Begin to connect to a node, if there is no connection to any. Nobody waits for it."""
+        self._map.node(self._map.holder(0)).connect()
+        self.troubled()
+
+    def ask(self, part: Part, timeout: float) -> asyncio.Future[Reading]:
+        """The reading of a part of a plan, even from a node that has stopped answering."""
+        return self._node(part).ask(part.plan, timeout)
+
+    def told_already(self, plan: Plan, parts: Sequence[Part]) -> Outcome | None:
+        """What becomes of a plan that is surely refused as things stand, or that needs a node which does not answer."""
+        return unreachable(self._map, parts) or self._script.refused(plan)
+
+    def failed(self, part: asyncio.Future[Reading]) -> None:
+        """A part of a plan has failed, so the plan has: what the part took after all is given back when that is heard."""
+        self._failed_parts.add(part)
+
+    def heard_late(self, plan: Plan, waiting: asyncio.Future[Reading], reading: Reading) -> None:
+        """A plan was carried out that nobody waits for any more."""
+        if waiting in self._failed_parts and plan.verb == "spend" and reading.admitted:
+            self._give_back(undoing(plan, reading))
+
+    def clear_up(self, conclusion: Conclusion, since: float) -> list[asyncio.Future[Reading]]:
+        """Give back what a request took after a time that is refused elsewhere. What is under way then; nobody has to wait."""
+        with survived():
+            self._script.refused_elsewhere(conclusion.seen, since)
+        given_back = [self._give_back(plan) for plan in conclusion.back]
+        return [told for told in given_back if told is not None]
+
+    def _give_back(self, plan: Plan) -> asyncio.Future[Reading] | None:
+        """Give back before anything else is asked, unless it cannot be sent or there is nothing to give back."""
+        told = None
+        if plan.charges and not self._closed:
+            try:
+                told = self._node(parts_of(plan)[0]).ask(plan, GIVE_BACK_TIMEOUT, first=True)
+            except Exception as error:  # noqa: BLE001 - counted below
+                own_error(error)
+        if told is not None:
+            self._giving_back.add(told)
+            told.add_done_callback(self._given_back)
+        elif plan.charges:
+            self._script.not_given_back += 1
+        return told
+
+    def _given_back(self, told: asyncio.Future[Reading]) -> None:
+        self._giving_back.discard(told)
+        if told.cancelled() or told.exception():
+            self._script.not_given_back += 1
+
+    async def close(self) -> None:
+        """Close the connections, once everything is given back; requests still waiting fail."""
+        for crowd in list(self._crowds.values()):
+            crowd.disperse(store_error(ConnectionResetError("the store was closed")))
+        if self._giving_back:
+            await asyncio.wait(self._giving_back)
+        self._closed = True
+        for batcher in list(self._map.nodes.values()):
+            await batcher.close()
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
+
+    def abandon(self) -> None:
+        """The event loop was closed before anything here was: no call on its way will be answered."""
+        for batcher in self._map.nodes.values():
+            batcher.abandon()
+
+    def apart(self, requests: list[Request]) -> Iterable[Batch]:
+        """Requests as calls with one slot each."""
+        slots: dict[int, list[Request]] = {}
+        for request in requests:
+            slots.setdefault(slot_of(request[0]), []).append(request)
+        return map(Batch, slots.values())
+
+    def redirected(self, batcher: Batcher, batch: Batch, reply: Redirection) -> None:
+        """Send a batch on that a node could not deal with."""
+        if not isinstance(reply, AskError):  # while a slot moves, several buckets can only be had where all of them are
+            holder = self._map.node(self._map.holder(slot_of(batch.plans[0])))
+            for alone in batch.each():
+                holder.park(alone, RETRY_PAUSE)
+            return
+        asked = next((address for address, node in self._map.nodes.items() if node is batcher), self._dialer.nodes[0])
+        address = redirected(reply, asked)
+        batch.asking = not isinstance(reply, MovedError)
+        if not batch.asking:
+            self._map.moved(slot_of(batch.plans[0]), address)
+            self.troubled()
+        batch.hops += 1
+        if batch.hops > MAX_HOPS:
+            self._map.node(address).park(batch, RETRY_PAUSE)
+        else:
+            self._map.node(address).adopt(batch)
+
+    def troubled(self) -> None:
+        """Find out who holds which slot."""
+        self._map_is_old = True
+        if self._looking is None and not self._closed:
+            self._looking = begin(self._look())
+
+    async def _look(self) -> None:
+        try:
+            while self._map_is_old or self._map.unused():
+                with survived():
+                    await self._look_once()
+                await asyncio.sleep(MAP_PAUSE)
+        finally:
+            if self._looking is asyncio.current_task():
+                self._looking = None
+
+    async def _look_once(self) -> None:
+        if self._map_is_old:
+            self._map_is_old = False
+            await self._learn()
+        for address in self._map.unused():
+            if self._map.nodes[address].is_idle:
+                await self._map.nodes.pop(address).close()
+
+    async def _learn(self) -> None:
+        for address in self._map.known():
+            with suppress(Exception):  # whatever one of them says or does not say, the next is asked
+                if self._map.learn(await self._dialer.aslots(self._clock, address), address):
+                    return
+
+    def _node(self, part: Part) -> Batcher:
+        return self._map.node(self._map.holder(part.slot))
+
+    def _open_node(self, address: Address) -> Batcher:
+        dial = partial(self._dialer.adial, self._clock, address)
+        return Batcher(dial, self._script, self._clock, server=named(address), cluster=self)
+
+
+class _Crowd:
+    """Plans for the same buckets on several nodes: so many under way at a time, in the order in which they came.
+
+    As in a `Batcher`, those that wait wait for Redis only while it owes answers and gives none.
+    """
+
+    def __init__(self, clock: ListeningClock, dissolve: Callable[[], object]) -> None:
+        self.under_way = 0
+        self._dissolve = dissolve
+        self._waiting: deque[_Together] = deque()
+        self._silence = Silence(clock)
+
+    def join(self, plan: _Together) -> asyncio.Future[Reading]:
+        """The reading of a plan, now or when others are through. Raises `StoreError` where too many wait."""
+        if self.under_way < ABREAST:
+            self._begin(plan)
+        elif len(self._waiting) < MAX_QUEUED:
+            plan.due = self._silence.seconds + plan.timeout
+            self._waiting.append(plan)
+            self._silence.watch(self)
+        else:
+            raise StoreError(f"{MAX_QUEUED} requests wait for the same buckets already", "overload")
+        return plan.answer
+
+    def listened(self) -> float | None:
+        """Note what Redis has been silent for, and fail those that have waited for too long. Seconds until the next may."""
+        if self._silence.go_on():
+            silence = self._silence.seconds
+            for plan in self._waiting:
+                if silence >= plan.due:
+                    plan.give_up()
+            self._waiting = deque([plan for plan in self._waiting if not plan.answer.done()])
+        if not self._waiting:
+            self._silence.stop()
+            return None
+        return min([plan.due for plan in self._waiting]) - self._silence.seconds
+
+    def disperse(self, error: StoreError) -> None:
+        """Nobody who waits will be asked about."""
+        while self._waiting:
+            self._waiting.popleft().tell(error)
+
+    def _begin(self, plan: _Together) -> None:
+        self.under_way += 1
+        plan.begin(self._over)
+
+    def _over(self) -> None:
+        """One is through, and has given back what it had to. The next ones begin, unless they can be told already."""
+        self.under_way -= 1
+        self._silence.break_()
+        while self._waiting and self.under_way < ABREAST:
+            following = self._waiting.popleft()
+            following.waited(following.due - self._silence.seconds)
+            if not following.is_told():
+                self._begin(following)
+        if not self.under_way:
+            self._dissolve()
+
+
+class _Together:
+    """A plan on its way in several parts. ``answer`` is its reading, or a `StoreError`."""
+
+    def __init__(self, cluster: Cluster, plan: Plan, parts: Sequence[Part], timeout: float) -> None:
+        self.answer: asyncio.Future[Reading] = asyncio.get_running_loop().create_future()
+        self._cluster = cluster
+        self._plan = plan
+        self._parts = parts
+        self.timeout = timeout
+        """How long it may still wait, in seconds."""
+        self.due = timeout
+        """At what silence of Redis it has waited for too long, while it waits for others."""
+        self._waited = 0.0
+        self._left = len(parts)
+        self._began = 0.0
+        self._outcomes: list[Outcome] = [StoreError("no answer")] * len(parts)
+
+    def waited(self, left: float) -> None:
+        """Note that it has waited for others until only so many seconds are left."""
+        self._waited, self.timeout = self.timeout - left, left
+
+    def give_up(self) -> None:
+        """Fail: it has waited for others for as long as it may."""
+        self.waited(0.0)
+        self.tell(store_error(TimeoutError()))
+
+    def is_told(self) -> bool:
+        """Whether nobody waits for it, or what becomes of it is clear by what was heard meanwhile, and so is told."""
+        outcome: Outcome | None = None
+        try:
+            if not self.answer.done():
+                outcome = self._cluster.told_already(self._plan, self._parts)
+        except Exception as error:  # noqa: BLE001 - it waits nowhere any more
+            outcome = own_error(error)
+        if outcome is not None:
+            self.tell(outcome)
+        return self.answer.done()
+
+    def begin(self, over: Callable[[], None]) -> None:
+        """Ask the nodes. ``over`` is called when all is done."""
+        self._over = over
+        self._began = time.monotonic()
+        for place, part in enumerate(self._parts):
+            try:
+                asked = self._cluster.ask(part, self.timeout)
+            except Exception as error:  # noqa: BLE001 - the other parts are asked, or will be
+                self._note(place, own_error(error))
+            else:
+                asked.add_done_callback(partial(self._heard, place))
+
+    def _heard(self, place: int, asked: asyncio.Future[Reading]) -> None:
+        error = asked.exception()
+        if error is not None:
+            self._cluster.failed(asked)
+        if error is not None and not isinstance(error, StoreError):
+            error = StoreError(str(error))
+        self._note(place, error or asked.result())
+
+    def _note(self, place: int, outcome: Outcome) -> None:
+        self._outcomes[place] = outcome
+        self._left -= 1
+        if not self._left:
+            try:
+                conclusion = concluded(self._plan, self._parts, self._outcomes)
+            except Exception as error:  # noqa: BLE001 - what was taken drains
+                conclusion = Conclusion(own_error(error))
+            given_back = self._cluster.clear_up(conclusion, self._began)
+            self.tell(conclusion.outcome)
+            self._finish(given_back)
+
+    def tell(self, outcome: Outcome) -> None:
+        """Answer, if somebody waits for it."""
+        if self.answer.done():
+            return
+        if isinstance(outcome, StoreError):
+            outcome.waited += self._waited
+            self.answer.set_exception(outcome)
+            self.answer.exception()  # it may have nobody left to look at it
+        else:
+            self.answer.set_result(outcome._replace(waited=outcome.waited + self._waited) if self._waited else outcome)
+
+    def _finish(self, given_back: Sequence[asyncio.Future[Reading]]) -> None:
+        """It is over once everything is given back."""
+        left = [told for told in given_back if not told.done()]
+        if left:
+            left[0].add_done_callback(lambda _: self._finish(left[1:]))
+        else:
+            asyncio.get_running_loop().call_soon(self._over)  # many may fail at once

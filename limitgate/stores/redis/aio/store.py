@@ -1,0 +1,146 @@
+"""Redis for asyncio: each event loop has connections of its own, on which requests share calls."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from threading import Lock
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+from redis.asyncio.connection import ConnectionPool
+
+from limitgate.limits.plan import Plan, Reading
+from limitgate.own_errors import survived
+from limitgate.stores.redis.aio.batcher import Batcher
+from limitgate.stores.redis.aio.cluster import Cluster
+from limitgate.stores.redis.aio.listening import ListeningClock
+from limitgate.stores.redis.aio.loop_end import LoopEnd
+from limitgate.stores.redis.dialer import CONNECT_TIMEOUT, Dialer
+from limitgate.stores.redis.leases import LONGEST, Leases
+from limitgate.stores.redis.replies import Scripted
+
+
+class Servers(Protocol):
+    """What carries plans out in one event loop: one server, or a cluster."""
+
+    def spend(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
+        """The reading of a plan, or a `StoreError`, within ``timeout`` seconds."""
+
+    def connect(self) -> None:
+        """Begin to connect, if there is no connection. Nobody waits for it."""
+
+    async def close(self) -> None:
+        """Close the connections; requests still waiting fail."""
+
+    def abandon(self) -> None:
+        """The event loop was closed before anything here was: no call on its way will be answered."""
+
+
+class _Here:
+    """What a store has of its own in one event loop."""
+
+    def __init__(self, servers: Servers, leases: Leases) -> None:
+        self.servers = servers
+        self.loop_end = LoopEnd(self.close)
+        self._leases = leases
+        self._timer: asyncio.TimerHandle | None = None
+
+    def end_leases_in_time(self) -> None:
+        """Give leases back when the oldest ends, and so on."""
+        ends = self._leases.ends() if self._timer is None else None
+        if ends is not None:
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, ends - time.monotonic()), self._end_leases)
+
+    def _end_leases(self) -> None:
+        self._timer = None
+        self.give_back()
+        self.end_leases_in_time()
+
+    def give_back(self, age: float = LONGEST) -> list[asyncio.Future[Reading]]:
+        """Give back leases of an age, in seconds, or above. Those that Redis does not hear of drain there."""
+        sent = []
+        for plan in self._leases.ended(time.monotonic(), age):
+            with survived():  # a `StoreError`, too: it drains
+                sent.append(self.servers.spend(plan, CONNECT_TIMEOUT))
+        return sent
+
+    async def close(self) -> None:
+        """Close the connections; requests still waiting fail."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        await self.servers.close()
+
+    async def end(self) -> None:
+        """Give back what was taken in advance, and close."""
+        if given_back := self.give_back(age=0):
+            await asyncio.wait(given_back)
+        await self.close()
+        await self.loop_end.closed()
+
+
+class AsyncRedisStore(Scripted):
+    """Buckets in Redis for asyncio: requests of the same turn of an event loop share a call.
+
+    ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's query options, or one with several servers, see
+    limitgate/stores/redis/dialer.py. Connects on first use. Callers that are refused are answered without asking until the
+    moment they were promised; ``local_refusals=False`` asks every time.
+    """
+
+    measures_silence = True
+    """Readings and errors say for how long Redis was silent while this process was there to listen."""
+
+    def __init__(self, url: str, *, local_refusals: bool = True) -> None:
+        super().__init__(local_refusals=local_refusals)
+        self._dialer = Dialer(url, ConnectionPool, socket_timeout=None)
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Here] = WeakKeyDictionary()
+        self._opening = Lock()
+
+    def __repr__(self) -> str:
+        return "AsyncRedisStore()"
+
+    async def aspend(self, plan: Plan, timeout: float) -> Reading:
+        """Carry out ``plan`` in one round trip at most. Raises `StoreError` within ``timeout`` seconds."""
+        reading = self.locally(plan)
+        if reading is not None:
+            return reading
+        self.patience = timeout
+        here = self._loops.get(asyncio.get_running_loop()) or await self._open()
+        return await here.servers.spend(plan, timeout)
+
+    async def connect(self) -> None:
+        """Begin to connect in the background."""
+        here = self._loops.get(asyncio.get_running_loop()) or await self._open()
+        here.servers.connect()
+
+    async def aclose(self) -> None:
+        """Give back what was taken in advance, and close this event loop's connections."""
+        with self._opening:
+            here = self._loops.pop(asyncio.get_running_loop(), None)
+        if here is not None:
+            await here.end()
+
+    def end_leases_in_time(self) -> None:
+        """Ring in this event loop when the oldest lease ends."""
+        here = self._loops.get(asyncio.get_running_loop())
+        if here is not None:
+            here.end_leases_in_time()
+
+    async def _open(self) -> _Here:
+        """What the running event loop has of its own, made now. Loops that have ended without a word lose theirs."""
+        here = _Here(self._reach(ListeningClock()), self.leases)
+        with self._opening:  # event loops may run in several threads
+            ended = [loop for loop in list(self._loops) if loop.is_closed()]  # without closing asynchronous generators
+            left = [self._loops.pop(loop) for loop in ended]
+            self._loops[asyncio.get_running_loop()] = here
+        for each in left:
+            each.servers.abandon()
+        await here.loop_end.watch()
+        return here
+
+    def _reach(self, clock: ListeningClock) -> Servers:
+        if self._dialer.nodes:
+            return Cluster(self._dialer, self, clock)
+        return Batcher(partial(self._dialer.adial, clock), self, clock)

@@ -1,0 +1,123 @@
+"""Refusals that hold: a caller that was refused is answered here until the moment at which it may return.
+
+That moment only moves later, unless somebody gives back, resets or changes the limit. So what the script read
+when it refused is kept, and a request is refused without asking only if it surely would not fit: by the time since the call
+was *sent*, when less was owed than we know. What it is told goes by the time since the reply was *heard*, so that the wait
+it is promised is enough. After `LONGEST` seconds Redis is asked again, so that a reset by somebody else is seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from threading import RLock
+from typing import NamedTuple
+
+from limitgate.algorithms.base import State
+from limitgate.limits.bucket import Windows
+from limitgate.limits.plan import Charge, Plan, Reading, read
+
+LONGEST = 1.0
+"""Seconds for which a refusal is repeated without asking."""
+MAX_BUCKETS = 10_000
+"""Buckets that are remembered; the oldest go first, and none is of use for longer than `LONGEST`."""
+SKEW = 1.001
+"""How much faster Redis' clock may run than ours: twice what NTP ever slews a clock (500 ppm)."""
+
+
+class _Seen(NamedTuple):
+    """A bucket as the script read it when it refused."""
+
+    windows: Windows
+    states: Sequence[State]
+    now: int
+    """Redis' clock, Unix µs."""
+    sent: float
+    heard: float
+
+    def later(self, elapsed_us: int) -> Sequence[State]:
+        """How it stands some time later."""
+        return self.windows.algorithm.drained(self.states, elapsed_us, self.windows)
+
+
+class _GivenBack(NamedTuple):
+    """The last call that put something back into a bucket."""
+
+    heard: float
+    now: float
+    """Redis' clock then; infinity where only what was sent after it was heard is to be believed: after a reset, which is worth
+    more calls than to go by a clock that may step, and where it went on to take as much in advance."""
+
+    def is_followed_by(self, sent: float, now: int) -> bool:
+        """Whether a reading is of a later time, or of the same call."""
+        return sent >= self.heard or now >= self.now
+
+
+class Refusals:
+    """Remembers the buckets of plans that were refused. Times are seconds on one monotonic clock."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _Seen] = {}
+        self._given_back: dict[str, _GivenBack] = {}
+        self._lock = RLock()
+
+    def __len__(self) -> int:
+        """How many buckets are remembered."""
+        return len(self._seen)
+
+    def answer(self, plan: Plan, at: float) -> Reading | None:
+        """The reading of a plan that is surely refused at a time; None if Redis has to be asked.
+
+        Redis has to be asked, too, where one of several buckets is not known: it might refuse for longer than the others.
+        """
+        if plan.verb != "spend":
+            return None
+        found = []
+        for charge in plan.charges:
+            seen = self._seen.get(charge.key)
+            if seen is None or seen.windows is not charge.windows or at - seen.sent >= LONGEST:
+                return None
+            found.append(seen)
+        least = [seen.later(int((at - seen.sent) * SKEW * 1e6) + 1) for seen in found]
+        if not all(map(_holds, plan.charges, least)):
+            return None
+        if read(plan.charges, 0, least).admitted:
+            return None
+        elapsed = [int((at - seen.heard) * 1e6) for seen in found]
+        states = [seen.later(us) for seen, us in zip(found, elapsed)]
+        return read(plan.charges, max([seen.now + us for seen, us in zip(found, elapsed)]), states)
+
+    def learn(self, plan: Plan, reading: Reading, sent: float, heard: float) -> None:
+        """Remember what a call said that was sent and heard at these times, or forget what it has changed.
+
+        What gives back after a refusal elsewhere (a "peek") says how its bucket stands now, so that the whole plan is known.
+        """
+        refused = plan.verb == "spend" and not reading.admitted
+        gives_back = plan.gives_back
+        if not (refused or gives_back or any(charge.key in self._seen for charge in plan.charges)):
+            return
+        with self._lock:
+            for charge, states in zip(plan.charges, reading.states):
+                key, last = charge.key, self._given_back.get(charge.key)
+                is_known = last is None or last.is_followed_by(sent, reading.now)  # else it may tell of a time before
+                if gives_back and plan.verb != "peek":
+                    self._given_back[key] = _GivenBack(heard if last is None else max(heard, last.heard), math.inf)
+                elif gives_back and is_known:
+                    self._given_back[key] = _GivenBack(heard, reading.now)
+                elif refused and not is_known:
+                    continue
+                self._seen.pop(key, None)
+                if (
+                    is_known
+                    and (refused or (gives_back and plan.verb == "peek"))
+                    and charge.windows.algorithm.holds(states, charge)
+                ):
+                    self._seen[key] = _Seen(charge.windows, states, reading.now, sent, heard)
+            for kept in (self._seen, self._given_back):
+                while len(kept) > MAX_BUCKETS:
+                    del kept[next(iter(kept))]
+
+
+def _holds(charge: Charge, states: Sequence[State]) -> bool:
+    """True if these states say exactly how a charge stands, see `Algorithm.holds`."""
+    return charge.windows.algorithm.holds(states, charge)

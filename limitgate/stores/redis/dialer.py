@@ -1,0 +1,338 @@
+"""From a store URL to connections: what it says about servers, and how the one to talk to is found.
+
+Addresses, TLS, AUTH, SELECT and the protocol's version are redis-py's; it reads the URL of a single server as it is. URLs with
+several servers are ours:
+
+    redis+cluster://user:password@h1:7000,h2:7000/?options         any nodes of a Redis Cluster; it names the others
+    redis+sentinel://user:password@h1:26379,h2:26379/NAME/DB       the master NAME, as the first Sentinel that answers has it
+
+With ``rediss+`` all of them are spoken to with TLS. The user and password are those of the servers that hold the buckets;
+Sentinels get the options ``sentinel_username`` and ``sentinel_password``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    ConnectionError as RedisConnectionError,
+    RedisError,
+    ResponseError,
+    TimeoutError as RedisTimeoutError,
+)
+from redis.retry import Retry
+
+from limitgate.errors import ConfigError
+from limitgate.stores.redis.aio.listening import ListeningClock
+from limitgate.stores.redis.errors import is_no_room
+from limitgate.stores.redis.resolver import Resolver
+from limitgate.stores.redis.spare import SPARE
+
+CONNECT_TIMEOUT = 1.5
+"""Seconds that connecting may take in the background; recovery from a connect that hangs takes as long."""
+ASK_TIMEOUT = 0.3
+"""Seconds that a Sentinel, or a node, may take to say where others are before another one is asked."""
+
+SINGLE = ("redis", "rediss", "unix")
+SEVERAL = ("redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel")
+
+_URL = re.compile(r"(?P<login>[^/?#@]*@|)(?P<servers>[^/?#@]*)(?P<path>[^?#]*)\??(?P<options>[^#]*)(?:#.*)?")
+_SERVER = re.compile(r"(?P<host>[^\s:\[\]]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?")
+_EXPECTED = "expected for example redis+cluster://h1:7000,h2:7000 or redis+sentinel://h1:26379,h2:26379/mymaster"
+
+_BRIEF = {"socket_timeout": ASK_TIMEOUT, "socket_connect_timeout": ASK_TIMEOUT}
+_SLOTS = "CLUSTER", "SLOTS"
+
+Address = tuple[str, int]
+"""A server's host and port."""
+
+
+class Dial(Protocol):
+    """What opens connections of threads."""
+
+    def __call__(self, *, within: float | None = None) -> Any:
+        """A new connection, each step of which takes at most so many seconds, `CONNECT_TIMEOUT` if None."""
+
+
+class Where(NamedTuple):
+    """What a URL says."""
+
+    url: str
+    """What redis-py reads the options of connections from."""
+    nodes: tuple[Address, ...] = ()
+    """Nodes of a cluster."""
+    sentinels: tuple[Address, ...] = ()
+    master: str = ""
+    """The name that Sentinels know the master by."""
+    login: tuple[str | None, str | None] = None, None
+    """User and password for Sentinels."""
+
+
+class Dialer:
+    """Makes connections to the servers that a URL names, of a redis-py connection pool's class.
+
+    ``socket_timeout`` is in seconds, None on asyncio: there a `ListeningClock` tells when a time is over. Raises `ConfigError`
+    for a URL that cannot be understood.
+    """
+
+    def __init__(self, url: str, pool_class: Any, *, socket_timeout: float | None) -> None:
+        self._brief = {} if socket_timeout is None else _BRIEF
+        self._where = where = _read(url)
+        _check_readable(where.url)
+        try:
+            pool = pool_class.from_url(
+                where.url, socket_timeout=socket_timeout, socket_connect_timeout=socket_timeout, retry=Retry(NoBackoff(), 0)
+            )
+            pool.connection_class(**pool.connection_kwargs)
+        except (AttributeError, ValueError, TypeError, RedisError) as error:
+            raise ConfigError(f"store: {error}, expected a URL that redis-py understands") from error
+        if where.nodes and pool.connection_kwargs.get("db"):
+            raise ConfigError("store: a Redis Cluster has one database, expected no other than 0")
+        self._class, self._options = pool.connection_class, pool.connection_kwargs
+        self._sentinels = where.sentinels
+        self._resolver = Resolver()
+        SPARE.fill()
+
+    @property
+    def nodes(self) -> Sequence[Address]:
+        """The nodes of a cluster that the URL names, none where it leads to a single server."""
+        return self._where.nodes
+
+    def dial(self, address: Address | None = None, *, within: float | None = None) -> Any:
+        """A new connection of threads: to a node of a cluster, or to where the URL leads. See `Dial`."""
+        options = {} if within is None else {"socket_timeout": within, "socket_connect_timeout": within}
+        try:
+            connection = self._dial(address, options)
+        except Exception as error:
+            if not (is_no_room(error) and SPARE.release()):
+                raise
+            connection = self._dial(address, options)
+        SPARE.fill()
+        return connection
+
+    def _dial(self, address: Address | None, options: Mapping[str, float]) -> Any:
+        if address is None and self._sentinels:
+            address = self._master(options)
+        return _connected(self._connection(address, **options))
+
+    async def adial(self, clock: ListeningClock, address: Address | None = None) -> Any:
+        """`dial`, for asyncio. The ``clock`` is the event loop's."""
+        try:
+            connection = await self._adial(clock, address)
+        except Exception as error:
+            if not (is_no_room(error) and SPARE.release()):
+                raise
+            connection = await self._adial(clock, address)
+        SPARE.fill()
+        return connection
+
+    async def _adial(self, clock: ListeningClock, address: Address | None) -> Any:
+        if address is None and self._sentinels:
+            address = await self._amaster(clock)
+        return await self._areached(partial(self._connection, address))
+
+    def slots(self, node: Address) -> Any:
+        """What a node of a cluster says about who holds which slot."""
+        return _asked(self._connection(node, **self._brief), _SLOTS)
+
+    async def aslots(self, clock: ListeningClock, node: Address) -> Any:
+        """`slots`, for asyncio."""
+        async with clock.within(ASK_TIMEOUT):
+            return await _aasked(self._areached(partial(self._connection, node)), _SLOTS)
+
+    async def _areached(self, connection: Callable[[], Any]) -> Any:
+        """A connection that is open, to the first address that takes it of those that its host has."""
+        made = connection()
+        host = getattr(made, "host", None)
+        if host is None:
+            return await _aconnected(made)
+        failure: Exception | None = None
+        for address in await self._resolver.addresses(host):
+            made = connection()
+            made._connection_arguments = partial(_at, made._connection_arguments(), host, address)  # noqa: SLF001
+            try:
+                return await _aconnected(made)
+            except (RedisConnectionError, RedisTimeoutError, OSError) as error:
+                failure = error
+        raise failure or OSError(f"{host} has no address")
+
+    def _connection(self, address: Address | None, **options: Any) -> Any:
+        where = {} if address is None else {"host": address[0], "port": address[1]}
+        return self._class(**{**self._options, **where, **options})
+
+    def _master(self, options: Mapping[str, float] = MappingProxyType({})) -> Address:
+        brief = {name: seconds / len(self._sentinels) for name, seconds in options.items()}
+        failures = []
+        for sentinel in self._sentinels:
+            try:
+                return self._named_by(sentinel, _asked(self._sentinel(sentinel, **brief), self._question))
+            except Exception as error:
+                if is_no_room(error):  # no fault of this Sentinel's
+                    raise
+                self._passed_over(sentinel)
+                failures.append(error)
+        raise self._nobody_knows(failures)
+
+    async def _amaster(self, clock: ListeningClock) -> Address:
+        failures = []
+        for sentinel in self._sentinels:
+            try:
+                async with clock.within(ASK_TIMEOUT):
+                    reply = await _aasked(self._areached(partial(self._sentinel, sentinel)), self._question)
+                return self._named_by(sentinel, reply)
+            except Exception as error:
+                if is_no_room(error):  # no fault of this Sentinel's
+                    raise
+                self._passed_over(sentinel)
+                failures.append(error)
+        raise self._nobody_knows(failures)
+
+    def _sentinel(self, address: Address, **options: float) -> Any:
+        user, password = self._where.login
+        options = {**self._brief, **options}
+        return self._connection(address, username=user, password=password, credential_provider=None, db=0, **options)
+
+    @property
+    def _question(self) -> Sequence[str]:
+        return "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._where.master
+
+    def _named_by(self, sentinel: Address, reply: Any) -> Address:
+        """The address that a Sentinel has named. It is the first to be asked the next time."""
+        try:
+            master = said_address(*reply)
+        except (TypeError, ValueError) as error:
+            raise RedisConnectionError(f"the Sentinel at {spelled(sentinel)} knows no master of that name") from error
+        self._sentinels = (sentinel, *[other for other in self._sentinels if other != sentinel])
+        return master
+
+    def _passed_over(self, sentinel: Address) -> None:
+        """A Sentinel was of no help. It is the last to be asked the next time: several that hang must not use up all time."""
+        self._sentinels = (*[other for other in self._sentinels if other != sentinel], sentinel)
+
+    @staticmethod
+    def _nobody_knows(failures: Sequence[Exception]) -> RedisConnectionError:
+        return RedisConnectionError(f"no Sentinel tells where the master is: {'; '.join(map(str, failures))}")
+
+
+def said_address(host: Any, port: Any) -> Address:
+    """An address as a server says it, whichever way redis-py was told to give it. `TypeError` or `ValueError` if it is none."""
+    found = host.decode() if isinstance(host, bytes) else host, int(port)
+    if not (isinstance(found[0], str) and 0 < found[1] < 65536):
+        raise ValueError(f"{found!r:.80} is no host with a port")
+    return found
+
+
+def scheme_of(url: str) -> str:
+    """The scheme of a store URL. Raises `ConfigError` for one that is unknown."""
+    scheme, mark, _ = url.partition("://")
+    if not mark or scheme not in (*SINGLE, *SEVERAL, "memory"):
+        known = "memory://, redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://"
+        raise ConfigError(f"store: {f'scheme {scheme[:20]!r}' if mark else 'no scheme'}, expected {known}")
+    if scheme == "memory" and url != "memory://":
+        raise ConfigError("store: expected memory:// with nothing behind it")
+    return scheme
+
+
+def _check_readable(url: str) -> None:
+    """Raise a `ConfigError` that repeats nothing of the URL, where what should be a port may be half a password."""
+    try:
+        urlsplit(url).port  # noqa: B018 - read to see whether it can be
+    except ValueError:
+        raise ConfigError("store: host and port cannot be read, expected a URL that redis-py understands") from None
+
+
+def _read(url: str) -> Where:
+    scheme = scheme_of(url)
+    if scheme not in SEVERAL:
+        return Where(url)
+    scheme, _, kind = scheme.partition("+")
+    parts = _URL.fullmatch(url.partition("://")[2])
+    if parts is None:
+        raise ConfigError(f"store: user and password stand once, before all servers, and an @ in them is %40; {_EXPECTED}")
+    options = dict(parse_qsl(parts["options"]))
+    if kind == "cluster":
+        nodes = _servers(parts["servers"], 6379)
+        return Where(_single(scheme, parts["login"], nodes[0], parts["path"], options), nodes)
+    name, _, database = parts["path"].removeprefix("/").partition("/")
+    if not name:
+        raise ConfigError(f"store: the master's name is missing, {_EXPECTED}")
+    sentinels = _servers(parts["servers"], 26379)
+    own = options.pop("sentinel_username", None), options.pop("sentinel_password", None)
+    return Where(_single(scheme, parts["login"], sentinels[0], f"/{database}", options), (), sentinels, unquote(name), own)
+
+
+def _single(scheme: str, login: str, server: Address, path: str, options: Mapping[str, str]) -> str:
+    """The URL of a single server. Raises `ConfigError` if what should be its database is none."""
+    if not re.fullmatch("/?[0-9]*", path):
+        raise ConfigError("store: what stands last before the options is no database, expected a number")
+    return f"{scheme}://{login}{spelled(server)}{path}{'?' * bool(options)}{urlencode(options)}"
+
+
+def _servers(listed: str, port: int) -> tuple[Address, ...]:
+    found = []
+    for place, entry in enumerate(listed.split(","), 1):
+        match = _SERVER.fullmatch(entry)
+        if match is None or not 0 < int(match["port"] or port) < 65536:
+            raise ConfigError(f"store: server {place} is no host with a port, {_EXPECTED}")  # it may be half a password
+        found.append((match["host"].strip("[]"), int(match["port"] or port)))
+    return tuple(found)
+
+
+def spelled(address: Address) -> str:
+    """An address as in a URL."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _connected(connection: Any) -> Any:
+    try:
+        connection.connect()
+    except BaseException as error:
+        connection.disconnect()
+        _hush(error)
+        raise
+    return connection
+
+
+async def _aconnected(connection: Any) -> Any:
+    try:
+        await connection.connect()
+    except BaseException as error:
+        await connection.disconnect(nowait=True)
+        _hush(error)
+        raise
+    return connection
+
+
+def _hush(error: BaseException) -> None:
+    """Cut off what a server repeats of a command that it does not know: of HELLO and AUTH, that is the password."""
+    if isinstance(error, ResponseError):
+        error.args = (str(error).partition(", with args beginning with")[0],)
+
+
+def _asked(connection: Any, command: Sequence[str]) -> Any:
+    try:
+        _connected(connection).send_command(*command)
+        return connection.read_response()
+    finally:
+        connection.disconnect()
+
+
+async def _aasked(reached: Awaitable[Any], command: Sequence[str]) -> Any:
+    connection = await reached
+    try:
+        await connection.send_command(*command)
+        return await connection.read_response()
+    finally:
+        await connection.disconnect(nowait=True)
+
+
+def _at(arguments: Mapping[str, Any], host: str, address: str) -> dict[str, Any]:
+    """What redis-py connects with, to an address of the host; certificates are for the host."""
+    return {**arguments, "host": address, **({"server_hostname": host} if "ssl" in arguments else {})}

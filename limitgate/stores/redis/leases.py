@@ -1,0 +1,167 @@
+"""Requests taken in advance: a process debits a bucket for several requests at once and admits these without asking.
+
+What is taken counts as used in Redis from the moment it is taken, so nothing is ever let through twice. But a debt drains,
+and what has drained by the time it is used would be let through on top of it. So a lease keeps two debts per window, both as
+Redis would see them if nobody else asked:
+
+    ahead   with all that was taken in advance, drained since
+    held    with what was really used, at the time at which it was used
+
+Their difference is what may still be used. It melts as soon as ``held`` is paid back, just as an idle bucket earns nothing
+beyond its burst. So in any interval no more is admitted than without leases, over all processes together (docs/architecture.md
+has the proof). A lease ends after `LONGEST` seconds, or when it does not suffice; then what is left is given back, but for what
+drains in `LONGEST` seconds: leases that were taken since count on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import RLock
+
+from limitgate.algorithms import gcra
+from limitgate.limits.bucket import LEASE_SPARE_US, Windows
+from limitgate.limits.plan import Charge, Lease, Plan, Reading, read
+from limitgate.stores.redis.deny_cache import SKEW
+
+LONGEST = 1.0
+"""Seconds for which a lease is used."""
+MAX_BUCKETS = 1_000
+"""Buckets that are leased from at a time; the next ones ask Redis for every request. All may have to be given back at once."""
+
+
+class _Held:
+    """What this process holds of a bucket."""
+
+    __slots__ = ("ahead", "as_of", "began", "debts", "sent", "windows")
+
+    def __init__(self, windows: Windows, ahead: Sequence[int], debts: Sequence[int], now: int, sent: float) -> None:
+        self.windows = windows
+        self.ahead = ahead
+        self.debts = debts
+        """What is held, in ticks per window."""
+        self.began = self.as_of = now
+        """Redis' clock when it was taken, and at which the debts stand; Unix µs."""
+        self.sent = sent
+
+    def forward(self, at: float) -> None:
+        """Let the debts drain up to a time, rather too much than too little."""
+        now = self.began + int((at - self.sent) * SKEW * 1e6) + 1
+        if now > self.as_of:
+            self.ahead = gcra.drained(self.ahead, now - self.as_of, self.windows)
+            self.debts = gcra.drained(self.debts, now - self.as_of, self.windows)
+            self.as_of = now
+
+    def seen(self) -> list[int]:
+        """The bucket's debts if everything is gone but what we hold; nothing else is sure."""
+        return [full - (ahead - debt) for full, ahead, debt in zip(self.windows.capacities, self.ahead, self.debts)]
+
+    def lease(self, most: int) -> Lease:
+        """What is held but for what is spared, to be given back while taking up to so many requests anew."""
+        windows = zip(self.ahead, self.debts, self.windows.counts)
+        back = [max(0, ahead - LEASE_SPARE_US * count - debt) for ahead, debt, count in windows]
+        return Lease(most, self.as_of, back, [0] * len(back))
+
+
+class Leases:
+    """What this process holds of buckets whose limits have a ``lease``. Times are seconds on one monotonic clock."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, _Held] = {}
+        self.asked: set[str] = set()
+        """Buckets that a call on its way takes a lease from."""
+        self._lock = RLock()
+
+    def __len__(self) -> int:
+        """How many buckets are leased from."""
+        return len(self._held)
+
+    def answer(self, plan: Plan, at: float) -> Reading | None:
+        """Admit a plan out of what is held of all its buckets; None if that does not suffice."""
+        counted = [charge for charge in plan.charges if not charge.windows.algorithm.SILENT]
+        if plan.verb != "spend" or not counted or not all(charge.windows.lease for charge in counted):
+            return None  # on a cluster a part may be a ban alone
+        with self._lock:
+            found = []
+            for charge in counted:
+                held = self._held.get(charge.key)
+                if held is None or held.windows is not charge.windows or at - held.sent >= LONGEST:
+                    return None
+                held.forward(at)
+                found.append(held)
+            views = [held.seen() for held in found]
+            for charge, debts in zip(counted, views):
+                if gcra.charged(debts, charge.cost + 1, charge.windows) is None:
+                    return None  # the last one is kept: nobody shall read "0 remaining" only because it is all that we hold
+            seen = dict(zip([charge.key for charge in counted], views))
+            states = [seen.get(charge.key) or charge.windows.algorithm.fresh(0, charge.windows) for charge in plan.charges]
+            reading = read(plan.charges, max([held.as_of for held in found]), states)
+            for held, charge in zip(found, counted):
+                weights = held.windows.weights
+                held.debts = [debt + charge.cost * weight for debt, weight in zip(held.debts, weights)]
+            return reading
+
+    def asking(self, plan: Plan, at: float) -> Plan:
+        """The plan as it is sent: its buckets are leased from anew, and what is held of them is given back."""
+        if plan.verb == "spend":
+            for charge in plan.charges:
+                if charge.windows.lease:
+                    with self._lock:
+                        return plan._replace(charges=tuple([self._asking(charge, at) for charge in plan.charges]))
+        return plan
+
+    def _asking(self, charge: Charge, at: float) -> Charge:
+        key, windows = charge.key, charge.windows
+        if not windows.lease or not charge.cost or key in self.asked or len(self._held) + len(self.asked) >= MAX_BUCKETS:
+            return charge
+        held = self._held.get(key)
+        if held is None:
+            nothing = [0] * len(windows.ids)
+            lease = Lease(windows.lease, 0, nothing, nothing)
+        elif held.windows is windows:
+            del self._held[key]
+            held.forward(min(at, held.sent + LONGEST))  # since its end it drains on its way, with nothing of it used
+            lease = held.lease(windows.lease)
+        else:  # the rule was changed: what was taken under the old one is given back when it ends
+            return charge
+        self.asked.add(key)
+        return charge._replace(lease=lease)
+
+    def learn(self, plan: Plan, reading: Reading, sent: float) -> None:
+        """Note what a plan from `asking`, which was sent at a time, has taken in advance."""
+        for charge, after in zip(plan.charges, reading.after):
+            if charge.lease is None or not charge.lease.most:
+                continue
+            with self._lock:
+                self.asked.discard(charge.key)
+                if reading.admitted and after is not None:
+                    windows = charge.windows
+                    rooms = zip(windows.capacities, after, windows.weights)
+                    taken = min([charge.lease.most, *[(full - debt) // weight for full, debt, weight in rooms]])
+                    if taken:
+                        ahead = [debt + taken * weight for debt, weight in zip(after, windows.weights)]
+                        self._held[charge.key] = _Held(windows, ahead, after, reading.now, sent)
+
+    def forget(self, plan: Plan) -> None:
+        """A plan from `asking` was not answered: whatever it took is left to drain."""
+        for charge in plan.charges:
+            if charge.lease and charge.lease.most:
+                self.asked.discard(charge.key)
+
+    def ends(self) -> float | None:
+        """When the oldest lease ends."""
+        with self._lock:
+            return next((held.sent + LONGEST for held in self._held.values()), None)
+
+    def ended(self, at: float, age: float = LONGEST) -> list[Plan]:
+        """What gives back all leases of an age in seconds or above at a time, a plan for each. They are no longer used."""
+        plans = []
+        with self._lock:
+            for key, held in list(self._held.items()):
+                if at - held.sent < age:
+                    break
+                del self._held[key]
+                held.forward(min(at, held.sent + LONGEST))
+                lease = held.lease(0)
+                if lease.gives_back:
+                    plans.append(Plan((Charge(key, held.windows, 0, binding=False, rule=None, lease=lease),), "peek"))
+        return plans

@@ -1,0 +1,200 @@
+"""What both Redis stores share: what can be answered without asking, what is sent, and what follows from the reply."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from weakref import WeakSet
+
+from limitgate.diagnostics import Diagnosis, Once
+from limitgate.errors import StoreError
+from limitgate.forking import begin_anew_in_children
+from limitgate.limits.plan import Plan, Reading
+from limitgate.stores.redis import wire
+from limitgate.stores.redis.breaker import Breaker, Tally
+from limitgate.stores.redis.deny_cache import Refusals
+from limitgate.stores.redis.leases import Leases
+
+MAX_BATCH = 64
+"""Plans that share a call: with a bucket each, the script, and so everybody else's call, takes well under a millisecond."""
+MAX_LOAD = 2_000
+"""Microseconds that the plans of a call may cost Redis at most, by their `Windows.load`; a plan that costs more goes alone."""
+
+Outcome = Reading | StoreError
+"""What becomes of a plan that Redis has answered."""
+
+log = logging.getLogger("limitgate.store")
+
+
+class Room:
+    """What room there is in a call: for one plan, and for others up to `MAX_BATCH` that cost Redis `MAX_LOAD` together."""
+
+    __slots__ = ("_keys", "_left", "_plans")
+
+    def __init__(self) -> None:
+        self._plans = MAX_BATCH
+        self._left: float = MAX_LOAD
+        self._keys: set[str] = set()
+        """Buckets that are opened anyway."""
+
+    def takes(self, plan: Plan) -> bool:
+        """Whether there is room for a plan, which has it from now on. Once there is none it is not to be asked again."""
+        keys, left = self._keys, self._left
+        for charge in plan.charges:
+            opening, each, correction = charge.windows.load
+            left -= each if charge.lease is None else each + correction
+            if charge.key not in keys:
+                keys.add(charge.key)
+                left -= opening
+        if self._plans < MAX_BATCH and (left < 0 or not self._plans):
+            return False
+        self._left = left
+        self._plans -= 1
+        return True
+
+
+def calls_of(plans: Iterable[Plan]) -> Iterator[list[Plan]]:
+    """Plans, in their order, as those that share a call each."""
+    room, together = Room(), list[Plan]()
+    for plan in plans:
+        if not room.takes(plan):
+            yield together
+            room, together = Room(), []
+            room.takes(plan)
+        together.append(plan)
+    if together:
+        yield together
+
+
+class Scripted:
+    """Knows what the script has said.
+
+    ``local_refusals`` says whether refusals that hold are repeated without asking. ``clock`` is monotonic, in seconds.
+    """
+
+    unreadable = 0
+    """Values under our keys that were not ours; each was replaced."""
+    clock_steps = 0
+    """Buckets written in the server's future: its clock stepped back."""
+    not_given_back = 0
+    """Charges that a refused request left behind on a node of a cluster, as it could not be told; they drain there."""
+
+    def __init__(self, *, local_refusals: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
+        self.refusals = Refusals() if local_refusals else None
+        self.leases = Leases()
+        self._breakers: WeakSet[Breaker] = WeakSet()
+        self._tally = Tally()
+        self._stepped = Once(Diagnosis.CLOCK_STEPPED)
+        self.patience = math.inf
+        """Seconds that the latest request would wait; a server that takes longer to answer a probe is of no use."""
+        self._clock = clock
+        begin_anew_in_children(self)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether requests wait for Redis; where it has stopped answering they do not, until a probe finds it back."""
+        with self._tally.lock:  # a node that comes up meanwhile has a breaker of its own
+            breakers = list(self._breakers)
+        return all(breaker.healthy for breaker in breakers)
+
+    @property
+    def failures(self) -> int:
+        """How many calls to a server have failed."""
+        return self._tally.failures
+
+    @property
+    def outages(self) -> int:
+        """How often requests stopped waiting for a server."""
+        return self._tally.outages
+
+    def breaker(self, server: str = "Redis", *, instead_of: Breaker | None = None) -> Breaker:
+        """A breaker for one more server of this store, or for one in the place of another."""
+        breaker = Breaker(server, self._tally)
+        with self._tally.lock:
+            if instead_of is not None:
+                self._breakers.discard(instead_of)
+            self._breakers.add(breaker)
+        return breaker
+
+    def begin_anew(self) -> None:
+        """In the child of a fork: what was taken in advance is the parent's, and nobody here will release a lock."""
+        self.refusals = Refusals() if self.refusals is not None else None
+        self.leases = Leases()
+        self._breakers = WeakSet()
+        self._tally = Tally()
+
+    def locally(self, plan: Plan) -> Reading | None:
+        """The reading of a plan that is surely admitted or refused as things stand; None if Redis has to be asked."""
+        reading = self.leases.answer(plan, self._clock()) if self.leases else None
+        return self.refused(plan) if reading is None else reading
+
+    def refused(self, plan: Plan) -> Reading | None:
+        """The reading of a plan that is surely refused as things stand; None if Redis has to be asked."""
+        return self.refusals.answer(plan, self._clock()) if self.refusals else None
+
+    def outgoing(self, call: wire.Call) -> None:
+        """Make the plans of a call ready to be sent."""
+        call.sent = now = self._clock()
+        call.plans = [self.leases.asking(plan, now) for plan in call.plans]
+
+    def understood(self, call: wire.Call, reply: object) -> list[Outcome]:
+        """What a reply says to each plan of a call. Raises `StoreError` for a reply of any other shape."""
+        plans, sent = call.plans, call.sent
+        readings, unreadable, steps, unwritten = wire.answers(plans, reply)
+        self._count(unreadable, steps)
+        heard = self._clock()
+        lost = _lost(plans, readings) if unwritten else ()
+        outcomes: list[Outcome] = list(readings)
+        for place, (plan, reading) in enumerate(zip(plans, readings)):
+            if reading.admitted and plan.verb == "spend" and not (lost or self.refusals or self.leases.asked):
+                continue  # mostly there is nothing to note
+            if place in lost:
+                self.leases.forget(plan)
+                outcomes[place] = StoreError("Redis is out of memory", "oom")
+                continue
+            if self.refusals is not None:
+                self.refusals.learn(plan, reading, sent, heard)
+            self.leases.learn(plan, reading, sent)
+            if not reading.admitted and self.leases:  # maybe only because somebody before took all the room in advance
+                outcomes[place] = self.leases.answer(plan, heard) or reading
+        if self.leases:
+            self.end_leases_in_time()
+        return outcomes
+
+    def end_leases_in_time(self) -> None:
+        """See to it that leases are given back when they end. A store does so by its own means."""
+
+    def refused_elsewhere(self, seen: Iterable[tuple[Plan, Reading]], since: float) -> None:
+        """These buckets were read, after a time, for requests that others have refused."""
+        if self.refusals is not None:
+            for plan, reading in seen:
+                self.refusals.learn(plan, reading, since, self._clock())
+
+    def unanswered(self, call: wire.Call) -> None:
+        """No reply came to a call."""
+        for plan in call.plans:
+            self.leases.forget(plan)
+
+    def _count(self, unreadable: int, steps: int) -> None:
+        if unreadable:
+            if not self.unreadable:
+                log.warning("a value in Redis was not readable and has been replaced; further ones are only counted")
+            self.unreadable += unreadable
+        if steps:
+            self.clock_steps += steps
+            self._stepped.log("Redis")
+
+
+def _lost(plans: Sequence[Plan], readings: Sequence[Reading]) -> set[int]:
+    """The places of plans that Redis had no memory for: what they took was not taken, so nobody was refused for it either."""
+    lost, unwritten = set(), set[str]()
+    for place, (plan, reading) in enumerate(zip(plans, readings)):
+        keys = {charge.key for charge in plan.charges}
+        if (plan.verb == "spend" and reading.admitted) or plan.gives_back:
+            lost.add(place)
+            unwritten |= keys
+        elif not (reading.admitted or keys.isdisjoint(unwritten)):
+            lost.add(place)
+    return lost

@@ -1,0 +1,225 @@
+"""A Redis Cluster, as far as plans are concerned: which node holds which bucket, and plans whose buckets are on several.
+
+A script's keys must be in one slot, so such a plan is taken apart, its parts are carried out side by side, each atomically,
+and their readings are put together. If one part refuses, or fails, what the others took is given back, so that their buckets
+are as if they had never been asked, see limitgate/limits/refund.py. Pure: knows no connection and no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+
+from limitgate.errors import StoreError
+from limitgate.limits.plan import Plan, Reading
+from limitgate.limits.refund import undoing
+from limitgate.stores.redis.breaker import CHANCE, Breaker
+from limitgate.stores.redis.dialer import Address, said_address, spelled
+from limitgate.stores.redis.replies import Outcome
+
+GIVE_BACK_TIMEOUT = 0.5
+"""Seconds that giving back may take."""
+MAP_PAUSE = 0.1
+"""Seconds between two looks at who holds which slot."""
+RETRY_PAUSE = 0.01
+"""Seconds after which a call is sent again whose slot was in two places at once, or in none."""
+MAX_HOPS = 5
+"""How often a call is sent on without a pause: more often only while nodes disagree about who holds a slot."""
+
+
+class Part(NamedTuple):
+    """What of a plan concerns one slot."""
+
+    slot: int
+    plan: Plan
+    places: Sequence[int]
+    """Where its charges stand in the whole plan."""
+
+
+def slot_of(plan: Plan) -> int:
+    """The slot of a plan whose buckets are all in one."""
+    return key_slot(plan.charges[0].key.encode("utf-8", "surrogatepass"))
+
+
+def parts_of(plan: Plan) -> list[Part]:
+    """A plan taken apart by slots."""
+    charges = plan.charges
+    if len(charges) == 1:
+        return [Part(slot_of(plan), plan, (0,))]
+    places: dict[int, list[int]] = {}
+    for place, charge in enumerate(charges):
+        places.setdefault(key_slot(charge.key.encode("utf-8", "surrogatepass")), []).append(place)
+    if len(places) == 1:
+        return [Part(next(iter(places)), plan, range(len(charges)))]
+    return [Part(slot, Plan(tuple([charges[place] for place in own]), plan.verb), own) for slot, own in places.items()]
+
+
+class Conclusion(NamedTuple):
+    """What becomes of a plan that was carried out in parts."""
+
+    outcome: Outcome
+    back: Sequence[Plan] = ()
+    """What has to be given back."""
+    seen: Sequence[tuple[Plan, Reading]] = ()
+    """What a refused plan took nothing from all the same, full shadows and costs of nothing, as it was read."""
+
+
+def concluded(plan: Plan, parts: Sequence[Part], outcomes: Sequence[Outcome]) -> Conclusion:
+    """What becomes of a plan with these outcomes of its parts."""
+    if len(parts) == 1:
+        return Conclusion(outcomes[0])
+    readings = [outcome for outcome in outcomes if isinstance(outcome, Reading)]
+    failures = [outcome for outcome in outcomes if isinstance(outcome, StoreError)]
+    outcome: Outcome
+    if failures:
+        outcome = StoreError(str(failures[0]), _worst(failures), _missed(parts, outcomes))
+        outcome.__cause__ = failures[0]
+        outcome.waited = max([each.waited for each in outcomes])
+    else:
+        outcome = _joined(plan, parts, readings)
+        if outcome.admitted:
+            return Conclusion(outcome)
+    if plan.verb != "spend":
+        return Conclusion(outcome)
+    taken = [
+        (part.plan, reading) for part, reading in zip(parts, outcomes) if isinstance(reading, Reading) and reading.admitted
+    ]
+    back = [undoing(part, reading) for part, reading in taken]
+    seen = [] if failures else [_untouched(part, reading) for part, reading in taken]
+    return Conclusion(outcome, [plan for plan in back if plan.charges], seen)
+
+
+def _missed(parts: Sequence[Part], outcomes: Sequence[Outcome]) -> frozenset[str]:
+    """The buckets of parts that failed, if the others can still be asked: not where the time is over."""
+    failed = [(part, failure) for part, failure in zip(parts, outcomes) if isinstance(failure, StoreError)]
+    if len(failed) == len(parts) or any(failure.fault == "timeout" for _, failure in failed):
+        return frozenset()
+    return frozenset(charge.key for part, _ in failed for charge in part.plan.charges)
+
+
+def _worst(failures: Sequence[StoreError]) -> Any:
+    """The kind of a failure; out of memory if anything failed by that, since ``on_error`` takes it less lightly."""
+    return "oom" if any(failure.fault == "oom" for failure in failures) else failures[0].fault
+
+
+def _joined(plan: Plan, parts: Sequence[Part], readings: Sequence[Reading]) -> Reading:
+    debts: list[Any] = [()] * len(plan.charges)
+    after: list[Any] = [None] * len(plan.charges)
+    for part, reading in zip(parts, readings):
+        for place, owed, then in zip(part.places, reading.states, reading.after):
+            debts[place], after[place] = owed, then
+    now = max([reading.now for reading in readings])
+    waited = max([reading.waited for reading in readings])
+    return Reading(now, debts, after, all(reading.admitted for reading in readings), waited)
+
+
+def _untouched(plan: Plan, reading: Reading) -> tuple[Plan, Reading]:
+    """What a plan that was admitted took nothing from, as it was read for one that is refused."""
+    read = zip(plan.charges, reading.states, reading.after)
+    left = [(charge, debts) for charge, debts, then in read if not charge.cost or then is None]
+    debts = [debts for _, debts in left]
+    return Plan(tuple([charge for charge, _ in left])), reading._replace(states=debts, admitted=False)
+
+
+class Server(Protocol):
+    """What is kept for each node."""
+
+    breaker: Breaker
+
+
+N = TypeVar("N", bound=Server)
+
+
+class SlotMap(Generic[N]):
+    """Which node holds which slot, as far as we have heard, and what ``open_node`` made for each node.
+
+    ``seeds`` are asked about slots that nothing is known of: the cluster says itself where they are.
+    """
+
+    def __init__(self, seeds: Sequence[Address], open_node: Callable[[Address], N]) -> None:
+        self._seeds = tuple(seeds)
+        self._open_node = open_node
+        self._holders: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        self.nodes: dict[Address, N] = {}
+
+    def holder(self, slot: int) -> Address:
+        """The node to ask about a slot."""
+        return self._holders[slot] or next((seed for seed in self._seeds if self._is_healthy(seed)), self._seeds[0])
+
+    def node(self, address: Address) -> N:
+        """What was made for a node."""
+        node = self.nodes.get(address)
+        return self.nodes.setdefault(address, self._open_node(address)) if node is None else node
+
+    def moved(self, slot: int, address: Address) -> None:
+        """A node says that another one holds a slot."""
+        self._holders[slot] = address
+
+    def learn(self, reply: object, asked: Address) -> bool:
+        """Take what a node says to CLUSTER SLOTS. False if it knows of no slot."""
+        holders: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        for first, last, address in _ranges(reply, asked):
+            holders[first : last + 1] = [address] * (last + 1 - first)
+        if not any(holders):
+            return False
+        self._holders = holders
+        return True
+
+    def known(self) -> list[Address]:
+        """All nodes that may know the others, first those that answer."""
+        held = list(self._held())
+        CHANCE.shuffle(held)  # one that is cut off and knows no better is not asked every time
+        return sorted(dict.fromkeys([*held, *self._seeds]), key=lambda address: not self._is_healthy(address))
+
+    def unused(self) -> list[Address]:
+        """Nodes that something was made for, but that hold no slot any more. None while some slots are not known."""
+        return [] if None in self._holders else list(self.nodes.keys() - self._held())
+
+    def _held(self) -> set[Address]:
+        return {address for address in self._holders if address is not None}
+
+    def _is_healthy(self, address: Address) -> bool:
+        return address not in self.nodes or self.nodes[address].breaker.healthy
+
+
+def unreachable(nodes: SlotMap[Any], parts: Sequence[Part]) -> StoreError | None:
+    """What requests are told that would need a node which does not answer; None if all may be asked."""
+    failures = []
+    for part in parts:
+        try:
+            nodes.node(nodes.holder(part.slot)).breaker.check()
+        except StoreError as error:
+            failures.append((part, error))
+    if not failures:
+        return None
+    keys = frozenset(charge.key for part, _ in failures for charge in part.plan.charges)
+    return StoreError(str(failures[0][1]), failures[0][1].fault, keys)
+
+
+def named(node: Address) -> str:
+    """What log lines call a node."""
+    return f"the Redis node {spelled(node)}"
+
+
+def redirected(error: Any, asked: Address) -> Address:
+    """Where MOVED or ASK points."""
+    return _at(error.host, error.port, asked)
+
+
+def _at(host: str, port: int, asked: Address) -> Address:
+    """What a node calls an address; without a host it is that of the node itself, which was asked."""
+    return (asked[0] if host in ("", "?") else host), port
+
+
+def _ranges(reply: object, asked: Address) -> Iterable[tuple[int, int, Address]]:
+    """The first and the last slot, and the node, of what CLUSTER SLOTS says; of what has another shape, nothing."""
+    for entry in reply if isinstance(reply, list) else []:
+        try:
+            first, last, (host, port, *_), *_ = entry
+            host, port = said_address(host or "", port)
+            if 0 <= first <= last < REDIS_CLUSTER_HASH_SLOTS:
+                yield first, last, _at(host, port, asked)
+        except (TypeError, ValueError):
+            continue

@@ -1,0 +1,242 @@
+"""A Redis Cluster as threads see it: every exchange asks the nodes it needs side by side, with a call for each slot."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from redis.exceptions import AskError, MovedError
+
+from limitgate.errors import StoreError
+from limitgate.limits.plan import Plan
+from limitgate.own_errors import survived
+from limitgate.stores.redis import background
+from limitgate.stores.redis.dialer import Address, Dialer
+from limitgate.stores.redis.replies import Outcome, Scripted
+from limitgate.stores.redis.slot_map import (
+    GIVE_BACK_TIMEOUT,
+    MAP_PAUSE,
+    MAX_HOPS,
+    RETRY_PAUSE,
+    Part,
+    SlotMap,
+    concluded,
+    named,
+    parts_of,
+    redirected,
+    unreachable,
+)
+from limitgate.stores.redis.threads.connection import Line
+from limitgate.stores.redis.threads.node import Heard, Node
+from limitgate.stores.redis.threads.patience import Patience
+from limitgate.stores.redis.wire import Call
+
+
+class _Errand:
+    """A call on its way through the cluster."""
+
+    def __init__(self, slot: int, address: Address, plans: Sequence[Plan], places: list[int]) -> None:
+        self.slot = slot
+        self.address = address
+        self.call = Call(plans)
+        self.places = places
+        """Whose outcomes it brings back."""
+        self.pauses = False
+        """Whether to wait a moment before it is sent on."""
+
+
+class Cluster:
+    """Carries out plans on the nodes of a cluster that a `Dialer` connects to."""
+
+    def __init__(self, dialer: Dialer, script: Scripted) -> None:
+        self._dialer = dialer
+        self._script = script
+        self._map: SlotMap[Node] = SlotMap(dialer.nodes, self._open_node)
+        self._map_is_old = self._looks = False
+        self._giving_back: set[threading.Thread] = set()
+        self._lock = threading.Lock()
+
+    def check(self, plan: Plan) -> None:
+        """Raise a `StoreError` if nobody is to wait for a node that a plan needs."""
+        parts = parts_of(plan)
+        for part in parts:
+            self._map.node(self._map.holder(part.slot)).look()
+        error = unreachable(self._map, parts)
+        if error:
+            raise error
+
+    def exchange(self, plans: Sequence[Plan], patience: Patience) -> list[Outcome]:
+        """What becomes of plans, each with an outcome of its own."""
+        asked, began, enough = [parts_of(plan) for plan in plans], time.monotonic(), patience.left / 2
+        heard = iter(self._carry_out([part for parts in asked for part in parts], patience))
+        conclusions = [concluded(plan, parts, [next(heard) for _ in parts]) for plan, parts in zip(plans, asked)]
+        for conclusion in conclusions:
+            with survived():
+                self._script.refused_elsewhere(conclusion.seen, began)
+        back = [parts_of(plan)[0] for conclusion in conclusions for plan in conclusion.back]
+        may_wait = patience.left > enough  # another call may take as long as the first
+        if back and (may_wait or not self._give_back_unwatched(back)):
+            self._give_back(back, patience)
+        return [conclusion.outcome for conclusion in conclusions]
+
+    def close(self) -> None:
+        """Close the connections that no thread is using, once everything is given back, and stop looking for nodes."""
+        for giving_back in list(self._giving_back):
+            giving_back.join()
+        for node in list(self._map.nodes.values()):
+            node.close()
+
+    def _open_node(self, address: Address) -> Node:
+        return Node(partial(self._dialer.dial, address), self._script, server=named(address), failed=self._look)
+
+    def _give_back(self, parts: Sequence[Part], patience: Patience) -> None:
+        lost = len(parts)
+        with survived():
+            lost = sum(isinstance(outcome, StoreError) for outcome in self._carry_out(parts, patience))
+        with self._lock:
+            self._script.not_given_back += lost
+            self._giving_back.discard(threading.current_thread())
+
+    def _give_back_unwatched(self, parts: Sequence[Part]) -> bool:
+        """Give back in a thread of its own, which nobody waits for. False if none can be started now."""
+        patience = Patience(GIVE_BACK_TIMEOUT)
+        with self._lock, suppress(RuntimeError):
+            self._giving_back.add(background.start("give-back", self._give_back, parts, patience))
+            return True
+        return False
+
+    def _carry_out(self, parts: Sequence[Part], patience: Patience) -> list[Outcome]:
+        """What becomes of plans whose buckets are in one slot each."""
+        outcomes: list[Outcome] = [StoreError("no answer from Redis within the timeout", "timeout")] * len(parts)
+        errands = self._errands(parts)
+        while errands and patience.left > 0:
+            round_trip = self._round(errands, patience)
+            errands = []
+            for errand, heard in round_trip:
+                if isinstance(heard, list):
+                    for place, outcome in zip(errand.places, heard):
+                        outcomes[place] = outcome
+                elif isinstance(heard, StoreError):
+                    for place in errand.places:
+                        outcomes[place] = StoreError(str(heard), heard.fault)
+                else:
+                    errands += self._sent_on(errand, heard)
+            if any(errand.pauses for errand in errands):
+                time.sleep(RETRY_PAUSE)
+                patience.waited_in_vain(RETRY_PAUSE)
+        self._unanswered(errands)
+        return outcomes
+
+    def _errands(self, parts: Sequence[Part]) -> list[_Errand]:
+        places: dict[int, list[int]] = {}
+        for place, part in enumerate(parts):
+            places.setdefault(part.slot, []).append(place)
+        errands = []
+        for slot, own in places.items():
+            errand = _Errand(slot, self._map.holder(slot), [parts[place].plan for place in own], own)
+            self._script.outgoing(errand.call)
+            errands.append(errand)
+        return errands
+
+    def _round(self, errands: Sequence[_Errand], patience: Patience) -> list[tuple[_Errand, Heard]]:
+        """Send errands to their nodes, then hear from each."""
+        by_node: dict[Address, list[_Errand]] = {}
+        for errand in errands:
+            by_node.setdefault(errand.address, []).append(errand)
+        sent: list[tuple[Node, Line, list[_Errand]]] = []
+        heard: list[tuple[_Errand, Heard]] = []
+        try:
+            nodes = [(self._map.node(address), own) for address, own in by_node.items()]
+            for node, own in sorted(nodes, key=_in_trouble):  # last those that may let us wait for a connection
+                try:
+                    _check(node, patience)
+                    sent.append((node, node.send([errand.call for errand in own], patience), own))
+                except StoreError as error:
+                    heard += [(errand, error) for errand in own]
+                    self._unanswered(own)
+            while sent:
+                node, line, own = sent.pop()
+                try:
+                    heard += zip(own, node.hear(line, [errand.call for errand in own], patience))
+                except StoreError as error:
+                    heard += [(errand, error) for errand in own]
+        except BaseException:  # a signal's handler may raise anywhere: nobody will read what is still on its way
+            for _, line, _ in sent:
+                line.close()
+            self._unanswered(errands)
+            raise
+        return heard
+
+    def _unanswered(self, errands: Sequence[_Errand]) -> None:
+        for errand in errands:
+            self._script.unanswered(errand.call)
+
+    def _sent_on(self, errand: _Errand, redirection: Any) -> list[_Errand]:
+        """Where an errand goes next that a node could not deal with."""
+        errand.call.hops += 1
+        errand.pauses = errand.call.hops > MAX_HOPS or not isinstance(redirection, AskError)
+        if isinstance(redirection, AskError):
+            errand.address = redirected(redirection, errand.address)
+            errand.call.asking = not isinstance(redirection, MovedError)
+            if not errand.call.asking:
+                self._map.moved(errand.slot, errand.address)
+                self._look()
+            return [errand]
+        return self._apart(errand)
+
+    def _apart(self, errand: _Errand) -> list[_Errand]:
+        """An errand plan by plan: while a slot moves, several of its buckets can only be had where all of them are."""
+        apart = []
+        for place, plan, asked in zip(errand.places, errand.call.plans, errand.call.asked):
+            alone = _Errand(errand.slot, self._map.holder(errand.slot), [plan], [place])
+            alone.call.asked = [asked]
+            alone.call.follow(errand.call)
+            alone.pauses = True
+            apart.append(alone)
+        return apart
+
+    def _look(self) -> None:
+        """Find out who holds which slot, in a thread of its own."""
+        with self._lock:
+            self._map_is_old = True
+            if not self._looks:
+                try:
+                    background.start("slots", self._keep_looking)
+                    self._looks = True
+                except RuntimeError:  # no thread can be started now: nodes still say where slots have moved
+                    pass
+
+    def _keep_looking(self) -> None:
+        while True:
+            with self._lock:
+                self._looks = self._map_is_old
+                if not self._looks:
+                    return
+                self._map_is_old = False
+            with survived():
+                self._learn()
+                for address in self._map.unused():
+                    self._map.nodes.pop(address).retire()
+            time.sleep(MAP_PAUSE)
+
+    def _learn(self) -> None:
+        for address in self._map.known():
+            with suppress(Exception):  # whatever one of them says or does not say, the next is asked
+                if self._map.learn(self._dialer.slots(address), address):
+                    return
+
+
+def _check(node: Node, patience: Patience) -> None:
+    """Raise a `StoreError` if a node is not to be asked."""
+    if patience.left <= 0:
+        raise StoreError("no time was left to ask", "timeout")
+    node.breaker.check()
+
+
+def _in_trouble(asked: tuple[Node, list[_Errand]]) -> bool:
+    """Whether the last call to a node failed."""
+    return asked[0].breaker.in_trouble

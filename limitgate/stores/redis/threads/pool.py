@@ -1,0 +1,143 @@
+"""The connections of threads to one Redis server: kept while they are idle, made by other threads.
+
+Connecting goes on past the time of the call that began it, and what comes of it serves the next. Where no thread can be
+started, the one that asks connects by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from time import monotonic
+from typing import Any
+
+from limitgate.errors import StoreError
+from limitgate.own_errors import own_error
+from limitgate.stores.redis import background
+from limitgate.stores.redis.dialer import Dial
+from limitgate.stores.redis.errors import store_error
+from limitgate.stores.redis.threads.connection import Line
+from limitgate.stores.redis.threads.patience import SHORTEST, Patience
+
+MAX_CONNECTING = 4
+"""Threads that connect to a server at a time."""
+
+
+class Connections:
+    """Keeps connections, made of the redis-py ones that ``dial`` opens."""
+
+    def __init__(self, dial: Dial) -> None:
+        self._dial = dial
+        self._idle: deque[Line] = deque()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._wanted = self._connecting = 0
+        self._failure: tuple[float, Exception | None] = 0.0, None
+        self._closed = False
+
+    def take(self, patience: Patience) -> Line:
+        """A connection that is open and has nothing left to read. Raises `StoreError` once ``patience`` is over."""
+        while (connection := self._pop()) is not None:
+            if connection.is_quiet():
+                return connection
+            connection.close()
+        return self._made(patience)
+
+    def give(self, connection: Line) -> None:
+        """Leave a connection for the next call."""
+        with self._lock:
+            self._idle.append(connection)
+            self._changed.notify()
+        if self._closed:
+            self.close_idle()
+
+    def close_idle(self) -> None:
+        """Close the connections that no thread is using. One that is being made is kept for the next call."""
+        while (connection := self._pop()) is not None:
+            connection.close()
+
+    def close(self) -> None:
+        """Close all connections as they become idle."""
+        self._closed = True
+        self.close_idle()
+
+    def _pop(self) -> Line | None:
+        """An idle connection, the newest first so that the others can age; None if there is none."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def _made(self, patience: Patience) -> Line:
+        """A new connection, made by another thread if one can be started, so that it serves the next if it comes late."""
+        arrived = monotonic()
+        with self._lock:
+            self._wanted += 1
+            try:
+                while (connection := self._pop()) is None:
+                    if self._connecting < min(self._wanted, MAX_CONNECTING) and not self._begin_to_connect():
+                        break
+                    self._wait(patience)
+                    began, failure = self._failure
+                    if began >= arrived and failure is not None:  # an attempt that began before may be out of date
+                        raise store_error(failure) from failure
+            finally:
+                self._wanted -= 1
+        return self._made_here(patience) if connection is None else connection
+
+    def _begin_to_connect(self) -> bool:
+        """Have another thread connect. False if none can be started now."""
+        try:
+            background.start("connect", self._connect)
+        except RuntimeError:
+            return False
+        self._connecting += 1
+        return True
+
+    def _wait(self, patience: Patience) -> None:
+        """Wait until something has changed. Raises `StoreError` once patience is over."""
+        slice_, began = patience.slice(), monotonic()
+        if self._changed.wait(slice_) or self._idle:
+            patience.waited_since(began, slice_)
+        elif patience.is_over:
+            raise StoreError("no connection to Redis within the timeout", "timeout")
+        else:
+            is_late = monotonic() - began > 2 * slice_  # then threads are starved, the one that connects as well
+            patience.waited_in_vain(slice_ / 2 if is_late else slice_)
+
+    def _made_here(self, patience: Patience) -> Line:
+        began = monotonic()
+        try:
+            return _line(self._dial(within=max(patience.left, SHORTEST)))
+        except Exception as error:
+            raise store_error(error) from error
+        finally:
+            patience.waited_in_vain(monotonic() - began)
+
+    def _connect(self) -> None:
+        began = monotonic()
+        connection: Line | None = None
+        failure: Exception | None = None
+        try:
+            connection = _line(self._dial())
+        except Exception as error:  # noqa: BLE001 - whatever kept us from connecting is told to those who wait
+            failure = error
+        finally:  # also where this thread is killed, as gevent can
+            with self._lock:
+                self._connecting -= 1
+                if connection is None:
+                    self._failure = began, failure
+                else:
+                    self._idle.append(connection)
+                self._changed.notify_all()
+        if self._closed:
+            self.close_idle()
+
+
+def _line(connection: Any) -> Line:
+    """What sends and hears on a connection that redis-py has opened; where it cannot be made, that is closed."""
+    try:
+        return Line(connection)
+    except Exception as error:
+        connection.disconnect()
+        raise own_error(error) from error

@@ -1,0 +1,148 @@
+"""Redis for threads: which of them ask together, and which servers they ask."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from redis.connection import ConnectionPool
+
+from limitgate.errors import StoreError
+from limitgate.limits.plan import Plan, Reading
+from limitgate.own_errors import survived
+from limitgate.stores.redis import background
+from limitgate.stores.redis.dialer import CONNECT_TIMEOUT, Dialer
+from limitgate.stores.redis.leases import LONGEST
+from limitgate.stores.redis.replies import MAX_BATCH, Outcome, Scripted, calls_of
+from limitgate.stores.redis.threads.cluster import Cluster
+from limitgate.stores.redis.threads.coalescer import SharedCalls
+from limitgate.stores.redis.threads.node import Node
+from limitgate.stores.redis.threads.patches import check_patches
+from limitgate.stores.redis.threads.patience import Patience
+
+
+class Servers(Protocol):
+    """What carries plans out: one server, or a cluster."""
+
+    def check(self, plan: Plan) -> None:
+        """Raise a `StoreError` if nobody is to wait for what a plan needs."""
+
+    def exchange(self, plans: Sequence[Plan], patience: Patience) -> list[Outcome]:
+        """What becomes of plans. Raises `StoreError` once ``patience`` is over."""
+
+    def close(self) -> None:
+        """Close the connections that no thread is using."""
+
+
+class _Here(threading.local):
+    """What the running thread does with a store."""
+
+    is_asking = False
+    closes = False
+    """Whether to close the store afterwards."""
+
+
+class RedisStore(Scripted):
+    """Buckets in Redis for threads: one round trip per request, shared by those that ask at the same time.
+
+    ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's query options, or one with several servers, see
+    limitgate/stores/redis/dialer.py. Connects on first use. Callers that are refused are answered without asking until the
+    moment they were promised; ``local_refusals=False`` asks every time.
+
+    A signal handler, a finalizer or a log handler may call a store in the midst of another call of the same thread. That raises
+    `StoreError`: to wait would be for ever. `close` closes it when the other call ends.
+    """
+
+    measures_silence = True
+    """Readings and errors say for how long Redis was silent while this process was there to listen."""
+
+    def __init__(self, url: str, *, local_refusals: bool = True) -> None:
+        check_patches()
+        super().__init__(local_refusals=local_refusals)
+        self._dialer = Dialer(url, ConnectionPool, socket_timeout=CONNECT_TIMEOUT)
+        self._here = _Here()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._servers: Servers = Cluster(self._dialer, self) if self._dialer.nodes else Node(self._dialer.dial, self)
+        self._calls = SharedCalls(self._servers.exchange, MAX_BATCH)
+        self._lease_lock = threading.RLock()
+        self._gives_back = False
+
+    def begin_anew(self) -> None:
+        """Leave the parent's connections to the parent, and its threads' calls."""
+        super().begin_anew()
+        self._here = _Here()
+        self._begin()
+
+    def __repr__(self) -> str:
+        return "RedisStore()"
+
+    def spend(self, plan: Plan, timeout: float) -> Reading:
+        """Carry out ``plan`` in one round trip at most. Raises `StoreError` within about ``timeout`` seconds."""
+        check_patches()
+        here = self._here
+        if here.is_asking or background.here.is_background:
+            raise StoreError(
+                "a call of this thread was interrupted by one to the same store, expected it from outside", "timeout"
+            )
+        try:
+            here.is_asking = True
+            reading = self.locally(plan)
+            if reading is None:
+                self.patience = timeout
+                self._servers.check(plan)
+                reading = self._calls.spend(plan, timeout)
+            return reading
+        finally:
+            here.is_asking = False
+            if here.closes:
+                self.close()
+
+    def close(self) -> None:
+        """Give back what was taken in advance, and close the connections that no thread is using.
+
+        One that is being made is kept for the next call.
+        """
+        here = self._here
+        here.closes = here.is_asking
+        if here.closes:
+            return
+        try:
+            here.is_asking = True
+            self._give_back(age=0)
+            self._servers.close()
+        finally:
+            here.is_asking = here.closes = False
+
+    def _give_back(self, age: float = LONGEST) -> None:
+        """Give back leases of an age, in seconds, or above. Those that Redis does not hear of drain there."""
+        plans = self.leases.ended(time.monotonic(), age)
+        with contextlib.suppress(StoreError):
+            for together in calls_of(plans):
+                self._servers.exchange(together, Patience(CONNECT_TIMEOUT))
+
+    def end_leases_in_time(self) -> None:
+        """Start the thread that gives back what is left of leases when they end, unless it runs already."""
+        if self._gives_back:
+            return
+        with self._lease_lock:
+            if not self._gives_back:
+                with contextlib.suppress(RuntimeError):  # no thread can be started now: the next call tries again
+                    background.start("leases", self._keep_giving_back)
+                    self._gives_back = True
+
+    def _keep_giving_back(self) -> None:
+        while True:
+            with self._lease_lock:
+                self._gives_back = False  # first, so that a lease that comes now starts another thread
+                ends = self.leases.ends()
+                if ends is None:
+                    return
+                self._gives_back = True
+            time.sleep(max(0.0, ends - time.monotonic()))
+            with survived():
+                self._give_back()

@@ -1,0 +1,137 @@
+"""How plans travel to limitgate/lua/spend.lua and their readings come back. Pure: bytes and numbers, no connection."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from limitgate.algorithms import NUMBERS, script
+from limitgate.errors import StoreError
+from limitgate.limits.bucket import Windows
+from limitgate.limits.plan import Charge, Plan, Reading, Verb, read
+
+SPEND = script()
+SHA = hashlib.sha1(SPEND.encode(), usedforsecurity=False).hexdigest()
+
+UNSENDABLE = (ValueError, struct.error)
+"""What is raised for a call that cannot be put into bytes: a key that is no Unicode, more buckets than can be numbered."""
+
+_HEAD = 4  # the clock, unreadable values, clock steps, no memory
+
+
+class Answers(NamedTuple):
+    """What the script says to several plans."""
+
+    readings: list[Reading]
+    unreadable: int
+    """Values that were not ours; each was replaced."""
+    clock_steps: int
+    """Buckets that were written in the server's future."""
+    unwritten: bool
+    """Redis is out of memory: whatever a plan takes was not taken."""
+
+
+class Call:
+    """Plans that are sent together. On a cluster all their buckets are in one slot."""
+
+    __slots__ = ("asked", "asking", "hops", "in_full", "plans", "replies_due", "sent")
+
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        self.plans = self.asked = plans
+        """What is sent, and what was asked for: without what is taken in advance with it."""
+        self.sent = 0.0
+        """When it was sent, on a monotonic clock in seconds."""
+        self.in_full = False
+        """Whether to send the script's text, since Redis did not know its hash."""
+        self.asking = False
+        """Whether it goes to a node that a slot is just moving to (ASK in the Redis Cluster specification)."""
+        self.hops = 0
+        """How often a node of a cluster has sent it on."""
+        self.replies_due = 0
+        """How many replies have not come yet, while it is on its way on a pipeline."""
+
+    def follow(self, other: Call) -> None:
+        """Be sent as another call that it is a part of, but not to the target of a move: it would begin a bucket anew."""
+        self.sent, self.in_full, self.hops = other.sent, other.in_full, other.hops
+
+    def repeated(self) -> Call:
+        """The call to send once more, without what gives back: a charge may be made twice, that may not."""
+        again = Call([plan for plan in self.asked if not plan.has_leases])
+        again.follow(self)
+        again.asking = self.asking
+        return again
+
+    def commands(self) -> list[Sequence[str | bytes | int]]:
+        """What to send; the last reply is the one that counts. Raises one of `UNSENDABLE`."""
+        script = ("EVAL", SPEND) if self.in_full else ("EVALSHA", SHA)
+        command = (*script, *arguments(self.plans))
+        return [("ASKING",), command] if self.asking else [command]
+
+
+def arguments(plans: Sequence[Plan]) -> list[str | bytes | int]:
+    """What follows the script's hash or text in EVALSHA or EVAL: the number of keys, the keys, the arguments.
+
+    A crowd mostly asks for the same of different buckets, so each charge is sent once and every key says which one it gets.
+    """
+    keys: list[str | bytes | int] = [0]
+    charges: dict[bytes, int] = {}
+    which = []
+    for asked, verb in plans:
+        last = len(asked) - 1
+        for place, charge in enumerate(asked):
+            keys.append(charge.key)
+            how = verb, charge.binding, place == last
+            packed = _packed(charge.windows, charge.cost, charge.ahead, how, _date(charge.windows))
+            if charge.lease is not None or charge.slot:
+                packed += _more(charge)
+            which.append(charges.setdefault(packed, len(charges) + 1))
+    keys[0] = len(which)
+    return [*keys, struct.pack(f"<{len(which)}H", *which), *charges]
+
+
+def answers(plans: Sequence[Plan], reply: object) -> Answers:
+    """What a reply says to each plan. Raises `StoreError` for a reply of any other shape."""
+    facts = sum([charge.windows.facts for plan in plans for charge in plan.charges])
+    if not isinstance(reply, list) or len(reply) != _HEAD + facts or set(map(type, reply)) != {int}:
+        raise StoreError(f"unexpected reply of {type(reply).__name__} from the script", "reply")
+    readings = []
+    at = _HEAD
+    for charges, _ in plans:
+        states = []
+        for charge in charges:
+            windows = charge.windows
+            states.append(windows.algorithm.seen(reply[at : at + windows.facts], windows))
+            at += windows.facts
+        readings.append(read(charges, reply[0], states))
+    return Answers(readings, reply[1], reply[2], bool(reply[3]))
+
+
+@lru_cache(maxsize=4096)
+def _packed(windows: Windows, cost: int, ahead: int, how: tuple[Verb, bool, bool], date: int) -> bytes:
+    """One charge as the script reads it. ``how`` is the verb, whether it is binding, and whether it ends its plan."""
+    (verb, binding, last), algorithm = how, windows.algorithm
+    charge = [struct.pack("<s4BH", verb.encode(), NUMBERS[algorithm], binding, cost > 0, last, len(windows.ids))]
+    for limit, window in zip(windows.limits, windows.ids, strict=True):
+        asked = algorithm.asked(limit, window, cost, ahead, date)
+        charge.append(struct.pack(f"<{len(asked)}d", *asked))
+    return b"".join(charge)
+
+
+def _date(windows: Windows) -> int:
+    """What the script is told about the present date, 0 where it does not matter."""
+    return windows.algorithm.date(windows.limits[0]) if windows.is_dated else 0
+
+
+def _more(charge: Charge) -> bytes:
+    """What follows a charge that names what it takes, or whose bucket is leased from or given back to."""
+    windows, lease = charge.windows, charge.lease
+    if lease is None:
+        return struct.pack("<ddd", 0, 0, charge.slot)
+    packed = [struct.pack("<ddd", lease.most, lease.as_of, charge.slot)]
+    for limit, back, grace in zip(windows.limits, lease.back, lease.grace, strict=True):
+        leased = windows.algorithm.leased(limit, back, grace)
+        packed.append(struct.pack(f"<{len(leased)}d", *leased))
+    return b"".join(packed)

@@ -1,0 +1,250 @@
+"""The worker of the example: real processes on a real Redis, which are killed, stopped and cut off in the middle of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from example_app.worker import __main__ as program
+from example_app.worker.jobs import connect, fill
+from tests.support.doors import PATIENCE
+from tests.support.redis_server import RedisServer
+from tests.support.worker_jobs import Note, notes
+
+ROOT = Path(__file__).parents[2]
+
+
+class Site:
+    """A stream of jobs, and crews that work on it."""
+
+    def __init__(self, server: RedisServer, folder: Path) -> None:
+        self.server = server
+        self.file = folder / "done"
+        self.stream = uuid4().hex
+        self._output = folder / "output"
+        self.running: list[subprocess.Popen[bytes]] = []
+
+    def call(self, command: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+        """Start the program."""
+        whole = [sys.executable, "-W", "error", "-m", "example_app.worker", command]
+        whole += ["--store", self.server.url, "--stream", self.stream, *arguments]
+        environment = {**os.environ, "JOBS_FILE": str(self.file), **environment}
+        with self._output.open("ab") as output:
+            self.running.append(subprocess.Popen(whole, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT))
+        return self.running[-1]
+
+    def fill(self, jobs: int) -> None:
+        """Add jobs, as the program would."""
+
+        async def filled() -> None:
+            async with connect(self.server.url) as redis:
+                await fill(redis, self.stream, jobs)
+
+        asyncio.run(filled())
+
+    def crew(self, rate: str, processes: int, *arguments: str, idle: float = 60, **environment: str) -> subprocess.Popen[bytes]:
+        """Start a crew that writes down what it does."""
+        options = ["--rate", rate, "--processes", str(processes), "--idle", str(idle)]
+        if "--handler" not in arguments:
+            options += ["--handler", "tests.support.worker_jobs:note"]
+        return self.call("run", *options, *arguments, **environment)
+
+    def finish(self, crew: subprocess.Popen[bytes], jobs: int) -> list[Note]:
+        """Let a crew do so many jobs and end; what was done by then."""
+        self.until(lambda: len({note.job for note in self.done}) == jobs and not self.pending())
+        crew.terminate()
+        assert crew.wait(PATIENCE) == 0, self.output
+        return self.done
+
+    @property
+    def done(self) -> list[Note]:
+        return notes(self.file)
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text()
+
+    def until(self, reached: Callable[[], object]) -> None:
+        """Wait until something is so."""
+        deadline = time.monotonic() + PATIENCE
+        while not reached():
+            assert time.monotonic() < deadline, self.output
+            time.sleep(0.01)
+
+    def pending(self) -> set[int]:
+        """Jobs that are handed out and not acknowledged."""
+        with self.server.client() as untyped:
+            client: Any = untyped
+            held = client.xpending_range(self.stream, "workers", "-", "+", 1000)
+            return {int(client.xrange(self.stream, each["message_id"], each["message_id"])[0][1][b"job"]) for each in held}
+
+    def handed_out(self) -> int:
+        """How many jobs were."""
+        with self.server.client() as untyped:
+            client: Any = untyped
+            return client.xinfo_groups(self.stream)[0]["entries-read"]
+
+
+@contextlib.contextmanager
+def opened(server: RedisServer, folder: Path) -> Iterator[Site]:
+    site = Site(server, folder)
+    yield site
+    for process in site.running:
+        if process.poll() is None:  # its workers end by themselves then
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def site(redis_server: RedisServer, tmp_path: Path) -> Iterator[Site]:
+    with opened(redis_server, tmp_path) as site:
+        yield site
+
+
+def doubled(done: list[Note]) -> list[list[Note]]:
+    """Who did the jobs that were done more than once."""
+    counts = Counter(note.job for note in done)
+    return [[note for note in done if note.job == job] for job, count in counts.items() if count > 1]
+
+
+@pytest.mark.timed
+def test_a_stream_is_drained_at_the_rate(site: Site) -> None:
+    """Every job is done once, evenly spaced over all processes, and the parent says how it went."""
+    assert site.call("fill", "--jobs", "230").wait(PATIENCE) == 0
+    crew = site.crew("100/second", 3, "--until-empty")
+    assert crew.wait(PATIENCE) == 0, site.output
+    done = site.done
+    assert sorted(note.job for note in done) == list(range(230))
+    assert len({note.pid for note in done}) == 3
+    assert (len(done) - 1) / (done[-1].at - done[0].at) == pytest.approx(100, rel=0.05)
+    assert max(sum(first.at <= note.at < first.at + 0.5 for note in done) for first in done) <= 57
+    said = site.output.splitlines()
+    assert said[-1].startswith("230 done in ")
+    assert sum(int(line.split()[0]) for line in said[:-1]) == 230
+    assert any(90 < float(line.split()[-3].removesuffix("/s")) < 110 for line in said[:-1])
+
+
+@pytest.mark.timed
+def test_workers_that_die_or_freeze_lose_nothing(site: Site) -> None:
+    """What they had in hand is done by others after the idle time; only that may be done twice, and who died is replaced."""
+    site.fill(200)
+    crew = site.crew("100/second", 3, idle=0.6, JOBS_TAKE="0.02")
+    site.until(lambda: len({note.pid for note in site.done}) == 3 and len(site.done) > 40)
+    killed, frozen, _ = {note.pid for note in site.done}
+    os.kill(killed, signal.SIGKILL)
+    os.kill(frozen, signal.SIGSTOP)
+    site.until(lambda: len({note.job for note in site.done}) == 200)
+    os.kill(frozen, signal.SIGCONT)
+    done = site.finish(crew, 200)
+    assert all({note.pid for note in each} & {killed, frozen} for each in doubled(done))
+    assert len(doubled(done)) <= 2
+    assert f"worker {killed} was killed by SIGKILL, " in site.output
+    assert len({note.pid for note in done}) == 4
+
+
+@pytest.mark.timed
+def test_ctrl_c_ends_cleanly(site: Site) -> None:
+    """A terminal sends SIGINT to workers, too, but only the parent acts: jobs that are being worked on are finished.
+
+    Nothing is acknowledged that was not done, and the next crew does the rest.
+    """
+    site.fill(30)
+    crew = site.crew("100/second", 2, idle=0.4, JOBS_TAKE="0.3")
+    site.until(lambda: len({note.pid for note in site.done}) == 2)
+    time.sleep(0.1)
+    for pid in {note.pid for note in site.done}:
+        os.kill(pid, signal.SIGINT)
+    crew.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    assert crew.wait(PATIENCE) == 0, site.output
+    assert time.monotonic() - began < 5
+    assert "Traceback" not in site.output
+    assert len(site.done) == site.handed_out() < 30
+    assert site.pending() == set()
+    assert sorted(note.job for note in site.finish(site.crew("1000/second", 2, idle=0.4), 30)) == list(range(30))
+
+
+def test_whoever_is_told_to_stop_gives_back_what_it_waits_with(site: Site) -> None:
+    """The next crew does not have to wait for the idle time, which is a minute."""
+    site.fill(8)
+    crew = site.crew("1/second", 3)
+    site.until(lambda: len(site.done) == 1 and len(site.pending()) == 3)
+    crew.terminate()
+    assert crew.wait(PATIENCE) == 0, site.output
+    assert len(site.pending()) == 3
+    assert sorted(note.job for note in site.finish(site.crew("1000/second", 2), 8)) == list(range(8))
+
+
+def test_only_what_was_left_is_claimed(site: Site) -> None:
+    """Whoever holds a job says so, at a rate far slower than the idle time; what has failed is left, and tried again."""
+    site.fill(4)
+    done = site.finish(site.crew("2/second", 3, "--handler", "tests.support.worker_jobs:fail_first", idle=0.2), 4)
+    assert sorted(note.job for note in done) == [0, 1, 2, 3]
+    assert site.output.count("ValueError: a job that fails") == 2
+
+
+@pytest.mark.timed
+def test_a_redis_that_goes_away_and_comes_back(tmp_path: Path) -> None:
+    """Everybody waits for it and goes on: every job is done once, the one included that was done just when it went.
+
+    So they do where it is full, and books no turns.
+    """
+    server = RedisServer(appendonly="yes")
+    try:
+        with opened(server, tmp_path) as site:
+            site.fill(60)
+            crew = site.crew("100/second", 2, idle=0.8, JOBS_TAKE="0.02")
+            site.until(lambda: len(site.done) > 10)
+            with server.client() as client:
+                client.config_set("maxmemory", "1")  # jobs can be had, turns cannot
+                site.until(lambda: "no turn for the job in hand" in site.output)
+                client.config_set("maxmemory", "0")
+            site.until(lambda: len(site.done) > 30)
+            server.kill()
+            time.sleep(1)
+            server.start()
+            assert sorted(note.job for note in site.finish(crew, 60)) == list(range(60))
+            assert "Traceback" not in site.output
+            assert "no answer from Redis" in site.output
+    finally:
+        server.stop()
+
+
+def test_workers_whose_parent_was_killed_end(site: Site) -> None:
+    """Nobody goes on unseen."""
+    site.fill(1000)
+    crew = site.crew("50/second", 2)
+    site.until(lambda: len({note.pid for note in site.done}) == 2)
+    crew.kill()
+    crew.wait()
+    time.sleep(0.3)
+    before = len(site.done)
+    time.sleep(0.2)
+    assert len(site.done) == before
+    assert len(site.pending()) <= 2
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [("--rate=3 at once", "books no turns"), ("--rate=often", "is not a limit"), ("--processes=0", "invalid")],
+)
+def test_mistakes_are_told_before_any_process_starts(
+    option: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever starts the crew is told what is wrong with an option."""
+    monkeypatch.setattr(sys, "argv", ["worker", "run", option])
+    with pytest.raises(SystemExit):
+        program._arguments()
+    assert said in capsys.readouterr().err

@@ -1,0 +1,274 @@
+"""What the benchmark works out, and how it shows it; without any of the limiters it measures."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from itertools import product
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from benchmarks import algorithms, attack, cpu, end_to_end, frameworks, pacing
+from benchmarks.chart import Row, chart
+from benchmarks.contenders import LIMITGATE, PEERS
+from benchmarks.drive import Crowds, trouble
+from benchmarks.figures import Bar, Failed, Taken, Turn, best, over, ratio
+from benchmarks.redis_side import overheard, parsed
+from benchmarks.report import BEGIN, END, inserted, number, page, summary
+from benchmarks.results import Results, bars
+from benchmarks.rounds import Plan, alternate
+from benchmarks.setting import Setting
+
+ROOT = Path(__file__).parents[2]
+SETTING = Setting("2026-11-21", "a machine", "3.11.7", "7.0.15", "redis 8.1.0")
+
+
+def taken(*client: float, server: float = 0.0, commands: float = 0.0) -> Taken:
+    return Taken([Turn(figure, server) for figure in client], commands)
+
+
+def measured() -> Results:
+    """Two rounds, the second on a machine half as fast; all peers but one cost 100 µs and 30 µs of Redis' time."""
+    outcomes = {"Starlette": taken(10, 20), "FastAPI": taken(40, 80), cpu.NO_OP: taken(50, 100)}
+    for contender in PEERS:
+        outcomes[cpu.on_redis(contender.name)] = taken(110, 220, server=30, commands=3)
+        outcomes[cpu.in_memory(contender.name)] = taken(50, 100)
+    outcomes[cpu.on_redis("limits")] = Failed("MaxConnectionsError")
+    outcomes[cpu.on_redis(LIMITGATE.name)] = taken(30, 60, server=6, commands=1)
+    outcomes[cpu.in_memory(LIMITGATE.name)] = taken(15, 30)
+    attacks = {LIMITGATE.name: attack.Attack(7000, 15, 9.0, 0.001)}
+    rushes = {LIMITGATE.name: attack.Rush(999, 50.0, "503")}
+    by_framework = {framework.name: {1: added(framework), 32: added(framework)} for framework in frameworks.frameworks()}
+    served = {cpu.on_redis(LIMITGATE.name): end_to_end.Served(6000.0, 0.7, 0)}
+    throughput = end_to_end.Throughput(served)
+    return Results(SETTING, {1: outcomes, 32: outcomes}, {}, by_framework, attacks, rushes, throughput)
+
+
+def added(framework: frameworks.Framework) -> dict[str, Taken | Failed]:
+    """LimitGate costs 20 µs and one command more than the bare framework; every peer fails."""
+    outcomes: dict[str, Taken | Failed] = {framework.name: taken(40, 80)}
+    for limiter, windows, store in product(framework.limiters, frameworks.WINDOWS, (cpu.on_redis, cpu.in_memory)):
+        ours = taken(60, 100, commands=1) if limiter.name == LIMITGATE.name else Failed("ModuleNotFoundError")
+        outcomes[frameworks.copy_name(limiter, windows, store)] = ours
+    return outcomes
+
+
+def test_a_figure_is_the_difference_within_its_round() -> None:
+    """A round on a slow machine compares what that machine did with both."""
+    outcomes = {"app": taken(30, 60), "bare": taken(10, 20), "broken": Failed("Oops")}
+    assert over(outcomes, "app", "bare") == [20, 40]
+    assert over(outcomes, "app", None) == [30, 60]
+    assert over(outcomes, "broken", "bare") is None
+    assert over(outcomes, "app", "broken") is None
+    assert over(outcomes, "absent", "bare") is None
+
+
+def test_a_ratio_is_the_median_of_those_within_the_rounds() -> None:
+    """One round that something else disturbed does not move it."""
+    assert ratio([1.0, 2.0, 90.0], [2.0, 4.0, 6.0]) == 0.5
+    assert ratio(None, [1.0]) is None
+    assert ratio([1.0], None) is None
+
+
+def test_the_best_has_the_lowest_median_and_has_not_failed() -> None:
+    """Who failed is no candidate."""
+    assert best({"a": [3.0, 3.0, 0.1], "b": [2.0, 2.0, 9.0], "c": None}) == "b"
+    assert best({"c": None}) is None
+
+
+@pytest.mark.parametrize(
+    ("measured", "higher_is_better", "verdict"),
+    [
+        (0.1, False, "aim reached"),
+        (0.2, False, "reached"),
+        (0.21, False, "missed"),
+        (0.1, True, "missed"),
+        (0.2, True, "aim reached"),
+        (None, False, "not measured"),
+    ],
+)
+def test_a_bar_says_whether_it_was_reached(measured: float | None, higher_is_better: bool, verdict: str) -> None:  # noqa: FBT001 - a case of the table
+    """The mark itself counts as reached, in either direction."""
+    must, aim = (0.15, 0.2) if higher_is_better else (0.2, 0.1)
+    assert Bar("", must, aim, measured, higher_is_better=higher_is_better).verdict == verdict
+
+
+def test_bars_are_worked_out_from_what_was_measured() -> None:
+    """Each bar finds its figures, and failed peers are not compared with."""
+    verdicts = [(bar.measured, bar.verdict) for bar in bars(measured())]
+    assert verdicts == [
+        (pytest.approx(20 / 70), "missed"),
+        (pytest.approx(0.5), "aim reached"),
+        (pytest.approx(5 / 10), "missed"),
+        (pytest.approx(0.2), "reached"),
+        (0.001, "aim reached"),
+        (999, "missed"),
+        (0.7, "reached"),
+    ]
+
+
+def test_nothing_measured_is_said_to_be_so() -> None:
+    """A run that left everything out still makes a page."""
+    results = Results(SETTING, throughput=end_to_end.Throughput({}, "wrk is not installed"))
+    assert {bar.verdict for bar in bars(results)} == {"not measured"}
+    assert "Not measured: wrk is not installed." in page(results)
+
+
+def test_the_page_shows_who_failed_and_by_what() -> None:
+    """A peer that fails is in its row, with the error's name."""
+    for text in (page(measured()), summary(measured())):
+        assert "fails (MaxConnectionsError)" in text
+        assert all(contender.name in text for contender in (LIMITGATE, *PEERS))
+        assert str(SETTING) in text
+
+
+def test_the_page_shows_every_framework_with_each_of_its_limiters() -> None:
+    """What is over the bare framework, what is not, and who failed."""
+    shown = page(measured()).partition("## Frameworks")[2]
+    for framework in frameworks.frameworks():
+        rows = shown.partition(f"| {framework.name} |")[2].partition("\n\n")[0].splitlines()
+        assert rows[2] == f"| LimitGate on Redis |{' 20 (20) |' * 4} 1.0 |"
+        assert rows[-1] == f"| bare, not over anything |{' 60 (40) |' * 4} - |"
+        peers = [limiter.name for limiter in framework.limiters if limiter.name != LIMITGATE.name]
+        assert [row.count("fails (ModuleNotFoundError)") for row in rows if any(peer in row for peer in peers)] == [
+            5
+        ] * 2 * len(peers)
+
+
+def test_every_copy_of_limitgate_limits_in_its_framework(redis_server) -> None:
+    """On both stores two requests of a client pass and the third is refused, so what is measured is a limiter at work."""
+    program = """if True:
+        import sys
+        from collections import Counter
+        from benchmarks import django_side
+        from benchmarks.drive import Crowds
+        from benchmarks.frameworks import frameworks
+
+        with django_side.configured(sys.argv[1]):
+            for client, framework in enumerate(frameworks()):
+                for url in (sys.argv[1], ""):
+                    with Crowds() as crowd_of:
+                        door = crowd_of.wsgi if framework.door == "wsgi" else crowd_of.asgi
+                        crowd = door(framework.limiters[0].build(url, {"day": 2}))
+                        print(sum((crowd(iter([client]), 1) for _ in range(3)), Counter()))
+    """
+    command = [sys.executable, "-c", program, redis_server.url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.stdout.splitlines() == [str(Counter({200: 2, 429: 1}))] * 2 * len(frameworks.frameworks()), done.stderr
+
+
+def test_tables_are_rectangular() -> None:
+    """Every row of a table has as many cells as its head."""
+    for table in page(measured()).split("\n\n"):
+        if table.startswith("|"):
+            assert len({line.count("|") for line in table.splitlines()}) == 1
+
+
+@pytest.mark.parametrize(("figure", "text"), [(1234.5, "1,234"), (12.34, "12"), (1.26, "1.3"), (0.00123, "0.0012"), (0, "0")])
+def test_figures_have_the_digits_they_deserve(figure: float, text: str) -> None:
+    """Neither more than was measured nor so few that nothing is left."""
+    assert number(figure) == text
+
+
+def test_the_summary_is_written_between_its_marks() -> None:
+    """What stands around the marks stays, and writing twice is writing once."""
+    text = f"before\n{BEGIN}\nold\n{END}\nafter"
+    once = inserted(text, "new")
+    assert once == f"before\n{BEGIN}\nnew\n{END}\nafter"
+    assert inserted(once, "new") == once
+    with pytest.raises(ValueError, match="no <!-- benchmark -->"):
+        inserted("nothing", "new")
+
+
+def test_readme_has_room_for_the_summary() -> None:
+    """The marks are there for `make bench` to write between."""
+    readme = (ROOT / "README.md").read_text()
+    assert summary(measured()) in inserted(readme, summary(measured()))
+
+
+def test_the_chart_is_svg_with_a_bar_for_everyone_who_did_not_fail() -> None:
+    """Lengths follow the costs, and names are escaped."""
+    rows = [Row("slow <one>", 200.0), Row("ours", 50.0, ours=True), Row("broken", None, "fails (Oops)")]
+    tree = ET.fromstring(chart("CPU", "µs", rows, ["one & two"]))
+    texts = ["".join(text.itertext()) for text in tree.iter("{http://www.w3.org/2000/svg}text")]
+    rects = [rect for rect in tree.iter("{http://www.w3.org/2000/svg}rect") if rect.get("class") in ("bar", "ours")]
+    assert [rect.get("class") for rect in rects] == ["ours", "bar"]
+    assert float(rects[1].get("width")) == pytest.approx(4 * float(rects[0].get("width")))
+    assert {"slow <one>", "fails (Oops)", "one & two", "50", "200 · 4.0\N{MULTIPLICATION SIGN}"} <= set(texts)
+
+
+def test_a_line_of_monitor_becomes_a_command() -> None:
+    """Bytes come back as they were sent; what a script called is left out."""
+    line = rb'+1700000000.1 [0 unix:/tmp/redis.sock] "EVALSHA" "a\"b\\" "\x00\xff\r\n" ""' + b"\r\n"
+    assert parsed(line) == (b"EVALSHA", b'a"b\\', b"\x00\xff\r\n", b"")
+    assert parsed(b'+1700000000.1 [0 lua] "GET" "key"\r\n') is None
+    with pytest.raises(RuntimeError, match="no line of MONITOR"):
+        parsed(b"-ERR\r\n")
+
+
+def test_what_algorithms_cost_redis(own_redis) -> None:
+    """Each is measured; only those that remember every request take more memory for a higher count."""
+    small = {
+        name: limits for name, limits in algorithms.LIMITS.items() if limits[0].count <= 100 or limits[0].algorithm == "gcra"
+    }
+    costs = algorithms.measured(own_redis, small, rounds=1)
+    assert min(cost.time for cost in costs.values()) > 0
+    assert costs["gcra"].memory < costs["sliding_log, 10"].memory < costs["sliding_log, 100"].memory
+    assert costs["gcra"].memory < costs["10 at once"].memory < costs["100 at once"].memory
+
+
+def test_commands_are_heard_without_those_of_scripts(redis_server) -> None:
+    """A script that calls two commands is one command."""
+    with redis_server.client() as client:
+        heard = overheard(redis_server, lambda: client.eval("redis.call('PING') return redis.call('ECHO', 'x')", 0))
+    assert [command[0] for command in heard] == [b"EVAL"]
+
+
+def test_report_of_wrk_is_read() -> None:
+    """Answers other than 2xx and broken connections are failures."""
+    good = "Requests/sec:   5669.22\n"
+    assert end_to_end.parsed(good) == (5669.22, 0)
+    bad = "Socket errors: connect 1, read 2, write 0, timeout 3\n  Non-2xx or 3xx responses: 4\n" + good
+    assert end_to_end.parsed(bad) == (5669.22, 10)
+    with pytest.raises(RuntimeError, match="no report"):
+        end_to_end.parsed("")
+
+
+def test_trouble_is_the_commonest_unexpected_outcome() -> None:
+    """What was expected is no trouble, however rare."""
+    assert trouble(Counter({200: 1, "Oops": 5, 500: 2})) == "Oops"
+    assert trouble(Counter({200: 1, 429: 3}), (200, 429)) == ""
+
+
+def test_who_does_not_answer_with_200_drops_out() -> None:
+    """Applications that raise or refuse fail by name, and the others are measured all the same."""
+
+    async def good(scope, receive, send) -> None:
+        await send({"type": "http.response.start", "status": 200})
+
+    async def refusing(scope, receive, send) -> None:
+        await send({"type": "http.response.start", "status": 429})
+
+    async def raising(scope, receive, send) -> None:
+        raise TimeoutError
+
+    with Crowds() as crowd_of:
+        crowds = {"good": crowd_of.asgi(good), "refusing": crowd_of.asgi(refusing), "raising": crowd_of.asgi(raising)}
+        outcomes = alternate(crowds, 4, Plan(rounds=3, requests=10))
+    assert outcomes["refusing"] == Failed("429")
+    assert outcomes["raising"] == Failed("TimeoutError")
+    assert isinstance(outcomes["good"], Taken)
+    assert len(outcomes["good"].turns) == 3
+
+
+@pytest.mark.timed
+def test_a_paced_rate_is_measured(redis_server) -> None:
+    """What comes in the first second is left out, as a burst is no rate; the row says how much of the limit was achieved."""
+    case = pacing.Case(redis_server.url, "100/second", even=False, processes=1, tasks=2, seconds=0.5)
+    achieved = pacing.measured(case)
+    assert achieved.rate == pytest.approx(100, rel=0.05)
+    assert achieved.most <= 13
+    assert pacing._row(case, achieved._replace(rate=99.5))[:4] == ("100/second, in bursts", "1", "99.5", "99.50%")

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from limitgate.errors import ConfigError
+from limitgate.limits.duration import seconds_of
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        (0, 0.0),
+        (2, 2.0),
+        (0.25, 0.25),
+        ("2s", 2.0),
+        ("0s", 0.0),
+        ("0.5s", 0.5),
+        ("500ms", 0.5),
+        ("1ms", 0.001),
+        ("0.001ms", 0.000001),
+        ("1m", 60.0),
+        ("1.5m", 90.0),
+        ("2h", 7200.0),
+        ("007s", 7.0),
+        (" 2 s ", 2.0),
+    ],
+)
+def test_what_a_duration_is_in_seconds(given: Any, seconds: float) -> None:
+    """Numbers are seconds, text has a unit."""
+    found = seconds_of(given)
+    assert (found, type(found)) == (seconds, float)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *("", "2", "s", "2 seconds", "2S", "2sec", "-2s", "+2s", "1e3s", ".5s", "2.s", "1m30s", "2s\x00", "\u0662s", "1_0s"),
+        *("9" * 13 + "s", -1, -0.001, math.nan, math.inf, -math.inf, 10**400, True, False, None, b"2s", [2], {"s": 2}, 2j),
+    ],
+    ids=lambda wrong: f"{wrong!a:.20}",
+)
+def test_what_is_no_duration(wrong: Any) -> None:
+    """Anything else is a mistake, and the error says what was expected."""
+    with pytest.raises(ConfigError, match=r"is no duration, expected seconds, or text such as '2s', '500ms'"):
+        seconds_of(wrong)
+
+
+@given(st.integers(0, 10**9))
+def test_all_ways_to_write_a_duration_are_the_same_property(number: int) -> None:
+    """Milliseconds, seconds, minutes and hours as text are what they are as numbers."""
+    assert seconds_of(f"{number}ms") == seconds_of(number / 1000)
+    assert seconds_of(f"{number}s") == seconds_of(number) == seconds_of(float(number))
+    assert seconds_of(f"{number}m") == seconds_of(number * 60)
+    assert seconds_of(f"{number}h") == seconds_of(number * 3600)
+
+
+@given(st.text(max_size=12))
+def test_text_is_a_duration_or_a_mistake_property(text: str) -> None:
+    """No text brings anything else about."""
+    try:
+        assert seconds_of(text) >= 0
+    except ConfigError as error:
+        assert "expected" in str(error)  # noqa: PT017 - either is right

@@ -1,0 +1,170 @@
+"""Masters that are replaced: by a cluster's own replica, or by Sentinels."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from limitgate import StoreError
+from tests.stores.test_stores import Door, attempts
+from tests.support.clusters import KINDS, charge, ends, key_on, nodes_of, plan, settled, used
+from tests.support.redis_cluster import RedisCluster, Sentinels, eventually
+from tests.support.redis_server import RedisServer
+
+pytestmark = pytest.mark.timed
+
+BACK_WITHIN = 2.0
+"""Seconds after a promotion until requests succeed again."""
+
+
+def back(door: Door, *asked: Any) -> float:
+    """Seconds until all of these are answered."""
+    start = time.monotonic()
+    assert settled(door, lambda: not any(isinstance(answer, StoreError) for answer in attempts_in(door, asked)), 20)
+    return time.monotonic() - start
+
+
+def attempts_in(door: Door, asked: Any) -> list[Any]:
+    """What becomes of requests with little time."""
+    answers = []
+    for each in asked:
+        try:
+            answers.append(door.spend(each, 0.2))
+        except StoreError as error:
+            answers.append(error)
+    return answers
+
+
+def until_promoted(doors: list[Door], asked: Any, promoted: Callable[[], bool]) -> None:
+    """Keep asking while the failover goes on, as a service does."""
+    deadline = time.monotonic() + 20
+    while not is_so(promoted):
+        assert time.monotonic() < deadline
+        for door in doors:
+            attempts_in(door, asked)
+
+
+def is_so(promoted: Callable[[], bool]) -> bool:
+    """Whether it is, as far as can be told: in a failover the test's own connections are closed, too."""
+    try:
+        return promoted()
+    except redis.RedisError:
+        return False
+
+
+@pytest.fixture
+def doors() -> Iterator[Callable[[str], list[Door]]]:
+    """Stores of both kinds on one URL: a failover takes seconds, so they share it."""
+    with contextlib.ExitStack() as opened:
+        yield lambda url: [opened.enter_context(contextlib.closing(kind(url, local_refusals=False))) for kind in KINDS.values()]
+
+
+# --- a cluster with replicas ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["killed", "frozen"])
+def test_a_replica_takes_over(doors: Callable[[str], list[Door]], end: str) -> None:
+    """When a master is gone its replica is used within two seconds of its promotion, and the old one is forgotten."""
+    cluster = RedisCluster(replicas=1)
+    try:
+        old, new = cluster.masters[1], cluster.nodes[4]
+        charges = [charge(key_on(place), "90000 per 366 days") for place in (0, 1, 2)]
+        both = doors(cluster.url)
+        for door in both:
+            assert ends(attempts(door, [plan(*charges)] * 5)) == [True] * 5
+        with old.client() as client:
+            client.wait(1, 1000)
+        frozen = old.frozen() if end == "frozen" else contextlib.nullcontext(old.kill())
+        with frozen:
+            until_promoted(both, [plan(charges[1]), plan(charges[0])], lambda: serves(cluster, new))
+            for door in both:
+                assert back(door, *[plan(each) for each in charges]) < BACK_WITHIN
+                assert ends(attempts(door, [plan(*charges)] * 5)) == [True] * 5
+                assert settled(door, lambda door=door: door.store.healthy and ("127.0.0.1", old.port) not in nodes_of(door))
+        counts = used(both[0], *charges)
+        assert counts[1] >= 20, "what was replicated is still owed"
+    finally:
+        cluster.stop()
+
+
+def serves(cluster: RedisCluster, node: RedisServer) -> bool:
+    with node.client() as client:
+        return client.info("replication")["role"] == "master" and cluster.info(node)["cluster_state"] == "ok"
+
+
+# --- Sentinels --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sentinels() -> Iterator[Sentinels]:
+    """Sentinels around a master with a replica. The last test leaves the replica as the master."""
+    sentinels = Sentinels()
+    yield sentinels
+    sentinels.stop()
+
+
+def test_sentinels_lead_to_the_master(doors: Callable[[str], list[Door]], sentinels: Sentinels) -> None:
+    """A Sentinel URL leads to the master, in the database it names, and a closed store leaves no connection."""
+    bucket = charge("sentinel", "50/day")
+    for door in doors(sentinels.url + "/2"):
+        assert ends(attempts(door, [plan(bucket)] * 20)) == [True] * 20
+    with sentinels.master.client() as client:
+        client.select(2)
+        assert client.keys("*") == [b"sentinel"]
+
+
+def test_an_unknown_name_is_a_store_error(doors: Callable[[str], list[Door]], sentinels: Sentinels) -> None:
+    """Where Sentinels know no master of the name, requests fail and say so."""
+    for door in doors(sentinels.url.replace("/limits", "/others")):
+        (error,) = attempts_in(door, [plan(charge("unknown"))])
+        assert error.fault == "connection"
+        assert "no Sentinel tells" in str(error)
+
+
+def test_a_silent_sentinel_first(doors: Callable[[str], list[Door]], sentinels: Sentinels) -> None:
+    """With one Sentinel that is silent, the master is found through the next."""
+    with sentinels.sentinels[0].frozen():
+        for door in doors(sentinels.url):
+            assert back(door, plan(charge("silent"))) < BACK_WITHIN
+
+
+def test_a_master_that_became_a_replica(doors: Callable[[str], list[Door]], sentinels: Sentinels) -> None:
+    """A master that can no longer write is left, and asked for again: it is used as soon as it can."""
+    both, bucket = doors(sentinels.url), plan(charge("readonly", "90000 per 366 days"))
+    for door in both:
+        attempts_in(door, [bucket])
+    with sentinels.master.client() as client:
+        client.config_set("min-replicas-to-write", 5)
+        assert {error.fault for door in both for error in attempts_in(door, [bucket] * 3)} == {"reply"}
+        client.config_set("min-replicas-to-write", 0)
+    for door in both:
+        assert back(door, bucket) < BACK_WITHIN
+
+
+def test_sentinels_replace_a_frozen_master(doors: Callable[[str], list[Door]], sentinels: Sentinels) -> None:
+    """When the master freezes and another one is promoted, that is used within two seconds."""
+    both, bucket = doors(sentinels.url), charge("failover", "90000 per 366 days")
+    for door in both:
+        assert ends(attempts(door, [plan(bucket)] * 10)) == [True] * 10
+    with sentinels.master.client() as client:
+        client.wait(1, 1000)
+    with sentinels.master.frozen():
+        until_promoted(both, [plan(bucket)], sentinels.promoted)
+        took = [back(door, plan(bucket)) for door in both]
+        assert max(took) < BACK_WITHIN, took
+    for door in both:
+        assert ends(attempts(door, [plan(bucket)] * 5)) == [True] * 5
+        assert used(door, bucket)[0] >= 25
+    eventually(lambda: follows(sentinels.master), "the old master to follow")
+    for door in both:
+        assert back(door, plan(bucket)) < BACK_WITHIN
+
+
+def follows(server: RedisServer) -> bool:
+    with server.client() as client:
+        return client.info("replication")["role"] == "slave"

@@ -1,0 +1,177 @@
+"""Threads that share calls: who goes, and that nobody is left waiting for a thread that was interrupted."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from limitgate import StoreError
+from limitgate.limits.bucket import windows_of
+from limitgate.limits.plan import Charge, Plan, Reading
+from limitgate.stores.redis.threads.coalescer import SharedCalls, _Request
+from limitgate.stores.redis.threads.patience import Patience
+
+PATIENT = 20.0
+"""Seconds, where a test is not about time."""
+
+
+class Interrupted(BaseException):
+    """What a signal's handler raises, as Celery's time limits and gevent's timeouts do."""
+
+
+class Line:
+    """Shared calls to nobody, of which the first does not return before so many others wait and ``then`` was called."""
+
+    def __init__(self, waiting: int, then: Callable[[], object] = lambda: None) -> None:
+        self.calls = SharedCalls(self.exchange, 64)
+        self.sent: list[tuple[Sequence[Plan], Patience]] = []
+        self._expected = waiting
+        self._then = then
+
+    def exchange(self, plans: Sequence[Plan], patience: Patience) -> list[Reading | StoreError]:
+        self.sent.append((plans, patience))
+        if len(self.sent) == 1:
+            self.wait_for(self._expected)
+            self._then()
+        return [Reading(0, [], [], admitted=True)] * len(plans)
+
+    def wait_for(self, waiting: int) -> None:
+        deadline = time.monotonic() + PATIENT
+        while len(self.calls._waiting) < waiting:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+
+@pytest.fixture
+def interrupt_us() -> Iterator[Callable[[], None]]:
+    """Interrupts the main thread, from another one, and returns when it has been."""
+    done = threading.Event()
+
+    def handler(*_: object) -> None:
+        done.set()
+        raise Interrupted
+
+    def interrupt() -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        assert done.wait(PATIENT)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    yield interrupt
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_thread_that_is_interrupted_while_it_waits_stops_nobody(interrupt_us: Callable[[], None]) -> None:
+    """What a signal's handler raises in a waiting thread reaches its caller, and the next ones go as before."""
+    line = Line(1, interrupt_us)
+    plan = Plan(())
+    with ThreadPoolExecutor(1) as pool:
+        leading = pool.submit(line.calls.spend, plan, PATIENT)
+        while not line.sent:
+            time.sleep(0.001)
+        with pytest.raises(Interrupted):
+            line.calls.spend(plan, PATIENT)
+        assert leading.result().admitted
+    assert line.calls.spend(plan, PATIENT).admitted
+    assert len(line.sent) == 2, "what nobody waits for is not sent"
+
+
+@pytest.mark.parametrize("failure", [Interrupted(), StoreError("none", "connection"), ValueError()])
+def test_a_thread_that_fails_as_it_goes_passes_the_turn_on(failure: BaseException) -> None:
+    """Whatever a call fails with, those who share it are told of a store error, and the next ones go as before."""
+
+    def fail() -> None:
+        raise failure
+
+    line = Line(1, fail)
+    plan = Plan(())
+    with ThreadPoolExecutor(2) as pool:
+        leading = pool.submit(line.calls.spend, plan, PATIENT)
+        waiting = pool.submit(line.calls.spend, plan, PATIENT)
+        ended = [leading.exception(), waiting.exception()]
+    assert [error for error in ended if error is not None] == [failure]
+    assert line.calls.spend(plan, PATIENT).admitted
+
+
+def test_who_may_wait_longest_goes_for_all() -> None:
+    """A short timeout is nobody else's: of those that share a call the one with the latest deadline makes it, in order."""
+    line = Line(5)
+    plans = [Plan((), verb) for verb in ("spend", "peek", "reset", "peek")]
+    with ThreadPoolExecutor(6) as pool:
+        requests = [pool.submit(line.calls.spend, Plan(()), PATIENT)]
+        while not line.sent:
+            time.sleep(0.001)
+        for waiting, (plan, timeout) in enumerate(zip(plans, (5.0, 3 * PATIENT, PATIENT, 5.0), strict=True)):
+            requests.append(pool.submit(line.calls.spend, plan, timeout))
+            line.wait_for(waiting + 1)
+        requests.append(pool.submit(line.calls.spend, Plan(()), 5.0))
+        assert all(request.result().admitted for request in requests)
+    together, patience = line.sent[1]
+    assert list(together) == [*plans, Plan(())]
+    assert patience.left > 2 * PATIENT
+
+
+def test_nobody_fails_for_the_haste_of_others() -> None:
+    """Who came while another was about to go, and may wait longer than that one, shares the next call."""
+    line = Line(1, lambda: None)
+    calls, hasty, patient = line.calls, Plan((), "peek"), Plan((), "reset")
+    chosen = calls._pass_on
+
+    def late(mine: Any) -> None:
+        chosen(mine)
+        if len(line.sent) == 1:  # the hasty one has been chosen, and does not have the interpreter yet
+            request = _Request(patient, calls.listened() + 3 * PATIENT)
+            request.told.acquire()
+            calls._waiting.append(request)
+
+    calls._pass_on = late  # type: ignore[method-assign]
+    with ThreadPoolExecutor(2) as pool:
+        leading = pool.submit(calls.spend, Plan(()), PATIENT)
+        while not line.sent:
+            time.sleep(0.001)
+        assert pool.submit(calls.spend, hasty, 1.0).result().admitted
+        assert leading.result().admitted
+    assert [list(plans) for plans, _ in line.sent] == [[Plan(())], [hasty]]
+    assert [request.plan for request in calls._waiting] == [patient]
+
+
+def test_a_call_carries_no_more_than_its_share() -> None:
+    """Of many that wait, as many as may share a call go with the next one, the others with the one after it."""
+    line = Line(100)
+    with ThreadPoolExecutor(101) as pool:
+        assert all(pool.map(lambda _: line.calls.spend(Plan(()), PATIENT).admitted, range(101)))
+    assert [len(plans) for plans, _ in line.sent] == [1, 64, 36]
+
+
+def test_plans_of_many_buckets_share_a_call_with_fewer() -> None:
+    """Nobody joins a call that would cost Redis more than 2 ms, and whoever goes is among those it goes for."""
+    windows, keys = windows_of("1/day"), itertools.count()
+    every = [Charge(f"{next(keys)}", windows, 1, binding=True, rule=None) for _ in range(60 * 6)]
+    plans = [Plan(tuple(every[at : at + 60])) for at in range(0, len(every), 60)]
+    line = Line(5)
+    with ThreadPoolExecutor(6) as pool:
+        assert all(pool.map(lambda plan: line.calls.spend(plan, PATIENT).admitted, plans))
+    assert [len(sent) for sent, _ in line.sent] == [1, 3, 2]
+
+
+def test_what_nobody_waits_for_any_more_is_not_sent() -> None:
+    """A request that waits for its turn while Redis is silent for too long is a store error, and never sent."""
+    released = threading.Event()
+    line = Line(0, lambda: released.wait(PATIENT))
+    with ThreadPoolExecutor(1) as pool:
+        leading = pool.submit(line.calls.spend, Plan(()), PATIENT)
+        while not line.sent:
+            time.sleep(0.001)
+        threading.Timer(0.02, line.sent[0][1].waited_in_vain, [0.01]).start()
+        with pytest.raises(StoreError, match="timeout"):
+            line.calls.spend(Plan((), "reset"), 0.01)
+        released.set()
+        assert leading.result().admitted
+    assert line.calls.spend(Plan(()), PATIENT).admitted
+    assert [list(plans) for plans, _ in line.sent] == [[Plan(())]] * 2

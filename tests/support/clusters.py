@@ -1,0 +1,102 @@
+"""Requests to stores on a Redis Cluster, and keys on nodes of the test's choosing."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from uuid import uuid4
+
+from redis.crc import key_slot
+
+from limitgate import AsyncRedisStore, RedisStore, StoreError
+from limitgate.limits.bucket import windows_of
+from limitgate.limits.plan import Charge, Plan, Verb
+from tests.stores.test_stores import AsyncDoor, Door
+from tests.support.redis_cluster import SLOTS, RedisCluster
+from tests.support.redis_server import RedisServer
+
+KINDS: dict[str, Callable[..., Door]] = {
+    "threads": lambda url, **options: Door(RedisStore(url, **options)),
+    "asyncio": lambda url, **options: AsyncDoor(AsyncRedisStore(url, **options)),
+}
+US = 1_000_000
+
+
+def slot_of(key: str) -> int:
+    return key_slot(key.encode())
+
+
+def keys_on(place: int, *, masters: int = 3) -> Iterator[str]:
+    """Ever new keys that the cluster's master of this place holds, each in another slot than the one before."""
+    name = uuid4().hex
+    for number in itertools.count():
+        key = f"{name}:{number}"
+        if slot_of(key) * masters // SLOTS == place:
+            yield key
+
+
+def key_on(place: int) -> str:
+    return next(keys_on(place))
+
+
+def tagged(slot: int) -> Iterator[str]:
+    """Ever new keys in one slot."""
+    tag = next(tag for tag in map(str, itertools.count()) if slot_of(tag) == slot)
+    name = uuid4().hex
+    for number in itertools.count():
+        yield f"{{{tag}}}:{name}:{number}"
+
+
+def charge(key: str, *limits: str, cost: int = 1, binding: bool = True, rule: str | None = None) -> Charge:
+    return Charge(key, windows_of(*limits or ("50/day",)), cost, binding, rule)
+
+
+def plan(*charges: Charge, verb: Verb = "spend") -> Plan:
+    return Plan(charges, verb)
+
+
+def owed(door: Door, *charges: Charge) -> list[float]:
+    """Requests that the first window of each bucket owes."""
+    readings = [door.spend(plan(each, verb="peek")) for each in charges]
+    return [reading.states[0][0] / each.windows.weights[0] for reading, each in zip(readings, charges, strict=True)]
+
+
+def used(door: Door, *charges: Charge) -> list[int]:
+    """Requests that buckets owe, a begun one counted whole."""
+    return [math.ceil(requests) for requests in owed(door, *charges)]
+
+
+def ends(answers: Sequence[Any]) -> list[Any]:
+    """How requests ended: admitted or not, or the fault."""
+    return [answer.fault if isinstance(answer, StoreError) else answer.admitted for answer in answers]
+
+
+def settled(door: Door, condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    """Whether it comes true while nobody asks for anything but what the condition asks."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        door.idle(0.01)
+    return True
+
+
+def visitors(cluster: RedisCluster, *but: RedisServer) -> int:
+    """Connections of clients to all nodes that run, but for those that ask, and those of nodes to each other."""
+    return sum(_clients(node) for node in cluster.nodes if node not in but)
+
+
+def _clients(node: RedisServer) -> int:
+    with node.client() as client:
+        return len(client.client_list(_type="normal")) - 1
+
+
+def nodes_of(door: Door) -> Any:
+    """What a store has made for each node, by address."""
+    if isinstance(door.store, RedisStore):
+        return door.store._servers._map.nodes
+    (here,) = door.store._loops.values()
+    return here.servers._map.nodes

@@ -1,0 +1,484 @@
+"""What is logged with a code: each in its situation, once, and not in the innocent one beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import fastapi
+import pytest
+
+from limitgate import Caller, LimitGate, MemoryStore, Rule, RuleSet, StoreError, limit
+from limitgate.diagnostics import APART, PAGE, Diagnosis, Once, clock_comparison
+from limitgate.rules.callers import KnownCaller
+from tests.support.clock import Clock
+from tests.support.doors import PEER, SITES, Site, asgi_reply
+from tests.support.redis_server import RedisServer
+
+DOCS = (Path(__file__).parents[1] / PAGE).read_text()
+CODES = {diagnosis.code for diagnosis in Diagnosis}
+RULE = Rule("api", "99/minute burst 1", path="/api/**")
+DIGEST = f"sha256:{'0' * 64}"
+XFF = {"X-Forwarded-For": "203.0.113.77"}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No .env, no server and no variables of servers around the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["app"])
+    monkeypatch.delenv("WEB_CONCURRENCY", raising=False)
+    monkeypatch.delenv("FORWARDED_ALLOW_IPS", raising=False)
+
+
+def test_every_code_is_explained() -> None:
+    """The page has a section for each code, in order, with why it matters and what to do, and for no other."""
+    sections = re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", DOCS, re.MULTILINE | re.DOTALL)
+    assert [code for code, _ in sections] == sorted(CODES)
+    for _, text in sections:
+        assert re.search(r"\A\n\*\*.+?\*\*.*^\*Why it matters:\* .*^\*What to do:\* ", text, re.MULTILINE | re.DOTALL)
+
+
+def test_a_code_is_one_thing() -> None:
+    """No two diagnoses have the same code, and each line leads to its own place."""
+    assert len(CODES) == len(Diagnosis)
+    for diagnosis in Diagnosis:
+        assert re.fullmatch("LG[0-9]{3}", diagnosis.code)
+        assert diagnosis.line.startswith(f"{diagnosis.code} ")
+        assert diagnosis.line.endswith(f" (docs/diagnostics.md#{diagnosis.code.lower()})")
+        assert "\n" not in diagnosis.line
+
+
+# --- situations -------------------------------------------------------------------------------------------------------
+
+
+class FarAway:
+    """Stands for a store on another machine, whose clock differs by so many seconds."""
+
+    clock_steps = 0
+    healthy = True
+
+    def __init__(self, ahead: float) -> None:
+        self._store = MemoryStore(lambda: round((time.time() + ahead) * 1e6))
+
+    def spend(self, plan: Any, timeout: float) -> Any:
+        return self._store.spend(plan)
+
+    async def aspend(self, plan: Any, timeout: float) -> Any:
+        return self._store.spend(plan)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    async def aclose(self) -> None:
+        """Nothing to let go of."""
+
+
+class Failing(FarAway):
+    """Stands for a store that fails in one way."""
+
+    def __init__(self, fault: Any) -> None:
+        super().__init__(0)
+        self._fault = fault
+
+    def spend(self, plan: Any, timeout: float) -> Any:
+        raise StoreError("out of order", self._fault)
+
+    async def aspend(self, plan: Any, timeout: float) -> Any:
+        return self.spend(plan, timeout)
+
+
+class Stage:
+    """Where a situation is played: one door, an environment, a clock."""
+
+    def __init__(self, door: Any, opened: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.setenv = monkeypatch.setenv
+        self.setattr = monkeypatch.setattr
+        self.clock = Clock()
+        self._door = door
+        self._opened = opened
+
+    def argv(self, *arguments: str) -> None:
+        self.setattr(sys, "argv", list(arguments))
+
+    def site(self, *rules: Rule, **options: Any) -> Site:
+        if not rules and "rules" not in options:
+            rules = (Rule("all", "99/minute"),)
+        return self._opened.enter_context(self._door(*rules, **options))
+
+    def asked(self, *rules: Rule, peer: str | None = "192.0.2.1", headers: Any = (), **options: Any) -> Site:
+        it = self.site(*rules, **options)
+        for _ in range(3):
+            it.ask("/api", peer=peer, headers=headers)
+        return it
+
+
+Play = Callable[[Stage], object]
+
+
+def workers(stage: Stage, arguments: tuple[str, ...], store: str = "memory://") -> None:
+    stage.argv(*arguments)
+    stage.asked(store=store)
+
+
+def variable(stage: Stage, name: str, value: str) -> None:
+    stage.setenv(name, value)
+    stage.asked()
+
+
+def keeping(stage: Stage, *callers: KnownCaller, **options: Any) -> None:
+    """A rule that keeps something for high priority, and callers who may have it."""
+    stage.asked(rules=RuleSet([KEEPING], callers), **options)
+
+
+def tiered(stage: Stage, *callers: KnownCaller, **options: Any) -> None:
+    rules = [Rule("api", "9/m"), Rule("api", "99/m", tier="vip"), Rule("more", "99/m", tier="vip")]
+    stage.asked(rules=RuleSet(rules, callers), **options)
+
+
+def named(stage: Stage, headers: dict[str, str], trusted_proxies: Sequence[str] = (PEER,), **options: Any) -> None:
+    """A request that came through a proxy, and a caller who is listed by a header."""
+    known = KnownCaller(id="a", header={"X-A": "a"}, **options)
+    stage.asked(rules=RuleSet([Rule("api", "9/m")], [known]), headers=headers, trusted_proxies=trusted_proxies)
+
+
+def stepping(stage: Stage, seconds: float) -> None:
+    it = stage.site(store=MemoryStore(stage.clock))
+    for _ in range(3):
+        stage.clock.advance(seconds)
+        it.ask()
+
+
+def health(stage: Stage, exempt: list[Rule], *rules: Rule, **options: Any) -> None:
+    stage.asked(Rule("all", "9/m"), *rules, *exempt, **options)
+
+
+def inventing(stage: Stage, part: str, **options: Any) -> None:
+    it = stage.site(Rule("a", "9/m", key=[part]), **options)
+    for number in range(9):
+        it.ask(headers={"X-Id": f"203{number}", "X-API-Key": f"203{number}"})
+        it.ask(headers={"Host": f"203{number}"})
+
+
+FREE = Rule("free", path="/health/**", exempt=True)
+LIVE = Rule("live", "9/m", path="/health/live")
+KEEPING = Rule("api", "9/m", reserve="9%")
+
+SITUATIONS: dict[str, list[Play]] = {
+    "LG001": [
+        lambda stage: workers(stage, ("uvicorn", "app:app", "--workers", "4")),
+        lambda stage: workers(stage, ("gunicorn", "-w4", "app:app")),
+    ],
+    "LG002": [lambda stage: variable(stage, "FORWARDED_ALLOW_IPS", "*")],
+    "LG003": [lambda stage: variable(stage, "LIMITGATE_STOER", "memory://")],
+    "LG004": [
+        lambda stage: stage.asked(trusted_proxies=["0.0.0.0/0"]),
+        lambda stage: stage.asked(trusted_proxies=["::/0"]),
+        lambda stage: stage.asked(trusted_proxies=["10.0.0.0/8", "0.0.0.0/1", "128.0.0.0/1"]),
+        lambda stage: stage.asked(trusted_proxies=["::ffff:0:0/96"]),
+        lambda stage: stage.asked(trusted_proxies=["2000::/4", "3000::/4"]),
+    ],
+    "LG005": [
+        lambda stage: stage.asked(Rule("a", "9/m", key=["api_key"]), Rule("b", "9/m", key=["ip", "api_key|ip"])),
+        lambda stage: stage.asked(
+            rules=RuleSet([Rule("a", "9/m", key=["api_key"])], [KnownCaller(id="a", header={"X-A": "a"})])
+        ),
+    ],
+    "LG006": [
+        lambda stage: stage.asked(headers=XFF),
+        lambda stage: stage.asked(headers=XFF, trusted_proxies=["10.0.0.0/8"]),
+        lambda stage: stage.asked(headers=XFF, peer=None),
+        lambda stage: stage.asked(headers=XFF, peer="testclient"),
+        lambda stage: stage.asked(headers={"Forwarded": "for=203.0.113.77"}),
+        lambda stage: stage.asked(headers={"CF-Connecting-IP": "203.0.113.77"}, forwarded_header="CF-Connecting-IP"),
+        lambda stage: stage.asked(headers={"Forwarded": "for=203.0.113.77"}, forwarded_header="forwarded"),
+    ],
+    "LG007": [
+        lambda stage: stage.asked(Rule("api", "60/minute"), strict=True),
+        lambda stage: variable(stage, "LIMITGATE_STRICT", "true"),
+        lambda stage: stage.asked(Rule("api", "60/minute", "1/second burst 1", "100/hour"), strict=True),
+        lambda stage: stage.asked(
+            rules=RuleSet([Rule("api", "60/minute")], tiers=["vip"]), identify=lambda _: None, strict=True
+        ),
+    ],
+    "LG008": [
+        lambda stage: health(stage, [FREE], LIVE),
+        lambda stage: health(stage, [FREE], Rule("r", "9/m", path="/health", methods=["POST"])),
+        lambda stage: health(stage, [FREE], Rule("r", "9/m", path="/health/{x}/y/**")),
+        lambda stage: health(
+            stage,
+            [Rule("f", path="/x", methods=["GET"], exempt=True), Rule("g", path="/**", methods=["HEAD", "POST"], exempt=True)],
+            Rule("r", "9/m", path="/x", methods=["GET", "POST"]),
+        ),
+        lambda stage: health(stage, [FREE, Rule("free", tier="vip", exempt=True)], LIVE, identify=lambda _: None),
+        lambda stage: stage.asked(rules=RuleSet([FREE, LIVE], tiers=["vip"]), identify=lambda _: None),
+    ],
+    "LG009": [
+        tiered,
+        lambda stage: tiered(stage, KnownCaller(id="a", api_key=DIGEST)),
+        lambda stage: tiered(stage, KnownCaller(id="a", header={"X-A": "a"}, tier="vip")),
+    ],
+    "LG010": [
+        lambda stage: stage.asked(store=FarAway(60)),
+        lambda stage: stage.asked(store=FarAway(-60)),
+    ],
+    "LG011": [lambda stage: stepping(stage, -5)],
+    "LG013": [
+        lambda stage: inventing(stage, "header:x-id", new_buckets=2),
+        lambda stage: inventing(stage, "host", new_buckets=2),
+        lambda stage: inventing(stage, "api_key", new_buckets=2),
+        lambda stage: inventing(stage, "header:x-id", new_buckets=2, trusted_proxies=["10.0.0.0/8"]),
+    ],
+    "LG014": [
+        keeping,
+        lambda stage: keeping(stage, KnownCaller(id="a", api_key=DIGEST)),
+        lambda stage: keeping(stage, KnownCaller(id="a", header={"X-A": "a"}, priority="high")),
+    ],
+    "LG015": [lambda stage: stage.asked(store=Failing("overload"))],
+    "LG016": [lambda stage: named(stage, {"X-A": "a"} | XFF)],
+}
+
+INNOCENT: dict[str, list[Play]] = {
+    "LG001": [
+        lambda stage: workers(stage, ("uvicorn", "app:app", "--workers", "1")),
+        lambda stage: workers(stage, ("uvicorn", "app:app")),
+        lambda stage: workers(stage, ("uvicorn", "--workers", "4"), "redis://127.0.0.1:1"),
+    ],
+    "LG002": [lambda stage: variable(stage, "FORWARDED_ALLOW_IPS", "10.0.0.1")],
+    "LG003": [
+        lambda stage: variable(stage, "LIMITGATE_STORE", "memory://"),
+        lambda stage: variable(stage, "LIMITGATED", "1"),
+    ],
+    "LG004": [
+        lambda stage: stage.asked(trusted_proxies=["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "127.0.0.0/8", "unix"]),
+        lambda stage: stage.asked(trusted_proxies=["fc00::/7", "::1", "fe80::/10"]),
+        lambda stage: stage.asked(trusted_proxies=["0.0.0.0/1"]),
+        lambda stage: stage.asked(trusted_proxies=["2000::/4"]),
+        lambda stage: stage.asked(),
+    ],
+    "LG005": [
+        lambda stage: stage.asked(Rule("a", "9/m", key=["header:x-api-key"])),
+        lambda stage: stage.asked(Rule("a", "9/m", key=["api_key"]), identify=lambda _: None),
+        lambda stage: stage.asked(rules=RuleSet([Rule("a", "9/m", key=["api_key"])], [KnownCaller(id="a", api_key=DIGEST)])),
+    ],
+    "LG006": [
+        lambda stage: stage.asked(),
+        lambda stage: stage.asked(headers={"X-Forwarded-For": ""}),
+        lambda stage: stage.asked(headers={"X-Real-IP": "203.0.113.77"}),
+        lambda stage: stage.asked(headers=XFF, trusted_proxies=["192.0.2.0/24"]),
+        lambda stage: stage.asked(headers=XFF, peer=None, trusted_proxies=["unix"]),
+        # the server has believed its proxy already, and put the client in the peer's place
+        lambda stage: stage.asked(headers=XFF, peer="203.0.113.77"),
+        lambda stage: stage.asked(headers={"X-Forwarded-For": "198.51.100.1, 203.0.113.77"}, peer="::ffff:203.0.113.77"),
+        lambda stage: stage.asked(headers={"Forwarded": "for=203.0.113.77;proto=https"}, peer="203.0.113.77"),
+        # nobody asks for the address
+        lambda stage: stage.asked(Rule("all", "9/m", key=["global"]), headers=XFF),
+    ],
+    "LG007": [
+        lambda stage: stage.asked(Rule("api", "60/minute")),
+        lambda stage: stage.asked(RULE, Rule("b", "1/day"), strict=True),
+        lambda stage: stage.asked(Rule("api", "60/minute", "1/second burst 1"), strict=True),
+        lambda stage: stage.asked(Rule("api", "60/minute burst 5", cost=5), strict=True),
+        lambda stage: stage.asked(Rule("free", exempt=True), strict=True),
+    ],
+    "LG008": [
+        lambda stage: health(stage, [FREE]),
+        lambda stage: health(stage, [], LIVE),
+        lambda stage: health(stage, [FREE], Rule("r", "9/m", path="/healthy")),
+        lambda stage: health(stage, [FREE], Rule("r", "9/m", path="/{x}/live")),
+        lambda stage: health(stage, [Rule("f", path="/health", exempt=True)], Rule("r", "9/m", path="/health/**")),
+        lambda stage: health(stage, [Rule("f", path="/health/{x}", exempt=True)], Rule("r", "9/m", path="/health")),
+        lambda stage: health(
+            stage, [Rule("f", path="/health", methods=["GET"], exempt=True)], Rule("r", "9/m", path="/health")
+        ),
+        lambda stage: health(stage, [FREE, Rule("also", path="/health", exempt=True)]),
+        # it applies to one tier
+        lambda stage: health(stage, [FREE], LIVE, Rule("free", "9/m", tier="vip"), identify=lambda _: None),
+        # staff are let off everything
+        lambda stage: health(stage, [Rule("off", tier="staff", exempt=True)], LIVE, identify=lambda _: Caller("a", "staff")),
+    ],
+    "LG009": [
+        lambda stage: tiered(stage, identify=lambda _: None),
+        lambda stage: tiered(stage, KnownCaller(id="a", api_key=DIGEST, tier="vip")),
+        lambda stage: tiered(stage, KnownCaller(id="a", header={"X-A": "a"}, tier="vip"), trusted_proxies=["10.0.0.0/8"]),
+        lambda stage: tiered(stage, KnownCaller(id="a", header={"X-A": "a"}, tier="vip"), trusted_proxies=["unix"]),
+        lambda stage: stage.asked(Rule("api", "9/m", tier="default")),
+    ],
+    "LG010": [
+        lambda stage: stage.asked(store=FarAway(0)),
+        lambda stage: stage.asked(store=FarAway(1.5)),
+        lambda stage: stage.asked(store=FarAway(-1.5)),
+        lambda stage: stage.asked(store=FarAway(-5), timeout=10),  # so long it may have been on its way
+        lambda stage: stage.asked(store=MemoryStore(stage.clock)),
+    ],
+    "LG011": [lambda stage: stepping(stage, 5), lambda stage: stepping(stage, -0.5)],
+    "LG013": [
+        lambda stage: inventing(stage, "header:x-id"),
+        lambda stage: inventing(stage, "header:x-id", new_buckets=0),
+        lambda stage: inventing(stage, "header:x-id", new_buckets=2, trusted_proxies=["192.0.2.1"]),
+        lambda stage: inventing(stage, "api_key", new_buckets=2, identify=lambda _: None),
+        lambda stage: inventing(stage, "ip", new_buckets=2),
+        lambda stage: stage.asked(Rule("a", "9/m", key=["header:x-id"]), headers={"X-Id": "203"}, new_buckets=2),
+    ],
+    "LG014": [
+        lambda stage: keeping(stage, identify=lambda _: None),
+        lambda stage: keeping(stage, KnownCaller(id="a", api_key=DIGEST, priority="high")),
+        lambda stage: keeping(stage, KnownCaller(id="a", header={"X-A": "a"}, priority="high"), trusted_proxies=["10.0.0.0/8"]),
+        lambda stage: stage.asked(rules=RuleSet([KEEPING, Rule("api", "9/m", reserve="9%", priority="high", tier="vip")])),
+        lambda stage: stage.asked(Rule("api", "9/m")),
+    ],
+    "LG016": [
+        lambda stage: named(stage, {"X-A": "b"} | XFF),
+        lambda stage: named(stage, {"X-A": "a"}),
+        lambda stage: named(stage, {"X-A": "a"} | XFF, set_by_proxy=True),
+        lambda stage: named(stage, {"X-A": "a"} | XFF, trusted_proxies=["198.51.100.1"]),
+    ],
+    "LG015": [lambda stage: stage.asked(store=Failing("timeout")), lambda stage: stage.asked(store=Failing("oom"))],
+}
+
+
+@pytest.fixture(params=SITES, ids=attrgetter("door"))
+def stage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    with contextlib.ExitStack() as opened:
+        yield Stage(request.param, opened, monkeypatch)
+
+
+def cases(plays: dict[str, list[Play]]) -> list[Any]:
+    """All situations, named by their code and number."""
+    return [pytest.param(code, play, id=f"{code}-{n}") for code, several in plays.items() for n, play in enumerate(several)]
+
+
+def codes(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The codes in the log."""
+    return [message.split()[0] for message in caplog.messages if message.startswith("LG")]
+
+
+@pytest.mark.parametrize(("code", "play"), cases(SITUATIONS))
+def test_it_is_said_once(stage: Stage, caplog: pytest.LogCaptureFixture, code: str, play: Play) -> None:
+    """In its situation a diagnosis is one warning, however many requests come, and it holds nothing that a client sent."""
+    with caplog.at_level(logging.DEBUG, "limitgate"):
+        play(stage)
+    assert codes(caplog).count(code) == 1
+    (record,) = [record for record in caplog.records if record.getMessage().startswith(code)]
+    assert (record.name, record.levelname) == ("limitgate", "WARNING")
+    assert not re.search("203|192[.]0|testclient", record.getMessage())
+
+
+@pytest.mark.parametrize(("code", "play"), cases(INNOCENT))
+def test_it_is_not_said_in_vain(stage: Stage, caplog: pytest.LogCaptureFixture, code: str, play: Play) -> None:
+    """In an innocent situation that looks much the same nothing is said."""
+    with caplog.at_level(logging.DEBUG, "limitgate"):
+        play(stage)
+    assert code not in codes(caplog)
+
+
+def above(where: str) -> Any:
+    """An application whose ``@limit`` stands above or below its route."""
+    app = fastapi.FastAPI()
+    if where == "above":
+
+        @limit("9/minute")
+        @app.get("/api")
+        def api() -> str:
+            return "hello"
+
+    else:
+
+        @app.get("/api")
+        @limit("9/minute")
+        def api() -> str:
+            return "hello"
+
+    return LimitGate(app, rules=[])
+
+
+async def asked_thrice(where: str) -> None:
+    gate = above(where)
+    for _ in range(3):
+        await asgi_reply(gate, "/api")
+
+
+@pytest.mark.parametrize("where", ["above", "below"])
+def test_a_limit_above_the_route(caplog: pytest.LogCaptureFixture, where: str) -> None:
+    """Where ``@limit`` stands above its route that is said, once, and not where it stands below."""
+    asyncio.run(asked_thrice(where))
+    assert codes(caplog) == (["LG012"] if where == "above" else [])
+
+
+def test_every_code_has_its_situation() -> None:
+    """No diagnosis is left without a test."""
+    assert SITUATIONS.keys() == INNOCENT.keys()
+    assert SITUATIONS.keys() | {"LG012", "LG020"} == CODES  # those are in tests of their own
+
+
+@pytest.mark.parametrize("play", [play for code in sorted(SITUATIONS) for play in SITUATIONS[code]])
+def test_nothing_is_said_where_it_is_switched_off(stage: Stage, caplog: pytest.LogCaptureFixture, play: Play) -> None:
+    """A gate that is not enabled looks at nothing."""
+    stage.setenv("LIMITGATE_ENABLED", "false")
+    with caplog.at_level(logging.DEBUG, "limitgate"), contextlib.suppress(AttributeError):
+        play(stage)
+    assert [code for code in codes(caplog) if code != "LG011"] == []
+
+
+@pytest.mark.parametrize("ahead", [0, 60])
+def test_the_clock_of_redis_is_compared(
+    redis_server: RedisServer, stage: Stage, caplog: pytest.LogCaptureFixture, ahead: float
+) -> None:
+    """A real Redis on this machine has this machine's clock; where this machine's is another one, that is said."""
+    clocks = {"time": lambda: time.time() + ahead, "monotonic": time.monotonic}
+    stage.setattr("limitgate.gate.build.time", type("time", (), clocks))
+    stage.asked(store=redis_server.url, timeout=5)
+    assert codes(caplog) == (["LG010"] if ahead else [])
+
+
+def test_it_says_which_clock_is_ahead(caplog: pytest.LogCaptureFixture) -> None:
+    """The line on two clocks says by how much they differ and in which direction."""
+    for now in (1_000_000_000, 1_002_500_000, 997_000_000):
+        clock_comparison(lambda: 1000.0, late=0.1)(now)
+    assert [re.search(r"clock is (.*) this", message)[1] for message in caplog.messages] == [
+        "2.5 seconds ahead of",
+        "3.0 seconds behind",
+    ]
+    assert APART == 2
+
+
+def test_once_is_once_under_threads(caplog: pytest.LogCaptureFixture) -> None:
+    """Of many threads that find the same at once, one says it."""
+    once = Once(Diagnosis.SERVER_TRUSTS_ALL)
+    with ThreadPoolExecutor(20) as threads:
+        for _ in range(100):
+            threads.submit(once.log)
+    assert codes(caplog) == ["LG002"]
+
+
+def test_a_proxy_is_missed_only_for_a_while(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    """A proxy that comes after other requests is noticed; after the first thousand nobody looks any more."""
+    it = stage.site(Rule("all", "9999/second"))
+    for _ in range(999):
+        it.ask()
+    it.ask(headers=XFF)
+    assert codes(caplog) == ["LG006"]
+    caplog.clear()
+    it = stage.site(Rule("all", "9999/second"))
+    for _ in range(1000):
+        it.ask()
+    it.ask(headers=XFF)
+    assert codes(caplog) == []
+
+
+def test_a_client_that_names_itself_hides_no_proxy(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    """A request whose header names its own peer, as servers leave it that have resolved it, does not end the search."""
+    it = stage.site(Rule("all", "9999/second"))
+    it.ask(headers={"x-forwarded-for": PEER})
+    assert codes(caplog) == []
+    it.ask(headers=XFF)
+    assert codes(caplog) == ["LG006"]
