@@ -87,7 +87,7 @@ class _Subject:
         windows = self._windows
         ahead = 10**12 if windows.limits[0].warm_up else 0
         bucket = f"limitgate:{id(self):016x}{key:016x}{windows.suffix}"
-        charge = Charge(bucket, windows, 1, binding=True, rule=None, ahead=ahead, slot=slot)
+        charge = Charge(bucket, windows, 1, enforced=True, rule=None, max_wait_us=ahead, slot=slot)
         return "EVALSHA", wire.SHA, *wire.arguments([Plan((charge,))])
 
     def _send(self, commands: Sequence[Sequence[Any]]) -> None:

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from handbook.frame import WIDTH, framed
 from limitgate import Limit, MemoryStore
-from limitgate.limits.bucket import Windows
+from limitgate.limits.bucket import Bucket
 from limitgate.limits.decision import decide
 from limitgate.limits.plan import Charge, Plan
-from limitgate.limits.refund import undoing
+from limitgate.limits.refund import full_refund
 
 SECOND = 1_000_000
 SECONDS = 60
@@ -96,7 +96,7 @@ def lasts(number: int) -> int:
 def _let_through(limit: Limit, delay: int = 0) -> list[int]:
     """When requests go on their way that a limit lets through, some of them after a delay of up to so many seconds."""
     now = 0
-    store, windows = MemoryStore(lambda: now), Windows((limit,))
+    store, windows = MemoryStore(lambda: now), Bucket((limit,))
     moments: list[int] = []
     under_way: list[tuple[int, int, Plan]] = []
     for number, moment in enumerate(asked(), 1):
@@ -104,12 +104,12 @@ def _let_through(limit: Limit, delay: int = 0) -> list[int]:
             now, _, done = heappop(under_way)
             store.spend(done)
         now = moment
-        plan = Plan((Charge("client", windows, 1, binding=True, rule=None, ahead=delay * SECOND, slot=number),))
+        plan = Plan((Charge("client", windows, 1, enforced=True, rule=None, max_wait_us=delay * SECOND, slot=number),))
         reading = store.spend(plan)
         decision = decide(plan, reading)
         if decision.allowed:
             moments.append(now + round(decision.delay * SECOND))
-            heappush(under_way, (now + lasts(number), number, undoing(plan, reading)))
+            heappush(under_way, (now + lasts(number), number, full_refund(plan, reading)))
     return moments
 
 

@@ -15,7 +15,7 @@ from fastapi import HTTPException, params
 from starlette.requests import HTTPConnection
 
 from limitgate.errors import ConfigError
-from limitgate.gate.admission import VISIT, Visit
+from limitgate.gate.admission import ADMISSION, Admission
 from limitgate.http.response import Refusal
 from limitgate.keys import Value, value_of
 from limitgate.limits.decision import Decision, RateLimited
@@ -90,29 +90,33 @@ class RateLimit:
 
     async def __call__(self, connection: HTTPConnection, **given: Any) -> Decision | None:
         """Weigh the limit for the request at hand."""
-        if VISIT not in connection.scope:
+        if ADMISSION not in connection.scope:
             without_a_gate(self.rule)
-        visit: Visit | None = connection.scope.get(VISIT)
-        if visit is None:
+        admission: Admission | None = connection.scope.get(ADMISSION)
+        if admission is None:
             return None
         if len(given) < len(self._names):
             names = ", ".join(self._names.values())
             raise TypeError(f"{self.rule.name} was called without {names}, expected Depends(...), so that FastAPI finds them")
-        if not self._has_charged(visit):
+        if not self._has_charged(admission):
             values = [value_of(given[part], name) for part, name in self._names.items()]
-            connection.scope["limitgate"] = await self._weigh(visit, values, connection.scope)
-        if visit.refusal is not None and visit.decision is not None:
-            raise Refused(visit.refusal, visit.decision)
-        return visit.decision
+            connection.scope["limitgate"] = await self._weigh(admission, values, connection.scope)
+        if admission.refusal is not None and admission.decision is not None:
+            raise Refused(admission.refusal, admission.decision)
+        return admission.decision
 
-    def _has_charged(self, visit: Visit) -> bool:
+    def _has_charged(self, admission: Admission) -> bool:
         """Whether it has run for this request before: FastAPI calls it once for each set of security scopes."""
-        return any(bound.rule is self.rule for taken in visit.taken for bound in taken.considered.bounds)
+        return any(
+            compiled_rule.rule is self.rule
+            for taken in admission.charged
+            for compiled_rule in taken.request_plan.compiled_rules
+        )
 
-    async def _weigh(self, visit: Visit, values: Sequence[Value], scope: MutableMapping[str, Any]) -> Decision | None:
+    async def _weigh(self, admission: Admission, values: Sequence[Value], scope: MutableMapping[str, Any]) -> Decision | None:
         if self._asks_user:  # whom authentication inside of the gate has found; what the gate was given has no user
-            visit.request.scope = {**(visit.request.scope or {}), "user": scope.get("user")}
-        decision: Decision | None = await visit.gate.afurther(visit, [(self.rule, values)])
+            admission.request.scope = {**(admission.request.scope or {}), "user": scope.get("user")}
+        decision: Decision | None = await admission.gate.afurther(admission, [(self.rule, values)])
         return decision
 
 

@@ -21,7 +21,7 @@ from limitgate.outbound.throttle import (
     LONGEST_READ,
     MOST_READ,
     OF_BODIES,
-    Courtesy,
+    ClientThrottle,
     arun,
     is_idempotent,
     limiter_of,
@@ -73,7 +73,7 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
     ) -> None:
         counting = limiter_of(limiter, AsyncLimiter)
         self._owned = counting if isinstance(limiter, str) else None
-        self._courtesy = Courtesy(
+        self._courtesy = ClientThrottle(
             limits,
             counting,
             key=key,
@@ -137,7 +137,7 @@ class RateLimitTransport(httpx.BaseTransport):
     ) -> None:
         counting = limiter_of(limiter, Limiter)
         self._owned = counting if isinstance(limiter, str) else None
-        self._courtesy = Courtesy(
+        self._courtesy = ClientThrottle(
             limits,
             counting,
             key=key,
@@ -234,7 +234,7 @@ def _reading_briefly(request: httpx.Request) -> Iterator[None]:
 
 
 class _AsyncDoor:
-    """The `Door` of an async transport."""
+    """The `Transport` of an async transport."""
 
     sleep = staticmethod(asyncio.sleep)
     repeatable = staticmethod(_in_memory)
@@ -266,7 +266,7 @@ class _AsyncDoor:
 
 
 class _Door:
-    """The `Door` of a sync transport."""
+    """The `Transport` of a sync transport."""
 
     sleep = staticmethod(time.sleep)
     repeatable = staticmethod(_in_memory)

@@ -13,8 +13,8 @@ from typing import Any, Self, Unpack
 
 from limitgate.errors import ConfigError
 from limitgate.exchange.asgi import Body, Exchange, Receive, Send, SizedBody, StartResponse, Upload, end, settle, starting
-from limitgate.gate.admission import VISIT, Visit
-from limitgate.gate.build import Options, open_front
+from limitgate.gate.admission import ADMISSION, Admission
+from limitgate.gate.build import GateOptions, build_gate
 from limitgate.gate.gate import Identify
 from limitgate.http.request import ASGIRequest, Request, Scope, WSGIRequest
 from limitgate.limits.decision import Decision, RateLimited
@@ -28,10 +28,10 @@ log = logging.getLogger("limitgate")
 
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 WSGIApp = Callable[[dict[str, Any], Any], Iterable[bytes]]
-ASGIOptions = Options[AsyncStore, Identify, ASGIApp]
-_OURS = frozenset({"limitgate", VISIT})
+ASGIOptions = GateOptions[AsyncStore, Identify, ASGIApp]
+_OURS = frozenset({"limitgate", ADMISSION})
 """Names in a scope that are for the application alone."""
-WSGIOptions = Options[SyncStore, Callable[[Request], Caller | None], WSGIApp]
+WSGIOptions = GateOptions[SyncStore, Callable[[Request], Caller | None], WSGIApp]
 
 
 class LimitGate:
@@ -48,7 +48,7 @@ class LimitGate:
                 "this is a Flask application, expected limitgate.flask.LimitGate(app), or LimitGateWSGI around it"
             )
         try:
-            self.gate, self._on_denied, self._owns_store = open_front(asgi_routes(app), open_store, **options)
+            self.gate, self._on_denied, self._owns_store = build_gate(asgi_routes(app), open_store, **options)
         except (ConfigError, TypeError) as error:
             _tell_server(error)
             raise
@@ -65,13 +65,13 @@ class LimitGate:
             await self._run(EVERYTHING, _Within(scope, None, None), receive, send)
         else:
             request = ASGIRequest(scope)
-            visit = await self.gate.acheck(request)
+            admission = await self.gate.acheck(request)
             request.scope = {**scope}  # rules see the request as it came, whatever the application writes
-            scope = _Within(scope, visit.decision, visit)
-            if visit.seen is EVERYTHING:
+            scope = _Within(scope, admission.decision, admission)
+            if admission.seen is EVERYTHING:
                 await self._run(EVERYTHING, scope, receive, send)
             else:
-                await self._attend(visit, scope, receive, send)
+                await self._attend(admission, scope, receive, send)
 
     async def _run(self, seen: Container[Mark], scope: Scope, receive: Receive, send: Send) -> None:
         token: Token[Container[Mark] | None] | None = seen_by_gate.set(seen)
@@ -85,34 +85,34 @@ class LimitGate:
             if token is not None:
                 seen_by_gate.reset(token)
 
-    async def _attend(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _attend(self, admission: Admission, scope: Scope, receive: Receive, send: Send) -> None:
         """Stay with a request to its end."""
-        exchange = Exchange(visit, scope, receive, send, on_denied=self._on_denied)
-        if visit.refusal is not None:
-            await exchange.turn_away(visit.refusal)
+        exchange = Exchange(admission, scope, receive, send, on_denied=self._on_denied)
+        if admission.refusal is not None:
+            await exchange.turn_away(admission.refusal)
             return
-        visit.listener = exchange
-        token: Token[Container[Mark] | None] | None = seen_by_gate.set(visit.seen)
+        admission.listener = exchange
+        token: Token[Container[Mark] | None] | None = seen_by_gate.set(admission.seen)
         try:
-            if visit.turn is None or await visit.gate.aturn(visit):
+            if admission.booking is None or await admission.gate.aturn(admission):
                 await self.app(scope, exchange.receive, exchange.send)
         except Exception as error:
-            visit.failed()
+            admission.failed()
             if not (await exchange.refuse_late() and isinstance(error, RateLimited)):
                 raise
         except GeneratorExit:  # the event loop is gone, and nothing can be awaited any more
-            visit.abandon()
+            admission.abandon()
             _forget(token)
             token = None
             raise
         else:
-            if not (visit.has_begun or await exchange.refuse_late()):
-                visit.failed()
+            if not (admission.has_begun or await exchange.refuse_late()):
+                admission.failed()
         finally:
             if token is not None:
                 seen_by_gate.reset(token)
-            if visit.end():
-                await visit.gate.asettle(visit)
+            if admission.end():
+                await admission.gate.asettle(admission)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" and self.gate:
@@ -134,10 +134,10 @@ class _Within(dict[str, Any]):
 
     __slots__ = ("_outside",)
 
-    def __init__(self, outside: Scope, decision: Decision | None, visit: Visit | None) -> None:
+    def __init__(self, outside: Scope, decision: Decision | None, admission: Admission | None) -> None:
         super().__init__(outside)
         super().__setitem__("limitgate", decision)
-        super().__setitem__(VISIT, visit)
+        super().__setitem__(ADMISSION, admission)
         self._outside = outside
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -200,43 +200,43 @@ class LimitGateWSGI:
 
     def __init__(self, app: WSGIApp, **options: Unpack[WSGIOptions]) -> None:
         self.app = app
-        self.gate, self._on_denied, _ = open_front(wsgi_routes(app), open_sync_store, **options)
+        self.gate, self._on_denied, _ = build_gate(wsgi_routes(app), open_sync_store, **options)
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
         if self.gate is None:
-            environ["limitgate"], environ[VISIT] = None, None
+            environ["limitgate"], environ[ADMISSION] = None, None
             return self._run(EVERYTHING, environ, start_response)
-        visit = self.gate.check(WSGIRequest(environ))
-        environ["limitgate"], environ[VISIT] = visit.decision, visit
-        refusal = visit.refusal
+        admission = self.gate.check(WSGIRequest(environ))
+        environ["limitgate"], environ[ADMISSION] = admission.decision, admission
+        refusal = admission.refusal
         if refusal is not None:
             if self._on_denied is not None and refusal.status == 429:
-                denied: Iterable[bytes] = self._on_denied(environ, starting(visit, start_response, refusal.waiting))
-                visit.end()
+                denied: Iterable[bytes] = self._on_denied(environ, starting(admission, start_response, refusal.waiting))
+                admission.end()
                 return denied
-            visit.end()
-            start_response(f"{refusal.status} {refusal.reason}", refusal.fields + visit.fields)
+            admission.end()
+            start_response(f"{refusal.status} {refusal.reason}", refusal.fields + admission.fields)
             return [] if environ["REQUEST_METHOD"] == "HEAD" else [refusal.body]
-        if visit.decision is not None:
-            start_response = starting(visit, start_response)
-        if visit.is_by_outcome and "wsgi.input" in environ:
-            environ["wsgi.input"] = Upload(environ["wsgi.input"], visit)
+        if admission.decision is not None:
+            start_response = starting(admission, start_response)
+        if admission.is_by_outcome and "wsgi.input" in environ:
+            environ["wsgi.input"] = Upload(environ["wsgi.input"], admission)
         try:
-            chunks = self._run(visit.seen, environ, start_response)
+            chunks = self._run(admission.seen, environ, start_response)
         except BaseException as error:
             if isinstance(error, Exception):
-                visit.failed()
-            end(visit)
+                admission.failed()
+            end(admission)
             raise
-        if visit.has_slots:  # until the server is done with it, as to send it may take long
-            settle(visit)
-            return SizedBody(chunks, visit) if hasattr(chunks, "__len__") else Body(chunks, visit)
+        if admission.has_slots:  # until the server is done with it, as to send it may take long
+            settle(admission)
+            return SizedBody(chunks, admission) if hasattr(chunks, "__len__") else Body(chunks, admission)
         has_yet_to_run = isinstance(chunks, GeneratorType)
-        if (visit.seen and has_yet_to_run) or (visit.decision is not None and not _is_all_there(chunks, environ)):
-            settle(visit)
-            return Body(chunks, visit)
-        end(visit)
+        if (admission.seen and has_yet_to_run) or (admission.decision is not None and not _is_all_there(chunks, environ)):
+            settle(admission)
+            return Body(chunks, admission)
+        end(admission)
         return chunks
 
     def _run(self, seen: Container[Mark], environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:

@@ -15,7 +15,7 @@ from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.limit import Limit
 from limitgate.outbound.bodies import host_of, in_memory, kept
 from limitgate.outbound.response_fields import Answer, answer_of
-from limitgate.outbound.throttle import LONGEST_PAUSE, OF_BODIES, Courtesy, is_idempotent, limiter_of, run
+from limitgate.outbound.throttle import LONGEST_PAUSE, OF_BODIES, ClientThrottle, is_idempotent, limiter_of, run
 from limitgate.rules.rule import OnError
 
 __all__ = ["RateLimitAdapter", "host", "repeatable"]
@@ -64,7 +64,7 @@ class RateLimitAdapter(BaseAdapter):
         super().__init__()
         counting = limiter_of(limiter, Limiter)
         self._owned = counting if isinstance(limiter, str) else None
-        self._courtesy = Courtesy(
+        self._courtesy = ClientThrottle(
             limits,
             counting,
             key=key,
@@ -92,7 +92,7 @@ class RateLimitAdapter(BaseAdapter):
 
 
 class _Door:
-    """The `Door` of a request that is sent in one way."""
+    """The `Transport` of a request that is sent in one way."""
 
     sleep = staticmethod(time.sleep)
 

@@ -17,7 +17,7 @@ from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.limit import Limit
 from limitgate.outbound.bodies import host_of, in_memory, kept
 from limitgate.outbound.response_fields import Answer, answer_of
-from limitgate.outbound.throttle import LONGEST_PAUSE, Courtesy, is_idempotent, limiter_of, run
+from limitgate.outbound.throttle import LONGEST_PAUSE, ClientThrottle, is_idempotent, limiter_of, run
 from limitgate.rules.rule import OnError
 
 __all__ = ["RateLimitPoolManager", "Request", "host", "repeatable"]
@@ -73,7 +73,7 @@ class RateLimitPoolManager(PoolManager):
     ) -> None:
         counting = limiter_of(limiter, Limiter)
         self._owned = counting if isinstance(limiter, str) else None
-        self._courtesy = Courtesy(
+        self._courtesy = ClientThrottle(
             limits,
             counting,
             key=key,
@@ -119,7 +119,7 @@ class RateLimitPoolManager(PoolManager):
 class _Hop:
     """What `PoolManager.urlopen`, which follows redirects, takes for the pool of a host; its requests take turns."""
 
-    def __init__(self, manager: PoolManager, courtesy: Courtesy[Request], pool: HTTPConnectionPool, origin: str) -> None:
+    def __init__(self, manager: PoolManager, courtesy: ClientThrottle[Request], pool: HTTPConnectionPool, origin: str) -> None:
         self._manager = manager
         self._courtesy = courtesy
         self._pool = pool
@@ -172,7 +172,7 @@ class _Hop:
 
 
 class _Door:
-    """The `Door` of a request with certain options; ``retries`` are what it has left of them."""
+    """The `Transport` of a request with certain options; ``retries`` are what it has left of them."""
 
     sleep = staticmethod(time.sleep)
 

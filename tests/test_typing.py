@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from limitgate import Rule
-from limitgate.gate.build import Options
+from limitgate.gate.build import GateOptions
 from limitgate.rules.rule import RuleOptions
 from limitgate.rules.settings import Settings
 
@@ -47,4 +47,4 @@ def test_what_is_not_rejected_is_noticed(tmp_path: Path, pytestconfig: pytest.Co
 def test_typed_options_are_all_options() -> None:
     """The options that type checkers know are those that there are."""
     assert set(RuleOptions.__annotations__) == set(Rule.model_fields) - {"name", "limits"}
-    assert set(Options.__annotations__) == set(Settings.model_fields)
+    assert set(GateOptions.__annotations__) == set(Settings.model_fields)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from limitgate.limits.bucket import Windows
+    from limitgate.limits.bucket import Bucket
     from limitgate.limits.limit import Limit
     from limitgate.limits.plan import Charge
 
@@ -63,13 +63,13 @@ class Algorithm(Protocol):
     def load(self, limit: Limit) -> Load:
         """What a window costs Redis at most, besides what every bucket does."""
 
-    def fresh(self, now: int, windows: Windows) -> Sequence[State]:
+    def fresh(self, now: int, bucket: Bucket) -> Sequence[State]:
         """Windows that nobody has used, at a time in Unix µs."""
 
-    def opened(self, states: Sequence[State], elapsed_us: int, windows: Windows, now: int) -> Sequence[State]:
+    def opened(self, states: Sequence[State], elapsed_us: int, bucket: Bucket, now: int) -> Sequence[State]:
         """The states some time later, at a time in Unix µs. Time that went backwards is no time."""
 
-    def drained(self, states: Sequence[State], elapsed_us: int, windows: Windows) -> Sequence[State]:
+    def drained(self, states: Sequence[State], elapsed_us: int, bucket: Bucket) -> Sequence[State]:
         """`opened`, where only the time that has passed is known."""
 
     def rescaled(self, state: State, limit: Limit) -> State:
@@ -79,7 +79,7 @@ class Algorithm(Protocol):
         """The states once a charge is made, the same object if that changes none; None if it does not fit into every window."""
 
     def put_right(
-        self, states: Sequence[State], back: Sequence[Amount], elapsed_us: int, grace_us: Sequence[int], windows: Windows
+        self, states: Sequence[State], back: Sequence[Amount], elapsed_us: int, grace_us: Sequence[int], bucket: Bucket
     ) -> Sequence[State]:
         """The states after something is put back that was taken some time ago, or, where negative, taken on top."""
 
@@ -116,5 +116,5 @@ class Algorithm(Protocol):
     def leased(self, limit: Limit, back: Amount, grace_us: int) -> Sequence[int]:
         """What the script is told about a window in which something is to be put right."""
 
-    def seen(self, facts: Sequence[int], windows: Windows) -> Sequence[State]:
+    def seen(self, facts: Sequence[int], bucket: Bucket) -> Sequence[State]:
         """The states that the script has reported."""

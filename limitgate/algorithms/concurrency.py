@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from limitgate.algorithms.base import Load, never
 
 if TYPE_CHECKING:
-    from limitgate.limits.bucket import Windows
+    from limitgate.limits.bucket import Bucket
     from limitgate.limits.limit import Limit
     from limitgate.limits.plan import Charge
 
@@ -95,17 +95,17 @@ def load(limit: Limit) -> Load:
     return LOAD.plus(Load(*[us * limit.count for us in LOAD_OF_PLACE]))
 
 
-def fresh(now: int, windows: Windows) -> Sequence[State]:  # noqa: ARG001 - as every algorithm's
+def fresh(now: int, bucket: Bucket) -> Sequence[State]:  # noqa: ARG001 - as every algorithm's
     """No slot is taken."""
-    return [State() for _ in windows.limits]
+    return [State() for _ in bucket.limits]
 
 
-def opened(states: Sequence[State], elapsed_us: int, windows: Windows, now: int) -> Sequence[State]:  # noqa: ARG001 - see above
+def opened(states: Sequence[State], elapsed_us: int, bucket: Bucket, now: int) -> Sequence[State]:  # noqa: ARG001 - see above
     """The states some time later, without the slots that nobody has renewed."""
     return [state.later(elapsed_us) for state in states]
 
 
-def drained(states: Sequence[State], elapsed_us: int, windows: Windows) -> Sequence[State]:  # noqa: ARG001 - see above
+def drained(states: Sequence[State], elapsed_us: int, bucket: Bucket) -> Sequence[State]:  # noqa: ARG001 - see above
     """The states some time later, without the slots that nobody has renewed."""
     return [state.later(elapsed_us) for state in states]
 
@@ -119,7 +119,7 @@ def weighed(states: Sequence[State], charge: Charge) -> Sequence[State] | None:
     """The states once a slot is taken, or renewed if it is there already; None if there is no room."""
     if not charge.cost:
         return states
-    for state, limit in zip(states, charge.windows.limits):
+    for state, limit in zip(states, charge.bucket.limits):
         if not state.places(charge.slot) and state.taken + charge.cost > limit.burst:
             return None
     return [state.having(charge.slot, charge.cost) for state in states]
@@ -130,14 +130,14 @@ def put_right(
     back: Sequence[int],
     elapsed_us: int,  # noqa: ARG001 - see above
     names: Sequence[int],
-    windows: Windows,
+    bucket: Bucket,
 ) -> Sequence[State]:
     """The states once slots are given back by their names; where it is negative they are renewed, if need be taken again.
 
     Where there is no room to take one again that was not renewed in time, it stays gone.
     """
     right = []
-    for state, places, name, limit in zip(states, back, names, windows.limits):
+    for state, places, name, limit in zip(states, back, names, bucket.limits):
         if places > 0:
             right.append(state.without(name))
         elif places and (state.places(name) or state.taken - places <= limit.burst):
@@ -195,10 +195,10 @@ def leased(limit: Limit, back: int, name: int) -> Sequence[int]:  # noqa: ARG001
     return back, name
 
 
-def seen(facts: Sequence[int], windows: Windows) -> Sequence[State]:
+def seen(facts: Sequence[int], bucket: Bucket) -> Sequence[State]:
     """The states that the script has reported: places taken, for how long, and, if the asked slot is there, its own."""
     states = []
-    for at in range(0, FACTS * len(windows.ids), FACTS):
+    for at in range(0, FACTS * len(bucket.ids), FACTS):
         taken, left, name, own = facts[at : at + FACTS]
         slots = {_OTHERS: (taken - own, left), name: (own, left)} if own else {_OTHERS: (taken, left)}
         states.append(State(0, taken, slots if taken else {}))

@@ -9,7 +9,7 @@ from limitgate.algorithms.base import MAX_USED, Load
 
 if TYPE_CHECKING:
     from limitgate.algorithms.base import State
-    from limitgate.limits.bucket import Windows
+    from limitgate.limits.bucket import Bucket
     from limitgate.limits.limit import Limit
     from limitgate.limits.plan import Charge
 
@@ -65,34 +65,34 @@ class Each:
         self.refill_us = self.lasts_us = one.refill_us
         self.date = one.date
 
-    def fresh(self, now: int, windows: Windows) -> Sequence[State]:  # noqa: D102 - as in `base.Algorithm`, like all here
-        return [self._one.fresh(now, limit) for limit in windows.limits]
+    def fresh(self, now: int, bucket: Bucket) -> Sequence[State]:  # noqa: D102 - as in `base.Algorithm`, like all here
+        return [self._one.fresh(now, limit) for limit in bucket.limits]
 
-    def opened(self, states: Sequence[State], elapsed_us: int, windows: Windows, now: int) -> Sequence[State]:  # noqa: D102
+    def opened(self, states: Sequence[State], elapsed_us: int, bucket: Bucket, now: int) -> Sequence[State]:  # noqa: D102
         elapsed_us = max(0, elapsed_us)
-        return [self._one.opened(state, elapsed_us, now, limit) for state, limit in zip(states, windows.limits)]
+        return [self._one.opened(state, elapsed_us, now, limit) for state, limit in zip(states, bucket.limits)]
 
-    def drained(self, states: Sequence[State], elapsed_us: int, windows: Windows) -> Sequence[State]:  # noqa: D102
+    def drained(self, states: Sequence[State], elapsed_us: int, bucket: Bucket) -> Sequence[State]:  # noqa: D102
         elapsed_us = max(0, elapsed_us)
-        return [self._one.drained(state, elapsed_us, limit) for state, limit in zip(states, windows.limits)]
+        return [self._one.drained(state, elapsed_us, limit) for state, limit in zip(states, bucket.limits)]
 
     def rescaled(self, state: State, limit: Limit) -> State:  # noqa: D102
         return state
 
     def weighed(self, states: Sequence[State], charge: Charge) -> Sequence[State] | None:  # noqa: D102
-        for state, limit in zip(states, charge.windows.limits):
+        for state, limit in zip(states, charge.bucket.limits):
             if charge.cost and self._one.wait_us(state, charge.cost, limit) != 0:
                 return None
         return [self._one.charged(state, charge) for state in states] if charge.cost else states
 
     def put_right(  # noqa: D102
-        self, states: Sequence[State], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], windows: Windows
+        self, states: Sequence[State], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], bucket: Bucket
     ) -> Sequence[State]:
-        windowed = zip(states, back, grace_us, windows.limits)
+        windowed = zip(states, back, grace_us, bucket.limits)
         return [self._one.put_right(state, most, max(0, elapsed_us), grace, limit) for state, most, grace, limit in windowed]
 
     def owed_back(self, charge: Charge, states: Sequence[State], cost: int) -> tuple[Sequence[int], Sequence[int]]:  # noqa: D102
-        graces = [self._one.grace_us(state, limit) for state, limit in zip(states, charge.windows.limits)]
+        graces = [self._one.grace_us(state, limit) for state, limit in zip(states, charge.bucket.limits)]
         return [max(-MAX_USED, min(charge.cost - cost, MAX_USED))] * len(graces), graces
 
     def asked(self, limit: Limit, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: D102
@@ -101,5 +101,5 @@ class Each:
     def leased(self, limit: Limit, back: int, grace_us: int) -> Sequence[int]:  # noqa: D102
         return back, grace_us
 
-    def seen(self, facts: Sequence[int], windows: Windows) -> Sequence[Any]:  # noqa: D102
-        return [self._one.seen(facts[at : at + self.FACTS]) for at in range(0, self.FACTS * len(windows.ids), self.FACTS)]
+    def seen(self, facts: Sequence[int], bucket: Bucket) -> Sequence[Any]:  # noqa: D102
+        return [self._one.seen(facts[at : at + self.FACTS]) for at in range(0, self.FACTS * len(bucket.ids), self.FACTS)]

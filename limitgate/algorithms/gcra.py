@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from limitgate.algorithms.base import Load, always
 
 if TYPE_CHECKING:
-    from limitgate.limits.bucket import Windows
+    from limitgate.limits.bucket import Bucket
     from limitgate.limits.limit import Limit
     from limitgate.limits.plan import Charge
 
@@ -37,7 +37,7 @@ def load(limit: Limit) -> Load:
     return LOAD._replace(charge=LOAD.charge + LOAD_OF_LEASE * limit.lease.bit_length()) if limit.lease else LOAD
 
 
-def drained(debts: Sequence[int], elapsed_us: int, windows: Windows, now: int = 0) -> Sequence[int]:  # noqa: ARG001 - see below
+def drained(debts: Sequence[int], elapsed_us: int, bucket: Bucket, now: int = 0) -> Sequence[int]:  # noqa: ARG001 - see below
     """The debts in ticks, ``elapsed_us`` after they were written; an idle bucket earns nothing beyond its burst.
 
     Time that went backwards pays nothing back and takes nothing: what was owed is owed now. What time it is does not matter.
@@ -45,7 +45,7 @@ def drained(debts: Sequence[int], elapsed_us: int, windows: Windows, now: int = 
     if elapsed_us <= 0:
         return debts
     left = []
-    for debt, count in zip(debts, windows.counts):
+    for debt, count in zip(debts, bucket.counts):
         paid = elapsed_us * count
         left.append(debt - paid if debt > paid else 0)
     return left
@@ -55,7 +55,7 @@ opened = drained
 
 
 def put_right(
-    debts: Sequence[int], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], windows: Windows
+    debts: Sequence[int], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], bucket: Bucket
 ) -> Sequence[int]:
     """The debts in ticks after some is put back, ``elapsed_us`` after it was taken; in all but the grace it has drained.
 
@@ -66,7 +66,7 @@ def put_right(
     request that is under way may have left as high a debt.
     """
     right = []
-    for debt, ticks, grace, limit in zip(debts, back, grace_us, windows.limits):
+    for debt, ticks, grace, limit in zip(debts, back, grace_us, bucket.limits):
         if ticks > 0 and not limit.borrow:
             last = ticks + (grace + 1 - max(0, elapsed_us)) * limit.count  # less would be owed if nobody had come since
             if last > limit.capacity and debt >= last:
@@ -83,7 +83,7 @@ def rescaled(debt: int, limit: Limit) -> int:
     return min(debt, limit.ceiling)
 
 
-def charged(debts: Sequence[int], cost: int, windows: Windows, ahead_us: int = 0) -> Sequence[int] | None:
+def charged(debts: Sequence[int], cost: int, bucket: Bucket, ahead_us: int = 0) -> Sequence[int] | None:
     """The debts after ``cost`` requests; None if they do not fit into every window, decided on the state after them.
 
     They fit, too, if they will within ``ahead_us``, unless they never do. Where a limit lets borrow, all fit where one does.
@@ -91,10 +91,10 @@ def charged(debts: Sequence[int], cost: int, windows: Windows, ahead_us: int = 0
     if not cost:
         return debts
     after = []
-    capacities: Sequence[int] = windows.capacities
-    if ahead_us or (cost > 1 and windows.borrow):
-        capacities = [_bookable(limit, cost, ahead_us) for limit in windows.limits]
-    for debt, weight, capacity in zip(debts, windows.weights, capacities):
+    capacities: Sequence[int] = bucket.capacities
+    if ahead_us or (cost > 1 and bucket.borrow):
+        capacities = [_bookable(limit, cost, ahead_us) for limit in bucket.limits]
+    for debt, weight, capacity in zip(debts, bucket.weights, capacities):
         owed = debt + cost * weight
         if owed > capacity:
             return None
@@ -144,14 +144,14 @@ def check(limit: Limit) -> str | None:
     """Whatever is a limit can be had."""
 
 
-def fresh(now: int, windows: Windows) -> Sequence[int]:  # noqa: ARG001 - as every algorithm's
+def fresh(now: int, bucket: Bucket) -> Sequence[int]:  # noqa: ARG001 - as every algorithm's
     """Nothing is owed."""
-    return [0] * len(windows.ids)
+    return [0] * len(bucket.ids)
 
 
 def weighed(debts: Sequence[int], charge: Charge) -> Sequence[int] | None:
     """The debts once a charge is made; None if it does not fit into every window."""
-    return charged(debts, charge.cost, charge.windows, charge.ahead)
+    return charged(debts, charge.cost, charge.bucket, charge.max_wait_us)
 
 
 def owed_back(charge: Charge, debts: Sequence[int], cost: int) -> tuple[Sequence[int], Sequence[int]]:
@@ -161,14 +161,14 @@ def owed_back(charge: Charge, debts: Sequence[int], cost: int) -> tuple[Sequence
     bucket does not know of how many requests, and if each that was under way counted on the same time, together they would be
     charged next to nothing.
     """
-    windows = charge.windows
+    bucket = charge.bucket
     back = [
         max(-limit.ceiling, min((charge.cost - cost) * weight, limit.ceiling))
-        for weight, limit in zip(windows.weights, windows.limits)
+        for weight, limit in zip(bucket.weights, bucket.limits)
     ]
     if cost > charge.cost:
         return back, [MAX_OWED_US] * len(back)
-    return back, [(debt + cost * weight) // count for debt, weight, count in zip(debts, windows.weights, windows.counts)]
+    return back, [(debt + cost * weight) // count for debt, weight, count in zip(debts, bucket.weights, bucket.counts)]
 
 
 def date(limit: Limit) -> int:  # noqa: ARG001 - as every algorithm's
@@ -191,10 +191,10 @@ def leased(limit: Limit, back: int, grace_us: int) -> Sequence[int]:
     return *divmod(limit.period_us, limit.count), *divmod(back, limit.count), grace_us
 
 
-def seen(facts: Sequence[int], windows: Windows) -> Sequence[int]:
+def seen(facts: Sequence[int], bucket: Bucket) -> Sequence[int]:
     """The debts, each reported as whole microseconds and a rest over count."""
     owed, at = [], 0
-    for count in windows.counts:
+    for count in bucket.counts:
         owed.append(facts[at] * count + facts[at + 1])
         at += 2
     return owed

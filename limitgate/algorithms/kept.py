@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from limitgate.algorithms.base import Load
 
 if TYPE_CHECKING:
-    from limitgate.limits.bucket import Windows
+    from limitgate.limits.bucket import Bucket
     from limitgate.limits.limit import Limit
     from limitgate.limits.plan import Charge
 
@@ -62,10 +62,10 @@ class Kept:
     def load(self, limit: Limit) -> Load:  # noqa: D102
         return self._kind.LOAD
 
-    def fresh(self, now: int, windows: Windows) -> Sequence[int]:  # noqa: D102
-        return [0] * len(windows.ids)
+    def fresh(self, now: int, bucket: Bucket) -> Sequence[int]:  # noqa: D102
+        return [0] * len(bucket.ids)
 
-    def drained(self, states: Sequence[int], elapsed_us: int, windows: Windows, now: int = 0) -> Sequence[int]:  # noqa: D102
+    def drained(self, states: Sequence[int], elapsed_us: int, bucket: Bucket, now: int = 0) -> Sequence[int]:  # noqa: D102
         return [self._kind.later(number, max(0, elapsed_us)) for number in states]
 
     opened = drained
@@ -77,7 +77,7 @@ class Kept:
         return None if charge.cost and any(map(self._kind.wait_us, states)) else states
 
     def put_right(  # noqa: D102
-        self, states: Sequence[int], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], windows: Windows
+        self, states: Sequence[int], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], bucket: Bucket
     ) -> Sequence[int]:
         return [self._kind.changed(number, by, how) for number, by, how in zip(states, back, grace_us)]
 
@@ -107,5 +107,5 @@ class Kept:
     def leased(self, limit: Limit, back: int, grace_us: int) -> Sequence[int]:  # noqa: D102
         return self._kind.leased(back, grace_us)
 
-    def seen(self, facts: Sequence[int], windows: Windows) -> Sequence[int]:  # noqa: D102
+    def seen(self, facts: Sequence[int], bucket: Bucket) -> Sequence[int]:  # noqa: D102
         return [self._kind.seen(facts)]

@@ -160,7 +160,7 @@ def drained(log: State, elapsed_us: int, limit: Limit) -> State:
 
 def charged(state: State, charge: Charge) -> State:
     """The state once a charge is made, whether or not it fits."""
-    (limit,), cost = charge.windows.limits, charge.cost
+    (limit,), cost = charge.bucket.limits, charge.cost
     if not cost:
         return state
     if isinstance(state, Seen):
@@ -183,7 +183,7 @@ def grace_us(state: State, limit: Limit) -> int:  # noqa: ARG001 - of no matter
 
 def holds(states: Sequence[State], charge: Charge) -> bool:
     """True until the first entry goes: from then on nobody knows here how many requests count. And for a known cost only."""
-    (limit,), (state,) = charge.windows.limits, states
+    (limit,), (state,) = charge.bucket.limits, states
     return isinstance(state, Log) or state.tells(charge.cost, limit.burst)
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from limitgate.algorithms.base import Load, always
 
 if TYPE_CHECKING:
-    from limitgate.limits.bucket import Windows
+    from limitgate.limits.bucket import Bucket
     from limitgate.limits.limit import Limit
     from limitgate.limits.plan import Charge
 
@@ -64,17 +64,17 @@ def load(limit: Limit) -> Load:  # noqa: ARG001 - as every algorithm's
     return LOAD
 
 
-def fresh(now: int, windows: Windows) -> Sequence[State]:  # noqa: ARG001 - as every algorithm's
+def fresh(now: int, bucket: Bucket) -> Sequence[State]:  # noqa: ARG001 - as every algorithm's
     """Nothing is owed, and it is cold."""
-    return [(0, 0)] * len(windows.ids)
+    return [(0, 0)] * len(bucket.ids)
 
 
-def drained(states: Sequence[State], elapsed_us: int, windows: Windows, now: int = 0) -> Sequence[State]:  # noqa: ARG001
+def drained(states: Sequence[State], elapsed_us: int, bucket: Bucket, now: int = 0) -> Sequence[State]:  # noqa: ARG001
     """The states some time later: time pays the debt, and what is left of it cools. What time it is does not matter."""
     if elapsed_us <= 0:
         return states
     left = []
-    for (debt, warmth), count in zip(states, windows.counts):
+    for (debt, warmth), count in zip(states, bucket.counts):
         idle = elapsed_us * count - debt
         left.append((-idle, warmth) if idle < 0 else (0, max(0, warmth - idle)))
     return left
@@ -94,9 +94,9 @@ def weighed(states: Sequence[State], charge: Charge) -> Sequence[State] | None:
     if not charge.cost:
         return states
     after = []
-    for state, limit in zip(states, charge.windows.limits):
+    for state, limit in zip(states, charge.bucket.limits):
         wait = wait_us(state, charge.cost, limit)
-        if wait is None or wait > charge.ahead:
+        if wait is None or wait > charge.max_wait_us:
             return None
         after.append(_charged(state, charge.cost, limit))
     return after
@@ -110,7 +110,7 @@ def _charged(state: State, cost: int, limit: Limit) -> State:
 
 
 def put_right(
-    states: Sequence[State], back: Sequence[Amount], elapsed_us: int, grace_us: Sequence[int], windows: Windows
+    states: Sequence[State], back: Sequence[Amount], elapsed_us: int, grace_us: Sequence[int], bucket: Bucket
 ) -> Sequence[State]:
     """The states after something is put back, as if it had been the last that was charged, or, if negative, charged now.
 
@@ -121,7 +121,7 @@ def put_right(
     """
     right = []
     elapsed_us = max(0, elapsed_us)
-    for state, (ticks, taken, turn), grace, limit in zip(states, back, grace_us, windows.limits):
+    for state, (ticks, taken, turn), grace, limit in zip(states, back, grace_us, bucket.limits):
         debt, warmth = state
         full = limit.full
         other = min(full, max(0, warmth - taken))
@@ -143,7 +143,7 @@ def owed_back(charge: Charge, states: Sequence[State], cost: int) -> tuple[Seque
     What was charged too little is owed from now on.
     """
     back, graces = [], []
-    for state, limit in zip(states, charge.windows.limits):
+    for state, limit in zip(states, charge.bucket.limits):
         ticks = max(-limit.ceiling, min((charge.cost - cost) * limit.period_us, limit.ceiling))
         if ticks < 0:
             back.append((ticks, max(ticks, -limit.full), 0))
@@ -201,6 +201,6 @@ def leased(limit: Limit, back: Amount, grace_us: int) -> Sequence[int]:
     return *divmod(ticks, limit.count), warmth, turn, grace_us
 
 
-def seen(facts: Sequence[int], windows: Windows) -> Sequence[State]:
+def seen(facts: Sequence[int], bucket: Bucket) -> Sequence[State]:
     """The states that the script has reported."""
-    return [(facts[3 * at] * count + facts[3 * at + 1], facts[3 * at + 2]) for at, count in enumerate(windows.counts)]
+    return [(facts[3 * at] * count + facts[3 * at + 1], facts[3 * at + 2]) for at, count in enumerate(bucket.counts)]

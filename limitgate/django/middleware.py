@@ -14,8 +14,8 @@ from django.http import HttpResponse, UnreadablePostError
 from limitgate.django.options import options
 from limitgate.django.request import DjangoRequest, UserWanted
 from limitgate.exchange.asgi import end, settle
-from limitgate.gate.admission import VISIT, Visit
-from limitgate.gate.build import open_front
+from limitgate.gate.admission import ADMISSION, Admission
+from limitgate.gate.build import build_gate
 from limitgate.gate.gate import Gate, Identify
 from limitgate.http.response import Refusal
 from limitgate.routes.django import DjangoRoutes
@@ -44,7 +44,7 @@ class LimitGateMiddleware:
             markcoroutinefunction(self)
             if (identify := Settings(**chosen).identify) is not None:
                 chosen["identify"] = _asked_once(identify)
-        front = open_front(self._routes, open_store if self._awaits else open_sync_store, **chosen)
+        front = build_gate(self._routes, open_store if self._awaits else open_sync_store, **chosen)
         self.gate = front.gate
         self._deny = None if front.on_denied is None else _adapted(front.on_denied, awaits=self._awaits)
 
@@ -52,65 +52,65 @@ class LimitGateMiddleware:
         """The response to a request; on an event loop, an awaitable of it."""
         if self._awaits:
             return self._acall(request)
-        visit = self.gate.check(self._seen(request)) if self.gate else None
-        _leave(visit, request)
-        if visit is not None and visit.refusal is not None:
-            deny = self._deny if visit.refusal.status == 429 else None
-            refused = deny(request) if deny else _refusing(visit.refusal, request)
-            visit.end()
-            return _completed(refused, visit)
-        token = seen_by_gate.set(visit.seen if visit else EVERYTHING)
+        admission = self.gate.check(self._seen(request)) if self.gate else None
+        _leave(admission, request)
+        if admission is not None and admission.refusal is not None:
+            deny = self._deny if admission.refusal.status == 429 else None
+            refused = deny(request) if deny else _refusing(admission.refusal, request)
+            admission.end()
+            return _completed(refused, admission)
+        token = seen_by_gate.set(admission.seen if admission else EVERYTHING)
         try:
             response = self.get_response(request)
         except BaseException:  # Django makes a 500 of everything else
-            if visit is not None:
-                end(visit)
+            if admission is not None:
+                end(admission)
             raise
         finally:
             seen_by_gate.reset(token)
-        if visit is not None:
-            visit.begun(response.status_code)
+        if admission is not None:
+            admission.begun(response.status_code)
             if response.streaming:
-                settle(visit)
-                _when_closed(response, partial(end, visit))
+                settle(admission)
+                _when_closed(response, partial(end, admission))
             else:
-                end(visit)
-        return _completed(response, visit)
+                end(admission)
+        return _completed(response, admission)
 
     def process_exception(self, request: Any, exception: Exception) -> None:
         """A view has raised an error, for Django to answer; maybe only because the client went away while it sent."""
-        visit: Visit | None = getattr(request, "scope", request.META).get(VISIT)
-        if visit is not None and isinstance(exception, UnreadablePostError):
-            visit.client_left = True
+        admission: Admission | None = getattr(request, "scope", request.META).get(ADMISSION)
+        if admission is not None and isinstance(exception, UnreadablePostError):
+            admission.client_left = True
 
     async def _acall(self, request: Any) -> Any:
-        visit = await _weighed(self.gate, self._seen(request)) if self.gate else None
-        _leave(visit, request)
-        if visit is not None and visit.refusal is not None:
-            deny = self._deny if visit.refusal.status == 429 else None
-            refused = await deny(request) if deny else _refusing(visit.refusal, request)
-            visit.end()
-            return _completed(refused, visit)
-        token = seen_by_gate.set(visit.seen if visit else EVERYTHING)
+        admission = await _weighed(self.gate, self._seen(request)) if self.gate else None
+        _leave(admission, request)
+        if admission is not None and admission.refusal is not None:
+            deny = self._deny if admission.refusal.status == 429 else None
+            refused = await deny(request) if deny else _refusing(admission.refusal, request)
+            admission.end()
+            return _completed(refused, admission)
+        token = seen_by_gate.set(admission.seen if admission else EVERYTHING)
         try:
             response = await self.get_response(request)
         except GeneratorExit:  # the event loop is gone, and nothing can be awaited any more
             raise
         except BaseException:  # Django makes a 500 of everything else; mostly the client has left
-            if visit is not None:
-                await _aend(visit)
+            if admission is not None:
+                await _aend(admission)
             raise
         finally:
             seen_by_gate.reset(token)
-        if visit is not None:
-            visit.begun(response.status_code)
+        if admission is not None:
+            admission.begun(response.status_code)
             if response.streaming:
-                if visit.may_be_wrong:
-                    await visit.gate.asettle(visit)
-                _when_closed(response, partial(_end_of_loop, visit))
+                if admission.may_need_refund:
+                    await admission.gate.asettle(admission)
+                _when_closed(response, partial(_end_of_loop, admission))
             else:
-                await _aend(visit)
-        return _completed(response, visit)
+                await _aend(admission)
+        return _completed(response, admission)
 
     def _seen(self, request: Any) -> DjangoRequest:
         """The request as the gate sees it."""
@@ -118,19 +118,19 @@ class LimitGateMiddleware:
         return DjangoRequest(request, awaits=self._awaits)
 
 
-async def _weighed(gate: Gate, request: DjangoRequest) -> Visit:
+async def _weighed(gate: Gate, request: DjangoRequest) -> Admission:
     """What becomes of a request. That it takes the user shows when a key asks, before anything is charged; then once more.
 
     Once its turn has come: Django itself cancels a request whose client leaves meanwhile.
     """
     try:
-        visit = await gate.acheck(request)
+        admission = await gate.acheck(request)
     except UserWanted:
         await request.find_user()
-        visit = await gate.acheck(request)
-    if visit.turn is not None:
-        await gate.aturn(visit)
-    return visit
+        admission = await gate.acheck(request)
+    if admission.booking is not None:
+        await gate.await_booking(admission)
+    return admission
 
 
 def _asked_once(identify: Identify) -> Identify:
@@ -164,30 +164,30 @@ def _adapted(view: Callable[[Any], Any], *, awaits: bool) -> Callable[[Any], Any
     return sync_to_async(rendering) if awaits else rendering
 
 
-def _leave(visit: Visit | None, request: Any) -> None:
+def _leave(admission: Admission | None, request: Any) -> None:
     """Put the decision where a view finds it. The scope may be shared with whatever stands around Django, so it is copied."""
-    request.limitgate = visit.decision if visit else None
-    left = {"limitgate": request.limitgate, VISIT: visit}
+    request.limitgate = admission.decision if admission else None
+    left = {"limitgate": request.limitgate, ADMISSION: admission}
     if hasattr(request, "scope"):
         request.scope = {**request.scope, **left}
     else:
         request.META.update(left)
 
 
-async def _aend(visit: Visit) -> None:
-    if visit.end():
-        await visit.gate.asettle(visit)
+async def _aend(admission: Admission) -> None:
+    if admission.end():
+        await admission.gate.asettle(admission)
 
 
-def _end_of_loop(visit: Visit) -> None:
+def _end_of_loop(admission: Admission) -> None:
     """End a visit to a gate of an event loop, out of a thread of that loop's or in the midst of it."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        async_to_sync(_aend)(visit)
+        async_to_sync(_aend)(admission)
     else:
-        if visit.end():
-            visit.gate.settle_soon(visit)
+        if admission.end():
+            admission.gate.settle_soon(admission)
 
 
 def _when_closed(response: Any, end: Callable[[], None]) -> None:
@@ -209,11 +209,11 @@ def _refusing(refusal: Refusal, request: Any) -> Any:
     return HttpResponse(body, status=refusal.status, headers=dict(refusal.fields))
 
 
-def _completed(response: Any, visit: Visit | None) -> Any:
+def _completed(response: Any, admission: Admission | None) -> Any:
     """A response with its rate fields, a refusal with its ``Retry-After`` unless it has one."""
-    if visit is not None:
-        for name, value in visit.fields:
+    if admission is not None:
+        for name, value in admission.fields:
             response[name] = value
-        for name, value in visit.refusal.waiting if visit.refusal else ():
+        for name, value in admission.refusal.waiting if admission.refusal else ():
             response.setdefault(name, value)
     return response

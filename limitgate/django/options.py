@@ -8,10 +8,10 @@ from typing import Any, cast
 from django.conf import settings
 
 from limitgate.errors import ConfigError
-from limitgate.gate.build import Options
+from limitgate.gate.build import GateOptions
 from limitgate.rules.settings import Settings
 
-DjangoOptions = Options[Any, Any, Any]
+DjangoOptions = GateOptions[Any, Any, Any]
 
 
 def options() -> DjangoOptions:

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapp
 from contextlib import suppress
 from typing import IO, Any, TypeVar
 
-from limitgate.exchange.receive_buffer import Inbox
-from limitgate.gate.admission import Visit
+from limitgate.exchange.receive_buffer import ReceiveBuffer
+from limitgate.gate.admission import Admission
 from limitgate.http.request import Scope
 from limitgate.http.response import Fields, Refusal, raw
 from limitgate.rules.decorators import seen_by_gate
@@ -48,13 +48,13 @@ class Exchange:
     """Whether the application has closed the WebSocket itself."""
     _is_receiving = False
     """Whether the application waits for a message, or has once given up to."""
-    _inbox: Inbox | None = None
+    _inbox: ReceiveBuffer | None = None
     """What the server said while the request waited for its turn."""
     _weighed: tuple[Message, asyncio.Future[Refusal | None]] | None = None
     """A message that the application does not have yet, and what becomes of it."""
 
-    def __init__(self, visit: Visit, scope: Scope, receive: Receive, send: Send, *, on_denied: OnDenied | None) -> None:
-        self._visit = visit
+    def __init__(self, admission: Admission, scope: Scope, receive: Receive, send: Send, *, on_denied: OnDenied | None) -> None:
+        self._visit = admission
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -83,7 +83,7 @@ class Exchange:
             await asyncio.wait([turn])
             return True
         if self._inbox is None:
-            self._inbox = self._visit.inbox = Inbox(self._receive)
+            self._inbox = self._visit.receive_buffer = ReceiveBuffer(self._receive)
             self._receive = self._inbox.receive
         if await self._inbox.stays_until(turn):
             return True
@@ -111,31 +111,31 @@ class Exchange:
 
     async def send(self, message: Message) -> None:
         """Pass a message of the application on, if it is to be passed on."""
-        visit, kind = self._visit, message["type"]
-        if kind in _BEGINNINGS and not visit.has_begun:
-            if visit.refusal is not None:
+        admission, kind = self._visit, message["type"]
+        if kind in _BEGINNINGS and not admission.has_begun:
+            if admission.refusal is not None:
                 await self.refuse_late()
                 return
-            visit.begun(message.get("status") or _STATUSES[kind])
-            if visit.fields and kind in _STARTS:
-                message = {**message, "headers": [*(message.get("headers") or ()), *raw(visit.fields)]}
+            admission.begun(message.get("status") or _STATUSES[kind])
+            if admission.fields and kind in _STARTS:
+                message = {**message, "headers": [*(message.get("headers") or ()), *raw(admission.fields)]}
             await self._send(message)
-            if visit.is_by_outcome and visit.may_be_wrong:  # a response may take long
-                await visit.gate.asettle(visit)
+            if admission.is_by_outcome and admission.may_need_refund:  # a response may take long
+                await admission.gate.asettle(admission)
             return
         if self._is_closed:
-            if visit.refusal is None and kind != "websocket.close":
+            if admission.refusal is None and kind != "websocket.close":
                 raise OSError("the WebSocket was closed, as its messages came too fast")
             return  # it has been answered already
         if kind == "websocket.close":
             self._has_hung_up = True
         is_last = kind in _LASTS and not message.get("more_body")
-        if is_last and visit.settlement.has_news:
-            await visit.gate.asettle(visit)  # whoever has the whole response is to find everything put right
-        if is_last and visit.has_slots:  # to send it may take long
+        if is_last and admission.settlement.has_news:
+            await admission.gate.asettle(admission)  # whoever has the whole response is to find everything put right
+        if is_last and admission.has_slots:  # to send it may take long
             await self._send_wholly(message)
-            visit.is_sent = True
-            await visit.gate.asettle(visit)
+            admission.is_sent = True
+            await admission.gate.asettle(admission)
         else:
             await self._send(message)
 
@@ -202,9 +202,9 @@ class Exchange:
 class Upload:
     """The body of a WSGI request, with an eye on whether the client breaks it off."""
 
-    def __init__(self, stream: IO[bytes], visit: Visit) -> None:
+    def __init__(self, stream: IO[bytes], admission: Admission) -> None:
         self._stream = stream
-        self._visit = visit
+        self._visit = admission
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -239,10 +239,10 @@ class Body:
     hardly a test client, closes them, but what runs then may still say what the request has cost.
     """
 
-    def __init__(self, chunks: Iterable[bytes], visit: Visit) -> None:
+    def __init__(self, chunks: Iterable[bytes], admission: Admission) -> None:
         self._chunks: Any = chunks
         self._iterator: Iterator[bytes] | None = None
-        self._visit = visit
+        self._visit = admission
 
     def __iter__(self) -> Iterator[bytes]:
         return self
@@ -278,26 +278,26 @@ class SizedBody(Body):
         return len(self._chunks)
 
 
-def settle(visit: Visit) -> None:
+def settle(admission: Admission) -> None:
     """Put right what is known to be charged wrongly by now."""
-    if visit.may_be_wrong:
-        visit.gate.settle(visit)
+    if admission.may_need_refund:
+        admission.gate.settle(admission)
 
 
-def end(visit: Visit) -> None:
+def end(admission: Admission) -> None:
     """The application has nothing more to do."""
-    if visit.end():
-        visit.gate.settle(visit)
+    if admission.end():
+        admission.gate.settle(admission)
 
 
-def starting(visit: Visit, start_response: StartResponse, unless_set: Fields = []) -> StartResponse:  # noqa: B006
+def starting(admission: Admission, start_response: StartResponse, unless_set: Fields = []) -> StartResponse:  # noqa: B006
     """``start_response`` that adds rate fields, and those in ``unless_set`` where there are none yet; notes the status."""
 
     def start(status: str, headers: Fields, *exc_info: Any) -> Callable[[bytes], object]:
         present = {name.lower() for name, _ in headers} if unless_set else ()
         missing = [field for field in unless_set if field[0].lower() not in present]
-        write = start_response(status, [*headers, *missing, *visit.fields], *exc_info)
-        visit.begun(_code(status))
+        write = start_response(status, [*headers, *missing, *admission.fields], *exc_info)
+        admission.begun(_code(status))
         return write
 
     return start

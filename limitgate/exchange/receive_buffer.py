@@ -14,7 +14,7 @@ MOST = 4
 _ENDS = frozenset({"http.disconnect", "websocket.disconnect"})
 
 
-class Inbox:
+class ReceiveBuffer:
     """Stands before a server's ``receive``. A call of that which is under way is never cancelled but handed on."""
 
     def __init__(self, receive: Callable[[], Awaitable[Message]]) -> None:

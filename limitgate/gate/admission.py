@@ -6,7 +6,7 @@ from collections.abc import Container, Sequence
 from typing import Any, NamedTuple
 
 from limitgate.gate.flow import Budget
-from limitgate.gate.planner import Considered
+from limitgate.gate.planner import RequestPlan
 from limitgate.http.request import Request
 from limitgate.http.response import Fields, Refusal, unavailable
 from limitgate.limits.decision import Decision, Settlement
@@ -14,53 +14,53 @@ from limitgate.limits.plan import Plan, Reading
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import Mark
 
-VISIT = "limitgate.visit"
+ADMISSION = "limitgate.admission"
 """Where the visit is found in a scope or environ; None where the gate is switched off."""
 
 
-class Taken(NamedTuple):
+class Charged(NamedTuple):
     """Something that was taken for a request."""
 
-    considered: Considered
+    request_plan: RequestPlan
     plan: Plan
     """What was taken; a part of what was considered where the store failed for the rest."""
     reading: Reading
-    here: bool = False
+    is_local: bool = False
     """Whether this process decided, as the store had failed."""
 
-    def having_cost(self, costs: Sequence[int]) -> Taken:
+    def having_cost(self, costs: Sequence[int]) -> Charged:
         """The same with other costs of its charges."""
         charges = tuple([charge._replace(cost=cost) for charge, cost in zip(self.plan.charges, costs)])
         return self._replace(plan=self.plan._replace(charges=charges))
 
 
-class Turn(NamedTuple):
+class Booking(NamedTuple):
     """A turn that was booked, which is yet to come."""
 
     due: int
     """When it comes by the store's clock, Unix µs."""
     at: float
     """When it comes by this process' monotonic clock, in seconds."""
-    taken: tuple[Taken, ...]
+    charged: tuple[Charged, ...]
     """What was booked for it."""
 
 
-class Wrong(NamedTuple):
+class Refund(NamedTuple):
     """Something that was charged otherwise than it should have been."""
 
-    taken: Taken
+    charged: Charged
     costs: Sequence[int]
     """What each of its charges should have been."""
 
 
-class Visit:
+class Admission:
     """A request on its way: what the door does with it, and what the gate remembers of it until it is over."""
 
     decision: Decision | None = None
     """None where no rule applies."""
     refusal: Refusal | None = None
     """The response to send instead of the application's; None to let the request pass."""
-    messages: Considered | None = None
+    messages: RequestPlan | None = None
     """What each message over a WebSocket is to be charged, None for nothing."""
     has_begun = False
     """Whether a response has begun, so that it is too late to refuse."""
@@ -68,7 +68,7 @@ class Visit:
     """Whether the client is known to have hung up; what is answered then is no outcome."""
     status: int | None = None
     """That of the response, None as long as there is none, or none that the client waited for."""
-    taken: tuple[Taken, ...] = ()
+    charged: tuple[Charged, ...] = ()
     """What was taken for it so far."""
     is_by_outcome = False
     """Whether some of that is charged by the outcome only."""
@@ -76,9 +76,9 @@ class Visit:
     """Whether some of that are places for requests in flight, which it keeps until it is over."""
     is_sent = False
     """Whether the application has given all of its response, so that it is in flight no longer."""
-    turn: Turn | None = None
+    booking: Booking | None = None
     """What it has to wait for before it goes on; what was booked for that is not yet among what was taken."""
-    inbox: Any = None
+    receive_buffer: Any = None
     """What the server said while it waited, to be closed when it is over; None if it did not wait."""
     listener: Any = None
     """Whatever hears that a client leaves while it waits, see `Exchange.stays_until`; None where nobody does."""
@@ -114,19 +114,19 @@ class Visit:
         self.settlement.is_over = self.is_sent = True
         vars(self).pop("request", None)  # a WSGI environ has this visit in it
         self.listener = None  # so has an exchange
-        if self.inbox is not None:
-            self.inbox.close()
-        return self.may_be_wrong
+        if self.receive_buffer is not None:
+            self.receive_buffer.close()
+        return self.may_need_refund
 
-    def had_turn(self, turn: Turn, *, stays: bool) -> None:
+    def booking_ended(self, turn: Booking, *, stays: bool) -> None:
         """Its turn has come, or it was given up: then the request is refused, as if it had never come."""
-        self.taken += turn.taken
+        self.charged += turn.charged
         if not stays:
             self.refusal = unavailable()
 
     def abandon(self) -> None:
         """Nobody can be asked any more to put anything right, so what was charged stays."""
-        self.taken = ()
+        self.charged = ()
         self.has_slots = False
 
     @property
@@ -137,45 +137,45 @@ class Visit:
     @property
     def has_to_give_back(self) -> bool:
         """Whether something was taken for it that it must not keep."""
-        return bool(self.taken) and (self.is_undone or (self.has_slots and self.is_sent))
+        return bool(self.charged) and (self.is_undone or (self.has_slots and self.is_sent))
 
     @property
-    def may_be_wrong(self) -> bool:
+    def may_need_refund(self) -> bool:
         """Whether by what is known now something may have been charged that should not have been, or too little."""
         if not (self.settlement.has_news or self.is_by_outcome or self.refusal or self.has_slots):
             return False  # almost all requests
         return self.has_to_give_back or (
-            bool(self.taken) and (self.settlement.has_news or (self.is_by_outcome and self.status != self._settled_by))
+            bool(self.charged) and (self.settlement.has_news or (self.is_by_outcome and self.status != self._settled_by))
         )
 
-    def wrong(self) -> list[Wrong]:
+    def refunds(self) -> list[Refund]:
         """What was charged otherwise than it should have been, by what is known now. From now on it counts as put right."""
         self.settlement.has_news = False
         self._settled_by = self.status
-        bounds = [bound for taken in self.taken for bound in taken.considered.bounds]
-        any_has_own_cost = any(bound.rule.has_own_cost for bound in bounds)
+        compiled_rules = [compiled_rule for taken in self.charged for compiled_rule in taken.request_plan.compiled_rules]
+        any_has_own_cost = any(compiled_rule.rule.has_own_cost for compiled_rule in compiled_rules)
         wrong, right = [], []
-        for taken in self.taken:
+        for taken in self.charged:
             costs = self._costs(taken, any_has_own_cost=any_has_own_cost)
             if costs != [charge.cost for charge in taken.plan.charges]:
-                wrong.append(Wrong(taken, costs))
+                wrong.append(Refund(taken, costs))
                 taken = taken.having_cost(costs)  # noqa: PLW2901
             right.append(taken)
-        self.taken = () if self.is_undone else tuple(right)
+        self.charged = () if self.is_undone else tuple(right)
         self.has_slots = self.has_slots and not (self.is_undone or self.is_sent)
         return wrong
 
-    def _costs(self, taken: Taken, *, any_has_own_cost: bool) -> list[int]:
+    def _costs(self, taken: Charged, *, any_has_own_cost: bool) -> list[int]:
         """What each charge of what was taken should have been."""
         if self.is_undone:
             return [0] * len(taken.plan.charges)
         told, status = self.settlement.costs, self.status
-        considered = taken.considered
-        asked = zip(considered.plan.charges if considered.plan else (), considered.bounds)
+        request_plan = taken.request_plan
+        asked = zip(request_plan.plan.charges if request_plan.plan else (), request_plan.compiled_rules)
         costs = {}
-        for charge, bound in asked:
-            rule = bound.rule
-            if charge.windows.has_slots:
+        for charge, compiled_rule in asked:
+            rule = compiled_rule.rule
+            if charge.bucket.has_slots:
                 costs[charge.key] = 0 if self.is_sent else charge.cost
             elif rule.charge_if and status is not None and not rule.charge_if.counts(status):
                 costs[charge.key] = 0

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 
 from limitgate.diagnostics import Diagnosis, clock_comparison
-from limitgate.gate.cardinality import Newcomers
+from limitgate.gate.cardinality import CardinalityGuard
 from limitgate.gate.gate import Gate
 from limitgate.gate.identity import Identities
 from limitgate.gate.planner import Planner
-from limitgate.http.client_ip import Proxies
+from limitgate.http.client_ip import TrustedProxies
 from limitgate.limits.priority import RESERVES
 from limitgate.routes import Routes
 from limitgate.rules import lint
@@ -26,7 +26,7 @@ Identify = TypeVar("Identify")
 Refuser = TypeVar("Refuser")
 
 
-class Options(TypedDict, Generic[Store, Identify, Refuser], total=False):
+class GateOptions(TypedDict, Generic[Store, Identify, Refuser], total=False):
     """The options of a door; `Settings` says what each means. What is left out comes from ``LIMITGATE_*``.
 
     Each door has its own kind of store, of ``identify`` and of ``on_denied``.
@@ -52,7 +52,7 @@ class Options(TypedDict, Generic[Store, Identify, Refuser], total=False):
     secret: str | None
 
 
-class Front(NamedTuple):
+class Built(NamedTuple):
     """A door's gate and what else it needs to know."""
 
     gate: Gate | None
@@ -62,14 +62,14 @@ class Front(NamedTuple):
     """Whether the store was opened here, and so is to be closed here."""
 
 
-def open_front(routes: Routes, open_store: Opener[Any], **options: Unpack[Options[Any, Any, Any]]) -> Front:
+def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOptions[Any, Any, Any]]) -> Built:
     """Set up what a door needs. Raises `ConfigError` for any mistake, `TypeError` for an unknown option."""
     settings = Settings(**options)
     if not settings.enabled:
-        return Front(None, None, owns_store=False)
+        return Built(None, None, owns_store=False)
     warn_about_environment(settings.store)
     owns_store = isinstance(settings.store, str)
-    proxies = Proxies(settings.trusted_proxies, settings.forwarded_header)
+    proxies = TrustedProxies(settings.trusted_proxies, settings.forwarded_header)
     rules = rules_of(settings.rules)
     _review(rules, proxies, identifies=settings.identify is not None)
     identities = Identities(
@@ -88,7 +88,7 @@ def open_front(routes: Routes, open_store: Opener[Any], **options: Unpack[Option
         secret=settings.secret.get_secret_value().encode() if settings.secret else b"",
         shadow=settings.shadow,
         strict=settings.strict,
-        newcomers=Newcomers(settings.new_buckets, time.monotonic) if settings.new_buckets else None,
+        newcomers=CardinalityGuard(settings.new_buckets, time.monotonic) if settings.new_buckets else None,
     )
     store = opened(settings.store, open_store)
     gate = Gate(
@@ -102,10 +102,10 @@ def open_front(routes: Routes, open_store: Opener[Any], **options: Unpack[Option
         identify=settings.identify,
         compare_clocks=clock_comparison(time.time, settings.timeout) if _has_own_clock(store) else None,
     )
-    return Front(gate, settings.on_denied, owns_store)
+    return Built(gate, settings.on_denied, owns_store)
 
 
-def _review(rules: RuleSet, proxies: Proxies, *, identifies: bool) -> None:
+def _review(rules: RuleSet, proxies: TrustedProxies, *, identifies: bool) -> None:
     """Tell what is odd about who is trusted, and about the rules as a whole."""
     for internet in proxies.trust_everybody:
         Diagnosis.TRUSTS_ALL.log(internet)

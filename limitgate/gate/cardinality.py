@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from limitgate.algorithms import gcra
 from limitgate.diagnostics import Diagnosis, Once
 from limitgate.forking import begin_anew_in_children
-from limitgate.limits.bucket import windows_of
+from limitgate.limits.bucket import bucket_of
 from limitgate.limits.limit import Limit
 
 V = TypeVar("V")
@@ -57,7 +57,7 @@ class Latest(Generic[V]):
         self._younger[key] = value
 
 
-class Newcomers:
+class CardinalityGuard:
     """Lets each source open at most ``most`` buckets in any minute. ``clock`` is monotonic, in seconds.
 
     Counted by GCRA: half of them may come at once, the others are earned over the minute, so that in no minute there are more
@@ -66,7 +66,7 @@ class Newcomers:
 
     def __init__(self, most: int, clock: Callable[[], float]) -> None:
         rate = (most + 1) // 2
-        self._windows = windows_of(Limit(f"{rate}/minute", burst=most - rate + 1))
+        self._windows = bucket_of(Limit(f"{rate}/minute", burst=most - rate + 1))
         self._most = most
         self._clock = clock
         self._known: Latest[bool] = Latest(BUCKETS)

@@ -1,7 +1,7 @@
 """What is done by asking a store, written once for code that awaits and code that does not.
 
 Steps are a generator: it yields what it wants to know from the store, is sent the readings, or thrown the store's errors, and
-returns what came of it. `take` and `atake` walk through them; they differ in one thing, whether asking is awaited.
+returns what came of it. `take` and `arun` walk through them; they differ in one thing, whether asking is awaited.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from limitgate.limits.plan import Plan, Reading
 from limitgate.stores import AsyncStore, SyncStore
 
 T = TypeVar("T")
-Steps = Generator[tuple[Plan, float], Reading, T]
+Flow = Generator[tuple[Plan, float], Reading, T]
 """Yields plans and how long to wait for the store, in seconds."""
 
 
@@ -48,7 +48,7 @@ class Budget:
         self.left -= outcome.waited if self._is_measured else time.monotonic() - began
 
 
-def take(store: SyncStore, steps: Steps[T], budget: Budget | None = None) -> T:
+def run(store: SyncStore, steps: Flow[T], budget: Budget | None = None) -> T:
     """What comes of some steps, by a `SyncStore`, within a budget. Where it is interrupted they are closed."""
     budget = budget or Budget(math.inf, measured=True)
     try:
@@ -70,7 +70,7 @@ def take(store: SyncStore, steps: Steps[T], budget: Budget | None = None) -> T:
         steps.close()
 
 
-async def atake(store: AsyncStore, steps: Steps[T], budget: Budget | None = None) -> T:
+async def arun(store: AsyncStore, steps: Flow[T], budget: Budget | None = None) -> T:
     """What comes of some steps, by an `AsyncStore`, within a budget. Where it is cancelled they are closed."""
     budget = budget or Budget(math.inf, measured=True)
     try:

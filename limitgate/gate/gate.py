@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 
 from limitgate.diagnostics import Diagnosis
 from limitgate.errors import StoreError
-from limitgate.gate.admission import Taken, Turn, Visit, Wrong
+from limitgate.gate.admission import Admission, Booking, Charged, Refund
 from limitgate.gate.fallback import Fallback
-from limitgate.gate.flow import Budget, Steps, T, atake, measures_silence, take
-from limitgate.gate.planner import Asked, Considered, Planner
-from limitgate.gate.slot_keeper import Holding
-from limitgate.gate.wait_queue import Lines, booked, sleep_until
+from limitgate.gate.flow import Budget, Flow, T, arun, measures_silence, run
+from limitgate.gate.planner import ExtraRule, Planner, RequestPlan
+from limitgate.gate.slot_keeper import SlotKeeper
+from limitgate.gate.wait_queue import WaitQueues, booked, sleep_until
 from limitgate.http.request import Request
 from limitgate.http.response import Refusal, rate_fields, refusal, unavailable
 from limitgate.limits.decision import Decision, decide, joined, undecided
 from limitgate.limits.plan import Charge, Plan, Reading
-from limitgate.limits.refund import correction
+from limitgate.limits.refund import refund
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING
 from limitgate.rules.rule import OnError
@@ -40,13 +40,13 @@ AGAIN = 60.0
 Identify = Callable[[Request], Caller | Awaitable[Caller | None] | None]
 
 
-class Ruling(NamedTuple):
+class Verdict(NamedTuple):
     """What was decided about some rules."""
 
     decision: Decision
     now: int | None
     """The clock that it goes by, Unix µs; None if nobody was asked."""
-    taken: tuple[Taken, ...]
+    charged: tuple[Charged, ...]
 
     @property
     def refusal(self) -> Refusal | None:
@@ -92,107 +92,109 @@ class Gate:
         self._identify = identify
         self._compare_clocks = compare_clocks
         self._fallback = Fallback(on_error, processes)
-        self._holding = Holding(store, timeout)
+        self._slot_keeper = SlotKeeper(store, timeout)
         self._failing, self._failed = False, 0.0
         self._said_overloaded = -AGAIN
         self._under_way: set[asyncio.Future[Any]] = set()
-        self._lines = Lines()
+        self._wait_queues = WaitQueues()
 
     @property
     def overflowed(self) -> int:
         """How many times a request shared its source's overflow bucket, as the source had opened too many others."""
         return self._planner.newcomers.overflowed if self._planner.newcomers else 0
 
-    def check(self, request: Request) -> Visit:
+    def check(self, request: Request) -> Admission:
         """What becomes of a request, by a `SyncStore`, once its turn has come."""
         identified = self._identified(request)
         if identified is not None and isawaitable(identified):
             getattr(identified, "close", bool)()  # else the coroutine would warn, too, that nobody awaited it
             raise TypeError("identify is async, expected a plain function under WSGI")
-        visit, considered = self._visit(request, identified)
-        if considered.plan is not None:
+        admission, request_plan = self._admission(request, identified)
+        if request_plan.plan is not None:
             began = time.monotonic()
             try:
-                reading: Reading = self.store.spend(considered.plan, self._timeout)
+                reading: Reading = self.store.spend(request_plan.plan, self._timeout)
             except StoreError as error:
-                visit.budget.spend(error, began)
-                visit.turn = self._follow(visit, take(self.store, self._without_store(considered, error), visit.budget))
-                self._give_back_if_refused(visit)
+                admission.budget.spend(error, began)
+                admission.booking = self._follow(
+                    admission, run(self.store, self._without_store(request_plan, error), admission.budget)
+                )
+                self._give_back_if_refused(admission)
             except BaseException:
-                self._doubt(considered.plan)
+                self._release_later(request_plan.plan)
                 raise
             else:
-                visit.budget.spend(reading, began)
-                self._admit(visit, considered, considered.plan, reading)
-            if visit.turn is not None:
-                self._turn(visit, visit.turn)
-        return visit
+                admission.budget.spend(reading, began)
+                self._admit(admission, request_plan, request_plan.plan, reading)
+            if admission.booking is not None:
+                self._wait(admission, admission.booking)
+        return admission
 
-    async def acheck(self, request: Request) -> Visit:
+    async def acheck(self, request: Request) -> Admission:
         """What becomes of a request, by an `AsyncStore`; ``identify`` may be async. Its turn is for `aturn`."""
         identified = self._identified(request)
         if identified is not None and isawaitable(identified):
             identified = await identified
-        visit, considered = self._visit(request, identified)
-        if considered.plan is not None:
+        admission, request_plan = self._admission(request, identified)
+        if request_plan.plan is not None:
             began = time.monotonic()
             try:
-                reading: Reading = await self.store.aspend(considered.plan, self._timeout)
+                reading: Reading = await self.store.aspend(request_plan.plan, self._timeout)
             except StoreError as error:
-                visit.budget.spend(error, began)
-                steps = self._without_store(considered, error)
-                visit.turn = self._follow(visit, await atake(self.store, steps, visit.budget))
-                await self._agive_back_if_refused(visit)
+                admission.budget.spend(error, began)
+                steps = self._without_store(request_plan, error)
+                admission.booking = self._follow(admission, await arun(self.store, steps, admission.budget))
+                await self._agive_back_if_refused(admission)
             except BaseException:
-                self._doubt(considered.plan)
+                self._release_later(request_plan.plan)
                 raise
             else:
-                visit.budget.spend(reading, began)
-                self._admit(visit, considered, considered.plan, reading)
-        return visit
+                admission.budget.spend(reading, began)
+                self._admit(admission, request_plan, request_plan.plan, reading)
+        return admission
 
-    async def aturn(self, visit: Visit) -> bool:
+    async def await_booking(self, admission: Admission) -> bool:
         """Wait until the turn of a request comes. False if the client left before: then it is refused, and gives all back."""
-        return visit.turn is None or await self._aturn(visit, visit.turn)
+        return admission.booking is None or await self._await(admission, admission.booking)
 
-    def further(self, visit: Visit, asked: Sequence[Asked]) -> Decision | None:
+    def further(self, admission: Admission, asked: Sequence[ExtraRule]) -> Decision | None:
         """Weigh further rules while a request is under way; if one refuses, all that was taken for it is given back.
 
         The decision about the request as a whole, once its turn has come; None if no rule applies.
         """
-        turn = take(self.store, self._going_further(visit, asked), visit.budget)
+        turn = run(self.store, self._decide_further(admission, asked), admission.budget)
         if turn is not None:
-            self._turn(visit, turn)
-        self._give_back_if_refused(visit)
-        return visit.decision
+            self._wait(admission, turn)
+        self._give_back_if_refused(admission)
+        return admission.decision
 
-    async def afurther(self, visit: Visit, asked: Sequence[Asked]) -> Decision | None:
+    async def afurther(self, admission: Admission, asked: Sequence[ExtraRule]) -> Decision | None:
         """`further`, by an `AsyncStore`."""
-        budget = Budget(visit.budget.left, measured=self._is_measured)
-        turn = await atake(self.store, self._going_further(visit, asked), budget)
-        visit.budget.left = min(visit.budget.left, budget.left)  # others may have been asked at the same time
+        budget = Budget(admission.budget.left, measured=self._is_measured)
+        turn = await arun(self.store, self._decide_further(admission, asked), budget)
+        admission.budget.left = min(admission.budget.left, budget.left)  # others may have been asked at the same time
         if turn is not None:
-            await self._aturn(visit, turn)
-        await self._agive_back_if_refused(visit)
-        return visit.decision
+            await self._await(admission, turn)
+        await self._agive_back_if_refused(admission)
+        return admission.decision
 
-    def message(self, messages: Considered) -> asyncio.Future[Refusal | None]:
+    def message(self, messages: RequestPlan) -> asyncio.Future[Refusal | None]:
         """Charge a message over a WebSocket, by an `AsyncStore`, even if nobody waits for it; a refusal if it must not pass."""
-        return self._soon(self._hearing(messages), Budget(self._timeout, measured=self._is_measured))
+        return self._soon(self._decide_message(messages), Budget(self._timeout, measured=self._is_measured))
 
-    def settle(self, visit: Visit) -> None:
+    def settle(self, admission: Admission) -> None:
         """Correct what was charged for a request by its outcome and by what it turned out to cost, as far as that is known."""
-        take(self.store, self._correcting(visit.wrong()), visit.budget)
+        run(self.store, self._refund(admission.refunds()), admission.budget)
 
-    async def asettle(self, visit: Visit) -> None:
+    async def asettle(self, admission: Admission) -> None:
         """`settle`, by an `AsyncStore`; to the end, even if the request is cancelled meanwhile or cannot wait any longer."""
-        wrong = visit.wrong()
+        wrong = admission.refunds()
         if wrong:
-            await asyncio.wait([self._soon(self._correcting(wrong))], timeout=max(0.0, visit.budget.left))
+            await asyncio.wait([self._soon(self._refund(wrong))], timeout=max(0.0, admission.budget.left))
 
-    def settle_soon(self, visit: Visit) -> asyncio.Future[None]:
+    def settle_soon(self, admission: Admission) -> asyncio.Future[None]:
         """`settle`, by an `AsyncStore`, on the running event loop; done when the result is."""
-        return self._soon(self._correcting(visit.wrong()))
+        return self._soon(self._refund(admission.refunds()))
 
     async def aconnect(self) -> None:
         """Have the store connect in the background, if it is one that does."""
@@ -205,36 +207,36 @@ class Gate:
         if under_way := [each for each in list(self._under_way) if each.get_loop() is here]:
             await asyncio.wait(under_way)
 
-    def _turn(self, visit: Visit, turn: Turn) -> None:
+    def _wait(self, admission: Admission, turn: Booking) -> None:
         """Wait for a turn in this thread. It is given back if the thread is interrupted, by a signal's handler or by gevent."""
-        visit.turn = None
+        admission.booking = None
         try:
             sleep_until(turn)
         except BaseException:
-            visit.had_turn(turn, stays=False)
-            self.settle(visit)
+            admission.booking_ended(turn, stays=False)
+            self.settle(admission)
             raise
-        visit.had_turn(turn, stays=True)
+        admission.booking_ended(turn, stays=True)
 
-    async def _aturn(self, visit: Visit, turn: Turn) -> bool:
+    async def _await(self, admission: Admission, turn: Booking) -> bool:
         """Wait for a turn, on the event loop; whether it has come. If not the request is undone, also where it is cancelled."""
-        visit.turn = None
-        place = self._lines.join(turn)
+        admission.booking = None
+        place = self._wait_queues.join(turn)
         try:
-            stays: bool = await visit.listener.stays_until(place) if visit.listener else bool(await place)
+            stays: bool = await admission.listener.stays_until(place) if admission.listener else bool(await place)
         except BaseException as error:
-            visit.had_turn(self._lines.leave(turn, place), stays=False)
+            admission.booking_ended(self._wait_queues.leave(turn, place), stays=False)
             if isinstance(error, GeneratorExit):  # the event loop is gone, and nothing can be awaited any more
-                visit.abandon()
+                admission.abandon()
             else:
-                await self.asettle(visit)
+                await self.asettle(admission)
             raise
-        visit.had_turn(self._lines.leave(turn, place), stays=stays)
+        admission.booking_ended(self._wait_queues.leave(turn, place), stays=stays)
         return stays
 
-    def _soon(self, steps: Steps[T], budget: Budget | None = None) -> asyncio.Future[T]:
+    def _soon(self, steps: Flow[T], budget: Budget | None = None) -> asyncio.Future[T]:
         """What comes of some steps, on the running event loop; taken to their end, whoever waits for them."""
-        taking = asyncio.ensure_future(atake(self.store, steps, budget))
+        taking = asyncio.ensure_future(arun(self.store, steps, budget))
         self._under_way.add(taking)
         taking.add_done_callback(self._under_way.discard)
         return taking
@@ -243,119 +245,119 @@ class Gate:
         request.resolve_client_with(self._client_of)
         return self._identify(request) if self._identify else None
 
-    def _visit(self, request: Request, identified: Caller | None) -> tuple[Visit, Considered]:
-        considered = self._planner.plan(request, identified)
-        visit = Visit(self, request, identified, considered.seen, Budget(self._timeout, measured=self._is_measured))
-        if considered.messages is not None:
-            visit.messages = considered.messages
-        return visit, considered
+    def _admission(self, request: Request, identified: Caller | None) -> tuple[Admission, RequestPlan]:
+        request_plan = self._planner.plan(request, identified)
+        admission = Admission(self, request, identified, request_plan.seen, Budget(self._timeout, measured=self._is_measured))
+        if request_plan.messages is not None:
+            admission.messages = request_plan.messages
+        return admission, request_plan
 
-    def _admit(self, visit: Visit, considered: Considered, plan: Plan, reading: Reading) -> None:
+    def _admit(self, admission: Admission, request_plan: RequestPlan, plan: Plan, reading: Reading) -> None:
         """What becomes of a request that comes, by what the store said: the short way, which almost all of them go."""
         self._note_answer(reading)
-        visit.decision = decision = decide(plan, reading, visit.settlement)
-        visit.fields = rate_fields(self._styles, decision, reading.now)
+        admission.decision = decision = decide(plan, reading, admission.settlement)
+        admission.fields = rate_fields(self._styles, decision, reading.now)
         if decision.allowed:
-            visit.taken = (Taken(considered, plan, reading),)
-            visit.is_by_outcome = considered.is_by_outcome
-            if considered.has_slots:
-                self._hold(visit, visit.taken)
+            admission.charged = (Charged(request_plan, plan, reading),)
+            admission.is_by_outcome = request_plan.is_by_outcome
+            if request_plan.has_slots:
+                self._hold(admission, admission.charged)
             if decision.delay:
-                visit.taken, visit.turn = booked(visit.taken, reading.now, decision.delay)
+                admission.charged, admission.booking = booked(admission.charged, reading.now, decision.delay)
         else:
-            visit.refusal = refusal(decision)
+            admission.refusal = refusal(decision)
 
-    def _going_further(self, visit: Visit, asked: Sequence[Asked]) -> Steps[Turn | None]:
-        if visit.seen is EVERYTHING or visit.refusal is not None:
+    def _decide_further(self, admission: Admission, asked: Sequence[ExtraRule]) -> Flow[Booking | None]:
+        if admission.seen is EVERYTHING or admission.refusal is not None:
             return None  # this request is exempt, or somebody has refused it already
-        if visit.settlement.is_over:
+        if admission.settlement.is_over:
             raise RuntimeError("further limits were asked for when the request was over, expected it before")
-        considered = self._planner.further(visit.request, visit.identified, asked)
-        if considered.plan is not None:
-            return self._follow(visit, (yield from self._weighing(considered, considered.plan)))
+        request_plan = self._planner.further(admission.request, admission.identified, asked)
+        if request_plan.plan is not None:
+            return self._follow(admission, (yield from self._decide(request_plan, request_plan.plan)))
         return None
 
-    def _hearing(self, messages: Considered) -> Steps[Refusal | None]:
+    def _decide_message(self, messages: RequestPlan) -> Flow[Refusal | None]:
         if messages.plan is None:
             return None
-        ruling = yield from self._weighing(messages, messages.plan)
+        ruling = yield from self._decide(messages, messages.plan)
         if ruling.refusal is not None:
-            yield from self._correcting([Wrong(taken, [0] * len(taken.plan.charges)) for taken in ruling.taken])
+            yield from self._refund([Refund(taken, [0] * len(taken.plan.charges)) for taken in ruling.charged])
         return ruling.refusal
 
-    def _weighing(self, considered: Considered, plan: Plan) -> Steps[Ruling]:
+    def _decide(self, request_plan: RequestPlan, plan: Plan) -> Flow[Verdict]:
         """Ask the store, and if it fails decide without it."""
         try:
             reading = yield plan, self._timeout
         except StoreError as error:
-            return (yield from self._without_store(considered, error))
+            return (yield from self._without_store(request_plan, error))
         except GeneratorExit:  # the request was cancelled
-            self._doubt(plan)
+            self._release_later(plan)
             raise
         self._note_answer(reading)
-        return Ruling(decide(plan, reading), reading.now, (Taken(considered, plan, reading),) if reading.admitted else ())
+        return Verdict(decide(plan, reading), reading.now, (Charged(request_plan, plan, reading),) if reading.admitted else ())
 
-    def _without_store(self, considered: Considered, error: StoreError) -> Steps[Ruling]:
+    def _without_store(self, request_plan: RequestPlan, error: StoreError) -> Flow[Verdict]:
         """Decide without the store, or without a part of it."""
         self._note_failure(error)
-        self._doubt(considered.plan, error.keys)
-        resort = self._fallback.without(considered, error)
+        self._release_later(request_plan.plan, error.keys)
+        resort = self._fallback.without(request_plan, error)
         if resort.rest is not None:
             try:
                 reading = yield resort.rest, self._timeout
-                resort = self._fallback.with_rest(considered, resort, reading)
+                resort = self._fallback.with_rest(request_plan, resort, reading)
             except GeneratorExit:  # the request was cancelled
-                self._doubt(considered.plan)
+                self._release_later(request_plan.plan)
                 raise
             except StoreError as further:
-                self._doubt(resort.rest, further.keys)
-                resort = self._fallback.without(considered, further, wholly=True)
-        return Ruling(resort.decision or undecided(allowed=False), resort.now, resort.taken)
+                self._release_later(resort.rest, further.keys)
+                resort = self._fallback.without(request_plan, further, wholly=True)
+        return Verdict(resort.decision or undecided(allowed=False), resort.now, resort.charged)
 
-    def _follow(self, visit: Visit, ruling: Ruling) -> Turn | None:
+    def _follow(self, admission: Admission, ruling: Verdict) -> Booking | None:
         """Let a ruling have its effect on a visit, and what it has to wait for then.
 
         A refusal stands: what is taken for the request then goes back.
         """
-        decision, taken, turn = ruling.decision, ruling.taken, None
-        if any(each.considered.has_slots for each in taken):
-            self._hold(visit, taken)
-        if decision.delay and ruling.now is not None and visit.refusal is None:
+        decision, taken, turn = ruling.decision, ruling.charged, None
+        if any(each.request_plan.has_slots for each in taken):
+            self._hold(admission, taken)
+        if decision.delay and ruling.now is not None and admission.refusal is None:
             taken, turn = booked(taken, ruling.now, decision.delay)
-        visit.taken += taken
-        visit.is_by_outcome |= any(taken.considered.is_by_outcome for taken in ruling.taken)
-        if visit.refusal is not None:  # by a limit that was asked at the same time
+        admission.charged += taken
+        admission.is_by_outcome |= any(taken.request_plan.is_by_outcome for taken in ruling.charged)
+        if admission.refusal is not None:  # by a limit that was asked at the same time
             return None
         if not decision.allowed:
-            visit.refusal = ruling.refusal
-        elif visit.decision is not None:
-            decision = joined(visit.decision, decision)
-        visit.decision = decision._replace(settlement=visit.settlement)
+            admission.refusal = ruling.refusal
+        elif admission.decision is not None:
+            decision = joined(admission.decision, decision)
+        admission.decision = decision._replace(settlement=admission.settlement)
         if ruling.now is not None:
-            visit.fields = rate_fields(self._styles, decision, ruling.now)
+            admission.fields = rate_fields(self._styles, decision, ruling.now)
         elif not decision.allowed:
-            visit.fields = []
+            admission.fields = []
         return turn
 
-    def _give_back_if_refused(self, visit: Visit) -> None:
-        if visit.has_to_give_back:
-            self.settle(visit)
+    def _give_back_if_refused(self, admission: Admission) -> None:
+        if admission.has_to_give_back:
+            self.settle(admission)
 
-    async def _agive_back_if_refused(self, visit: Visit) -> None:
-        if visit.has_to_give_back:
-            await self.asettle(visit)
+    async def _agive_back_if_refused(self, admission: Admission) -> None:
+        if admission.has_to_give_back:
+            await self.asettle(admission)
 
-    def _correcting(self, wrong: Sequence[Wrong]) -> Steps[None]:
+    def _refund(self, wrong: Sequence[Refund]) -> Flow[None]:
         """See to it that everything was charged as it should have been. Where the store fails, it stays as it is."""
         charges: list[Charge] = []
         slots: list[Charge] = []
         for taken, costs in wrong:
-            plan = correction(taken.plan, taken.reading, costs)
-            if taken.considered.has_slots:
+            plan = refund(taken.plan, taken.reading, costs)
+            if taken.request_plan.has_slots:
                 over = [charge for charge, cost in zip(taken.plan.charges, costs) if not cost]
-                self._holding_of(taken).let_go(over)
-                slots += [] if taken.here else over
-            if taken.here:
+                self._slot_keeper_of(taken).release(over)
+                slots += [] if taken.is_local else over
+            if taken.is_local:
                 self._fallback.correct(plan)
             else:
                 charges += plan.charges
@@ -365,25 +367,25 @@ class Gate:
             except StoreError as error:
                 self.uncorrected += 1
                 self._note_failure(error)
-                self._holding.doubt(slots)
+                self._slot_keeper.release_later(slots)
             except GeneratorExit:  # whoever gave back was interrupted
-                self._holding.doubt(slots)
+                self._slot_keeper.release_later(slots)
                 raise
 
-    def _hold(self, visit: Visit, taken: Sequence[Taken]) -> None:
+    def _hold(self, admission: Admission, taken: Sequence[Charged]) -> None:
         """Keep the slots that were taken for a request, until they are given back."""
-        visit.has_slots = True
+        admission.has_slots = True
         for each in taken:
             read = zip(each.plan.charges, each.reading.after)
-            self._holding_of(each).hold([charge for charge, then in read if then is not None], visit)
+            self._slot_keeper_of(each).hold([charge for charge, then in read if then is not None], admission)
 
-    def _holding_of(self, taken: Taken) -> Holding:
-        return self._fallback.holding if taken.here else self._holding
+    def _slot_keeper_of(self, taken: Charged) -> SlotKeeper:
+        return self._fallback.holding if taken.is_local else self._slot_keeper
 
-    def _doubt(self, plan: Plan | None, keys: frozenset[str] = frozenset()) -> None:
+    def _release_later(self, plan: Plan | None, keys: frozenset[str] = frozenset()) -> None:
         """What nobody has heard of may have been done all the same; in these buckets, or in all."""
         charges = plan.charges if plan else ()
-        self._holding.doubt([charge for charge in charges if not keys or charge.key in keys])
+        self._slot_keeper.release_later([charge for charge in charges if not keys or charge.key in keys])
 
     def _note_answer(self, reading: Reading) -> None:
         if self._failing and getattr(self.store, "healthy", True) and time.monotonic() - self._failed > CALM:

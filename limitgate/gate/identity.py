@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 
-from limitgate.http.client_ip import Proxies, grouped
+from limitgate.http.client_ip import TrustedProxies, grouped
 from limitgate.http.request import Request
 from limitgate.limits.priority import NORMAL, Priority
 from limitgate.rules.callers import DEFAULT_TIER, Caller, Callers
@@ -63,7 +63,7 @@ class Identities:
     def __init__(
         self,
         callers: Callers,
-        proxies: Proxies,
+        proxies: TrustedProxies,
         tiers: Container[str],
         *,
         identifies: bool,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import ConfigError
-from limitgate.gate.cardinality import Newcomers
+from limitgate.gate.cardinality import CardinalityGuard
 from limitgate.gate.identity import Identities, Subject
 from limitgate.http.paths import PathIndex, Reach, beyond, segments
 from limitgate.http.request import Request
@@ -30,11 +30,11 @@ _LONG = 250
 """Characters for each key of a plan from which on it is not remembered: clients choose them."""
 
 
-Ask = tuple[str, int, Priority]
+ChargeSpec = tuple[str, int, Priority]
 """What a request asks of a rule: the text of its bucket's key, the cost, and the priority where that matters, else normal."""
 
 
-class Bound:
+class CompiledRule:
     """A rule made ready: its key compiled, its windows at hand."""
 
     __slots__ = (
@@ -46,7 +46,7 @@ class Bound:
         "_newcomers",
         "_owner",
         "_prefix",
-        "binding",
+        "enforced",
         "rule",
     )
 
@@ -58,7 +58,7 @@ class Bound:
         key_prefix: str,
         secret: bytes,
         shadow: bool,
-        newcomers: Newcomers | None,
+        newcomers: CardinalityGuard | None,
         inventable: Callable[[str], bool],
     ) -> None:
         self.rule = rule
@@ -66,13 +66,13 @@ class Bound:
         self._key = Key(rule.key, self._owner, rule.path, secret, inventable)
         self._newcomers = newcomers
         self._is_inventable = self._key.is_inventable
-        self.binding = not (shadow or rule.shadow)
+        self.enforced = not (shadow or rule.shadow)
         self._prefix = f"{key_prefix}:{rule.name}:"
         self._ahead = rule.ahead
         self._cost = None if callable(rule.cost) else rule.cost
         self._is_graded = rule.reserve is not None
 
-    def ask(self, subject: Subject, values: Sequence[Value] = ()) -> Ask:
+    def spec(self, subject: Subject, values: Sequence[Value] = ()) -> ChargeSpec:
         """What a request of this subject asks of this rule."""
         cost = self.rule.cost_of(subject.request) if self._cost is None else self._cost
         text, is_inventable = self._key.text(subject), self._is_inventable
@@ -86,11 +86,11 @@ class Bound:
 
     def charges(self, text: str, cost: int, priority: Priority) -> list[Charge]:
         """The charges for what was asked, one for each bucket."""
-        key, binding, name = self._prefix + self._key.digest(text), self.binding, self.rule.name
+        key, binding, name = self._prefix + self._key.digest(text), self.enforced, self.rule.name
         buckets = [(each, min(cost, 1) if each.has_slots else cost) for each in self.rule.buckets_for(priority)]
-        return [Charge(key + windows.suffix, windows, cost, binding, name, ahead=self._ahead) for windows, cost in buckets]
+        return [Charge(key + bucket.suffix, bucket, cost, binding, name, max_wait_us=self._ahead) for bucket, cost in buckets]
 
-    def _opened(self, newcomers: Newcomers, text: str, subject: Subject, values: Sequence[Value]) -> str:
+    def _opened(self, newcomers: CardinalityGuard, text: str, subject: Subject, values: Sequence[Value]) -> str:
         """The text of a bucket that was not known; of its source's overflow bucket where that has opened too many."""
         bucket = self._owner, text
         is_given = any(value.is_inventable and value.text for value in values)
@@ -101,47 +101,52 @@ class Bound:
         return text if newcomers.open(bucket, source, self.rule.name) else overflow(source)
 
 
-Asked = tuple[Rule, Sequence[Value]]
+ExtraRule = tuple[Rule, Sequence[Value]]
 """A rule that is weighed while a request is under way, and the further parts of its key."""
 
 
-class Considered(NamedTuple):
+class RequestPlan(NamedTuple):
     """What the planner made of a request."""
 
     plan: Plan | None
     """None where no rule applies."""
-    bounds: Sequence[Bound]
+    compiled_rules: Sequence[CompiledRule]
     """The rules behind the plan's charges, in their order."""
     seen: Container[Mark]
     """The decorators that were taken into account."""
     is_by_outcome: bool = False
     """Whether a rule is charged by the outcome."""
-    messages: Considered | None = None
+    messages: RequestPlan | None = None
     """What each message over a WebSocket is to be charged, None for nothing."""
     has_slots: bool = False
     """Whether it takes places for requests in flight, which have to be given back."""
 
-    def named(self) -> Considered:
+    def named(self) -> RequestPlan:
         """The same with names for the slots that one request takes."""
         return self._replace(plan=self.plan.named()) if self.plan else self
 
 
-UNLIMITED = Considered(None, (), EVERYTHING)
+UNLIMITED = RequestPlan(None, (), EVERYTHING)
 """No rule applies, and none of the decorators either."""
 
 
-def _charging(bounds: tuple[Bound, ...], asked: tuple[Ask, ...]) -> Considered:
+def _charging(compiled_rules: tuple[CompiledRule, ...], asked: tuple[ChargeSpec, ...]) -> RequestPlan:
     """The plan that charges what is asked of each rule; made once for requests that ask the same."""
-    charges = [(bound, charge) for bound, ask in zip(bounds, asked) for charge in bound.charges(*ask)]
-    by_outcome = any(bound.rule.charge_if for bound in bounds)
-    has_slots = any(charge.windows.has_slots for _, charge in charges)
-    plan, bounds = Plan(tuple([charge for _, charge in charges])), tuple([bound for bound, _ in charges])
-    return Considered(plan, bounds, (), by_outcome, has_slots=has_slots)
+    charges = [
+        (compiled_rule, charge) for compiled_rule, ask in zip(compiled_rules, asked) for charge in compiled_rule.charges(*ask)
+    ]
+    by_outcome = any(compiled_rule.rule.charge_if for compiled_rule in compiled_rules)
+    has_slots = any(charge.bucket.has_slots for _, charge in charges)
+    plan, compiled_rules = (
+        Plan(tuple([charge for _, charge in charges])),
+        tuple([compiled_rule for compiled_rule, _ in charges]),
+    )
+    return RequestPlan(plan, compiled_rules, (), by_outcome, has_slots=has_slots)
 
 
-def _in_order(found: Iterable[tuple[int, Bound]]) -> list[Bound]:
+def _in_order(found: Iterable[tuple[int, CompiledRule]]) -> list[CompiledRule]:
     """Rules in the order of their places."""
-    return [bound for _, bound in sorted(found, key=itemgetter(0))]
+    return [compiled_rule for _, compiled_rule in sorted(found, key=itemgetter(0))]
 
 
 class Planner:
@@ -157,19 +162,24 @@ class Planner:
         secret: bytes,
         shadow: bool,
         strict: bool = False,
-        newcomers: Newcomers | None = None,
+        newcomers: CardinalityGuard | None = None,
     ) -> None:
         self.newcomers = newcomers
         """Counts the buckets that each source opens, None where nobody does."""
         self._routes = routes
         self._identities = identities
-        self._bind = partial(
-            Bound, key_prefix=key_prefix, secret=secret, shadow=shadow, newcomers=newcomers, inventable=self._is_inventable
+        self._compile = partial(
+            CompiledRule,
+            key_prefix=key_prefix,
+            secret=secret,
+            shadow=shadow,
+            newcomers=newcomers,
+            inventable=self._is_inventable,
         )
         self._rules_of = lru_cache(maxsize=_PATHS)(self._find_rules)
         most = max(map(len, rules.tiers.values()), default=0)
         self._remembered = lru_cache(maxsize=min(_PLANS, _CHARGES // (most + 1)))(_charging)
-        self._decorated: dict[int, Bound] = {}
+        self._decorated: dict[int, CompiledRule] = {}
         self._tiers = {tier: self._index(of_tier, exempt=False) for tier, of_tier in rules.tiers.items()}
         self._exempt = {tier: self._index(of_tier, exempt=True) for tier, of_tier in rules.tiers.items()}
         self._every = {tier: _in_order(index.values()) for tier, index in self._tiers.items()}
@@ -183,69 +193,72 @@ class Planner:
         for rule in every:
             self._review(rule)
 
-    def plan(self, request: Request, identified: Caller | None) -> Considered:
+    def plan(self, request: Request, identified: Caller | None) -> RequestPlan:
         """The plan for a request from the caller that ``identify`` found, if any."""
         if request.method == "OPTIONS" and request.is_preflight:
             return UNLIMITED
         subject = self._identities.subject(request, identified)
-        bounds = self._applying(subject.tier, request.method, request.sent, request.root)
-        if bounds is None:
+        compiled_rules = self._applying(subject.tier, request.method, request.sent, request.root)
+        if compiled_rules is None:
             return UNLIMITED
         marks: tuple[Mark, ...] = ()
-        if self._routes.decorated() or (self._asks_route and bounds):
+        if self._routes.decorated() or (self._asks_route and compiled_rules):
             route = self._routes.find(request)
             if route is not None:
                 subject.route, marks = route.template, route.marks
-                bounds += self._bound_marks(marks, request)
+                compiled_rules += self._compiled_marks(marks, request)
         if "exempt" in marks:
             return UNLIMITED
-        messages: tuple[Bound, ...] = ()
+        messages: tuple[CompiledRule, ...] = ()
         if self._count_messages or marks:
-            messages = tuple([bound for bound in bounds if bound.rule.per == "message"])
-            bounds = tuple([bound for bound in bounds if bound.rule.per == "request"])
-        considered = self._charged(bounds, subject) if bounds else Considered(None, (), marks)
+            messages = tuple([compiled_rule for compiled_rule in compiled_rules if compiled_rule.rule.per == "message"])
+            compiled_rules = tuple([compiled_rule for compiled_rule in compiled_rules if compiled_rule.rule.per == "request"])
+        request_plan = self._charged(compiled_rules, subject) if compiled_rules else RequestPlan(None, (), marks)
         if messages and request.is_websocket:
-            return considered._replace(seen=marks, messages=self._charged(messages, subject))
-        return considered._replace(seen=marks) if marks else considered
+            return request_plan._replace(seen=marks, messages=self._charged(messages, subject))
+        return request_plan._replace(seen=marks) if marks else request_plan
 
-    def further(self, request: Request, identified: Caller | None, asked: Sequence[Asked]) -> Considered:
+    def further(self, request: Request, identified: Caller | None, asked: Sequence[ExtraRule]) -> RequestPlan:
         """The plan for rules that are weighed while a request is under way."""
         subject = self._identities.subject(request, identified)
         applying = [(rule, values) for rule, values in asked if rule.applies_to(request.method)]
         if any(rule.key_asks("path") for rule, _ in applying):
             route = self._routes.find(request)
             subject.route = route.template if route else None
-        bounds = tuple([self._bound(rule) for rule, _ in applying])
-        if not bounds:
-            return Considered(None, (), ())
-        found = self._charging(bounds, [bound.ask(subject, values) for bound, (_, values) in zip(bounds, applying)])
+        compiled_rules = tuple([self._compiled(rule) for rule, _ in applying])
+        if not compiled_rules:
+            return RequestPlan(None, (), ())
+        found = self._charging(
+            compiled_rules,
+            [compiled_rule.spec(subject, values) for compiled_rule, (_, values) in zip(compiled_rules, applying)],
+        )
         return found.named() if found.has_slots else found
 
-    def _charged(self, bounds: tuple[Bound, ...], subject: Subject) -> Considered:
-        found = self._charging(bounds, [bound.ask(subject) for bound in bounds])
+    def _charged(self, compiled_rules: tuple[CompiledRule, ...], subject: Subject) -> RequestPlan:
+        found = self._charging(compiled_rules, [compiled_rule.spec(subject) for compiled_rule in compiled_rules])
         return found.named() if found.has_slots else found
 
-    def _charging(self, bounds: tuple[Bound, ...], asked: list[Ask]) -> Considered:
+    def _charging(self, compiled_rules: tuple[CompiledRule, ...], asked: list[ChargeSpec]) -> RequestPlan:
         """The plan that charges what is asked of each rule, remembered unless its keys are long."""
         length = 0
         for text, _, _ in asked:
             length += len(text)
-        return (self._remembered if length < _LONG * len(asked) else _charging)(bounds, tuple(asked))
+        return (self._remembered if length < _LONG * len(asked) else _charging)(compiled_rules, tuple(asked))
 
-    def _index(self, rules: Sequence[Rule], *, exempt: bool) -> PathIndex[tuple[int, Bound]]:
+    def _index(self, rules: Sequence[Rule], *, exempt: bool) -> PathIndex[tuple[int, CompiledRule]]:
         """The rules of a tier that are exempt, or those that are not, by path and with their places in the tier."""
-        index: PathIndex[tuple[int, Bound]] = PathIndex()
+        index: PathIndex[tuple[int, CompiledRule]] = PathIndex()
         for place, rule in enumerate(rules):
             if rule.exempt is exempt:
-                index.add(segments(rule.path), (place, self._bind(rule, "rule")))
+                index.add(segments(rule.path), (place, self._compile(rule, "rule")))
         return index
 
-    def _applying(self, tier: str, method: str, sent: str, root: str) -> tuple[Bound, ...] | None:
+    def _applying(self, tier: str, method: str, sent: str, root: str) -> tuple[CompiledRule, ...] | None:
         """The rules of a tier that apply to a path, in the order they were written; None where it is exempt."""
         find = self._rules_of if len(method) + len(sent) + len(root) <= _SHORT else self._find_rules
         return find(tier, method, sent, root)
 
-    def _find_rules(self, tier: str, method: str, sent: str, root: str) -> tuple[Bound, ...] | None:
+    def _find_rules(self, tier: str, method: str, sent: str, root: str) -> tuple[CompiledRule, ...] | None:
         paths = self._reach.readings(sent, root)
         if paths is None:
             return self._for_any_path(tier, method)
@@ -255,44 +268,44 @@ class Planner:
             return None
         return self._matching(tier, method, paths)
 
-    def _for_any_path(self, tier: str, method: str) -> tuple[Bound, ...]:
+    def _for_any_path(self, tier: str, method: str) -> tuple[CompiledRule, ...]:
         """All rules of a tier that are for a method, but for exempt ones: those of a path that may be any."""
-        return tuple([bound for bound in self._every[tier] if bound.rule.applies_to(method)])
+        return tuple([compiled_rule for compiled_rule in self._every[tier] if compiled_rule.rule.applies_to(method)])
 
     def _is_exempt(self, tier: str, method: str, paths: Sequence[str]) -> bool:
         """Whether exempt rules cover every reading of the path: one that may be read otherwise is not let off."""
         index = self._exempt[tier]
-        return all(any(bound.rule.applies_to(method) for _, bound in index.find(path)) for path in paths)
+        return all(any(compiled_rule.rule.applies_to(method) for _, compiled_rule in index.find(path)) for path in paths)
 
-    def _matching(self, tier: str, method: str, paths: Sequence[str]) -> tuple[Bound, ...]:
+    def _matching(self, tier: str, method: str, paths: Sequence[str]) -> tuple[CompiledRule, ...]:
         """The rules of a tier that apply to any reading of the path, in the order they were written."""
         index = self._tiers[tier]
         found = index.find(paths[0])
         for other in paths[1:]:
             found += [entry for entry in index.find(other) if entry not in found]
-        return tuple([bound for bound in _in_order(found) if bound.rule.applies_to(method)])
+        return tuple([compiled_rule for compiled_rule in _in_order(found) if compiled_rule.rule.applies_to(method)])
 
-    def _bound_marks(self, marks: Sequence[Mark], request: Request) -> tuple[Bound, ...]:
+    def _compiled_marks(self, marks: Sequence[Mark], request: Request) -> tuple[CompiledRule, ...]:
         """The decorators that apply to a request, but for those that a gate around this one has weighed for it."""
-        bounds: list[Bound] = []
+        compiled_rules: list[CompiledRule] = []
         seen = seen_by_gate.get() if request.passed_a_gate else None
         weighed = seen if isinstance(seen, tuple) else ()
         for rule in marks:
             if isinstance(rule, Rule) and rule.applies_to(request.method) and rule not in weighed:
                 if rule.per == "message" and not request.is_websocket:
                     raise ConfigError(f"limit {rule.name!r} is per message, expected it on a WebSocket endpoint only")
-                if any(bound.rule.name == rule.name for bound in bounds):
+                if any(compiled_rule.rule.name == rule.name for compiled_rule in compiled_rules):
                     raise ConfigError(f"limit {rule.name!r} applies twice to one request, expected different names")
-                bounds.append(self._bound(rule))
-        return tuple(bounds)
+                compiled_rules.append(self._compiled(rule))
+        return tuple(compiled_rules)
 
-    def _bound(self, rule: Rule) -> Bound:
+    def _compiled(self, rule: Rule) -> CompiledRule:
         """A rule that is not from the rule set, made ready when it is first met."""
-        bound = self._decorated.get(id(rule))
-        if bound is None:
-            bound = self._decorated[id(rule)] = self._bind(rule, "limit")
+        compiled_rule = self._decorated.get(id(rule))
+        if compiled_rule is None:
+            compiled_rule = self._decorated[id(rule)] = self._compile(rule, "limit")
             self._review(rule)
-        return bound
+        return compiled_rule
 
     def _is_inventable(self, label: str) -> bool:
         """Whether a client may make up values of a key's part. Methods are no such part: invented ones are all one."""

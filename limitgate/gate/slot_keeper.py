@@ -23,8 +23,8 @@ from weakref import WeakSet, ref
 from limitgate.algorithms import concurrency
 from limitgate.errors import StoreError
 from limitgate.forking import begin_anew_in_children
-from limitgate.gate.flow import Steps, atake, take
-from limitgate.limits.plan import Charge, Lease, Plan, Reading
+from limitgate.gate.flow import Flow, arun, run
+from limitgate.limits.plan import Adjustment, Charge, Plan, Reading
 from limitgate.own_errors import own_error, survived
 from limitgate.stores.redis.aio.loop_end import begin
 from limitgate.stores.redis.replies import calls_of
@@ -57,8 +57,8 @@ class _Doubt(NamedTuple):
 class _Keeper:
     """What is held in one event loop, or by all threads. Safe for threads."""
 
-    def __init__(self, holding: Holding) -> None:
-        self.holding = holding
+    def __init__(self, slot_keeper: SlotKeeper) -> None:
+        self.holding = slot_keeper
         self.held: dict[int, _Held] = {}
         """By the names of the slots."""
         self.doubts: dict[tuple[str, int], _Doubt] = {}
@@ -89,7 +89,7 @@ class _Keeper:
         if charges:
             self._ring_in(AGAIN)
 
-    def renewing(self) -> Steps[None]:
+    def renewing(self) -> Flow[None]:
         """Renew all that is held, and give back what is to be given back. What fails is tried again soon."""
         for slot, (charges, holder) in self.held.copy().items():
             if holder() is None and self.let_go(slot):
@@ -107,13 +107,13 @@ class _Keeper:
         if not self.is_idle:
             self._ring_in(AGAIN if failed else RENEW)
 
-    def ending(self) -> Steps[None]:
+    def ending(self) -> Flow[None]:
         """Give back all that is held: nobody will renew it."""
         held = [self.held.pop(slot, None) for slot in list(self.held)]
         charges = [_given_back(charge) for each in held if each is not None for charge in each.charges]
         yield from self._sending([*charges, *[doubt.charge for doubt in list(self.doubts.values())]])
 
-    def _sending(self, charges: Sequence[Charge]) -> Steps[bool]:
+    def _sending(self, charges: Sequence[Charge]) -> Flow[bool]:
         """Send charges that put something right; whether that has failed for some."""
         failed = False
         for together in calls_of([Plan((charge,), "peek") for charge in charges]):
@@ -128,7 +128,7 @@ class _Keeper:
 
     def _note(self, plan: Plan, reading: Reading) -> None:
         for charge, [state] in zip(plan.charges, reading.states):
-            gives_back = charge.lease is not None and charge.lease.back[0] > 0
+            gives_back = charge.adjustment is not None and charge.adjustment.back[0] > 0
             if gives_back:
                 self.doubts.pop((charge.key, charge.slot), None)
             elif not state.places(charge.slot):
@@ -158,8 +158,8 @@ class _Keeper:
 class _InLoop(_Keeper):
     """What is held in one event loop: a timer, and when it rings a task."""
 
-    def __init__(self, holding: Holding, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(holding)
+    def __init__(self, slot_keeper: SlotKeeper, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(slot_keeper)
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -184,7 +184,7 @@ class _InLoop(_Keeper):
 
     async def _renew(self) -> None:
         try:
-            await atake(self.holding.store, self.renewing())
+            await arun(self.holding.store, self.renewing())
         except Exception as error:  # noqa: BLE001 - what is held must go on being renewed
             self.renewal_failed(error)
 
@@ -197,8 +197,8 @@ class _InLoop(_Keeper):
 class _InThreads(_Keeper):
     """What is held by threads: a thread of its own renews it, and ends when it finds that nothing is held any more."""
 
-    def __init__(self, holding: Holding) -> None:
-        super().__init__(holding)
+    def __init__(self, slot_keeper: SlotKeeper) -> None:
+        super().__init__(slot_keeper)
         self._lock = threading.RLock()
         self._bell: SimpleQueue[None] = SimpleQueue()
         """Wakes the thread; a queue, as that is what finalizers may put something into."""
@@ -237,7 +237,7 @@ class _InThreads(_Keeper):
 
     def _renew(self) -> None:
         try:
-            take(self.holding.store, self.renewing())
+            run(self.holding.store, self.renewing())
         except Exception as error:  # noqa: BLE001 - what is held must go on being renewed
             self.renewal_failed(error)
 
@@ -261,7 +261,7 @@ class _InThreads(_Keeper):
             return max(0.0, self.rings_at - time.monotonic())
 
 
-class Holding:
+class SlotKeeper:
     """What this process holds in a store, an `AsyncStore` where an event loop runs, a `SyncStore` elsewhere.
 
     ``timeout`` is in seconds, for each call. Nothing is ever raised: what cannot be renewed or given back ends by itself.
@@ -290,7 +290,7 @@ class Holding:
         if slots := _slots(charges):
             self._here().hold(slots, holder)
 
-    def let_go(self, charges: Sequence[Charge]) -> None:
+    def release(self, charges: Sequence[Charge]) -> None:
         """Renew the slots among charges no longer: they are about to be given back."""
         for charge in _slots(charges):
             for keeper in self._keepers():
@@ -305,7 +305,7 @@ class Holding:
                 if charge.slot in keeper.held:
                     keeper.hasten()
 
-    def doubt(self, charges: Sequence[Charge]) -> None:
+    def release_later(self, charges: Sequence[Charge]) -> None:
         """Give the slots among charges back soon: they may be taken, for all that is known, but nobody holds them."""
         if slots := _slots(charges):
             self._here().doubt(slots)
@@ -314,7 +314,7 @@ class Holding:
         """Give back what threads hold: the process ends."""
         if hasattr(self.store, "spend"):
             with survived():
-                take(self.store, self._in_threads.ending())
+                run(self.store, self._in_threads.ending())
 
     def note_lost(self) -> None:
         """A slot was not renewed in time, and is not to be had any more."""
@@ -343,13 +343,13 @@ class Holding:
         return keeper
 
 
-_all: WeakSet[Holding] = WeakSet()
+_all: WeakSet[SlotKeeper] = WeakSet()
 
 
 @atexit.register
 def _end() -> None:
-    for holding in list(_all):
-        holding.end()
+    for slot_keeper in list(_all):
+        slot_keeper.end()
 
 
 def _slots(charges: Sequence[Charge]) -> list[Charge]:
@@ -358,9 +358,9 @@ def _slots(charges: Sequence[Charge]) -> list[Charge]:
 
 def _given_back(charge: Charge) -> Charge:
     """What gives a slot back."""
-    return charge._replace(cost=0, binding=False, lease=Lease(0, 0, [charge.cost], [charge.slot]))
+    return charge._replace(cost=0, enforced=False, adjustment=Adjustment(0, 0, [charge.cost], [charge.slot]))
 
 
 def _renewed(charge: Charge) -> Charge:
     """What renews a slot."""
-    return charge._replace(cost=0, binding=False, lease=Lease(0, 0, [-charge.cost], [charge.slot]))
+    return charge._replace(cost=0, enforced=False, adjustment=Adjustment(0, 0, [-charge.cost], [charge.slot]))

@@ -12,26 +12,26 @@ from bisect import insort
 from operator import attrgetter
 from time import monotonic, sleep
 
-from limitgate.gate.admission import Taken, Turn
+from limitgate.gate.admission import Booking, Charged
 from limitgate.limits.decision import is_booked
 from limitgate.limits.plan import Plan
 
-Place = asyncio.Future[Turn]
+Place = asyncio.Future[Booking]
 """Somebody's place in a line; done when it is called, with a turn."""
 
 SHORTEST = 0.001
 """Seconds of the shortest timer: no event loop has finer ones, and one that rings a bit early is set again."""
 
 
-def booked(taken: tuple[Taken, ...], now: int, delay: float) -> tuple[tuple[Taken, ...], Turn]:
+def booked(taken: tuple[Charged, ...], now: int, delay: float) -> tuple[tuple[Charged, ...], Booking]:
     """The turn that comes so many seconds after a store's clock, which has just been heard, and what else was taken."""
     turns = [_part(each, ahead=True) for each in taken]
     rest = [_part(each, ahead=False) for each in taken]
-    turn = Turn(now + round(delay * 1_000_000), monotonic() + delay, tuple([part for part in turns if part.plan.charges]))
+    turn = Booking(now + round(delay * 1_000_000), monotonic() + delay, tuple([part for part in turns if part.plan.charges]))
     return tuple([part for part in rest if part.plan.charges]), turn
 
 
-def _part(taken: Taken, *, ahead: bool) -> Taken:
+def _part(taken: Charged, *, ahead: bool) -> Charged:
     """Of something that was taken, what was booked ahead, or what was not."""
     read = zip(taken.plan.charges, taken.reading.states, taken.reading.after)
     found = [each for each in read if is_booked(each[0], each[1]) is ahead]
@@ -39,13 +39,13 @@ def _part(taken: Taken, *, ahead: bool) -> Taken:
     return taken._replace(plan=Plan(tuple([charge for charge, _, _ in found])), reading=reading)
 
 
-def sleep_until(turn: Turn) -> None:
+def sleep_until(turn: Booking) -> None:
     """Wait in this thread."""
     while (left := turn.at - monotonic()) > 0:
         sleep(left)
 
 
-class Lines:
+class WaitQueues:
     """The lines of a gate: one for all turns in the same buckets, at the same cost, that are waited for on one event loop."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Lines:
         """How many lines there are."""
         return sum(map(len, list(self._lines.values())))
 
-    def join(self, turn: Turn) -> Place:
+    def join(self, turn: Booking) -> Place:
         """Wait on the running event loop."""
         loop, kind = asyncio.get_running_loop(), _kind(turn)
         lines = self._lines.get(loop)
@@ -68,7 +68,7 @@ class Lines:
             line = lines[kind] = _Line()
         return line.join(turn)
 
-    def leave(self, turn: Turn, place: Place) -> Turn:
+    def leave(self, turn: Booking, place: Place) -> Booking:
         """Wait no more, having been called or not: the turn that was this request's, or that nobody needs any more."""
         loop, kind = place.get_loop(), _kind(turn)
         lines = self._lines.get(loop, {})
@@ -81,8 +81,8 @@ class Lines:
             del lines[kind]
             if not lines:
                 self._lines.pop(loop, None)
-        both = zip(turn.taken, given.taken)
-        return given._replace(taken=tuple([mine._replace(plan=each.plan, reading=each.reading) for mine, each in both]))
+        both = zip(turn.charged, given.charged)
+        return given._replace(charged=tuple([mine._replace(plan=each.plan, reading=each.reading) for mine, each in both]))
 
 
 class _Line:
@@ -90,10 +90,10 @@ class _Line:
 
     def __init__(self) -> None:
         self.waiting: dict[Place, None] = {}
-        self._turns: list[Turn] = []
+        self._turns: list[Booking] = []
         self._timer: asyncio.TimerHandle | None = None
 
-    def join(self, turn: Turn) -> Place:
+    def join(self, turn: Booking) -> Place:
         """Wait, too."""
         place: Place = asyncio.get_running_loop().create_future()
         self.waiting[place] = None
@@ -102,7 +102,7 @@ class _Line:
             self._set_timer()
         return place
 
-    def leave(self, place: Place) -> Turn:
+    def leave(self, place: Place) -> Booking:
         """Wait no more, before one was called."""
         del self.waiting[place]
         turn = self._turns.pop()
@@ -135,7 +135,7 @@ class _Line:
 _due = attrgetter("due")
 
 
-def _kind(turn: Turn) -> tuple[object, ...]:
+def _kind(turn: Booking) -> tuple[object, ...]:
     """What tells turns apart that cannot be exchanged."""
-    charges = [(each.here, charge.key, charge.windows, charge.cost) for each in turn.taken for charge in each.plan.charges]
+    charges = [(each.is_local, charge.key, charge.bucket, charge.cost) for each in turn.charged for charge in each.plan.charges]
     return tuple(charges)

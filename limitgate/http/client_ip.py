@@ -93,7 +93,7 @@ def _grouped(client: str, ipv6_prefix: int) -> str:
     return client if address is None else str(address)
 
 
-class Proxies:
+class TrustedProxies:
     """Which peers' word is taken for where a request came from, and the one header they say it in.
 
     ``trusted`` holds addresses, CIDRs and the word ``unix``; ``header`` is ``x-forwarded-for`` (or another header that

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import NamedTuple
 
-from limitgate.limits.bucket import Windows
+from limitgate.limits.bucket import Bucket
 from limitgate.limits.decision import SECOND, Decision, Standing, Window
 from limitgate.limits.limit import unit_of
 
@@ -127,7 +127,7 @@ def _draft_11(decision: Decision, _: int) -> Fields:
         by_rule.setdefault(standing.charge.rule or "", []).append(standing)
     for rule, standings in by_rule.items():
         windows = [window for standing in standings for window in standing.windows()]
-        named = _policies(rule, tuple([standing.charge.windows for standing in standings]))
+        named = _policies(rule, tuple([standing.charge.bucket for standing in standings]))
         for (name, policy), window in zip(named, windows, strict=True):
             policies.append(policy)
             wait = window.retry_after or (window.reset_after if window.period else math.inf)
@@ -137,7 +137,7 @@ def _draft_11(decision: Decision, _: int) -> Fields:
 
 
 @lru_cache(maxsize=4096)
-def _policies(rule: str, buckets: tuple[Windows, ...]) -> list[tuple[str, str]]:
+def _policies(rule: str, buckets: tuple[Bucket, ...]) -> list[tuple[str, str]]:
     """The name and the policy item of each window of a rule. A rule's name needs no escaping, see `Rule`."""
     found: list[tuple[str, str]] = []
     seen: Counter[str] = Counter()

@@ -11,11 +11,11 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
 from limitgate.errors import LimitGateError
-from limitgate.gate.admission import Taken, Turn
-from limitgate.gate.flow import Budget, Steps, atake, measures_silence, take
-from limitgate.gate.slot_keeper import Holding
-from limitgate.gate.wait_queue import Lines, sleep_until
-from limitgate.limiter.operations import Booked, KeyOf, Verbs, key_of
+from limitgate.gate.admission import Booking, Charged
+from limitgate.gate.flow import Budget, Flow, arun, measures_silence, run
+from limitgate.gate.slot_keeper import SlotKeeper
+from limitgate.gate.wait_queue import WaitQueues, sleep_until
+from limitgate.limiter.operations import ChargedOperation, KeyOf, Operations, key_of
 from limitgate.limiter.pace import AsyncPace, Pace, Spacing
 from limitgate.limiter.reservation import AsyncReservation, Reservation
 from limitgate.limiter.slot import aslot, at_once, slot
@@ -28,7 +28,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class AsyncLimiter(Verbs):
+class AsyncLimiter(Operations):
     """A limiter for async code: ``async with AsyncLimiter("redis://localhost:6379/0") as limiter``.
 
     ``store`` is a URL or an async store; a store that it opened itself is closed with it. ``timeout`` is in seconds. Where the
@@ -39,28 +39,28 @@ class AsyncLimiter(Verbs):
         super().__init__(timeout, key_prefix)
         self._owns_store = isinstance(store, str)
         self._store: AsyncStore = opened(store, open_store)
-        self._lines = Lines()
-        self._holding = Holding(self._store, timeout)
+        self._lines = WaitQueues()
+        self._holding = SlotKeeper(self._store, timeout)
 
     async def hit(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """Take ``cost`` from every limit of ``key``, or from none."""
-        return await self._atake(self._deciding("spend", key, limits, cost))
+        return await self._arun(self._deciding("spend", key, limits, cost))
 
     async def peek(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """What `hit` would answer, with the bucket as it stands. Charges nothing."""
-        return await self._atake(self._deciding("peek", key, limits, cost))
+        return await self._arun(self._deciding("peek", key, limits, cost))
 
     async def reset(self, key: str, *limits: Limit | str | Configured) -> Decision:
         """Forget what was taken from these limits of ``key``; the decision shows them full."""
-        return await self._atake(self._deciding("reset", key, limits, 1))
+        return await self._arun(self._deciding("reset", key, limits, 1))
 
     async def refund(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """Give ``cost`` back to these limits of ``key``, no more than they hold; the decision shows them after that."""
-        return await self._atake(self._refunding(key, limits, cost))
+        return await self._arun(self._refunding(key, limits, cost))
 
     async def hit_up_to(self, key: str, *limits: Limit | str | Configured, cost: int) -> Decision:
         """Take as much of ``cost`` as fits, ``decision.granted`` of it; where that is nothing, ``retry_after`` is for one."""
-        return await self._atake(self._hitting_up_to(key, limits, cost))
+        return await self._arun(self._hitting_up_to(key, limits, cost))
 
     async def wait(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | None = None) -> Decision:
         """Take ``cost`` in turn: book the next one that is free, sleep until then, once, and return; first come, first served.
@@ -71,7 +71,7 @@ class AsyncLimiter(Verbs):
         """
         if timeout == 0:
             return await self.hit(key, *limits, cost=cost)
-        booking = asyncio.ensure_future(self._atake(self._booking(key, limits, cost, timeout)))
+        booking = asyncio.ensure_future(self._arun(self._booking(key, limits, cost, timeout)))
         try:
             booked, taken, turn = await asyncio.shield(booking)
         except asyncio.CancelledError:
@@ -86,21 +86,21 @@ class AsyncLimiter(Verbs):
                 raise
             except BaseException:
                 left = self._lines.leave(turn, place)
-                await asyncio.shield(self._atake(booked.giving_back([*taken, *left.taken])))
+                await asyncio.shield(self._arun(booked.giving_back([*taken, *left.charged])))
                 raise
             self._lines.leave(turn, place)
         return booked.decision
 
-    async def _leave(self, booking: asyncio.Future[tuple[Booked, tuple[Taken, ...], Turn | None]]) -> None:
+    async def _leave(self, booking: asyncio.Future[tuple[ChargedOperation, tuple[Charged, ...], Booking | None]]) -> None:
         """Give back what is being booked, as soon as it is known what that is."""
         with suppress(LimitGateError):
             booked, taken, turn = await booking
             if booked.decision.allowed:
-                await self._atake(booked.giving_back([*taken, *(turn.taken if turn else ())]))
+                await self._arun(booked.giving_back([*taken, *(turn.charged if turn else ())]))
 
     async def reserve(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> AsyncReservation:
         """`hit` for an estimated cost: `AsyncReservation.settle` corrects it, `AsyncReservation.cancel` gives it back."""
-        return AsyncReservation(await self._atake(self._reserving(key, limits, cost)), self._store)
+        return AsyncReservation(await self._arun(self._reserving(key, limits, cost)), self._store)
 
     def slot(self, key: str, limit: Limit | str | int, *, cost: int = 1) -> AbstractAsyncContextManager[Decision]:
         """Hold a place for as long as something is under way: ``async with limiter.slot("user:42", 20) as decision:``.
@@ -113,15 +113,15 @@ class AsyncLimiter(Verbs):
 
     async def penalize(self, key: str, seconds: float) -> Decision:
         """Refuse ``key`` for so many seconds more, whatever its limits say: on top of the ban that it has, if it has one."""
-        return await self._atake(self._banning(key, seconds, longer=True))
+        return await self._arun(self._banning(key, seconds, longer=True))
 
     async def ban(self, key: str, seconds: float | None = None) -> Decision:
         """Refuse ``key`` for at least so many seconds, for ever if None; what was taken in advance can be used up."""
-        return await self._atake(self._banning(key, seconds))
+        return await self._arun(self._banning(key, seconds))
 
     async def banned(self, key: str) -> Decision:
         """Whether ``key`` is banned: then it is a refusal, and ``retry_after`` what is left of the ban."""
-        return await self._atake(self._banned(key))
+        return await self._arun(self._banned(key))
 
     async def configure(
         self, name: str, *limits: Limit | str, per_process: bool = False, replace: bool = True
@@ -131,20 +131,20 @@ class AsyncLimiter(Verbs):
         Those that are known elsewhere hold there for up to a second more. With ``per_process`` each process counts by itself.
         Without ``replace`` limits that are there already stay. The limits that hold now.
         """
-        return (await self._atake(self._configuring(name, limits, per_process=per_process, replace=replace))).limits
+        return (await self._arun(self._configuring(name, limits, per_process=per_process, replace=replace))).limits
 
     async def configuration(self, name: str) -> tuple[Limit, ...] | None:
         """The limits that are kept under a name, None if there are none."""
-        kept = await self._atake(self._kept(name))
+        kept = await self._arun(self._kept(name))
         return None if kept is None else kept.limits
 
     async def pardon(self, key: str) -> None:
         """Lift the ban of ``key``, if there is one."""
-        await self._atake(self._pardoning(key))
+        await self._arun(self._pardoning(key))
 
-    def _atake(self, steps: Steps[T]) -> Coroutine[Any, Any, T]:
+    def _arun(self, steps: Flow[T]) -> Coroutine[Any, Any, T]:
         """What comes of some steps, which wait for the store no longer than the timeout."""
-        return atake(self._store, steps, Budget(self._timeout, measured=measures_silence(self._store)))
+        return arun(self._store, steps, Budget(self._timeout, measured=measures_silence(self._store)))
 
     def limited(
         self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | None = 0
@@ -208,7 +208,7 @@ class AsyncLimiter(Verbs):
         await self.aclose()
 
 
-class Limiter(Verbs):
+class Limiter(Operations):
     """A limiter for sync code, safe under threads: ``with Limiter("redis://localhost:6379/0") as limiter``.
 
     ``store`` is a URL or a sync store; a store that it opened itself is closed with it. ``timeout`` is in seconds. Where the
@@ -219,27 +219,27 @@ class Limiter(Verbs):
         super().__init__(timeout, key_prefix)
         self._owns_store = isinstance(store, str)
         self._store: SyncStore = opened(store, open_sync_store)
-        self._holding = Holding(self._store, timeout)
+        self._holding = SlotKeeper(self._store, timeout)
 
     def hit(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """Take ``cost`` from every limit of ``key``, or from none."""
-        return self._take(self._deciding("spend", key, limits, cost))
+        return self._run(self._deciding("spend", key, limits, cost))
 
     def peek(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """What `hit` would answer, with the bucket as it stands. Charges nothing."""
-        return self._take(self._deciding("peek", key, limits, cost))
+        return self._run(self._deciding("peek", key, limits, cost))
 
     def reset(self, key: str, *limits: Limit | str | Configured) -> Decision:
         """Forget what was taken from these limits of ``key``; the decision shows them full."""
-        return self._take(self._deciding("reset", key, limits, 1))
+        return self._run(self._deciding("reset", key, limits, 1))
 
     def refund(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """Give ``cost`` back to these limits of ``key``, no more than they hold; the decision shows them after that."""
-        return self._take(self._refunding(key, limits, cost))
+        return self._run(self._refunding(key, limits, cost))
 
     def hit_up_to(self, key: str, *limits: Limit | str | Configured, cost: int) -> Decision:
         """Take as much of ``cost`` as fits, ``decision.granted`` of it; where that is nothing, ``retry_after`` is for one."""
-        return self._take(self._hitting_up_to(key, limits, cost))
+        return self._run(self._hitting_up_to(key, limits, cost))
 
     def wait(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | None = None) -> Decision:
         """Take ``cost`` in turn: book the next one that is free, sleep until then, once, and return; first come, first served.
@@ -248,18 +248,18 @@ class Limiter(Verbs):
         of 0 is `hit`, None waits for as long as it takes. If it is interrupted meanwhile, the turn is given back. Raises
         `ConfigError` for limits whose algorithm books no turns.
         """
-        booked, taken, turn = self._take(self._booking(key, limits, cost, timeout))
+        booked, taken, turn = self._run(self._booking(key, limits, cost, timeout))
         if turn is not None:
             try:
                 sleep_until(turn)
             except BaseException:
-                self._take(booked.giving_back([*taken, *turn.taken]))
+                self._run(booked.giving_back([*taken, *turn.charged]))
                 raise
         return booked.decision
 
     def reserve(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Reservation:
         """`hit` for an estimated cost: `Reservation.settle` corrects it, `Reservation.cancel` gives it back."""
-        return Reservation(self._take(self._reserving(key, limits, cost)), self._store)
+        return Reservation(self._run(self._reserving(key, limits, cost)), self._store)
 
     def slot(self, key: str, limit: Limit | str | int, *, cost: int = 1) -> AbstractContextManager[Decision]:
         """Hold a place for as long as something is under way: ``with limiter.slot("user:42", 20) as decision:``.
@@ -272,15 +272,15 @@ class Limiter(Verbs):
 
     def penalize(self, key: str, seconds: float) -> Decision:
         """Refuse ``key`` for so many seconds more, whatever its limits say: on top of the ban that it has, if it has one."""
-        return self._take(self._banning(key, seconds, longer=True))
+        return self._run(self._banning(key, seconds, longer=True))
 
     def ban(self, key: str, seconds: float | None = None) -> Decision:
         """Refuse ``key`` for at least so many seconds, for ever if None; what was taken in advance can be used up."""
-        return self._take(self._banning(key, seconds))
+        return self._run(self._banning(key, seconds))
 
     def banned(self, key: str) -> Decision:
         """Whether ``key`` is banned: then it is a refusal, and ``retry_after`` what is left of the ban."""
-        return self._take(self._banned(key))
+        return self._run(self._banned(key))
 
     def configure(self, name: str, *limits: Limit | str, per_process: bool = False, replace: bool = True) -> tuple[Limit, ...]:
         """Keep limits in the store under a name: `Configured` stands for them, in every process that shares the store.
@@ -288,20 +288,20 @@ class Limiter(Verbs):
         Those that are known elsewhere hold there for up to a second more. With ``per_process`` each process counts by itself.
         Without ``replace`` limits that are there already stay. The limits that hold now.
         """
-        return (self._take(self._configuring(name, limits, per_process=per_process, replace=replace))).limits
+        return (self._run(self._configuring(name, limits, per_process=per_process, replace=replace))).limits
 
     def configuration(self, name: str) -> tuple[Limit, ...] | None:
         """The limits that are kept under a name, None if there are none."""
-        kept = self._take(self._kept(name))
+        kept = self._run(self._kept(name))
         return None if kept is None else kept.limits
 
     def pardon(self, key: str) -> None:
         """Lift the ban of ``key``, if there is one."""
-        self._take(self._pardoning(key))
+        self._run(self._pardoning(key))
 
-    def _take(self, steps: Steps[T]) -> T:
+    def _run(self, steps: Flow[T]) -> T:
         """What comes of some steps, which wait for the store no longer than the timeout."""
-        return take(self._store, steps, Budget(self._timeout, measured=measures_silence(self._store)))
+        return run(self._store, steps, Budget(self._timeout, measured=measures_silence(self._store)))
 
     def limited(
         self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | None = 0

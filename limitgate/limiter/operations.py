@@ -10,29 +10,29 @@ from typing import Any
 from limitgate.algorithms import ban, register
 from limitgate.algorithms.gcra import MAX_OWED_US
 from limitgate.errors import ConfigError, StoreError
-from limitgate.gate.admission import Taken, Turn
-from limitgate.gate.flow import Steps
+from limitgate.gate.admission import Booking, Charged
+from limitgate.gate.flow import Flow
 from limitgate.gate.planner import UNLIMITED
 from limitgate.gate.wait_queue import booked
 from limitgate.keys import Key
 from limitgate.limiter.stored_limits import Configuration, Configured, Known, configuration_of, number_of
-from limitgate.limits.bucket import Windows, buckets_of
+from limitgate.limits.bucket import Bucket, buckets_of
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.limit import Limit, as_limit, kept_as
-from limitgate.limits.plan import MAX_AHEAD, Charge, Lease, Plan, Reading, Verb, check_cost
-from limitgate.limits.refund import correction, undoing
+from limitgate.limits.plan import MAX_AHEAD, Adjustment, Charge, Plan, Reading, Verb, check_cost
+from limitgate.limits.refund import full_refund, refund
 
 Limits = tuple[Limit | str | Configured, ...]
 KeyOf = str | Callable[..., str] | None
 """What a limited function's calls are told apart by."""
 
-_BANS = Windows((kept_as("ban"),))
-_REGISTER = Windows((kept_as("register"),))
+_BANS = Bucket((kept_as("ban"),))
+_REGISTER = Bucket((kept_as("register"),))
 _ATTEMPTS = 64
 """How often `Verbs._hitting_up_to` tries to get what others leave before it says that nothing is left."""
 
 
-class Booked:
+class ChargedOperation:
     """Something that was taken, and may be corrected once."""
 
     def __init__(self, decision: Decision, plan: Plan, reading: Reading, timeout: float) -> None:
@@ -42,33 +42,33 @@ class Booked:
         self._timeout = timeout
         self._counts = decision.allowed
 
-    def settling(self, cost: int) -> Steps[None]:
+    def settling(self, cost: int) -> Flow[None]:
         """Correct what was taken. Raises `RuntimeError` where there is nothing to correct any more."""
         costs = [check_cost(cost)] * len(self._plan.charges)
         if not self._counts:
             why = "it was settled or cancelled already" if self.decision.allowed else "nothing was taken, as it was refused"
             raise RuntimeError(f"this reservation cannot be settled: {why}, expected that once where the decision allowed it")
         self._counts = False
-        plan = correction(self._plan, self._reading, costs)
+        plan = refund(self._plan, self._reading, costs)
         if plan.charges:
             yield plan, self._timeout
 
-    def turn(self) -> tuple[tuple[Taken, ...], Turn | None]:
+    def turn(self) -> tuple[tuple[Charged, ...], Booking | None]:
         """The turn that was booked, if there is one to wait for, and what else was taken."""
-        taken = (Taken(UNLIMITED, self._plan, self._reading),)
+        taken = (Charged(UNLIMITED, self._plan, self._reading),)
         return booked(taken, self._reading.now, self.decision.delay) if self.decision.delay else (taken, None)
 
-    def giving_back(self, taken: Sequence[Taken]) -> Steps[None]:
+    def giving_back(self, taken: Sequence[Charged]) -> Flow[None]:
         """Give back everything, if there is still somebody to give it back to."""
         self._counts = False
-        undone = [undoing(each.plan, each.reading) for each in taken]
+        undone = [full_refund(each.plan, each.reading) for each in taken]
         try:
             yield Plan(tuple([charge for plan in undone for charge in plan.charges]), "peek"), self._timeout
         except StoreError:
             return  # then it drains, as anything that was used
 
 
-class Verbs:
+class Operations:
     """Turns what is asked of a limiter into plans, and what the store says into decisions."""
 
     def __init__(self, timeout: float, key_prefix: str) -> None:
@@ -79,22 +79,22 @@ class Verbs:
         self._key = Key((), "limiter")
         self._known = Known()
 
-    def _deciding(self, verb: Verb, key: str, limits: Limits, cost: int) -> Steps[Decision]:
+    def _deciding(self, verb: Verb, key: str, limits: Limits, cost: int) -> Flow[Decision]:
         plan = yield from self._planned(verb, key, limits, cost)
         return decide(plan, (yield plan, self._timeout))
 
-    def _reserving(self, key: str, limits: Limits, cost: int) -> Steps[Booked]:
+    def _reserving(self, key: str, limits: Limits, cost: int) -> Flow[ChargedOperation]:
         return (yield from self._taking((yield from self._planned("spend", key, limits, cost))))
 
-    def _refunding(self, key: str, limits: Limits, cost: int) -> Steps[Decision]:
+    def _refunding(self, key: str, limits: Limits, cost: int) -> Flow[Decision]:
         check_cost(cost)
         plan = yield from self._planned("peek", key, limits, 1)
-        _check_are_no_slots(charge.windows for charge in plan.charges)
-        charges = [charge if charge.windows.algorithm.SILENT else _refunded(charge, cost) for charge in plan.charges]
+        _check_are_no_slots(charge.bucket for charge in plan.charges)
+        charges = [charge if charge.bucket.algorithm.SILENT else _refunded(charge, cost) for charge in plan.charges]
         plan = plan._replace(charges=tuple(charges))
         return decide(plan, (yield plan, self._timeout))
 
-    def _hitting_up_to(self, key: str, limits: Limits, cost: int) -> Steps[Decision]:
+    def _hitting_up_to(self, key: str, limits: Limits, cost: int) -> Flow[Decision]:
         """Take what fits. What one reading leaves is asked for next: whoever takes it first makes progress."""
         for _ in range(_ATTEMPTS):
             plan = yield from self._planned("spend", key, limits, cost)
@@ -106,7 +106,7 @@ class Verbs:
 
     def _booking(
         self, key: str, limits: Limits, cost: int, timeout: float | None
-    ) -> Steps[tuple[Booked, tuple[Taken, ...], Turn | None]]:
+    ) -> Flow[tuple[ChargedOperation, tuple[Charged, ...], Booking | None]]:
         """What was booked: what was taken, and the turn to wait for if it is not now."""
         began = time.monotonic()
         plan = self._ahead((yield from self._planned("spend", key, limits, cost)), timeout)
@@ -114,34 +114,34 @@ class Verbs:
         taken, turn = found.turn()
         if timeout is not None and turn is not None and turn.at - began - 0.001 > timeout:
             delay = found.decision.delay
-            yield from found.giving_back([*taken, *turn.taken])
+            yield from found.giving_back([*taken, *turn.charged])
             found.decision = found.decision._replace(allowed=False, granted=0, delay=0.0, retry_after=delay)
             turn = None
         return found, taken, turn
 
-    def _taking(self, plan: Plan) -> Steps[Booked]:
+    def _taking(self, plan: Plan) -> Flow[ChargedOperation]:
         reading = yield plan, self._timeout
-        return Booked(decide(plan, reading), plan, reading, self._timeout)
+        return ChargedOperation(decide(plan, reading), plan, reading, self._timeout)
 
-    def _banning(self, key: str, seconds: float | None, *, longer: bool = False) -> Steps[Decision]:
+    def _banning(self, key: str, seconds: float | None, *, longer: bool = False) -> Flow[Decision]:
         if seconds is not None and not 0 < seconds <= ban.FOR_EVER / 1e6:
             raise ValueError(f"seconds is {seconds!r:.40}, expected a number above 0, at most 100 years")
         us = ban.FOR_EVER if seconds is None else max(1, round(seconds * 1e6))
         return (yield from self._banned(key, us, ban.MORE if longer else ban.AT_LEAST))
 
-    def _pardoning(self, key: str) -> Steps[None]:
+    def _pardoning(self, key: str) -> Flow[None]:
         yield Plan((_ban_of(self._name(key), 1),), "reset"), self._timeout
 
-    def _banned(self, key: str, us: int = 0, how: int = ban.AT_LEAST) -> Steps[Decision]:
+    def _banned(self, key: str, us: int = 0, how: int = ban.AT_LEAST) -> Flow[Decision]:
         """How the ban of a key stands, after it is made longer."""
         charge = _ban_of(self._name(key), 1)
-        plan = Plan((charge._replace(lease=Lease(0, 0, [us], [how])) if us else charge,), "peek")
+        plan = Plan((charge._replace(adjustment=Adjustment(0, 0, [us], [how])) if us else charge,), "peek")
         decision = decide(plan, (yield plan, self._timeout))
         return decision._replace(remaining=min(decision.remaining, decision.limit))  # a ban has no count of its own
 
     def _configuring(
         self, name: str, limits: Sequence[Limit | str], *, per_process: bool, replace: bool
-    ) -> Steps[Configuration]:
+    ) -> Flow[Configuration]:
         """Keep limits under a name, unless there are some and they are not to be replaced; what is kept now."""
         if not limits:
             raise TypeError("no limits given, expected at least one, for example '100/second'")
@@ -153,16 +153,16 @@ class Verbs:
             raise StoreError(f"what is configured under {name!r:.80} cannot be read, expected limits", "reply")
         return kept
 
-    def _kept(self, name: str, number: int | None = None, how: int = register.REPLACE) -> Steps[Configuration | None]:
+    def _kept(self, name: str, number: int | None = None, how: int = register.REPLACE) -> Flow[Configuration | None]:
         """What is kept under a name, after a number was written there if one is given."""
         key = self._register(name)
-        lease = None if number is None else Lease(0, 0, [number], [how])
-        reading = yield Plan((Charge(key, _REGISTER, 0, binding=False, rule=None, lease=lease),), "peek"), self._timeout
+        lease = None if number is None else Adjustment(0, 0, [number], [how])
+        reading = yield Plan((Charge(key, _REGISTER, 0, enforced=False, rule=None, adjustment=lease),), "peek"), self._timeout
         kept = configuration_of(reading.states[0][0])
         self._known.note(key, kept)
         return kept
 
-    def _lookup(self, name: str) -> Steps[Configuration]:
+    def _lookup(self, name: str) -> Flow[Configuration]:
         """What is configured under a name, as it was known lately. If the store fails, as it was known last."""
         key = self._register(name)
         known = self._known.fresh(key)
@@ -182,7 +182,7 @@ class Verbs:
             raise TypeError(f"name is {name!r:.80}, expected text")
         return f"{self._prefix}configured:{self._key.digest_of(name)}"
 
-    def _planned(self, verb: Verb, key: str, limits: Limits, cost: int) -> Steps[Plan]:
+    def _planned(self, verb: Verb, key: str, limits: Limits, cost: int) -> Flow[Plan]:
         """The plan for what is asked; limits that are configured may have to be looked up first."""
         for limit in limits:
             if isinstance(limit, Configured):
@@ -209,15 +209,15 @@ class Verbs:
         us = MAX_AHEAD if timeout is None or timeout >= MAX_AHEAD / 1e6 else int(timeout * 1e6)
         charges = []
         for charge in plan.charges:
-            windows = charge.windows
-            if windows.algorithm.SILENT:
+            bucket = charge.bucket
+            if bucket.algorithm.SILENT:
                 charges.append(charge)
                 continue
-            if not windows.algorithm.BOOKS:
+            if not bucket.algorithm.BOOKS:
                 raise ConfigError(
-                    f"{windows.limits[0]!r} books no turns to wait for, expected another algorithm, or a timeout of 0"
+                    f"{bucket.limits[0]!r} books no turns to wait for, expected another algorithm, or a timeout of 0"
                 )
-            charges.append(charge._replace(windows=_without_lease(windows), ahead=us))
+            charges.append(charge._replace(bucket=_without_lease(bucket), max_wait_us=us))
         return plan._replace(charges=tuple(charges))
 
     def _plan(self, verb: Verb, key: str, limits: Limits, cost: int, process: str | None = None) -> Plan:
@@ -232,7 +232,7 @@ class Verbs:
         if verb == "spend":
             _check_are_no_slots(buckets)
         counted = name if process is None else self._name(f"{key}:{process}")
-        charges = [Charge(counted + each.suffix, each, cost, binding=True, rule=None) for each in buckets]
+        charges = [Charge(counted + each.suffix, each, cost, enforced=True, rule=None) for each in buckets]
         if verb != "reset":  # a ban is no limit that one could be asked to forget
             charges.append(_ban_of(name, cost))
         return Plan(tuple(charges), verb)
@@ -250,33 +250,33 @@ def key_of(key: KeyOf, function: Callable[..., Any], args: Sequence[Any], kwargs
     return key(*args, **kwargs) if callable(key) else key
 
 
-def _check_are_no_slots(buckets: Iterable[Windows]) -> None:
+def _check_are_no_slots(buckets: Iterable[Bucket]) -> None:
     """Raise `ConfigError` for places of what is under way: with most verbs nobody would ever give them back."""
-    if any(windows.has_slots for windows in buckets):
+    if any(bucket.has_slots for bucket in buckets):
         raise ConfigError("nobody would give back what is 'at once', expected slot(...) for that, or peek and reset")
 
 
 @lru_cache(maxsize=4096)
-def _buckets(*limits: Limit | str) -> tuple[Windows, ...]:
+def _buckets(*limits: Limit | str) -> tuple[Bucket, ...]:
     """The buckets of these limits, given as limits or text; kept, since callers repeat the same few."""
     return buckets_of(tuple(as_limit(limit) for limit in limits))
 
 
 @lru_cache(maxsize=4096)
-def _without_lease(windows: Windows) -> Windows:
+def _without_lease(bucket: Bucket) -> Bucket:
     """The same windows, asked for every request: what is taken in advance cannot be booked as well."""
-    if not windows.lease:
-        return windows
-    return Windows(tuple([limit.leased(0) for limit in windows.limits]), windows.ids)
+    if not bucket.lease:
+        return bucket
+    return Bucket(tuple([limit.leased(0) for limit in bucket.limits]), bucket.ids)
 
 
 def _ban_of(name: str, cost: int) -> Charge:
     """What looks whether a key is banned. Its bucket is in the same slot of a cluster as the key's own."""
-    return Charge(f"{name}:ban:{{{name}}}", _BANS, cost, binding=True, rule=None)
+    return Charge(f"{name}:ban:{{{name}}}", _BANS, cost, enforced=True, rule=None)
 
 
 def _refunded(charge: Charge, cost: int) -> Charge:
     """A charge that puts back so many requests, whenever they were taken."""
-    windows = charge.windows
-    back, _ = windows.algorithm.owed_back(charge._replace(cost=cost), windows.algorithm.fresh(0, windows), 0)
-    return charge._replace(lease=Lease(0, 0, back, [MAX_OWED_US] * len(back)))
+    bucket = charge.bucket
+    back, _ = bucket.algorithm.owed_back(charge._replace(cost=cost), bucket.algorithm.fresh(0, bucket), 0)
+    return charge._replace(adjustment=Adjustment(0, 0, back, [MAX_OWED_US] * len(back)))

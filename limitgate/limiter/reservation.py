@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from limitgate.gate.flow import atake, take
-from limitgate.limiter.operations import Booked
+from limitgate.gate.flow import arun, run
+from limitgate.limiter.operations import ChargedOperation
 from limitgate.limits.decision import Decision
 from limitgate.stores import AsyncStore, SyncStore
 
@@ -11,7 +11,7 @@ from limitgate.stores import AsyncStore, SyncStore
 class AsyncReservation:
     """What `AsyncLimiter.reserve` took; it counts until it is settled or cancelled, and for good if neither happens."""
 
-    def __init__(self, booked: Booked, store: AsyncStore) -> None:
+    def __init__(self, booked: ChargedOperation, store: AsyncStore) -> None:
         self._booked = booked
         self._store = store
 
@@ -26,17 +26,17 @@ class AsyncReservation:
         Raises `RuntimeError` where nothing was taken, or it was settled or cancelled already; `StoreError` if the store fails,
         and then it counts as it was taken.
         """
-        await atake(self._store, self._booked.settling(cost))
+        await arun(self._store, self._booked.settling(cost))
 
     async def cancel(self) -> None:
         """Give everything back, as if it had never been taken. Raises as `settle` does."""
-        await atake(self._store, self._booked.settling(0))
+        await arun(self._store, self._booked.settling(0))
 
 
 class Reservation:
     """What `Limiter.reserve` took; it counts until it is settled or cancelled, and for good if neither happens."""
 
-    def __init__(self, booked: Booked, store: SyncStore) -> None:
+    def __init__(self, booked: ChargedOperation, store: SyncStore) -> None:
         self._booked = booked
         self._store = store
 
@@ -51,8 +51,8 @@ class Reservation:
         Raises `RuntimeError` where nothing was taken, or it was settled or cancelled already; `StoreError` if the store fails,
         and then it counts as it was taken.
         """
-        take(self._store, self._booked.settling(cost))
+        run(self._store, self._booked.settling(cost))
 
     def cancel(self) -> None:
         """Give everything back, as if it had never been taken. Raises as `settle` does."""
-        take(self._store, self._booked.settling(0))
+        run(self._store, self._booked.settling(0))

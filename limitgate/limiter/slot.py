@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from limitgate.errors import ConfigError, StoreError
-from limitgate.gate.flow import Steps, atake, take
-from limitgate.gate.slot_keeper import Holding
+from limitgate.gate.flow import Flow, arun, run
+from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.limits.decision import Decision, RateLimited, decide
 from limitgate.limits.limit import Limit, as_limit
 from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.refund import undoing
+from limitgate.limits.refund import full_refund
 
 
 def at_once(limit: Limit | str | int) -> Limit:
@@ -24,69 +24,69 @@ def at_once(limit: Limit | str | int) -> Limit:
 
 
 @asynccontextmanager
-async def aslot(holding: Holding, plan: Plan) -> AsyncIterator[Decision]:
+async def aslot(slot_keeper: SlotKeeper, plan: Plan) -> AsyncIterator[Decision]:
     """Hold what a plan takes from an `AsyncStore`."""
-    taken = await atake(holding.store, _taking(holding, plan))
+    taken = await arun(slot_keeper.store, _taking(slot_keeper, plan))
     holder = _Holder()
-    holding.hold(taken.plan.charges, holder)
+    slot_keeper.hold(taken.plan.charges, holder)
     try:
         yield taken.decision
     finally:
-        await asyncio.shield(atake(holding.store, taken.giving_back(holding)))
+        await asyncio.shield(arun(slot_keeper.store, taken.giving_back(slot_keeper)))
 
 
 @contextmanager
-def slot(holding: Holding, plan: Plan) -> Iterator[Decision]:
+def slot(slot_keeper: SlotKeeper, plan: Plan) -> Iterator[Decision]:
     """Hold what a plan takes from a `SyncStore`."""
-    taken = take(holding.store, _taking(holding, plan))
+    taken = run(slot_keeper.store, _taking(slot_keeper, plan))
     holder: _Holder | None = _Holder()
-    holding.hold(taken.plan.charges, holder)
+    slot_keeper.hold(taken.plan.charges, holder)
     try:
         yield taken.decision
     except GeneratorExit:  # maybe by the garbage collector, in the midst of anything: no lock, no store and no wait there
         holder = None
-        holding.abandon(taken.plan.charges)
+        slot_keeper.abandon(taken.plan.charges)
         raise
     except BaseException:
-        take(holding.store, taken.giving_back(holding))
+        run(slot_keeper.store, taken.giving_back(slot_keeper))
         raise
-    take(holding.store, taken.giving_back(holding))
+    run(slot_keeper.store, taken.giving_back(slot_keeper))
 
 
 class _Holder:
     """Who holds a slot, for as long as this is there."""
 
 
-class _Taken:
+class _Charged:
     """What was taken."""
 
     def __init__(self, plan: Plan, reading: Reading) -> None:
         self.plan = plan
         self.decision = decide(plan, reading)
-        self._undoing = undoing(plan, reading)
+        self._undoing = full_refund(plan, reading)
 
-    def giving_back(self, holding: Holding) -> Steps[None]:
+    def giving_back(self, slot_keeper: SlotKeeper) -> Flow[None]:
         """Give it back, now or, where the store fails, later."""
-        holding.let_go(self.plan.charges)
+        slot_keeper.release(self.plan.charges)
         if self._undoing.charges:
             try:
-                yield self._undoing, holding.timeout
+                yield self._undoing, slot_keeper.timeout
             except StoreError:
-                holding.doubt(self.plan.charges)
+                slot_keeper.release_later(self.plan.charges)
             except GeneratorExit:
-                holding.doubt(self.plan.charges)
+                slot_keeper.release_later(self.plan.charges)
                 raise
 
 
-def _taking(holding: Holding, plan: Plan) -> Steps[_Taken]:
+def _taking(slot_keeper: SlotKeeper, plan: Plan) -> Flow[_Charged]:
     """Take what is to be held. Raises `RateLimited` where there is no room."""
     plan = plan._replace(verb="spend").named()
     try:
-        reading = yield plan, holding.timeout
+        reading = yield plan, slot_keeper.timeout
     except (StoreError, GeneratorExit):
-        holding.doubt(plan.charges)
+        slot_keeper.release_later(plan.charges)
         raise
-    taken = _Taken(plan, reading)
+    taken = _Charged(plan, reading)
     if not taken.decision.allowed:
         raise RateLimited(taken.decision)
     return taken

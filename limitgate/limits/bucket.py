@@ -24,7 +24,7 @@ BUCKET = Load(6, 3, 2)
 _PLACES = {name: place for place, name in enumerate(ALGORITHMS)}
 
 
-class Windows:
+class Bucket:
     """The limits of one bucket, checked together, each with the number that names it inside the bucket.
 
     They are of one algorithm: those of GCRA share a bucket, any other limit has one for itself, see `buckets_of`.
@@ -50,7 +50,7 @@ class Windows:
         "weights",
     )
 
-    def __init__(self, limits: tuple[Limit, ...], ids: tuple[int, ...] | None = None, strictest: Windows | None = None) -> None:
+    def __init__(self, limits: tuple[Limit, ...], ids: tuple[int, ...] | None = None, strictest: Bucket | None = None) -> None:
         self.limits = limits
         self.ids = _numbered(limits) if ids is None else ids
         self.counts = tuple(limit.count for limit in limits)
@@ -74,14 +74,14 @@ class Windows:
         """Whether these are places for requests in flight, so that a charge has to have a `Charge.slot`."""
         self.suffix = "" if self.algorithm is gcra else f":{self.ids[0]:x}"
         """What the bucket's key ends with."""
-        self.strictest: Windows = strictest or self
+        self.strictest: Bucket = strictest or self
         """The same as those find them who have least room: what refuses them must not be forgotten."""
 
-    def less(self, kept: Sequence[int], strictest: Windows | None = None) -> Windows:
+    def less(self, kept: Sequence[int], strictest: Bucket | None = None) -> Bucket:
         """The same windows with so much room less in each, see `Limit.less`, and as those find them who have least room."""
-        return Windows(tuple([limit.less(many) for limit, many in zip(self.limits, kept)]), self.ids, strictest)
+        return Bucket(tuple([limit.less(many) for limit, many in zip(self.limits, kept)]), self.ids, strictest)
 
-    def share(self, processes: int, cost: int = 1) -> Windows:
+    def share(self, processes: int, cost: int = 1) -> Bucket:
         """The `Limit.share` of each limit; the same object for all costs that fit into the shares of the bursts."""
         if processes == 1:
             return self
@@ -90,18 +90,18 @@ class Windows:
 
 
 @lru_cache(maxsize=4096)
-def _share(windows: Windows, processes: int, cost: int) -> Windows:
-    strictest = None if windows.strictest is windows else windows.strictest.share(processes, cost)
-    return Windows(tuple([limit.share(processes, cost) for limit in windows.limits]), strictest=strictest)
+def _share(bucket: Bucket, processes: int, cost: int) -> Bucket:
+    strictest = None if bucket.strictest is bucket else bucket.strictest.share(processes, cost)
+    return Bucket(tuple([limit.share(processes, cost) for limit in bucket.limits]), strictest=strictest)
 
 
 @lru_cache(maxsize=4096)
-def windows_of(*limits: Limit | str) -> Windows:
-    """The `Windows` of these limits, given as limits or text; kept, since callers repeat the same few."""
-    return Windows(tuple(as_limit(limit) for limit in limits))
+def bucket_of(*limits: Limit | str) -> Bucket:
+    """The `Bucket` of these limits, given as limits or text; kept, since callers repeat the same few."""
+    return Bucket(tuple(as_limit(limit) for limit in limits))
 
 
-def buckets_of(limits: tuple[Limit, ...]) -> tuple[Windows, ...]:
+def buckets_of(limits: tuple[Limit, ...]) -> tuple[Bucket, ...]:
     """The buckets of limits that apply together, in the order in which their first limits were given.
 
     Raises `ConfigError` for too many limits, and for those that hold Redis up for longer than `MAX_LOAD`.
@@ -110,7 +110,7 @@ def buckets_of(limits: tuple[Limit, ...]) -> tuple[Windows, ...]:
     ids = _numbered(limits)
     for place, limit in enumerate(limits):
         together.setdefault(0 if ALGORITHMS[limit.algorithm] is gcra else ids[place], []).append(place)
-    buckets = [Windows(tuple([limits[n] for n in each]), tuple([ids[n] for n in each])) for each in together.values()]
+    buckets = [Bucket(tuple([limits[n] for n in each]), tuple([ids[n] for n in each])) for each in together.values()]
     load = sum([sum(bucket.load) for bucket in buckets])
     if load > MAX_LOAD:
         raise ConfigError(

@@ -47,9 +47,9 @@ class Standing(NamedTuple):
 
     def windows(self) -> list[Window]:
         """How each of its limits stands."""
-        rule, cost, algorithm = self.charge.rule, self.charge.cost, self.charge.windows.algorithm
+        rule, cost, algorithm = self.charge.rule, self.charge.cost, self.charge.bucket.algorithm
         found = []
-        for limit, state in zip(self.charge.windows.limits, self.states):
+        for limit, state in zip(self.charge.bucket.limits, self.states):
             if algorithm.SILENT and not state:
                 continue
             wait = 0 if self.fits else algorithm.wait_us(state, cost, limit)
@@ -61,7 +61,7 @@ class Standing(NamedTuple):
                     algorithm.remaining(state, limit),
                     algorithm.used(state, limit),
                     algorithm.refill_us(state, limit) / SECOND,
-                    math.inf if wait is None else max(0, wait - self.charge.ahead) / SECOND,
+                    math.inf if wait is None else max(0, wait - self.charge.max_wait_us) / SECOND,
                 )
             )
         return found
@@ -130,7 +130,7 @@ class Decision(_Fields):
     def refusing(self) -> tuple[str | None, ...]:
         """The rules that refused."""
         charges, _, after = self.evidence
-        return tuple(dict.fromkeys([charge.rule for charge, then in zip(charges, after) if then is None and charge.binding]))
+        return tuple(dict.fromkeys([charge.rule for charge, then in zip(charges, after) if then is None and charge.enforced]))
 
     @property
     def windows(self) -> tuple[Window, ...]:
@@ -191,7 +191,7 @@ def decide(plan: Plan, reading: Reading, settlement: Settlement | None = None) -
     wait, deciding = (0.0, tightest) if allowed else _longest_wait(charges, states, after)
     delay = 0.0
     for charge in charges:
-        if charge.ahead and takes:
+        if charge.max_wait_us and takes:
             delay = _delay(charges, reading.states)
             break
     return Decision(
@@ -233,10 +233,10 @@ def joined(first: Decision, second: Decision) -> Decision:
 
 def _tightest(charges: Sequence[Charge], states: Sequence[Sequence[State]]) -> tuple[Charge, Limit, int, int]:
     """The window with the least remaining, of equals the one that takes longest to refill: both, with its charge and limit."""
-    tightest, tight, least, latest = charges[0], charges[0].windows.limits[0], -1, -1
+    tightest, tight, least, latest = charges[0], charges[0].bucket.limits[0], -1, -1
     for charge, found in zip(charges, states):
-        algorithm = charge.windows.algorithm
-        for limit, state in zip(charge.windows.limits, found):
+        algorithm = charge.bucket.algorithm
+        for limit, state in zip(charge.bucket.limits, found):
             left = algorithm.remaining(state, limit)
             if left <= least or least < 0:
                 refill = algorithm.refill_us(state, limit)
@@ -251,7 +251,7 @@ def _longest_wait(
     """The longest that a charge which refused makes wait, in seconds, and this charge."""
     longest, refusing = -1.0, charges[0]
     for charge, found, then in zip(charges, states, after):
-        if then is None and charge.binding:
+        if then is None and charge.enforced:
             wait = _wait(charge, found)
             if wait > longest:
                 longest, refusing = wait, charge
@@ -262,24 +262,24 @@ def _delay(charges: Sequence[Charge], states: Sequence[Sequence[State]]) -> floa
     """Seconds until charges that were booked ahead would have fitted into every window."""
     longest = 0.0
     for charge, found in zip(charges, states):
-        if charge.ahead and charge.binding:
-            longest = max(longest, _wait(charge._replace(ahead=0), found))
+        if charge.max_wait_us and charge.enforced:
+            longest = max(longest, _wait(charge._replace(max_wait_us=0), found))
     return longest
 
 
 def is_booked(charge: Charge, states: Sequence[State]) -> bool:
     """Whether a request has to wait for its turn in a bucket that was found in these states."""
-    return bool(charge.ahead and charge.binding and _wait(charge._replace(ahead=0), states))
+    return bool(charge.max_wait_us and charge.enforced and _wait(charge._replace(max_wait_us=0), states))
 
 
 def _wait(charge: Charge, states: Sequence[State]) -> float:
     """Seconds until a charge fits into every window, ``inf`` if it never does."""
     longest = 0
-    for limit, state in zip(charge.windows.limits, states):
-        wait = charge.windows.algorithm.wait_us(state, charge.cost, limit)
+    for limit, state in zip(charge.bucket.limits, states):
+        wait = charge.bucket.algorithm.wait_us(state, charge.cost, limit)
         if wait is None:
             return math.inf
-        longest = max(longest, wait - charge.ahead)
+        longest = max(longest, wait - charge.max_wait_us)
     return longest / SECOND
 
 

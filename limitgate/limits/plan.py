@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from limitgate.algorithms.base import Amount, State
-from limitgate.limits.bucket import Windows
+from limitgate.limits.bucket import Bucket
 
 MAX_AHEAD = 2**51
 """Microseconds (71 years): what is booked no further ahead is remembered to the microsecond."""
@@ -26,7 +26,7 @@ def check_cost(cost: object) -> int:
     return cost
 
 
-class Lease(NamedTuple):
+class Adjustment(NamedTuple):
     """What is taken from a bucket in advance, and what is put back of what was taken before.
 
     What was taken drains in the bucket like everything else. So the later it is put back the less is left of it, but for
@@ -53,22 +53,22 @@ class Charge(NamedTuple):
 
     key: str
     """The bucket's key in the store: digests only, nothing that a client sent."""
-    windows: Windows
+    bucket: Bucket
     cost: int
-    binding: bool
+    enforced: bool
     """Whether this bucket may refuse the request; a shadow rule's may not."""
     rule: str | None
     """The rule's name, None in a Limiter."""
-    lease: Lease | None = None
+    adjustment: Adjustment | None = None
     """What to take in advance and to put back, None for nothing."""
-    ahead: int = 0
+    max_wait_us: int = 0
     """For how long the request may wait for its turn, µs: so far ahead it can be booked. At most `MAX_AHEAD`."""
     slot: int = 0
     """What names the place that is taken, where requests in flight are counted; 0 elsewhere."""
 
     def share(self, processes: int) -> Charge:
         """This charge by one of so many processes that each limit alone, see `Limit.share`."""
-        return self if processes == 1 else self._replace(windows=self.windows.share(processes, self.cost))
+        return self if processes == 1 else self._replace(bucket=self.bucket.share(processes, self.cost))
 
 
 class Plan(NamedTuple):
@@ -80,18 +80,18 @@ class Plan(NamedTuple):
     @property
     def gives_back(self) -> bool:
         """Whether buckets owe less afterwards, or something that nobody asked them about."""
-        return self.verb == "reset" or any(charge.lease and charge.lease.gives_back for charge in self.charges)
+        return self.verb == "reset" or any(charge.adjustment and charge.adjustment.gives_back for charge in self.charges)
 
     @property
-    def has_leases(self) -> bool:
+    def has_adjustments(self) -> bool:
         """Whether it puts something back, or takes something in advance."""
-        return any(charge.lease for charge in self.charges)
+        return any(charge.adjustment for charge in self.charges)
 
     def named(self) -> Plan:
         """This plan with a name for the slots that it takes, which nobody has had before."""
         slot = _CHANCE.randrange(1, 2**52)
         return self._replace(
-            charges=tuple([charge._replace(slot=slot) if charge.windows.has_slots else charge for charge in self.charges])
+            charges=tuple([charge._replace(slot=slot) if charge.bucket.has_slots else charge for charge in self.charges])
         )
 
 
@@ -114,8 +114,8 @@ def read(charges: Sequence[Charge], now: int, states: Sequence[Sequence[State]])
     """The reading of ``states`` at ``now``. Every store's verdict is made here; Lua repeats it where it must be atomic."""
     admitted, after = True, []
     for charge, found in zip(charges, states):
-        then = charge.windows.algorithm.weighed(found, charge)
-        if then is None and charge.binding:
+        then = charge.bucket.algorithm.weighed(found, charge)
+        if then is None and charge.enforced:
             admitted = False
         after.append(then)
     reading: Reading = tuple.__new__(Reading, (now, states, after, admitted, 0.0))  # half the time that Reading() takes

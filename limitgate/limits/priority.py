@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Final, Literal
 
 from limitgate.errors import ConfigError
-from limitgate.limits.bucket import Windows
+from limitgate.limits.bucket import Bucket
 
 Priority = Literal["high", "normal", "low"]
 
@@ -39,17 +39,17 @@ def share_of(value: object) -> Fraction:
     return share
 
 
-def graded(buckets: tuple[Windows, ...], reserve: Fraction) -> dict[Priority, tuple[Windows, ...]]:
+def graded(buckets: tuple[Bucket, ...], reserve: Fraction) -> dict[Priority, tuple[Bucket, ...]]:
     """The same buckets as those of each priority find them: with less room the lower it is.
 
     What is kept is rounded up to whole requests. Raises `ConfigError` for a limit of which nothing would be left.
     """
-    kept = [[math.ceil(reserve * limit.burst) for limit in windows.limits] for windows in buckets]
-    low = [windows.less([2 * each for each in much]) for windows, much in zip(buckets, kept)]
-    found: dict[Priority, tuple[Windows, ...]] = {}
+    kept = [[math.ceil(reserve * limit.burst) for limit in bucket.limits] for bucket in buckets]
+    low = [bucket.less([2 * each for each in much]) for bucket, much in zip(buckets, kept)]
+    found: dict[Priority, tuple[Bucket, ...]] = {}
     for priority, times in RESERVES.items():
         rooms = zip(buckets, kept, low)
-        found[priority] = tuple([windows.less([times * each for each in much], least) for windows, much, least in rooms])
+        found[priority] = tuple([bucket.less([times * each for each in much], least) for bucket, much, least in rooms])
     return found
 
 

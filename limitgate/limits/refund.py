@@ -17,26 +17,26 @@ from collections.abc import Sequence
 
 from limitgate.algorithms.base import State
 from limitgate.limits.bucket import LEASE_SPARE_US
-from limitgate.limits.plan import Charge, Lease, Plan, Reading
+from limitgate.limits.plan import Adjustment, Charge, Plan, Reading
 
 
-def correction(plan: Plan, reading: Reading, costs: Sequence[int]) -> Plan:
+def refund(plan: Plan, reading: Reading, costs: Sequence[int]) -> Plan:
     """What corrects a plan that was admitted, given what each of its charges turned out to cost; maybe without charges."""
     read = zip(plan.charges, reading.states, reading.after, costs)
     took = [(charge, states, cost) for charge, states, then, cost in read if then is not None]  # what did not fit took nothing
     wrong = [_corrected(charge, states, reading.now, cost) for charge, states, cost in took if cost != charge.cost]
-    return Plan(tuple([charge for charge in wrong if charge.lease and charge.lease.gives_back]), "peek")
+    return Plan(tuple([charge for charge in wrong if charge.adjustment and charge.adjustment.gives_back]), "peek")
 
 
-def undoing(plan: Plan, reading: Reading) -> Plan:
+def full_refund(plan: Plan, reading: Reading) -> Plan:
     """What gives back everything that a plan took that was admitted; maybe without charges."""
-    return correction(plan, reading, [0] * len(plan.charges))
+    return refund(plan, reading, [0] * len(plan.charges))
 
 
 def _corrected(charge: Charge, states: Sequence[State], now: int, cost: int) -> Charge:
-    windows = charge.windows
-    back, grace = windows.algorithm.owed_back(charge, states, cost)
-    if windows.lease and cost < charge.cost:  # it may come out of what was taken in advance, up to so long ago
-        back = [max(0, ticks - LEASE_SPARE_US * count) for ticks, count in zip(back, windows.counts)]
+    bucket = charge.bucket
+    back, grace = bucket.algorithm.owed_back(charge, states, cost)
+    if bucket.lease and cost < charge.cost:  # it may come out of what was taken in advance, up to so long ago
+        back = [max(0, ticks - LEASE_SPARE_US * count) for ticks, count in zip(back, bucket.counts)]
         grace = [0] * len(back)
-    return Charge(charge.key, windows, 0, binding=False, rule=charge.rule, lease=Lease(0, now, back, grace))
+    return Charge(charge.key, bucket, 0, enforced=False, rule=charge.rule, adjustment=Adjustment(0, now, back, grace))

@@ -1,7 +1,7 @@
 """How a polite caller goes about a request: waits its turn, sends it, heeds what the other side says, and comes back.
 
-Written once for code that awaits and code that does not. What has to be done is a generator that yields what its `Door` gives:
-results in code that does not wait otherwise, awaitables in code that does. `run` and `arun` send the results back in.
+Written once for code that awaits and code that does not. What has to be done is a generator that yields what its `Transport`
+gives: results in code that does not wait otherwise, awaitables in code that does. `run` and `arun` send the results back in.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _LONGEST_BACKOFF = 60.0
 _log = logging.getLogger("limitgate.outbound")
 
 
-class Door(Protocol):
+class Transport(Protocol):
     """What a client library does for a request. All but `repeatable` may give awaitables."""
 
     def send(self, request: Any) -> Any:
@@ -110,7 +110,7 @@ def limiter_of(limiter: object, kind: type[Kind]) -> Kind:
     return limiter
 
 
-class Courtesy(Generic[Request]):
+class ClientThrottle(Generic[Request]):
     """What a caller heeds. ``limits`` are counted by ``key``; without any only what the other side says counts.
 
     ``timeout`` is for how many seconds a request may wait before it is sent for the last time, None for as long as it takes.
@@ -157,7 +157,7 @@ class Courtesy(Generic[Request]):
         self._empty: dict[str, float] = {}
         """When our own bucket will be full again, where it was found empty."""
 
-    def exchange(self, door: Door, request: Request) -> Steps:
+    def exchange(self, door: Transport, request: Request) -> Steps:
         """Send a request in its turn, and again if it is refused: its response. Raises `RateLimited`, and `StoreError`."""
         key = self._key(request)
         if key is None:
@@ -190,7 +190,7 @@ class Courtesy(Generic[Request]):
             if wait > pause or pause <= _HEARD:
                 yield door.sleep(wait)  # else the next turn lies behind the pause, which a pardon may end
 
-    def _turn(self, door: Door, key: str, deadline: float, refused: Any) -> Steps:
+    def _turn(self, door: Transport, key: str, deadline: float, refused: Any) -> Steps:
         """Wait for the next turn that lies in no pause, having been ``refused`` by the other side before, or not."""
         while True:
             yield from self._look_for_pardon(key)
@@ -302,12 +302,12 @@ def _backoff(refusals: int) -> float:
 def _counted(decision: Decision) -> tuple[Limit, ...]:
     """The limits that a decision was about."""
     charges = [each.charge for each in decision.standings]
-    return tuple([limit for each in charges if not each.windows.algorithm.SILENT for limit in each.windows.limits])
+    return tuple([limit for each in charges if not each.bucket.algorithm.SILENT for limit in each.bucket.limits])
 
 
 def _banned_for(decision: Decision) -> float:
     """For how many seconds a key is refused whatever its limits say."""
-    banned = [each for each in decision.standings if each.charge.windows.algorithm.SILENT and not each.fits]
+    banned = [each for each in decision.standings if each.charge.bucket.algorithm.SILENT and not each.fits]
     return max([window.retry_after for each in banned for window in each.windows()], default=0.0)
 
 

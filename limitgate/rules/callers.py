@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, field_
 
 from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import ConfigError
-from limitgate.http.client_ip import Proxies
+from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.request import Headers, Request
 from limitgate.limits.priority import NORMAL, RESERVES, Priority
 
@@ -140,7 +140,7 @@ class Callers:
                     return listed, caller
         return None
 
-    def with_headers(self, request: Request, proxies: Proxies) -> Caller | None:
+    def with_headers(self, request: Request, proxies: TrustedProxies) -> Caller | None:
         """The caller that headers name: those of a trusted client, or those that a trusted peer sets itself."""
         if not self._by_header or not proxies.trust(request.peer):
             return None

@@ -25,7 +25,7 @@ from limitgate.algorithms.fixed_window import ALIGNED
 from limitgate.errors import ConfigError
 from limitgate.http.paths import segments
 from limitgate.http.request import Request
-from limitgate.limits.bucket import Windows, buckets_of
+from limitgate.limits.bucket import Bucket, buckets_of
 from limitgate.limits.duration import seconds_of
 from limitgate.limits.limit import NAMES, SECONDS, Limit, as_limit
 from limitgate.limits.plan import check_cost
@@ -249,20 +249,20 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return [having(limit) if limit in some else limit for limit in limits]
 
     @cached_property
-    def buckets(self) -> tuple[Windows, ...]:
+    def buckets(self) -> tuple[Bucket, ...]:
         """The limits by the buckets that they are counted in."""
         return self._checked("limits", buckets_of, self.every_limit)
 
     @property
     def _has_slots(self) -> bool:
-        return any(windows.has_slots for windows in self.buckets)
+        return any(bucket.has_slots for bucket in self.buckets)
 
-    def buckets_for(self, priority: Priority) -> tuple[Windows, ...]:
+    def buckets_for(self, priority: Priority) -> tuple[Bucket, ...]:
         """The buckets as callers of a priority find them: the same ones, with less room where some is kept for others."""
         return self.buckets if self.reserve is None else self._graded[self.priority or priority]
 
     @cached_property
-    def _graded(self) -> dict[Priority, tuple[Windows, ...]]:
+    def _graded(self) -> dict[Priority, tuple[Bucket, ...]]:
         return self._checked("reserve", partial(graded, self.buckets), self.reserve or Fraction())
 
     def _checked(self, field: str, make: Callable[..., T], value: object) -> T:
@@ -302,7 +302,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         if self.charge_if and (self.exempt or self.per == "message"):
             what = "is exempt" if self.exempt else "counts messages, which have no status"
             raise ConfigError(f"rule {self.name!r} {what}, expected no charge_if", ("charge_if",))
-        if self.charge_if and any(windows.lease for windows in self.buckets):
+        if self.charge_if and any(bucket.lease for bucket in self.buckets):
             message = f"rule {self.name!r} has a lease, out of which nothing can be given back exactly, expected no charge_if"
             raise ConfigError(message, ("charge_if",))
         if self._has_slots and (self.charge_if or self.per == "message"):
@@ -318,7 +318,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
                 f"rule {self.name!r} has no limit, expected limits, qps, qpm, qph, qpd or concurrency", ("limits",)
             )
         self._check_reserve()
-        for limit in [limit for windows in self.buckets_for("low") for limit in windows.limits]:
+        for limit in [limit for bucket in self.buckets_for("low") for limit in bucket.limits]:
             if isinstance(self.cost, int) and self.cost > limit.most and limit.period:
                 raise ConfigError(
                     f"rule {self.name!r}: cost {self.cost} never fits into {limit}, expected at most {limit.most}",
@@ -349,7 +349,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         if unable is not None:
             able = ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.BOOKS)
             what, expected = f"has a {unable.algorithm}, in which no turn can be booked", f"{able}, or no max_delay"
-        elif any(windows.lease for windows in self.buckets):
+        elif any(bucket.lease for bucket in self.buckets):
             what, expected = "has a lease, which is for requests that nobody holds up", "no lease, or no max_delay"
         elif self.exempt:
             what, expected = "is exempt", "no max_delay: exempt requests have no limits at all"

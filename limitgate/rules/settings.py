@@ -17,7 +17,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from limitgate.diagnostics import Diagnosis
 from limitgate.errors import ConfigError
-from limitgate.http.client_ip import Proxies
+from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.response import STYLES
 from limitgate.rules.rule import OnError
 
@@ -104,7 +104,7 @@ class Settings(BaseSettings):
     @field_validator("trusted_proxies")
     @classmethod
     def _proxies_are_networks(cls, trusted: tuple[str, ...]) -> tuple[str, ...]:
-        Proxies(trusted, "x-forwarded-for")
+        TrustedProxies(trusted, "x-forwarded-for")
         return trusted
 
     @field_validator("headers")

@@ -25,10 +25,10 @@ from limitgate.algorithms.base import State
 from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import StoreError
 from limitgate.forking import begin_anew_in_children
-from limitgate.limits.bucket import Windows
+from limitgate.limits.bucket import Bucket
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Charge, Plan, Reading, read
-from limitgate.stores.packed import HEAD, Bucket, Layout, Layouts, with_cost, written_at
+from limitgate.stores.packed import HEAD, Entry, Layout, Layouts, with_cost, written_at
 
 _MORE = 2
 """Steps of the hand for each expired bucket, besides one for each newcomer: in the long run a third has expired at most."""
@@ -47,7 +47,7 @@ _SHARDS = 4096
 _STEP = 1_000_000
 """Microseconds that the clock may step back before it is worth a line in the log."""
 
-_Home = tuple[dict[Any, bytes], Any, bytes | None, Bucket | None, Layout | None]
+_Home = tuple[dict[Any, bytes], Any, bytes | None, Entry | None, Layout | None]
 """Where a charge's bucket lives: in which dictionary, under which key, its value and the bucket if there is one yet; and its
 layout if it is plain: of the asked windows, a number for each."""
 
@@ -143,14 +143,14 @@ class MemoryStore:
         homes: list[_Home] = []
         states: list[Sequence[State]] = []
         for charge in charges:
-            key, windows = charge.key, charge.windows
+            key, bucket = charge.key, charge.bucket
             shard = shards[hash(key) & mask]
-            value, layout = shard.get(key), known.get(windows)
-            if value is not None and layout is not None and len(value) == layout.plain_size and charge.lease is None:
+            value, layout = shard.get(key), known.get(bucket)
+            if value is not None and layout is not None and len(value) == layout.plain_size and charge.adjustment is None:
                 number, written, cost, *debts = layout.unpack(value)
                 if number == layout.number and written <= now:
-                    homes.append((shard, key, value, (written, cost, windows, debts), layout))
-                    states.append(layout.opened(debts, now - written, windows, now))
+                    homes.append((shard, key, value, (written, cost, bucket, debts), layout))
+                    states.append(layout.opened(debts, now - written, bucket, now))
                     continue
             home = self._home(charge, now)
             homes.append(home)
@@ -165,13 +165,13 @@ class MemoryStore:
                     if home[3] is not None and home[3][1] != charge.cost:
                         self._note_refusal(home, charge, before)
                 elif admitted and after is not before:
-                    self._write(home, charge.windows, now, after, charge.cost)
+                    self._write(home, charge.bucket, now, after, charge.cost)
         return reading
 
     def _reset(self, homes: Sequence[_Home], charges: Sequence[Charge], now: int) -> list[Sequence[State]]:
-        states = [charge.windows.algorithm.fresh(now, charge.windows) for charge in charges]
+        states = [charge.bucket.algorithm.fresh(now, charge.bucket) for charge in charges]
         for home, charge, initial in zip(homes, charges, states):
-            self._write(home, charge.windows, now, initial)
+            self._write(home, charge.bucket, now, initial)
         return states
 
     def _interrupting(self, plan: Plan) -> Reading:
@@ -185,65 +185,65 @@ class MemoryStore:
 
     def _view(self, charge: Charge) -> Sequence[State]:
         """States of a charge's bucket, of which nothing is changed."""
-        key, windows = charge.key, charge.windows
+        key, bucket = charge.key, charge.bucket
         value = self._shard(key).get(key)
         if value is None:
-            return windows.algorithm.fresh(self._now, windows)
-        return _standing(self._bucket(key, value), windows, self._now)
+            return bucket.algorithm.fresh(self._now, bucket)
+        return _standing(self._bucket(key, value), bucket, self._now)
 
     def _shard(self, key: Any) -> dict[Any, bytes]:
         """Dictionary that a key belongs into."""
         return self._shards[hash(key) & self._mask]
 
-    def _bucket(self, key: Any, value: bytes) -> Bucket:
+    def _bucket(self, key: Any, value: bytes) -> Entry:
         return self._layouts.by(value).unpacked(value, self._beside.get(key, ()))
 
     def _home(self, charge: Charge, now: int) -> _Home:
         """Find where a charge's bucket lives: under its key, or in the overflow bucket of its windows."""
-        key, windows = charge.key, charge.windows
+        key, bucket = charge.key, charge.bucket
         shard = self._shards[hash(key) & self._mask]
         value = shard.get(key)
         if value is not None:
             return shard, key, value, self._bucket(key, value), None
-        if windows.algorithm.SILENT:  # a ban, or a configuration, that newcomers shared would hold for all of them
-            if charge.lease is not None:
+        if bucket.algorithm.SILENT:  # a ban, or a configuration, that newcomers shared would hold for all of them
+            if charge.adjustment is not None:
                 self._reclaim(now)
             return shard, key, None, None, None
         if self._reclaim(now):
             return shard, key, None, None, None
-        shared = windows.ids
+        shared = bucket.ids
         value = self._overflow.get(shared)
         return self._overflow, shared, value, None if value is None else self._bucket(shared, value), None
 
     def _read(self, home: _Home, charge: Charge, now: int) -> Sequence[State]:
         """How each asked window stands now, once the charge's lease is put right."""
-        bucket, windows, lease = home[3], charge.windows, charge.lease
-        algorithm = windows.algorithm
-        if bucket is None:
-            states = algorithm.fresh(now, windows)
+        entry, bucket, lease = home[3], charge.bucket, charge.adjustment
+        algorithm = bucket.algorithm
+        if entry is None:
+            states = algorithm.fresh(now, bucket)
         else:
-            written, _, stored, _ = bucket
-            states = _standing(bucket, windows, now)
+            written, _, stored, _ = entry
+            states = _standing(entry, bucket, now)
             if now < written:
                 self._step_back(written - now)
-                self._write(home, windows, now, states)
-            elif stored is not windows and algorithm.BY_COUNT and _has_other_counts(stored, windows, states):
-                self._write(home, windows, now, states)
+                self._write(home, bucket, now, states)
+            elif stored is not bucket and algorithm.BY_COUNT and _has_other_counts(stored, bucket, states):
+                self._write(home, bucket, now, states)
         if lease is not None:
-            states = algorithm.put_right(states, lease.back, max(0, now - lease.as_of), lease.grace, windows)
-            self._write(home, windows, now, states)
+            states = algorithm.put_right(states, lease.back, max(0, now - lease.as_of), lease.grace, bucket)
+            self._write(home, bucket, now, states)
         return states
 
-    def _write(self, home: _Home, windows: Windows, now: int, states: Sequence[State], asked: int = 0) -> None:
+    def _write(self, home: _Home, bucket: Bucket, now: int, states: Sequence[State], asked: int = 0) -> None:
         """Put how the asked windows stand; windows of the bucket that were not asked stay as they are.
 
         ``asked`` is the cost of a charge, 0 for none. The cost that is kept is the last one, or an earlier one that is refused.
         """
-        buckets, key, value, bucket, layout = home
+        buckets, key, value, entry, layout = home
         cost = asked or 1
-        if bucket is not None:
-            _, last, stored, _ = bucket
-            if last != asked and (not asked or (last > asked and _wait_us(windows, states, last))):
+        if entry is not None:
+            _, last, stored, _ = entry
+            if last != asked and (not asked or (last > asked and _wait_us(bucket, states, last))):
                 cost = last
             # It is as it was read, unless another charge of the plan is for the same key, or needed the room.
             if layout is not None and buckets.get(key) is value:
@@ -253,9 +253,9 @@ class MemoryStore:
                     pass
                 else:
                     return
-            if stored is not windows:
-                windows, states = _joined(windows, states, bucket, now)
-        layout = self._layouts.of(windows)
+            if stored is not bucket:
+                bucket, states = _joined(bucket, states, entry, now)
+        layout = self._layouts.of(bucket)
         self._put(buckets, key, layout, layout.packed(now, cost, states), states)
 
     def _put(self, buckets: dict[Any, bytes], key: Any, layout: Layout, value: bytes, states: Sequence[State]) -> None:
@@ -285,12 +285,12 @@ class MemoryStore:
 
     def _note_refusal(self, home: _Home, charge: Charge, states: Sequence[State]) -> None:
         """Keep the cost of a charge that does not fit, so that the bucket stays for as long as it would refuse it."""
-        buckets, key, _, bucket, _ = home
-        cost, windows = charge.cost, charge.windows
-        if bucket is None or bucket[1] == cost or not _wait_us(windows, states, cost):
+        buckets, key, _, entry, _ = home
+        cost, bucket = charge.cost, charge.bucket
+        if entry is None or entry[1] == cost or not _wait_us(bucket, states, cost):
             return
         live = buckets.get(key)
-        if live is not None and (bucket[1] < cost or not _wait_us(windows, states, bucket[1])):
+        if live is not None and (entry[1] < cost or not _wait_us(bucket, states, entry[1])):
             buckets[key] = with_cost(live, cost)
 
     def _reclaim(self, now: int) -> bool:
@@ -334,7 +334,7 @@ class MemoryStore:
         layout = self._layouts.numbered[number]
         if layout.drains and len(value) == layout.size and written <= now and self._count < self._max_buckets:
             elapsed = now - written
-            for debt, count in zip(layout.unpack(value)[3:], layout.windows.counts):
+            for debt, count in zip(layout.unpack(value)[3:], layout.bucket.counts):
                 if debt > elapsed * count:
                     return False
             self._drop(shard, key)
@@ -350,16 +350,16 @@ class MemoryStore:
         return False
 
     def _look_closely(self, shard: dict[Any, bytes], key: Any, value: bytes, now: int) -> bool:
-        bucket = self._bucket(key, value)
-        if bucket[0] > now:
-            self._step_back(bucket[0] - now)
+        entry = self._bucket(key, value)
+        if entry[0] > now:
+            self._step_back(entry[0] - now)
             shard[key] = value = written_at(value, now)
-            bucket = (now, *bucket[1:])
-        due = _full_at(bucket)
+            entry = (now, *entry[1:])
+        due = _full_at(entry)
         if due <= now:
             self._drop(shard, key)
             return True
-        if self._count >= self._max_buckets and _refuses_until(bucket) <= now:
+        if self._count >= self._max_buckets and _refuses_until(entry) <= now:
             self._remember(due, key, value)
         return False
 
@@ -388,65 +388,65 @@ def _system_clock() -> int:
     return time.time_ns() // 1000
 
 
-def _standing(bucket: Bucket, windows: Windows, now: int) -> Sequence[State]:
+def _standing(entry: Entry, bucket: Bucket, now: int) -> Sequence[State]:
     """States of the asked windows of a bucket at a time in Unix µs."""
-    written, _, stored, states = bucket
-    algorithm = windows.algorithm
-    if windows is stored:
+    written, _, stored, states = entry
+    algorithm = bucket.algorithm
+    if bucket is stored:
         return algorithm.opened(states, now - written, stored, now)
     states = algorithm.drained(states, now - written, stored)
     known = dict(zip(stored.ids, states))
-    fresh = zip(windows.ids, algorithm.fresh(now, windows))
+    fresh = zip(bucket.ids, algorithm.fresh(now, bucket))
     found = [known.get(window, new) for window, new in fresh]
-    return algorithm.opened(list(map(algorithm.rescaled, found, windows.limits)), 0, windows, now)
+    return algorithm.opened(list(map(algorithm.rescaled, found, bucket.limits)), 0, bucket, now)
 
 
-def _has_other_counts(stored: Windows, windows: Windows, states: Sequence[State]) -> bool:
+def _has_other_counts(stored: Bucket, bucket: Bucket, states: Sequence[State]) -> bool:
     """Whether any of the windows that owe something had another count when it was stored."""
     counts = dict(zip(stored.ids, stored.counts))
-    asked = zip(windows.ids, windows.counts, states)
+    asked = zip(bucket.ids, bucket.counts, states)
     return any(state and counts.get(window, count) != count for window, count, state in asked)
 
 
-def _full_at(bucket: Bucket) -> int:
+def _full_at(entry: Entry) -> int:
     """When a bucket will be as if nobody had used it, in Unix µs."""
-    written, _, windows, states = bucket
-    return written + max(map(windows.algorithm.lasts_us, states, windows.limits))
+    written, _, bucket, states = entry
+    return written + max(map(bucket.algorithm.lasts_us, states, bucket.limits))
 
 
-def _refuses_until(bucket: Bucket) -> int:
+def _refuses_until(entry: Entry) -> int:
     """When the cost last asked of a bucket will fit into every window, whoever asks, in Unix µs; when written if it did then.
 
     Bans and what is configured, which are never dropped, stay until they are over.
     """
-    written, cost, windows, states = bucket
-    wait = _wait_us(windows, states, cost)
-    is_kept = windows.algorithm.SILENT or (wait and windows.has_slots)  # a hint is no promise
-    return _full_at(bucket) if is_kept else written + wait
+    written, cost, bucket, states = entry
+    wait = _wait_us(bucket, states, cost)
+    is_kept = bucket.algorithm.SILENT or (wait and bucket.has_slots)  # a hint is no promise
+    return _full_at(entry) if is_kept else written + wait
 
 
-def _wait_us(windows: Windows, states: Sequence[State], cost: int) -> int:
+def _wait_us(bucket: Bucket, states: Sequence[State], cost: int) -> int:
     """Microseconds until a cost fits into every window for those who have least room; 0 if it does, or if it never will."""
-    wait_us, costs = windows.algorithm.wait_us, repeat(cost)
-    waits = list(map(wait_us, states, costs, windows.strictest.limits))
+    wait_us, costs = bucket.algorithm.wait_us, repeat(cost)
+    waits = list(map(wait_us, states, costs, bucket.strictest.limits))
     if None in waits:  # who has least room never gets that much
-        waits = list(map(wait_us, states, costs, windows.limits))
+        waits = list(map(wait_us, states, costs, bucket.limits))
     return max([wait or 0 for wait in waits], default=0)
 
 
-def _joined(windows: Windows, states: Sequence[State], bucket: Bucket, now: int) -> tuple[Windows, Sequence[State]]:
+def _joined(bucket: Bucket, states: Sequence[State], entry: Entry, now: int) -> tuple[Bucket, Sequence[State]]:
     """The asked windows, and those of ``bucket`` that were not asked and still owe something."""
-    limits, ids, joined = list(windows.limits), list(windows.ids), list(states)
-    written, _, stored, before = bucket
-    for limit, window, state in zip(stored.limits, stored.ids, windows.algorithm.opened(before, now - written, stored, now)):
-        if window not in windows.ids and state:
+    limits, ids, joined = list(bucket.limits), list(bucket.ids), list(states)
+    written, _, stored, before = entry
+    for limit, window, state in zip(stored.limits, stored.ids, bucket.algorithm.opened(before, now - written, stored, now)):
+        if window not in bucket.ids and state:
             limits.append(limit)
             ids.append(window)
             joined.append(state)
-    return (windows, states) if len(ids) == len(windows.ids) else (_windows(tuple(limits), tuple(ids)), joined)
+    return (bucket, states) if len(ids) == len(bucket.ids) else (_windows(tuple(limits), tuple(ids)), joined)
 
 
 @lru_cache(maxsize=4096)
-def _windows(limits: tuple[Limit, ...], ids: tuple[int, ...]) -> Windows:
+def _windows(limits: tuple[Limit, ...], ids: tuple[int, ...]) -> Bucket:
     """The same object for the same windows, so that buckets share it."""
-    return Windows(limits, ids)
+    return Bucket(limits, ids)

@@ -18,9 +18,9 @@ from typing import Any, Final
 from limitgate.algorithms import gcra
 from limitgate.algorithms.base import State
 from limitgate.algorithms.sliding_log import Log
-from limitgate.limits.bucket import Windows
+from limitgate.limits.bucket import Bucket
 
-Bucket = tuple[int, int, Windows, Sequence[State]]
+Entry = tuple[int, int, Bucket, Sequence[State]]
 """When a bucket was written in Unix µs, the cost last asked of it, its windows, and their states at that time."""
 
 HEAD: Final = struct.Struct("<Iqq")
@@ -35,6 +35,7 @@ class Layout:
     """Layout of the buckets of some windows, and the number that stands for these windows in the values."""
 
     __slots__ = (
+        "bucket",
         "drains",
         "is_debts",
         "is_log",
@@ -47,17 +48,16 @@ class Layout:
         "size",
         "unpack",
         "uses",
-        "windows",
     )
 
-    def __init__(self, windows: Windows, number: int) -> None:
-        self.windows = windows
+    def __init__(self, bucket: Bucket, number: int) -> None:
+        self.bucket = bucket
         self.number = number
         self.mark = _NUMBER.pack(number)
         """First bytes of every value."""
         self.uses = 0
         """Buckets that have this layout."""
-        initial = windows.algorithm.fresh(0, windows)
+        initial = bucket.algorithm.fresh(0, bucket)
         self.is_debts = bool(initial) and all(type(state) is int for state in initial)
         """True for states of one number each."""
         self.is_row = type(initial[0]) is tuple if initial else False
@@ -69,9 +69,9 @@ class Layout:
         """Bytes of a value that is not a head alone, unless it is a log's."""
         self.plain_size = form.size if self.is_debts else 0
         """`size` where states are plain numbers, else that of no value."""
-        self.drains = windows.algorithm is gcra
-        """True for debts that drain by `Windows.counts`."""
-        self.opened = windows.algorithm.opened
+        self.drains = bucket.algorithm is gcra
+        """True for debts that drain by `Bucket.counts`."""
+        self.opened = bucket.algorithm.opened
         self.pack = form.pack
         self.unpack = form.unpack
 
@@ -88,31 +88,31 @@ class Layout:
             pass
         return HEAD.pack(self.number, written, min(cost, MAX_COST))
 
-    def unpacked(self, value: bytes, beside: Sequence[State]) -> Bucket:
+    def unpacked(self, value: bytes, beside: Sequence[State]) -> Entry:
         """Bucket of a value, whose states are ``beside`` if it is a head alone."""
         _, written, cost = HEAD.unpack_from(value)
         if is_head(value):
-            return written, cost, self.windows, beside
+            return written, cost, self.bucket, beside
         if self.is_log:
-            return written, cost, self.windows, [_log(value[HEAD.size :])]
+            return written, cost, self.bucket, [_log(value[HEAD.size :])]
         numbers = self.unpack(value)[3:]
-        return written, cost, self.windows, [numbers] if self.is_row else numbers
+        return written, cost, self.bucket, [numbers] if self.is_row else numbers
 
 
 class Layouts:
     """Layouts of the buckets of a store. One that no bucket has any more is forgotten, and its number given to another."""
 
     def __init__(self) -> None:
-        self.known: dict[Windows, Layout] = {}
+        self.known: dict[Bucket, Layout] = {}
         self.numbered: list[Any] = []
         self._free: list[int] = []
 
-    def of(self, windows: Windows) -> Layout:
+    def of(self, bucket: Bucket) -> Layout:
         """Layout of the buckets of these windows."""
-        layout = self.known.get(windows)
+        layout = self.known.get(bucket)
         if layout is None:
-            layout = Layout(windows, self._number())  # no number is ever given twice, wherever a signal comes in between
-            self.numbered[layout.number] = self.known[windows] = layout
+            layout = Layout(bucket, self._number())  # no number is ever given twice, wherever a signal comes in between
+            self.numbered[layout.number] = self.known[bucket] = layout
         return layout
 
     def by(self, value: bytes) -> Layout:
@@ -124,7 +124,7 @@ class Layouts:
         """Count one bucket less that has this layout."""
         layout.uses -= 1
         if not layout.uses:
-            del self.known[layout.windows]
+            del self.known[layout.bucket]
             self.numbered[layout.number] = None
             self._free.append(layout.number)
 

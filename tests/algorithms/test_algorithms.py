@@ -15,11 +15,11 @@ import redis
 from hypothesis import given, strategies as st
 
 from limitgate import AsyncRedisStore, Decision, Limit, Limiter, MemoryStore, RedisStore, Rule
-from limitgate.limits.bucket import Windows, windows_of
+from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.decision import decide
 from limitgate.limits.limit import NAMES
 from limitgate.limits.plan import Charge, Plan, Reading
-from limitgate.limits.refund import correction
+from limitgate.limits.refund import refund
 from tests.http.test_response import Door, parsed_list
 from tests.stores.test_stores import AsyncDoor, Door as StoreDoor
 from tests.support.clock import Clock
@@ -57,16 +57,16 @@ class Key:
 
     def charge(self, limit: Limit, cost: int) -> tuple[Plan, Reading]:
         """Charge a bucket of its own, as a rule does, for a correction to come."""
-        plan = Plan((Charge(self.name, windows_of(limit), cost, binding=True, rule="rule"),))
+        plan = Plan((Charge(self.name, bucket_of(limit), cost, enforced=True, rule="rule"),))
         return plan, self.store.spend(plan, 5)
 
     def correct(self, charged: tuple[Plan, Reading], cost: int) -> None:
-        plan = correction(*charged, [cost])
+        plan = refund(*charged, [cost])
         self.store.spend(plan, 5)
 
     def charged(self, limit: Limit, cost: int = 1) -> Decision:
         """What that bucket would say to a cost."""
-        plan = Plan((Charge(self.name, windows_of(limit), cost, binding=True, rule="rule"),), "peek")
+        plan = Plan((Charge(self.name, bucket_of(limit), cost, enforced=True, rule="rule"),), "peek")
         return decide(plan, self.store.spend(plan, 5))
 
 
@@ -229,7 +229,7 @@ def test_a_correction_may_be_absurd(key: Key, five: Limit) -> None:
     assert not owing.allowed
     assert 0 < owing.retry_after < math.inf
     assert owing.windows[0].used > 2**24
-    plan = Plan((Charge(key.name, windows_of(five), 1, binding=True, rule="rule"),), "reset")
+    plan = Plan((Charge(key.name, bucket_of(five), 1, enforced=True, rule="rule"),), "reset")
     assert decide(plan, key.store.spend(plan, 5)).remaining == 5
 
 
@@ -319,7 +319,7 @@ def test_what_is_not_ours_is_replaced(client: redis.Redis, five: Limit, foreign:
     scripted, key = Scripted(client, Clock()), uuid4().hex
     command, *rest = foreign
     client.execute_command(command, key, *rest)
-    plan = Plan((Charge(key, windows_of(five), 5, binding=True, rule=None),))
+    plan = Plan((Charge(key, bucket_of(five), 5, enforced=True, rule=None),))
     (now, unreadable, *_), again = (client.execute_command(*scripted.command(plan, scripted.clock.now)) for _ in range(2))
     assert (now, unreadable, again[1]) == (scripted.clock.now, 1, 0)
     assert not decide(plan, scripted.spend(plan, 5)).allowed
@@ -337,7 +337,7 @@ def test_a_key_lives_as_long_as_it_is_of_use(client: redis.Redis, five: Limit) -
         assert 0 < gone - clock.now - key.charged(five).reset_after * US <= 2001
         clock.advance(us=step * 7_654_321)
     assert client.exists(key.name)
-    plan = Plan((Charge(key.name, windows_of(five), 1, binding=True, rule=None),), "reset")
+    plan = Plan((Charge(key.name, bucket_of(five), 1, enforced=True, rule=None),), "reset")
     key.store.spend(plan, 5)
     assert not client.exists(key.name)
     last = key.charge(five, 2)
@@ -354,10 +354,10 @@ def mixed(door: Any) -> None:
     name = uuid4().hex
     charges = []
     for algorithm in COUNTING:
-        windows = Windows((Limit("3 per 366 days", algorithm=algorithm),))
-        charges.append(Charge(f"{name}:{algorithm}", windows, 1, binding=True, rule=algorithm))
-    tight = Windows((Limit("2 per 366 days", algorithm="sliding_log"),))
-    plan = Plan((*charges, Charge(f"{name}:tight", tight, 1, binding=True, rule="tight")))
+        windows = Bucket((Limit("3 per 366 days", algorithm=algorithm),))
+        charges.append(Charge(f"{name}:{algorithm}", windows, 1, enforced=True, rule=algorithm))
+    tight = Bucket((Limit("2 per 366 days", algorithm="sliding_log"),))
+    plan = Plan((*charges, Charge(f"{name}:tight", tight, 1, enforced=True, rule="tight")))
     told = []
     for _ in range(3):
         reading = door.spend(plan)
@@ -370,7 +370,7 @@ def mixed(door: Any) -> None:
     loose = Plan(tuple(charges))
     reading = door.spend(loose)
     assert decide(loose, reading).remaining == 0
-    door.spend(correction(loose, reading, [0] * len(charges)))
+    door.spend(refund(loose, reading, [0] * len(charges)))
     peek = Plan(loose.charges, "peek")
     assert [window.used for window in decide(peek, door.spend(peek)).windows] == [2] * len(charges)
     door.spend(Plan(loose.charges, "reset"))

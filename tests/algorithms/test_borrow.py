@@ -14,12 +14,12 @@ from hypothesis import given, strategies as st
 
 from limitgate import ConfigError, Limit, Limiter, MemoryStore, Rule, load_rules
 from limitgate.algorithms import gcra
-from limitgate.limits.bucket import windows_of
+from limitgate.limits.bucket import bucket_of
 from limitgate.limits.decision import decide
 from limitgate.limits.limit import MAX_OWED_US, as_limit
 from limitgate.limits.plan import Charge, Plan
-from limitgate.limits.refund import correction
-from limitgate.stores.redis.deny_cache import Refusals
+from limitgate.limits.refund import refund
+from limitgate.stores.redis.deny_cache import DenyCache
 from tests.support.clock import Clock
 from tests.support.scripted import Scripted
 
@@ -128,11 +128,11 @@ def test_the_worst_case_property(limit: Limit, asking: list[tuple[int, int]]) ->
 @pytest.mark.parametrize("truth", [0, 1, 12, 29, 30, 31, 99])
 def test_what_was_borrowed_too_much_is_given_back(limiter: Limiter, truth: int) -> None:
     """A large request that turns out to cost something else leaves what it would have left, had it cost that at once."""
-    windows, clock, store = windows_of(TEN), limiter.clock, limiter._store
-    plan = Plan((Charge(limiter.key, windows, 30, binding=True, rule=None),))
+    windows, clock, store = bucket_of(TEN), limiter.clock, limiter._store
+    plan = Plan((Charge(limiter.key, windows, 30, enforced=True, rule=None),))
     reading = store.spend(plan, 5)
     clock.advance(0.5)
-    store.spend(correction(plan, reading, [truth]), 5)
+    store.spend(refund(plan, reading, [truth]), 5)
     owed = max(0, truth * SECOND - 5 * SECOND) if truth <= 30 else 25 * SECOND + (truth - 30) * SECOND
     assert store.spend(plan._replace(verb="peek"), 5).states == [[owed]]
 
@@ -140,10 +140,19 @@ def test_what_was_borrowed_too_much_is_given_back(limiter: Limiter, truth: int) 
 @pytest.mark.parametrize(("cost", "ahead", "passes"), [(1, 2.1, True), (50, 2.1, True), (50, 2.099_999, False), (1, 0, False)])
 def test_a_turn_can_be_booked(limiter: Limiter, cost: int, ahead: float, *, passes: bool) -> None:
     """Where requests may wait, a large one waits for as long as a small one would, and then all of it is owed."""
-    windows, store = windows_of(TEN), limiter._store
+    windows, store = bucket_of(TEN), limiter._store
     limiter.hit(limiter.key, TEN, cost=30)
     plan = Plan(
-        (Charge(limiter._prefix + limiter._key.digest_of(limiter.key), windows, cost, True, None, ahead=round(ahead * SECOND)),)
+        (
+            Charge(
+                limiter._prefix + limiter._key.digest_of(limiter.key),
+                windows,
+                cost,
+                True,
+                None,
+                max_wait_us=round(ahead * SECOND),
+            ),
+        )
     )
     decision = decide(plan, store.spend(plan, 5))
     assert decision.allowed is passes
@@ -162,10 +171,10 @@ def test_a_bucket_that_refuses_since_something_was_borrowed_is_not_dropped() -> 
 
 def test_a_refusal_is_repeated_as_long_as_it_holds() -> None:
     """What was refused is refused without asking until one request fits, and then asked about, whatever it costs."""
-    windows, store, refusals = windows_of(TEN), MemoryStore(Clock()), Refusals()
+    windows, store, refusals = bucket_of(TEN), MemoryStore(Clock()), DenyCache()
 
     def plan(cost: int) -> Plan:
-        return Plan((Charge("key", windows, cost, binding=True, rule=None),))
+        return Plan((Charge("key", windows, cost, enforced=True, rule=None),))
 
     store.spend(plan(15))
     refusals.learn(plan(7), store.spend(plan(7)), 100.0, 100.0)
@@ -215,14 +224,14 @@ def test_a_limit_that_lets_borrow(algorithm: str) -> None:
     """It prints what leads back to it, and is another limit than the one that does not, under every name of the algorithm."""
     limit = Limit("10/second burst 3", borrow=True, algorithm=algorithm)
     assert eval(repr(limit)) == as_limit(limit.given) == limit != Limit("10/second burst 3", algorithm=algorithm)
-    assert windows_of(limit).ids == windows_of(limit.having(borrow=False)).ids
+    assert bucket_of(limit).ids == bucket_of(limit.having(borrow=False)).ids
     assert (limit.most > 10**9, limit.having(borrow=False).most) == (True, 3)
 
 
 @pytest.mark.parametrize("cost", [1, 2, 5, 30, 10**6])
 def test_a_share_lets_borrow_too(cost: int) -> None:
     """Of several processes each has its share of the burst, whatever a request costs, as it can be borrowed."""
-    windows = windows_of(TEN)
+    windows = bucket_of(TEN)
     assert windows.share(3, cost) is windows.share(3)
     (share,) = windows.share(3).limits
     assert (share.count, share.period, share.burst, share.borrow) == (10, 3, 3, True)

@@ -18,10 +18,10 @@ from hypothesis import given, strategies as st
 
 from limitgate import ConfigError, Limit, Limiter, MemoryStore, RedisStore, Rule, limit, load_rules
 from limitgate.algorithms.concurrency import HELD_US, State
-from limitgate.limits.bucket import windows_of
+from limitgate.limits.bucket import bucket_of
 from limitgate.limits.decision import decide
-from limitgate.limits.plan import Charge, Lease, Plan, Reading
-from limitgate.limits.refund import correction, undoing
+from limitgate.limits.plan import Adjustment, Charge, Plan, Reading
+from limitgate.limits.refund import full_refund, refund
 from limitgate.rules.lint import overshooting
 from limitgate.stores.redis import wire
 from tests.support.clock import Clock
@@ -69,17 +69,17 @@ class Oracle:
         for charge in plan.charges:
             before = self.buckets.get(charge.key, Places(now))
             bucket = Places(now) if plan.verb == "reset" else before.at(now)
-            if plan.verb == "reset" or before.written > now or charge.lease:
+            if plan.verb == "reset" or before.written > now or charge.adjustment:
                 changed.add(charge.key)
-            if charge.lease:
+            if charge.adjustment:
                 self._put_right(bucket, charge)
             found.append(bucket)
         told = [(each.taken, each.left, each.slots.get(charge.slot, (0, 0))[0]) for charge, each in zip(plan.charges, found)]
         fits = [
-            not charge.cost or own or taken + charge.cost <= charge.windows.limits[0].count
+            not charge.cost or own or taken + charge.cost <= charge.bucket.limits[0].count
             for charge, (taken, _, own) in zip(plan.charges, told)
         ]
-        passes = all(fit or not charge.binding for charge, fit in zip(plan.charges, fits))
+        passes = all(fit or not charge.enforced for charge, fit in zip(plan.charges, fits))
         for charge, bucket, fit in zip(plan.charges, found, fits):
             if plan.verb == "spend" and passes and fit and charge.cost:
                 bucket.take(charge.slot, charge.cost)
@@ -90,10 +90,10 @@ class Oracle:
 
     @staticmethod
     def _put_right(bucket: Places, charge: Charge) -> None:
-        (back,), (name,) = charge.lease.back, charge.lease.grace
+        (back,), (name,) = charge.adjustment.back, charge.adjustment.grace
         if back > 0:
             bucket.slots.pop(name, None)
-        elif back and (name in bucket.slots or bucket.taken - back <= charge.windows.limits[0].count):
+        elif back and (name in bucket.slots or bucket.taken - back <= charge.bucket.limits[0].count):
             bucket.take(name, -back)
 
 
@@ -105,11 +105,11 @@ def a_plan(rnd: random.Random, keys: list[str], names: list[int], counts: tuple[
     name = names[-1] if what == "take" else rnd.choice(names)
     charges = []
     for key in rnd.sample(keys, rnd.choice((1, len(keys)))):
-        windows, cost = windows_of(f"{rnd.choice(counts)} at once"), rnd.choice((0, 1, 1, 1, 1, 2, 3, 10**12))
+        windows, cost = bucket_of(f"{rnd.choice(counts)} at once"), rnd.choice((0, 1, 1, 1, 1, 2, 3, 10**12))
         charge = Charge(key, windows, cost, rnd.random() < 0.8, rnd.choice(("a", "b")), slot=name)
         if what in ("release", "renew"):
             cost = rnd.choice((1, 1, 2))
-            charge = charge._replace(cost=0, lease=Lease(0, 0, [cost if what == "release" else -cost], [name]))
+            charge = charge._replace(cost=0, adjustment=Adjustment(0, 0, [cost if what == "release" else -cost], [name]))
         charges.append(charge)
     return Plan(tuple(charges), {"take": "spend", "reset": "reset"}.get(what, "peek"))
 
@@ -139,7 +139,7 @@ def told(plan: Plan, reading: Reading) -> tuple[bool, list[tuple[int, int, int]]
             state.places(charge.slot),
         )
         for charge, windows, (state,) in (
-            (charge, charge.windows, states) for charge, states in zip(plan.charges, reading.states)
+            (charge, charge.bucket, states) for charge, states in zip(plan.charges, reading.states)
         )
     ]
 
@@ -188,10 +188,10 @@ def test_histories_of_places_meet_every_case() -> None:
             before = now
             for charge, (_, _, own) in zip(plan.charges, answers):
                 had = charge.slot in held.get(charge.key, {})
-                if charge.lease is None:
+                if charge.adjustment is None:
                     seen["taken twice"] += had and own > 0 and plan.verb == "spend"
                     seen["ended"] += had and not own and plan.verb != "reset"
-                elif charge.lease.back[0] > 0:
+                elif charge.adjustment.back[0] > 0:
                     seen["released"] += had
                 else:
                     seen["renewed"] += had and own > 0
@@ -208,9 +208,9 @@ def test_never_more_than_the_count_property(seed: int) -> None:
     for _ in range(12):
         clock.advance(us=rnd.choice(STEPS))
         plan = a_plan(rnd, ["key"], names)
-        plan = plan._replace(charges=tuple([charge._replace(windows=windows_of("3 at once")) for charge in plan.charges]))
+        plan = plan._replace(charges=tuple([charge._replace(bucket=bucket_of("3 at once")) for charge in plan.charges]))
         store.spend(plan)
-        (state,) = store.spend(Plan((Charge("key", windows_of("3 at once"), 0, True, None),), "peek")).states[0]
+        (state,) = store.spend(Plan((Charge("key", bucket_of("3 at once"), 0, True, None),), "peek")).states[0]
         assert 0 <= state.taken <= 3
         assert state.taken == sum(places for places, _ in state.slots.values())
 
@@ -225,14 +225,14 @@ def ask(request: pytest.FixtureRequest, client: redis.Redis) -> Callable[..., Re
     store = MemoryStore(clock) if request.param == "memory" else Scripted(client, clock)
 
     def plan(text: str, name: int, cost: int) -> Plan:
-        return Plan((Charge(key, windows_of(text), cost, binding=True, rule=None, slot=name),))
+        return Plan((Charge(key, bucket_of(text), cost, enforced=True, rule=None, slot=name),))
 
     def ask(text: str, name: int = 1, cost: int = 1, verb: Any = "spend") -> Reading:
         return store.spend(plan(text, name, cost)._replace(verb=verb), 5)
 
     def back(text: str, name: int = 1, cost: int = 1) -> Reading:
         taken = plan(text, name, cost)
-        return store.spend(undoing(taken, Reading(0, [[State()]], [[State()]], admitted=True)), 5)
+        return store.spend(full_refund(taken, Reading(0, [[State()]], [[State()]], admitted=True)), 5)
 
     ask.clock, ask.back = clock, back
     return ask
@@ -337,7 +337,7 @@ def test_names_that_overlap_are_told_apart(ask: Callable[..., Reading]) -> None:
 def test_a_refusal_promises_nothing_and_hints_at_a_second(ask: Callable[..., Reading]) -> None:
     """``retry_after`` is a second where there may be room any time, and infinite for more places than there are."""
     ask("2 at once", 1, 2)
-    plan = Plan((Charge("key", windows_of("2 at once"), 1, binding=True, rule=None, slot=2),))
+    plan = Plan((Charge("key", bucket_of("2 at once"), 1, enforced=True, rule=None, slot=2),))
     assert decide(plan, ask("2 at once", 2)).retry_after == 1.0
     more = Plan((plan.charges[0]._replace(cost=3),))
     assert decide(more, ask("2 at once", 2, 3)).retry_after == math.inf
@@ -348,7 +348,7 @@ def test_newcomers_push_nobody_out_who_is_in_flight() -> None:
     store = MemoryStore(clock := Clock(), max_buckets=2)
 
     def ask(key: str, limits: str, verb: Any = "spend") -> Reading:
-        return store.spend(Plan((Charge(key, windows_of(limits), 1, binding=True, rule=None, slot=7),), verb))
+        return store.spend(Plan((Charge(key, bucket_of(limits), 1, enforced=True, rule=None, slot=7),), verb))
 
     for key in ("one", "two"):
         ask(key, "1 at once")
@@ -365,10 +365,10 @@ def test_newcomers_push_nobody_out_who_is_in_flight() -> None:
 @pytest.mark.parametrize("cost", [0, 1, 7])
 def test_a_correction_of_the_cost_keeps_the_place(cost: int) -> None:
     """Whatever a request turns out to have cost, it keeps its slot; only costing nothing gives it back."""
-    plan = Plan((Charge("key", windows_of("9 at once"), 3, binding=True, rule=None, slot=1),))
+    plan = Plan((Charge("key", bucket_of("9 at once"), 3, enforced=True, rule=None, slot=1),))
     store = MemoryStore(Clock())
     reading = store.spend(plan)
-    wrong = correction(plan, reading, [cost])
+    wrong = refund(plan, reading, [cost])
     assert bool(wrong.charges) is (cost == 0)
     if wrong.charges:
         assert store.spend(wrong).states[0][0].taken == 0
@@ -377,10 +377,10 @@ def test_a_correction_of_the_cost_keeps_the_place(cost: int) -> None:
 def test_a_key_lives_as_long_as_its_last_place(client: redis.Redis, redis_server: RedisServer) -> None:
     """In Redis a bucket is gone when the last place is over, and at once when the last one is given back."""
     store, key = RedisStore(redis_server.url), uuid4().hex
-    plan = Plan((Charge(key, windows_of("2 at once"), 1, binding=True, rule=None, slot=1),))
+    plan = Plan((Charge(key, bucket_of("2 at once"), 1, enforced=True, rule=None, slot=1),))
     reading = store.spend(plan, 5)
     assert HELD_US / 1000 - 1000 < client.pttl(key) <= HELD_US / 1000 + 2
-    store.spend(undoing(plan, reading), 5)
+    store.spend(full_refund(plan, reading), 5)
     assert not client.exists(key)
     store.close()
 
@@ -415,8 +415,8 @@ def test_what_makes_no_sense_is_replaced(
     key = uuid4().hex
     command, *rest = ["SET", foreign] if isinstance(foreign, bytes) else foreign
     client.execute_command(command, key, *rest)
-    store, clock = Scripted(client, Clock(1_790_000_000_000_000)), windows_of("1 at once")
-    plan = Plan((Charge(key, clock, 1, binding=True, rule=None, slot=1),), verb)
+    store, clock = Scripted(client, Clock(1_790_000_000_000_000)), bucket_of("1 at once")
+    plan = Plan((Charge(key, clock, 1, enforced=True, rule=None, slot=1),), verb)
     with caplog.at_level(logging.WARNING, "limitgate"):
         reply = wire.answers([plan], client.execute_command(*store.command(plan, store.clock())))
     assert reply.unreadable == 1
@@ -432,9 +432,9 @@ def test_no_value_breaks_the_script_property(client: redis.Redis, size: int, dat
     places = b"".join(_place(data.randrange(2**52), data.choice((0, 1, HELD_US, 2**33, 2**55))) for _ in range(size))
     client.set(key, HEADER + data.choice((0, 1, 2**33, 2**55)).to_bytes(7, "little") + places)
     for name in (1, 2):
-        plan = Plan((Charge(key, windows_of("3 at once"), 1, binding=True, rule=None, slot=name),))
+        plan = Plan((Charge(key, bucket_of("3 at once"), 1, enforced=True, rule=None, slot=name),))
         store.spend(plan, 5)
-        store.spend(undoing(plan, Reading(0, [[State()]], [[State()]], admitted=True)), 5)
+        store.spend(full_refund(plan, Reading(0, [[State()]], [[State()]], admitted=True)), 5)
         store.clock.advance(60)
     assert store.spend(plan, 5).admitted
     client.delete(key)
@@ -564,10 +564,10 @@ def test_shares_of_places() -> None:
 def test_a_refusal_is_not_repeated_without_asking(client: redis.Redis, redis_server: RedisServer) -> None:
     """A place may be free any moment, so whoever was refused is not answered by what was heard before."""
     store, other, key = RedisStore(redis_server.url), RedisStore(redis_server.url), uuid4().hex
-    plans = [Plan((Charge(key, windows_of("1 at once"), 1, binding=True, rule=None, slot=name),)) for name in (1, 2)]
+    plans = [Plan((Charge(key, bucket_of("1 at once"), 1, enforced=True, rule=None, slot=name),)) for name in (1, 2)]
     reading = store.spend(plans[0], 5)
     assert not store.spend(plans[1], 5).admitted
-    other.spend(undoing(plans[0], reading), 5)
+    other.spend(full_refund(plans[0], reading), 5)
     assert store.spend(plans[1], 5).admitted
     store.close()
     other.close()

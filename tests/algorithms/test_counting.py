@@ -17,10 +17,10 @@ from hypothesis import given, strategies as st
 
 from limitgate import ConfigError, Limit, Limiter, MemoryStore
 from limitgate.algorithms import fixed_window
-from limitgate.limits.bucket import Windows, windows_of
+from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.decision import Decision, decide
-from limitgate.limits.plan import Charge, Lease, Plan, Reading, Verb
-from limitgate.limits.refund import correction
+from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, Verb
+from limitgate.limits.refund import refund
 from limitgate.rules.lint import most_within
 from limitgate.stores.redis import wire
 from tests.support.clock import Clock
@@ -107,7 +107,7 @@ def history(seed: int, algorithm: str) -> list[Event]:
     """What happens to one bucket, each event with what the oracle says to it."""
     rnd = random.Random(f"{algorithm} {seed}")
     limits, oracle, now = a_kind(rnd, algorithm)
-    windows = [Windows((limit,)) for limit in limits]
+    windows = [Bucket((limit,)) for limit in limits]
     key, skew, clock = f"{algorithm}:{seed}", rnd.choice((0, 0, -DAY * US // 3, DAY * US // 3)), Clock(now)
     store, back, may_step = MemoryStore(clock), [], rnd.random() < 0.3
     if may_step:  # an expired bucket that is gone cannot be found in the future when the clock steps back
@@ -118,17 +118,17 @@ def history(seed: int, algorithm: str) -> list[Event]:
         clock.now, its = now, rnd.choice(windows)
         oracle.count = count = its.limits[0].count
         cost, what = rnd.choice((0, 1, 1, 1, 2, 3, count, count - count // 3, count + 1)), rnd.random()
-        charge = Charge(key, its, cost, binding=True, rule="r")
+        charge = Charge(key, its, cost, enforced=True, rule="r")
         if what < 0.1:
             owed = rnd.choice((1, 2, 20, count))
-            lease = Lease(0, now, [-owed], [0])
-            plan = Plan((charge._replace(cost=0, binding=False, lease=lease),), "peek")
+            lease = Adjustment(0, now, [-owed], [0])
+            plan = Plan((charge._replace(cost=0, enforced=False, adjustment=lease),), "peek")
             answer = oracle.ask(now, 0, "peek", owed)
         elif what < 0.3 and back and not may_step:
             (was, reading), admission = back.pop(rnd.randrange(len(back)))
             less = rnd.randrange(was.charges[0].cost)
-            plan = correction(was, reading, [less])
-            oracle.count = plan.charges[0].windows.limits[0].count
+            plan = refund(was, reading, [less])
+            oracle.count = plan.charges[0].bucket.limits[0].count
             answer = oracle.ask(now, 0, "peek", was.charges[0].cost - less, admission)
         else:
             plan = Plan((charge,), rnd.choice(("spend",) * 8 + ("peek", "reset")))
@@ -182,7 +182,7 @@ def test_histories_meet_every_case() -> None:
         for seed in range(400):
             events = history(seed, algorithm)
             for before, event in itertools.pairwise(events):
-                lease, answer = event.plan.charges[0].lease, event.answer
+                lease, answer = event.plan.charges[0].adjustment, event.answer
                 seen["refused"] += bool(answer.retry_after)
                 seen["forever"] += answer.retry_after is None
                 seen["exact"] += bool(before.answer.retry_after) and event.now - before.now == before.answer.retry_after
@@ -190,8 +190,8 @@ def test_histories_meet_every_case() -> None:
                 seen["given back"] += lease is not None and lease.back[0] > 0
                 seen["owed"] += lease is not None and lease.back[0] < 0
                 seen["reset"] += event.plan.verb == "reset"
-                seen["other count"] += event.plan.charges[0].windows is not before.plan.charges[0].windows
-                seen["over"] += answer.used > event.plan.charges[0].windows.limits[0].count
+                seen["other count"] += event.plan.charges[0].bucket is not before.plan.charges[0].bucket
+                seen["over"] += answer.used > event.plan.charges[0].bucket.limits[0].count
         assert min(seen.values()) > 25, (algorithm, seen)
 
 
@@ -298,10 +298,10 @@ def test_a_log_has_no_more_entries_than_its_limit_has_requests(client: redis.Red
     """What is owed on top again and again joins the newest entry, so that no flood of corrections makes a log grow."""
     clock = Clock()
     for store in (MemoryStore(clock), Scripted(client, clock)):
-        charge = Charge(uuid4().hex, windows_of(Limit("5/minute", algorithm="sliding_log")), 0, binding=True, rule="r")
+        charge = Charge(uuid4().hex, bucket_of(Limit("5/minute", algorithm="sliding_log")), 0, enforced=True, rule="r")
         for _ in range(40):
             plan = Plan((charge,))
-            store.spend(correction(plan, store.spend(plan, 5), [1]), 5)
+            store.spend(refund(plan, store.spend(plan, 5), [1]), 5)
             clock.advance(1)
         peeked = decide(plan, store.spend(Plan((charge,), "peek"), 5))
         assert peeked.windows[0].used == 40
@@ -314,41 +314,41 @@ def test_a_log_has_no_more_entries_than_its_limit_has_requests(client: redis.Red
 
 def test_a_charge_gives_back_no_more_than_itself(client: redis.Redis) -> None:
     """Whatever is given back of a moment comes out of what that moment was charged."""
-    clock, windows = Clock(), windows_of(Limit("9/minute", algorithm="sliding_log"))
+    clock, windows = Clock(), bucket_of(Limit("9/minute", algorithm="sliding_log"))
     for store in (MemoryStore(clock), Scripted(client, clock)):
-        plan = Plan((Charge(uuid4().hex, windows, 3, binding=True, rule="r"),))
+        plan = Plan((Charge(uuid4().hex, windows, 3, enforced=True, rule="r"),))
         readings = []
         for _ in range(3):
             clock.advance(1)
             readings.append(store.spend(plan, 5))
         for used in (7, 6, 6):
-            store.spend(correction(plan, readings[1], [1]), 5)
+            store.spend(refund(plan, readings[1], [1]), 5)
             assert store.spend(plan._replace(verb="peek"), 5).states[0][0].used == used
 
 
 def test_what_has_joined_a_later_entry_is_not_given_back(client: redis.Redis) -> None:
     """A charge whose entry counts on with what is owed cannot be told from that any more, and no older one pays for it."""
-    clock, windows = Clock(), windows_of(Limit("3/minute", algorithm="sliding_log"))
+    clock, windows = Clock(), bucket_of(Limit("3/minute", algorithm="sliding_log"))
     for store in (MemoryStore(clock), Scripted(client, clock)):
-        plan, last = Plan((Charge(uuid4().hex, windows, 1, binding=True, rule="r"),)), None
+        plan, last = Plan((Charge(uuid4().hex, windows, 1, enforced=True, rule="r"),)), None
         for _ in range(3):
             clock.advance(1)
             last = store.spend(plan, 5)
         clock.advance(1)
         nothing = Plan((plan.charges[0]._replace(cost=0),))
-        store.spend(correction(nothing, store.spend(nothing, 5), [4]), 5)
-        store.spend(correction(plan, last, [0]), 5)
+        store.spend(refund(nothing, store.spend(nothing, 5), [4]), 5)
+        store.spend(refund(plan, last, [0]), 5)
         told = decide(nothing, store.spend(nothing, 5))
         assert (told.windows[0].used, told.reset_after) == (7, 60)
 
 
 def test_the_longest_log(client: redis.Redis) -> None:
     """A log of ten thousand entries is exact, and every wait in it, too."""
-    clock, windows = Clock(), windows_of(Limit("10000/minute", algorithm="sliding_log"))
+    clock, windows = Clock(), bucket_of(Limit("10000/minute", algorithm="sliding_log"))
     scripted, memory, key = Scripted(client, clock), MemoryStore(clock), uuid4().hex
 
     def plan(cost: int, verb: Verb = "peek") -> Plan:
-        return Plan((Charge(key, windows, cost, binding=True, rule="r"),), verb)
+        return Plan((Charge(key, windows, cost, enforced=True, rule="r"),), verb)
 
     entries = b""
     for total in range(1, 10_000):

@@ -15,10 +15,10 @@ import redis
 from hypothesis import given, strategies as st
 
 from limitgate import Limit, Limiter, MemoryStore, RedisStore
-from limitgate.limits.bucket import Windows, windows_of
+from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.decision import Decision, decide
-from limitgate.limits.plan import MAX_AHEAD, Charge, Lease, Plan, Reading, read
-from limitgate.limits.refund import undoing
+from limitgate.limits.plan import MAX_AHEAD, Adjustment, Charge, Plan, Reading, read
+from limitgate.limits.refund import full_refund
 from limitgate.stores.redis import wire
 from tests.support.clock import Clock
 from tests.support.oracle import FIELDS, WINDOW_FIELDS, Answer, Oracle
@@ -51,55 +51,62 @@ def a_limit(rnd: random.Random, period: int) -> Limit:
     return Limit(f"{count} per {period} seconds", burst=burst, borrow=rnd.random() < 0.2)
 
 
-def some_windows(rnd: random.Random) -> list[Windows]:
+def some_windows(rnd: random.Random) -> list[Bucket]:
     """What may be asked of one bucket: all its limits, the same with other counts, and some of either."""
     periods = [rnd.choice(PERIODS) for _ in range(rnd.choice((1, 1, 2, 3, 4)))]
     whole = [tuple(a_limit(rnd, period) for period in periods) for _ in range(rnd.choice((1, 2, 3)))]
     parts = [tuple(rnd.sample(limits, rnd.randint(1, len(limits)))) for limits in whole]
-    return [Windows(limits) for limits in whole + parts]
+    return [Bucket(limits) for limits in whole + parts]
 
 
-def a_plan(rnd: random.Random, buckets: dict[str, list[Windows]], now: int | None = None) -> Plan:
+def a_plan(rnd: random.Random, buckets: dict[str, list[Bucket]], now: int | None = None) -> Plan:
     charges = []
     for key in rnd.sample(list(buckets), rnd.choice((1, 1, len(buckets)))):
         windows = rnd.choice(buckets[key])
         cost = rnd.choice((*COSTS, windows.limits[0].burst, windows.limits[-1].burst + 1))
-        charges.append(Charge(key, windows, cost, rnd.random() < 0.75, rnd.choice((None, "a", "b")), ahead=rnd.choice(AHEAD)))
+        charges.append(
+            Charge(key, windows, cost, rnd.random() < 0.75, rnd.choice((None, "a", "b")), max_wait_us=rnd.choice(AHEAD))
+        )
     if now is not None and rnd.random() < 0.15:
         return Plan(
-            tuple([charge._replace(cost=0, ahead=0, lease=a_correction(rnd, charge.windows, now)) for charge in charges]),
+            tuple(
+                [
+                    charge._replace(cost=0, max_wait_us=0, adjustment=a_correction(rnd, charge.windows, now))
+                    for charge in charges
+                ]
+            ),
             "peek",
         )
     return Plan(tuple(charges), rnd.choice(("spend",) * 12 + ("peek", "peek", "reset")))
 
 
-def a_turn(rnd: random.Random, buckets: dict[str, list[Windows]]) -> Plan:
+def a_turn(rnd: random.Random, buckets: dict[str, list[Bucket]]) -> Plan:
     """A request that is ready to wait for its turn: buckets are used up quickly and more is booked ahead."""
     charges = []
     for key, windows in buckets.items():
         (limits, *_), ahead = [each.limits for each in windows], rnd.choice(AHEAD[-2:])
         cost = min([rnd.choice((1, 10**18)), *[limit.burst for limit in limits]])
-        charges.append(Charge(key, windows[0], cost, rnd.random() < 0.9, rnd.choice((None, "a")), ahead=ahead))
+        charges.append(Charge(key, windows[0], cost, rnd.random() < 0.9, rnd.choice((None, "a")), max_wait_us=ahead))
     return Plan(tuple(charges))
 
 
-def a_correction(rnd: random.Random, windows: Windows, now: int) -> Lease:
+def a_correction(rnd: random.Random, windows: Bucket, now: int) -> Adjustment:
     """Something to be put back, or taken on top, of what was charged a while ago."""
     back = []
     for weight, limit in zip(windows.weights, windows.limits, strict=True):
         ticks = rnd.choice((-1, 1)) * rnd.choice((0, 1, rnd.randrange(weight + 1), weight, 7 * weight, limit.ceiling))
         back.append(max(-limit.ceiling, min(ticks, limit.ceiling)))
     grace = [rnd.choice((0, 0, 1, 1000, 10**6, 10**10)) for _ in back]
-    return Lease(0, now - rnd.choice((0, 0, 1, 1000, 333_333, 10**7, 10**11, -5)), back, grace)
+    return Adjustment(0, now - rnd.choice((0, 0, 1, 1000, 333_333, 10**7, 10**11, -5)), back, grace)
 
 
 def left(event: Event) -> Plan | None:
     """What gives back what an event took that was booked ahead; None where it took nothing, or is a correction itself."""
-    weights = [charge.windows.weights for charge in event.plan.charges]
+    weights = [charge.bucket.weights for charge in event.plan.charges]
     states = [[int(owed * weight) for owed, weight in zip(*each, strict=True)] for each in zip(event.answer.debts, weights)]
     if event.plan.verb != "spend" or not event.answer.decision["delay"]:
         return None
-    return undoing(event.plan, read(event.plan.charges, event.answer.now, states))
+    return full_refund(event.plan, read(event.plan.charges, event.answer.now, states))
 
 
 def a_step(rnd: random.Random, answer: Answer | None, *, back: bool) -> int:
@@ -142,7 +149,7 @@ def same(event: Event, reading: Reading) -> None:
     answer, decision = event.answer, decide(event.plan, reading)
     assert reading.now == answer.now
     for charge, ticks, requests in zip(event.plan.charges, reading.states, answer.debts, strict=True):
-        weights = [limit.period * 1_000_000 for limit in charge.windows.limits]
+        weights = [limit.period * 1_000_000 for limit in charge.bucket.limits]
         assert list(ticks) == [weight * owed for weight, owed in zip(weights, requests, strict=True)]
     assert {name: getattr(decision, name) for name in FIELDS} == answer.decision
     assert [tuple(getattr(window, name) for name in WINDOW_FIELDS) for window in decision.windows] == answer.windows
@@ -235,13 +242,13 @@ def test_histories_meet_every_case() -> None:
             seen["refused"] += not decision["allowed"]
             seen["shadow"] += decision["shadow"]
             seen["forever"] += decision["retry_after"] == math.inf
-            seen["put right"] += event.plan.charges[0].lease is not None
+            seen["put right"] += event.plan.charges[0].adjustment is not None
             seen["booked"] += decision["delay"] > 0
-            seen["booked out"] += 0 < decision["retry_after"] < math.inf and event.plan.charges[0].ahead > 0
+            seen["booked out"] += 0 < decision["retry_after"] < math.inf and event.plan.charges[0].max_wait_us > 0
             seen["cost 0"] += any(charge.cost == 0 for charge in event.plan.charges)
             for charge in event.plan.charges:
-                limits.setdefault(charge.key, set()).add(charge.windows.limits)
-                borrows = any(limit.borrow and charge.cost > limit.burst for limit in charge.windows.limits)
+                limits.setdefault(charge.key, set()).add(charge.bucket.limits)
+                borrows = any(limit.borrow and charge.cost > limit.burst for limit in charge.bucket.limits)
                 seen["borrowed"] += borrows and bool(decision["granted"])
         seen["back"] += oracle.clock_steps
         seen["turn left"] += oracle.left
@@ -274,7 +281,7 @@ def test_nothing_lives_for_ever(client: redis.Redis, redis_server: RedisServer) 
     """On the server's own clock a key expires just after the bucket is full again."""
     store, key = RedisStore(redis_server.url), uuid4().hex
     for cost in (1, 2, 30):
-        plan = Plan((Charge(key, windows_of("50/second", "1000/hour"), cost, binding=True, rule=None),))
+        plan = Plan((Charge(key, bucket_of("50/second", "1000/hour"), cost, enforced=True, rule=None),))
         decision = decide(plan, store.spend(plan, 5))
         refill_ms = 1000 * max(window.reset_after for window in decision.windows)
         assert refill_ms - 1000 < client.pttl(key) <= refill_ms + 2.001
@@ -284,7 +291,7 @@ def test_nothing_lives_for_ever(client: redis.Redis, redis_server: RedisServer) 
 def test_now_is_the_clock_of_the_server(client: redis.Redis, redis_server: RedisServer) -> None:
     """A reading's time is the server's, to the microsecond."""
     store = RedisStore(redis_server.url)
-    plan = Plan((Charge(uuid4().hex, windows_of("1/second"), 1, binding=True, rule=None),))
+    plan = Plan((Charge(uuid4().hex, bucket_of("1/second"), 1, enforced=True, rule=None),))
     before, reading, after = client.time(), store.spend(plan, 5), client.time()
     assert before <= divmod(reading.now, 1_000_000) <= after
     store.close()
@@ -295,7 +302,7 @@ def _window(window: int, count: int, whole: int, rest: int) -> bytes:
 
 
 HEADER = struct.pack("<BQ", 1, 1_790_000_000_000_000)[:8]
-FIVE = windows_of("5/minute")
+FIVE = bucket_of("5/minute")
 FOREIGN = {
     "empty": b"",
     "text": b"garbage",
@@ -325,7 +332,7 @@ def test_what_is_not_ours_is_replaced(
             key = uuid4().hex
             command, *rest = ["SET", foreign] if isinstance(foreign, bytes) else foreign
             client.execute_command(command, key, *rest)
-            plan = Plan((Charge(key, FIVE, 1, binding=True, rule=None),), verb)
+            plan = Plan((Charge(key, FIVE, 1, enforced=True, rule=None),), verb)
             assert [list(debts) for debts in store.spend(plan, 5).states] == [[0]]
             assert store.unreadable == times
             peeked = store.spend(plan._replace(verb="peek"), 5).states[0][0]
@@ -343,7 +350,7 @@ def test_a_step_of_the_servers_clock_is_counted(
     scripted = Scripted(client, future)
     with caplog.at_level(logging.WARNING, "limitgate"):
         for times in (1, 2):
-            plan = Plan((Charge(uuid4().hex, windows_of("1/day"), 1, binding=True, rule=None),))
+            plan = Plan((Charge(uuid4().hex, bucket_of("1/day"), 1, enforced=True, rule=None),))
             scripted.spend(plan, 5)
             for _ in range(3):
                 assert 86399 < decide(plan, store.spend(plan, 5)).retry_after <= 86400

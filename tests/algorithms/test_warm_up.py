@@ -20,12 +20,12 @@ from hypothesis import given, strategies as st
 
 from limitgate import ConfigError, Decision, Limit, Limiter, MemoryStore, Rule, load_rules
 from limitgate.algorithms import warm_up
-from limitgate.limits.bucket import Windows, windows_of
+from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.decision import decide
 from limitgate.limits.duration import seconds_of
 from limitgate.limits.limit import as_limit
-from limitgate.limits.plan import Charge, Lease, Plan, Reading
-from limitgate.limits.refund import undoing
+from limitgate.limits.plan import Adjustment, Charge, Plan, Reading
+from limitgate.limits.refund import full_refund
 from limitgate.stores.redis import wire
 from tests.algorithms.test_differential import HEADER
 from tests.support.clock import Clock
@@ -44,11 +44,11 @@ BLOCK = 1000
 
 
 @lru_cache(maxsize=1000)
-def a_window(period: int, count: int, warming: str | float) -> Windows:
+def a_window(period: int, count: int, warming: str | float) -> Bucket:
     """A limit out of the whole range that is allowed, in a bucket."""
     count = min(count, 1_000_000 * period)
     us = min(round(seconds_of(warming) * SECOND), (warm_up.MAX_FULL - 1) // count)
-    return windows_of(Limit(f"{count} per {period} seconds", warm_up=us / SECOND))
+    return bucket_of(Limit(f"{count} per {period} seconds", warm_up=us / SECOND))
 
 
 class Event(NamedTuple):
@@ -61,13 +61,13 @@ class Event(NamedTuple):
     wait_us: float
 
 
-def a_correction(rnd: random.Random, limit: Limit, now: int) -> Lease:
+def a_correction(rnd: random.Random, limit: Limit, now: int) -> Adjustment:
     """Something to be put back, or taken on top, of what was charged a while ago."""
     ticks = rnd.choice((-1, 1)) * rnd.choice((0, 1, rnd.randrange(limit.period_us), limit.period_us, 7 * limit.period_us))
     taken = max(-limit.full, min(limit.full, rnd.choice((ticks, ticks // 2))))
     grace = rnd.choice((0, 0, 1, 1000, 10**6, 10**10))
     turn = rnd.choice((0, 0, 1, 10**6, 10**10))
-    return Lease(0, now - rnd.choice((0, 0, 1, 1000, 333_333, 10**7, 10**11, -5)), [(ticks, taken, turn)], [grace])
+    return Adjustment(0, now - rnd.choice((0, 0, 1, 1000, 333_333, 10**7, 10**11, -5)), [(ticks, taken, turn)], [grace])
 
 
 def history(rnd: random.Random, size: int = 5) -> list[Event]:
@@ -81,7 +81,7 @@ def history(rnd: random.Random, size: int = 5) -> list[Event]:
         verb, cost, ahead, lease = rnd.choice(("spend",) * 10 + ("peek", "reset")), rnd.choice(COSTS), rnd.choice(AHEAD), None
         if rnd.random() < 0.15:
             verb, cost, lease = "peek", 0, a_correction(rnd, limit, now)
-        plan = Plan((Charge(key, windows, cost, binding=True, rule=None, lease=lease, ahead=ahead),), verb)
+        plan = Plan((Charge(key, windows, cost, enforced=True, rule=None, adjustment=lease, max_wait_us=ahead),), verb)
         event, guava = _asked(guava, plan, now)
         events.append(event)
         now += _step(rnd, guava, limit)
@@ -90,21 +90,21 @@ def history(rnd: random.Random, size: int = 5) -> list[Event]:
 
 def _asked(found: Guava, plan: Plan, now: int) -> tuple[Event, Guava]:
     """What is to be answered, and what there is to be found the next time: what was there before if nothing is written."""
-    (charge,), (limit,) = plan.charges, plan.charges[0].windows.limits
+    (charge,), (limit,) = plan.charges, plan.charges[0].bucket.limits
     guava = replace(found)
     guava.at(now)
     guava.under(limit)
-    writes = now < found.now or plan.verb == "reset" or charge.lease is not None or limit.count != found.limit.count
-    if charge.lease is not None:
-        ((ticks, taken, turn),), since = charge.lease.back, max(0, now - charge.lease.as_of)
+    writes = now < found.now or plan.verb == "reset" or charge.adjustment is not None or limit.count != found.limit.count
+    if charge.adjustment is not None:
+        ((ticks, taken, turn),), since = charge.adjustment.back, max(0, now - charge.adjustment.as_of)
         if ticks > 0:
-            guava.put_back(_requests(ticks, limit), _requests(taken, limit), since, charge.lease.grace[0], turn)
+            guava.put_back(_requests(ticks, limit), _requests(taken, limit), since, charge.adjustment.grace[0], turn)
         elif ticks < 0:
             guava.take(_requests(-ticks, limit), _requests(-taken, limit))
     if plan.verb == "reset":
         guava.owed = guava.taken = Fraction(0)
     event = Event(plan, now, (guava.owed, guava.taken), guava.wait_us(charge.cost))
-    if plan.verb == "spend" and charge.cost and event.wait_us <= charge.ahead:
+    if plan.verb == "spend" and charge.cost and event.wait_us <= charge.max_wait_us:
         guava.take(Fraction(charge.cost))
         writes = True
     return event, guava if writes else found
@@ -128,15 +128,15 @@ def _step(rnd: random.Random, guava: Guava, limit: Limit) -> int:
 
 def same(event: Event, reading: Reading) -> None:
     """The state is exact, and so is what is decided."""
-    (charge,), (limit,) = event.plan.charges, event.plan.charges[0].windows.limits
+    (charge,), (limit,) = event.plan.charges, event.plan.charges[0].bucket.limits
     owed, taken = event.state
     assert reading.states[0][0] == (owed * limit.period_us, taken * limit.period_us)
     decision = decide(event.plan, reading)
-    passes = event.wait_us <= charge.ahead
+    passes = event.wait_us <= charge.max_wait_us
     assert decision.allowed is passes
-    assert decision.retry_after == (0 if passes else (event.wait_us - charge.ahead) / SECOND)
+    assert decision.retry_after == (0 if passes else (event.wait_us - charge.max_wait_us) / SECOND)
     spends = passes and event.plan.verb == "spend"
-    assert decision.delay == (event.wait_us / SECOND if spends and charge.ahead else 0)
+    assert decision.delay == (event.wait_us / SECOND if spends and charge.max_wait_us else 0)
     if not spends:
         stable = rate_of(limit).stable
         assert decision.reset_after == math.ceil(owed * stable) / SECOND
@@ -177,12 +177,12 @@ def test_histories_meet_every_case() -> None:
     for seed in range(300):
         for event in history(random.Random(seed)):
             charge, (owed, taken) = event.plan.charges[0], event.state
-            full = rate_of(charge.windows.limits[0]).most
-            seen["refused"] += charge.ahead < event.wait_us < math.inf
+            full = rate_of(charge.bucket.limits[0]).most
+            seen["refused"] += charge.max_wait_us < event.wait_us < math.inf
             seen["never"] += event.wait_us == math.inf
-            seen["booked ahead"] += 0 < event.wait_us <= charge.ahead
-            seen["put back"] += charge.lease is not None and charge.lease.back[0][0] > 0
-            seen["taken on top"] += charge.lease is not None and charge.lease.back[0][0] < 0
+            seen["booked ahead"] += 0 < event.wait_us <= charge.max_wait_us
+            seen["put back"] += charge.adjustment is not None and charge.adjustment.back[0][0] > 0
+            seen["taken on top"] += charge.adjustment is not None and charge.adjustment.back[0][0] < 0
             seen["half warm"] += 0 < taken < full and not owed
             seen["warm"] += taken == full
     assert len(seen) == 7
@@ -266,8 +266,8 @@ def test_half_of_what_the_rate_is_passes_while_it_warms_up(subject: Subject, tex
 @given(count=st.integers(1, 1000), ms=st.integers(1, 60_000), costs=st.lists(st.integers(1, 100), max_size=30))
 def test_turns_are_not_before_guavas_property(count: int, ms: int, costs: list[int]) -> None:
     """Of requests that come all at once each has the turn that Guava gives it, or one less than a tick later."""
-    windows = windows_of(Limit(f"{count}/second", warm_up=ms / 1000))
-    rate, charge, states = rate_of(windows.limits[0]), Charge("key", windows, 0, True, None, ahead=10**12), [(0, 0)]
+    windows = bucket_of(Limit(f"{count}/second", warm_up=ms / 1000))
+    rate, charge, states = rate_of(windows.limits[0]), Charge("key", windows, 0, True, None, max_wait_us=10**12), [(0, 0)]
     stored, turn = rate.most, Fraction(0)
     for cost in costs:
         states = warm_up.weighed(states, charge._replace(cost=cost))
@@ -355,9 +355,9 @@ def test_a_correction_is_as_if_it_had_cost_that_property(
     count: int, ms: int, before: int, costs: tuple[int, int], wait: int
 ) -> None:
     """Where nobody else asks meanwhile, a bucket is as if a request had cost from the start what it turned out to cost."""
-    windows = windows_of(Limit(f"{count}/second", warm_up=ms / 1000))
+    windows = bucket_of(Limit(f"{count}/second", warm_up=ms / 1000))
     (limit,), (cost, truth) = windows.limits, costs
-    charge = Charge("key", windows, cost, binding=True, rule=None, ahead=10**12)
+    charge = Charge("key", windows, cost, enforced=True, rule=None, max_wait_us=10**12)
     found = warm_up.weighed([(0, 0)], charge._replace(cost=before))
     back, grace = warm_up.owed_back(charge, found, truth)
     after = warm_up.drained(warm_up.weighed(found, charge), wait, windows)
@@ -380,10 +380,10 @@ def test_a_correction_is_as_if_it_had_cost_that_property(
 )
 def test_who_else_asked_meanwhile_makes_no_difference_property(costs: list[int], which: int, truth: int, count: int) -> None:
     """In a bucket that has not been idle since, one that had its turn and is given back leaves what the others cost alone."""
-    windows = windows_of(Limit(f"{count}/second", warm_up=100_000))
+    windows = bucket_of(Limit(f"{count}/second", warm_up=100_000))
     which %= len(costs)
     truth = min(truth, costs[which])
-    charge = Charge("key", windows, 0, binding=True, rule=None, ahead=10**12)
+    charge = Charge("key", windows, 0, enforced=True, rule=None, max_wait_us=10**12)
 
     def taken(costs: list[int]) -> list[tuple[int, int]]:
         states = [(0, 0)]
@@ -402,10 +402,10 @@ def test_who_else_asked_meanwhile_makes_no_difference_property(costs: list[int],
 
 def test_a_turn_is_given_back_while_nobody_is_behind(subject: Subject) -> None:
     """Who leaves the end of a queue makes room there; who leaves from amid it makes none, as those behind keep their turns."""
-    windows, store = windows_of(Limit("10/second", warm_up="2s")), subject.limiter._store
+    windows, store = bucket_of(Limit("10/second", warm_up="2s")), subject.limiter._store
 
     def book() -> tuple[Plan, Reading]:
-        plan = Plan((Charge(subject.key, windows, 1, binding=True, rule=None, ahead=10**9),))
+        plan = Plan((Charge(subject.key, windows, 1, enforced=True, rule=None, max_wait_us=10**9),))
         return plan, store.spend(plan, 5)
 
     def turn(booked: tuple[Plan, Reading]) -> float:
@@ -413,14 +413,14 @@ def test_a_turn_is_given_back_while_nobody_is_behind(subject: Subject) -> None:
 
     first, second, third = book(), book(), book()
     assert 0 == turn(first) < turn(second) < turn(third)
-    store.spend(undoing(*second), 5)
+    store.spend(full_refund(*second), 5)
     fourth = book()
     assert turn(fourth) > turn(third)
-    store.spend(undoing(*fourth), 5)
+    store.spend(full_refund(*fourth), 5)
     again = book()
     assert turn(again) == turn(fourth)
     subject.clock.advance(turn(again))
-    store.spend(undoing(*again), 5)  # it has had its turn
+    store.spend(full_refund(*again), 5)  # it has had its turn
     assert turn(book()) == 0
 
 
@@ -431,10 +431,10 @@ def test_a_turn_is_given_back_while_nobody_is_behind(subject: Subject) -> None:
 @pytest.mark.parametrize("text", ["7/second", "333/minute", "1000003/day"])
 def test_a_key_lives_until_it_is_cold(client: redis.Redis, text: str, cost: int) -> None:
     """A key is kept until its bucket is as one that nobody has used, at most 2 ms longer."""
-    clock, key, windows = Clock(), uuid4().hex, windows_of(Limit(text, warm_up="7s"))
+    clock, key, windows = Clock(), uuid4().hex, bucket_of(Limit(text, warm_up="7s"))
     on_set = f"server.call('SET', key .. '{TTL_SUFFIX}', string.format('%d', fake + ttl * 1000))"
     scripted = Scripted(client, clock, on_set)
-    plan = Plan((Charge(key, windows, cost, binding=True, rule=None, ahead=10**15),))
+    plan = Plan((Charge(key, windows, cost, enforced=True, rule=None, max_wait_us=10**15),))
     for us in (0, 1, 1234, SECOND, 10**9):
         clock.advance(us=us)
         ((state,),) = scripted.spend(plan, 5).after
@@ -475,7 +475,7 @@ def test_what_is_not_ours_is_replaced(client: redis.Redis, foreign: bytes) -> No
     clock = Clock(int.from_bytes(HEADER[1:], "little"))
     scripted, key = Scripted(client, clock), uuid4().hex
     client.set(key, foreign)
-    plan = Plan((Charge(key, windows_of(Limit("10/second", warm_up="2s")), 1, binding=True, rule=None),))
+    plan = Plan((Charge(key, bucket_of(Limit("10/second", warm_up="2s")), 1, enforced=True, rule=None),))
     answers = wire.answers([plan], client.execute_command(*scripted.command(plan, clock())))
     assert (answers.readings[0].states, answers.unreadable) == ([[(0, 0)]], 1)
     assert scripted.spend(plan, 5).states[0][0][0] > 0
@@ -528,7 +528,7 @@ def test_a_share_has_a_share_of_the_rate() -> None:
     """Of several processes that each limit alone, all together let pass what the limit does."""
     shared = Limit("100/second", warm_up="10s").share(3, cost=7)
     assert (shared.count, shared.period, shared.burst, shared.warm_up) == (100, 3, 1, 10)
-    windows = windows_of(Limit("100/second", warm_up="10s"))
+    windows = bucket_of(Limit("100/second", warm_up="10s"))
     assert windows.share(3, 7) is windows.share(3, 900)
 
 
@@ -539,7 +539,13 @@ def test_plans_that_are_sent_together_are_carried_out_one_after_the_other(client
         store, several = MemoryStore(clock), [a_window(60, rnd.choice(COUNTS[:5]), rnd.choice(WARM_UPS)) for _ in range(2)]
         for _ in range(3):
             plans = [
-                Plan((Charge(key, rnd.choice(several), rnd.choice(COSTS), binding=True, rule=None, ahead=rnd.choice(AHEAD)),))
+                Plan(
+                    (
+                        Charge(
+                            key, rnd.choice(several), rnd.choice(COSTS), enforced=True, rule=None, max_wait_us=rnd.choice(AHEAD)
+                        ),
+                    )
+                )
                 for _ in range(4)
             ]
             reply = client.execute_command("EVALSHA", scripted.sha, *wire.arguments(plans), clock.now)

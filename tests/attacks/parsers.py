@@ -20,7 +20,7 @@ from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from limitgate import Caller, LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet
 from limitgate.gate.identity import Identities, Subject
 from limitgate.http import client_ip as client_module
-from limitgate.http.client_ip import MAX_HOPS, Proxies, canonical, grouped
+from limitgate.http.client_ip import MAX_HOPS, TrustedProxies, canonical, grouped
 from limitgate.http.paths import PathIndex, readings, segments
 from limitgate.http.request import ASGIRequest, Request, WSGIRequest
 from limitgate.keys import Key
@@ -135,7 +135,7 @@ def fuzz_address(data: bytes) -> None:
     assert grouped(f"::ffff:{address}", 64) == group or ":" in str(address)
 
 
-_PROXIES = {header: Proxies(TRUSTED, header) for header in ("x-forwarded-for", "forwarded")}
+_PROXIES = {header: TrustedProxies(TRUSTED, header) for header in ("x-forwarded-for", "forwarded")}
 
 
 def fuzz_client(data: bytes) -> None:

@@ -14,7 +14,7 @@ from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.routing import BaseConverter
 
 from limitgate import LimitGate, LimitGateWSGI, Rule
-from limitgate.http.client_ip import Proxies
+from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.paths import readings
 from limitgate.http.request import ASGIRequest, WSGIRequest
 from limitgate.routes.flask import wsgi_routes
@@ -85,7 +85,7 @@ def _dispatched(size: int) -> Callable[[], object]:
 def _forwarding(unit: str, header: str) -> Callable[[int], Callable[[], object]]:
     def made(size: int) -> Callable[[], object]:
         request = ASGIRequest(http_scope(headers=[(header, unit * size)], peer=PROXY))
-        proxies = Proxies(TRUSTED, header)
+        proxies = TrustedProxies(TRUSTED, header)
         return lambda: (request.headers, proxies.client(request))
 
     return made

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from limitgate import Limiter, MemoryStore, Rule
-from limitgate.gate.cardinality import SOURCES, Newcomers
+from limitgate.gate.cardinality import SOURCES, CardinalityGuard
 from limitgate.http.client_ip import REMEMBERED, SHORT, canonical, grouped, spelled
 from limitgate.http.request import ASGIRequest, Request, WSGIRequest
 from limitgate.httpx import RateLimitTransport
@@ -53,7 +53,7 @@ def text(number: int, length: int) -> str:
 
 
 def newcomers() -> Callable[[str], object]:
-    counting, numbers = Newcomers(1000, lambda: 0.0), count()
+    counting, numbers = CardinalityGuard(1000, lambda: 0.0), count()
     return lambda source: counting.open(next(numbers), source, "rule")
 
 

@@ -29,7 +29,7 @@ from starlette.routing import Route
 from limitgate import LimitGate, LimitGateWSGI, RateLimited, Rule, StoreError, limit
 from limitgate.algorithms import concurrency
 from limitgate.fastapi import RateLimit
-from limitgate.gate.admission import VISIT
+from limitgate.gate.admission import ADMISSION
 from limitgate.limits.plan import Plan, Reading
 from limitgate.rules.decorators import seen_by_gate
 from tests.support.django_app import WAYS
@@ -132,19 +132,19 @@ class Ends:
         pass
 
     async def refuses(self, scope: Any, receive: Any, send: Any) -> None:
-        visit = scope[VISIT]
+        visit = scope[ADMISSION]
         decision = await visit.gate.afurther(visit, [(Rule("never", "1/minute", cost=lambda _: 2), ())])
         self.meanwhile.append(self.store.taken)
         raise RateLimited(decision)
 
     async def takes_another(self, scope: Any, receive: Any, send: Any) -> None:
-        visit = scope[VISIT]
+        visit = scope[ADMISSION]
         await visit.gate.afurther(visit, [(Rule("late", "1 at once"), ())])
         self.meanwhile.append(self.store.taken)
         await self.answers(scope, receive, send)
 
     async def refuses_another(self, scope: Any, receive: Any, send: Any) -> None:
-        visit = scope[VISIT]
+        visit = scope[ADMISSION]
         for rule in (Rule("late", "1 at once"), Rule("never", "1/minute", cost=lambda _: 2)):
             await visit.gate.afurther(visit, [(rule, ())])
         await self.answers(scope, receive, send)
@@ -188,9 +188,9 @@ def test_a_request_gives_its_place_back_once(store: Counted, ending: str) -> Non
         return app.meanwhile
 
     assert asyncio.run(scene()) == ENDINGS[ending]
-    given_back = [charge for plan in store.plans for charge in plan.charges if charge.windows.has_slots and charge.lease]
+    given_back = [charge for plan in store.plans for charge in plan.charges if charge.bucket.has_slots and charge.adjustment]
     taken = [charge for plan in store.plans if plan.verb == "spend" for charge in plan.charges if charge.slot]
-    assert sorted(charge.lease.grace for charge in given_back) == sorted([charge.slot] for charge in taken)
+    assert sorted(charge.adjustment.grace for charge in given_back) == sorted([charge.slot] for charge in taken)
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -457,7 +457,7 @@ def wsgi_app(store: Counted, meanwhile: list[int]) -> Any:
         if path == "/fails":
             raise LookupError("the application's own")
         if path in ("/refuses", "/refuses_another"):
-            visit = environ[VISIT]
+            visit = environ[ADMISSION]
             if path == "/refuses_another":
                 visit.gate.further(visit, [(Rule("late", "1 at once"), ())])
             visit.gate.further(visit, [(Rule("never", "1/minute", cost=lambda _: 2), ())])
@@ -491,9 +491,9 @@ def test_a_wsgi_request_gives_its_place_back_once(store: Counted, ending: str) -
     with contextlib.suppress(LookupError):
         run_wsgi(gate, wsgi_environ(f"/{ending}"))
     assert (meanwhile, store.taken, held(gate.gate)) == (WSGI_ENDINGS[ending], 0, 0)
-    given_back = [charge for plan in store.plans for charge in plan.charges if charge.windows.has_slots and charge.lease]
+    given_back = [charge for plan in store.plans for charge in plan.charges if charge.bucket.has_slots and charge.adjustment]
     taken = [charge for plan in store.plans if plan.verb == "spend" for charge in plan.charges if charge.slot]
-    assert sorted(charge.lease.grace for charge in given_back) == sorted([charge.slot] for charge in taken)
+    assert sorted(charge.adjustment.grace for charge in given_back) == sorted([charge.slot] for charge in taken)
 
 
 def test_a_body_that_nobody_reads_is_closed(store: Counted) -> None:
@@ -734,7 +734,7 @@ def test_a_thread_that_is_interrupted(monkeypatch: pytest.MonkeyPatch, *, furthe
             return reading
 
     def app(environ: Any, _: Any) -> Any:
-        environ[VISIT].gate.further(environ[VISIT], [(Rule("late", "1 at once"), ())])
+        environ[ADMISSION].gate.further(environ[ADMISSION], [(Rule("late", "1 at once"), ())])
 
     monkeypatch.setattr("limitgate.gate.slot_keeper.AGAIN", 0.01)
     store = Interrupted()

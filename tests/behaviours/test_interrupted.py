@@ -17,7 +17,7 @@ from uuid import uuid4
 import pytest
 
 from limitgate import ConfigError, Decision, Limit, Limiter, MemoryStore, RedisStore, StoreError
-from limitgate.gate.cardinality import Newcomers
+from limitgate.gate.cardinality import CardinalityGuard
 from limitgate.limits.plan import Plan, Reading
 from limitgate.stores.redis import background
 from tests.support.crowds import a_plan
@@ -238,7 +238,7 @@ def test_a_count_of_newcomers_can_be_interrupted() -> None:
             newcomers.open("b", "source", "rule")
         return 0.0
 
-    newcomers = Newcomers(10, clock)
+    newcomers = CardinalityGuard(10, clock)
     ends(lambda: newcomers.open("a", "source", "rule"))
     assert newcomers.know("a")
     assert newcomers.know("b")

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from limitgate import LimitGate, LimitGateWSGI, MemoryStore, RateLimited, Rule, StoreError, limit
-from limitgate.gate.admission import VISIT
+from limitgate.gate.admission import ADMISSION
 from limitgate.keys import Value
 from limitgate.limits.plan import Plan, Reading
 from tests.support.doors import PATIENCE, Reply, Wire, asgi_reply, http_scope, run_wsgi, websocket_scope, wsgi_environ
@@ -53,7 +53,7 @@ class Late:
         return run_wsgi(self.app, wsgi_environ(path, method, **more))
 
     async def _asgi(self, scope: Any, receive: Any, send: Any) -> None:
-        visit = scope[VISIT]
+        visit = scope[ADMISSION]
         for rule in self.late:
             self.decisions.append(await visit.gate.afurther(visit, [(rule, ())]))
             if visit.refusal and self.heeds:
@@ -62,7 +62,7 @@ class Late:
         await send({**END, "body": b"" if scope["method"] == "HEAD" else b"hello"})
 
     def _wsgi(self, environ: Any, start_response: Any) -> Any:
-        visit = environ[VISIT]
+        visit = environ[ADMISSION]
         for rule in self.late:
             self.decisions.append(visit.gate.further(visit, [(rule, ())]))
         refusal = visit.refusal
@@ -172,7 +172,7 @@ def test_keys_with_parts_of_the_applications_own(store: Watched) -> None:
     """What the application has found out tells buckets apart; one part more is another bucket, and none of them leaks."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        visit = scope[VISIT]
+        visit = scope[ADMISSION]
         user = scope["query_string"].decode() or None
         decision = await visit.gate.afurther(visit, [(Rule("user", "1/minute", key=["global"]), [Value("user", user)])])
         if not decision.allowed:
@@ -190,7 +190,7 @@ def test_beside_a_decorator(store: Watched) -> None:
 
     @limit("9/minute", name="decorated")
     async def endpoint(request: Any) -> Any:
-        visit = request.scope[VISIT]
+        visit = request.scope[ADMISSION]
         decision = await visit.gate.afurther(visit, [(LATER, ())])
         if not decision.allowed:
             raise RateLimited(decision)
@@ -251,7 +251,7 @@ def test_the_refusal_goes_out_where_the_application_says_nothing(store: Watched,
     """An application may return without an answer once it is refused; only to a client that has left nothing is sent."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        visit = scope[VISIT]
+        visit = scope[ADMISSION]
         if incoming:
             await receive()
         await visit.gate.afurther(visit, [(Rule("none", "1/minute", cost=lambda _: 2), ())])
@@ -288,7 +288,7 @@ def test_a_websocket_is_refused_late(store: Watched, extensions: Any, sent: list
     """As long as it is not accepted a WebSocket is refused as by any other rule."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        visit = scope[VISIT]
+        visit = scope[ADMISSION]
         decision = await visit.gate.afurther(visit, [(Rule("none", "1/minute", cost=lambda _: 2), ())])
         if heeds:
             raise RateLimited(decision)
@@ -307,7 +307,7 @@ def test_a_refusal_after_the_response_has_begun(store: Watched) -> None:
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send(START)
-        visit = scope[VISIT]
+        visit = scope[ADMISSION]
         raise RateLimited(await visit.gate.afurther(visit, [(Rule("none", "1/minute", cost=lambda _: 2), ())]))
 
     wire = Wire()
@@ -322,7 +322,7 @@ def test_an_error_after_a_refusal_is_the_servers(store: Watched) -> None:
     """Where the application makes another error of it, the client gets the refusal and the server the error."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        visit = scope[VISIT]
+        visit = scope[ADMISSION]
         await visit.gate.afurther(visit, [(Rule("none", "1/minute", cost=lambda _: 2), ())])
         raise LookupError
 
@@ -371,7 +371,7 @@ def test_limits_that_are_asked_at_the_same_time(*, first_refuses: bool) -> None:
     none = Rule("none", "1/minute", cost=lambda _: 2)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        visit = scope[VISIT]
+        visit = scope[ADMISSION]
         asked = [none, LATE, LATER] if first_refuses else [LATE, LATER, none]
         found = await asyncio.gather(*[visit.gate.afurther(visit, [(rule, ())]) for rule in asked])
         assert not found[-1].allowed
@@ -387,7 +387,7 @@ def test_a_refusal_that_is_cancelled_gives_everything_back() -> None:
     store = Slow()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        visit = scope[VISIT]
+        visit = scope[ADMISSION]
         await visit.gate.afurther(visit, [(LATE, ())])
         await send({"type": "something else"})
         await visit.gate.afurther(visit, [(Rule("none", "1/minute", cost=lambda _: 2), ())])

@@ -46,7 +46,7 @@ from limitgate import (
     exempt,
     limit,
 )
-from limitgate.gate.admission import VISIT
+from limitgate.gate.admission import ADMISSION
 from limitgate.limits.plan import Plan, Reading
 from tests.support.doors import (
     PATIENCE,
@@ -1195,7 +1195,7 @@ def test_a_visit_leads_nowhere_once_it_is_over(store: Watched) -> None:
     for _ in range(2):
         environ = wsgi_environ()
         gate(environ, lambda *_: bytes)
-        assert not hasattr(environ[VISIT], "request")
+        assert not hasattr(environ[ADMISSION], "request")
 
 
 # --- Redis ------------------------------------------------------------------------------------------------------------

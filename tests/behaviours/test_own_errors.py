@@ -65,16 +65,16 @@ def broken(patch: pytest.MonkeyPatch, where: Any, name: str, times: int = 1) -> 
 # --- requests that share what breaks ----------------------------------------------------------------------------------
 
 PLACES: dict[str, tuple[Any, str]] = {
-    "what a reply means": (replies.Scripted, "understood"),
-    "what is sent": (replies.Scripted, "outgoing"),
-    "what is known to be refused": (replies.Scripted, "refused"),
+    "what a reply means": (replies.RedisReplies, "understood"),
+    "what is sent": (replies.RedisReplies, "outgoing"),
+    "what is known to be refused": (replies.RedisReplies, "refused"),
     "room in a call": (replies.Room, "takes"),
     "an answer for the breaker": (breaker.Breaker, "succeeded"),
 }
 ON_ASYNCIO = PLACES | {
     "handing out": (batcher.Batcher, "_hand_out"),
-    "a pipeline": (batcher.Pipeline, "__init__"),
-    "sending": (batcher.Pipeline, "send"),
+    "a pipeline": (batcher.Connection, "__init__"),
+    "sending": (batcher.Connection, "send"),
     "looking at the time": (batcher.Batcher, "listened"),
 }
 ON_A_CLUSTER = ON_ASYNCIO | {
@@ -83,12 +83,12 @@ ON_A_CLUSTER = ON_ASYNCIO | {
     "what is told already": (cluster.Cluster, "told_already"),
     "asking for a part": (cluster.Cluster, "ask"),
     "giving back": (cluster, "undoing"),
-    "what others refused": (replies.Scripted, "refused_elsewhere"),
+    "what others refused": (replies.RedisReplies, "refused_elsewhere"),
 }
 OF_THREADS = PLACES | {
-    "a line": (connections.Line, "__init__"),
-    "sending": (connections.Line, "send"),
-    "a reply": (connections.Line, "reply"),
+    "a line": (connections.Connection, "__init__"),
+    "sending": (connections.Connection, "send"),
+    "a reply": (connections.Connection, "reply"),
 }
 
 
@@ -177,7 +177,7 @@ async def test_a_lost_connection_is_told_to_all(own_redis: RedisServer, monkeypa
                 requests += begin(store, a_plan())
                 await asyncio.sleep(0)
             await until(lambda: len(here._pipeline.flying) == 3)
-            mistake = broken(monkeypatch, replies.Scripted, "unanswered")
+            mistake = broken(monkeypatch, replies.RedisReplies, "unanswered")
             here._pipeline._transport.abort()
             await until(lambda: mistake.times == 1)
         done, pending = await asyncio.wait(requests, timeout=5)
@@ -263,7 +263,7 @@ def test_slots_go_on_being_renewed(door: str, monkeypatch: pytest.MonkeyPatch) -
 
     class Noted(MemoryStore):
         def spend(self, plan: Plan, timeout: float = 0) -> Any:
-            if plan.charges[0].lease is not None and plan.charges[0].lease.back[0] < 0:
+            if plan.charges[0].adjustment is not None and plan.charges[0].adjustment.back[0] < 0:
                 renewed.set()
             return super().spend(plan)
 

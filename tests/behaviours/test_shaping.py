@@ -15,7 +15,7 @@ from hypothesis import given, strategies as st
 
 from limitgate import LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet, StoreError, load_rules
 from limitgate.exchange.receive_buffer import MOST
-from limitgate.gate.admission import VISIT
+from limitgate.gate.admission import ADMISSION
 from limitgate.limits.limit import Limit
 from tests.behaviours.test_late_limits import Late
 from tests.gate.test_wait_queue import _passes_no_more
@@ -370,7 +370,7 @@ def test_a_request_leaves_no_cycle(world: World) -> None:
     visits = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        visits.append(ref(scope[VISIT]))
+        visits.append(ref(scope[ADMISSION]))
         await send(START)
         await send(END)
 
@@ -667,9 +667,9 @@ def test_a_turn_that_is_waited_for_is_no_part_of_the_timeout() -> None:
     waited = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        waited.append(0.05 - scope[VISIT].budget.left)
-        await scope[VISIT].gate.afurther(scope[VISIT], [(LATE, ())])
-        waited.append(0.05 - scope[VISIT].budget.left)
+        waited.append(0.05 - scope[ADMISSION].budget.left)
+        await scope[ADMISSION].gate.afurther(scope[ADMISSION], [(LATE, ())])
+        waited.append(0.05 - scope[ADMISSION].budget.left)
         await send(START)
         await send(END)
 
@@ -687,7 +687,7 @@ def test_who_leaves_while_a_late_limit_makes_wait(world: World) -> None:
     ends = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        visit = scope[VISIT]
+        visit = scope[ADMISSION]
         assert (await receive())["type"] == "http.request"
         await visit.gate.afurther(visit, [(LATE, ())])
         ends.append((visit.refusal is None, world.now))
@@ -715,7 +715,7 @@ def test_nobody_listens_beside_the_application(world: World) -> None:
     rule = Rule("late", "2/second burst 1", key=["global"], max_delay=1)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        visit = scope[VISIT]
+        visit = scope[ADMISSION]
 
         async def reads() -> None:
             read.extend([await receive() for _ in range(2)])

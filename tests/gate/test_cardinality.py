@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from limitgate import Caller, LimitGateWSGI, MemoryStore, Rule, RuleSet, limit
-from limitgate.gate.cardinality import Latest, Newcomers
+from limitgate.gate.cardinality import CardinalityGuard, Latest
 from limitgate.http.request import ASGIRequest, Request, WSGIRequest
 from limitgate.keys import overflow
 from limitgate.rules.callers import KnownCaller
@@ -62,7 +62,7 @@ def site(request: pytest.FixtureRequest) -> Iterator[Open]:
 def test_no_minute_has_more_property(most: int, steps: list[tuple[float, str]]) -> None:
     """In no minute does a source open more buckets than it may, and half of them it may open at any time after one."""
     watch = Watch()
-    newcomers = Newcomers(most, watch)
+    newcomers = CardinalityGuard(most, watch)
     opened: dict[str, list[float]] = {"a": [], "b": []}
     for number, (pause, source) in enumerate(steps * 5):
         watch.now += pause
@@ -89,7 +89,7 @@ def test_the_latest_are_kept_property(most: int, keys: list[int]) -> None:
 
 def test_sources_are_bounded() -> None:
     """However many sources there are, a bounded number is remembered."""
-    newcomers = Newcomers(5, Watch())
+    newcomers = CardinalityGuard(5, Watch())
     for number in range(150_000):
         newcomers.open(number, f"10.{number}", "r")
     assert len(newcomers) <= 65_536
@@ -98,7 +98,7 @@ def test_sources_are_bounded() -> None:
 
 def test_threads_together_open_no_more() -> None:
     """Threads that open buckets for one source at once open together what one alone might."""
-    newcomers = Newcomers(100, Watch())
+    newcomers = CardinalityGuard(100, Watch())
     with ThreadPoolExecutor(16) as threads:
         opened = list(threads.map(lambda number: newcomers.open(number, None, "r"), range(5000)))
     assert sum(opened) == 51
@@ -107,7 +107,7 @@ def test_threads_together_open_no_more() -> None:
 
 def test_a_fork_is_not_locked_out() -> None:
     """In the child of a fork that happened while another thread was counting, counting goes on."""
-    newcomers = Newcomers(100, Watch())
+    newcomers = CardinalityGuard(100, Watch())
     with newcomers._lock:
         child = os.fork()
         if child == 0:

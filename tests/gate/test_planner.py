@@ -10,8 +10,8 @@ import pytest
 
 from limitgate import Caller, Rule, RuleSet
 from limitgate.gate.identity import Identities
-from limitgate.gate.planner import Considered, Planner
-from limitgate.http.client_ip import Proxies
+from limitgate.gate.planner import Planner, RequestPlan
+from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.request import ASGIRequest, Request
 from limitgate.routes import NoRoutes, Route
 from limitgate.rules.callers import KnownCaller
@@ -39,7 +39,7 @@ def planner(
     binding = {"key_prefix": "limitgate", "secret": b"", "shadow": False}
     asking = {"identifies": False, "api_key_header": "x-api-key", "ipv6_prefix": 64}
     binding |= {name: options.pop(name) for name in binding if name in options}
-    rule_set, proxies = RuleSet(rules, callers), Proxies(trusted, "x-forwarded-for")
+    rule_set, proxies = RuleSet(rules, callers), TrustedProxies(trusted, "x-forwarded-for")
     identities = Identities(rule_set.callers, proxies, rule_set.tiers, **(asking | options))
     return Planner(rule_set, routes or NoRoutes(), identities, **binding)
 
@@ -58,7 +58,7 @@ def asked(
     return request
 
 
-def applied(considered: Considered) -> list[str | None]:
+def applied(considered: RequestPlan) -> list[str | None]:
     """The names of the rules in a plan, in their order."""
     return [] if considered.plan is None else [charge.rule for charge in considered.plan.charges]
 
@@ -211,7 +211,7 @@ def test_no_rule_no_plan() -> None:
     """Where nothing matches there is nothing to charge."""
     considered = planner(Rule("api", "1/s", path="/api/**")).plan(asked(), None)
     assert considered.plan is None
-    assert list(considered.bounds) == []
+    assert list(considered.compiled_rules) == []
 
 
 def test_a_websocket_handshake_counts_as_a_get() -> None:
@@ -242,12 +242,12 @@ def test_a_charge_says_all_that_the_store_needs() -> None:
     plan = planner(*rules).plan(asked(path="/12345"), None).plan
     assert plan is not None
     assert plan.verb == "spend"
-    assert [(charge.rule, charge.cost, charge.binding) for charge in plan.charges] == [
+    assert [(charge.rule, charge.cost, charge.enforced) for charge in plan.charges] == [
         ("a", 1, True),
         ("b", 3, False),
         ("c", 6, True),
     ]
-    assert [charge.windows.limits for charge in plan.charges] == [rule.every_limit for rule in rules]
+    assert [charge.bucket.limits for charge in plan.charges] == [rule.every_limit for rule in rules]
     assert all(re.fullmatch(rf"limitgate:{charge.rule}:[0-9a-f]{{32}}", charge.key) for charge in plan.charges)
 
 
@@ -265,7 +265,7 @@ def test_a_gate_in_shadow_binds_nothing() -> None:
     gate = planner(Rule("a", "5/s"), Rule("b", "5/s", shadow=True), routes=OneRoute("/", (Rule("c", "5/s"),)), shadow=True)
     plan = gate.plan(asked(), None).plan
     assert plan is not None
-    assert [charge.binding for charge in plan.charges] == [False] * 3
+    assert [charge.enforced for charge in plan.charges] == [False] * 3
 
 
 def test_a_cost_is_asked_for_only_where_it_is_charged() -> None:
@@ -348,7 +348,7 @@ def test_the_caller_decides_the_tier(headers: dict[str, str], identified: Caller
     considered = gate.plan(asked(**headers), identified)
     assert applied(considered) == expected
     if expected:
-        assert considered.plan.charges[0].windows.limits[0].count == (50 if expected == VIP else 5)
+        assert considered.plan.charges[0].bucket.limits[0].count == (50 if expected == VIP else 5)
 
 
 def test_a_caller_header_from_a_stranger_is_nothing() -> None:

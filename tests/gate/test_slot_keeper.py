@@ -28,7 +28,7 @@ from limitgate import (
     Rule,
     StoreError,
 )
-from limitgate.gate.slot_keeper import Holding
+from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.limits.plan import Plan, Reading
 from limitgate.stores.redis import wire
 from tests.support.clock import Clock
@@ -342,7 +342,7 @@ async def test_a_renewal_that_comes_late_leaves_nothing_behind(monkeypatch: pyte
     spend, held_up, renewing = store.spend, asyncio.Event(), asyncio.Event()
 
     async def aspend(plan: Plan, timeout: float = 0) -> Reading:
-        if plan.charges[0].lease and plan.charges[0].lease.back[0] < 0:
+        if plan.charges[0].adjustment and plan.charges[0].adjustment.back[0] < 0:
             renewing.set()
             await held_up.wait()
         return spend(plan)
@@ -362,19 +362,19 @@ def test_what_is_held_for_somebody_who_is_gone_is_given_back(in_haste: None) -> 
     gate = LimitGateWSGI(lambda _, start: start("200 OK", []) and iter([b"x"]), rules=[Rule("a", "1 at once")], store=store)
     chunks = gate(wsgi_environ(), lambda *_: print)
     time.sleep(2 * RENEW)
-    assert len(gate.gate._holding) == 1
+    assert len(gate.gate._slot_keeper) == 1
     plan = store.plans[0]._replace(verb="peek")
     assert not store.spend(plan._replace(charges=tuple([charge._replace(slot=0) for charge in plan.charges]))).admitted
     del chunks
     gc.collect()
-    waited(lambda: len(gate.gate._holding) == 0)
+    waited(lambda: len(gate.gate._slot_keeper) == 0)
     waited(lambda: store.spend(plan).states[0][0].taken == 0)
 
 
 def test_doubts_end_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """What could not be given back is forgotten when it has ended by itself, and no more than so many are remembered."""
     store = Watched()
-    holding = Holding(store, 1.0)
+    holding = SlotKeeper(store, 1.0)
     monkeypatch.setattr("limitgate.gate.slot_keeper.MAX_DOUBTS", 3)
     monkeypatch.setattr("limitgate.algorithms.concurrency.HELD_US", -1)
     monkeypatch.setattr(holding._in_threads, "_wind", lambda: None)
@@ -383,7 +383,7 @@ def test_doubts_end_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         with limiter.slot(f"key {number}", 1):
             pass
     for taking in [asked for asked in store.plans if asked.verb == "spend"]:
-        holding.doubt(taking.charges)
+        holding.release_later(taking.charges)
     assert len(holding._in_threads.doubts) == 3
     assert list(holding._in_threads.renewing()) == []
     assert holding._in_threads.doubts == {}

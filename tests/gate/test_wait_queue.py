@@ -13,13 +13,13 @@ import redis
 from hypothesis import given, strategies as st
 
 from limitgate import Limit, MemoryStore
-from limitgate.exchange.receive_buffer import MOST, Inbox
-from limitgate.gate.admission import Taken, Turn
-from limitgate.gate.wait_queue import Lines, Place
-from limitgate.limits.bucket import Windows, windows_of
+from limitgate.exchange.receive_buffer import MOST, ReceiveBuffer
+from limitgate.gate.admission import Booking, Charged
+from limitgate.gate.wait_queue import Place, WaitQueues
+from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.plan import MAX_AHEAD, Charge, Plan, Reading
-from limitgate.limits.refund import correction, undoing
+from limitgate.limits.refund import full_refund, refund
 from tests.support.clock import Clock
 from tests.support.scripted import Scripted
 from tests.support.virtual import World
@@ -33,7 +33,7 @@ class Booked(NamedTuple):
     decision: Decision
 
 
-class Bucket:
+class StoredBucket:
     """One bucket in a store under a clock of its own."""
 
     def __init__(self, store: Any, clock: Clock) -> None:
@@ -43,14 +43,14 @@ class Bucket:
 
     def ask(self, *limits: Limit | str, cost: int = 1, ahead: float = 60, binding: bool = True) -> Booked:
         """Book a turn up to so many seconds ahead."""
-        charge = Charge(self.key, windows_of(*limits), cost, binding, "rule", ahead=round(ahead * SECOND))
+        charge = Charge(self.key, bucket_of(*limits), cost, binding, "rule", max_wait_us=round(ahead * SECOND))
         plan = Plan((charge,))
         reading = self.store.spend(plan, 5)
         return Booked(plan, reading, decide(plan, reading))
 
     def leave(self, booked: Booked) -> None:
         """Give a turn back."""
-        self.store.spend(undoing(booked.plan, booked.reading), 5)
+        self.store.spend(full_refund(booked.plan, booked.reading), 5)
 
     def delays(self, count: int, *limits: Limit | str, **more: Any) -> list[float | None]:
         """For how long requests would have to wait that come at once; None for those that are refused."""
@@ -59,25 +59,25 @@ class Bucket:
 
 
 @pytest.fixture(params=["memory", "script"])
-def bucket(request: pytest.FixtureRequest, client: redis.Redis) -> Bucket:
+def bucket(request: pytest.FixtureRequest, client: redis.Redis) -> StoredBucket:
     clock = Clock()
-    return Bucket(MemoryStore(clock) if request.param == "memory" else Scripted(client, clock), clock)
+    return StoredBucket(MemoryStore(clock) if request.param == "memory" else Scripted(client, clock), clock)
 
 
 # --- what a bucket makes of turns -------------------------------------------------------------------------------------
 
 
-def test_turns_are_as_far_apart_as_requests_at_the_limit(bucket: Bucket) -> None:
+def test_turns_are_as_far_apart_as_requests_at_the_limit(bucket: StoredBucket) -> None:
     """What a full bucket holds passes at once, then a turn every period / count, up to the bound and no further."""
     assert bucket.delays(7, "10/second burst 3", ahead=0.3) == [0, 0, 0, 0.1, 0.2, 0.3, None]
 
 
-def test_turns_are_exact_to_the_microsecond(bucket: Bucket) -> None:
+def test_turns_are_exact_to_the_microsecond(bucket: StoredBucket) -> None:
     """A third of a second is rounded up, and does not add up."""
     assert bucket.delays(5, "3/second burst 1") == [0, 0.333334, 0.666667, 1, 1.333334]
 
 
-def test_a_refusal_says_when_one_could_wait(bucket: Bucket) -> None:
+def test_a_refusal_says_when_one_could_wait(bucket: StoredBucket) -> None:
     """The promised wait is until the bound is met: a microsecond less is not enough."""
     assert bucket.delays(4, "3/second burst 1", ahead=0.5) == [0, 0.333334, None, None]
     refused = bucket.ask("3/second burst 1", ahead=0.5).decision
@@ -88,7 +88,7 @@ def test_a_refusal_says_when_one_could_wait(bucket: Bucket) -> None:
     assert bucket.ask("3/second burst 1", ahead=0.5).decision.delay == 0.5
 
 
-def test_however_far_ahead_a_refusal_says_when(bucket: Bucket) -> None:
+def test_however_far_ahead_a_refusal_says_when(bucket: StoredBucket) -> None:
     """Even who would wait for a lifetime is told truly for how long to come back later."""
     slow, ahead = "1 per 366 days", MAX_AHEAD / SECOND
     delays = bucket.delays(73, slow, ahead=ahead)
@@ -100,13 +100,13 @@ def test_however_far_ahead_a_refusal_says_when(bucket: Bucket) -> None:
     assert bucket.ask(slow, ahead=ahead).decision.delay == ahead
 
 
-def test_the_slowest_window_says_when(bucket: Bucket) -> None:
+def test_the_slowest_window_says_when(bucket: StoredBucket) -> None:
     """With several limits the turn is when all have room, and refused is what one of them could not book."""
     limits = "10/second burst 2", "60/minute burst 4"
     assert bucket.delays(7, *limits, ahead=2) == [0, 0, 0.1, 0.2, 1, 2, None]
 
 
-def test_a_cost_is_waited_for(bucket: Bucket) -> None:
+def test_a_cost_is_waited_for(bucket: StoredBucket) -> None:
     """A request of a higher cost waits longer, one of none passes, and one above the burst is refused for good."""
     assert bucket.ask("10/second", cost=10).decision.delay == 0
     assert bucket.ask("10/second", cost=5).decision.delay == 0.5
@@ -116,7 +116,7 @@ def test_a_cost_is_waited_for(bucket: Bucket) -> None:
     assert (refused.allowed, refused.retry_after) == (False, float("inf"))
 
 
-def test_who_does_not_wait_sees_the_line(bucket: Bucket) -> None:
+def test_who_does_not_wait_sees_the_line(bucket: StoredBucket) -> None:
     """Without a bound a request is refused until the line is gone; one that cannot refuse holds nobody up."""
     bucket.delays(3, "1/second")
     assert bucket.ask("1/second", ahead=0).decision.retry_after == 3
@@ -124,14 +124,14 @@ def test_who_does_not_wait_sees_the_line(bucket: Bucket) -> None:
     assert (shadow.allowed, shadow.delay, shadow.granted) == (True, 0, 1)
 
 
-def test_a_line_is_no_room(bucket: Bucket) -> None:
+def test_a_line_is_no_room(bucket: StoredBucket) -> None:
     """What is told of a bucket with a line: nothing remains, more is used than it holds, and when all is gone."""
     bucket.delays(5, "10/second burst 2")
     (window,) = bucket.ask("10/second burst 2").decision.windows
     assert (window.limit, window.remaining, window.used, window.reset_after, window.retry_after) == (2, 0, 6, 0.6, 0)
 
 
-def test_the_last_turn_can_be_given_back(bucket: Bucket) -> None:
+def test_the_last_turn_can_be_given_back(bucket: StoredBucket) -> None:
     """Whoever comes next gets the turn that became free."""
     assert bucket.ask("1/second").decision.delay == 0
     left = bucket.ask("1/second")
@@ -140,7 +140,7 @@ def test_the_last_turn_can_be_given_back(bucket: Bucket) -> None:
     assert bucket.ask("1/second").decision.delay == 0.75
 
 
-def test_turns_are_given_back_from_the_last_on(bucket: Bucket) -> None:
+def test_turns_are_given_back_from_the_last_on(bucket: StoredBucket) -> None:
     """All those that leave one after the other, the last one first, leave the bucket as if they had never come."""
     bucket.ask("1/second")
     line = [bucket.ask("1/second") for _ in range(5)]
@@ -150,14 +150,14 @@ def test_turns_are_given_back_from_the_last_on(bucket: Bucket) -> None:
     assert bucket.ask("1/second").decision.delay == 0.5
 
 
-def test_a_turn_with_others_behind_it_lapses(bucket: Bucket) -> None:
+def test_a_turn_with_others_behind_it_lapses(bucket: StoredBucket) -> None:
     """Those behind it keep theirs, so whoever comes next must not get the last of these a second time."""
     _, first, second = (bucket.ask("1/second") for _ in range(3))
     bucket.leave(first)
     assert bucket.ask("1/second").decision.delay == second.decision.delay + 1
 
 
-def test_only_the_limit_that_made_wait_keeps_the_turn(bucket: Bucket) -> None:
+def test_only_the_limit_that_made_wait_keeps_the_turn(bucket: StoredBucket) -> None:
     """What a limit had room for is given back in any case, so nothing of it is lost."""
     limits = "1/second", "10/hour"
     _, first, _ = (bucket.ask(*limits) for _ in range(3))
@@ -165,7 +165,7 @@ def test_only_the_limit_that_made_wait_keeps_the_turn(bucket: Bucket) -> None:
     assert [window.used for window in bucket.ask(*limits, cost=0).decision.windows] == [3, 2]
 
 
-def test_a_turn_that_has_come_is_given_back_as_ever(bucket: Bucket) -> None:
+def test_a_turn_that_has_come_is_given_back_as_ever(bucket: StoredBucket) -> None:
     """Once it is under way, a request that turns out not to count gives back what it took."""
     _, first, _ = (bucket.ask("1/second") for _ in range(3))
     bucket.clock.advance(us=SECOND + 1)
@@ -173,12 +173,12 @@ def test_a_turn_that_has_come_is_given_back_as_ever(bucket: Bucket) -> None:
     assert bucket.ask("1/second").decision.delay == 1
 
 
-def test_what_was_borrowed_is_given_back_whatever_came_on_top(bucket: Bucket) -> None:
+def test_what_was_borrowed_is_given_back_whatever_came_on_top(bucket: StoredBucket) -> None:
     """A request that has passed owes as much as one that waits would, but it has no turn that could lapse."""
     limit = Limit("10/second", borrow=True)
     earlier, large = bucket.ask(limit, ahead=0), bucket.ask(limit, cost=50, ahead=0)
     assert (large.decision.allowed, large.decision.delay) == (True, 0)
-    bucket.store.spend(correction(earlier.plan, earlier.reading, [6]), 5)
+    bucket.store.spend(refund(earlier.plan, earlier.reading, [6]), 5)
     bucket.leave(large)
     (window,) = bucket.ask(limit, cost=0).decision.windows
     assert window.used == 6
@@ -209,7 +209,7 @@ shaped = st.builds(
 def test_whoever_leaves_nobody_passes_above_the_limit_property(limit: Limit, history: list[tuple[int, int, int]]) -> None:
     """However turns are booked and given back, what passes in any interval is within the limit."""
     clock = Clock()
-    bucket = Bucket(MemoryStore(clock), clock)
+    bucket = StoredBucket(MemoryStore(clock), clock)
     waiting: list[tuple[int, int, Booked]] = []
     passed: list[tuple[int, int]] = []
     for pause, what, which in history:
@@ -233,22 +233,22 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World(monkeypatch)
 
 
-def turn(world: World, seconds: float, key: str = "k", windows: Windows = windows_of("1/second"), cost: int = 1) -> Turn:  # noqa: B008 - the same one
+def turn(world: World, seconds: float, key: str = "k", windows: Bucket = bucket_of("1/second"), cost: int = 1) -> Booking:  # noqa: B008 - the same one
     """A turn in so many seconds."""
-    plan = Plan((Charge(key, windows, cost, binding=True, rule="r"),))
-    taken = Taken(None, plan, Reading(world(), [[seconds]], [[0]], True))
-    return Turn(world() + round(seconds * SECOND), world.monotonic() + seconds, (taken,))
+    plan = Plan((Charge(key, windows, cost, enforced=True, rule="r"),))
+    taken = Charged(None, plan, Reading(world(), [[seconds]], [[0]], True))
+    return Booking(world() + round(seconds * SECOND), world.monotonic() + seconds, (taken,))
 
 
-def names(turn: Turn) -> list[Any]:
-    return [state for taken in turn.taken for (state,) in taken.reading.states]
+def names(turn: Booking) -> list[Any]:
+    return [state for taken in turn.charged for (state,) in taken.reading.states]
 
 
 def test_whoever_came_first_has_the_first_turn(world: World) -> None:
     """Everybody is called when the turn is there, in the order of coming, by one timer after the other."""
 
     async def main() -> list[tuple[float, int]]:
-        lines, called = Lines(), []
+        lines, called = WaitQueues(), []
 
         async def wait(number: int) -> None:
             mine = turn(world, number + 1)
@@ -269,7 +269,7 @@ def test_those_behind_who_leaves_move_up(world: World) -> None:
     """Who leaves gives up the place; the turn that becomes free is the last one."""
 
     async def main() -> None:
-        lines = Lines()
+        lines = WaitQueues()
         turns = [turn(world, number) for number in (1, 2, 3)]
         first, second, third = places = [lines.join(each) for each in turns]
         assert names(lines.leave(turns[0], first)) == [3]
@@ -286,7 +286,7 @@ def test_those_who_are_called_at_once_leave_one_by_one(world: World) -> None:
     """A line is gone when nobody waits in it any more, though some that were called have not left yet, or others come."""
 
     async def main() -> None:
-        lines = Lines()
+        lines = WaitQueues()
         turns = [turn(world, number) for number in (1, 1, 1, 2)]
         places = [lines.join(each) for each in turns[:3]]
         await asyncio.wait(places)
@@ -307,7 +307,7 @@ def test_who_is_cancelled_is_passed_over(world: World) -> None:
     """A place that was cancelled takes no turn from those behind it, even if it is not left yet when the turn comes."""
 
     async def main() -> None:
-        lines = Lines()
+        lines = WaitQueues()
         turns = [turn(world, number) for number in (1, 2)]
         places = [lines.join(each) for each in turns]
         places[0].cancel()
@@ -324,7 +324,7 @@ def test_a_line_in_which_nobody_stays_rings_no_more(world: World) -> None:
     """Once all have given up, their turns wake nobody."""
 
     async def main() -> None:
-        lines = Lines()
+        lines = WaitQueues()
         turns = [turn(world, number) for number in (1, 2)]
         places = [lines.join(each) for each in turns]
         for place in places:
@@ -342,12 +342,12 @@ def test_a_line_in_which_nobody_stays_rings_no_more(world: World) -> None:
 
 def test_an_event_loop_that_has_ended_leaves_no_line(world: World) -> None:
     """Who waited there will never leave, and keeps neither the loop nor a line; late leavers find what they came with."""
-    lines, first = Lines(), turn(world, 1)
+    lines, first = WaitQueues(), turn(world, 1)
 
-    async def join(mine: Turn) -> Place:
+    async def join(mine: Booking) -> Place:
         return lines.join(mine)
 
-    def ended(mine: Turn) -> Place:
+    def ended(mine: Booking) -> Place:
         with asyncio.Runner() as runner:
             return runner.run(join(mine))
 
@@ -358,13 +358,13 @@ def test_an_event_loop_that_has_ended_leaves_no_line(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [{"key": "other"}, {"cost": 2}, {"windows": windows_of("2/second")}], ids=["bucket", "cost", "limits"]
+    "other", [{"key": "other"}, {"cost": 2}, {"windows": bucket_of("2/second")}], ids=["bucket", "cost", "limits"]
 )
 def test_turns_of_another_kind_are_another_line(world: World, other: dict[str, Any]) -> None:
     """Nobody moves up into a turn in another bucket, of another cost, or under another limit."""
 
     async def main() -> None:
-        lines = Lines()
+        lines = WaitQueues()
         turns = [turn(world, 1), turn(world, 2, **other)]
         places = [lines.join(each) for each in turns]
         assert names(lines.leave(turns[0], places[0])) == [1]
@@ -379,7 +379,7 @@ def test_a_turn_whose_reply_came_late_is_in_order_all_the_same(world: World) -> 
     """Turns are in the order of the store's clock, whichever reply was heard first."""
 
     async def main() -> None:
-        lines = Lines()
+        lines = WaitQueues()
         turns = [turn(world, number) for number in (2, 1)]
         places = [lines.join(each) for each in turns]
         await asyncio.wait(places)
@@ -396,7 +396,7 @@ def test_a_timer_that_rings_early_is_set_again(world: World, monkeypatch: pytest
         on_time = loop.call_later
         monkeypatch.setattr(loop, "call_later", lambda delay, *call: on_time(delay * 0.9, *call))
         mine = turn(world, 1)
-        place = Lines().join(mine)
+        place = WaitQueues().join(mine)
         await place
         return world.monotonic() - mine.at
 
@@ -441,7 +441,7 @@ def listen(world: World) -> Listen:
     def listen(*messages: tuple[float, Any], seconds: float = 1, reads: int = 0) -> tuple[bool, list[Any], Server]:
         async def main() -> tuple[bool, list[Any], Server]:
             server = Server(*messages)
-            inbox = Inbox(server.receive)
+            inbox = ReceiveBuffer(server.receive)
             stays = await inbox.stays_until(asyncio.ensure_future(asyncio.sleep(seconds)))
             read = [await inbox.receive() for _ in range(reads)]
             inbox.close()
@@ -478,7 +478,7 @@ def test_who_leaves_as_the_turn_comes_had_it(world: World) -> None:
     """Where both happen at once the request goes on."""
 
     async def main() -> bool:
-        inbox, moment = Inbox(Server((0, GONE)).receive), asyncio.get_running_loop().create_future()
+        inbox, moment = ReceiveBuffer(Server((0, GONE)).receive), asyncio.get_running_loop().create_future()
         listening = asyncio.ensure_future(inbox.stays_until(moment))
         await asyncio.sleep(0)
         moment.set_result(None)
@@ -497,7 +497,7 @@ def test_a_reader_that_is_cancelled_loses_nothing(world: World) -> None:
     """An application that gives up on a message meanwhile can ask for it again."""
 
     async def main() -> Any:
-        inbox = Inbox(Server((2, body(b"late"))).receive)
+        inbox = ReceiveBuffer(Server((2, body(b"late"))).receive)
         await inbox.stays_until(asyncio.ensure_future(asyncio.sleep(1)))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(inbox.receive(), 0.1)
@@ -511,7 +511,7 @@ def test_two_readers_get_a_message_each(world: World) -> None:
 
     async def main() -> Any:
         server = Server((2, body(b"1")), (1, body(b"2")))
-        inbox = Inbox(server.receive)
+        inbox = ReceiveBuffer(server.receive)
         await inbox.stays_until(asyncio.ensure_future(asyncio.sleep(1)))
         return await asyncio.gather(inbox.receive(), inbox.receive())
 
@@ -530,7 +530,7 @@ def test_nobody_listens_after_the_end(world: World) -> None:
     """A call that nobody will hear of is cancelled."""
 
     async def main() -> None:
-        inbox = Inbox(Server().receive)
+        inbox = ReceiveBuffer(Server().receive)
         await inbox.stays_until(asyncio.ensure_future(asyncio.sleep(1)))
         inbox.close()
         await asyncio.sleep(0)

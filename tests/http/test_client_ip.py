@@ -10,7 +10,7 @@ from hypothesis import example, given, strategies as st
 
 from limitgate import Caller, LimitGate, LimitGateWSGI, Rule
 from limitgate.errors import ConfigError
-from limitgate.http.client_ip import Proxies, canonical, grouped
+from limitgate.http.client_ip import TrustedProxies, canonical, grouped
 from limitgate.http.request import ASGIRequest, WSGIRequest
 
 PRIVATE = ("10.0.0.0/8", "fd00::/8")
@@ -27,7 +27,7 @@ def client_of(
     *values: str | bytes, peer: str | None = PROXY, trusted: Sequence[str] = PRIVATE, header: str = "x-forwarded-for"
 ) -> str | None:
     """The client of a request with these lines of the forwarding header."""
-    return Proxies(trusted, header).client(asked(*[(header, value) for value in values], peer=peer))
+    return TrustedProxies(trusted, header).client(asked(*[(header, value) for value in values], peer=peer))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_nobody_but_a_trusted_proxy_is_believed_property(
     headers: list[tuple[str, bytes]], header: str, trusted: tuple[str, ...]
 ) -> None:
     """Whatever headers an untrusted peer sends, its own address is the client's."""
-    assert Proxies(trusted, header).client(asked(*headers, peer="203.0.113.9")) == "203.0.113.9"
+    assert TrustedProxies(trusted, header).client(asked(*headers, peer="203.0.113.9")) == "203.0.113.9"
 
 
 @pytest.mark.parametrize("peer", ["10.0.0.1", "::ffff:10.0.0.1", "fd00::1", "fd00::1%eth0"])
@@ -169,7 +169,7 @@ def test_a_trusted_proxy_is_known_in_every_spelling(peer: str) -> None:
 )
 def test_a_network_is_trusted_however_it_is_written(entry: str, peer: str) -> None:
     """An address or CIDR of trusted_proxies covers the peers that are in it."""
-    assert Proxies([entry], "x-forwarded-for").trust(peer)
+    assert TrustedProxies([entry], "x-forwarded-for").trust(peer)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_network_is_trusted_however_it_is_written(entry: str, peer: str) -> No
 )
 def test_nobody_else_is_trusted(entry: str, peer: str | None) -> None:
     """A peer outside of the listed networks is not believed."""
-    assert not Proxies([entry], "x-forwarded-for").trust(peer)
+    assert not TrustedProxies([entry], "x-forwarded-for").trust(peer)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_nobody_else_is_trusted(entry: str, peer: str | None) -> None:
 def test_a_bad_network_is_a_mistake(entry: str) -> None:
     """An entry that is no address or CIDR is refused at start-up, named and with what was expected."""
     with pytest.raises(ConfigError, match=r"^trusted_proxies: .* expected") as caught:
-        Proxies([entry], "x-forwarded-for")
+        TrustedProxies([entry], "x-forwarded-for")
     assert repr(entry) in str(caught.value)
 
 
@@ -305,15 +305,15 @@ def test_forwarded_is_read_as_rfc_7239_has_it(lines: list[str], expected: str) -
 def test_the_header_may_be_configured_in_any_case(spelling: str) -> None:
     """Header names are the same in upper and lower case."""
     request = asked(("x-forwarded-for", "192.0.2.1"))
-    assert Proxies(PRIVATE, spelling).client(request) == "192.0.2.1"
+    assert TrustedProxies(PRIVATE, spelling).client(request) == "192.0.2.1"
 
 
 @pytest.mark.parametrize("name", ["x_forwarded_for", "forwarded", "x-real-ip", "x-forwarded-host", "xx-forwarded-for"])
 def test_only_the_one_configured_header_is_read(name: str) -> None:
     """Even a trusted proxy passes on headers that a client forged, so no other header is looked at."""
-    assert Proxies(PRIVATE, "x-forwarded-for").client(asked((name, "192.0.2.1"))) == PROXY
+    assert TrustedProxies(PRIVATE, "x-forwarded-for").client(asked((name, "192.0.2.1"))) == PROXY
     both = asked((name, "203.0.113.9"), ("x-forwarded-for", "192.0.2.1"))
-    assert Proxies(PRIVATE, "x-forwarded-for").client(both) == "192.0.2.1"
+    assert TrustedProxies(PRIVATE, "x-forwarded-for").client(both) == "192.0.2.1"
 
 
 def test_another_header_of_one_address_can_be_named() -> None:
@@ -342,7 +342,7 @@ def test_a_peer_on_a_unix_socket_is_believed_when_unix_is_trusted(
     else:
         environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/", "REMOTE_ADDR": ""}
         request = WSGIRequest(environ | ({"HTTP_X_FORWARDED_FOR": lines[0]} if lines else {}))
-    assert Proxies(trusted, "x-forwarded-for").client(request) == expected
+    assert TrustedProxies(trusted, "x-forwarded-for").client(request) == expected
 
 
 @pytest.mark.parametrize("header", ["x-forwarded-for", "forwarded"])
@@ -364,7 +364,7 @@ addresses = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).map(str)
 def test_a_client_behind_a_proxy_cannot_choose_its_address_property(forged: list[bytes], address: str) -> None:
     """Whatever a client writes into the header, the address that the trusted proxy appended is the client."""
     true = canonical(address)
-    if Proxies(PRIVATE, "forwarded").trust(address):
+    if TrustedProxies(PRIVATE, "forwarded").trust(address):
         return
     node = f'"[{address}]"' if ":" in address else address
     for header, appended in (("x-forwarded-for", address), ("forwarded", f"proto=https;for={node}")):
@@ -533,7 +533,7 @@ def test_identify_is_told_the_clients_address(through) -> None:
 )
 def test_of_a_long_header_only_its_end_is_read(header: str, value: str, expected: str) -> None:
     """However long a client has made a forwarding header, what proxies appended counts, and what is too far left does not."""
-    proxies = Proxies(["10.0.0.0/8"], header)
+    proxies = TrustedProxies(["10.0.0.0/8"], header)
     for lines in ([value], ["198.51.100.8", value], value.rsplit(", ", 1)):
         scope = {"path": "/", "headers": [(header.encode(), line.encode()) for line in lines], "client": ("10.0.0.9", 1)}
         assert proxies.client(ASGIRequest(scope)) == expected
@@ -541,7 +541,7 @@ def test_of_a_long_header_only_its_end_is_read(header: str, value: str, expected
 
 def test_a_proxys_line_is_found_among_many() -> None:
     """A client cannot crowd out what its proxy says by header lines, as long as the proxy passes no more of them on."""
-    proxies = Proxies(["10.0.0.0/8"], "x-forwarded-for")
+    proxies = TrustedProxies(["10.0.0.0/8"], "x-forwarded-for")
     forged, own = (b"x-forwarded-for", b"198.51.100.7"), (b"x-forwarded-for", b"203.0.113.9")
     for count, expected in ((8000, "203.0.113.9"), (9000, "10.0.0.9")):
         headers = [forged] * 100 + [(b"a", b"")] * (count // 2) + [own] + [(b"b", b"")] * (count // 2)
@@ -552,7 +552,7 @@ def test_a_proxys_line_is_found_among_many() -> None:
 def test_many_networks_trust_whom_each_would_property(drawn: list[tuple[int, int]], number: int) -> None:
     """An address is trusted if any of the networks has it, overlapping ones and neighbours included."""
     networks = [IPv4Network((first, bits), strict=False) for first, bits in drawn]
-    proxies = Proxies([str(network) for network in networks], "x-forwarded-for")
+    proxies = TrustedProxies([str(network) for network in networks], "x-forwarded-for")
     for address in (IPv4Address(number), *(network[place] for network in networks for place in (0, -1))):
         assert proxies.trust(str(address)) is any(address in network for network in networks)
     assert not proxies.trust("2001:db8::1")

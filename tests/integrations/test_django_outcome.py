@@ -13,7 +13,7 @@ from django.http import FileResponse, HttpResponse, StreamingHttpResponse, Unrea
 from django.urls import path
 
 from limitgate import Rule, limit
-from limitgate.gate.admission import VISIT
+from limitgate.gate.admission import ADMISSION
 from tests.support.django_app import WAYS, Project
 from tests.support.outcomes import Watched
 
@@ -146,7 +146,7 @@ def test_a_request_that_is_over_is_let_go_of(project: Open) -> None:
     seen: list[Any] = []
 
     def view(request: Any) -> HttpResponse:
-        seen.append(getattr(request, "scope", request.META)[VISIT])
+        seen.append(getattr(request, "scope", request.META)[ADMISSION])
         return HttpResponse(status=429)
 
     it = project(path("x", view), rules=[Rule("all", "1/minute")], on_denied=view)

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from limitgate import ConfigError, Limit
 from limitgate.algorithms import fixed_window
-from limitgate.limits.bucket import MAX_WINDOWS, Windows, windows_of
+from limitgate.limits.bucket import MAX_WINDOWS, Bucket, bucket_of
 from limitgate.limits.limit import as_limit, unit_of
 
 DAY = 86400
@@ -198,20 +198,20 @@ def test_leasing_leaves_the_rest_of_a_limit_alone() -> None:
 
 def test_the_smallest_lease_is_that_of_the_bucket() -> None:
     """Limits that are checked together are leased from together, as far as the smallest of their leases goes."""
-    assert windows_of(Limit("5/second", lease=5), Limit("9/day", lease=2)).lease == 2
-    assert windows_of("5/second", "9/day").lease == windows_of(Limit("5/second", lease=0)).lease == 0
+    assert bucket_of(Limit("5/second", lease=5), Limit("9/day", lease=2)).lease == 2
+    assert bucket_of("5/second", "9/day").lease == bucket_of(Limit("5/second", lease=0)).lease == 0
 
 
 def test_a_lease_is_for_all_limits_of_a_bucket() -> None:
     """Where some limits have a lease and others have none, the message says which, and what was expected."""
     with pytest.raises(ConfigError, match="5/second has lease and 9/day has no lease, expected one for all") as caught:
-        windows_of(Limit("5/second", lease=5), Limit("9/day"))
+        bucket_of(Limit("5/second", lease=5), Limit("9/day"))
     assert str(caught.value).endswith("or for none")
 
 
 def test_a_lease_is_no_part_of_a_windows_number() -> None:
     """A bucket is found again when its limit gets a lease or loses it."""
-    assert windows_of(Limit("5/second", lease=5)).ids == windows_of("5/second").ids
+    assert bucket_of(Limit("5/second", lease=5)).ids == bucket_of("5/second").ids
 
 
 @given(limits())
@@ -269,33 +269,33 @@ def test_a_unit_has_just_its_length(period: int, unit: str | None) -> None:
 
 def test_a_window_is_found_under_any_count() -> None:
     """Count and burst are no part of a window's number."""
-    assert windows_of("5/second", "9/day").ids == windows_of("500/second burst 7", "1/day").ids
+    assert bucket_of("5/second", "9/day").ids == bucket_of("500/second burst 7", "1/day").ids
 
 
 def test_a_window_is_found_in_any_company() -> None:
     """A window's number depends neither on the windows beside it nor on their order."""
-    second, day = windows_of("5/second", "9/day").ids
-    assert windows_of("9/day", "5/second").ids == (day, second)
-    assert windows_of("5/second").ids == (second,)
+    second, day = bucket_of("5/second", "9/day").ids
+    assert bucket_of("9/day", "5/second").ids == (day, second)
+    assert bucket_of("5/second").ids == (second,)
 
 
 def test_windows_of_one_period_keep_their_places() -> None:
     """Equal periods are told apart by their order."""
-    first, second, third = windows_of("5/second", "9/second burst 1", "5/second").ids
+    first, second, third = bucket_of("5/second", "9/second burst 1", "5/second").ids
     assert len({first, second, third}) == 3
-    assert windows_of("7/second", "8/minute", "6/second").ids[::2] == (first, second)
+    assert bucket_of("7/second", "8/minute", "6/second").ids[::2] == (first, second)
 
 
 def test_another_algorithm_is_another_window() -> None:
     """Changing a bucket's algorithm starts it anew."""
-    ids = [windows_of(Limit("5/second", algorithm=algorithm)).ids for algorithm in ALGORITHMS]
+    ids = [bucket_of(Limit("5/second", algorithm=algorithm)).ids for algorithm in ALGORITHMS]
     assert len(set(ids)) == 3
 
 
 @given(st.lists(limits(), min_size=1, max_size=8))
 def test_windows_of_one_bucket_have_numbers_of_their_own_property(several: list[Limit]) -> None:
     """No two windows of a bucket share a number, and every number fits into the six bytes that Redis keeps."""
-    ids = Windows(tuple(limit.leased(0) for limit in several)).ids
+    ids = Bucket(tuple(limit.leased(0) for limit in several)).ids
     assert len(set(ids)) == len(several)
     assert all(0 <= window < 2**48 for window in ids)
 
@@ -304,16 +304,16 @@ def test_windows_of_one_bucket_have_numbers_of_their_own_property(several: list[
 def test_a_bucket_holds_so_many_limits_and_no_more(period: str) -> None:
     """More limits than anybody needs are a mistake at start-up, not a script that fails at every request."""
     most = [Limit(f"5 per {period.format(number + 1)}") for number in range(MAX_WINDOWS)]
-    assert len(set(Windows(tuple(most)).ids)) == MAX_WINDOWS
+    assert len(set(Bucket(tuple(most)).ids)) == MAX_WINDOWS
     with pytest.raises(ConfigError, match=f"{MAX_WINDOWS + 1} limits are to be checked together, expected at most"):
-        Windows((*most, Limit("5/second")))
+        Bucket((*most, Limit("5/second")))
 
 
 @pytest.mark.parametrize("limit", ["5/fortnight", 5, None], ids=str)
 def test_windows_of_a_bad_limit_are_refused(limit: object) -> None:
     """A mistake in one limit is a ConfigError."""
     with pytest.raises(ConfigError, match="expected"):
-        windows_of("5/second", limit)
+        bucket_of("5/second", limit)
 
 
 # --- shares -----------------------------------------------------------------------------------------------------------
@@ -368,7 +368,7 @@ def test_the_rarest_limit_can_be_shared() -> None:
 
 def test_the_windows_of_a_share_are_the_same_every_time() -> None:
     """A bucket's shared windows are one object, whatever costs come, unless one needs more than its share of the burst."""
-    windows = windows_of("10/second", "600/minute burst 90")
+    windows = bucket_of("10/second", "600/minute burst 90")
     share = windows.share(4)
     assert [str(limit) for limit in share.limits] == ["5 per 2 seconds burst 2", "150/minute burst 22"]
     assert all(windows.share(4, cost) is share for cost in (0, 1, 2))
@@ -381,13 +381,13 @@ def test_the_windows_of_a_share_are_the_same_every_time() -> None:
 
 def test_shares_of_equal_periods_are_told_apart() -> None:
     """Two limits whose shares have one period have a place each in the bucket."""
-    share = windows_of("5/second", "10 per 2 seconds").share(2)
+    share = bucket_of("5/second", "10 per 2 seconds").share(2)
     assert len(set(share.ids)) == 2
 
 
 def test_the_windows_of_a_share_have_no_lease() -> None:
     """Where a limit has a lease, its share has none: nothing is taken in advance from this process itself."""
-    assert windows_of(Limit("10/second", lease=9)).share(4).lease == 0
+    assert bucket_of(Limit("10/second", lease=9)).share(4).lease == 0
 
 
 @pytest.mark.parametrize("name", ["localtime", "posixrules", "", "/", "..", "Europe", "Europe/Berlin ", "utc ", 5])

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from limitgate import Caller, ConfigError, Limit, MemoryStore, Rule, RuleSet, load_rules
-from limitgate.limits.bucket import Windows
+from limitgate.limits.bucket import Bucket
 from limitgate.limits.decision import decide
 from limitgate.limits.plan import Charge, Plan
 from limitgate.limits.priority import RESERVES, graded, percent, share_of
@@ -162,7 +162,7 @@ def test_the_buckets_of_a_priority_are_the_same_every_time() -> None:
 def burst_for(rules: list[Rule], caller: Caller | None = None, **headers: str) -> list[int]:
     """What a caller has room for under the rules that apply."""
     plan = planner(*rules, callers=CALLERS, identifies=caller is not None).plan(asked(**headers), caller).plan
-    return [charge.windows.limits[0].burst for charge in plan.charges]
+    return [charge.bucket.limits[0].burst for charge in plan.charges]
 
 
 def test_the_caller_chooses_the_room() -> None:
@@ -297,8 +297,8 @@ def test_places_are_kept_as_well(store: str) -> None:
 # --- in the memory store ----------------------------------------------------------------------------------------------
 
 
-def charge(windows: Windows, key: str = "shared", cost: int = 1) -> Plan:
-    return Plan((Charge(key, windows, cost, binding=True, rule=None),))
+def charge(windows: Bucket, key: str = "shared", cost: int = 1) -> Plan:
+    return Plan((Charge(key, windows, cost, enforced=True, rule=None),))
 
 
 @given(

@@ -11,10 +11,10 @@ import redis
 from hypothesis import assume, given, strategies as st
 
 from limitgate import Limit, MemoryStore
-from limitgate.limits.bucket import Windows, windows_of
+from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.limit import MAX_OWED_US
 from limitgate.limits.plan import Charge, Plan, Reading
-from limitgate.limits.refund import correction, undoing
+from limitgate.limits.refund import full_refund, refund
 from limitgate.stores.redis.leases import SPARE
 from tests.support.clock import Clock
 from tests.support.scripted import Scripted
@@ -29,41 +29,41 @@ class Taken(NamedTuple):
     reading: Reading
 
 
-class Bucket:
+class StoredBucket:
     """One bucket in a store under a clock of its own."""
 
-    def __init__(self, store: Any, clock: Clock, windows: Windows) -> None:
+    def __init__(self, store: Any, clock: Clock, windows: Bucket) -> None:
         self.store = store
         self.clock = clock
         self.windows = windows
         self.key = uuid4().hex
 
-    def charge(self, cost: int, windows: Windows | None = None) -> Taken:
+    def charge(self, cost: int, windows: Bucket | None = None) -> Taken:
         """Charge a cost, whether it is admitted or not."""
-        charge = Charge(self.key, windows or self.windows, cost, binding=True, rule="rule")
+        charge = Charge(self.key, windows or self.windows, cost, enforced=True, rule="rule")
         plan = Plan((charge,))
         return Taken(plan, self.store.spend(plan, 5))
 
     def put_right(self, taken: Taken, cost: int) -> Taken:
         """Correct a charge to another cost; what is taken now."""
-        plan = correction(taken.plan, taken.reading, [cost])
+        plan = refund(taken.plan, taken.reading, [cost])
         if plan.charges:
             self.store.spend(plan, 5)
         (charge,) = taken.plan.charges
         return Taken(Plan((charge._replace(cost=cost),)), taken.reading)
 
-    def owed(self, windows: Windows | None = None) -> Sequence[int]:
+    def owed(self, windows: Bucket | None = None) -> Sequence[int]:
         """Ticks per window, now."""
-        charge = Charge(self.key, windows or self.windows, 0, binding=False, rule=None)
+        charge = Charge(self.key, windows or self.windows, 0, enforced=False, rule=None)
         return self.store.spend(Plan((charge,), "peek"), 5).states[0]
 
-    def requests(self, windows: Windows | None = None) -> list[float]:
+    def requests(self, windows: Bucket | None = None) -> list[float]:
         """What is owed now, in requests per window."""
         windows = windows or self.windows
         return [debt / weight for debt, weight in zip(self.owed(windows), windows.weights, strict=True)]
 
 
-Open = Callable[[Windows], Bucket]
+Open = Callable[[Bucket], StoredBucket]
 
 
 @pytest.fixture(scope="module", params=["memory", "script"])
@@ -72,9 +72,9 @@ def open_bucket(request: pytest.FixtureRequest, client: redis.Redis) -> Open:
     clock = Clock()
     store = MemoryStore(clock) if request.param == "memory" else Scripted(client, clock)
 
-    def opened(windows: Windows) -> Bucket:
+    def opened(windows: Bucket) -> StoredBucket:
         clock.now = Clock().now
-        return Bucket(store, clock, windows)
+        return StoredBucket(store, clock, windows)
 
     return opened
 
@@ -87,13 +87,13 @@ def limits(draw: Any) -> Limit:
     return Limit(f"{count} per {period} seconds", burst=max(1, min(burst, 3660 * 86_400 * count // period)))
 
 
-all_windows = st.lists(limits(), min_size=1, max_size=3).map(lambda found: Windows(tuple(found)))
+all_windows = st.lists(limits(), min_size=1, max_size=3).map(lambda found: Bucket(tuple(found)))
 costs = st.one_of(st.integers(0, 12), st.integers(0, 10**6), st.just(10**30))
 shares = st.integers(0, 8)
 """Eighths of how long a window takes to drain."""
 
 
-def wait(bucket: Bucket, eighths: int, more: int) -> int:
+def wait(bucket: StoredBucket, eighths: int, more: int) -> int:
     """Go on, by a part of what the slowest or the fastest window needs to drain; how many microseconds that was."""
     drains = [-(-debt // count) for debt, count in zip(bucket.owed(), bucket.windows.counts, strict=True)]
     us = min(sorted(drains)[more % len(drains)] * eighths // 7 + more, 10**15)
@@ -103,7 +103,7 @@ def wait(bucket: Bucket, eighths: int, more: int) -> int:
 
 @given(windows=all_windows, charged=st.tuples(costs, costs, costs), pauses=st.tuples(shares, shares, st.integers(0, 3)))
 def test_a_correction_is_exact_property(
-    open_bucket: Open, windows: Windows, charged: tuple[int, int, int], pauses: tuple[int, int, int]
+    open_bucket: Open, windows: Bucket, charged: tuple[int, int, int], pauses: tuple[int, int, int]
 ) -> None:
     """Where nobody else uses the bucket it owes what it would with the lower cost, and on top what the higher costs more."""
     older, first, right = charged
@@ -123,7 +123,7 @@ def test_a_correction_is_exact_property(
 
 @given(windows=all_windows, costs=st.lists(st.integers(0, 12), min_size=2, max_size=5), pauses=st.tuples(shares, shares))
 def test_the_last_of_several_corrections_counts_property(
-    open_bucket: Open, windows: Windows, costs: list[int], pauses: tuple[int, int]
+    open_bucket: Open, windows: Bucket, costs: list[int], pauses: tuple[int, int]
 ) -> None:
     """Put right several times is as put right once; but what was charged on top may be given back in part only."""
     several, once = open_bucket(windows), open_bucket(windows)
@@ -149,7 +149,7 @@ def test_whatever_was_used_is_paid_property(
     open_bucket: Open, asked: list[tuple[int, int, int]], order: Any, limit: str
 ) -> None:
     """However many use a bucket at once, what they used and the time since has not paid is still owed in the end."""
-    windows = windows_of(Limit(limit, burst=1000))
+    windows = bucket_of(Limit(limit, burst=1000))
     bucket = open_bucket(windows)
     began = bucket.clock.now
     under_way: list[tuple[Taken, int]] = []
@@ -169,7 +169,7 @@ def test_whatever_was_used_is_paid_property(
 
 def test_what_is_given_back_at_once_was_never_taken(open_bucket: Open) -> None:
     """A charge that is undone at once leaves the bucket as it was."""
-    bucket = open_bucket(windows_of("7/minute", "333/hour"))
+    bucket = open_bucket(bucket_of("7/minute", "333/hour"))
     bucket.charge(3)
     before = bucket.owed()
     taken = bucket.charge(4)
@@ -179,7 +179,7 @@ def test_what_is_given_back_at_once_was_never_taken(open_bucket: Open) -> None:
 
 def test_what_has_drained_is_not_given_back(open_bucket: Open) -> None:
     """What others have taken stays when something is given back that has drained long since."""
-    bucket = open_bucket(windows_of("60/minute"))
+    bucket = open_bucket(bucket_of("60/minute"))
     taken = bucket.charge(5)
     bucket.clock.advance(10)
     bucket.charge(4)
@@ -189,7 +189,7 @@ def test_what_has_drained_is_not_given_back(open_bucket: Open) -> None:
 
 def test_older_debts_drain_first(open_bucket: Open) -> None:
     """As long as the bucket drains what was owed before, all of a charge is given back."""
-    bucket = open_bucket(windows_of("60/minute"))
+    bucket = open_bucket(bucket_of("60/minute"))
     bucket.charge(20)
     taken = bucket.charge(10)
     bucket.clock.advance(15)
@@ -199,7 +199,7 @@ def test_older_debts_drain_first(open_bucket: Open) -> None:
 
 def test_what_was_charged_too_little_is_owed_from_now_on(open_bucket: Open) -> None:
     """Of requests that were under way together, each is charged what it cost more, though the bucket lay idle meanwhile."""
-    bucket = open_bucket(windows_of("60/minute"))
+    bucket = open_bucket(bucket_of("60/minute"))
     under_way = [bucket.charge(1) for _ in range(5)]
     bucket.clock.advance(30)
     for taken in under_way:
@@ -209,7 +209,7 @@ def test_what_was_charged_too_little_is_owed_from_now_on(open_bucket: Open) -> N
 
 def test_a_bucket_may_owe_more_than_its_burst(open_bucket: Open) -> None:
     """What turns out to have cost more than fits is owed, drains at the rate, and refuses until it is paid."""
-    bucket = open_bucket(windows_of("60/minute"))
+    bucket = open_bucket(bucket_of("60/minute"))
     taken = bucket.charge(1)
     bucket.put_right(taken, 600)
     assert bucket.requests() == [600]
@@ -221,7 +221,7 @@ def test_a_bucket_may_owe_more_than_its_burst(open_bucket: Open) -> None:
 
 def test_no_cost_is_too_high_to_be_owed(open_bucket: Open) -> None:
     """A cost beyond all measure is owed as long as anything is remembered, and can be put right again."""
-    bucket = open_bucket(windows_of("1/second"))
+    bucket = open_bucket(bucket_of("1/second"))
     taken = bucket.put_right(bucket.charge(1), 10**30)
     assert bucket.owed() == [MAX_OWED_US]
     bucket.put_right(taken, 2)
@@ -230,7 +230,7 @@ def test_no_cost_is_too_high_to_be_owed(open_bucket: Open) -> None:
 
 def test_a_changed_count_changes_nothing(open_bucket: Open) -> None:
     """A charge is put right by as many requests as it was wrong, though servers with another count use the bucket too."""
-    old, new = windows_of("10/minute"), windows_of("25/minute")
+    old, new = bucket_of("10/minute"), bucket_of("25/minute")
     bucket = open_bucket(old)
     bucket.charge(2)
     taken = bucket.charge(5)
@@ -243,25 +243,25 @@ def test_a_changed_count_changes_nothing(open_bucket: Open) -> None:
 
 def test_what_is_put_right_is_only_what_is_wrong() -> None:
     """Charges that were right, that did not fit, or that have nothing to give back any more, are not asked about."""
-    windows, leased = windows_of("5/minute"), Windows((Limit("100/second", lease=10),))
+    windows, leased = bucket_of("5/minute"), Bucket((Limit("100/second", lease=10),))
     plan = Plan(
         (
-            Charge("right", windows, 1, binding=True, rule="a"),
-            Charge("wrong", windows, 2, binding=True, rule="b"),
-            Charge("shadow", windows, 9, binding=False, rule="c"),
-            Charge("nothing", windows, 0, binding=True, rule="d"),
-            Charge("leased", leased, 1, binding=True, rule="e"),
+            Charge("right", windows, 1, enforced=True, rule="a"),
+            Charge("wrong", windows, 2, enforced=True, rule="b"),
+            Charge("shadow", windows, 9, enforced=False, rule="c"),
+            Charge("nothing", windows, 0, enforced=True, rule="d"),
+            Charge("leased", leased, 1, enforced=True, rule="e"),
         )
     )
     reading = MemoryStore(Clock()).spend(plan)
     assert reading.admitted
-    assert [charge.key for charge in correction(plan, reading, [1, 3, 0, 0, 0]).charges] == ["wrong"]
-    assert [charge.key for charge in undoing(plan, reading).charges] == ["right", "wrong"]
+    assert [charge.key for charge in refund(plan, reading, [1, 3, 0, 0, 0]).charges] == ["wrong"]
+    assert [charge.key for charge in full_refund(plan, reading).charges] == ["right", "wrong"]
 
 
 def test_of_a_lease_less_is_given_back(open_bucket: Open) -> None:
     """Where a charge may come out of what was taken in advance, what a lease's time drains of it stays; on top comes all."""
-    windows = Windows((Limit("2/second burst 10", lease=2),))
+    windows = Bucket((Limit("2/second burst 10", lease=2),))
     bucket = open_bucket(windows)
     taken = bucket.charge(9)
     taken = bucket.put_right(taken, 4)

@@ -15,7 +15,7 @@ from hypothesis import given, strategies as st
 from limitgate import AsyncLimiter, ConfigError, Configured, Limit, Limiter, MemoryStore, RateLimited, StoreError
 from limitgate.outbound import throttle
 from limitgate.outbound.response_fields import LONGEST, Answer
-from limitgate.outbound.throttle import Courtesy, arun, limiter_of, run
+from limitgate.outbound.throttle import ClientThrottle, arun, limiter_of, run
 from tests.support.virtual import World
 
 FINE = Answer(200)
@@ -137,9 +137,9 @@ def _no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random, "uniform", lambda _, longest: longest)
 
 
-def caring(*limits: Any, limiter: Any, **options: Any) -> Courtesy[Request]:
+def caring(*limits: Any, limiter: Any, **options: Any) -> ClientThrottle[Request]:
     given = {"key": lambda request: request.key, "timeout": 60, "on_error": "local", "repeatable": lambda it: it.idempotent}
-    return Courtesy(limits, limiter, **{**given, **options})
+    return ClientThrottle(limits, limiter, **{**given, **options})
 
 
 class Caller:

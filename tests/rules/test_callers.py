@@ -9,11 +9,11 @@ from pydantic import ValidationError
 
 from limitgate import Caller
 from limitgate.errors import ConfigError
-from limitgate.http.client_ip import Proxies
+from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.request import ASGIRequest
 from limitgate.rules.callers import Callers, KnownCaller
 
-PROXIES = Proxies(["10.0.0.0/8", "unix"], "x-forwarded-for")
+PROXIES = TrustedProxies(["10.0.0.0/8", "unix"], "x-forwarded-for")
 
 
 def digest_of(api_key: str) -> str:
@@ -111,8 +111,8 @@ def test_a_caller_is_known_by_all_of_its_headers(headers: dict[str, str], expect
 def test_a_header_from_anybody_else_names_nobody(peer: str | None) -> None:
     """Headers that any client could send are not believed, wherever they claim to come from."""
     forged = request(peer=peer, X_Caller="billing", X_Forwarded_For="10.0.0.1")
-    assert LISTED.with_headers(forged, Proxies(["10.0.0.0/8"], "x-forwarded-for")) is None
-    assert LISTED.with_headers(forged, Proxies([], "x-forwarded-for")) is None
+    assert LISTED.with_headers(forged, TrustedProxies(["10.0.0.0/8"], "x-forwarded-for")) is None
+    assert LISTED.with_headers(forged, TrustedProxies([], "x-forwarded-for")) is None
 
 
 @pytest.mark.parametrize("peer", ["10.0.0.1", None])
@@ -230,7 +230,7 @@ def test_a_header_longer_than_a_listed_one_names_nobody() -> None:
     """A listed header has up to 256 characters, so a longer one is not compared, and does not count by its end."""
     value = "b" * 256
     callers = Callers([KnownCaller(id="billing", header={"X-Caller": value})])
-    proxies = Proxies(["10.0.0.0/8"], "x-forwarded-for")
+    proxies = TrustedProxies(["10.0.0.0/8"], "x-forwarded-for")
 
     def named(sent: bytes) -> Caller | None:
         scope = {"path": "/", "headers": [(b"x-caller", sent)], "client": ("10.0.0.1", 1)}

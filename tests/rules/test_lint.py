@@ -8,13 +8,13 @@ from hypothesis import given, strategies as st
 from limitgate import Limit, Rule
 from limitgate.algorithms import gcra
 from limitgate.http.paths import ANY, PathIndex, covers, meet, segments
-from limitgate.limits.bucket import windows_of
+from limitgate.limits.bucket import bucket_of
 from limitgate.rules.lint import most_within, overshooting
 
 
 def greedy(period: int, *limits: Limit) -> int:
     """How many requests pass in so many seconds if each comes as soon as it may, from full buckets."""
-    windows, now, admitted = windows_of(*limits), 0, 0
+    windows, now, admitted = bucket_of(*limits), 0, 0
     debts = [0] * len(limits)
     while True:
         wait = max(gcra.wait_us(debt, 1, limit) or 0 for debt, limit in zip(debts, limits))

@@ -15,7 +15,7 @@ from hypothesis import example, given, strategies as st
 
 from limitgate import LimitGate, LimitGateWSGI, MemoryStore, Rule, Settings
 from limitgate.errors import ConfigError
-from limitgate.gate.build import Options
+from limitgate.gate.build import GateOptions
 from limitgate.rules.settings import warn_about_environment
 
 
@@ -294,8 +294,8 @@ def test_settings_cannot_be_changed() -> None:
 
 def test_the_doors_take_exactly_the_settings() -> None:
     """The options that type checkers know of are those that there are."""
-    assert set(get_type_hints(Options)) == set(Settings.model_fields)
-    assert Options.__required_keys__ == frozenset()
+    assert set(get_type_hints(GateOptions)) == set(Settings.model_fields)
+    assert GateOptions.__required_keys__ == frozenset()
 
 
 def warnings_for(caplog: pytest.LogCaptureFixture, store: object = "memory://") -> list[str]:

@@ -69,7 +69,7 @@ def one_by_one(buckets: Buckets, plan: Plan, now: int) -> tuple[Reading, Buckets
     """What a store says that serves one after the other, and what it holds then."""
     after, states = dict(buckets), []
     for charge in plan.charges:
-        windows, kind = charge.windows, charge.windows.algorithm
+        windows, kind = charge.bucket, charge.bucket.algorithm
         known = dict(zip(windows.ids, kind.fresh(now, windows)))
         for limit, window in zip(windows.limits, windows.ids):
             found = after.get(f"{charge.key}/{window}")
@@ -80,7 +80,7 @@ def one_by_one(buckets: Buckets, plan: Plan, now: int) -> tuple[Reading, Buckets
     reading = read(plan.charges, now, states)
     for charge, before, then in zip(plan.charges, states, reading.after):
         left = then if plan.verb == "spend" and reading.admitted and then is not None else before
-        for window, state in zip(charge.windows.ids, left):
+        for window, state in zip(charge.bucket.ids, left):
             after[f"{charge.key}/{window}"] = now, [state]
     return reading, after
 

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from limitgate import Decision, Limit, Limiter, MemoryStore, StoreError
-from limitgate.limits.bucket import windows_of
+from limitgate.limits.bucket import bucket_of
 from limitgate.limits.decision import decide
-from limitgate.limits.plan import Charge, Lease, Plan, Reading, Verb
-from limitgate.limits.refund import correction
+from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, Verb
+from limitgate.limits.refund import refund
 from tests.support.clock import Clock
 from tests.support.stored import buckets
 
@@ -37,7 +37,7 @@ class Subject:
 
     def plan(self, *keys: str, limit: str = "2/day", cost: int = 1, verb: Verb = "spend") -> Decision:
         """Carry out one plan over several buckets."""
-        plan = Plan(tuple(Charge(key, windows_of(limit), cost, binding=True, rule=None) for key in keys), verb)
+        plan = Plan(tuple(Charge(key, bucket_of(limit), cost, enforced=True, rule=None) for key in keys), verb)
         return decide(plan, self.store.spend(plan))
 
     def hit(self, key: str, limit: str = "2/day", cost: int = 1) -> bool:
@@ -406,7 +406,7 @@ def test_the_shared_bucket_survives_a_step_back() -> None:
 
 def test_the_default_clock_is_the_systems() -> None:
     """Without a clock of its own a store reads the system's, in Unix microseconds."""
-    plan = Plan((Charge("key", windows_of("1/second"), 1, binding=True, rule=None),))
+    plan = Plan((Charge("key", bucket_of("1/second"), 1, enforced=True, rule=None),))
     before, reading, after = time.time_ns(), MemoryStore().spend(plan), time.time_ns()
     assert before // 1000 <= reading.now <= after // 1000
 
@@ -456,15 +456,15 @@ def test_a_bucket_moved_while_its_plan_is_carried_out_still_expires() -> None:
     """Where a known bucket and new ones are charged together, each expires in its time."""
     clock = Clock()
     store = MemoryStore(clock, max_buckets=4000)
-    windows = windows_of("60/minute")
+    windows = bucket_of("60/minute")
     for number in range(400):
-        known = Charge(f"client {number % 40}", windows, 1, binding=True, rule=None)
-        fresh = Charge(f"client {number % 40} path {number}", windows, 1, binding=True, rule=None)
+        known = Charge(f"client {number % 40}", windows, 1, enforced=True, rule=None)
+        fresh = Charge(f"client {number % 40} path {number}", windows, 1, enforced=True, rule=None)
         store.spend(Plan((known, fresh)))
         clock.advance(0.4)
     clock.advance(3600)
     for number in range(100):
-        store.spend(Plan((Charge(f"late {number}", windows, 1, binding=True, rule=None),)))
+        store.spend(Plan((Charge(f"late {number}", windows, 1, enforced=True, rule=None),)))
     assert len(store) == 100
 
 
@@ -580,7 +580,7 @@ def test_a_bucket_may_go_when_what_was_refused_fits_again() -> None:
 
 
 def a_plan(key: str, *limits: Limit | str, cost: int = 1) -> Plan:
-    return Plan((Charge(key, windows_of(*limits), cost, binding=True, rule=None),))
+    return Plan((Charge(key, bucket_of(*limits), cost, enforced=True, rule=None),))
 
 
 ALL = [
@@ -669,13 +669,13 @@ def test_a_debt_of_more_than_64_bits_is_kept(limit: str) -> None:
     """What is owed is exact, however many ticks that are, and goes when it has expired."""
     subject = Subject(10)
     plan, store, ticks = a_plan("key", limit), subject.store, 2**64
-    lease = Lease(0, subject.clock.now, [-ticks], [0])
-    store.spend(Plan((plan.charges[0]._replace(cost=0, lease=lease),), "peek"))
+    lease = Adjustment(0, subject.clock.now, [-ticks], [0])
+    store.spend(Plan((plan.charges[0]._replace(cost=0, adjustment=lease),), "peek"))
     assert store.spend(plan._replace(verb="peek")).states[0][0] == ticks
     assert store._beside
     store.spend(plan._replace(verb="reset"))
     assert not store._beside
-    store.spend(Plan((plan.charges[0]._replace(cost=0, lease=lease),), "peek"))
+    store.spend(Plan((plan.charges[0]._replace(cost=0, adjustment=lease),), "peek"))
     subject.clock.advance(us=2**52)
     flood(subject, 30, "10/day")
     assert "key" not in subject.kept()
@@ -746,7 +746,7 @@ def test_what_a_finalizer_gives_back_is_given_back() -> None:
     """A finalizer that gives something back in the midst of a call is heard when that call ends."""
     it = Interrupted()
     first = it.store.spend(it.plan)
-    it.calls.append(correction(it.plan, first, [1]))
+    it.calls.append(refund(it.plan, first, [1]))
     assert it.store.spend(it.plan).admitted
     (reading,) = it.got
     assert isinstance(reading, Reading)

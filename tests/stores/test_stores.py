@@ -21,7 +21,7 @@ import pytest
 import redis
 
 from limitgate import AsyncRedisStore, ConfigError, Decision, MemoryStore, RedisStore, StoreError, open_store, open_sync_store
-from limitgate.limits.bucket import windows_of
+from limitgate.limits.bucket import bucket_of
 from limitgate.limits.decision import decide
 from limitgate.limits.plan import Charge, Plan, Reading, Verb
 from limitgate.stores.redis import wire
@@ -121,7 +121,7 @@ def own_door(open_door: Callable[[str], Door], own_redis: RedisServer) -> Door:
 
 def a_plan(*limits: str, key: str | None = None, cost: int = 1, verb: Verb = "spend") -> Plan:
     key = uuid4().hex if key is None else key
-    return Plan((Charge(key, windows_of(*limits or ("5/day",)), cost, binding=True, rule=None),), verb)
+    return Plan((Charge(key, bucket_of(*limits or ("5/day",)), cost, enforced=True, rule=None),), verb)
 
 
 def joined(*plans: Plan) -> Plan:
@@ -212,7 +212,7 @@ def test_a_shadow_never_blocks(door: Door) -> None:
     """A bucket that may not refuse is charged while it has room, and the others go on without it."""
     first, second = uuid4().hex, uuid4().hex
     plan = joined(a_plan("5/day", key=first), a_plan("3/day", key=second))
-    plan = Plan((plan.charges[0], plan.charges[1]._replace(binding=False)))
+    plan = Plan((plan.charges[0], plan.charges[1]._replace(enforced=False)))
     decisions = [decide(plan, door.spend(plan)) for _ in range(6)]
     assert [decision.allowed for decision in decisions] == [True] * 5 + [False]
     assert [decision.shadow for decision in decisions] == [False] * 3 + [True] * 2 + [False]

@@ -12,7 +12,7 @@ from uuid import uuid4
 from redis.crc import key_slot
 
 from limitgate import AsyncRedisStore, RedisStore, StoreError
-from limitgate.limits.bucket import windows_of
+from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge, Plan, Verb
 from tests.stores.test_stores import AsyncDoor, Door
 from tests.support.redis_cluster import SLOTS, RedisCluster
@@ -51,7 +51,7 @@ def tagged(slot: int) -> Iterator[str]:
 
 
 def charge(key: str, *limits: str, cost: int = 1, binding: bool = True, rule: str | None = None) -> Charge:
-    return Charge(key, windows_of(*limits or ("50/day",)), cost, binding, rule)
+    return Charge(key, bucket_of(*limits or ("50/day",)), cost, binding, rule)
 
 
 def plan(*charges: Charge, verb: Verb = "spend") -> Plan:
@@ -61,7 +61,7 @@ def plan(*charges: Charge, verb: Verb = "spend") -> Plan:
 def owed(door: Door, *charges: Charge) -> list[float]:
     """Requests that the first window of each bucket owes."""
     readings = [door.spend(plan(each, verb="peek")) for each in charges]
-    return [reading.states[0][0] / each.windows.weights[0] for reading, each in zip(readings, charges, strict=True)]
+    return [reading.states[0][0] / each.bucket.weights[0] for reading, each in zip(readings, charges, strict=True)]
 
 
 def used(door: Door, *charges: Charge) -> list[int]:

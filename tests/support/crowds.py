@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 from limitgate import AsyncRedisStore, StoreError
-from limitgate.limits.bucket import windows_of
+from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge, Plan, Reading
 from tests.support.proxy import PATIENT
 
@@ -21,8 +21,8 @@ def store_at(url: str) -> Any:
 
 
 def a_plan(*limits: str, key: str | None = None, cost: int = 1, verb: Any = "spend") -> Plan:
-    windows = windows_of(*limits or ("50/day",))
-    return Plan((Charge(uuid4().hex if key is None else key, windows, cost, binding=True, rule=None),), verb)
+    windows = bucket_of(*limits or ("50/day",))
+    return Plan((Charge(uuid4().hex if key is None else key, windows, cost, enforced=True, rule=None),), verb)
 
 
 def begin(store: Any, *plans: Plan, timeout: float = PATIENT) -> list[asyncio.Task[Reading]]:
@@ -62,4 +62,4 @@ async def ask(store: Any, *plans: Plan, timeout: float = PATIENT) -> list[Any]:
 async def used(store: Any, key: str, limit: str = "50/day") -> int:
     """Requests that a key owes, a begun one counted whole."""
     plan = a_plan(limit, key=key, verb="peek")
-    return math.ceil((await store.aspend(plan, PATIENT)).states[0][0] / plan.charges[0].windows.weights[0])
+    return math.ceil((await store.aspend(plan, PATIENT)).states[0][0] / plan.charges[0].bucket.weights[0])

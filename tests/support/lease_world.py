@@ -16,7 +16,7 @@ import redis
 
 from limitgate import Limit
 from limitgate.algorithms import gcra
-from limitgate.limits.bucket import Windows
+from limitgate.limits.bucket import Bucket
 from limitgate.limits.decision import decide
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.stores.redis import replies, wire
@@ -34,7 +34,7 @@ class OverdrawnError(AssertionError):
 class Truth:
     """What a bucket would owe, had every request been charged when it was admitted."""
 
-    def __init__(self, windows: Windows) -> None:
+    def __init__(self, windows: Bucket) -> None:
         self.windows = windows
         self.debts = [0] * len(windows.ids)
         self.written = START
@@ -54,7 +54,7 @@ class Truth:
 class World:
     """A server, its clock, and whatever is on its way to or from it."""
 
-    def __init__(self, client: redis.Redis, rnd: random.Random, windows: Sequence[Windows], transit_us: int = 0) -> None:
+    def __init__(self, client: redis.Redis, rnd: random.Random, windows: Sequence[Bucket], transit_us: int = 0) -> None:
         self.client = client
         self.sha = client.script_load(CLOCK.replace("ON_SET", "") + wire.SPEND)
         self.rnd = rnd
@@ -123,7 +123,7 @@ class World:
         """No answer promises more than there is."""
         for standing in decide(plan, reading).standings:
             owed = self.truths[standing.charge.key].at(self.now)
-            for window, debt, limit in zip(standing.windows(), owed, standing.charge.windows.limits, strict=True):
+            for window, debt, limit in zip(standing.windows(), owed, standing.charge.bucket.limits, strict=True):
                 assert window.remaining <= gcra.remaining(debt, limit)
                 assert round(window.reset_after * 1_000_000) >= gcra.refill_us(debt, limit)
 
@@ -138,7 +138,7 @@ class Process:
         self._in_order = in_order
         self._last_sent = self._last_heard = 0
         self.alive = True
-        self.store = replies.Scripted(local_refusals=local_refusals, clock=self.clock)
+        self.store = replies.RedisReplies(local_refusals=local_refusals, clock=self.clock)
 
     def clock(self) -> float:
         return self._offset + (self.world.now - START) * self._rate
@@ -171,7 +171,7 @@ class Process:
         world = self.world
         asked = wire.Call(plans)
         self.store.outgoing(asked)
-        for charge in (charge for plan in asked.plans for charge in plan.charges if charge.lease):
+        for charge in (charge for plan in asked.plans for charge in plan.charges if charge.adjustment):
             assert self.held(charge.key) == 0, "a lease that is given back is not used any more"
         heard: list[Reading] = []
         reaches, answered = (world.rnd.random() >= lost for _ in range(2))
@@ -223,14 +223,14 @@ class Process:
 # --- histories --------------------------------------------------------------------------------------------------------
 
 
-def leased_windows(rnd: random.Random) -> Windows:
+def leased_windows(rnd: random.Random) -> Bucket:
     """Up to three limits: many that are earned back within the second for which a lease lasts, others in up to a day."""
     limits = []
     for period in rnd.choice(((1,), (1,), (1,), (1,), (1, 60), (1, 60, 86400), (60, 86400))):
         count = rnd.choice((3, 7, 50, 100, 333, 333, 1000, 99_991)) * rnd.choice((1, 1, period))
         burst = max(1, min(rnd.choice((count, count, count // 2, 5, 20, 100, 500)), 3660 * 86400 * count // period))
         limits.append(Limit(f"{count} per {period} seconds", burst=burst, lease=rnd.randint(1, min(burst, 60))))
-    return Windows(tuple(limits))
+    return Bucket(tuple(limits))
 
 
 class History:

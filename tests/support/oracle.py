@@ -17,7 +17,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from limitgate.limits.limit import Limit
-from limitgate.limits.plan import Charge, Lease, Plan
+from limitgate.limits.plan import Adjustment, Charge, Plan
 
 FIELDS = ("allowed", "limit", "remaining", "retry_after", "reset_after", "granted", "rule", "degraded", "shadow", "delay")
 WINDOW_FIELDS = ("rule", "limit", "period", "remaining", "used", "reset_after", "retry_after")
@@ -117,11 +117,11 @@ class Oracle:
         if plan.verb == "reset":
             owed = [[Debt(Fraction(0), debt.count, debt.period) for debt in debts] for debts in owed]
         for place, charge in enumerate(plan.charges):
-            if charge.lease is not None:
-                owed[place] = self._put_right(charge, charge.lease, owed[place], now)
+            if charge.adjustment is not None:
+                owed[place] = self._put_right(charge, charge.adjustment, owed[place], now)
                 self._write(charge, owed[place], now)
         fits = [_fits(charge, debts) for charge, debts in zip(plan.charges, owed, strict=True)]
-        allowed = all(fit or not charge.binding for charge, fit in zip(plan.charges, fits, strict=True))
+        allowed = all(fit or not charge.enforced for charge, fit in zip(plan.charges, fits, strict=True))
         before = [[debt.requests for debt in debts] for debts in owed]
         for place, (charge, fit) in enumerate(zip(plan.charges, fits, strict=True)):
             takes = plan.verb == "spend" and allowed and fit
@@ -135,21 +135,21 @@ class Oracle:
 
     def _read(self, charge: Charge, now: int) -> list[Debt]:
         bucket = self.buckets.get(charge.key, Bucket(now))
-        debts = bucket.at(now).asked(charge.windows.limits)
+        debts = bucket.at(now).asked(charge.bucket.limits)
         self.clock_steps += bucket.written > now
-        if bucket.written > now or bucket.left_by_another_count(charge.windows.limits, debts):
+        if bucket.written > now or bucket.left_by_another_count(charge.bucket.limits, debts):
             self._write(charge, debts, now)
         return debts
 
     def _write(self, charge: Charge, debts: list[Debt], now: int) -> None:
         bucket = self.buckets.get(charge.key, Bucket(now)).at(now)
-        bucket.put(charge.windows.limits, debts)
+        bucket.put(charge.bucket.limits, debts)
         self.buckets[charge.key] = bucket
 
-    def _put_right(self, charge: Charge, lease: Lease, debts: list[Debt], now: int) -> list[Debt]:
+    def _put_right(self, charge: Charge, lease: Adjustment, debts: list[Debt], now: int) -> list[Debt]:
         """The debts after requests are put back or taken on top, less those that time has paid back since the grace ended."""
         right = []
-        for debt, ticks, grace, limit in zip(debts, lease.back, lease.grace, charge.windows.limits, strict=True):
+        for debt, ticks, grace, limit in zip(debts, lease.back, lease.grace, charge.bucket.limits, strict=True):
             speed, elapsed = rate(debt.count, debt.period), max(0, now - lease.as_of)
             since = max(0, elapsed - grace) * speed
             requests = Fraction(ticks, debt.period * 1_000_000)
@@ -167,10 +167,10 @@ class Oracle:
 
 
 def _fits(charge: Charge, debts: list[Debt]) -> bool:
-    windows = zip(charge.windows.limits, debts, strict=True)
+    windows = zip(charge.bucket.limits, debts, strict=True)
     return not charge.cost or all(
         not _is_too_much(charge, limit)
-        and debt.requests + _room_for(charge, limit) <= limit.burst + charge.ahead * rate(limit.count, limit.period)
+        and debt.requests + _room_for(charge, limit) <= limit.burst + charge.max_wait_us * rate(limit.count, limit.period)
         and (not limit.borrow or debt.requests + charge.cost <= LONGEST_US * rate(limit.count, limit.period))
         for limit, debt in windows
     )
@@ -193,8 +193,8 @@ def _delay(plan: Plan, owed: list[list[Fraction]]) -> float:
     turns = [
         math.ceil((requests + _room_for(charge, limit) - limit.burst) / rate(limit.count, limit.period))
         for charge, before in zip(plan.charges, owed, strict=True)
-        for limit, requests in zip(charge.windows.limits, before, strict=True)
-        if charge.binding and charge.ahead and charge.cost
+        for limit, requests in zip(charge.bucket.limits, before, strict=True)
+        if charge.enforced and charge.max_wait_us and charge.cost
     ]
     return max(0, 0, *turns) / 1_000_000
 
@@ -208,12 +208,12 @@ def _decision(
 ) -> tuple[dict[str, object], list[tuple[object, ...]]]:
     windows, tightness, waits = [], [], [(0.0, 0, None)]
     for charge, debts, fit in zip(plan.charges, after, fits, strict=True):
-        for limit, debt in zip(charge.windows.limits, debts, strict=True):
+        for limit, debt in zip(charge.bucket.limits, debts, strict=True):
             window = _window(charge, limit, debt, fits=fit)
             _, _, _, remaining, _, reset_after, retry_after = window
             windows.append(window)
             tightness.append((remaining, -reset_after, len(windows) - 1, charge.cost))
-            if charge.binding and not fit:
+            if charge.enforced and not fit:
                 waits.append((retry_after, -len(windows), charge.rule))
     remaining, reset_after, place, cost = min(tightness)
     retry_after, _, refuser = max(waits)
@@ -234,7 +234,7 @@ def _decision(
 def _window(charge: Charge, limit: Limit, debt: Debt, *, fits: bool) -> tuple[object, ...]:
     over = debt.requests + _room_for(charge, limit) - limit.burst
     turn = math.ceil(max(over, 0) / rate(limit.count, limit.period))
-    wait = math.inf if _is_too_much(charge, limit) else max(0, turn - charge.ahead) / 1_000_000
+    wait = math.inf if _is_too_much(charge, limit) else max(0, turn - charge.max_wait_us) / 1_000_000
     return (
         charge.rule,
         limit.burst,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from limitgate import MemoryStore
-from limitgate.stores.packed import Bucket
+from limitgate.stores.packed import Entry
 
 
-def buckets(store: MemoryStore) -> dict[str, Bucket]:
+def buckets(store: MemoryStore) -> dict[str, Entry]:
     """Every bucket under its key; those that newcomers share are not among them."""
     return {key: store._bucket(key, value) for shard in store._shards for key, value in shard.items()}

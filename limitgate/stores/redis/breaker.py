@@ -11,7 +11,7 @@ import random
 from threading import RLock
 
 from limitgate.errors import StoreError, StoreFault
-from limitgate.limits.bucket import windows_of
+from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge, Plan
 from limitgate.own_errors import survived
 
@@ -104,4 +104,4 @@ def _probe_beside(plan: Plan) -> Plan:
     It is in the slot of the plan's first bucket: a node of a cluster says of others where they are, whether or not it works.
     """
     key = plan.charges[0].key
-    return Plan((Charge(f"{key}:probe:{{{key}}}", windows_of("1/second"), 1, binding=False, rule=None),), "reset")
+    return Plan((Charge(f"{key}:probe:{{{key}}}", bucket_of("1/second"), 1, enforced=False, rule=None),), "reset")

@@ -14,7 +14,7 @@ from threading import RLock
 from typing import NamedTuple
 
 from limitgate.algorithms.base import State
-from limitgate.limits.bucket import Windows
+from limitgate.limits.bucket import Bucket
 from limitgate.limits.plan import Charge, Plan, Reading, read
 
 LONGEST = 1.0
@@ -28,7 +28,7 @@ SKEW = 1.001
 class _Seen(NamedTuple):
     """A bucket as the script read it when it refused."""
 
-    windows: Windows
+    bucket: Bucket
     states: Sequence[State]
     now: int
     """Redis' clock, Unix µs."""
@@ -37,7 +37,7 @@ class _Seen(NamedTuple):
 
     def later(self, elapsed_us: int) -> Sequence[State]:
         """How it stands some time later."""
-        return self.windows.algorithm.drained(self.states, elapsed_us, self.windows)
+        return self.bucket.algorithm.drained(self.states, elapsed_us, self.bucket)
 
 
 class _GivenBack(NamedTuple):
@@ -53,7 +53,7 @@ class _GivenBack(NamedTuple):
         return sent >= self.heard or now >= self.now
 
 
-class Refusals:
+class DenyCache:
     """Remembers the buckets of plans that were refused. Times are seconds on one monotonic clock."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Refusals:
         found = []
         for charge in plan.charges:
             seen = self._seen.get(charge.key)
-            if seen is None or seen.windows is not charge.windows or at - seen.sent >= LONGEST:
+            if seen is None or seen.bucket is not charge.bucket or at - seen.sent >= LONGEST:
                 return None
             found.append(seen)
         least = [seen.later(int((at - seen.sent) * SKEW * 1e6) + 1) for seen in found]
@@ -110,9 +110,9 @@ class Refusals:
                 if (
                     is_known
                     and (refused or (gives_back and plan.verb == "peek"))
-                    and charge.windows.algorithm.holds(states, charge)
+                    and charge.bucket.algorithm.holds(states, charge)
                 ):
-                    self._seen[key] = _Seen(charge.windows, states, reading.now, sent, heard)
+                    self._seen[key] = _Seen(charge.bucket, states, reading.now, sent, heard)
             for kept in (self._seen, self._given_back):
                 while len(kept) > MAX_BUCKETS:
                     del kept[next(iter(kept))]
@@ -120,4 +120,4 @@ class Refusals:
 
 def _holds(charge: Charge, states: Sequence[State]) -> bool:
     """True if these states say exactly how a charge stands, see `Algorithm.holds`."""
-    return charge.windows.algorithm.holds(states, charge)
+    return charge.bucket.algorithm.holds(states, charge)

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from threading import RLock
 
 from limitgate.algorithms import gcra
-from limitgate.limits.bucket import LEASE_SPARE_US, Windows
-from limitgate.limits.plan import Charge, Lease, Plan, Reading, read
+from limitgate.limits.bucket import LEASE_SPARE_US, Bucket
+from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, read
 from limitgate.stores.redis.deny_cache import SKEW
 
 LONGEST = 1.0
@@ -32,10 +32,10 @@ MAX_BUCKETS = 1_000
 class _Held:
     """What this process holds of a bucket."""
 
-    __slots__ = ("ahead", "as_of", "began", "debts", "sent", "windows")
+    __slots__ = ("ahead", "as_of", "began", "bucket", "debts", "sent")
 
-    def __init__(self, windows: Windows, ahead: Sequence[int], debts: Sequence[int], now: int, sent: float) -> None:
-        self.windows = windows
+    def __init__(self, bucket: Bucket, ahead: Sequence[int], debts: Sequence[int], now: int, sent: float) -> None:
+        self.bucket = bucket
         self.ahead = ahead
         self.debts = debts
         """What is held, in ticks per window."""
@@ -47,19 +47,19 @@ class _Held:
         """Let the debts drain up to a time, rather too much than too little."""
         now = self.began + int((at - self.sent) * SKEW * 1e6) + 1
         if now > self.as_of:
-            self.ahead = gcra.drained(self.ahead, now - self.as_of, self.windows)
-            self.debts = gcra.drained(self.debts, now - self.as_of, self.windows)
+            self.ahead = gcra.drained(self.ahead, now - self.as_of, self.bucket)
+            self.debts = gcra.drained(self.debts, now - self.as_of, self.bucket)
             self.as_of = now
 
     def seen(self) -> list[int]:
         """The bucket's debts if everything is gone but what we hold; nothing else is sure."""
-        return [full - (ahead - debt) for full, ahead, debt in zip(self.windows.capacities, self.ahead, self.debts)]
+        return [full - (ahead - debt) for full, ahead, debt in zip(self.bucket.capacities, self.ahead, self.debts)]
 
-    def lease(self, most: int) -> Lease:
+    def lease(self, most: int) -> Adjustment:
         """What is held but for what is spared, to be given back while taking up to so many requests anew."""
-        windows = zip(self.ahead, self.debts, self.windows.counts)
-        back = [max(0, ahead - LEASE_SPARE_US * count - debt) for ahead, debt, count in windows]
-        return Lease(most, self.as_of, back, [0] * len(back))
+        bucket = zip(self.ahead, self.debts, self.bucket.counts)
+        back = [max(0, ahead - LEASE_SPARE_US * count - debt) for ahead, debt, count in bucket]
+        return Adjustment(most, self.as_of, back, [0] * len(back))
 
 
 class Leases:
@@ -77,26 +77,26 @@ class Leases:
 
     def answer(self, plan: Plan, at: float) -> Reading | None:
         """Admit a plan out of what is held of all its buckets; None if that does not suffice."""
-        counted = [charge for charge in plan.charges if not charge.windows.algorithm.SILENT]
-        if plan.verb != "spend" or not counted or not all(charge.windows.lease for charge in counted):
+        counted = [charge for charge in plan.charges if not charge.bucket.algorithm.SILENT]
+        if plan.verb != "spend" or not counted or not all(charge.bucket.lease for charge in counted):
             return None  # on a cluster a part may be a ban alone
         with self._lock:
             found = []
             for charge in counted:
                 held = self._held.get(charge.key)
-                if held is None or held.windows is not charge.windows or at - held.sent >= LONGEST:
+                if held is None or held.bucket is not charge.bucket or at - held.sent >= LONGEST:
                     return None
                 held.forward(at)
                 found.append(held)
             views = [held.seen() for held in found]
             for charge, debts in zip(counted, views):
-                if gcra.charged(debts, charge.cost + 1, charge.windows) is None:
+                if gcra.charged(debts, charge.cost + 1, charge.bucket) is None:
                     return None  # the last one is kept: nobody shall read "0 remaining" only because it is all that we hold
             seen = dict(zip([charge.key for charge in counted], views))
-            states = [seen.get(charge.key) or charge.windows.algorithm.fresh(0, charge.windows) for charge in plan.charges]
+            states = [seen.get(charge.key) or charge.bucket.algorithm.fresh(0, charge.bucket) for charge in plan.charges]
             reading = read(plan.charges, max([held.as_of for held in found]), states)
             for held, charge in zip(found, counted):
-                weights = held.windows.weights
+                weights = held.bucket.weights
                 held.debts = [debt + charge.cost * weight for debt, weight in zip(held.debts, weights)]
             return reading
 
@@ -104,47 +104,47 @@ class Leases:
         """The plan as it is sent: its buckets are leased from anew, and what is held of them is given back."""
         if plan.verb == "spend":
             for charge in plan.charges:
-                if charge.windows.lease:
+                if charge.bucket.lease:
                     with self._lock:
                         return plan._replace(charges=tuple([self._asking(charge, at) for charge in plan.charges]))
         return plan
 
     def _asking(self, charge: Charge, at: float) -> Charge:
-        key, windows = charge.key, charge.windows
-        if not windows.lease or not charge.cost or key in self.asked or len(self._held) + len(self.asked) >= MAX_BUCKETS:
+        key, bucket = charge.key, charge.bucket
+        if not bucket.lease or not charge.cost or key in self.asked or len(self._held) + len(self.asked) >= MAX_BUCKETS:
             return charge
         held = self._held.get(key)
         if held is None:
-            nothing = [0] * len(windows.ids)
-            lease = Lease(windows.lease, 0, nothing, nothing)
-        elif held.windows is windows:
+            nothing = [0] * len(bucket.ids)
+            lease = Adjustment(bucket.lease, 0, nothing, nothing)
+        elif held.bucket is bucket:
             del self._held[key]
             held.forward(min(at, held.sent + LONGEST))  # since its end it drains on its way, with nothing of it used
-            lease = held.lease(windows.lease)
+            lease = held.lease(bucket.lease)
         else:  # the rule was changed: what was taken under the old one is given back when it ends
             return charge
         self.asked.add(key)
-        return charge._replace(lease=lease)
+        return charge._replace(adjustment=lease)
 
     def learn(self, plan: Plan, reading: Reading, sent: float) -> None:
         """Note what a plan from `asking`, which was sent at a time, has taken in advance."""
         for charge, after in zip(plan.charges, reading.after):
-            if charge.lease is None or not charge.lease.most:
+            if charge.adjustment is None or not charge.adjustment.most:
                 continue
             with self._lock:
                 self.asked.discard(charge.key)
                 if reading.admitted and after is not None:
-                    windows = charge.windows
-                    rooms = zip(windows.capacities, after, windows.weights)
-                    taken = min([charge.lease.most, *[(full - debt) // weight for full, debt, weight in rooms]])
+                    bucket = charge.bucket
+                    rooms = zip(bucket.capacities, after, bucket.weights)
+                    taken = min([charge.adjustment.most, *[(full - debt) // weight for full, debt, weight in rooms]])
                     if taken:
-                        ahead = [debt + taken * weight for debt, weight in zip(after, windows.weights)]
-                        self._held[charge.key] = _Held(windows, ahead, after, reading.now, sent)
+                        ahead = [debt + taken * weight for debt, weight in zip(after, bucket.weights)]
+                        self._held[charge.key] = _Held(bucket, ahead, after, reading.now, sent)
 
     def forget(self, plan: Plan) -> None:
         """A plan from `asking` was not answered: whatever it took is left to drain."""
         for charge in plan.charges:
-            if charge.lease and charge.lease.most:
+            if charge.adjustment and charge.adjustment.most:
                 self.asked.discard(charge.key)
 
     def ends(self) -> float | None:
@@ -163,5 +163,5 @@ class Leases:
                 held.forward(min(at, held.sent + LONGEST))
                 lease = held.lease(0)
                 if lease.gives_back:
-                    plans.append(Plan((Charge(key, held.windows, 0, binding=False, rule=None, lease=lease),), "peek"))
+                    plans.append(Plan((Charge(key, held.bucket, 0, enforced=False, rule=None, adjustment=lease),), "peek"))
         return plans

@@ -14,7 +14,7 @@ from limitgate.forking import begin_anew_in_children
 from limitgate.limits.plan import Plan, Reading
 from limitgate.stores.redis import wire
 from limitgate.stores.redis.breaker import Breaker, Tally
-from limitgate.stores.redis.deny_cache import Refusals
+from limitgate.stores.redis.deny_cache import DenyCache
 from limitgate.stores.redis.leases import Leases
 
 MAX_BATCH = 64
@@ -43,8 +43,8 @@ class Room:
         """Whether there is room for a plan, which has it from now on. Once there is none it is not to be asked again."""
         keys, left = self._keys, self._left
         for charge in plan.charges:
-            opening, each, correction = charge.windows.load
-            left -= each if charge.lease is None else each + correction
+            opening, each, correction = charge.bucket.load
+            left -= each if charge.adjustment is None else each + correction
             if charge.key not in keys:
                 keys.add(charge.key)
                 left -= opening
@@ -68,7 +68,7 @@ def calls_of(plans: Iterable[Plan]) -> Iterator[list[Plan]]:
         yield together
 
 
-class Scripted:
+class RedisReplies:
     """Knows what the script has said.
 
     ``local_refusals`` says whether refusals that hold are repeated without asking. ``clock`` is monotonic, in seconds.
@@ -82,7 +82,7 @@ class Scripted:
     """Charges that a refused request left behind on a node of a cluster, as it could not be told; they drain there."""
 
     def __init__(self, *, local_refusals: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
-        self.refusals = Refusals() if local_refusals else None
+        self.deny_cache = DenyCache() if local_refusals else None
         self.leases = Leases()
         self._breakers: WeakSet[Breaker] = WeakSet()
         self._tally = Tally()
@@ -120,7 +120,7 @@ class Scripted:
 
     def begin_anew(self) -> None:
         """In the child of a fork: what was taken in advance is the parent's, and nobody here will release a lock."""
-        self.refusals = Refusals() if self.refusals is not None else None
+        self.deny_cache = DenyCache() if self.deny_cache is not None else None
         self.leases = Leases()
         self._breakers = WeakSet()
         self._tally = Tally()
@@ -132,7 +132,7 @@ class Scripted:
 
     def refused(self, plan: Plan) -> Reading | None:
         """The reading of a plan that is surely refused as things stand; None if Redis has to be asked."""
-        return self.refusals.answer(plan, self._clock()) if self.refusals else None
+        return self.deny_cache.answer(plan, self._clock()) if self.deny_cache else None
 
     def outgoing(self, call: wire.Call) -> None:
         """Make the plans of a call ready to be sent."""
@@ -148,14 +148,14 @@ class Scripted:
         lost = _lost(plans, readings) if unwritten else ()
         outcomes: list[Outcome] = list(readings)
         for place, (plan, reading) in enumerate(zip(plans, readings)):
-            if reading.admitted and plan.verb == "spend" and not (lost or self.refusals or self.leases.asked):
+            if reading.admitted and plan.verb == "spend" and not (lost or self.deny_cache or self.leases.asked):
                 continue  # mostly there is nothing to note
             if place in lost:
                 self.leases.forget(plan)
                 outcomes[place] = StoreError("Redis is out of memory", "oom")
                 continue
-            if self.refusals is not None:
-                self.refusals.learn(plan, reading, sent, heard)
+            if self.deny_cache is not None:
+                self.deny_cache.learn(plan, reading, sent, heard)
             self.leases.learn(plan, reading, sent)
             if not reading.admitted and self.leases:  # maybe only because somebody before took all the room in advance
                 outcomes[place] = self.leases.answer(plan, heard) or reading
@@ -168,9 +168,9 @@ class Scripted:
 
     def refused_elsewhere(self, seen: Iterable[tuple[Plan, Reading]], since: float) -> None:
         """These buckets were read, after a time, for requests that others have refused."""
-        if self.refusals is not None:
+        if self.deny_cache is not None:
             for plan, reading in seen:
-                self.refusals.learn(plan, reading, since, self._clock())
+                self.deny_cache.learn(plan, reading, since, self._clock())
 
     def unanswered(self, call: wire.Call) -> None:
         """No reply came to a call."""

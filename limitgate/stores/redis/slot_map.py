@@ -14,7 +14,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.refund import undoing
+from limitgate.limits.refund import full_refund
 from limitgate.stores.redis.breaker import CHANCE, Breaker
 from limitgate.stores.redis.dialer import Address, said_address, spelled
 from limitgate.stores.redis.replies import Outcome
@@ -86,7 +86,7 @@ def concluded(plan: Plan, parts: Sequence[Part], outcomes: Sequence[Outcome]) ->
     taken = [
         (part.plan, reading) for part, reading in zip(parts, outcomes) if isinstance(reading, Reading) and reading.admitted
     ]
-    back = [undoing(part, reading) for part, reading in taken]
+    back = [full_refund(part, reading) for part, reading in taken]
     seen = [] if failures else [_untouched(part, reading) for part, reading in taken]
     return Conclusion(outcome, [plan for plan in back if plan.charges], seen)
 

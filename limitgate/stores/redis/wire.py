@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from limitgate.algorithms import NUMBERS, script
 from limitgate.errors import StoreError
-from limitgate.limits.bucket import Windows
+from limitgate.limits.bucket import Bucket
 from limitgate.limits.plan import Charge, Plan, Reading, Verb, read
 
 SPEND = script()
@@ -59,7 +59,7 @@ class Call:
 
     def repeated(self) -> Call:
         """The call to send once more, without what gives back: a charge may be made twice, that may not."""
-        again = Call([plan for plan in self.asked if not plan.has_leases])
+        again = Call([plan for plan in self.asked if not plan.has_adjustments])
         again.follow(self)
         again.asking = self.asking
         return again
@@ -83,9 +83,9 @@ def arguments(plans: Sequence[Plan]) -> list[str | bytes | int]:
         last = len(asked) - 1
         for place, charge in enumerate(asked):
             keys.append(charge.key)
-            how = verb, charge.binding, place == last
-            packed = _packed(charge.windows, charge.cost, charge.ahead, how, _date(charge.windows))
-            if charge.lease is not None or charge.slot:
+            how = verb, charge.enforced, place == last
+            packed = _packed(charge.bucket, charge.cost, charge.max_wait_us, how, _date(charge.bucket))
+            if charge.adjustment is not None or charge.slot:
                 packed += _more(charge)
             which.append(charges.setdefault(packed, len(charges) + 1))
     keys[0] = len(which)
@@ -94,7 +94,7 @@ def arguments(plans: Sequence[Plan]) -> list[str | bytes | int]:
 
 def answers(plans: Sequence[Plan], reply: object) -> Answers:
     """What a reply says to each plan. Raises `StoreError` for a reply of any other shape."""
-    facts = sum([charge.windows.facts for plan in plans for charge in plan.charges])
+    facts = sum([charge.bucket.facts for plan in plans for charge in plan.charges])
     if not isinstance(reply, list) or len(reply) != _HEAD + facts or set(map(type, reply)) != {int}:
         raise StoreError(f"unexpected reply of {type(reply).__name__} from the script", "reply")
     readings = []
@@ -102,36 +102,36 @@ def answers(plans: Sequence[Plan], reply: object) -> Answers:
     for charges, _ in plans:
         states = []
         for charge in charges:
-            windows = charge.windows
-            states.append(windows.algorithm.seen(reply[at : at + windows.facts], windows))
-            at += windows.facts
+            bucket = charge.bucket
+            states.append(bucket.algorithm.seen(reply[at : at + bucket.facts], bucket))
+            at += bucket.facts
         readings.append(read(charges, reply[0], states))
     return Answers(readings, reply[1], reply[2], bool(reply[3]))
 
 
 @lru_cache(maxsize=4096)
-def _packed(windows: Windows, cost: int, ahead: int, how: tuple[Verb, bool, bool], date: int) -> bytes:
+def _packed(bucket: Bucket, cost: int, ahead: int, how: tuple[Verb, bool, bool], date: int) -> bytes:
     """One charge as the script reads it. ``how`` is the verb, whether it is binding, and whether it ends its plan."""
-    (verb, binding, last), algorithm = how, windows.algorithm
-    charge = [struct.pack("<s4BH", verb.encode(), NUMBERS[algorithm], binding, cost > 0, last, len(windows.ids))]
-    for limit, window in zip(windows.limits, windows.ids, strict=True):
+    (verb, binding, last), algorithm = how, bucket.algorithm
+    charge = [struct.pack("<s4BH", verb.encode(), NUMBERS[algorithm], binding, cost > 0, last, len(bucket.ids))]
+    for limit, window in zip(bucket.limits, bucket.ids, strict=True):
         asked = algorithm.asked(limit, window, cost, ahead, date)
         charge.append(struct.pack(f"<{len(asked)}d", *asked))
     return b"".join(charge)
 
 
-def _date(windows: Windows) -> int:
+def _date(bucket: Bucket) -> int:
     """What the script is told about the present date, 0 where it does not matter."""
-    return windows.algorithm.date(windows.limits[0]) if windows.is_dated else 0
+    return bucket.algorithm.date(bucket.limits[0]) if bucket.is_dated else 0
 
 
 def _more(charge: Charge) -> bytes:
     """What follows a charge that names what it takes, or whose bucket is leased from or given back to."""
-    windows, lease = charge.windows, charge.lease
+    bucket, lease = charge.bucket, charge.adjustment
     if lease is None:
         return struct.pack("<ddd", 0, 0, charge.slot)
     packed = [struct.pack("<ddd", lease.most, lease.as_of, charge.slot)]
-    for limit, back, grace in zip(windows.limits, lease.back, lease.grace, strict=True):
-        leased = windows.algorithm.leased(limit, back, grace)
+    for limit, back, grace in zip(bucket.limits, lease.back, lease.grace, strict=True):
+        leased = bucket.algorithm.leased(limit, back, grace)
         packed.append(struct.pack(f"<{len(leased)}d", *leased))
     return b"".join(packed)

@@ -320,7 +320,7 @@ def batches(rnd: random.Random, store: MemoryStore, clock: Clock) -> Iterator[tu
         plans = [differential.a_plan(rnd, buckets) for _ in range(rnd.choice((1, 2, 3, 8, 20)))]
         readings = [store.spend(plan) for plan in plans]
         yield plans, readings
-        limits = [limit for plan in plans for charge in plan.charges for limit in charge.windows.limits]
+        limits = [limit for plan in plans for charge in plan.charges for limit in charge.bucket.limits]
         debts = [debt for reading in readings for owed in reading.states for debt in owed]
         waits = [max(0, debt // limit.count + rnd.choice((-1, 0, 1))) for debt, limit in zip(debts, limits, strict=True)][:20]
 

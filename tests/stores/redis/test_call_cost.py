@@ -13,10 +13,10 @@ import pytest
 import redis
 
 from limitgate import ConfigError, Limit, Limiter, MemoryStore, RedisStore, Rule, StoreError
-from limitgate.limits.bucket import buckets_of, windows_of
+from limitgate.limits.bucket import bucket_of, buckets_of
 from limitgate.limits.decision import decide
-from limitgate.limits.plan import Charge, Lease, Plan, Reading
-from limitgate.limits.refund import correction
+from limitgate.limits.plan import Adjustment, Charge, Plan, Reading
+from limitgate.limits.refund import refund
 from limitgate.stores.redis import wire
 from limitgate.stores.redis.replies import MAX_BATCH, calls_of
 from tests.support.clock import Clock
@@ -46,7 +46,7 @@ def some_places(places: int, written: int) -> bytes:
 
 
 def spending(key: str, limit: str, cost: int = 1, slot: int = 0, **options: str) -> Charge:
-    return Charge(key, windows_of(Limit(limit, **options)), cost, binding=True, rule="r", slot=slot)
+    return Charge(key, bucket_of(Limit(limit, **options)), cost, enforced=True, rule="r", slot=slot)
 
 
 def in_log(key: str, count: int, cost: int = 1) -> Charge:
@@ -54,7 +54,7 @@ def in_log(key: str, count: int, cost: int = 1) -> Charge:
 
 
 def putting_right(charge: Charge, back: int, grace: int) -> Charge:
-    return charge._replace(cost=0, binding=False, lease=Lease(0, 0, [back], [grace]))
+    return charge._replace(cost=0, enforced=False, adjustment=Adjustment(0, 0, [back], [grace]))
 
 
 class Weighed:
@@ -193,7 +193,7 @@ def test_long_histories_of_long_logs(client: redis.Redis, seed: int) -> None:
         cost = rnd.choice((0, *[1] * 12, 2, 5, count + 1))
         if admitted and not steps and rnd.random() < 0.1:
             plan, reading = admitted.pop(rnd.choice((-1, -1, rnd.randrange(len(admitted)))))
-            twins.spend(correction(plan, reading, [rnd.choice((0, 0, plan.charges[0].cost + 1))]))
+            twins.spend(refund(plan, reading, [rnd.choice((0, 0, plan.charges[0].cost + 1))]))
         plan = Plan((twins.charge(count, cost),), rnd.choice(("spend",) * 30 + ("peek",) * 2))
         reading = twins.spend(plan)
         if cost and reading.admitted and plan.verb == "spend":
@@ -220,7 +220,7 @@ def test_an_old_charge_is_given_back_from_either_end(client: redis.Redis) -> Non
             plan = Plan((twins.charge(count, 2),))
             charged.append((plan, twins.spend(plan)))
         twins.clock.advance(30)
-        twins.spend(correction(*charged[min(moment, len(charged) - 1)], [cost]))
+        twins.spend(refund(*charged[min(moment, len(charged) - 1)], [cost]))
         for asked in (1, 2, 3, 300, 301, 999, 1_000):
             twins.spend(Plan((twins.charge(count, asked),), "peek"))
         twins.spend(Plan((twins.charge(count, 1),)))
@@ -336,7 +336,7 @@ HEAVY: dict[str, Callable[[str], Charge]] = {
     "places": lambda key: spending(key, "10000 at once", slot=20_000),
     "renewals": lambda key: putting_right(spending("slots", "10000 at once"), -1, 9_000 - int(key.rpartition(":")[2])),
     "many windows": lambda key: Charge(
-        key, windows_of(*[Limit(f"1000 per {n} hours") for n in range(1, 65)]), 1, binding=True, rule="r"
+        key, bucket_of(*[Limit(f"1000 per {n} hours") for n in range(1, 65)]), 1, enforced=True, rule="r"
     ),
 }
 
@@ -349,14 +349,14 @@ def test_no_call_takes_long(weighed: Weighed, kind: str) -> None:
     sha, best = weighed.client.script_load(wire.SPEND), float("inf")
     for _ in range(3):
         now, longest = weighed.now(), 0
-        has_slots = plans[0].charges[0].windows.has_slots
+        has_slots = plans[0].charges[0].bucket.has_slots
         value = some_places(9_999, now) if has_slots else a_log(9_999, now, apart=DAY // 2 // 10_000)
         for plan in plans:
             charge = plan.charges[0]
-            if charge.windows.limits[0].algorithm != "gcra":
+            if charge.bucket.limits[0].algorithm != "gcra":
                 weighed.client.set(charge.key, value)
             if kind == "old charges of logs":
-                charge.lease.grace[0] += now if charge.lease.grace[0] < 0 else 0
+                charge.adjustment.grace[0] += now if charge.adjustment.grace[0] < 0 else 0
         for call in calls_of(plans):
             weighed.client.config_resetstat()
             weighed.client.execute_command("EVALSHA", sha, *wire.arguments(call))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from limitgate import AsyncRedisStore, Limit
-from limitgate.limits.refund import correction
+from limitgate.limits.refund import refund
 from tests.stores.test_stores import AsyncDoor, Door
 from tests.support.clusters import KINDS, charge, key_on, keys_on, owed, plan, settled, slot_of, tagged, used
 from tests.support.crowds import ask
@@ -90,7 +90,7 @@ def test_what_was_owed_before_is_owed_still(door: Door) -> None:
         assert not door.spend(plan(busy, refusing)).admitted
     door.idle(0.05)
     after = door.spend(plan(busy, verb="peek"))
-    for then, now, count in zip(before.states[0], after.states[0], busy.windows.counts, strict=True):
+    for then, now, count in zip(before.states[0], after.states[0], busy.bucket.counts, strict=True):
         left = max(0, then - (after.now - before.now) * count)
         assert left <= now <= left + 20 * count, "each refusal may leave less than a microsecond"
 
@@ -125,11 +125,11 @@ def test_several_windows_and_costs(door: Door) -> None:
     readings = [door.spend(plan(one, two, three)) for _ in range(5)]
     assert [reading.admitted for reading in readings] == [True] * 3 + [False] * 2
     for place, each in enumerate((one, two, three)):
-        requests = [debt / weight for debt, weight in zip(readings[2].states[place], each.windows.weights, strict=True)]
+        requests = [debt / weight for debt, weight in zip(readings[2].states[place], each.bucket.weights, strict=True)]
         assert requests == pytest.approx([2 * each.cost] * len(requests), abs=0.01)
     assert settled(door, lambda: used(door, one, two, three) == [12, 9, 15])
     third = door.spend(plan(three, verb="peek"))
-    assert [round(debt / weight) for debt, weight in zip(third.states[0], three.windows.weights, strict=True)] == [15] * 3
+    assert [round(debt / weight) for debt, weight in zip(third.states[0], three.bucket.weights, strict=True)] == [15] * 3
 
 
 def test_two_buckets_of_one_slot(door: Door, cluster: RedisCluster) -> None:
@@ -165,9 +165,9 @@ def test_what_a_request_turns_out_to_have_cost_is_put_right_on_every_node(door: 
     charges = [charge(key_on(place), "50/day", cost=5) for place in range(3)]
     asked = plan(*charges)
     reading = door.spend(asked)
-    door.spend(correction(asked, reading, [0, 9, 5]))
+    door.spend(refund(asked, reading, [0, 9, 5]))
     assert owed(door, *charges) == pytest.approx([0, 9, 5], abs=0.01)
-    door.spend(correction(asked, reading, [5, 5, 100]))
+    door.spend(refund(asked, reading, [5, 5, 100]))
     assert owed(door, *charges)[2] == pytest.approx(100, abs=0.01)
     assert not door.spend(plan(charges[2])).admitted
 

@@ -18,7 +18,7 @@ from redis.exceptions import TryAgainError
 from limitgate import AsyncRedisStore, Limit, RedisStore, Rule, StoreError
 from limitgate.limits.plan import Plan
 from limitgate.stores.redis.breaker import FAILURES
-from limitgate.stores.redis.threads.connection import Line
+from limitgate.stores.redis.threads.connection import Connection
 from limitgate.stores.redis.threads.patience import Patience
 from tests.stores.test_stores import Door, attempts
 from tests.support.clusters import KINDS, charge, ends, key_on, keys_on, plan, settled, slot_of, tagged, used
@@ -317,15 +317,15 @@ def test_nobody_waits_for_what_is_given_back(cluster: RedisCluster, monkeypatch:
     store = RedisStore(cluster.url, local_refusals=False)
     taken, full = charge(key_on(0), "9/day"), charge(key_on(1), "1/day")
     store.spend(plan(taken, full), 5)
-    send = Line.send
+    send = Connection.send
 
-    def late(line: Line, calls: Any, patience: Patience) -> None:
+    def late(line: Connection, calls: Any, patience: Patience) -> None:
         seconds = 0.4 if calls[0].plans[0].verb == "peek" else 0.15
         time.sleep(seconds)
         patience.waited_in_vain(seconds)
         send(line, calls, patience)
 
-    monkeypatch.setattr(Line, "send", late)
+    monkeypatch.setattr(Connection, "send", late)
     start = time.monotonic()
     assert not store.spend(plan(taken, full), 0.5).admitted
     assert time.monotonic() - start < 0.6

@@ -17,12 +17,12 @@ from uuid import uuid4
 import pytest
 
 from limitgate import AsyncRedisStore, Limit, MemoryStore, RedisStore, Rule, StoreError
-from limitgate.limits.bucket import Windows, windows_of
+from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.plan import Charge, Plan, Reading, read
 from limitgate.stores.redis import deny_cache, wire
-from limitgate.stores.redis.deny_cache import LONGEST, Refusals
-from limitgate.stores.redis.replies import Scripted
+from limitgate.stores.redis.deny_cache import LONGEST, DenyCache
+from limitgate.stores.redis.replies import RedisReplies
 from tests.stores.test_stores import AsyncDoor, Door
 from tests.support.clock import Clock
 from tests.support.doors import SITES, ASGISite, Site
@@ -32,12 +32,12 @@ from tests.support.scripted import Scripted as ScriptedServer
 
 EXAMPLES = 3 * int(os.environ.get("LIMITGATE_TEST_EXAMPLES", "100"))
 US = 1_000_000
-MINUTE = windows_of("1/minute")
-TEN = windows_of("10/minute")
+MINUTE = bucket_of("1/minute")
+TEN = bucket_of("10/minute")
 
 
-def a_plan(windows: Windows = MINUTE, key: str = "key", cost: int = 1, verb: Any = "spend") -> Plan:
-    return Plan((Charge(key, windows, cost, binding=True, rule=None),), verb)
+def a_plan(windows: Bucket = MINUTE, key: str = "key", cost: int = 1, verb: Any = "spend") -> Plan:
+    return Plan((Charge(key, windows, cost, enforced=True, rule=None),), verb)
 
 
 def joined(*plans: Plan) -> Plan:
@@ -47,7 +47,7 @@ def joined(*plans: Plan) -> Plan:
 def owing(plan: Plan, *requests: float, now: int = Clock().now) -> Reading:
     """What a server says whose buckets owe so many requests, in all their windows."""
     owed = [
-        [int(many * weight) for weight in charge.windows.weights] for charge, many in zip(plan.charges, requests, strict=True)
+        [int(many * weight) for weight in charge.bucket.weights] for charge, many in zip(plan.charges, requests, strict=True)
     ]
     return read(plan.charges, now, owed)
 
@@ -57,7 +57,7 @@ def owing(plan: Plan, *requests: float, now: int = Clock().now) -> Reading:
 
 def test_a_refusal_is_repeated_until_it_may_end() -> None:
     """A refusal that was heard is repeated for as long as the bucket surely refuses, and for a second at most."""
-    known, plan = Refusals(), a_plan()
+    known, plan = DenyCache(), a_plan()
     assert known.answer(plan, 5.0) is None
     known.learn(plan, owing(plan, 1), 5.0, 5.0)
     for passed in (0.0, 0.25, 0.999):
@@ -72,7 +72,7 @@ def test_a_refusal_is_repeated_until_it_may_end() -> None:
 
 def test_time_counts_from_sending_for_us_and_from_hearing_for_them() -> None:
     """Whether to refuse goes by the time since the call was sent, what is promised by the time since its reply came."""
-    known, plan = Refusals(), a_plan(windows_of("10/second burst 1"))
+    known, plan = DenyCache(), a_plan(bucket_of("10/second burst 1"))
     known.learn(plan, owing(plan, 1), 5.0, 5.06)
     assert decide(plan, known.answer(plan, 5.07)).retry_after == pytest.approx(0.09, abs=2e-6)
     assert known.answer(plan, 5.0998) is not None
@@ -82,7 +82,7 @@ def test_time_counts_from_sending_for_us_and_from_hearing_for_them() -> None:
 
 def test_a_clock_that_runs_differently_refuses_nobody_wrongly() -> None:
     """As a server's clock may be faster than ours, it is asked a little before the moment it named."""
-    known, plan = Refusals(), a_plan(windows_of("2/second burst 1"))
+    known, plan = DenyCache(), a_plan(bucket_of("2/second burst 1"))
     known.learn(plan, owing(plan, 1), 5.0, 5.0)
     assert known.answer(plan, 5.4990) is not None
     assert known.answer(plan, 5.4996) is None
@@ -90,7 +90,7 @@ def test_a_clock_that_runs_differently_refuses_nobody_wrongly() -> None:
 
 def test_a_begun_microsecond_counts_whole() -> None:
     """A server that counts in microseconds may be one further than the time that has passed."""
-    known, plan = Refusals(), a_plan(windows_of("500000/second burst 1"))
+    known, plan = DenyCache(), a_plan(bucket_of("500000/second burst 1"))
     known.learn(plan, owing(plan, 1), 5.0, 5.0)
     assert known.answer(plan, 5.0) is not None
     assert known.answer(plan, 5.000_001_5) is None
@@ -98,7 +98,7 @@ def test_a_begun_microsecond_counts_whole() -> None:
 
 def test_it_goes_by_cost() -> None:
     """What is too little for five may do for one, and what refused one refuses five."""
-    known, five, one = Refusals(), a_plan(TEN, cost=5), a_plan(TEN)
+    known, five, one = DenyCache(), a_plan(TEN, cost=5), a_plan(TEN)
     known.learn(five, owing(five, 7), 5.0, 5.0)
     assert known.answer(one, 5.1) is None
     assert known.answer(a_plan(TEN, cost=3), 5.1) is None
@@ -112,7 +112,7 @@ def test_it_goes_by_cost() -> None:
 
 def test_all_buckets_have_to_be_known() -> None:
     """A plan with a bucket that nobody has looked at is not answered, whatever the others say."""
-    known, first, second = Refusals(), a_plan(key="first"), a_plan(key="second")
+    known, first, second = DenyCache(), a_plan(key="first"), a_plan(key="second")
     known.learn(first, owing(first, 1), 5.0, 5.0)
     assert known.answer(joined(first, second), 5.1) is None
     both = joined(first, second)
@@ -124,7 +124,7 @@ def test_all_buckets_have_to_be_known() -> None:
 
 def test_the_latest_that_was_heard_of_the_servers_clock_counts() -> None:
     """Of buckets that were seen at different times, the answer's time is the one whose reply was on its way the shortest."""
-    known, first, second, now = Refusals(), a_plan(key="first"), a_plan(key="second"), Clock().now
+    known, first, second, now = DenyCache(), a_plan(key="first"), a_plan(key="second"), Clock().now
     known.learn(first, owing(first, 1, now=now), 5.0, 5.5)
     known.learn(second, owing(second, 1, now=now + 400_000), 5.25, 5.5)
     for plan in (joined(first, second), joined(second, first)):
@@ -133,8 +133,8 @@ def test_the_latest_that_was_heard_of_the_servers_clock_counts() -> None:
 
 def test_a_shadow_refuses_nobody() -> None:
     """A bucket that may not refuse is no reason to refuse without asking, however full it is."""
-    known = Refusals()
-    shadow = Plan((a_plan(key="shadow").charges[0]._replace(binding=False),))
+    known = DenyCache()
+    shadow = Plan((a_plan(key="shadow").charges[0]._replace(enforced=False),))
     plan = joined(a_plan(key="real"), shadow)
     known.learn(plan, owing(plan, 1, 1), 5.0, 5.0)
     assert known.answer(shadow, 5.1) is None
@@ -144,17 +144,17 @@ def test_a_shadow_refuses_nobody() -> None:
 
 def test_another_limit_is_another_question() -> None:
     """When a rule's limits are changed, what was refused under the old ones counts no more."""
-    known, plan = Refusals(), a_plan()
+    known, plan = DenyCache(), a_plan()
     known.learn(plan, owing(plan, 1), 5.0, 5.0)
-    assert known.answer(a_plan(windows_of("2/minute")), 5.1) is None
-    assert known.answer(a_plan(Windows(MINUTE.limits)), 5.1) is None
+    assert known.answer(a_plan(bucket_of("2/minute")), 5.1) is None
+    assert known.answer(a_plan(Bucket(MINUTE.limits)), 5.1) is None
     assert known.answer(plan, 5.1) is not None
 
 
 @pytest.mark.parametrize("verb", ["peek", "reset"])
 def test_only_spending_is_answered(verb: str) -> None:
     """Who looks or resets reaches the server, and what was seen then is not taken for a refusal."""
-    known, plan = Refusals(), a_plan()
+    known, plan = DenyCache(), a_plan()
     known.learn(plan, owing(plan, 1), 5.0, 5.0)
     assert known.answer(plan._replace(verb=verb), 5.1) is None
     known.learn(plan._replace(verb=verb), owing(plan, 1), 5.1, 5.1)
@@ -163,7 +163,7 @@ def test_only_spending_is_answered(verb: str) -> None:
 
 def test_a_reset_outlives_replies_to_older_calls() -> None:
     """After a reset was answered, replies to calls sent before are not believed, those to later calls are."""
-    known, plan = Refusals(), a_plan()
+    known, plan = DenyCache(), a_plan()
     known.learn(plan, owing(plan, 1), 5.0, 5.1)
     known.learn(plan._replace(verb="reset"), owing(plan, 0), 5.2, 5.4)
     assert known.answer(plan, 5.4) is None
@@ -176,7 +176,7 @@ def test_a_reset_outlives_replies_to_older_calls() -> None:
 
 def test_resets_that_are_heard_out_of_order() -> None:
     """Of two resets the later counts, whichever thread tells of its own first."""
-    known, plan = Refusals(), a_plan()
+    known, plan = DenyCache(), a_plan()
     for heard in (5.6, 5.5):
         known.learn(plan._replace(verb="reset"), owing(plan, 0), 5.4, heard)
     known.learn(plan, owing(plan, 1), 5.55, 5.7)
@@ -185,7 +185,7 @@ def test_resets_that_are_heard_out_of_order() -> None:
 
 def test_a_reset_between_two_steps_of_another_thread() -> None:
     """A refusal that is about to be noted when a reset comes in is not noted."""
-    known, plan = Refusals(), a_plan()
+    known, plan = DenyCache(), a_plan()
 
     class Interrupted(contextlib.AbstractContextManager[None]):
         times = 0
@@ -205,7 +205,7 @@ def test_a_reset_between_two_steps_of_another_thread() -> None:
 
 def test_a_flood_of_keys_is_bounded_and_costs_each_the_same() -> None:
     """However many keys are refused, the newest are remembered, and the last costs no more than the first."""
-    known, many = Refusals(), 4 * deny_cache.MAX_BUCKETS
+    known, many = DenyCache(), 4 * deny_cache.MAX_BUCKETS
     plans = [a_plan(key=f"key {number}") for number in range(many)]
     reading, took = owing(plans[0], 1), []
     for start in range(0, many, deny_cache.MAX_BUCKETS):
@@ -222,7 +222,7 @@ def test_a_flood_of_keys_is_bounded_and_costs_each_the_same() -> None:
 def test_who_is_refused_again_is_remembered_as_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller that keeps coming is not the first to be forgotten when others fill the memory."""
     monkeypatch.setattr(deny_cache, "MAX_BUCKETS", 2)
-    known, plans = Refusals(), [a_plan(key=key) for key in ("hammering", "other", "newcomer")]
+    known, plans = DenyCache(), [a_plan(key=key) for key in ("hammering", "other", "newcomer")]
     for plan, at in ((plans[0], 5.0), (plans[1], 5.1), (plans[0], 5.2), (plans[2], 5.3)):
         known.learn(plan, owing(plan, 1), at, at)
     assert [known.answer(plan, 5.4) is not None for plan in plans] == [True, False, True]
@@ -231,7 +231,7 @@ def test_who_is_refused_again_is_remembered_as_new(monkeypatch: pytest.MonkeyPat
 def test_threads_may_learn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that note refusals while others are admitted do not get in each other's way, however little room there is."""
     monkeypatch.setattr(deny_cache, "MAX_BUCKETS", 4)
-    known, plans = Refusals(), [a_plan(key=f"key {number}") for number in range(40)]
+    known, plans = DenyCache(), [a_plan(key=f"key {number}") for number in range(40)]
     ends = time.monotonic() + 1
 
     def keep_learning(reading: Reading) -> None:
@@ -255,12 +255,12 @@ def test_threads_may_learn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Caller:
-    """A store as `Scripted` makes it, over a server that is a memory store. Its clock is ours, in µs."""
+    """A store as `RedisReplies` makes it, over a server that is a memory store. Its clock is ours, in µs."""
 
     def __init__(self, server: MemoryStore, *, local: bool = True) -> None:
         self.server = server
         self.at = 0.0
-        self.script = Scripted(local_refusals=local, clock=lambda: self.at / US)
+        self.script = RedisReplies(local_refusals=local, clock=lambda: self.at / US)
 
     def locally(self, plan: Plan, at: float) -> Reading | None:
         self.at = at
@@ -268,7 +268,7 @@ class Caller:
 
     def understood(self, plan: Plan, reading: Reading, sent: float, heard: float) -> Reading:
         self.at = heard
-        counts = [count for charge in plan.charges for count in charge.windows.counts]
+        counts = [count for charge in plan.charges for count in charge.bucket.counts]
         debts = [debt for owed in reading.states for debt in owed]
         head = [reading.now] + [0] * (wire._HEAD - 1)
         reply = [*head, *[part for debt, count in zip(debts, counts, strict=True) for part in divmod(debt, count)]]
@@ -297,7 +297,7 @@ def a_world(rnd: random.Random) -> Callable[[], Plan]:
     """Makes requests of a few callers, under rules of several windows, some of them in shadow."""
     callers = ["a", "b", "everybody"]
     rules = [
-        (Windows(windows_of(*rnd.sample(LIMITS, rnd.choice((1, 1, 2, 3)))).limits), rnd.random() < 0.75)
+        (Bucket(bucket_of(*rnd.sample(LIMITS, rnd.choice((1, 1, 2, 3)))).limits), rnd.random() < 0.75)
         for _ in range(rnd.choice((1, 2, 3)))
     ]
     shared = [rnd.random() < 0.3 for _ in rules]
@@ -416,7 +416,7 @@ def test_the_promised_wait_is_enough_property() -> None:
     for seed in range(EXAMPLES):
         rnd, clock = random.Random(seed), Clock()
         begun, caller, now = clock.now, Caller(MemoryStore(clock)), 0
-        plan = a_plan(windows_of(*rnd.sample(LIMITS, rnd.choice((1, 2)))), cost=rnd.choice((1, 1, 2)))
+        plan = a_plan(bucket_of(*rnd.sample(LIMITS, rnd.choice((1, 2)))), cost=rnd.choice((1, 1, 2)))
         for _ in range(12):
             sent, there, back = now, rnd.randrange(1, 50_000), rnd.randrange(1, 50_000)
             clock.now = begun + sent + there
@@ -453,7 +453,7 @@ def a_mixed_world(rnd: random.Random) -> Callable[[], Plan]:
     """Makes requests of two callers, of different costs, under rules of several algorithms, whose keys nobody has used."""
     rules = [
         (
-            windows_of(
+            bucket_of(
                 Limit(f"{rnd.choice((1, 2, 3, 5, 9))}/second", algorithm=name, warm_up="2s" if name == "warm_up" else None)
             ),
             rnd.random() < 0.8,
@@ -474,12 +474,12 @@ def a_mixed_world(rnd: random.Random) -> Callable[[], Plan]:
 
 
 class Scripting:
-    """A store as `Scripted` makes it, over the script on a real Redis. Calls take no time."""
+    """A store as `RedisReplies` makes it, over the script on a real Redis. Calls take no time."""
 
     def __init__(self, server: ScriptedServer, prefix: str, *, local: bool) -> None:
         self.server, self.prefix, self.calls = server, prefix, 0
         self.at = 0.0
-        self.script = Scripted(local_refusals=local, clock=lambda: self.at / US)
+        self.script = RedisReplies(local_refusals=local, clock=lambda: self.at / US)
 
     def spend(self, plan: Plan, now: int) -> Reading:
         own = plan._replace(charges=tuple([charge._replace(key=self.prefix + charge.key) for charge in plan.charges]))
@@ -549,7 +549,7 @@ def open_door(request: pytest.FixtureRequest) -> Iterator[Open]:
 
 def exhausted(door: Door, *limits: str, cost: int = 1) -> Plan:
     """A plan that was refused just now."""
-    plan = a_plan(windows_of(*limits or ("1/day",)), uuid4().hex, cost)
+    plan = a_plan(bucket_of(*limits or ("1/day",)), uuid4().hex, cost)
     while door.spend(plan).admitted:
         pass
     return plan
@@ -621,7 +621,7 @@ def test_a_smaller_request_is_asked_for(open_door: Open, redis_server: RedisServ
     """Who was refused for five is asked for again with one, and admitted where one fits."""
     door = open_door(redis_server)
     key = exhausted(door, "12/day", cost=5).charges[0].key
-    one, five = (a_plan(windows_of("12/day"), key, cost) for cost in (1, 5))
+    one, five = (a_plan(bucket_of("12/day"), key, cost) for cost in (1, 5))
     assert [door.spend(plan).admitted for plan in (five, one, five, one, five, one)] == [False, True, False, True, False, False]
 
 
@@ -643,7 +643,7 @@ def test_refusals_hold_while_redis_is_gone(open_door: Open, own_redis: RedisServ
 
 def a_full_log(door: Door, cost: int = 1) -> Plan:
     """A plan that was refused just now by a log of which each entry is of the cost."""
-    plan = a_plan(windows_of(Limit("10/minute", algorithm="sliding_log")), uuid4().hex, cost)
+    plan = a_plan(bucket_of(Limit("10/minute", algorithm="sliding_log")), uuid4().hex, cost)
     while door.spend(plan).admitted:
         pass
     return plan
@@ -668,11 +668,11 @@ def test_a_greater_cost_is_told_its_own_wait(open_door: Open, redis_server: Redi
     """What a log refused to one it refuses to five as well, but for longer: how long is asked once, and then known."""
     door = open_door(redis_server)
     one = a_full_log(door)
-    five = a_plan(one.charges[0].windows, one.charges[0].key, 5)
+    five = a_plan(one.charges[0].bucket, one.charges[0].key, 5)
     first = decide(five, door.spend(five))
     before = calls_to(redis_server)
     assert decide(five, door.spend(five)).retry_after == first.retry_after > 0
-    never = a_plan(one.charges[0].windows, one.charges[0].key, 11)
+    never = a_plan(one.charges[0].bucket, one.charges[0].key, 11)
     assert decide(never, door.spend(never)).retry_after == float("inf")
     assert calls_to(redis_server) == before
 

@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 
 from limitgate import AsyncLimiter, AsyncRedisStore, MemoryStore, StoreError
-from limitgate.gate.slot_keeper import Holding
+from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.stores.redis.aio.cluster import Cluster
 from tests.support.crowds import a_plan
 from tests.support.redis_server import RedisServer, free_port
@@ -133,7 +133,7 @@ def test_event_loops_in_several_threads(redis_server: RedisServer, url: str) -> 
 
 def test_loops_that_end_while_another_begins() -> None:
     """What was held in loops that have ended is let go by whichever thread comes first, and nothing is gone through twice."""
-    holding: Any = Holding(MemoryStore(), 1.0)
+    holding: Any = SlotKeeper(MemoryStore(), 1.0)
 
     class Ended:
         """An event loop that has ended; meanwhile another thread finds that, too, and holds something in a loop of its own."""

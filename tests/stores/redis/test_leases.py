@@ -20,9 +20,9 @@ from hypothesis import given, settings, strategies as st
 
 from limitgate import AsyncRedisStore, Limit, MemoryStore, RedisStore, StoreError
 from limitgate.algorithms import gcra
-from limitgate.limits.bucket import Windows, windows_of
+from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.decision import decide
-from limitgate.limits.plan import Charge, Lease, Plan, Reading
+from limitgate.limits.plan import Adjustment, Charge, Plan, Reading
 from limitgate.stores.redis import background, leases, replies, wire
 from tests.algorithms.test_differential import a_limit
 from tests.stores.test_stores import PATIENT, REDIS, SLACK, AsyncDoor, Door, Tunnel, admitted, eventually
@@ -40,7 +40,7 @@ def world(client: redis.Redis) -> Callable[..., World]:
     """A world with a bucket for each of these limits."""
 
     def world(*limits: Limit) -> World:
-        return World(client, random.Random(1), [windows_of(limit) for limit in limits])
+        return World(client, random.Random(1), [bucket_of(limit) for limit in limits])
 
     return world
 
@@ -53,7 +53,7 @@ def door(request: pytest.FixtureRequest, own_redis: RedisServer) -> Iterator[Doo
 
 
 def a_plan(*limits: Limit | str, key: str = "leased", cost: int = 1, verb: str = "spend") -> Plan:
-    return Plan((Charge(key, windows_of(*limits or (SLOW,)), cost, binding=True, rule=None),), verb)
+    return Plan((Charge(key, bucket_of(*limits or (SLOW,)), cost, enforced=True, rule=None),), verb)
 
 
 def requests(world: World, place: int = 0) -> int:
@@ -66,7 +66,7 @@ def owed(server: RedisServer, limit: Limit | str = SLOW) -> int:
     """Requests that the bucket owes, but for the small change that is spared of what goes back."""
     with contextlib.closing(RedisStore(server.url)) as store:
         plan = a_plan(limit, verb="peek")
-        return round(store.spend(plan, PATIENT).states[0][0] / plan.charges[0].windows.weights[0])
+        return round(store.spend(plan, PATIENT).states[0][0] / plan.charges[0].bucket.weights[0])
 
 
 # --- no more is admitted than without ---------------------------------------------------------------------------------
@@ -91,15 +91,15 @@ def never_melting(held: Any, at: float) -> None:
     held.as_of = held.began + int((at - held.sent) * 1e6)
 
 
-def from_when_it_was_heard(self: replies.Scripted, call: wire.Call, reply: object) -> list[replies.Outcome]:
+def from_when_it_was_heard(self: replies.RedisReplies, call: wire.Call, reply: object) -> list[replies.Outcome]:
     call.sent = self._clock()
     return understood(self, call, reply)
 
 
-understood = replies.Scripted.understood
+understood = replies.RedisReplies.understood
 MISTAKES = {
     "leases that do not melt": lambda patch: patch.setattr(leases._Held, "forward", never_melting),
-    "leases counted from the reply": lambda patch: patch.setattr(replies.Scripted, "understood", from_when_it_was_heard),
+    "leases counted from the reply": lambda patch: patch.setattr(replies.RedisReplies, "understood", from_when_it_was_heard),
     "leases given back whole": lambda patch: patch.setattr("limitgate.stores.redis.leases.LEASE_SPARE_US", 0),
 }
 
@@ -120,7 +120,9 @@ def test_histories_meet_every_case(client: redis.Redis, monkeypatch: pytest.Monk
     def watched_call(world: World, plans: list[Plan]) -> object:
         reply = call(world, plans)
         seen["refused"] += sum(not reading.admitted for reading in wire.answers(plans, reply).readings)
-        seen["given back"] += sum(bool(charge.lease and charge.lease.gives_back) for plan in plans for charge in plan.charges)
+        seen["given back"] += sum(
+            bool(charge.adjustment and charge.adjustment.gives_back) for plan in plans for charge in plan.charges
+        )
         return reply
 
     def watched_forward(held: Any, at: float) -> None:
@@ -193,7 +195,7 @@ def test_a_full_bucket_lends_nothing(world: Callable[..., World]) -> None:
 @given(rnd=st.randoms(use_true_random=False))
 def test_what_is_left_goes_back_property(client: redis.Redis, rnd: random.Random) -> None:
     """When processes have given back their leases, the bucket owes what was really used, but for what has drained."""
-    world = World(client, rnd, [windows_of(SLOW, Limit("1000000/day", lease=50))], transit_us=rnd.choice((0, 1000)))
+    world = World(client, rnd, [bucket_of(SLOW, Limit("1000000/day", lease=50))], transit_us=rnd.choice((0, 1000)))
     processes = [Process(world, ppm=rnd.randint(-500, 500)) for _ in range(rnd.randint(1, 3))]
     for _ in range(10):
         world.advance(rnd.randrange(200_000))
@@ -253,7 +255,7 @@ def test_one_process_is_refused_little_too_early_property(client: redis.Redis, r
     """As long as no time passes, one process is refused only where it would be without a lease, but for one request."""
     burst = rnd.choice((1, 2, 5, 20, 60))
     options = {"burst": burst, "lease": rnd.randint(1, burst)}
-    world = World(client, rnd, [windows_of(Limit("10 per 366 days", **options), Limit("10 per 300 days", **options))])
+    world = World(client, rnd, [bucket_of(Limit("10 per 366 days", **options), Limit("10 per 300 days", **options))])
     process, (truth,) = Process(world), world.truths.values()
     for _ in range(30):
         plan = world.plan(rnd.choice((0, 1, 1, 1, 2, 5)))
@@ -282,11 +284,11 @@ def test_the_memory_store_has_no_use_for_a_lease_property(rnd: random.Random) ->
 # --- Lua and Python agree ---------------------------------------------------------------------------------------------
 
 
-def a_leased_bucket(rnd: random.Random) -> Windows:
+def a_leased_bucket(rnd: random.Random) -> Bucket:
     """Limits out of the whole range that is allowed, with a lease each."""
     limits = [a_limit(rnd, rnd.choice((1, 7, 60, 3600, 86400, 366 * 86400))) for _ in range(rnd.choice((1, 1, 2, 3)))]
     lease = rnd.choice((1, 2, 3, 50, 1023, 1024, 10**6))
-    return Windows(tuple(Limit(str(limit), lease=min(lease, limit.burst)) for limit in limits))
+    return Bucket(tuple(Limit(str(limit), lease=min(lease, limit.burst)) for limit in limits))
 
 
 @given(rnd=st.randoms(use_true_random=False))
@@ -327,10 +329,10 @@ def test_giving_back_is_exact_property(client: redis.Redis, rnd: random.Random) 
         if rnd.random() < 0.5:  # somebody knows the first limit under another count
             other = Limit(f"{max(1, counts[0] - 1)} per {windows.limits[0].period} seconds burst 1")
             counts[0] = other.count
-            world.spend(Plan((Charge(key, windows_of(other), 0, binding=True, rule=None),), "peek"))
+            world.spend(Plan((Charge(key, bucket_of(other), 0, enforced=True, rule=None),), "peek"))
         world.advance(on_its_way)
-        lease = Lease(0, as_of, back, grace)
-        world.spend(Plan((Charge(key, windows, 0, binding=False, rule=None, lease=lease),), "peek"))
+        lease = Adjustment(0, as_of, back, grace)
+        world.spend(Plan((Charge(key, windows, 0, enforced=False, rule=None, adjustment=lease),), "peek"))
         gone_us = [max(0, max(0, world.now - as_of) - us) for us in grace]
         left = [max(0, ticks - us * count) for ticks, us, count in zip(back, gone_us, windows.counts, strict=True)]
         drained = [max(0, debt - on_its_way * count) for debt, count in zip(before, counts, strict=True)]
@@ -380,7 +382,7 @@ def test_a_shadow_rule_is_leased_too(world: Callable[..., World]) -> None:
     here = world(SLOW, Limit("8/day", lease=4))
     process = Process(here)
     plan = here.plan()
-    plan = plan._replace(charges=(plan.charges[0], plan.charges[1]._replace(binding=False)))
+    plan = plan._replace(charges=(plan.charges[0], plan.charges[1]._replace(enforced=False)))
     decisions = [decide(plan, process.ask(plan)[0]) for _ in range(12)]
     assert [decision.allowed for decision in decisions] == [True] * 12
     assert [decision.shadow for decision in decisions] == [False] * 7 + [True] * 5
@@ -392,7 +394,7 @@ def test_a_changed_limit_does_not_use_the_old_lease(world: Callable[..., World])
     here = world(Limit("1000/day", lease=50))
     process, (key,) = Process(here), here.buckets
     process.ask(here.plan())
-    here.buckets[key] = here.truths[key].windows = windows_of(Limit("2000/day", lease=10))
+    here.buckets[key] = here.truths[key].windows = bucket_of(Limit("2000/day", lease=10))
     process.ask(here.plan())
     process.ask(here.plan())
     assert (here.calls, here.local) == (3, 0)
@@ -419,7 +421,7 @@ def test_a_reset_while_a_lease_is_out_lets_through_no_more_than_that(world: Call
 # --- one lease at a time ----------------------------------------------------------------------------------------------
 
 
-def sent(store: replies.Scripted, *plans: Plan) -> wire.Call:
+def sent(store: replies.RedisReplies, *plans: Plan) -> wire.Call:
     call = wire.Call(plans)
     store.outgoing(call)
     return call
@@ -430,11 +432,11 @@ def test_only_one_call_at_a_time_takes_a_lease(world: Callable[..., World]) -> N
     here = world(SLOW)
     store = Process(here).store
     first, second = sent(store, here.plan(), here.plan()), sent(store, here.plan())
-    assert [bool(plan.charges[0].lease) for plan in (*first.plans, *second.plans)] == [True, False, False]
+    assert [bool(plan.charges[0].adjustment) for plan in (*first.plans, *second.plans)] == [True, False, False]
     store.unanswered(second)
-    assert not sent(store, here.plan()).plans[0].charges[0].lease
+    assert not sent(store, here.plan()).plans[0].charges[0].adjustment
     store.unanswered(first)
-    assert sent(store, here.plan()).plans[0].charges[0].lease
+    assert sent(store, here.plan()).plans[0].charges[0].adjustment
 
 
 def test_a_lost_give_back_does_not_allow_two_leases_at_a_time(world: Callable[..., World]) -> None:
@@ -444,9 +446,9 @@ def test_a_lost_give_back_does_not_allow_two_leases_at_a_time(world: Callable[..
     process.ask(here.plan())
     ended = process.store.leases.ended(process.clock(), 0)
     given_back, taking = sent(process.store, *ended), sent(process.store, here.plan())
-    assert taking.plans[0].charges[0].lease
+    assert taking.plans[0].charges[0].adjustment
     process.store.unanswered(given_back)
-    assert not sent(process.store, here.plan()).plans[0].charges[0].lease
+    assert not sent(process.store, here.plan()).plans[0].charges[0].adjustment
 
 
 def test_a_crowd_takes_one_lease(door: Door, own_redis: RedisServer) -> None:

@@ -17,7 +17,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from limitgate import AsyncRedisStore, Limiter, LimitGate, RedisStore, Rule, StoreError
-from limitgate.gate.flow import Budget, Steps, measures_silence, take
+from limitgate.gate.flow import Budget, Flow, measures_silence, run
 from limitgate.limits.plan import Plan, Reading
 from limitgate.stores.redis.aio.listening import GRAIN, LONGEST, ListeningClock
 from limitgate.stores.redis.errors import store_error
@@ -244,13 +244,13 @@ def test_a_thread_that_was_away_believes_what_has_come(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, late: float
 ) -> None:
     """A thread that waits for the interpreter longer than for Redis gets its answers, in each of many calls."""
-    made = line.Line.__init__
+    made = line.Connection.__init__
 
     def starved(self: Any, connection: Any) -> None:
         made(self, connection)
         self._socket = Starved(self._socket, late)
 
-    monkeypatch.setattr(line.Line, "__init__", starved)
+    monkeypatch.setattr(line.Connection, "__init__", starved)
     with contextlib.closing(RedisStore(redis_server.url)) as store:
         store.spend(a_plan(), PATIENT)
         for _ in range(3):
@@ -294,7 +294,7 @@ class Slow:
 def test_several_questions_share_a_budget() -> None:
     """Each question may take what those before have left; where nothing is left nobody is asked."""
 
-    def asking() -> Steps[int]:
+    def asking() -> Flow[int]:
         for number in range(9):
             try:
                 yield a_plan(), 0.1
@@ -303,7 +303,7 @@ def test_several_questions_share_a_budget() -> None:
         return -1
 
     store = Slow(0.04, 0.0, 0.05, 0.02)
-    assert take(store, asking(), Budget(0.1, measured=measures_silence(store))) == 4
+    assert run(store, asking(), Budget(0.1, measured=measures_silence(store))) == 4
     assert store.given == pytest.approx([0.1, 0.06, 0.06, 0.01])
 
 

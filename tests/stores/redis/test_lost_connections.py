@@ -9,8 +9,8 @@ from typing import Any, Self
 import pytest
 
 from limitgate import Limit, StoreError
-from limitgate.limits.bucket import windows_of
-from limitgate.limits.plan import Charge, Lease, Plan
+from limitgate.limits.bucket import bucket_of
+from limitgate.limits.plan import Adjustment, Charge, Plan
 from limitgate.stores.redis.breaker import FAILURES
 from limitgate.stores.redis.threads.patience import Patience
 from tests.support.clusters import KINDS
@@ -23,9 +23,9 @@ PATIENT = 5.0
 
 def giving_back(key: str) -> Plan:
     """What gives two requests back."""
-    windows = windows_of("50/day")
-    lease = Lease(0, 0, [2 * windows.weights[0]], [0])
-    return Plan((Charge(key, windows, 0, binding=False, rule=None, lease=lease),), "peek")
+    windows = bucket_of("50/day")
+    lease = Adjustment(0, 0, [2 * windows.weights[0]], [0])
+    return Plan((Charge(key, windows, 0, enforced=False, rule=None, adjustment=lease),), "peek")
 
 
 class Client:
@@ -53,7 +53,7 @@ class Client:
 
     async def used(self, key: str) -> int:
         reading = await self.run(lambda: self.door.spend(a_plan(key=key, verb="peek"), PATIENT))
-        return round(reading.states[0][0] / windows_of("50/day").weights[0])
+        return round(reading.states[0][0] / bucket_of("50/day").weights[0])
 
     async def __aexit__(self, *_: object) -> None:
         await self.run(self.door.close)

@@ -15,7 +15,7 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, MovedError
 
 from limitgate import Limit, StoreError
-from limitgate.limits.bucket import Windows, windows_of
+from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.plan import Charge, Plan, Reading, read
 from limitgate.stores.redis import wire
 from limitgate.stores.redis.breaker import Breaker
@@ -28,7 +28,7 @@ LIMITS = ("5/day", "3/second", "7 per 3 minutes burst 2", "1000/second burst 30"
 KEYS = [f"key:{number}" for number in range(6)] + ["{key}:1", "{key}:2"]
 
 charges = st.builds(
-    lambda key, limits, cost, binding: Charge(key, windows_of(*limits), cost, binding, None),
+    lambda key, limits, cost, binding: Charge(key, bucket_of(*limits), cost, binding, None),
     st.sampled_from(KEYS),
     st.lists(st.sampled_from(LIMITS), min_size=1, max_size=3, unique=True),
     st.integers(0, 4),
@@ -95,8 +95,10 @@ def test_what_is_given_back_is_what_was_taken_property(asked: tuple[Plan, list[l
             if isinstance(outcome, Reading) and outcome.admitted:
                 for charge, after in zip(part.plan.charges, outcome.after, strict=True):
                     if charge.cost and after is not None:
-                        taken.append((charge.key, [charge.cost * weight for weight in charge.windows.weights]))
-    given_back = [(charge.key, list(charge.lease.back)) for back in told.back for charge in back.charges if charge.lease]
+                        taken.append((charge.key, [charge.cost * weight for weight in charge.bucket.weights]))
+    given_back = [
+        (charge.key, list(charge.adjustment.back)) for back in told.back for charge in back.charges if charge.adjustment
+    ]
     assert given_back == taken
     assert all(back.verb == "peek" and len(parts_of(back)) == 1 for back in told.back)
     assert all(charge.cost == 0 for back in told.back for charge in back.charges)
@@ -162,16 +164,16 @@ class Hold(NamedTuple):
     """When what the bucket owed to admitted requests has drained."""
 
 
-class Bucket:
+class StoredBucket:
     """A bucket in Redis, and beside it what it would owe had only those asked who were admitted in the end."""
 
     def __init__(self, client: redis.Redis, limit: Limit) -> None:
         self.client = client
         self.sha = client.script_load(CLOCK.replace("ON_SET", "") + wire.SPEND)
-        self.charge = Charge(uuid4().hex, Windows((limit,)), 1, binding=True, rule=None)
+        self.charge = Charge(uuid4().hex, Bucket((limit,)), 1, enforced=True, rule=None)
         self.elsewhere = Charge(
             next(key for key in KEYS if key_slot(key.encode()) != key_slot(self.charge.key.encode())),
-            windows_of("5/day"),
+            bucket_of("5/day"),
             1,
             True,
             None,
@@ -200,7 +202,7 @@ class Bucket:
         """Take for a request that another bucket refuses."""
         plan = Plan((self.charge._replace(cost=cost), self.elsewhere))
         parts = parts_of(plan)
-        refused = read([self.elsewhere], self.now, [[self.elsewhere.windows.capacities[0]]])
+        refused = read([self.elsewhere], self.now, [[self.elsewhere.bucket.capacities[0]]])
         taken = self.call(parts[0].plan)
         (back, *_) = concluded(plan, parts, [taken, refused]).back or (None,)
         if back is not None:
@@ -221,8 +223,8 @@ limits = st.sampled_from(
 )
 
 
-def bucket_on(server: RedisServer, limit: str) -> Bucket:
-    return Bucket(server.client(), Limit(limit))
+def bucket_on(server: RedisServer, limit: str) -> StoredBucket:
+    return StoredBucket(server.client(), Limit(limit))
 
 
 @pytest.mark.usefixtures("_unwatched")
@@ -286,7 +288,7 @@ def test_the_worst_of_many_holds_property(redis_server: RedisServer, limit: str,
         drained = sum(min(hold.weight, (bucket.now - hold.at) * bucket.count) for hold in bucket.held)
         owed = bucket.owed()
         assert bucket.truth - most_held <= owed <= bucket.truth + bucket.holding + left + drained
-        assert bucket.truth <= bucket.charge.windows.capacities[0] + most_held, "more than the burst and what was held at once"
+        assert bucket.truth <= bucket.charge.bucket.capacities[0] + most_held, "more than the burst and what was held at once"
 
 
 def test_the_worst_of_many_holds_is_reached(redis_server: RedisServer) -> None:
@@ -303,4 +305,4 @@ def test_the_worst_of_many_holds_is_reached(redis_server: RedisServer) -> None:
             pass
         while bucket.held:
             bucket.give_back(0)
-    assert bucket.truth - bucket.charge.windows.capacities[0] == held == 2 * bucket.weight
+    assert bucket.truth - bucket.charge.bucket.capacities[0] == held == 2 * bucket.weight

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from limitgate import StoreError
-from limitgate.limits.bucket import windows_of
+from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge, Plan, Reading
-from limitgate.stores.redis.threads.coalescer import SharedCalls, _Request
+from limitgate.stores.redis.threads.coalescer import CallCoalescer, _Request
 from limitgate.stores.redis.threads.patience import Patience
 
 PATIENT = 20.0
@@ -30,7 +30,7 @@ class Line:
     """Shared calls to nobody, of which the first does not return before so many others wait and ``then`` was called."""
 
     def __init__(self, waiting: int, then: Callable[[], object] = lambda: None) -> None:
-        self.calls = SharedCalls(self.exchange, 64)
+        self.calls = CallCoalescer(self.exchange, 64)
         self.sent: list[tuple[Sequence[Plan], Patience]] = []
         self._expected = waiting
         self._then = then
@@ -151,8 +151,8 @@ def test_a_call_carries_no_more_than_its_share() -> None:
 
 def test_plans_of_many_buckets_share_a_call_with_fewer() -> None:
     """Nobody joins a call that would cost Redis more than 2 ms, and whoever goes is among those it goes for."""
-    windows, keys = windows_of("1/day"), itertools.count()
-    every = [Charge(f"{next(keys)}", windows, 1, binding=True, rule=None) for _ in range(60 * 6)]
+    windows, keys = bucket_of("1/day"), itertools.count()
+    every = [Charge(f"{next(keys)}", windows, 1, enforced=True, rule=None) for _ in range(60 * 6)]
     plans = [Plan(tuple(every[at : at + 60])) for at in range(0, len(every), 60)]
     line = Line(5)
     with ThreadPoolExecutor(6) as pool:

@@ -22,13 +22,13 @@ from limitgate.limits.plan import Plan, Reading
 from limitgate.own_errors import own_error, survived
 from limitgate.stores.redis import wire
 from limitgate.stores.redis.aio.batch import Batch, Request
-from limitgate.stores.redis.aio.connection import Pipeline
+from limitgate.stores.redis.aio.connection import Connection
 from limitgate.stores.redis.aio.listening import AWAY, ListeningClock, Silence
 from limitgate.stores.redis.aio.loop_end import begin
 from limitgate.stores.redis.breaker import PROBE_TIMEOUT
 from limitgate.stores.redis.dialer import CONNECT_TIMEOUT
 from limitgate.stores.redis.errors import Redirection, no_error, no_room, store_error, unsendable
-from limitgate.stores.redis.replies import MAX_BATCH, Outcome, Room, Scripted
+from limitgate.stores.redis.replies import MAX_BATCH, Outcome, RedisReplies, Room
 
 MAX_FLYING = 16
 """Calls that may be on their way at a time."""
@@ -67,7 +67,7 @@ class Batcher:
     def __init__(
         self,
         dial: Callable[[], Awaitable[Any]],
-        script: Scripted,
+        script: RedisReplies,
         clock: ListeningClock,
         *,
         server: str = "Redis",
@@ -85,8 +85,8 @@ class Batcher:
         self._again: deque[Batch] = deque()
         self._parked: list[Batch] = []
         self._turn_will_end = False
-        self._pipeline: Pipeline[Batch] | None = None
-        self._pipelines: set[Pipeline[Batch]] = set()
+        self._pipeline: Connection[Batch] | None = None
+        self._pipelines: set[Connection[Batch]] = set()
         """The one in use, and those that only wait for their last replies."""
         self._script_is_unknown = False
         self._connecting: asyncio.Task[None] | None = None
@@ -199,7 +199,7 @@ class Batcher:
                 self._send_new(requests, pipeline)
         pipeline.flush()
 
-    def _send_new(self, requests: list[Request], pipeline: Pipeline[Batch]) -> None:
+    def _send_new(self, requests: list[Request], pipeline: Connection[Batch]) -> None:
         """Send requests for the first time: in one call, or on a cluster in one for each slot."""
         try:
             batches = (Batch(requests),) if self._cluster is None else tuple(self._cluster.apart(requests))
@@ -236,7 +236,7 @@ class Batcher:
                 _fail([self._queue.popleft()], own_error(error), self._silence.seconds)
         return requests
 
-    def _send(self, batch: Batch, pipeline: Pipeline[Batch]) -> None:
+    def _send(self, batch: Batch, pipeline: Connection[Batch]) -> None:
         """Send a batch that somebody waits for."""
         try:
             if batch.is_wanted:
@@ -248,7 +248,7 @@ class Batcher:
         except Exception as error:  # noqa: BLE001 - it is in no queue any more
             self._fail(batch, own_error(error))
 
-    def _answered(self, pipeline: Pipeline[Batch], batch: Batch, reply: object) -> None:
+    def _answered(self, pipeline: Connection[Batch], batch: Batch, reply: object) -> None:
         """Hand out a reply. An error that is Redis' own answer fails its batch, and later ones get another connection.
 
         One that nobody waits for any more is no sign that Redis answers.
@@ -295,12 +295,12 @@ class Batcher:
                 with survived():
                     self._cluster.heard_late(plan, waiting, outcome)
 
-    def _no_longer_use(self, pipeline: Pipeline[Batch]) -> None:
+    def _no_longer_use(self, pipeline: Connection[Batch]) -> None:
         """Later requests get another connection."""
         if pipeline is self._pipeline:
             self._pipeline = None
 
-    def _lost(self, pipeline: Pipeline[Batch]) -> None:
+    def _lost(self, pipeline: Connection[Batch]) -> None:
         """A connection has ended. Batches on one that may have been dead before they were sent are sent once more."""
         self._pipelines.discard(pipeline)
         self._no_longer_use(pipeline)
@@ -324,7 +324,7 @@ class Batcher:
     def _send_again(self, batch: Batch, lost: StoreError) -> None:
         """Have a batch sent once more. What gives back fails: a charge may be made twice, that may not."""
         self._script.unanswered(batch)
-        given_back = [request for request in batch.requests if request[0].has_leases]
+        given_back = [request for request in batch.requests if request[0].has_adjustments]
         _fail(given_back, lost, batch.silence_at(self._clock.seconds))
         if requests := [request for request in batch.requests if not request[2].done()]:
             again = Batch(requests)
@@ -357,14 +357,14 @@ class Batcher:
             self._send_probe()
         self._flush()
 
-    async def _opened(self) -> Pipeline[Batch]:
+    async def _opened(self) -> Connection[Batch]:
         """A new connection. Raises whatever keeps us from connecting."""
         async with self._clock.within(CONNECT_TIMEOUT):
             connection = await self._dial()
         try:
-            return Pipeline(connection, self._answered, self._lost, lambda: self._clock.seconds)
+            return Connection(connection, self._answered, self._lost, lambda: self._clock.seconds)
         except Exception as error:
-            connection._close()  # noqa: SLF001 - as in `Pipeline`
+            connection._close()  # noqa: SLF001 - as in `Connection`
             raise own_error(error) from error
 
     def _not_connected(self, error: Exception) -> None:

@@ -24,7 +24,7 @@ from redis.exceptions import AskError, MovedError
 
 from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.refund import undoing
+from limitgate.limits.refund import full_refund
 from limitgate.own_errors import own_error, survived
 from limitgate.stores.redis.aio.batch import Batch, Request
 from limitgate.stores.redis.aio.batcher import MAX_QUEUED, Batcher
@@ -32,7 +32,7 @@ from limitgate.stores.redis.aio.listening import ListeningClock, Silence
 from limitgate.stores.redis.aio.loop_end import begin
 from limitgate.stores.redis.dialer import Address, Dialer
 from limitgate.stores.redis.errors import Redirection, store_error
-from limitgate.stores.redis.replies import MAX_BATCH, Outcome, Scripted
+from limitgate.stores.redis.replies import MAX_BATCH, Outcome, RedisReplies
 from limitgate.stores.redis.slot_map import (
     GIVE_BACK_TIMEOUT,
     MAP_PAUSE,
@@ -56,7 +56,7 @@ ABREAST = MAX_BATCH
 class Cluster:
     """Carries out plans on the nodes of a cluster that a `Dialer` connects to."""
 
-    def __init__(self, dialer: Dialer, script: Scripted, clock: ListeningClock) -> None:
+    def __init__(self, dialer: Dialer, script: RedisReplies, clock: ListeningClock) -> None:
         self._dialer = dialer
         self._script = script
         self._clock = clock
@@ -103,7 +103,7 @@ class Cluster:
     def heard_late(self, plan: Plan, waiting: asyncio.Future[Reading], reading: Reading) -> None:
         """A plan was carried out that nobody waits for any more."""
         if waiting in self._failed_parts and plan.verb == "spend" and reading.admitted:
-            self._give_back(undoing(plan, reading))
+            self._give_back(full_refund(plan, reading))
 
     def clear_up(self, conclusion: Conclusion, since: float) -> list[asyncio.Future[Reading]]:
         """Give back what a request took after a time that is refused elsewhere. What is under way then; nobody has to wait."""

@@ -21,7 +21,7 @@ _MORE = object()
 """What hiredis gives when a reply has not arrived whole."""
 
 
-class Pipeline(asyncio.Protocol, Generic[Call]):
+class Connection(asyncio.Protocol, Generic[Call]):
     """Sends calls on a connection that redis-py has opened, until it is lost.
 
     ``answered(pipeline, call, reply)`` is told of every reply, an error from Redis being one too; ``lost(pipeline)`` of the
@@ -31,8 +31,8 @@ class Pipeline(asyncio.Protocol, Generic[Call]):
     def __init__(
         self,
         connection: Any,
-        answered: Callable[[Pipeline[Call], Call, object], None],
-        lost: Callable[[Pipeline[Call]], None],
+        answered: Callable[[Connection[Call], Call, object], None],
+        lost: Callable[[Connection[Call]], None],
         clock: Callable[[], float],
     ) -> None:
         self.flying: deque[Call] = deque()

@@ -19,7 +19,7 @@ from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.aio.loop_end import LoopEnd
 from limitgate.stores.redis.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.redis.leases import LONGEST, Leases
-from limitgate.stores.redis.replies import Scripted
+from limitgate.stores.redis.replies import RedisReplies
 
 
 class Servers(Protocol):
@@ -81,7 +81,7 @@ class _Here:
         await self.loop_end.closed()
 
 
-class AsyncRedisStore(Scripted):
+class AsyncRedisStore(RedisReplies):
     """Buckets in Redis for asyncio: requests of the same turn of an event loop share a call.
 
     ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's query options, or one with several servers, see

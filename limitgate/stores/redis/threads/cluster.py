@@ -16,7 +16,7 @@ from limitgate.limits.plan import Plan
 from limitgate.own_errors import survived
 from limitgate.stores.redis import background
 from limitgate.stores.redis.dialer import Address, Dialer
-from limitgate.stores.redis.replies import Outcome, Scripted
+from limitgate.stores.redis.replies import Outcome, RedisReplies
 from limitgate.stores.redis.slot_map import (
     GIVE_BACK_TIMEOUT,
     MAP_PAUSE,
@@ -30,7 +30,7 @@ from limitgate.stores.redis.slot_map import (
     redirected,
     unreachable,
 )
-from limitgate.stores.redis.threads.connection import Line
+from limitgate.stores.redis.threads.connection import Connection
 from limitgate.stores.redis.threads.node import Heard, Node
 from limitgate.stores.redis.threads.patience import Patience
 from limitgate.stores.redis.wire import Call
@@ -52,7 +52,7 @@ class _Errand:
 class Cluster:
     """Carries out plans on the nodes of a cluster that a `Dialer` connects to."""
 
-    def __init__(self, dialer: Dialer, script: Scripted) -> None:
+    def __init__(self, dialer: Dialer, script: RedisReplies) -> None:
         self._dialer = dialer
         self._script = script
         self._map: SlotMap[Node] = SlotMap(dialer.nodes, self._open_node)
@@ -147,7 +147,7 @@ class Cluster:
         by_node: dict[Address, list[_Errand]] = {}
         for errand in errands:
             by_node.setdefault(errand.address, []).append(errand)
-        sent: list[tuple[Node, Line, list[_Errand]]] = []
+        sent: list[tuple[Node, Connection, list[_Errand]]] = []
         heard: list[tuple[_Errand, Heard]] = []
         try:
             nodes = [(self._map.node(address), own) for address, own in by_node.items()]

@@ -41,7 +41,7 @@ class _Request:
         """Held until there is an answer, or it is this thread's turn."""
 
 
-class SharedCalls:
+class CallCoalescer:
     """Lets threads share calls of ``exchange(plans, patience)``, at most ``most`` plans in one."""
 
     def __init__(self, exchange: Exchange, most: int) -> None:

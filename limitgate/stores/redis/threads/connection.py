@@ -24,7 +24,7 @@ _CHUNK = 65_536
 """Bytes to read at a time."""
 
 
-class Line:
+class Connection:
     """A connection that redis-py has opened."""
 
     def __init__(self, connection: Any) -> None:

@@ -21,10 +21,10 @@ from limitgate.stores.redis import background
 from limitgate.stores.redis.breaker import PROBE_TIMEOUT, Breaker
 from limitgate.stores.redis.dialer import CONNECT_TIMEOUT, Dial
 from limitgate.stores.redis.errors import Redirection, no_error, store_error, unsendable
-from limitgate.stores.redis.replies import Outcome, Scripted
-from limitgate.stores.redis.threads.connection import Line
+from limitgate.stores.redis.replies import Outcome, RedisReplies
+from limitgate.stores.redis.threads.connection import Connection
 from limitgate.stores.redis.threads.patience import Patience
-from limitgate.stores.redis.threads.pool import Connections
+from limitgate.stores.redis.threads.pool import ConnectionPool
 from limitgate.stores.redis.wire import UNSENDABLE, Call
 
 Heard = list[Outcome] | StoreError | Redirection
@@ -41,10 +41,12 @@ class Node:
     ``dial`` connects; ``failed`` is told of every failure that is the server's.
     """
 
-    def __init__(self, dial: Dial, script: Scripted, *, server: str = "Redis", failed: Callable[[], None] = _nothing) -> None:
+    def __init__(
+        self, dial: Dial, script: RedisReplies, *, server: str = "Redis", failed: Callable[[], None] = _nothing
+    ) -> None:
         self.breaker = script.breaker(server)
         self._server = server
-        self._connections = Connections(dial)
+        self._connections = ConnectionPool(dial)
         self._script = script
         self._failed = failed
         self._probe_due: float | None = None
@@ -77,7 +79,7 @@ class Node:
             raise heard
         return heard
 
-    def send(self, calls: Sequence[Call], patience: Patience) -> Line:
+    def send(self, calls: Sequence[Call], patience: Patience) -> Connection:
         """Send calls together; gives the line to `hear` from. Raises `StoreError` once patience is over."""
         self.breaker.asked(calls[0].plans[0])
         line = None
@@ -88,7 +90,7 @@ class Node:
             self._give_up(error, calls, line)
         return line
 
-    def hear(self, line: Line, calls: Sequence[Call], patience: Patience, *, again: bool = False) -> list[Heard]:
+    def hear(self, line: Connection, calls: Sequence[Call], patience: Patience, *, again: bool = False) -> list[Heard]:
         """What became of calls that were sent on a line. Raises `StoreError` once patience is over.
 
         Where the line may have been dead before, they are sent once more on another one, unless they have been sent ``again``.
@@ -109,7 +111,7 @@ class Node:
             self._connections.give(line)
         return heard
 
-    def _send_again(self, error: BaseException, calls: Sequence[Call], line: Line, patience: Patience) -> list[Heard]:
+    def _send_again(self, error: BaseException, calls: Sequence[Call], line: Connection, patience: Patience) -> list[Heard]:
         """What becomes of calls on another line, but for what gives back: that fails by the loss of the first."""
         self._discard(calls, line)
         self._connections.close_idle()
@@ -120,7 +122,7 @@ class Node:
         told = iter(self.hear(self.send(sent, patience), sent, patience, again=True) if sent else ())
         return [_joined(call, next(told) if again.plans else [], error) for call, again in zip(calls, repeated)]
 
-    def _discard(self, calls: Sequence[Call], line: Line | None) -> None:
+    def _discard(self, calls: Sequence[Call], line: Connection | None) -> None:
         """Nobody will hear of calls on a line."""
         if line is not None:
             line.close()
@@ -166,7 +168,7 @@ class Node:
                 self._script.unanswered(call)
             return own_error(error)
 
-    def _give_up(self, error: BaseException, calls: Sequence[Call], line: Line | None) -> NoReturn:
+    def _give_up(self, error: BaseException, calls: Sequence[Call], line: Connection | None) -> NoReturn:
         """Calls could not be sent or heard of. Raises `StoreError`, or what interrupted this thread."""
         self._discard(calls, line)
         if not isinstance(error, Exception):
@@ -201,7 +203,7 @@ class Node:
         return True
 
 
-def _replies(line: Line, calls: Sequence[Call], patience: Patience) -> list[object]:
+def _replies(line: Connection, calls: Sequence[Call], patience: Patience) -> list[object]:
     """Redis' replies to calls that were sent on a line. Those whose script it did not know are sent once more, with it."""
     replies = [line.reply(call, patience) for call in calls]
     for place, call in enumerate(calls):
@@ -214,13 +216,13 @@ def _replies(line: Line, calls: Sequence[Call], patience: Patience) -> list[obje
 
 def _joined(call: Call, heard: Heard, error: BaseException) -> Heard:
     """What became of a call, given what became of that part of it that was sent again; the others failed by an error."""
-    if isinstance(heard, StoreError) or not any(plan.has_leases for plan in call.asked):
+    if isinstance(heard, StoreError) or not any(plan.has_adjustments for plan in call.asked):
         return heard
     lost = store_error(ConnectionResetError(f"the connection was lost: {error}"))
     if not isinstance(heard, list):
         return lost
     told = iter(heard)
-    return [lost if plan.has_leases else next(told) for plan in call.asked]
+    return [lost if plan.has_adjustments else next(told) for plan in call.asked]
 
 
 def _is_harmless(failure: StoreError) -> bool:

@@ -16,26 +16,26 @@ from limitgate.own_errors import own_error
 from limitgate.stores.redis import background
 from limitgate.stores.redis.dialer import Dial
 from limitgate.stores.redis.errors import store_error
-from limitgate.stores.redis.threads.connection import Line
+from limitgate.stores.redis.threads.connection import Connection
 from limitgate.stores.redis.threads.patience import SHORTEST, Patience
 
 MAX_CONNECTING = 4
 """Threads that connect to a server at a time."""
 
 
-class Connections:
+class ConnectionPool:
     """Keeps connections, made of the redis-py ones that ``dial`` opens."""
 
     def __init__(self, dial: Dial) -> None:
         self._dial = dial
-        self._idle: deque[Line] = deque()
+        self._idle: deque[Connection] = deque()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._wanted = self._connecting = 0
         self._failure: tuple[float, Exception | None] = 0.0, None
         self._closed = False
 
-    def take(self, patience: Patience) -> Line:
+    def take(self, patience: Patience) -> Connection:
         """A connection that is open and has nothing left to read. Raises `StoreError` once ``patience`` is over."""
         while (connection := self._pop()) is not None:
             if connection.is_quiet():
@@ -43,7 +43,7 @@ class Connections:
             connection.close()
         return self._made(patience)
 
-    def give(self, connection: Line) -> None:
+    def give(self, connection: Connection) -> None:
         """Leave a connection for the next call."""
         with self._lock:
             self._idle.append(connection)
@@ -61,14 +61,14 @@ class Connections:
         self._closed = True
         self.close_idle()
 
-    def _pop(self) -> Line | None:
+    def _pop(self) -> Connection | None:
         """An idle connection, the newest first so that the others can age; None if there is none."""
         try:
             return self._idle.pop()
         except IndexError:
             return None
 
-    def _made(self, patience: Patience) -> Line:
+    def _made(self, patience: Patience) -> Connection:
         """A new connection, made by another thread if one can be started, so that it serves the next if it comes late."""
         arrived = monotonic()
         with self._lock:
@@ -105,7 +105,7 @@ class Connections:
             is_late = monotonic() - began > 2 * slice_  # then threads are starved, the one that connects as well
             patience.waited_in_vain(slice_ / 2 if is_late else slice_)
 
-    def _made_here(self, patience: Patience) -> Line:
+    def _made_here(self, patience: Patience) -> Connection:
         began = monotonic()
         try:
             return _line(self._dial(within=max(patience.left, SHORTEST)))
@@ -116,7 +116,7 @@ class Connections:
 
     def _connect(self) -> None:
         began = monotonic()
-        connection: Line | None = None
+        connection: Connection | None = None
         failure: Exception | None = None
         try:
             connection = _line(self._dial())
@@ -134,10 +134,10 @@ class Connections:
             self.close_idle()
 
 
-def _line(connection: Any) -> Line:
+def _line(connection: Any) -> Connection:
     """What sends and hears on a connection that redis-py has opened; where it cannot be made, that is closed."""
     try:
-        return Line(connection)
+        return Connection(connection)
     except Exception as error:
         connection.disconnect()
         raise own_error(error) from error

@@ -16,9 +16,9 @@ from limitgate.own_errors import survived
 from limitgate.stores.redis import background
 from limitgate.stores.redis.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.redis.leases import LONGEST
-from limitgate.stores.redis.replies import MAX_BATCH, Outcome, Scripted, calls_of
+from limitgate.stores.redis.replies import MAX_BATCH, Outcome, RedisReplies, calls_of
 from limitgate.stores.redis.threads.cluster import Cluster
-from limitgate.stores.redis.threads.coalescer import SharedCalls
+from limitgate.stores.redis.threads.coalescer import CallCoalescer
 from limitgate.stores.redis.threads.node import Node
 from limitgate.stores.redis.threads.patches import check_patches
 from limitgate.stores.redis.threads.patience import Patience
@@ -45,7 +45,7 @@ class _Here(threading.local):
     """Whether to close the store afterwards."""
 
 
-class RedisStore(Scripted):
+class RedisStore(RedisReplies):
     """Buckets in Redis for threads: one round trip per request, shared by those that ask at the same time.
 
     ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's query options, or one with several servers, see
@@ -68,7 +68,7 @@ class RedisStore(Scripted):
 
     def _begin(self) -> None:
         self._servers: Servers = Cluster(self._dialer, self) if self._dialer.nodes else Node(self._dialer.dial, self)
-        self._calls = SharedCalls(self._servers.exchange, MAX_BATCH)
+        self._calls = CallCoalescer(self._servers.exchange, MAX_BATCH)
         self._lease_lock = threading.RLock()
         self._gives_back = False
 
