@@ -513,11 +513,12 @@ def test_never_more_than_so_many_tasks(redis_server: RedisServer) -> None:
 
 WORKER = """
 import sys, time
-from limitgate import Limiter, RateLimited, holding
+from limitgate import Limiter, RateLimited
+from limitgate.gate import slot_keeper
 from limitgate.algorithms import concurrency
 import redis
 
-holding.RENEW, concurrency.HELD_US = {renew}, {held_us}
+slot_keeper.RENEW, concurrency.HELD_US = {renew}, {held_us}
 url, key, what = sys.argv[1:]
 server = redis.Redis.from_url(url)
 with Limiter(url, timeout=10) as limiter:

@@ -961,12 +961,13 @@ def test_a_cost_that_is_known_afterwards() -> None:
 
 def test_default_names() -> None:
     """A limit without a name has one by its module and what it limits; the same again is numbered, others are not moved."""
-    first = RateLimit("7/minute burst 3").rule.name
-    other = RateLimit("7 per 7 seconds", qpd=77).rule.name
-    again = RateLimit("7/minute burst 3", key=["ip", current_user]).rule.name
-    assert first == "tests.integrations.test_fastapi.7-per-minute-burst-3"
-    assert other == "tests.integrations.test_fastapi.7-per-7-seconds.77-per-day"
-    assert again == "tests.integrations.test_fastapi.7-per-minute-burst-3-2"
+    shop = {"__name__": "shop.limits", "RateLimit": RateLimit, "user": current_user}
+    first = eval('RateLimit("7/minute burst 3")', shop).rule.name
+    other = eval('RateLimit("7 per 7 seconds", qpd=77)', shop).rule.name
+    again = eval('RateLimit("7/minute burst 3", key=["ip", user])', shop).rule.name
+    assert first == "shop.limits.7-per-minute-burst-3"
+    assert other == "shop.limits.7-per-7-seconds.77-per-day"
+    assert again == "shop.limits.7-per-minute-burst-3-2"
 
 
 def test_names_are_those_of_the_policies() -> None:

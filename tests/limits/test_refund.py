@@ -11,11 +11,10 @@ import redis
 from hypothesis import assume, given, strategies as st
 
 from limitgate import Limit, MemoryStore
-from limitgate.limits.bucket import Bucket, bucket_of
+from limitgate.limits.bucket import LEASE_SPARE_US, Bucket, bucket_of
 from limitgate.limits.limit import MAX_OWED_US
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.limits.refund import full_refund, refund
-from limitgate.stores.redis.leases import SPARE
 from tests.support.clock import Clock
 from tests.support.scripted import Scripted
 
@@ -265,7 +264,7 @@ def test_of_a_lease_less_is_given_back(open_bucket: Open) -> None:
     bucket = open_bucket(windows)
     taken = bucket.charge(9)
     taken = bucket.put_right(taken, 4)
-    kept = SPARE * 2 / (1 * SECOND)
+    kept = LEASE_SPARE_US * 2 / (1 * SECOND)
     assert bucket.requests() == pytest.approx([4 + kept], abs=1e-6)
     bucket.put_right(taken, 8)
     assert bucket.requests() == pytest.approx([8 + kept], abs=1e-6)
