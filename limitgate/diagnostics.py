@@ -51,18 +51,29 @@ class Diagnosis(Enum):
         "LG016",
         "a trusted proxy passed on the header of caller %s for a client that is not; if it sets that, say set_by_proxy: true",
     )
+    CLOCK_LEAPT = (
+        "LG017",
+        "the clock of %s leapt %.1f seconds ahead, or this machine slept: debts have drained, slots in flight expired",
+    )
+    EVICTS = (
+        "LG018",
+        "%s evicts buckets when it is full, by %s, also of clients that are refused; let it be volatile-ttl or noeviction",
+    )
+    REPLACED = "LG019", "%s was restarted or replaced: what had not been saved or copied is forgotten"
     OWN_ERROR = (
         "LG020",
         "%s at %s, a mistake of LimitGate's own: whoever waited for it is told that the store failed; please report it",
     )
+    RIGHTS = "LG021", "the user at %s lacks rights, and calls that need them fail: ACL SETUSER <user> %s", logging.ERROR
 
-    def __init__(self, code: str, text: str) -> None:
+    def __init__(self, code: str, text: str, level: int = logging.WARNING) -> None:
         self.code = code
+        self.level = level
         self.line = f"{code} {text} ({PAGE}#{code.lower()})"
 
     def log(self, *values: object) -> None:
         """Say it."""
-        log.warning(self.line, *values)
+        log.log(self.level, self.line, *values)
 
 
 class Once:

@@ -24,9 +24,13 @@ from tests.support.clock import Clock
 from tests.support.doors import PEER, SITES, Site, asgi_reply
 from tests.support.redis_server import RedisServer
 
-DOCS = (Path(__file__).parents[1] / PAGE).read_text()
+ROOT = Path(__file__).parents[1]
+DOCS = (ROOT / PAGE).read_text()
+ACL = re.search(r"^ACL SETUSER .*$", (ROOT / "docs/deployment.md").read_text(), re.MULTILINE)[0].split()
 CODES = {diagnosis.code for diagnosis in Diagnosis}
 RULE = Rule("api", "99/minute burst 1", path="/api/**")
+ERRORS = {"LG021"}
+"""What no waiting can cure."""
 DIGEST = f"sha256:{'0' * 64}"
 XFF = {"X-Forwarded-For": "203.0.113.77"}
 
@@ -115,6 +119,12 @@ class Stage:
             rules = (Rule("all", "99/minute"),)
         return self._opened.enter_context(self._door(*rules, **options))
 
+    def redis(self, **options: str) -> RedisServer:
+        """A Redis for this situation alone."""
+        server = RedisServer(**options)
+        self._opened.callback(server.stop)
+        return server
+
     def asked(self, *rules: Rule, peer: str | None = "192.0.2.1", headers: Any = (), **options: Any) -> Site:
         it = self.site(*rules, **options)
         for _ in range(3):
@@ -167,6 +177,48 @@ def inventing(stage: Stage, part: str, **options: Any) -> None:
     for number in range(9):
         it.ask(headers={"X-Id": f"203{number}", "X-API-Key": f"203{number}"})
         it.ask(headers={"Host": f"203{number}"})
+
+
+def leaping(stage: Stage, *seconds: float) -> None:
+    """A Redis whose clock steps: ours does so the other way."""
+    it = stage.site(store=stage.redis().url, timeout=5)
+    it.ask()
+    for each in seconds:
+        stage.setattr(it.app.gate.store, "_clock", lambda each=each: time.monotonic() - each)
+        it.statuses(3)
+
+
+def filling(stage: Stage, maxmemory: str, policy: str) -> None:
+    stage.asked(store=stage.redis(maxmemory=maxmemory, maxmemory_policy=policy).url, timeout=5)
+
+
+def reconnecting(stage: Stage, end: Callable[[RedisServer], object]) -> None:
+    """Connections to a Redis that end, twice."""
+    server = stage.redis()
+    it = stage.site(store=server.url, timeout=5)
+    for _ in range(2):
+        assert it.ask().status == 200
+        end(server)
+    assert it.ask().status == 200
+
+
+def restart(server: RedisServer) -> None:
+    server.kill()
+    server.start()
+
+
+def disconnect(server: RedisServer) -> None:
+    with server.client() as client:
+        client.client_kill_filter(_type="normal")
+
+
+def permitted(stage: Stage, *words: str, **options: Any) -> None:
+    """A Redis user made with the words of the documentation and others."""
+    server = stage.redis()
+    with server.client() as client:
+        client.execute_command(*ACL, *words)
+    it = stage.site(store=f"{server.url}?username=limitgate&password=PASSWORD", timeout=5, **options)
+    it.statuses(9)
 
 
 FREE = Rule("free", path="/health/**", exempt=True)
@@ -245,6 +297,20 @@ SITUATIONS: dict[str, list[Play]] = {
     ],
     "LG015": [lambda stage: stage.asked(store=Failing("overload"))],
     "LG016": [lambda stage: named(stage, {"X-A": "a"} | XFF)],
+    "LG017": [lambda stage: leaping(stage, 60), lambda stage: leaping(stage, 3600, 7200)],
+    "LG018": [
+        lambda stage: filling(stage, "100mb", "allkeys-lru"),
+        lambda stage: filling(stage, "100mb", "allkeys-random"),
+        lambda stage: filling(stage, "100mb", "volatile-lru"),
+    ],
+    "LG019": [lambda stage: reconnecting(stage, restart)],
+    "LG021": [
+        lambda stage: permitted(stage, "-get"),
+        lambda stage: permitted(stage, "-eval"),
+        lambda stage: permitted(stage, "-evalsha"),
+        lambda stage: permitted(stage, "resetkeys", "~other:*"),
+        lambda stage: permitted(stage, key_prefix="mine"),
+    ],
 }
 
 INNOCENT: dict[str, list[Play]] = {
@@ -342,6 +408,24 @@ INNOCENT: dict[str, list[Play]] = {
         lambda stage: named(stage, {"X-A": "a"} | XFF, set_by_proxy=True),
         lambda stage: named(stage, {"X-A": "a"} | XFF, trusted_proxies=["198.51.100.1"]),
     ],
+    "LG017": [
+        leaping,
+        lambda stage: leaping(stage, 1.5),
+        lambda stage: leaping(stage, -3600),  # as after a pause of an hour: it may have stood still meanwhile
+    ],
+    "LG018": [
+        lambda stage: filling(stage, "100mb", "noeviction"),
+        lambda stage: filling(stage, "100mb", "volatile-ttl"),
+        lambda stage: filling(stage, "0", "allkeys-lru"),
+        permitted,
+    ],
+    "LG019": [lambda stage: reconnecting(stage, disconnect), lambda stage: permitted(stage, "-info")],
+    "LG021": [
+        permitted,
+        lambda stage: permitted(stage, "-info"),
+        lambda stage: permitted(stage, "+@all", "~*"),
+        lambda stage: permitted(stage, "resetkeys", "~mine:*", key_prefix="mine"),
+    ],
     "LG015": [lambda stage: stage.asked(store=Failing("timeout")), lambda stage: stage.asked(store=Failing("oom"))],
 }
 
@@ -364,12 +448,12 @@ def codes(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.mark.parametrize(("code", "play"), cases(SITUATIONS))
 def test_it_is_said_once(stage: Stage, caplog: pytest.LogCaptureFixture, code: str, play: Play) -> None:
-    """In its situation a diagnosis is one warning, however many requests come, and it holds nothing that a client sent."""
+    """In its situation a diagnosis is one line, however many requests come, and it holds nothing that a client sent."""
     with caplog.at_level(logging.DEBUG, "limitgate"):
         play(stage)
     assert codes(caplog).count(code) == 1
     (record,) = [record for record in caplog.records if record.getMessage().startswith(code)]
-    assert (record.name, record.levelname) == ("limitgate", "WARNING")
+    assert (record.name, record.levelname) == ("limitgate", "ERROR" if code in ERRORS else "WARNING")
     assert not re.search("203|192[.]0|testclient", record.getMessage())
 
 

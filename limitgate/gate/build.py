@@ -90,7 +90,7 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
         strict=settings.strict,
         newcomers=CardinalityGuard(settings.new_buckets, time.monotonic) if settings.new_buckets else None,
     )
-    store = opened(settings.store, open_store)
+    store = opened(settings.store, open_store, settings.key_prefix)
     gate = Gate(
         planner,
         store,

@@ -38,7 +38,7 @@ class AsyncLimiter(Operations):
     def __init__(self, store: str | AsyncStore, *, timeout: float = 0.1, key_prefix: str = "limitgate") -> None:
         super().__init__(timeout, key_prefix)
         self._owns_store = isinstance(store, str)
-        self._store: AsyncStore = opened(store, open_store)
+        self._store: AsyncStore = opened(store, open_store, key_prefix)
         self._lines = WaitQueues()
         self._holding = SlotKeeper(self._store, timeout)
 
@@ -218,7 +218,7 @@ class Limiter(Operations):
     def __init__(self, store: str | SyncStore, *, timeout: float = 0.1, key_prefix: str = "limitgate") -> None:
         super().__init__(timeout, key_prefix)
         self._owns_store = isinstance(store, str)
-        self._store: SyncStore = opened(store, open_sync_store)
+        self._store: SyncStore = opened(store, open_sync_store, key_prefix)
         self._holding = SlotKeeper(self._store, timeout)
 
     def hit(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:

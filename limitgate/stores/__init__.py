@@ -42,15 +42,17 @@ def open_sync_store(url: str) -> SyncStore:
     return MemoryStore() if scheme_of(url) == "memory" else RedisStore(url)
 
 
-def opened(store: str | S, open_url: Opener[S]) -> S:
+def opened(store: str | S, open_url: Opener[S], key_prefix: str) -> S:
     """``store`` itself, or what ``open_url`` (`open_store` or `open_sync_store`) makes of it if it is a URL.
 
-    Raises `ConfigError` for a store of the other kind, and for anything that is no store.
+    The keys to come begin with ``key_prefix``. Raises `ConfigError` for a store of the other kind, and for anything that is no
+    store.
     """
-    if isinstance(store, str):
-        return open_url(store)
+    found = open_url(store) if isinstance(store, str) else store
     wanted = AsyncStore if open_url is open_store else SyncStore
-    if not isinstance(store, wanted):
+    if not isinstance(found, wanted):
         kind = "an async store" if wanted is AsyncStore else "a sync store"
         raise ConfigError(f"store: {store!r:.80} cannot serve here, expected a URL or {kind}")
-    return store
+    if isinstance(found, AsyncRedisStore | RedisStore):
+        found.inspection.expect(key_prefix)
+    return found

@@ -71,7 +71,7 @@ def a_plan(rnd: random.Random, buckets: dict[str, list[Bucket]], now: int | None
         return Plan(
             tuple(
                 [
-                    charge._replace(cost=0, max_wait_us=0, adjustment=a_correction(rnd, charge.windows, now))
+                    charge._replace(cost=0, max_wait_us=0, adjustment=a_correction(rnd, charge.bucket, now))
                     for charge in charges
                 ]
             ),

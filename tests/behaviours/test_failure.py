@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import socket
 import threading
 import time
@@ -585,9 +586,10 @@ def test_redis_crashes_and_comes_back(
     healed(it, 5)
     time.sleep(CALM)
     it.ask()
-    assert [message.split(",")[0] for message in caplog.messages] == [
+    assert [re.split("[,:]", message)[0] for message in caplog.messages] == [
         "the store failed",
         "Redis does not answer",
+        "LG019 Redis was restarted or replaced",
         "Redis answers again",
         "the store answers again",
     ]

@@ -220,9 +220,9 @@ def test_closing_in_the_midst_of_a_call(redis_server: RedisServer, monkeypatch: 
     with contextlib.closing(RedisStore(redis_server.url)) as store:
         understood = store.understood
 
-        def interrupted(call: Any, reply: Any) -> Any:
+        def interrupted(*heard: Any) -> Any:
             store.close()
-            return understood(call, reply)
+            return understood(*heard)
 
         monkeypatch.setattr(store, "understood", interrupted)
         assert store.spend(a_plan(), 5).admitted

@@ -1052,7 +1052,7 @@ def test_under_a_lease_nothing_is_used_unpaid(redis_server: RedisServer, told: i
     with contextlib.closing(RedisStore(redis_server.url)) as store:
         reading = store.spend(Plan((charge._replace(cost=0),), "peek"), 5)
     assert passed >= fewest
-    assert reading.states[0][0] / charge.windows.weights[0] > passed * told - 0.1
+    assert reading.states[0][0] / charge.bucket.weights[0] > passed * told - 0.1
 
 
 # --- the store fails --------------------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ from typing import Any, Self
 import hiredis
 
 HELLO = b"%1\r\n+proto\r\n:3\r\n"
+HANG_UP = b""
+"""In place of a reply: the connection ends."""
 
 
 class Impostor:
@@ -69,5 +71,7 @@ class Impostor:
     def _answer(self, line: socket.socket, command: Any) -> None:
         self.heard.append(command)
         reply = self.words.get(command[0], b"-ERR unknown command\r\n")
-        if reply is not None:
+        if reply == HANG_UP:
+            line.shutdown(socket.SHUT_RDWR)
+        elif reply is not None:
             line.sendall(reply)

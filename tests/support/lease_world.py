@@ -20,6 +20,7 @@ from limitgate.limits.bucket import Bucket
 from limitgate.limits.decision import decide
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.stores.redis import replies, wire
+from limitgate.stores.redis.server_clock import ServerClock
 from tests.support.scripted import CLOCK
 
 START = 1_790_000_000_000_000
@@ -178,7 +179,7 @@ class Process:
 
         def hear(reply: object) -> None:
             if self.alive:
-                heard.extend(self.store.understood(asked, reply))
+                heard.extend(self.store.understood(asked, reply, ServerClock("Redis")))
 
         def lose() -> None:
             if self.alive:
@@ -208,7 +209,7 @@ class Process:
         held = self.store.leases._held.get(key)
         if held is None:
             return 0
-        rooms = zip(held.ahead, held.debts, held.windows.weights, strict=True)
+        rooms = zip(held.ahead, held.debts, held.bucket.weights, strict=True)
         return min((ahead - debt) // weight for ahead, debt, weight in rooms)
 
     def _not_before(self, which: str, delay: int) -> int:

@@ -22,6 +22,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     ConnectionError as RedisConnectionError,
+    InvalidResponse,
     RedisError,
     ResponseError,
     TimeoutError as RedisTimeoutError,
@@ -31,6 +32,7 @@ from redis.retry import Retry
 from limitgate.errors import ConfigError
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.errors import is_no_room
+from limitgate.stores.redis.inspection import Inspection
 from limitgate.stores.redis.resolver import Resolver
 from limitgate.stores.redis.spare import SPARE
 
@@ -75,13 +77,13 @@ class Where(NamedTuple):
 
 
 class Dialer:
-    """Makes connections to the servers that a URL names, of a redis-py connection pool's class.
+    """Makes connections to the servers that a URL names, of a redis-py connection pool's class, and inspects each.
 
     ``socket_timeout`` is in seconds, None on asyncio: there a `ListeningClock` tells when a time is over. Raises `ConfigError`
     for a URL that cannot be understood.
     """
 
-    def __init__(self, url: str, pool_class: Any, *, socket_timeout: float | None) -> None:
+    def __init__(self, url: str, pool_class: Any, inspection: Inspection, *, socket_timeout: float | None) -> None:
         self._brief = {} if socket_timeout is None else _BRIEF
         self._where = where = _read(url)
         _check_readable(where.url)
@@ -97,6 +99,7 @@ class Dialer:
         self._class, self._options = pool.connection_class, pool.connection_kwargs
         self._sentinels = where.sentinels
         self._resolver = Resolver()
+        self._inspection = inspection
         SPARE.fill()
 
     @property
@@ -117,9 +120,12 @@ class Dialer:
         return connection
 
     def _dial(self, address: Address | None, options: Mapping[str, float]) -> Any:
+        server = named(address)
         if address is None and self._sentinels:
             address = self._master(options)
-        return _connected(self._connection(address, **options))
+        connection = _connected(self._connection(address, **options))
+        self._inspection.heard(server, _said(connection, self._inspection.question))
+        return connection
 
     async def adial(self, clock: ListeningClock, address: Address | None = None) -> Any:
         """`dial`, for asyncio. The ``clock`` is the event loop's."""
@@ -133,9 +139,12 @@ class Dialer:
         return connection
 
     async def _adial(self, clock: ListeningClock, address: Address | None) -> Any:
+        server = named(address)
         if address is None and self._sentinels:
             address = await self._amaster(clock)
-        return await self._areached(partial(self._connection, address))
+        connection = await self._areached(partial(self._connection, address))
+        self._inspection.heard(server, await _asaid(connection, self._inspection.question))
+        return connection
 
     def slots(self, node: Address) -> Any:
         """What a node of a cluster says about who holds which slot."""
@@ -290,6 +299,11 @@ def spelled(address: Address) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def named(address: Address | None) -> str:
+    """What log lines call a node of a cluster, or the server that a URL leads to."""
+    return "Redis" if address is None else f"the Redis node {spelled(address)}"
+
+
 def _connected(connection: Any) -> Any:
     try:
         connection.connect()
@@ -331,6 +345,37 @@ async def _aasked(reached: Awaitable[Any], command: Sequence[str]) -> Any:
         return await connection.read_response()
     finally:
         await connection.disconnect(nowait=True)
+
+
+def _said(connection: Any, command: Sequence[Any]) -> object:
+    """What a server says to a command, be it an error. Raises what ends the connection."""
+    try:
+        connection.send_command(*command, check_health=False)
+        return connection.read_response(disable_decoding=True, disconnect_on_error=False)
+    except BaseException as error:
+        if _is_answer(error):
+            return error
+        connection.disconnect()
+        raise
+
+
+async def _asaid(connection: Any, command: Sequence[Any]) -> object:
+    """`_said`, for asyncio."""
+    try:
+        await connection.send_command(*command, check_health=False)
+        return await connection.read_response(disable_decoding=True, disconnect_on_error=False)
+    except BaseException as error:
+        if _is_answer(error):
+            return error
+        await connection.disconnect(nowait=True)
+        raise
+
+
+def _is_answer(error: BaseException) -> bool:
+    """Whether an error is what a server has answered, and more can be asked. Some of these redis-py calls a lost connection."""
+    if isinstance(error, RedisConnectionError):
+        return error.status_code is not None
+    return isinstance(error, Exception) and not isinstance(error, InvalidResponse | RedisTimeoutError | OSError)
 
 
 def _at(arguments: Mapping[str, Any], host: str, address: str) -> dict[str, Any]:

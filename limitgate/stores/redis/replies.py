@@ -15,7 +15,9 @@ from limitgate.limits.plan import Plan, Reading
 from limitgate.stores.redis import wire
 from limitgate.stores.redis.breaker import Breaker, Tally
 from limitgate.stores.redis.deny_cache import DenyCache
+from limitgate.stores.redis.inspection import Inspection
 from limitgate.stores.redis.leases import Leases
+from limitgate.stores.redis.server_clock import ServerClock
 
 MAX_BATCH = 64
 """Plans that share a call: with a bucket each, the script, and so everybody else's call, takes well under a millisecond."""
@@ -78,6 +80,8 @@ class RedisReplies:
     """Values under our keys that were not ours; each was replaced."""
     clock_steps = 0
     """Buckets written in the server's future: its clock stepped back."""
+    clock_leaps = 0
+    """How often a server's clock was found ahead of the time that had passed."""
     not_given_back = 0
     """Charges that a refused request left behind on a node of a cluster, as it could not be told; they drain there."""
 
@@ -86,11 +90,19 @@ class RedisReplies:
         self.leases = Leases()
         self._breakers: WeakSet[Breaker] = WeakSet()
         self._tally = Tally()
+        self.inspection = Inspection()
+        """What new connections have led to."""
         self._stepped = Once(Diagnosis.CLOCK_STEPPED)
+        self._leapt = Once(Diagnosis.CLOCK_LEAPT)
         self.patience = math.inf
         """Seconds that the latest request would wait; a server that takes longer to answer a probe is of no use."""
         self._clock = clock
         begin_anew_in_children(self)
+
+    @property
+    def replacements(self) -> int:
+        """How often a connection led to a server that may have forgotten something since the one before."""
+        return self.inspection.replacements
 
     @property
     def healthy(self) -> bool:
@@ -139,12 +151,19 @@ class RedisReplies:
         call.sent = now = self._clock()
         call.plans = [self.leases.asking(plan, now) for plan in call.plans]
 
-    def understood(self, call: wire.Call, reply: object) -> list[Outcome]:
-        """What a reply says to each plan of a call. Raises `StoreError` for a reply of any other shape."""
+    def understood(self, call: wire.Call, reply: object, clock: ServerClock) -> list[Outcome]:
+        """What a reply says to each plan of a call. Raises `StoreError` for a reply of any other shape.
+
+        The ``clock`` is that of the server which replied.
+        """
         plans, sent = call.plans, call.sent
         readings, unreadable, steps, unwritten = wire.answers(plans, reply)
         self._count(unreadable, steps)
         heard = self._clock()
+        leap = clock.leap(readings[0].now, sent, heard)
+        if leap:
+            self.clock_leaps += 1
+            self._leapt.log(clock.name, leap)
         lost = _lost(plans, readings) if unwritten else ()
         outcomes: list[Outcome] = list(readings)
         for place, (plan, reading) in enumerate(zip(plans, readings)):

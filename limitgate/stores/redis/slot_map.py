@@ -16,7 +16,7 @@ from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.refund import full_refund
 from limitgate.stores.redis.breaker import CHANCE, Breaker
-from limitgate.stores.redis.dialer import Address, said_address, spelled
+from limitgate.stores.redis.dialer import Address, said_address
 from limitgate.stores.redis.replies import Outcome
 
 GIVE_BACK_TIMEOUT = 0.5
@@ -196,11 +196,6 @@ def unreachable(nodes: SlotMap[Any], parts: Sequence[Part]) -> StoreError | None
         return None
     keys = frozenset(charge.key for part, _ in failures for charge in part.plan.charges)
     return StoreError(str(failures[0][1]), failures[0][1].fault, keys)
-
-
-def named(node: Address) -> str:
-    """What log lines call a node."""
-    return f"the Redis node {spelled(node)}"
 
 
 def redirected(error: Any, asked: Address) -> Address:

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import logging
 import random
+import re
 import sys
 import threading
 import time
@@ -212,14 +213,15 @@ def test_a_lost_connection_counts_once(own_redis: RedisServer) -> None:
 
 
 def test_each_change_is_said_once(it: Store, own_redis: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
-    """One line when requests stop waiting, one when Redis answers again, however many requests there were."""
+    """One line when requests stop waiting, one of its restart, one when it answers again, however many requests."""
     caplog.set_level(logging.INFO, "limitgate.store")
     own_redis.kill()
     fail(it, 10 * FAILURES)
     it.idle(0.3)
     own_redis.start()
     until(it, lambda: it.store.healthy)
-    assert [message.split(",")[0] for message in caplog.messages] == ["Redis does not answer", "Redis answers again"]
+    told = [re.split("[,:]", message)[0] for message in caplog.messages]
+    assert told == ["Redis does not answer", "LG019 Redis was restarted or replaced", "Redis answers again"]
 
 
 def test_one_probe_at_a_time(it: Store, own_redis: RedisServer) -> None:

@@ -23,6 +23,7 @@ from limitgate.limits.plan import Charge, Plan, Reading, read
 from limitgate.stores.redis import deny_cache, wire
 from limitgate.stores.redis.deny_cache import LONGEST, DenyCache
 from limitgate.stores.redis.replies import RedisReplies
+from limitgate.stores.redis.server_clock import ServerClock
 from tests.stores.test_stores import AsyncDoor, Door
 from tests.support.clock import Clock
 from tests.support.doors import SITES, ASGISite, Site
@@ -274,7 +275,7 @@ class Caller:
         reply = [*head, *[part for debt, count in zip(debts, counts, strict=True) for part in divmod(debt, count)]]
         call = wire.Call([plan])
         call.sent = sent / US
-        return self.script.understood(call, reply)[0]
+        return self.script.understood(call, reply, ServerClock("Redis"))[0]
 
     def spend(self, plan: Plan, at: int) -> Reading:
         """A call that takes no time, at a whole microsecond, as servers count. We look at our clock a moment later."""
@@ -491,7 +492,7 @@ class Scripting:
         call = wire.Call([plan])
         self.script.outgoing(call)
         reply = self.server.client.execute_command(*self.server.command(plan, Clock().now + now))
-        return self.script.understood(call, reply)[0]
+        return self.script.understood(call, reply, ServerClock("Redis"))[0]
 
 
 def test_every_algorithm_is_the_same_with_and_without_property(scripted: ScriptedServer) -> None:

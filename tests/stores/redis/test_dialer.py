@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 from limitgate import ConfigError, open_store, open_sync_store
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.dialer import ASK_TIMEOUT, Dialer
+from limitgate.stores.redis.inspection import Inspection
 from limitgate.stores.redis.slot_map import SlotMap
 from tests.support.impostor import Impostor
 
@@ -31,12 +32,12 @@ POOLS = {"threads": ConnectionPool, "asyncio": AsyncPool}
 
 
 def where(url: str) -> Any:
-    return Dialer(url, ConnectionPool, socket_timeout=None)._where
+    return Dialer(url, ConnectionPool, Inspection(), socket_timeout=None)._where
 
 
 def options(url: str, pool: Any = ConnectionPool) -> dict[str, Any]:
     """What connections to a server are made with."""
-    return Dialer(url, pool, socket_timeout=None)._options
+    return Dialer(url, pool, Inspection(), socket_timeout=None)._options
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_options_reach_every_connection(pool: Any) -> None:
 @pytest.mark.parametrize("url", ["rediss+cluster://h1:1,h2:2", "rediss+sentinel://h1/m"])
 def test_tls(url: str, pool: Any) -> None:
     """With rediss every server is spoken to with TLS, and its own name is looked for in its certificate."""
-    dialer = Dialer(url, pool, socket_timeout=None)
+    dialer = Dialer(url, pool, Inspection(), socket_timeout=None)
     for connection in (dialer._connection(("h2", 2)), dialer._sentinel(("h2", 2))):
         assert "SSL" in type(connection).__name__
         assert connection.host == "h2"
@@ -181,7 +182,8 @@ class Asker:
     """Asks the Sentinels of a URL where the master is, under threads or on asyncio."""
 
     def __init__(self, pool: Any, *places: str, login: str = "", query: str = "") -> None:
-        self.dialer = Dialer(f"redis+sentinel://{login}{','.join(places)}/mymaster/3{query}", pool, socket_timeout=1.5)
+        url = f"redis+sentinel://{login}{','.join(places)}/mymaster/3{query}"
+        self.dialer = Dialer(url, pool, Inspection(), socket_timeout=1.5)
         self._is_async = pool is AsyncPool
 
     def master(self) -> Any:
@@ -286,7 +288,7 @@ def test_a_server_that_repeats_the_password(impostor: Callable[..., Impostor], p
     told = b"-ERR unknown command 'HELLO', with args beginning with: '3' 'AUTH' 'me' 'mine' \r\n"
     server = impostor(HELLO=told, AUTH=told)
     master = Asker(pool, server.place, login="you:yours@", query=f"?sentinel_username=me&sentinel_password=mine{query}").master
-    dialer = Dialer(f"redis://me:mine@{server.place}/0?{query}", pool, socket_timeout=1)
+    dialer = Dialer(f"redis://me:mine@{server.place}/0?{query}", pool, Inspection(), socket_timeout=1)
     for asks in (master, dialer.dial if pool is ConnectionPool else lambda: asyncio.run(_on_clock(dialer.adial))):
         with pytest.raises(RedisError, match="unknown command 'HELLO'") as caught:
             asks()

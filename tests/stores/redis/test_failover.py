@@ -86,6 +86,7 @@ def test_a_replica_takes_over(doors: Callable[[str], list[Door]], end: str) -> N
                 assert back(door, *[plan(each) for each in charges]) < BACK_WITHIN
                 assert ends(attempts(door, [plan(*charges)] * 5)) == [True] * 5
                 assert settled(door, lambda door=door: door.store.healthy and ("127.0.0.1", old.port) not in nodes_of(door))
+            assert door.store.replacements == 1
         counts = used(both[0], *charges)
         assert counts[1] >= 20, "what was replicated is still owed"
     finally:
@@ -160,6 +161,7 @@ def test_sentinels_replace_a_frozen_master(doors: Callable[[str], list[Door]], s
     for door in both:
         assert ends(attempts(door, [plan(bucket)] * 5)) == [True] * 5
         assert used(door, bucket)[0] >= 25
+        assert door.store.replacements == 1
     eventually(lambda: follows(sentinels.master), "the old master to follow")
     for door in both:
         assert back(door, plan(bucket)) < BACK_WITHIN

@@ -27,6 +27,7 @@ from limitgate.stores.redis import background, leases, replies, wire
 from tests.algorithms.test_differential import a_limit
 from tests.stores.test_stores import PATIENT, REDIS, SLACK, AsyncDoor, Door, Tunnel, admitted, eventually
 from tests.support.lease_world import START, History, Process, World
+from tests.support.proxy import calls_to
 from tests.support.redis_server import RedisServer
 
 HISTORIES = 1100 + settings().max_examples
@@ -91,9 +92,9 @@ def never_melting(held: Any, at: float) -> None:
     held.as_of = held.began + int((at - held.sent) * 1e6)
 
 
-def from_when_it_was_heard(self: replies.RedisReplies, call: wire.Call, reply: object) -> list[replies.Outcome]:
+def from_when_it_was_heard(self: replies.RedisReplies, call: wire.Call, *heard: Any) -> list[replies.Outcome]:
     call.sent = self._clock()
-    return understood(self, call, reply)
+    return understood(self, call, *heard)
 
 
 understood = replies.RedisReplies.understood
@@ -526,13 +527,6 @@ def test_a_request_sent_once_more_gives_back_once(own_redis: RedisServer) -> Non
 # --- real stores ------------------------------------------------------------------------------------------------------
 
 
-def calls(server: RedisServer) -> int:
-    """How often the script was run."""
-    with server.client() as client:
-        stats = client.info("commandstats")
-    return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("eval", "evalsha"))
-
-
 def close_store(door: Door) -> None:
     """Close the store alone: its event loop goes on."""
     if isinstance(door, AsyncDoor):
@@ -547,7 +541,7 @@ def test_a_lease_saves_calls(door: Door, own_redis: RedisServer) -> None:
     decisions = [decide(plan, door.spend(plan)) for _ in range(500)]
     assert all(decision.allowed for decision in decisions)
     assert min(decision.remaining for decision in decisions) > 0
-    assert calls(own_redis) <= 12
+    assert calls_to(own_redis) <= 12
     close_store(door)
     assert owed(own_redis, "100000/day") in range(500, 513)  # a second's worth is spared each time
 
@@ -558,7 +552,7 @@ def test_threads_share_a_lease(own_redis: RedisServer) -> None:
         readings = list(pool.map(lambda _: store.spend(a_plan(Limit("400/day", lease=20)), PATIENT), range(1000)))
         allowed = sum(reading.admitted for reading in readings)
     assert 379 <= allowed <= 400
-    assert calls(own_redis) < 400
+    assert calls_to(own_redis) < 400
     assert owed(own_redis, "400/day") == allowed
 
 
@@ -566,7 +560,7 @@ def test_without_a_lease_every_request_asks(door: Door, own_redis: RedisServer) 
     """Leases are off unless somebody asks for them."""
     for _ in range(20):
         assert door.spend(a_plan("100000/day")).admitted
-    assert calls(own_redis) >= 20
+    assert calls_to(own_redis) >= 20
     assert not door.store.leases
 
 
@@ -692,9 +686,9 @@ def test_a_forked_child_does_not_use_its_parents_lease(own_redis: RedisServer) -
             os._exit(owed(own_redis) if (before, own) == (0, 1) else 98)
         os._exit(99)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 102
-    calls_before = calls(own_redis)
+    calls_before = calls_to(own_redis)
     assert door.spend(a_plan()).admitted
-    assert calls(own_redis) == calls_before
+    assert calls_to(own_redis) == calls_before
     door.close()
     assert owed(own_redis) == 2 + 51
 

@@ -41,7 +41,7 @@ plans = st.builds(Plan, st.lists(charges, min_size=1, max_size=6).map(tuple), st
 def read_plans(draw: Any) -> tuple[Plan, list[list[int]]]:
     """A plan and what its buckets owe."""
     plan = draw(plans)
-    debts = [[draw(st.integers(0, capacity)) for capacity in charge.windows.capacities] for charge in plan.charges]
+    debts = [[draw(st.integers(0, capacity)) for capacity in charge.bucket.capacities] for charge in plan.charges]
     return plan, debts
 
 

@@ -29,6 +29,7 @@ from limitgate.stores.redis.breaker import PROBE_TIMEOUT
 from limitgate.stores.redis.dialer import CONNECT_TIMEOUT
 from limitgate.stores.redis.errors import Redirection, no_error, no_room, store_error, unsendable
 from limitgate.stores.redis.replies import MAX_BATCH, Outcome, RedisReplies, Room
+from limitgate.stores.redis.server_clock import ServerClock
 
 MAX_FLYING = 16
 """Calls that may be on their way at a time."""
@@ -75,6 +76,7 @@ class Batcher:
     ) -> None:
         self.breaker = script.breaker(server)
         self._server = server
+        self._server_clock = ServerClock(server)
         self._dial = dial
         self._script = script
         self._clock = clock
@@ -264,7 +266,7 @@ class Batcher:
                 self._in_time(batch)
                 self._cluster.redirected(self, batch, reply)
                 return
-            outcomes = self._script.understood(batch, no_error(reply))
+            outcomes = self._script.understood(batch, no_error(reply), self._server_clock)
             self._in_time(batch)
             self._hand_out(batch, outcomes, batch.silence_at(self._clock.seconds))
         except StoreError as error:

@@ -94,7 +94,7 @@ class AsyncRedisStore(RedisReplies):
 
     def __init__(self, url: str, *, local_refusals: bool = True) -> None:
         super().__init__(local_refusals=local_refusals)
-        self._dialer = Dialer(url, ConnectionPool, socket_timeout=None)
+        self._dialer = Dialer(url, ConnectionPool, self.inspection, socket_timeout=None)
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Here] = WeakKeyDictionary()
         self._opening = Lock()
 

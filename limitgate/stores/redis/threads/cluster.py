@@ -15,7 +15,7 @@ from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan
 from limitgate.own_errors import survived
 from limitgate.stores.redis import background
-from limitgate.stores.redis.dialer import Address, Dialer
+from limitgate.stores.redis.dialer import Address, Dialer, named
 from limitgate.stores.redis.replies import Outcome, RedisReplies
 from limitgate.stores.redis.slot_map import (
     GIVE_BACK_TIMEOUT,
@@ -25,7 +25,6 @@ from limitgate.stores.redis.slot_map import (
     Part,
     SlotMap,
     concluded,
-    named,
     parts_of,
     redirected,
     unreachable,

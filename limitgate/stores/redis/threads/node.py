@@ -22,6 +22,7 @@ from limitgate.stores.redis.breaker import PROBE_TIMEOUT, Breaker
 from limitgate.stores.redis.dialer import CONNECT_TIMEOUT, Dial
 from limitgate.stores.redis.errors import Redirection, no_error, store_error, unsendable
 from limitgate.stores.redis.replies import Outcome, RedisReplies
+from limitgate.stores.redis.server_clock import ServerClock
 from limitgate.stores.redis.threads.connection import Connection
 from limitgate.stores.redis.threads.patience import Patience
 from limitgate.stores.redis.threads.pool import ConnectionPool
@@ -46,6 +47,7 @@ class Node:
     ) -> None:
         self.breaker = script.breaker(server)
         self._server = server
+        self._server_clock = ServerClock(server)
         self._connections = ConnectionPool(dial)
         self._script = script
         self._failed = failed
@@ -162,7 +164,7 @@ class Node:
         if isinstance(reply, Redirection):
             return reply
         try:
-            return self._script.understood(call, no_error(reply))
+            return self._script.understood(call, no_error(reply), self._server_clock)
         except Exception as error:  # noqa: BLE001 - the reply is read, and other calls have theirs
             with survived():
                 self._script.unanswered(call)

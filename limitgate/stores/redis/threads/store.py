@@ -62,7 +62,7 @@ class RedisStore(RedisReplies):
     def __init__(self, url: str, *, local_refusals: bool = True) -> None:
         check_patches()
         super().__init__(local_refusals=local_refusals)
-        self._dialer = Dialer(url, ConnectionPool, socket_timeout=CONNECT_TIMEOUT)
+        self._dialer = Dialer(url, ConnectionPool, self.inspection, socket_timeout=CONNECT_TIMEOUT)
         self._here = _Here()
         self._begin()
 

@@ -1,0 +1,127 @@
+"""What servers say of themselves when a connection to them is new: rights that are missing, eviction, and whose data they have.
+
+Whatever they say, or do not say, no connection fails for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from redis.exceptions import NoPermissionError
+
+from limitgate.diagnostics import Diagnosis, Once
+from limitgate.own_errors import survived
+
+INSPECT = (files("limitgate") / "lua" / "inspect.lua").read_text("utf-8")
+
+FORGETS_NOBODY = frozenset({"noeviction", "volatile-ttl"})
+"""Policies of a full server that keep those who were refused."""
+
+
+class Data(NamedTuple):
+    """Whose data a server has."""
+
+    run: str
+    """Another one each time that a server is started."""
+    history: str
+    """The history of writes that its data comes from. It is another one after a restart, and once a replica is promoted; and
+    where nobody has replicated a server for an hour."""
+    parent: str
+    """The history that this one has followed, zeros if none is known."""
+
+    def continues(self, before: Data) -> bool:
+        """Whether it has all that the same place, or another one, had before."""
+        forgot_its_replicas = self.run == before.run and not self.parent.strip("0")
+        return self.history == before.history or forgot_its_replicas
+
+
+class Told(NamedTuple):
+    """What a server says."""
+
+    rights: Sequence[str]
+    """Rights that are missing, as ACL SETUSER spells them."""
+    evicts: str
+    """The policy by which it forgets buckets when its memory is full, empty if it forgets none that matter."""
+    data: Data | None
+    """None where it does not say, or follows another server."""
+
+
+def told(reply: object) -> Told | None:
+    """What a reply of the script says, None if it is none of the script's."""
+    if isinstance(reply, NoPermissionError):
+        return Told(["+eval"], "", None)
+    match reply:
+        case [list(rights), bytes(info)] if all(isinstance(right, bytes) for right in rights):
+            said = _fields(info)
+            return Told([right.decode(errors="replace") for right in rights], _evicts(said), _data(said))
+    return None
+
+
+def _fields(info: bytes) -> dict[str, str]:
+    lines = [line.partition(":") for line in info.decode(errors="replace").splitlines()]
+    return {name: value for name, _, value in lines}
+
+
+def _evicts(said: dict[str, str]) -> str:
+    policy = said.get("maxmemory_policy", "")
+    return "" if policy in FORGETS_NOBODY or not said.get("maxmemory", "").strip("0") else policy
+
+
+def _data(said: dict[str, str]) -> Data | None:
+    history = said.get("master_replid")
+    if not history or said.get("role") != "master":
+        return None
+    return Data(said.get("run_id", ""), history, said.get("master_replid2", ""))
+
+
+class Inspection:
+    """Knows what the servers of a store have said, and tells what is odd about it, each once."""
+
+    replacements = 0
+    """How often a connection led to a server that may have forgotten something since the one before."""
+
+    def __init__(self) -> None:
+        self._prefixes: tuple[str, ...] = ()
+        self._data: dict[str, Data] = {}
+        """By what log lines call the server."""
+        self._lacks = Once(Diagnosis.RIGHTS)
+        self._evicts = Once(Diagnosis.EVICTS)
+        self._replaced = Once(Diagnosis.REPLACED)
+
+    def expect(self, prefix: str) -> None:
+        """Keys of a prefix will be used."""
+        if prefix not in self._prefixes:
+            self._prefixes = (*self._prefixes, prefix)
+
+    @property
+    def question(self) -> Sequence[Any]:
+        """The command to send on a new connection."""
+        return "EVAL", INSPECT, 0, *self._prefixes
+
+    def heard(self, server: str, reply: object) -> None:
+        """Note what a server has said, be it an error or nonsense."""
+        with survived():
+            found = told(reply)
+            if found is not None:
+                self._compare(server, found)
+
+    def _compare(self, server: str, found: Told) -> None:
+        if found.rights:
+            self._lacks.log(server, " ".join(found.rights))
+        if found.evicts:
+            self._evicts.log(server, found.evicts)
+        if found.data is not None:
+            before = self._data.pop(server, None) or self._followed(found.data)
+            self._data[server] = found.data
+            if before is not None and not found.data.continues(before):
+                self.replacements += 1
+                self._replaced.log(server)
+
+    def _followed(self, data: Data) -> Data | None:
+        """The data of another node, which this one has replicated and now takes the place of."""
+        for server, other in list(self._data.items()):
+            if other.history == data.parent:
+                return self._data.pop(server, None)
+        return None
