@@ -101,9 +101,10 @@ class RateLimit:
         if not self._has_charged(admission):
             values = [value_of(given[part], name) for part, name in self._names.items()]
             connection.scope["limitgate"] = await self._weigh(admission, values, connection.scope)
-        if admission.refusal is not None and admission.decision is not None:
-            raise Refused(admission.refusal, admission.decision)
-        return admission.decision
+        decision = admission.told
+        if admission.refusal is not None and decision is not None:
+            raise Refused(admission.refusal, decision)
+        return decision
 
     def _has_charged(self, admission: Admission) -> bool:
         """Whether it has run for this request before: FastAPI calls it once for each set of security scopes."""

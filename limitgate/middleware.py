@@ -13,7 +13,7 @@ from typing import Any, Self, Unpack
 
 from limitgate.errors import ConfigError
 from limitgate.exchange.asgi import Body, Exchange, Receive, Send, SizedBody, StartResponse, Upload, end, settle, starting
-from limitgate.gate.admission import ADMISSION, Admission
+from limitgate.gate.admission import ADMISSION, Admission, admission_around
 from limitgate.gate.build import GateOptions, build_gate
 from limitgate.gate.gate import Identify
 from limitgate.http.request import ASGIRequest, Request, Scope, WSGIRequest
@@ -62,12 +62,13 @@ class LimitGate:
         if scope["type"] not in ("http", "websocket"):
             await self._pass(scope, receive, send)
         elif self.gate is None:
-            await self._run(EVERYTHING, _Within(scope, None, None), receive, send)
+            scope = scope if admission_around(scope) else _Within(scope, None, None)
+            await self._run(EVERYTHING, scope, receive, send)
         else:
             request = ASGIRequest(scope)
             admission = await self.gate.acheck(request)
             request.scope = {**scope}  # rules see the request as it came, whatever the application writes
-            scope = _Within(scope, admission.decision, admission)
+            scope = _Within(scope, admission.told, admission)
             if admission.seen is EVERYTHING:
                 await self._run(EVERYTHING, scope, receive, send)
             else:
@@ -205,10 +206,9 @@ class LimitGateWSGI:
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
         if self.gate is None:
-            environ["limitgate"], environ[ADMISSION] = None, None
-            return self._run(EVERYTHING, environ, start_response)
+            return self._pass(environ, start_response)
         admission = self.gate.check(WSGIRequest(environ))
-        environ["limitgate"], environ[ADMISSION] = admission.decision, admission
+        environ["limitgate"], environ[ADMISSION] = admission.told, admission
         refusal = admission.refusal
         if refusal is not None:
             if self._on_denied is not None and refusal.status == 429:
@@ -216,7 +216,7 @@ class LimitGateWSGI:
                 admission.end()
                 return denied
             admission.end()
-            start_response(f"{refusal.status} {refusal.reason}", refusal.fields + admission.fields)
+            start_response(f"{refusal.status} {refusal.reason}", refusal.fields + admission.rate_fields)
             return [] if environ["REQUEST_METHOD"] == "HEAD" else [refusal.body]
         if admission.decision is not None:
             start_response = starting(admission, start_response)
@@ -238,6 +238,11 @@ class LimitGateWSGI:
             return Body(chunks, admission)
         end(admission)
         return chunks
+
+    def _pass(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        if admission_around(environ) is None:
+            environ["limitgate"], environ[ADMISSION] = None, None
+        return self._run(EVERYTHING, environ, start_response)
 
     def _run(self, seen: Container[Mark], environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         token = seen_by_gate.set(seen)

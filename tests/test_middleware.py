@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import math
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from limitgate import Caller, ConfigError, Decision, Limit, LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet
+from limitgate.gate.admission import Admission
 from tests.support.clock import Clock
 from tests.support.doors import PEER, SITES, ASGISite, Site, WSGISite, asgi_reply, wsgi_reply
 
@@ -908,3 +910,218 @@ def test_many_at_once_admit_exactly_the_limit(site: Open) -> None:
         for thread in threads:
             thread.join()
     assert counted == {200: 20, 429: 80}
+
+
+# --- gates in gates ---------------------------------------------------------------------------------------------------
+
+
+def around(it: Site, clock: Clock, *rules: Rule, **options: Any) -> Site:
+    """A site with one more gate around it, on a store of its own."""
+    it.app = it._gated(it.app, {"store": MemoryStore(clock), "rules": list(rules), **options})
+    return it
+
+
+def test_a_response_has_the_fields_of_two_gates_once(site: Open, clock: Clock) -> None:
+    """The tightest window of both, all policies in one list, whichever gate it is that has less left."""
+    styles = ["x-ratelimit", "x-ratelimit-windows", "draft-11"]
+    for many, few in ((9, 5), (5, 9)):
+        it = site(Rule("inner", f"{few}/minute"), headers=styles)
+        it = around(it, clock, Rule("outer", qpm=many, qph=99), headers=styles)
+        reply = it.ask()
+        assert reply.rate == {
+            "x-ratelimit-limit": "5",
+            "x-ratelimit-remaining": "4",
+            "x-ratelimit-reset": str(NOW + 12),
+            "x-ratelimit-limit-minute": "5",
+            "x-ratelimit-remaining-minute": "4",
+            "x-ratelimit-limit-hour": "99",
+            "x-ratelimit-remaining-hour": "98",
+            "ratelimit-policy": f'"outer-minute";q={many};w=60, "outer-hour";q=99;w=3600, "inner";q={few};w=60',
+            "ratelimit": f'"outer-minute";r={many - 1};t={60 // many + (60 % many > 0)}, "outer-hour";r=98;t=37, '
+            f'"inner";r={few - 1};t={60 // few + (60 % few > 0)}',
+        }
+        (decision,) = it.seen
+        assert (decision.rule, decision.limit, decision.remaining) == ("inner" if few == 5 else "outer", 5, 4)
+        assert [(window.rule, window.limit) for window in decision.windows] == [("outer", many), ("outer", 99), ("inner", few)]
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "names"),
+    [
+        (["x-ratelimit"], ["draft-11"], {"x-ratelimit": ["7"], "draft-11": ['"outer"', '"inner"']}),
+        (["draft-11"], ["x-ratelimit"], {"x-ratelimit": ["7"], "draft-11": ['"outer"', '"inner"']}),
+        (["draft-11"], [], {"draft-11": ['"outer"']}),
+        ([], ["draft-11", "x-ratelimit"], {"draft-11": ['"inner"'], "x-ratelimit": ["7"]}),
+        ([], [], {}),
+    ],
+)
+def test_two_gates_of_different_styles(site: Open, clock: Clock, outer: Any, inner: Any, names: dict[str, list[str]]) -> None:
+    """Each style of either is there once and tells of both; a gate that has none is not told of."""
+    it = around(site(Rule("inner", "7/minute"), headers=inner), clock, Rule("outer", "9/minute"), headers=outer)
+    rate = it.ask().rate
+    assert rate.get("x-ratelimit-limit") == dict(names).get("x-ratelimit", [None])[0]
+    listed = [item.split(";")[0] for item in rate.get("ratelimit", "").split(", ") if item]
+    assert listed == names.get("draft-11", [])
+
+
+def test_a_refusal_inside_of_another_gate(site: Open, clock: Clock) -> None:
+    """It has one Retry-After, names the rules that refused, and is told with what the outer gate has left."""
+    options: dict[str, Any] = {"headers": ["x-ratelimit", "draft-11"]}
+    it = around(site(Rule("inner", "2/minute"), **options), clock, Rule("outer", "9/minute"), **options)
+    assert it.statuses(2) == [200, 200]
+    refused = it.ask()
+    assert (refused.status, refused.headers.get_list("retry-after")) == (429, ["30"])
+    assert refused.json()["violated-policies"] == ["inner"]
+    assert refused.rate == {
+        "x-ratelimit-limit": "2",
+        "x-ratelimit-remaining": "0",
+        "x-ratelimit-reset": str(NOW + 60),
+        "ratelimit-policy": '"outer";q=9;w=60, "inner";q=2;w=60',
+        "ratelimit": '"outer";r=6;t=20, "inner";r=0;t=30',
+    }
+    assert len(it.seen) == 2
+
+
+def test_a_refusal_by_the_outer_gate_reaches_no_inner_one(site: Open, clock: Clock) -> None:
+    """What the outer gate refuses charges nothing inside and tells nothing of it."""
+    inner = site(Rule("inner", "5/minute"), headers=["draft-11"])
+    it = around(inner, clock, Rule("outer", "1 per 20 seconds"), headers=["draft-11"])
+    assert it.ask().rate["ratelimit"] == '"outer";r=0;t=20, "inner";r=4;t=12'
+    refused = it.ask()
+    assert (refused.status, refused.wait, refused.rate["ratelimit"]) == (429, 20, '"outer";r=0;t=20')
+    clock.advance(20)
+    assert it.ask().rate["ratelimit"] == '"outer";r=0;t=20, "inner";r=4;t=12'
+
+
+def test_obeying_the_refusal_of_an_inner_gate_is_enough(site: Open, clock: Clock) -> None:
+    """An outer gate that has nothing left by then is waited for, too, as it was charged for what was refused."""
+    it = around(site(Rule("inner", "1 per 10 seconds")), clock, Rule("outer", "2/minute"))
+    assert it.ask().status == 200
+    refused = it.ask()
+    assert (refused.status, refused.wait) == (429, 30)
+    assert "30 s" in refused.json()["detail"]
+    clock.advance(30)
+    assert it.ask().status == 200
+
+
+def test_on_denied_of_an_inner_gate(site: Open, request: pytest.FixtureRequest, clock: Clock) -> None:
+    """It is handed what all gates have decided, and its answer gets their fields once."""
+    kind: type[Site] = request.node.callspec.params["site"]
+    denied = kind.answering(420, [("Content-Type", "text/plain")], b"calm down", handed := [])
+    it = around(site(Rule("inner", "1/minute"), on_denied=denied), clock, Rule("outer", "9/minute"), headers=["draft-11"])
+    it.ask()
+    refused = it.ask()
+    assert (refused.status, refused.headers.get_list("retry-after")) == (420, ["60"])
+    assert refused.rate["ratelimit"] == '"outer";r=7;t=14, "inner";r=0;t=60'
+    (decision,) = handed
+    assert (decision.allowed, decision.rule, decision.retry_after, decision.granted) == (False, "inner", 60.0, 0)
+    assert [window.rule for window in decision.windows] == ["outer", "inner"]
+
+
+@pytest.mark.parametrize("idle", ["outer", "inner"])
+def test_a_gate_without_a_rule_for_the_request(site: Open, clock: Clock, idle: str) -> None:
+    """Where one of the gates limits nothing, the other one is told of as if it were alone."""
+    rules = {"outer": Rule("outer", "9/minute"), "inner": Rule("inner", "9/minute")}
+    other = "inner" if idle == "outer" else "outer"
+    for rule in (Rule(idle, "1/minute", path="/other"), Rule(idle, exempt=True)):
+        rules[idle] = rule
+        it = around(site(rules["inner"]), clock, rules["outer"])
+        assert it.ask().rate["x-ratelimit-remaining"] == "8"
+        assert [decision.rule for decision in it.seen] == [other]
+
+
+@pytest.mark.parametrize("off", ["outer", "inner"])
+def test_a_gate_that_is_switched_off_beside_another(site: Open, clock: Clock, off: str) -> None:
+    """It is as if it were not there."""
+    enabled = {"outer": off != "outer", "inner": off != "inner"}
+    it = site(Rule("inner", "9/minute"), enabled=enabled["inner"])
+    it = around(it, clock, Rule("outer", "9/minute"), enabled=enabled["outer"])
+    other = "inner" if off == "outer" else "outer"
+    assert it.ask().rate["x-ratelimit-remaining"] == "8"
+    assert [decision.rule for decision in it.seen] == [other]
+
+
+def test_three_gates(site: Open, clock: Clock) -> None:
+    """However many gates there are, whatever stands between those that have something to tell."""
+    it = around(site(Rule("a", "9/minute"), headers=["draft-11"], key_prefix="other"), clock, Rule("b", exempt=True))
+    it = around(around(it, clock, Rule("c", "8/minute"), headers=["draft-11"]), clock, Rule("d", "7/s", path="/other"))
+    it = around(around(it, clock, Rule("e", "1/s"), enabled=False), clock, Rule("a", "7/minute"), headers=["draft-11"])
+    assert it.ask().rate["ratelimit"] == '"a";r=6;t=9, "c";r=7;t=8, "a-2";r=8;t=7'
+    assert [window.rule for window in it.seen[0].windows] == ["a", "c", "a"]
+
+
+def test_two_gates_on_one_bucket(site: Open, clock: Clock) -> None:
+    """A bucket that both gates charge is told of once, as the second one left it."""
+    store, rule = MemoryStore(clock), Rule("same", "9/minute")
+    it = around(site(rule, store=store, headers=["draft-11"]), clock, rule, store=store, headers=["draft-11"])
+    assert it.ask().rate["ratelimit"] == '"same";r=7;t=14'
+    assert len(it.seen[0].windows) == 1
+    assert [it.ask().status for _ in range(4)] == [200, 200, 200, 429]
+    assert it.ask().json()["violated-policies"] == ["same"]
+
+
+def test_the_clocks_of_two_gates(site: Open, clock: Clock) -> None:
+    """``X-RateLimit-Reset`` is by the clock of the store that has the tightest window."""
+    late = Clock()
+    late.advance(1000)
+    for outer, inner, reset in (("9/minute", "6/minute", NOW + 10), ("6/minute", "9/minute", NOW + 1010)):
+        it = around(site(Rule("inner", inner)), late, Rule("outer", outer))
+        assert it.ask().rate["x-ratelimit-reset"] == str(reset)
+
+
+def test_each_gate_goes_by_the_outcome_for_itself(site: Open, clock: Clock) -> None:
+    """What does not count is given back in the gate whose rule says so, and a refusal inside is an outcome outside."""
+    outer = Rule("outer", "5/minute", charge_if={"status_not": [429]})
+    inner = Rule("inner", "3/minute", charge_if={"status": [404]})
+    it = around(site(inner, Rule("strict", "2/minute"), headers=["draft-11"]), clock, outer, headers=["draft-11"])
+    assert it.ask().rate["ratelimit"] == '"outer";r=4;t=12, "inner";r=2;t=20, "strict";r=1;t=30'
+    assert it.ask().rate["ratelimit"] == '"outer";r=3;t=24, "inner";r=2;t=20, "strict";r=0;t=60'
+    for _ in range(3):
+        refused = it.ask()
+        assert (refused.status, refused.rate["ratelimit"]) == (429, '"outer";r=2;t=36, "inner";r=3;t=0, "strict";r=0;t=30')
+
+
+@pytest.mark.parametrize("rule", [None, "tokens", "also"])
+def test_what_a_request_has_cost_is_settled_in_every_gate(site: Open, clock: Clock, rule: str | None) -> None:
+    """``settle`` on what the application sees is about the rules of all gates: those with a cost, or the one that is named."""
+    settled: list[Any] = []
+
+    class Settling(list[Any]):
+        def append(self, decision: Any) -> None:
+            decision.settle(5, rule)
+            settled.append(decision)
+
+    options: dict[str, Any] = {"headers": ["draft-11"]}
+    it = site(Rule("also", "10/minute", cost=lambda _: 2), **options)
+    kind = type(it)
+    app = kind.answering(200, [("Content-Type", "text/plain")], b"hello", Settling())
+    it.app = it._gated(app, {**options, "store": MemoryStore(clock), "rules": [Rule("also", "10/minute", cost=lambda _: 2)]})
+    it = around(it, clock, Rule("requests", "10/minute"), Rule("tokens", "10/minute", cost=3), **options)
+    it.ask()
+    left = {window.rule: window.remaining for window in (it.ask(), settled[-1])[1].windows}
+    assert left == {"requests": 8, "tokens": 2 if rule != "also" else 4, "also": 3 if rule != "tokens" else 6}
+
+
+def test_fields_of_the_applications_own_stay(site: Open, request: pytest.FixtureRequest, clock: Clock) -> None:
+    """What the application itself says about rates is passed on, and the gates' fields are added to it once."""
+    kind: type[Site] = request.node.callspec.params["site"]
+    own = kind.answering(200, [("Content-Type", "text/plain"), ("X-RateLimit-Limit", "own")], b"hello", [])
+    it = site(Rule("inner", "7/minute"))
+    it.app = it._gated(own, {"store": MemoryStore(clock), "rules": [Rule("inner", "7/minute")]})
+    reply = around(it, clock, Rule("outer", "9/minute")).ask()
+    assert reply.headers.get_list("x-ratelimit-limit") == ["own", "7"]
+    assert reply.headers.get_list("x-ratelimit-remaining") == ["6"]
+
+
+def test_visits_of_two_gates_are_no_garbage(site: Open, clock: Clock) -> None:
+    """When a request is over, nothing that was remembered of it waits to be collected."""
+    it = around(site(Rule("inner", "7/minute")), clock, Rule("outer", "9/minute"))
+    it.ask()
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(type(each) is Admission for each in gc.get_objects())
+        it.ask()
+        assert sum(type(each) is Admission for each in gc.get_objects()) == before
+    finally:
+        gc.enable()

@@ -14,7 +14,7 @@ from django.http import HttpResponse, UnreadablePostError
 from limitgate.django.options import options
 from limitgate.django.request import DjangoRequest, UserWanted
 from limitgate.exchange.asgi import end, settle
-from limitgate.gate.admission import ADMISSION, Admission
+from limitgate.gate.admission import ADMISSION, Admission, admission_around
 from limitgate.gate.build import build_gate
 from limitgate.gate.gate import Gate, Identify
 from limitgate.http.response import Refusal
@@ -166,7 +166,11 @@ def _adapted(view: Callable[[Any], Any], *, awaits: bool) -> Callable[[Any], Any
 
 def _leave(admission: Admission | None, request: Any) -> None:
     """Put the decision where a view finds it. The scope may be shared with whatever stands around Django, so it is copied."""
-    request.limitgate = admission.decision if admission else None
+    around = None if admission else admission_around(getattr(request, "scope", request.META))
+    if around is not None:  # by a gate that is not switched off
+        request.limitgate = around.told
+        return
+    request.limitgate = admission.told if admission else None
     left = {"limitgate": request.limitgate, ADMISSION: admission}
     if hasattr(request, "scope"):
         request.scope = {**request.scope, **left}
@@ -212,7 +216,7 @@ def _refusing(refusal: Refusal, request: Any) -> Any:
 def _completed(response: Any, admission: Admission | None) -> Any:
     """A response with its rate fields, a refusal with its ``Retry-After`` unless it has one."""
     if admission is not None:
-        for name, value in admission.fields:
+        for name, value in admission.rate_fields:
             response[name] = value
         for name, value in admission.refusal.waiting if admission.refusal else ():
             response.setdefault(name, value)

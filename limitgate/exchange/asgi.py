@@ -54,7 +54,7 @@ class Exchange:
     """A message that the application does not have yet, and what becomes of it."""
 
     def __init__(self, admission: Admission, scope: Scope, receive: Receive, send: Send, *, on_denied: OnDenied | None) -> None:
-        self._visit = admission
+        self._admission = admission
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -69,11 +69,11 @@ class Exchange:
         self._is_receiving = False
         while self._is_closed and message["type"] == "websocket.receive":
             message = await self._receive()  # it was on its way already when the WebSocket was closed
-        kind, messages = message["type"], self._visit.messages
+        kind, messages = message["type"], self._admission.messages
         if kind in _ENDS:
-            self._visit.client_left = True
+            self._admission.client_left = True
         elif messages is not None and kind == "websocket.receive" and not self._has_hung_up:
-            self._weighed = message, self._visit.gate.message(messages)
+            self._weighed = message, self._admission.gate.message(messages)
             return await self._heard(*self._weighed)
         return message
 
@@ -83,12 +83,12 @@ class Exchange:
             await asyncio.wait([turn])
             return True
         if self._inbox is None:
-            self._inbox = self._visit.receive_buffer = ReceiveBuffer(self._receive)
+            self._inbox = self._admission.receive_buffer = ReceiveBuffer(self._receive)
             self._receive = self._inbox.receive
         if await self._inbox.stays_until(turn):
             return True
-        self._visit.client_left = True
-        if self._scope["type"] == "websocket" and not self._visit.has_begun:
+        self._admission.client_left = True
+        if self._scope["type"] == "websocket" and not self._admission.has_begun:
             self._is_closed = True
             with suppress(OSError, RuntimeError):  # servers want a handshake to be answered, even if nobody is there
                 await self._send({"type": "websocket.close"})
@@ -111,14 +111,14 @@ class Exchange:
 
     async def send(self, message: Message) -> None:
         """Pass a message of the application on, if it is to be passed on."""
-        admission, kind = self._visit, message["type"]
+        admission, kind = self._admission, message["type"]
         if kind in _BEGINNINGS and not admission.has_begun:
             if admission.refusal is not None:
                 await self.refuse_late()
                 return
             admission.begun(message.get("status") or _STATUSES[kind])
-            if admission.fields and kind in _STARTS:
-                message = {**message, "headers": [*(message.get("headers") or ()), *raw(admission.fields)]}
+            if kind in _STARTS and (fields := admission.rate_fields):
+                message = {**message, "headers": [*(message.get("headers") or ()), *raw(fields)]}
             await self._send(message)
             if admission.is_by_outcome and admission.may_need_refund:  # a response may take long
                 await admission.gate.asettle(admission)
@@ -151,10 +151,10 @@ class Exchange:
 
     async def refuse_late(self) -> bool:
         """Answer in the application's place if a limit that it has asked for itself refuses, and nothing else was answered."""
-        refusal = self._visit.refusal
-        if refusal is None or self._visit.has_begun:
+        refusal = self._admission.refusal
+        if refusal is None or self._admission.has_begun:
             return False
-        if not (self._is_closed or self._visit.client_left):
+        if not (self._is_closed or self._admission.client_left):
             await self.refuse(refusal)
         return True
 
@@ -163,12 +163,12 @@ class Exchange:
         if self._scope["type"] == "websocket":
             await self._receive()
         await self.refuse(refusal)
-        self._visit.end()
+        self._admission.end()
 
     async def refuse(self, refusal: Refusal) -> None:
         """Answer in the application's place."""
         self._is_closed = True
-        self._scope["limitgate"] = self._visit.decision
+        self._scope["limitgate"] = self._admission.told
         kind = "http.response"
         if self._scope["type"] == "websocket":
             kind = "websocket.http.response"
@@ -178,7 +178,7 @@ class Exchange:
         elif self._on_denied is not None and refusal.status == 429:
             await self._on_denied(self._scope, self._receive, self._sending(refusal.waiting))
             return
-        headers = refusal.raw + raw(self._visit.fields)
+        headers = refusal.raw + raw(self._admission.rate_fields)
         await self._send({"type": f"{kind}.start", "status": refusal.status, "headers": headers})
         await self._send({"type": f"{kind}.body", "body": b"" if self._scope.get("method") == "HEAD" else refusal.body})
 
@@ -190,7 +190,7 @@ class Exchange:
                 headers = list(message.get("headers") or ())
                 present = {bytes(name).lower() for name, _ in headers}
                 missing = [field for field in raw(unless_set) if field[0] not in present]
-                message = {**message, "headers": [*headers, *missing, *raw(self._visit.fields)]}
+                message = {**message, "headers": [*headers, *missing, *raw(self._admission.rate_fields)]}
             await self._send(message)
 
         return send
@@ -204,7 +204,7 @@ class Upload:
 
     def __init__(self, stream: IO[bytes], admission: Admission) -> None:
         self._stream = stream
-        self._visit = admission
+        self._admission = admission
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -228,7 +228,7 @@ class Upload:
         try:
             return read(*given)
         except OSError:
-            self._visit.client_left = True
+            self._admission.client_left = True
             raise
 
 
@@ -242,23 +242,23 @@ class Body:
     def __init__(self, chunks: Iterable[bytes], admission: Admission) -> None:
         self._chunks: Any = chunks
         self._iterator: Iterator[bytes] | None = None
-        self._visit = admission
+        self._admission = admission
 
     def __iter__(self) -> Iterator[bytes]:
         return self
 
     def __next__(self) -> bytes:
-        token = seen_by_gate.set(self._visit.seen)
+        token = seen_by_gate.set(self._admission.seen)
         try:
             if self._iterator is None:
                 self._iterator = iter(self._chunks)
             return next(self._iterator)
         except StopIteration:
-            self._visit.is_sent = True
-            settle(self._visit)
+            self._admission.is_sent = True
+            settle(self._admission)
             raise
         except Exception:
-            self._visit.failed()
+            self._admission.failed()
             raise
         finally:
             seen_by_gate.reset(token)
@@ -268,7 +268,7 @@ class Body:
         try:
             getattr(self._chunks, "close", bool)()
         finally:
-            end(self._visit)
+            end(self._admission)
 
 
 class SizedBody(Body):
@@ -296,7 +296,7 @@ def starting(admission: Admission, start_response: StartResponse, unless_set: Fi
     def start(status: str, headers: Fields, *exc_info: Any) -> Callable[[bytes], object]:
         present = {name.lower() for name, _ in headers} if unless_set else ()
         missing = [field for field in unless_set if field[0].lower() not in present]
-        write = start_response(status, [*headers, *missing, *admission.fields], *exc_info)
+        write = start_response(status, [*headers, *missing, *admission.rate_fields], *exc_info)
         admission.begun(_code(status))
         return write
 

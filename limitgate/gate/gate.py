@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from limitgate.diagnostics import Diagnosis
 from limitgate.errors import StoreError
-from limitgate.gate.admission import Admission, Booking, Charged, Refund
+from limitgate.gate.admission import ADMISSION, Admission, Booking, Charged, Refund, admission_around
 from limitgate.gate.fallback import Fallback
 from limitgate.gate.flow import Budget, Flow, T, arun, measures_silence, run
 from limitgate.gate.planner import ExtraRule, Planner, RequestPlan
@@ -88,7 +88,9 @@ class Gate:
         self._client_of = client_of
         self._timeout = timeout
         self._is_measured = measures_silence(store)
-        self._styles = styles
+        self.styles = styles
+        self.rules = planner.names
+        """The names of all rules."""
         self._identify = identify
         self._compare_clocks = compare_clocks
         self._fallback = Fallback(on_error, processes)
@@ -166,7 +168,7 @@ class Gate:
         if turn is not None:
             self._wait(admission, turn)
         self._give_back_if_refused(admission)
-        return admission.decision
+        return admission.told
 
     async def afurther(self, admission: Admission, asked: Sequence[ExtraRule]) -> Decision | None:
         """`further`, by an `AsyncStore`."""
@@ -176,7 +178,7 @@ class Gate:
         if turn is not None:
             await self._await(admission, turn)
         await self._agive_back_if_refused(admission)
-        return admission.decision
+        return admission.told
 
     def message(self, messages: RequestPlan) -> asyncio.Future[Refusal | None]:
         """Charge a message over a WebSocket, by an `AsyncStore`, even if nobody waits for it; a refusal if it must not pass."""
@@ -248,6 +250,9 @@ class Gate:
     def _admission(self, request: Request, identified: Caller | None) -> tuple[Admission, RequestPlan]:
         request_plan = self._planner.plan(request, identified)
         admission = Admission(self, request, identified, request_plan.seen, Budget(self._timeout, measured=self._is_measured))
+        place = request.environ if request.scope is None else request.scope
+        if place and ADMISSION in place and (outer := admission_around(place)) is not None:
+            admission.enter(outer)
         if request_plan.messages is not None:
             admission.messages = request_plan.messages
         return admission, request_plan
@@ -256,7 +261,7 @@ class Gate:
         """What becomes of a request that comes, by what the store said: the short way, which almost all of them go."""
         self._note_answer(reading)
         admission.decision = decision = decide(plan, reading, admission.settlement)
-        admission.fields = rate_fields(self._styles, decision, reading.now)
+        admission.now, admission.fields = reading.now, rate_fields(self.styles, decision, reading.now, self.rules)
         if decision.allowed:
             admission.charged = (Charged(request_plan, plan, reading),)
             admission.is_by_outcome = request_plan.is_by_outcome
@@ -265,7 +270,7 @@ class Gate:
             if decision.delay:
                 admission.charged, admission.booking = booked(admission.charged, reading.now, decision.delay)
         else:
-            admission.refusal = refusal(decision)
+            admission.refusal = refusal(admission.among_others(decision))
 
     def _decide_further(self, admission: Admission, asked: Sequence[ExtraRule]) -> Flow[Booking | None]:
         if admission.seen is EVERYTHING or admission.refusal is not None:
@@ -315,7 +320,7 @@ class Gate:
         return Verdict(resort.decision or undecided(allowed=False), resort.now, resort.charged)
 
     def _follow(self, admission: Admission, ruling: Verdict) -> Booking | None:
-        """Let a ruling have its effect on a visit, and what it has to wait for then.
+        """Let a ruling have its effect on an admission, and what it has to wait for then.
 
         A refusal stands: what is taken for the request then goes back.
         """
@@ -329,12 +334,12 @@ class Gate:
         if admission.refusal is not None:  # by a limit that was asked at the same time
             return None
         if not decision.allowed:
-            admission.refusal = ruling.refusal
+            admission.refusal = ruling._replace(decision=admission.among_others(decision)).refusal
         elif admission.decision is not None:
             decision = joined(admission.decision, decision)
         admission.decision = decision._replace(settlement=admission.settlement)
         if ruling.now is not None:
-            admission.fields = rate_fields(self._styles, decision, ruling.now)
+            admission.now, admission.fields = ruling.now, rate_fields(self.styles, decision, ruling.now, self.rules)
         elif not decision.allowed:
             admission.fields = []
         return turn

@@ -184,6 +184,8 @@ class Planner:
         self._exempt = {tier: self._index(of_tier, exempt=True) for tier, of_tier in rules.tiers.items()}
         self._every = {tier: _in_order(index.values()) for tier, index in self._tiers.items()}
         every = list({id(rule): rule for of_tier in rules.tiers.values() for rule in of_tier}.values())
+        self.names = frozenset([rule.name for rule in every])
+        """The names of all rules, of whatever tier."""
         self._exempts = any(rule.exempt for rule in every)
         self._reach = Reach.of([segments(rule.path) for rule in every])
         self._count_messages = any(rule.per == "message" for rule in every)

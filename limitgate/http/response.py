@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Set as AbstractSet
 from functools import cache, lru_cache
+from itertools import count
 from typing import NamedTuple
 
 from limitgate.limits.bucket import Bucket
@@ -39,11 +39,14 @@ class Refusal(NamedTuple):
         return "Too Many Requests" if self.status == 429 else "Service Unavailable"
 
 
-def rate_fields(styles: Sequence[str], decision: Decision, now: int) -> Fields:
-    """The rate fields of a response in each of ``styles``; ``now`` is the store's clock in Unix µs."""
+def rate_fields(styles: Iterable[str], decision: Decision, now: int, rules: frozenset[str] = frozenset()) -> Fields:
+    """The rate fields of a response in each of ``styles``; ``now`` is the store's clock in Unix µs.
+
+    ``rules`` are the names of rules that may apply to other requests: no policy of another rule is called like these.
+    """
     fields: Fields = []
     for style in styles:
-        fields += STYLES[style](decision, now)
+        fields += STYLES[style](decision, now, rules)
     return fields
 
 
@@ -95,7 +98,7 @@ def _problem(status: int, title: str, detail: str, fields: Fields, **extra: obje
     return Refusal(status, fields, raw(fields), body)
 
 
-def _x_ratelimit(decision: Decision, now: int) -> Fields:
+def _x_ratelimit(decision: Decision, now: int, _: frozenset[str]) -> Fields:
     """The commonest convention: the tightest window, the reset as Unix time."""
     reset_at = now + round(decision.reset_after * SECOND)
     return [
@@ -105,7 +108,7 @@ def _x_ratelimit(decision: Decision, now: int) -> Fields:
     ]
 
 
-def _x_ratelimit_windows(decision: Decision, _: int) -> Fields:
+def _x_ratelimit_windows(decision: Decision, _: int, __: frozenset[str]) -> Fields:
     """Two fields per unit of time; of several windows of one unit the one with the least remaining."""
     tightest: dict[str, Window] = {}
     for window in decision.windows:
@@ -119,17 +122,24 @@ def _x_ratelimit_windows(decision: Decision, _: int) -> Fields:
     return fields
 
 
-def _draft_11(decision: Decision, _: int) -> Fields:
+def _draft_11(decision: Decision, _: int, rules: frozenset[str]) -> Fields:
     """draft-ietf-httpapi-ratelimit-headers-11 sections 3 and 4: RFC 9651 lists of strings with parameters."""
     policies, states = [], []
-    by_rule: dict[str, list[Standing]] = {}
+    buckets: dict[tuple[str, str], list[Standing]] = {}
     for standing in decision.standings:
-        by_rule.setdefault(standing.charge.rule or "", []).append(standing)
-    for rule, standings in by_rule.items():
+        charge = standing.charge
+        buckets.setdefault((charge.rule or "", charge.key.removesuffix(charge.bucket.suffix)), []).append(standing)
+    applying = {rule for rule, _key in buckets}
+    reserved = rules if applying <= rules else rules | applying
+    names: set[str] = set()
+    for (rule, _key), standings in buckets.items():
         windows = [window for standing in standings for window in standing.windows()]
-        named = _policies(rule, tuple([standing.charge.bucket for standing in standings]))
+        named = _policies(rule, tuple([standing.charge.bucket for standing in standings]), reserved)
         for (name, policy), window in zip(named, windows, strict=True):
-            policies.append(policy)
+            if name in names:  # another gate, or a dependency, has a rule of the same name
+                name = _numbered(name, names | reserved)  # noqa: PLW2901
+            names.add(name)
+            policies.append(f'"{name}";{policy}')
             wait = window.retry_after or (window.reset_after if window.period else math.inf)
             until = "" if math.isinf(wait) else f";t={math.ceil(wait)}"
             states.append(f'"{name}";r={window.remaining}{until}')
@@ -137,22 +147,29 @@ def _draft_11(decision: Decision, _: int) -> Fields:
 
 
 @lru_cache(maxsize=4096)
-def _policies(rule: str, buckets: tuple[Bucket, ...]) -> list[tuple[str, str]]:
-    """The name and the policy item of each window of a rule. A rule's name needs no escaping, see `Rule`."""
-    found: list[tuple[str, str]] = []
-    seen: Counter[str] = Counter()
+def _policies(rule: str, buckets: tuple[Bucket, ...], reserved: frozenset[str]) -> list[tuple[str, str]]:
+    """The name of each window of a rule, and the parameters of its policy. A rule's name needs no escaping, see `Rule`.
+
+    Of several windows none is called like a rule: those names are ``reserved``.
+    """
+    found: dict[str, str] = {}
     limits = [limit for windows in buckets for limit in windows.limits]
     for limit in limits:
         kind = (unit_of(limit.period) or f"{limit.period}s") if limit.period else "concurrent"
         name = rule if len(limits) == 1 else f"{rule}-{kind}"
-        seen[name] += 1
-        name = name if seen[name] == 1 else f"{name}-{seen[name]}"
+        if len(limits) > 1 and (name in reserved or name in found):
+            name = _numbered(name, reserved | found.keys())
         unit = f"w={limit.period}" if limit.period else 'qu="concurrent-requests"'
-        found.append((name, f'"{name}";q={limit.count};{unit}'))
-    return found
+        found[name] = f"q={limit.count};{unit}"
+    return list(found.items())
 
 
-STYLES: dict[str, Callable[[Decision, int], Fields]] = {
+def _numbered(name: str, taken: AbstractSet[str]) -> str:
+    """A name that is not taken, with the first number that makes it so."""
+    return next(each for number in count(2) if (each := f"{name}-{number}") not in taken)
+
+
+STYLES: dict[str, Callable[[Decision, int, frozenset[str]], Fields]] = {
     "x-ratelimit": _x_ratelimit,
     "x-ratelimit-windows": _x_ratelimit_windows,
     "draft-11": _draft_11,

@@ -72,6 +72,8 @@ class Settlement:
 
     costs: Mapping[str | None, int] = MappingProxyType({})
     """By rule; under None, that of the rules which nobody named."""
+    others: tuple[Settlement, ...] = ()
+    """Those of gates around this one, which hear of everything, too."""
     has_news = False
     """Whether something was noted that is not put into effect yet."""
     is_over = False
@@ -85,8 +87,9 @@ class Settlement:
 
     def note(self, rule: str | None, cost: int) -> None:
         """What a rule is to be charged. Safe for threads: they may do so at the same time."""
-        self.__dict__.setdefault("costs", {})[rule] = cost
-        self.has_news = True
+        for each in (self, *self.others):
+            each.__dict__.setdefault("costs", {})[rule] = cost
+            each.has_news = True
 
 
 class _Fields(NamedTuple):
@@ -211,24 +214,47 @@ def decide(plan: Plan, reading: Reading, settlement: Settlement | None = None) -
 
 
 def joined(first: Decision, second: Decision) -> Decision:
-    """Two decisions as one, about a request that both admitted."""
-    charges = (*first.evidence[0], *second.evidence[0])
-    states = (*first.evidence[1], *second.evidence[1])
-    after = (*first.evidence[2], *second.evidence[2])
+    """Two decisions as one, about a request that the first one admitted.
+
+    Where the second one refused, the wait is long enough for the first one, too, to admit such a request again.
+    """
+    charges, states, _ = evidence = _both(first.evidence, second.evidence)
     if not charges:
         return second
     tightest, limit, left, refill = _tightest(charges, states)
-    return second._replace(
+    both = second._replace(
         limit=limit.burst,
         remaining=left,
         reset_after=refill / SECOND,
-        granted=tightest.cost,
-        rule=tightest.rule,
-        evidence=(charges, states, after),
+        evidence=evidence,
         degraded=first.degraded or second.degraded,
-        shadow=first.shadow or second.shadow,
         delay=first.delay + second.delay,
     )
+    if second.allowed:
+        return both._replace(granted=tightest.cost, rule=tightest.rule, shadow=first.shadow or second.shadow)
+    return both._replace(retry_after=max(second.retry_after, _again(first))) if second.refusing else both
+
+
+def _both(first: Evidence, second: Evidence) -> Evidence:
+    """What two decisions were worked out from. Of a bucket that both asked about, what leaves less, or refuses."""
+    found = {each[0].key: each for each in zip(*first)}
+    for each in zip(*second):
+        known = found.get(each[0].key)
+        if known is None or each[2] is None or _least(*each[:2]) <= _least(*known[:2]):
+            found[each[0].key] = each
+    charges, states, after = zip(*found.values()) if found else ((), (), ())
+    return charges, states, after
+
+
+def _least(charge: Charge, states: Sequence[State]) -> int:
+    """What the tightest window of a bucket has left."""
+    return min([charge.bucket.algorithm.remaining(state, limit) for limit, state in zip(charge.bucket.limits, states)])
+
+
+def _again(admitted: Decision) -> float:
+    """Seconds until a request like one that was admitted would be, once more. Places in flight are free again by then."""
+    charged = [(charge, states) for charge, states, _ in zip(*admitted.evidence) if charge.enforced]
+    return max([_wait(charge, states) for charge, states in charged if not charge.bucket.has_slots], default=0.0)
 
 
 def _tightest(charges: Sequence[Charge], states: Sequence[Sequence[State]]) -> tuple[Charge, Limit, int, int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from limitgate.diagnostics import Diagnosis
@@ -58,37 +60,79 @@ class FlaskRoutes:
 class DispatchedRoutes:
     """The routes of applications under the prefixes of a `werkzeug.middleware.dispatcher.DispatcherMiddleware`."""
 
-    def __init__(self, default: Routes, mounts: Mapping[str, Routes]) -> None:
-        self._default = default
-        self._mounts = mounts
+    def __init__(self) -> None:
+        self.default: Routes = NoRoutes()
+        """The routes where no prefix fits."""
+        self.mounted: dict[str, Routes] = {}
+        """The routes by prefix."""
 
     def decorated(self) -> bool:
         """Whether any endpoint of any of the applications carries a decorator."""
-        return self._default.decorated() or any(mount.decorated() for mount in self._mounts.values())
+        return any(routes.decorated() for routes in self._ends)
+
+    @cached_property
+    def _ends(self) -> list[Routes]:
+        """The routes of the applications themselves: a dispatcher may be mounted in itself."""
+        found: list[Routes] = [self]
+        for routes in found:
+            if isinstance(routes, DispatchedRoutes):
+                found += [each for each in (routes.default, *routes.mounted.values()) if each not in found]
+        return [routes for routes in found if not isinstance(routes, DispatchedRoutes)]
 
     def find(self, request: Request) -> Route | None:
-        """The route in the application with the longest prefix of the path, as the dispatcher chooses it.
+        """The route at the end of the mounts. One that leads back to where the request came by adds nothing to the template."""
+        environ = dict(request.environ or {})
+        routes: Routes = self
+        entered: dict[int, str] = {}
+        template = ""
+        for _ in range(sys.getrecursionlimit()):  # no dispatcher goes deeper
+            template = entered.setdefault(id(routes), template)
+            if not isinstance(routes, DispatchedRoutes):
+                route = routes.find(WSGIRequest(environ))
+                return route and route._replace(template=template + route.template)
+            prefix = routes.prefix_of(environ.get("PATH_INFO", ""))
+            environ["SCRIPT_NAME"] = environ.get("SCRIPT_NAME", "") + prefix
+            environ["PATH_INFO"] = environ.get("PATH_INFO", "")[len(prefix) :]
+            template += prefix if prefix in routes.mounted else ""
+            routes = routes.mounted.get(prefix, routes.default)
+        return None
+
+    def prefix_of(self, path: str) -> str:
+        """The longest prefix of a path that an application is mounted at, as the dispatcher chooses it.
 
         Where there is none, the dispatcher takes whatever stands before the path's first slash for a mount point.
         """
-        environ = dict(request.environ or {})
-        path = environ.get("PATH_INFO", "")
-        prefixes = [prefix for prefix in self._mounts if "/" in prefix and (path == prefix or path.startswith(f"{prefix}/"))]
-        prefix = max(prefixes, key=len, default=path.partition("/")[0])
-        environ["SCRIPT_NAME"] = environ.get("SCRIPT_NAME", "") + prefix
-        environ["PATH_INFO"] = path[len(prefix) :]
-        route = self._mounts.get(prefix, self._default).find(WSGIRequest(environ))
-        return route._replace(template=prefix + route.template) if route and prefix in self._mounts else route
+        prefixes = [prefix for prefix in self.mounted if "/" in prefix and (path == prefix or path.startswith(f"{prefix}/"))]
+        return max(prefixes, key=len, default=path.partition("/")[0])
 
 
 def wsgi_routes(app: Any) -> Routes:
     """The routes of a WSGI application, looked for behind the middleware around it."""
+    return _routes(app, {})
+
+
+def _routes(app: Any, known: dict[int, Routes]) -> Routes:
+    """The routes of an application; ``known`` are those of dispatchers around it, in which it may be mounted again."""
+    own: Routes = NoRoutes()
+    passed = []
     while app is not None:
-        if isinstance(mounts := getattr(app, "mounts", None), Mapping):
-            known = {prefix: wsgi_routes(mounted) for prefix, mounted in mounts.items()}
-            return DispatchedRoutes(wsgi_routes(getattr(app, "app", None)), known)
         owner = getattr(app, "__self__", app)
+        if (step := (id(owner), owner is app)) in passed:  # it says of itself that it is behind itself
+            break
+        passed.append(step)
+        if id(app) in known:
+            return known[id(app)]
+        if isinstance(mounts := getattr(app, "mounts", None), Mapping):
+            return _dispatched(app, mounts, known)
         if hasattr(owner, "url_map") and hasattr(owner, "view_functions"):
-            return FlaskRoutes(owner)
-        app = getattr(owner, "app", None) or getattr(owner, "wsgi_app", None)
-    return NoRoutes()
+            own, app = FlaskRoutes(owner), vars(owner).get("wsgi_app") if owner is app else None
+        else:
+            app = getattr(owner, "app", None) or getattr(owner, "wsgi_app", None)
+    return own
+
+
+def _dispatched(dispatcher: Any, mounts: Mapping[str, Any], known: dict[int, Routes]) -> Routes:
+    known[id(dispatcher)] = found = DispatchedRoutes()
+    found.default = _routes(getattr(dispatcher, "app", None), known)
+    found.mounted = {prefix: _routes(each, known) for prefix, each in mounts.items()}
+    return found

@@ -8,7 +8,9 @@ can make anything grow.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from limitgate.diagnostics import Diagnosis
@@ -27,68 +29,114 @@ class StarletteRoutes:
 
     def __init__(self, router: Any) -> None:
         self._router = router
-        self._table: _Table | None = None
+        self._tables: dict[int, _Table] = {}
+        """By the identity of the list of routes."""
+        self._lists: list[tuple[list[Any], list[Any]]] = []
+        """All lists that routes stand in, with what stood in them when they were read."""
+        self._decorated = False
 
     def decorated(self) -> bool:
         """Whether any endpoint carries a decorator, in mounted applications too."""
-        return self._current().decorated
+        self._current()
+        return self._decorated
 
     def find(self, request: Request) -> Route | None:
         """The route that the router will choose. Where it fails, by a convertor that cannot read a path, there is none."""
         try:
-            return self._current().find(dict(request.scope or {}))
+            return self._find(dict(request.scope or {}))
         except Exception:  # noqa: BLE001 - it is the router's to raise, after the request was charged
             return None
 
-    def _current(self) -> _Table:
-        """The table, read anew when routes have changed since."""
-        routes = self._router.routes
-        if self._table is None or self._table.routes is not routes or self._table.is_stale():
-            for route in _everywhere(routes):
-                note_routed(getattr(route, "endpoint", None))
-            self._table = _Table(routes)
-        return self._table
+    def _find(self, scope: Scope) -> Route | None:
+        """The route at the end of the mounts. One that leads back to where the request came by adds nothing to the template.
+
+        What is mounted in itself has as many depths as clients like, so depth is nothing that a key goes by.
+        """
+        tables = self._current()
+        first = table = tables[id(self._router.routes)]
+        entered: dict[int, str] = {}
+        template = ""
+        for _ in range(sys.getrecursionlimit()):  # no router goes deeper
+            template = entered.setdefault(id(table), template)
+            found = table.find(scope)
+            if found is None:
+                return None if table is first else Route(f"{template}/**")
+            entry, child_scope = found
+            if child_scope is None:
+                return Route(template + entry.path)
+            if entry.below is None:
+                endpoint = child_scope.get("endpoint") if entry.endpoint is None else effective(entry.endpoint)
+                return Route(template + entry.path, marks_of(endpoint, scope.get("method", "")))
+            template, table = template + entry.path, tables[id(entry.below)]
+            scope = {**scope, **child_scope}
+        return None
+
+    def _current(self) -> dict[int, _Table]:
+        """The tables, read anew when routes have changed. Compares identities, so it costs little."""
+        for now, then in self._lists:
+            if now != then:
+                break
+        else:
+            if id(self._router.routes) in self._tables:
+                return self._tables
+        self._tables = tables = _read(self._router.routes)
+        self._lists = [each for table in tables.values() for each in table.lists]
+        self._decorated = _are_decorated(tables.values())
+        return tables
 
 
 class _Entry(NamedTuple):
     route: Any
     path: str
     endpoint: Any
-    below: _Table | None
+    below: list[Any] | None
+    """The routes of what is mounted there; None where it leads to an endpoint, or to nothing that has routes."""
 
 
 class _Table:
-    """One level of routes, and the tables of what is mounted there."""
+    """One list of routes, in whatever places it is mounted."""
 
     def __init__(self, routes: list[Any]) -> None:
-        self.routes = routes
         self._index: PathIndex[tuple[int, _Entry]] = PathIndex()
-        self._lists = [(found, list(found)) for found in _lists(routes)]
-        entries = [_entry(route) for route in flat(routes)]
-        for place, entry in enumerate(entries):
+        self.lists = [(found, list(found)) for found in _lists(routes)]
+        self.entries = [_entry(route) for route in flat(routes)]
+        for place, entry in enumerate(self.entries):
             self._index.add(_proposal(entry), (place, entry))
-        self._below = [entry.below for entry in entries if entry.below is not None]
-        marked = any(has_marks(entry.endpoint) or has_marks(effective(entry.endpoint)) for entry in entries)
-        self.decorated: bool = marked or any(table.decorated for table in self._below)
 
-    def is_stale(self) -> bool:
-        """Whether any list of routes, here or below, has changed. Compares identities, so it costs little."""
-        for now, then in self._lists:
-            if now != then:
-                return True
-        return bool(self._below) and any(table.is_stale() for table in self._below)
-
-    def find(self, scope: Scope) -> Route | None:
-        """The first route that matches fully, else the first that matches but for its method."""
+    def find(self, scope: Scope) -> tuple[_Entry, Scope | None] | None:
+        """The first route that matches fully and what it adds to the scope, else the first that matches but for its method."""
         path = below(scope["path"], scope.get("root_path", "")).removesuffix("\n")
-        partial: Route | None = None
-        for _, entry in sorted(self._index.find(path), key=lambda proposed: proposed[0]):
+        partial: _Entry | None = None
+        for _, entry in sorted(self._index.find(path), key=itemgetter(0)):
             match, child_scope = entry.route.matches(scope)
             if match.value == _MATCH_FULL:
-                return _reached(entry, scope, child_scope)
+                return entry, child_scope
             if match.value == _MATCH_PARTIAL and partial is None:
-                partial = Route(entry.path)
-        return partial
+                partial = entry
+        return None if partial is None else (partial, None)
+
+
+def _read(routes: list[Any]) -> dict[int, _Table]:
+    """The tables of a router and of all that is mounted in it, each read once: an application may be mounted in itself."""
+    tables: dict[int, _Table] = {}
+    waiting = [routes]
+    while waiting:
+        found = waiting.pop()
+        if id(found) not in tables:
+            tables[id(found)] = table = _Table(found)
+            waiting += [entry.below for entry in table.entries if entry.below is not None]
+    return tables
+
+
+def _are_decorated(tables: Iterable[_Table]) -> bool:
+    """Whether any endpoint carries a decorator, once all are known that somebody routes to."""
+    entries = [entry for table in tables for entry in table.entries]
+    for entry in entries:
+        note_routed(entry.endpoint)
+    for entry in entries:
+        if effective(entry.endpoint) is not entry.endpoint:
+            Diagnosis.LIMIT_ABOVE_ROUTE.log(entry.path)
+    return any(has_marks(entry.endpoint) or has_marks(effective(entry.endpoint)) for entry in entries)
 
 
 def asgi_routes(app: Any) -> Routes:
@@ -131,13 +179,6 @@ def flat(routes: Iterable[Any]) -> Iterable[Any]:
     return [getattr(route, "starlette_route", None) or route for route in flatten(routes)]
 
 
-def _everywhere(routes: Iterable[Any]) -> Iterator[Any]:
-    """All routes, those of mounted applications too."""
-    for route in flat(routes):
-        yield route
-        yield from _everywhere(_mounted(route) or ())
-
-
 def _mounted(route: Any) -> list[Any] | None:
     """The routes of what is mounted at a route; None where it leads to an endpoint, or to nothing that has routes."""
     routes: list[Any] | None = getattr(_router(getattr(route, "app", None)) or route, "routes", None)
@@ -145,20 +186,19 @@ def _mounted(route: Any) -> list[Any] | None:
 
 
 def _lists(routes: list[Any]) -> Iterator[list[Any]]:
-    """The lists that the routes of one level stand in: their own, and those of FastAPI's included routers."""
-    yield routes
-    for route in routes:
-        included = getattr(getattr(route, "original_router", None), "routes", None)
-        if isinstance(included, list):
-            yield from _lists(included)
+    """The lists that the routes of one level stand in: their own, and those of FastAPI's included routers, each once."""
+    waiting, known = [routes], set()
+    while waiting:
+        found = waiting.pop()
+        if id(found) not in known:
+            known.add(id(found))
+            yield found
+            included = [getattr(getattr(route, "original_router", None), "routes", None) for route in found]
+            waiting += [each for each in included if isinstance(each, list)]
 
 
 def _entry(route: Any) -> _Entry:
-    endpoint = getattr(route, "endpoint", None)
-    if effective(endpoint) is not endpoint:
-        Diagnosis.LIMIT_ABOVE_ROUTE.log(route.path)
-    routes = _mounted(route)
-    return _Entry(route, getattr(route, "path", None) or "", endpoint, None if routes is None else _Table(routes))
+    return _Entry(route, getattr(route, "path", None) or "", getattr(route, "endpoint", None), _mounted(route))
 
 
 def segments_of(path: str) -> tuple[str, ...]:
@@ -177,11 +217,3 @@ def _proposal(entry: _Entry) -> tuple[str, ...]:
     if entry.endpoint is None:
         return segments if segments[-1:] == (REST,) else (*segments, REST)
     return () if segments == ("",) else segments
-
-
-def _reached(entry: _Entry, scope: Scope, child_scope: Scope) -> Route:
-    if entry.below is not None:
-        route = entry.below.find({**scope, **child_scope})
-        return Route(f"{entry.path}/**") if route is None else Route(entry.path + route.template, route.marks)
-    endpoint = child_scope.get("endpoint") if entry.endpoint is None else effective(entry.endpoint)
-    return Route(entry.path, marks_of(endpoint, scope.get("method", "")))

@@ -70,10 +70,7 @@ def a_plan(rnd: random.Random, buckets: dict[str, list[Bucket]], now: int | None
     if now is not None and rnd.random() < 0.15:
         return Plan(
             tuple(
-                [
-                    charge._replace(cost=0, max_wait_us=0, adjustment=a_correction(rnd, charge.bucket, now))
-                    for charge in charges
-                ]
+                [charge._replace(cost=0, max_wait_us=0, adjustment=a_correction(rnd, charge.bucket, now)) for charge in charges]
             ),
             "peek",
         )

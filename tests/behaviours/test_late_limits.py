@@ -93,6 +93,23 @@ def test_limits_that_pass_are_one_decision_with_the_others(open_site: Callable[.
     assert reply.headers["ratelimit-policy"] == '"first";q=10;w=60, "late";q=3;w=60, "later";q=2;w=60'
 
 
+@pytest.mark.parametrize("door", ["asgi", "wsgi"])
+def test_late_limits_inside_of_another_gate(door: str, store: Watched) -> None:
+    """They are one decision with those of both gates; what they refuse is given back by their own gate."""
+    styles = ["draft-11"]
+    it = Late(door, LATE, store=store, headers=styles)
+    gate: Any = LimitGate if door == "asgi" else LimitGateWSGI
+    it.app = gate(it.app, rules=[Rule("outer", "9/minute")], store=MemoryStore(store.clock), headers=styles)
+    assert it.ask().rate["ratelimit"] == '"outer";r=8;t=7, "first";r=9;t=6, "late";r=2;t=20'
+    assert [window.rule for window in it.decisions[0].windows] == ["outer", "first", "late"]
+    assert [it.ask().status for _ in range(3)] == [200, 200, 429]
+    assert store.owed == {"first": 3, "late": 3}
+    refused = it.ask()
+    assert (refused.wait, refused.json()["violated-policies"]) == (20, ["late"])
+    assert refused.rate["ratelimit"] == '"outer";r=4;t=34, "late";r=0;t=20'
+    assert (it.decisions[0].allowed, it.decisions[0].rule) == (False, "late")
+
+
 def test_the_tightest_may_be_the_first(open_site: Callable[..., Late]) -> None:
     """A limit that is looser than what was decided before changes nothing of what is told."""
     site = open_site(Rule("loose", "100/minute"))
@@ -335,11 +352,11 @@ def test_an_error_after_a_refusal_is_the_servers(store: Watched) -> None:
 def test_once_the_request_is_over_no_limit_can_be_asked(open_site: Callable[..., Late], store: Watched) -> None:
     """A task that outlives its request is told so, and nothing is charged that nobody could put right."""
     site = open_site()
-    visits: list[Any] = []
-    made = site.app.gate._visit
-    site.app.gate._visit = lambda *args: visits.append(made(*args)) or visits[-1]
+    admissions: list[Any] = []
+    made = site.app.gate._admission
+    site.app.gate._admission = lambda *args: admissions.append(made(*args)) or admissions[-1]
     site.ask()
-    (visit, _) = visits[0]
+    (visit, _) = admissions[0]
     ask = {
         "asgi": lambda: asyncio.run(visit.gate.afurther(visit, [(LATE, ())])),
         "wsgi": lambda: visit.gate.further(visit, [(LATE, ())]),

@@ -1151,9 +1151,9 @@ def test_nothing_is_left_of_a_request(site: Open, query: str) -> None:
     it = site(Rule("api", "2/minute", charge_if=FAILED), Rule("all", "2/minute"))
     if query.startswith("refused"):
         it.statuses(2)
-    visits: list[weakref.ref[Any]] = []
-    check = it.gate._visit
-    it.gate._visit = lambda *args: _kept(check(*args), visits)
+    admissions: list[weakref.ref[Any]] = []
+    check = it.gate._admission
+    it.gate._admission = lambda *args: _kept(check(*args), admissions)
     it.app = _forgiving(it.app, it.door)
     gc.collect()
     gc.disable()
@@ -1161,13 +1161,13 @@ def test_nothing_is_left_of_a_request(site: Open, query: str) -> None:
         with contextlib.suppress(AssertionError, ValueError):  # where there was an error there is no whole response
             it.ask(f"/?{query}")
         it.seen.clear()
-        assert [visit() for visit in visits] == [None]
+        assert [visit() for visit in admissions] == [None]
     finally:
         gc.enable()
 
 
-def _kept(seen: Any, visits: list[weakref.ref[Any]]) -> Any:
-    visits.append(weakref.ref(seen[0]))
+def _kept(seen: Any, admissions: list[weakref.ref[Any]]) -> Any:
+    admissions.append(weakref.ref(seen[0]))
     return seen
 
 

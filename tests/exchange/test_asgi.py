@@ -15,6 +15,7 @@ from starlette.authentication import AuthCredentials, AuthenticationBackend, Sim
 from starlette.middleware import Middleware
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.routing import Mount, Route
@@ -494,6 +495,62 @@ def test_rate_fields_on_an_accepted_websocket() -> None:
     accepted = asyncio.run(handshake(gated(accepting)))
     assert (accepted.status, accepted.headers["x-own"]) == (101, "1")
     assert accepted.rate["x-ratelimit-remaining"] == "1"
+
+
+def test_a_websocket_through_two_gates() -> None:
+    """A handshake that is accepted, or refused by either gate, carries the fields of both once."""
+    inner = gated(accepting, Rule("inner", "2/minute"), headers=["draft-11"])
+    gate = gated(inner, Rule("outer", "3/minute"), headers=["x-ratelimit", "draft-11"])
+    replies = [asyncio.run(handshake(gate)) for _ in range(4)]
+    assert [reply.status for reply in replies] == [101, 101, 429, 429]
+    assert [reply.rate["x-ratelimit-remaining"] for reply in replies] == ["1", "0", "0", "0"]
+    assert replies[0].rate["ratelimit"] == '"outer";r=2;t=20, "inner";r=1;t=30'
+    assert replies[2].rate["ratelimit"] == '"outer";r=0;t=60, "inner";r=0;t=30'
+    assert replies[3].rate["ratelimit"] == '"outer";r=0;t=20'
+    assert asyncio.run(handshake(gated(inner), denial=False)).status == 1013
+
+
+def test_an_error_behind_two_gates() -> None:
+    """The 500 that a server-side middleware makes between them has the fields of both."""
+
+    async def failing(scope: Any, receive: Any, send: Any) -> None:
+        raise ValueError("half way")
+
+    inner = gated(failing, Rule("inner", "2/minute"))
+    gate = gated(ServerErrorMiddleware(inner), Rule("outer", "3/minute"))
+    wire = Wire()
+    with pytest.raises(ValueError, match="half way"):
+        asyncio.run(wire.call(gate, http_scope()))
+    assert (wire.reply().status, wire.reply().rate["x-ratelimit-limit"]) == (500, "2")
+
+
+def test_applications_that_are_tried_one_after_the_other() -> None:
+    """Where one that has a gate of its own does not know the path, another one answers: all that was charged is told."""
+    start = {"type": "http.response.start", "status": 200}
+    tried = [gated(sending(start, END), Rule(name, "5/minute"), headers=["draft-11"]) for name in ("one", "two")]
+
+    async def cascade(scope: Any, receive: Any, send: Any) -> None:
+        await tried[0](scope, receive, Wire().send)
+        await tried[1](scope, receive, send)
+
+    gate = gated(cascade, Rule("outer", "7/minute"), headers=["draft-11"])
+    assert asyncio.run(asgi_reply(gate)).rate["ratelimit"] == '"outer";r=6;t=9, "one";r=4;t=12, "two";r=4;t=12'
+    gate = gated(cascade, Rule("outer", exempt=True))
+    assert asyncio.run(asgi_reply(gate)).rate["ratelimit"] == '"two";r=3;t=24'
+
+
+def test_requests_from_inside_have_fields_of_their_own() -> None:
+    """A handler that sends requests through a gate again gets what is told of these alone, as any other client."""
+    found = []
+
+    async def batch(request: Any) -> Any:
+        found.extend([await asgi_reply(gate, "/hello") for _ in range(2)])
+        return PlainTextResponse("done")
+
+    app = Starlette(routes=[Route("/batch", batch), Route("/hello", hello)])
+    gate = gated(app, Rule("all", "9/minute"), headers=["draft-11"])
+    assert asyncio.run(asgi_reply(gate, "/batch")).rate["ratelimit"] == '"all";r=8;t=7'
+    assert [reply.rate["ratelimit"] for reply in found] == ['"all";r=7;t=14', '"all";r=6;t=20']
 
 
 def test_a_websocket_counts_as_get() -> None:

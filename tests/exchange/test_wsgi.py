@@ -266,6 +266,40 @@ def test_a_refusal_leaves_its_decision_in_the_environ() -> None:
     assert (environ["limitgate"].allowed, environ["limitgate"].rule) == (False, "api")
 
 
+def test_applications_that_are_tried_one_after_the_other() -> None:
+    """Where one that has a gate of its own does not know the path, another one answers: all that was charged is told."""
+
+    def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return [b"hello"]
+
+    def cascade(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        tried[0](environ, lambda *_: None)
+        return tried[1](environ, start_response)
+
+    options: dict[str, Any] = {"store": MemoryStore(Clock()), "headers": ["draft-11"]}
+    tried = [LimitGateWSGI(app, rules=[Rule(name, "5/minute")], **options) for name in ("one", "two")]
+    gate = LimitGateWSGI(cascade, rules=[Rule("outer", "7/minute")], **options)
+    assert wsgi_reply(gate).rate["ratelimit"] == '"outer";r=6;t=9, "one";r=4;t=12, "two";r=4;t=12'
+    gate = LimitGateWSGI(cascade, rules=[Rule("outer", exempt=True)])
+    assert wsgi_reply(gate).rate["ratelimit"] == '"two";r=3;t=24'
+
+
+def test_chunks_that_come_late_through_two_gates() -> None:
+    """An application that starts its response with its first chunk, and settles its cost with its last."""
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        yield b"hello"
+        environ["limitgate"].settle(5)
+
+    options: dict[str, Any] = {"store": MemoryStore(Clock()), "headers": ["draft-11"]}
+    inner = LimitGateWSGI(app, rules=[Rule("inner", "9/minute", cost=2)], **options)
+    gate = LimitGateWSGI(inner, rules=[Rule("outer", "9/minute", cost=3), Rule("each", "9/minute")], **options)
+    assert wsgi_reply(gate).rate["ratelimit"] == '"outer";r=6;t=20, "each";r=8;t=7, "inner";r=7;t=14'
+    assert wsgi_reply(gate).rate["ratelimit"] == '"outer";r=1;t=54, "each";r=7;t=14, "inner";r=2;t=47'
+
+
 def test_a_decision_of_somebody_else_is_not_believed() -> None:
     """Whatever stood in the environ before, the application finds this gate's decision, or None."""
     environ = wsgi_environ(limitgate="stale")

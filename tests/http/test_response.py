@@ -197,6 +197,27 @@ def test_draft_11_tells_windows_of_one_length_apart() -> None:
     assert [each["r"] for _, each in states] == [4, 2, 6, 7]
 
 
+@pytest.mark.parametrize(
+    ("rules", "names"),
+    [
+        ([Rule("api", qps=5, qpm=9), Rule("api-second", "7/s")], ["api-second-2", "api-minute", "api-second"]),
+        ([Rule("api-second", "7/s"), Rule("api", qps=5, qpm=9)], ["api-second", "api-second-2", "api-minute"]),
+        ([Rule("api", qps=5, qpm=9), Rule("api-second", qpm=7, qph=9)], ["api-second-2", "api-minute"]),
+        ([Rule("api", "5/s", "7/s"), Rule("api-second-2", "7/s")], ["api-second", "api-second-3", "api-second-2"]),
+        ([Rule("api", "5 per 2 s", concurrency=5), Rule("api-concurrent", "7/s")], ["api-2s", "api-concurrent-2"]),
+        ([Rule("api", qps=5, qpm=9), Rule("api-second", "7/s", path="/other")], ["api-second-2", "api-minute"]),
+        ([Rule("api", qps=5, qpm=9), Rule("api-minute", "7/s", tier="vip")], ["api-second", "api-minute-2"]),
+    ],
+)
+def test_draft_11_calls_no_window_like_another_rule(rules: list[Rule], names: list[str]) -> None:
+    """A rule's name is that of its own policy; where a window of another rule would be called so, it is not, at any time."""
+    fields = Door(*rules, headers=("draft-11",)).ask().rate_fields()
+    for field in fields.values():
+        found = re.findall(r'"([^"]*)"', field.replace('"concurrent-requests"', ""))
+        assert found[: len(names)] == names
+        assert len({*found}) == len(found)
+
+
 def test_a_policy_that_refused_says_when_to_come_back() -> None:
     """In a refusal, t of the refusing policy is its own wait, and of the others still the time until they are full."""
     door = Door(API, Rule("daily", "50/day"), headers=("draft-11",))

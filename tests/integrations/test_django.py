@@ -485,6 +485,35 @@ def test_behind_another_gate(way: Way) -> None:
     assert seen == [("two", 1), ("two", 0)]
 
 
+@pytest.mark.parametrize("gates", [1, 2])
+def test_the_fields_of_several_gates(way: Way, gates: int) -> None:
+    """A gate around Django, and one or two in it: each field is there once, in refusals too, and tells of all."""
+    styles = {"headers": ["x-ratelimit", "draft-11"], "store": MemoryStore(Clock())}
+    with way.project(HELLO, rules=[Rule("inner", f"{2 * gates}/day")], gates=gates, **styles):
+        outer = {"rules": [Rule("outer", "9/day")], **styles}
+        ask = way.replied(lambda app: (LimitGate if way.handler == "asgi" else LimitGateWSGI)(app, **outer))
+        replies = [ask("/hello") for _ in range(3)]
+    assert [reply.status for reply in replies] == [200, 200, 429]
+    assert [reply.rate["x-ratelimit-limit"] for reply in replies] == [str(2 * gates)] * 3
+    assert [reply.rate["ratelimit"].count('"') for reply in replies] == [4] * 3
+    assert replies[2].headers.get_list("retry-after") == [str(43200 // gates)]
+
+
+def test_a_gate_that_is_switched_off_in_django(way: Way) -> None:
+    """Behind a gate around Django, it is as if it were not there."""
+    seen = []
+
+    def view(request: Any) -> HttpResponse:
+        seen.append(request.limitgate.rule)
+        return hello(request)
+
+    outer = {"rules": [Rule("outer", "2/day")], "store": MemoryStore(Clock())}
+    with way.project(path("hello", view), rules=[Rule("inner", "1/day")], enabled=False):
+        ask = way.handled(lambda app: (LimitGate if way.handler == "asgi" else LimitGateWSGI)(app, **outer))
+        assert [ask("/hello") for _ in range(3)] == [200, 200, 429]
+    assert seen == ["outer", "outer"]
+
+
 # --- served -----------------------------------------------------------------------------------------------------------
 
 

@@ -980,6 +980,36 @@ def test_names_are_those_of_the_policies() -> None:
     assert refused_by(client(app).get("/b")) == ["shared"]
 
 
+def test_a_dependency_that_is_named_like_a_rule() -> None:
+    """Each has a policy of its own in the response."""
+    app = FastAPI()
+    app.get("/hello", dependencies=[Depends(RateLimit("7/minute", name="same"))])(lambda: "hello")
+    gated(app, Rule("same", "9/minute"), headers=["draft-11"])
+    assert client(app).get("/hello").headers["ratelimit-policy"] == '"same";q=9;w=60, "same-2";q=7;w=60'
+
+
+def test_a_mounted_application_with_a_gate_of_its_own() -> None:
+    """Its dependencies are weighed by its own gate; they give, and responses tell, what both gates have decided."""
+    app, mounted, given = FastAPI(), FastAPI(), []
+
+    @mounted.get("/hello")
+    def hello(request: Request, decision: Annotated[Any, Depends(RateLimit("2/minute", name="late"))]) -> None:
+        given.append(decision)
+        assert request.scope["limitgate"] == decision
+
+    app.mount("/in", mounted)
+    gated(mounted, Rule("inner", "9/minute"), headers=["draft-11"])
+    store = gated(app, Rule("outer", "9/minute"), headers=["draft-11"])
+    replies = [client(app).get("/in/hello") for _ in range(3)]
+    assert [reply.status_code for reply in replies] == [200, 200, 429]
+    assert replies[1].headers.get_list("ratelimit") == ['"outer";r=7;t=14, "inner";r=7;t=14, "late";r=0;t=60']
+    assert replies[2].headers.get_list("ratelimit") == ['"outer";r=6;t=20, "late";r=0;t=30']
+    assert replies[2].headers.get_list("retry-after") == ["30"]
+    assert refused_by(replies[2]) == ["late"]
+    assert [window.rule for window in given[0].windows] == ["outer", "inner", "late"]
+    assert used(store) == {"outer": 3}
+
+
 def test_a_name_too_long() -> None:
     """However much is limited, the name that is made of it is one that a limit may have."""
     limits = [f"{count}/minute" for count in range(1, 60)]

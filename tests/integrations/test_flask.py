@@ -532,6 +532,20 @@ def test_an_application_mounted_below_one_with_the_extension() -> None:
     assert statuses(app, "/x/limited", "/x/limited", "/x/hello") == [200, 429, 200]
 
 
+def test_two_applications_with_the_extension() -> None:
+    """One that is mounted in another: both limit, a response has each field once, and a view is told of both."""
+    styles = ["x-ratelimit", "draft-11"]
+    app, mounted = site(), gated(site("mounted"), Rule("inner", "2/minute"), headers=styles)
+    app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {"/x": mounted})  # type: ignore[method-assign]
+    gated(app, Rule("outer", "9/minute"), headers=styles)
+    replies = [app.test_client().get("/x/hello") for _ in range(3)]
+    assert [reply.status_code for reply in replies] == [200, 200, 429]
+    assert [reply.headers.getlist("X-RateLimit-Remaining") for reply in replies] == [["1"], ["0"], ["0"]]
+    assert replies[2].headers.getlist("RateLimit") == ['"outer";r=6;t=20, "inner";r=0;t=30']
+    assert (replies[2].headers.getlist("Retry-After"), refused_by(replies[2])) == (["30"], ["inner"])
+    assert app.test_client().get("/hello").headers.getlist("RateLimit") == ['"outer";r=5;t=27']
+
+
 # --- on real servers --------------------------------------------------------------------------------------------------
 
 

@@ -1004,6 +1004,15 @@ def test_a_place_under_two_gates_is_charged_once(build: Callable[[Decorate], Any
 
 
 @pytest.mark.parametrize("build", [fa_async, fl_function], ids=lambda build: build.__name__)
+def test_a_place_under_two_gates_is_told_of_once(build: Callable[[Decorate], Any]) -> None:
+    """Through a mount, too, a response has each field once, and names the place once."""
+    app = two_gates(build)
+    replies = [ask(app, "/a/limited") for _ in range(3)]
+    assert [len(draft_names(reply)) for reply in replies] == [1] * 3
+    assert [reply.rate["ratelimit"].partition(";")[2] for reply in replies] == ["r=1;t=30", "r=0;t=60", "r=0;t=30"]
+
+
+@pytest.mark.parametrize("build", [fa_async, fl_function], ids=lambda build: build.__name__)
 def test_a_gate_that_is_switched_off_switches_no_other_off(build: Callable[[Decorate], Any]) -> None:
     """Around a gate that limits, one that is switched off by its own option changes nothing."""
     assert statuses(two_gates(build, enabled=False), *["/a/limited"] * 3) == [200, 200, 429]
@@ -1036,6 +1045,22 @@ def test_limits_above_and_below_the_route() -> None:
         first, _, third = (ask(app, "/both") for _ in range(3))
         assert {item.split(";")[0] for item in first.rate["ratelimit"].split(", ")} == {'"above"', '"below"'}
         assert policies(third) == ["below"]
+
+
+def draft_names(reply: Reply) -> list[str]:
+    """The names of the policies in a response, the same in both fields."""
+    names = [item.split('"')[1] for item in reply.rate["ratelimit"].split(", ")]
+    assert names == [item.split('"')[1] for item in reply.rate["ratelimit-policy"].split(", ")]
+    return names
+
+
+def test_the_names_of_policies_are_different() -> None:
+    """A rule and a decorator, or two decorators, may have names of which one is that of the other's window."""
+    several, single = limit(qps=5, qpm=9, name="several"), limit("7/s", name="several-minute")
+    view = single(several(st_async(lambda view: view)))
+    app = gated(Starlette(routes=[Route("/limited", view)]), Rule("several-second", "8/s"), headers=["draft-11"])
+    assert draft_names(ask(app)) == ["several-second", "several-second-2", "several-minute-2", "several-minute"]
+    assert policies(next(reply for reply in (ask(app) for _ in range(9)) if reply.status == 429)) == ["several"]
 
 
 @pytest.mark.parametrize("own", [lambda view: view, limit("9/minute")], ids=["free", "limited"])
@@ -1585,6 +1610,149 @@ def test_a_method_that_a_route_refuses_goes_by_its_template() -> None:
     app = by_path(st_two_templates())
     assert [ask(app, f"/api/a/{number}", method="PUT").status for number in range(2)] == [405, 429]
     assert statuses(app, "/api/a/3", "/api/b/3", "/nowhere") == [429, 200, 404]
+
+
+def st_in_itself(decorate: Decorate) -> Any:
+    app = Starlette(routes=[Route("/limited/{id}", st_async(decorate))])
+    app.mount("/again", app)
+    return app
+
+
+def st_in_one_another(decorate: Decorate) -> Any:
+    app, other = Starlette(routes=[Route("/limited/{id}", st_async(decorate))]), Starlette()
+    app.mount("/again", GZipMiddleware(other))
+    other.mount("/", app)
+    return app
+
+
+def st_router_in_itself(decorate: Decorate) -> Any:
+    router = Router(routes=[Route("/limited/{id}", st_async(decorate))])
+    router.mount("/{again}", router)
+    return Starlette(routes=[Mount("/", router)])
+
+
+def fa_in_itself(decorate: Decorate) -> Any:
+    app, router = fastapi.FastAPI(), fastapi.APIRouter()
+    router.get("/limited/{id}")(_fastapi_view(decorate))
+    app.include_router(router)
+    app.mount("/again", app)
+    return app
+
+
+def fl_in_itself(decorate: Decorate) -> Any:
+    app = flask_app()
+    app.add_url_rule("/limited/<int:id>", view_func=decorate(lambda id: HELLO), endpoint="limited")  # noqa: A006, ARG005
+    app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {"/again": ProxyFix(app)})
+    return app
+
+
+def fl_dispatcher_in_itself(decorate: Decorate) -> Any:
+    app = flask_app()
+    app.add_url_rule("/limited/<int:id>", view_func=decorate(lambda id: HELLO), endpoint="limited")  # noqa: A006, ARG005
+    dispatcher = DispatcherMiddleware(app, {})
+    dispatcher.mounts["/again"] = dispatcher
+    return dispatcher
+
+
+IN_ITSELF = [st_in_itself, st_in_one_another, st_router_in_itself, fa_in_itself, fl_in_itself, fl_dispatcher_in_itself]
+
+
+@pytest.mark.parametrize("build", IN_ITSELF, ids=lambda build: build.__name__)
+def test_an_application_mounted_in_itself_is_limited_at_every_depth(build: Callable[[Decorate], Any]) -> None:
+    """However deep a client goes, a decorated place is the same place, and its path the same template."""
+    deep = [f"{'/again' * depth}/limited/{depth}" for depth in (0, 1, 2, 3, 20)]
+    assert statuses(gated(build(limit("4/minute"))), *deep) == [200] * 4 + [429]
+    assert statuses(gated(build(limit("4/minute", key=["path"]))), *deep) == [200] * 4 + [429]
+    assert statuses(gated(build(lambda view: view), Rule("each", "4/minute", key=["path"])), *deep) == [200] * 4 + [429]
+    assert statuses(gated(build(exempt), Rule("all", "1/minute")), *deep) == [200] * 5
+
+
+@pytest.mark.parametrize("build", IN_ITSELF, ids=lambda build: build.__name__)
+def test_an_application_mounted_in_itself_has_few_templates(build: Callable[[Decorate], Any]) -> None:
+    """What no route is for at any depth is one, and opens no bucket for each depth."""
+    gate = gated(build(lambda view: view), Rule("each", "1/minute", key=["path"]))
+    replies = statuses(gate, *[f"{'/again' * depth}/nowhere" for depth in range(20)])
+    assert replies.count(429) >= 18
+
+
+@pytest.mark.parametrize("build", [fa_in_itself, fl_in_itself], ids=lambda build: build.__name__)
+def test_a_gate_in_an_application_mounted_in_itself(build: Callable[[Decorate], Any]) -> None:
+    """It is passed at each depth and charges its rules each time, a place once; the response has each field once."""
+    app = build(limit("9/minute", name="place"))
+    options: dict[str, Any] = {"rules": [Rule("all", "9/minute")], "store": MemoryStore(Clock()), "headers": ["draft-11"]}
+    if isinstance(app, flask.Flask):
+        app.wsgi_app = LimitGateWSGI(app.wsgi_app, **options)
+    else:
+        app.add_middleware(LimitGate, **options)
+    told = [ask(app, f"{'/again' * depth}/limited/1").rate["ratelimit"] for depth in (0, 1, 2)]
+    assert told == [
+        '"all";r=8;t=7, "place";r=8;t=7',
+        '"all";r=6;t=20, "place";r=7;t=14',
+        '"all";r=3;t=40, "place";r=6;t=20',
+    ]
+
+
+def test_a_depth_that_no_router_reaches_is_refused_like_any_other() -> None:
+    """A path of thousands of mounts takes no longer than the router needs to give up, and is charged."""
+    gate = gated(fa_in_itself(limit("9/minute")), Rule("all", "1/minute"))
+    with pytest.raises(RecursionError):
+        ask(gate, "/again" * 10_000 + "/limited/1")
+    assert statuses(gate, "/limited/1") == [429]
+
+
+def test_a_template_goes_back_to_where_the_request_came_by() -> None:
+    """Two applications that are mounted in one another: each place has the template of the shortest way to it."""
+    one, two = Starlette(), Starlette()
+    for app in (one, two):
+        app.add_route("/x", st_async(lambda view: view))
+    one.mount("/two", two)
+    two.mount("/one", one)
+    routes = gated(Starlette(routes=[Mount("/in", one)])).gate._planner._routes
+    asked = ["/x", "/two/x", "/two/one/x", "/two/one/two/x", "/two/one/nowhere", "/two/one/two/one/two/nowhere"]
+    found = [routes.find(_request(f"/in{url}")).template for url in asked]
+    assert found == ["/in/x", "/in/two/x", "/in/x", "/in/two/x", "/in/**", "/in/two/**"]
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_routes_that_come_later_to_an_application_mounted_in_itself(*, replaced: bool) -> None:
+    """The lists of routes are compared each once, though they lead to themselves."""
+    app = st_in_itself(limit("9/minute"))
+    gate = gated(app)
+    assert statuses(gate, "/again/again/limited/1", "/again/late") == [200, 404]
+    routes = [*app.routes, Route("/late", st_async(limit("1/minute")))]
+    app.routes[:] = routes[-1:] if replaced else routes
+    assert statuses(gate, "/late", "/late") == [200, 429]
+    assert statuses(gate, "/again/again/late") == [404 if replaced else 429]
+
+
+class OnItsOwn:
+    """A WSGI application of no framework, as the tutorial of Werkzeug makes one."""
+
+    url_map = None
+
+    def __call__(self, environ: Any, start_response: Any) -> Iterable[bytes]:
+        return self.wsgi_app(environ, start_response)
+
+    def wsgi_app(self, environ: Any, start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return [HELLO]
+
+
+@pytest.mark.parametrize("around", [lambda app: app, ProxyFix])
+def test_an_application_that_is_behind_itself(around: Callable[[Any], Any]) -> None:
+    """Where ``wsgi_app`` is a method of the application, or middleware around that, the search for routes ends."""
+    app: Any = OnItsOwn()
+    if around is ProxyFix:
+        app.wsgi_app = ProxyFix(app.wsgi_app)
+    gate = LimitGateWSGI(app, rules=[Rule("all", "1/minute")], store=MemoryStore(Clock()))
+    assert statuses(gate, "/", "/") == [200, 429]
+
+
+def test_what_is_around_a_flask_application_is_seen_from_outside() -> None:
+    """A gate around a Flask application knows of what was mounted by its ``wsgi_app``."""
+    app = flask_app()
+    app.wsgi_app = ProxyFix(DispatcherMiddleware(app.wsgi_app, {"/a": fl_function(limit("1/minute"))}))
+    assert statuses(gated(app), "/a/limited", "/a/limited") == [200, 429]
 
 
 def test_without_a_known_framework_the_path_is_the_pattern() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import django
+import httpx
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.conf import settings
 from django.core.asgi import get_asgi_application
@@ -24,7 +25,7 @@ from django.urls import path
 
 from limitgate import MemoryStore, Rule, limit
 from tests.support.clock import Clock
-from tests.support.doors import Wire, http_scope, wsgi_reply
+from tests.support.doors import Reply, Wire, http_scope, wsgi_reply
 
 GATE = "limitgate.django.LimitGateMiddleware"
 SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
@@ -152,16 +153,21 @@ class Way:
 
     def handled(self, wrap: Callable[[Any], Any] = lambda app: app) -> Callable[..., int]:
         """Gives the status of a request to Django's own handler, made as a server makes it, below a mount point or not."""
+        replied = self.replied(wrap)
+        return lambda path, mount="": replied(path, mount).status
+
+    def replied(self, wrap: Callable[[Any], Any] = lambda app: app) -> Callable[..., Reply]:
+        """Gives the reply to such a request."""
         if self.handler == "wsgi":
             wsgi = wrap(get_wsgi_application())
-            return lambda path, mount="": wsgi_reply(wsgi, path, SCRIPT_NAME=mount).status
+            return lambda path, mount="": wsgi_reply(wsgi, path, SCRIPT_NAME=mount)
         asgi = wrap(get_asgi_application())
         return lambda path, mount="": asyncio.run(self._handled_by_asgi(asgi, mount + path, mount))
 
-    async def _handled_by_asgi(self, app: Any, path: str, mount: str) -> int:
+    async def _handled_by_asgi(self, app: Any, path: str, mount: str) -> Reply:
         wire = await Wire({"type": "http.request"}).call(app, http_scope(path, root_path=mount))
-        status: int = wire.sent[0]["status"]
-        return status
+        start, *rest = wire.sent
+        return Reply(start["status"], httpx.Headers(start["headers"]), b"".join(message.get("body", b"") for message in rest))
 
 
 WAYS = {
