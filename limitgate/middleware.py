@@ -95,7 +95,7 @@ class LimitGate:
         admission.listener = exchange
         token: Token[Container[Mark] | None] | None = seen_by_gate.set(admission.seen)
         try:
-            if admission.booking is None or await admission.gate.aturn(admission):
+            if admission.booking is None or await admission.gate.await_booking(admission):
                 await self.app(scope, exchange.receive, exchange.send)
         except Exception as error:
             admission.failed()

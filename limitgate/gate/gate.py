@@ -133,7 +133,7 @@ class Gate:
         return admission
 
     async def acheck(self, request: Request) -> Admission:
-        """What becomes of a request, by an `AsyncStore`; ``identify`` may be async. Its turn is for `aturn`."""
+        """What becomes of a request, by an `AsyncStore`; ``identify`` may be async. Its turn is for `await_booking`."""
         identified = self._identified(request)
         if identified is not None and isawaitable(identified):
             identified = await identified

@@ -52,7 +52,7 @@ class Interrupted:
 LOCKS: dict[str, Callable[[Limiter], tuple[Any, str]]] = {
     "calls that are shared": lambda limiter: (limiter._store._calls, "_lock"),  # type: ignore[attr-defined]
     "connections": lambda limiter: (limiter._store._servers._connections, "_lock"),  # type: ignore[attr-defined]
-    "refusals": lambda limiter: (limiter._store.refusals, "_lock"),  # type: ignore[attr-defined]
+    "refusals": lambda limiter: (limiter._store.deny_cache, "_lock"),  # type: ignore[attr-defined]
     "leases": lambda limiter: (limiter._store.leases, "_lock"),  # type: ignore[attr-defined]
     "the end of leases": lambda limiter: (limiter._store, "_lease_lock"),
     "breakers": lambda limiter: (limiter._store._tally, "lock"),  # type: ignore[attr-defined]

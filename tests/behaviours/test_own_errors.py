@@ -82,7 +82,7 @@ ON_A_CLUSTER = ON_ASYNCIO | {
     "what becomes of a plan": (cluster, "concluded"),
     "what is told already": (cluster.Cluster, "told_already"),
     "asking for a part": (cluster.Cluster, "ask"),
-    "giving back": (cluster, "undoing"),
+    "giving back": (cluster, "full_refund"),
     "what others refused": (replies.RedisReplies, "refused_elsewhere"),
 }
 OF_THREADS = PLACES | {
