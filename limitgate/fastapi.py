@@ -107,7 +107,7 @@ class RateLimit:
         return decision
 
     def _has_charged(self, admission: Admission) -> bool:
-        """Whether it has run for this request before: FastAPI calls it once for each set of security scopes."""
+        """True if it has run for this request before: FastAPI calls it once for each set of security scopes."""
         return any(
             compiled_rule.rule is self.rule
             for taken in admission.charged

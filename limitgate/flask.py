@@ -173,7 +173,7 @@ def _pattern(routes: Map, rule: URLRule) -> tuple[str, ...]:
 
 
 def _takes(routes: Map, rule: URLRule, method: str, path: str) -> bool:
-    """Whether Werkzeug takes a path to this rule, if need be after it has asked for a slash at the end."""
+    """True if Werkzeug takes a path to this rule, if need be after it has asked for a slash at the end."""
     if rule.host or rule.subdomain:
         return True
     try:

@@ -42,7 +42,7 @@ def host(request: httpx.Request) -> str:
 
 
 def repeatable(request: httpx.Request) -> bool:
-    """Whether a request means the same if it is sent twice: by its method, or since it carries an ``Idempotency-Key``."""
+    """True if a request means the same if it is sent twice: by its method, or since it carries an ``Idempotency-Key``."""
     return is_idempotent(request.method, request.headers)
 
 
@@ -187,7 +187,7 @@ def _answer(response: httpx.Response) -> Answer:
 
 
 def _in_memory(request: httpx.Request) -> bool:
-    """Whether a request's body is there to be sent again; one that is streamed is gone."""
+    """True if a request's body is there to be sent again; one that is streamed is gone."""
     try:
         _ = request.content
     except httpx.RequestNotRead:
@@ -205,7 +205,7 @@ def _having_read(response: httpx.Response, body: bytes | None) -> httpx.Response
 
 
 def _is_readable(headers: httpx.Headers, body: bytes) -> bool:
-    """Whether a body can be decoded, and is no larger for it than it might have been on the wire."""
+    """True if a body can be decoded, and is no larger for it than it might have been on the wire."""
     encoding = headers.get("content-encoding", "")
     if not encoding:
         return True

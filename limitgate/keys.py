@@ -24,7 +24,7 @@ class Value(NamedTuple):
     text: str | None
     """None if it is absent."""
     is_inventable: bool = False
-    """Whether a client may have made it up, as far as anybody can tell."""
+    """True if a client may have made it up, as far as anybody can tell."""
 
 
 _REMEMBERED, _SHORT = 4096, 200
@@ -64,11 +64,11 @@ class Key:
 
     @property
     def is_inventable(self) -> bool:
-        """Whether there are parts whose values clients may make up."""
+        """True if there are parts whose values clients may make up."""
         return bool(self._inventable)
 
     def is_invented(self, subject: Subject) -> bool:
-        """Whether one of these parts counts for this subject, so that its bucket may be one that the client made up."""
+        """True if one of these parts counts for this subject, so that its bucket may be one that the client made up."""
         return not subject.is_real and any(_first(fields, subject) for fields in self._inventable)
 
     def digest(self, text: str) -> str:
@@ -138,7 +138,7 @@ def _absent(subject: Subject) -> str:
 
 
 def _first(fields: Sequence[tuple[str, Callable[[Subject], str], bool]], subject: Subject) -> bool:
-    """Whether the first alternative that is present is one whose value clients may make up."""
+    """True if the first alternative that is present is one whose value clients may make up."""
     return next((made_up for label, read, made_up in fields if subject.field(label, read)), False)
 
 

@@ -253,7 +253,7 @@ class LimitGateWSGI:
 
 
 def _is_all_there(chunks: Iterable[bytes], environ: dict[str, Any]) -> bool:
-    """Whether nothing of the application is left to run: chunks of a known number, or a file for the server to send."""
+    """True if nothing of the application is left to run: chunks of a known number, or a file for the server to send."""
     if hasattr(chunks, "__len__") or hasattr(chunks, "read"):
         return True
     wrapper = environ.get("wsgi.file_wrapper")

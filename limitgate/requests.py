@@ -27,7 +27,7 @@ def host(request: PreparedRequest) -> str:
 
 
 def repeatable(request: PreparedRequest) -> bool:
-    """Whether a request means the same if it is sent twice: by its method, or since it carries an ``Idempotency-Key``."""
+    """True if a request means the same if it is sent twice: by its method, or since it carries an ``Idempotency-Key``."""
     return is_idempotent(request.method or "", request.headers)
 
 

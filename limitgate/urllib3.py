@@ -38,7 +38,7 @@ def host(request: Request) -> str:
 
 
 def repeatable(request: Request) -> bool:
-    """Whether a request means the same if it is sent twice: by its method, or since it carries an ``Idempotency-Key``."""
+    """True if a request means the same if it is sent twice: by its method, or since it carries an ``Idempotency-Key``."""
     return is_idempotent(request.method, request.headers)
 
 

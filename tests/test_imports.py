@@ -1,4 +1,4 @@
-"""Imports run one way: a folder imports from those above it in this list, and no modules form a circle."""
+"""Imports run one way, annotations included: a folder imports from those above it in this list, in no circle."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def _modules() -> dict[str, Path]:
 
 
 def _imported(path: Path) -> set[str]:
-    """The modules of ours that a module imports when it is itself imported."""
+    """Modules of ours that a module imports, whenever it does so, for its annotations too."""
     found = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "limitgate":
             inside = (node.module or "").partition(".")[2]
             names = {f"{inside}.{alias.name}".strip(".") for alias in node.names}

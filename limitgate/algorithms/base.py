@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-
-if TYPE_CHECKING:
-    from limitgate.limits.bucket import Bucket
-    from limitgate.limits.limit import Limit
-    from limitgate.limits.plan import Charge
+from typing import Any, NamedTuple, Protocol
 
 State = Any
 """What an algorithm keeps of a window. Only the algorithm itself knows more about it."""
@@ -34,12 +29,71 @@ class Load(NamedTuple):
         return Load(self.opening + other.opening, self.charge + other.charge, self.correction + other.correction)
 
 
-def always(states: Sequence[State], charge: Charge) -> bool:  # noqa: ARG001 - as every algorithm's
+class LimitNumbers(Protocol):
+    """The numbers of a limit that algorithms read; `limitgate.limits.limit.Limit` says what each means."""
+
+    @property
+    def count(self) -> int: ...  # noqa: D102
+    @property
+    def period(self) -> int: ...  # noqa: D102
+    @property
+    def period_us(self) -> int: ...  # noqa: D102
+    @property
+    def burst(self) -> int: ...  # noqa: D102
+    @property
+    def capacity(self) -> int: ...  # noqa: D102
+    @property
+    def ceiling(self) -> int: ...  # noqa: D102
+    @property
+    def full(self) -> int: ...  # noqa: D102
+    @property
+    def most(self) -> int: ...  # noqa: D102
+    @property
+    def lease(self) -> int: ...  # noqa: D102
+    @property
+    def borrow(self) -> bool: ...  # noqa: D102
+    @property
+    def align(self) -> str | None: ...  # noqa: D102
+    @property
+    def warm_up(self) -> float | None: ...  # noqa: D102
+
+
+class BucketNumbers(Protocol):
+    """The numbers of a bucket that algorithms read; `limitgate.limits.bucket.Bucket` says what each means."""
+
+    @property
+    def limits(self) -> Sequence[LimitNumbers]: ...  # noqa: D102
+    @property
+    def ids(self) -> Sequence[int]: ...  # noqa: D102
+    @property
+    def counts(self) -> Sequence[int]: ...  # noqa: D102
+    @property
+    def weights(self) -> Sequence[int]: ...  # noqa: D102
+    @property
+    def capacities(self) -> Sequence[int]: ...  # noqa: D102
+    @property
+    def borrow(self) -> bool: ...  # noqa: D102
+
+
+class ChargeNumbers(Protocol):
+    """The numbers of a charge that algorithms read; `limitgate.limits.plan.Charge` says what each means."""
+
+    @property
+    def bucket(self) -> BucketNumbers: ...  # noqa: D102
+    @property
+    def cost(self) -> int: ...  # noqa: D102
+    @property
+    def max_wait_us(self) -> int: ...  # noqa: D102
+    @property
+    def slot(self) -> int: ...  # noqa: D102
+
+
+def always(states: Sequence[State], charge: ChargeNumbers) -> bool:  # noqa: ARG001 - as every algorithm's
     """`Algorithm.holds` where a state says all, whatever is asked."""
     return True
 
 
-def never(states: Sequence[State], charge: Charge) -> bool:  # noqa: ARG001 - as every algorithm's
+def never(states: Sequence[State], charge: ChargeNumbers) -> bool:  # noqa: ARG001 - as every algorithm's
     """`Algorithm.holds` where a state may be another at any moment."""
     return False
 
@@ -48,73 +102,73 @@ class Algorithm(Protocol):
     """What stores and decisions need of an algorithm, for all windows of a bucket at once where there are states."""
 
     FACTS: int
-    """How many numbers the script reports of a window."""
+    """Numbers that the script reports of a window."""
     BOOKS: bool
-    """Whether turns can be booked ahead, so that a request may wait for its own."""
+    """True if turns can be booked ahead, so that a request may wait for its own."""
     SILENT: bool
-    """Whether it has nothing to say of itself while nothing is owed: no limit that anybody would know of."""
+    """True if it has nothing to say of itself while nothing is owed: no limit that anybody would know of."""
 
     BY_COUNT: bool
-    """Whether states are in ticks of 1/count µs, so that one left by another count has to be written anew."""
+    """True if states are in ticks of 1/count µs, so that one left by another count has to be written anew."""
 
-    def check(self, limit: Limit) -> str | None:
+    def check(self, limit: LimitNumbers) -> str | None:
         """What was expected of a limit that cannot be had with this algorithm, None if it can."""
 
-    def load(self, limit: Limit) -> Load:
+    def load(self, limit: LimitNumbers) -> Load:
         """What a window costs Redis at most, besides what every bucket does."""
 
-    def fresh(self, now: int, bucket: Bucket) -> Sequence[State]:
+    def fresh(self, now: int, bucket: BucketNumbers) -> Sequence[State]:
         """Windows that nobody has used, at a time in Unix µs."""
 
-    def opened(self, states: Sequence[State], elapsed_us: int, bucket: Bucket, now: int) -> Sequence[State]:
+    def opened(self, states: Sequence[State], elapsed_us: int, bucket: BucketNumbers, now: int) -> Sequence[State]:
         """The states some time later, at a time in Unix µs. Time that went backwards is no time."""
 
-    def drained(self, states: Sequence[State], elapsed_us: int, bucket: Bucket) -> Sequence[State]:
+    def drained(self, states: Sequence[State], elapsed_us: int, bucket: BucketNumbers) -> Sequence[State]:
         """`opened`, where only the time that has passed is known."""
 
-    def rescaled(self, state: State, limit: Limit) -> State:
+    def rescaled(self, state: State, limit: LimitNumbers) -> State:
         """A state left by another count."""
 
-    def weighed(self, states: Sequence[State], charge: Charge) -> Sequence[State] | None:
+    def weighed(self, states: Sequence[State], charge: ChargeNumbers) -> Sequence[State] | None:
         """The states once a charge is made, the same object if that changes none; None if it does not fit into every window."""
 
     def put_right(
-        self, states: Sequence[State], back: Sequence[Amount], elapsed_us: int, grace_us: Sequence[int], bucket: Bucket
+        self, states: Sequence[State], back: Sequence[Amount], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
     ) -> Sequence[State]:
         """The states after something is put back that was taken some time ago, or, where negative, taken on top."""
 
-    def owed_back(self, charge: Charge, states: Sequence[State], cost: int) -> tuple[Sequence[Amount], Sequence[int]]:
+    def owed_back(self, charge: ChargeNumbers, states: Sequence[State], cost: int) -> tuple[Sequence[Amount], Sequence[int]]:
         """What to put back, and the grace, where a charge that found these states should have cost something else."""
 
-    def remaining(self, state: State, limit: Limit) -> int:
+    def remaining(self, state: State, limit: LimitNumbers) -> int:
         """Whole requests that still fit; never negative."""
 
-    def used(self, state: State, limit: Limit) -> int:
+    def used(self, state: State, limit: LimitNumbers) -> int:
         """Requests that count, a begun one whole; more than the burst after a limit was lowered."""
 
-    def holds(self, states: Sequence[State], charge: Charge) -> bool:
+    def holds(self, states: Sequence[State], charge: ChargeNumbers) -> bool:
         """True if states that the script reported, `drained` since, surely are what it would report of a charge now.
 
         Unless somebody gave something back meanwhile: by then it is refused exactly until the moment that was promised.
         """
 
-    def wait_us(self, state: State, cost: int, limit: Limit) -> int | None:
+    def wait_us(self, state: State, cost: int, limit: LimitNumbers) -> int | None:
         """Microseconds until ``cost`` requests fit, if nobody else asks; 0 if they fit now, None if they never do."""
 
-    def refill_us(self, state: State, limit: Limit) -> int:
+    def refill_us(self, state: State, limit: LimitNumbers) -> int:
         """Microseconds until nothing counts any more."""
 
-    def lasts_us(self, state: State, limit: Limit) -> int:
+    def lasts_us(self, state: State, limit: LimitNumbers) -> int:
         """Microseconds until a window is like one that nobody has used: mostly `refill_us`, and never less."""
 
-    def date(self, limit: Limit) -> int:
+    def date(self, limit: LimitNumbers) -> int:
         """What `asked` has to know about the present date by this machine's clock; 0 where it does not matter."""
 
-    def asked(self, limit: Limit, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:
+    def asked(self, limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:
         """What the script is told about a window of this number, for a charge that may be booked so far ahead."""
 
-    def leased(self, limit: Limit, back: Amount, grace_us: int) -> Sequence[int]:
+    def leased(self, limit: LimitNumbers, back: Amount, grace_us: int) -> Sequence[int]:
         """What the script is told about a window in which something is to be put right."""
 
-    def seen(self, facts: Sequence[int], bucket: Bucket) -> Sequence[State]:
+    def seen(self, facts: Sequence[int], bucket: BucketNumbers) -> Sequence[State]:
         """The states that the script has reported."""

@@ -13,14 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from limitgate.algorithms.base import Load, never
-
-if TYPE_CHECKING:
-    from limitgate.limits.bucket import Bucket
-    from limitgate.limits.limit import Limit
-    from limitgate.limits.plan import Charge
+from limitgate.algorithms.base import BucketNumbers, ChargeNumbers, LimitNumbers, Load, never
 
 FACTS = 4
 BOOKS = False
@@ -83,39 +78,39 @@ class State(NamedTuple):
         return self.slots[name][0] if name != _OTHERS and name in self.slots else 0
 
 
-def check(limit: Limit) -> str | None:
+def check(limit: LimitNumbers) -> str | None:
     """What was expected of a limit that cannot be had with this algorithm, None if it can."""
     if limit.burst != limit.count:
         return "no burst: all of them may come at once"
     return None if limit.count <= MAX_SLOTS else f"at most {MAX_SLOTS:,} at once"
 
 
-def load(limit: Limit) -> Load:
+def load(limit: LimitNumbers) -> Load:
     """What a window costs Redis at most."""
     return LOAD.plus(Load(*[us * limit.count for us in LOAD_OF_PLACE]))
 
 
-def fresh(now: int, bucket: Bucket) -> Sequence[State]:  # noqa: ARG001 - as every algorithm's
+def fresh(now: int, bucket: BucketNumbers) -> Sequence[State]:  # noqa: ARG001 - as every algorithm's
     """No slot is taken."""
     return [State() for _ in bucket.limits]
 
 
-def opened(states: Sequence[State], elapsed_us: int, bucket: Bucket, now: int) -> Sequence[State]:  # noqa: ARG001 - see above
+def opened(states: Sequence[State], elapsed_us: int, bucket: BucketNumbers, now: int) -> Sequence[State]:  # noqa: ARG001 - see above
     """The states some time later, without the slots that nobody has renewed."""
     return [state.later(elapsed_us) for state in states]
 
 
-def drained(states: Sequence[State], elapsed_us: int, bucket: Bucket) -> Sequence[State]:  # noqa: ARG001 - see above
+def drained(states: Sequence[State], elapsed_us: int, bucket: BucketNumbers) -> Sequence[State]:  # noqa: ARG001 - see above
     """The states some time later, without the slots that nobody has renewed."""
     return [state.later(elapsed_us) for state in states]
 
 
-def rescaled(state: State, limit: Limit) -> State:  # noqa: ARG001 - see above
+def rescaled(state: State, limit: LimitNumbers) -> State:  # noqa: ARG001 - see above
     """Slots are slots under any count."""
     return state
 
 
-def weighed(states: Sequence[State], charge: Charge) -> Sequence[State] | None:
+def weighed(states: Sequence[State], charge: ChargeNumbers) -> Sequence[State] | None:
     """The states once a slot is taken, or renewed if it is there already; None if there is no room."""
     if not charge.cost:
         return states
@@ -130,7 +125,7 @@ def put_right(
     back: Sequence[int],
     elapsed_us: int,  # noqa: ARG001 - see above
     names: Sequence[int],
-    bucket: Bucket,
+    bucket: BucketNumbers,
 ) -> Sequence[State]:
     """The states once slots are given back by their names; where it is negative they are renewed, if need be taken again.
 
@@ -147,29 +142,29 @@ def put_right(
     return right
 
 
-def owed_back(charge: Charge, states: Sequence[State], cost: int) -> tuple[Sequence[int], Sequence[int]]:
+def owed_back(charge: ChargeNumbers, states: Sequence[State], cost: int) -> tuple[Sequence[int], Sequence[int]]:
     """What gives a slot back, and its name; whatever a request has cost, while it is under way it keeps its slot."""
     return [0 if cost else charge.cost] * len(states), [charge.slot] * len(states)
 
 
-def remaining(state: State, limit: Limit) -> int:
+def remaining(state: State, limit: LimitNumbers) -> int:
     """How many places are free; never negative."""
     return max(0, limit.burst - state.taken)
 
 
-def used(state: State, limit: Limit) -> int:  # noqa: ARG001 - see above
+def used(state: State, limit: LimitNumbers) -> int:  # noqa: ARG001 - see above
     """How many places are taken."""
     return state.taken
 
 
-def wait_us(state: State, cost: int, limit: Limit) -> int | None:
+def wait_us(state: State, cost: int, limit: LimitNumbers) -> int | None:
     """Microseconds after which to try again, which may be too early or too late; 0 if it fits now, None if it never does."""
     if state.taken + cost <= limit.burst or not cost:
         return 0
     return None if cost > limit.burst else HINT_US
 
 
-def refill_us(state: State, limit: Limit) -> int:  # noqa: ARG001 - see above
+def refill_us(state: State, limit: LimitNumbers) -> int:  # noqa: ARG001 - see above
     """Microseconds until all slots are over that are taken now, if nobody gives any back or renews it."""
     if not state.slots:
         return 0
@@ -180,22 +175,22 @@ def refill_us(state: State, limit: Limit) -> int:  # noqa: ARG001 - see above
 lasts_us = refill_us
 
 
-def date(limit: Limit) -> int:  # noqa: ARG001 - see above
+def date(limit: LimitNumbers) -> int:  # noqa: ARG001 - see above
     """No date matters."""
     return 0
 
 
-def asked(limit: Limit, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - see above
+def asked(limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - see above
     """How many may be taken, how many are to be, and for how long."""
     return limit.burst, min(cost, limit.burst + 1), HELD_US
 
 
-def leased(limit: Limit, back: int, name: int) -> Sequence[int]:  # noqa: ARG001 - see above
+def leased(limit: LimitNumbers, back: int, name: int) -> Sequence[int]:  # noqa: ARG001 - see above
     """What is given back, or renewed where it is negative, and its name."""
     return back, name
 
 
-def seen(facts: Sequence[int], bucket: Bucket) -> Sequence[State]:
+def seen(facts: Sequence[int], bucket: BucketNumbers) -> Sequence[State]:
     """The states that the script has reported: places taken, for how long, and, if the asked slot is there, its own."""
     states = []
     for at in range(0, FACTS * len(bucket.ids), FACTS):

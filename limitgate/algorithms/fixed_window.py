@@ -12,14 +12,9 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
-from limitgate.algorithms.base import MAX_USED, Load, always
-
-if TYPE_CHECKING:
-    from limitgate.limits.limit import Limit
-    from limitgate.limits.plan import Charge
+from limitgate.algorithms.base import MAX_USED, ChargeNumbers, LimitNumbers, Load, always
 
 FACTS = 2
 BOOKS = False
@@ -40,7 +35,7 @@ _BY_CLOCK, _BY_FIRST_REQUEST, _BY_DATE = 0, 1, 2
 State = tuple[int, int]
 
 
-def check(limit: Limit) -> str | None:
+def check(limit: LimitNumbers) -> str | None:
     """What was expected of a limit that cannot be had with this algorithm, None if it can."""
     if limit.burst != limit.count:
         return "no burst: all of a window's requests may come at once"
@@ -54,72 +49,72 @@ def check(limit: Limit) -> str | None:
     return None
 
 
-def load(limit: Limit) -> Load:  # noqa: ARG001 - as every algorithm's
+def load(limit: LimitNumbers) -> Load:  # noqa: ARG001 - as every algorithm's
     """What a window costs Redis."""
     return LOAD
 
 
-def fresh(now: int, limit: Limit) -> State:
+def fresh(now: int, limit: LimitNumbers) -> State:
     """A window that nobody has used, at a time in Unix µs."""
     return 0, _left(0, 0, now, limit)
 
 
-def opened(state: State, elapsed_us: int, now: int, limit: Limit) -> State:
+def opened(state: State, elapsed_us: int, now: int, limit: LimitNumbers) -> State:
     """The window that a time in Unix µs is in."""
     used, left = drained(state, elapsed_us, limit)
     return used, _left(used, left, now, limit)
 
 
-def drained(state: State, elapsed_us: int, limit: Limit) -> State:
+def drained(state: State, elapsed_us: int, limit: LimitNumbers) -> State:
     """What is used some time later; how long the next window lasts is not known."""
     used, left = state
     return (used, left - elapsed_us) if elapsed_us < left else (0, limit.period_us)
 
 
-def charged(state: State, charge: Charge) -> State:
+def charged(state: State, charge: ChargeNumbers) -> State:
     """The state once a charge is made, whether or not it fits."""
     return state[0] + charge.cost, state[1]
 
 
-def put_right(state: State, back: int, elapsed_us: int, grace_us: int, limit: Limit) -> State:  # noqa: ARG001 - of no matter
+def put_right(state: State, back: int, elapsed_us: int, grace_us: int, limit: LimitNumbers) -> State:  # noqa: ARG001 - of no matter
     """The state after requests are put back that this window was charged, or taken on top."""
     used, left = state
     return (min(max(0, used - back), MAX_USED), left) if back < 0 or elapsed_us < grace_us else state
 
 
-def grace_us(state: State, limit: Limit) -> int:  # noqa: ARG001 - of no matter
+def grace_us(state: State, limit: LimitNumbers) -> int:  # noqa: ARG001 - of no matter
     """For how long what was charged can be put back: as long as the window lasts."""
     return state[1]
 
 
-def remaining(state: State, limit: Limit) -> int:
+def remaining(state: State, limit: LimitNumbers) -> int:
     """Requests that still fit; never negative."""
     return max(0, limit.burst - state[0])
 
 
-def used(state: State, limit: Limit) -> int:  # noqa: ARG001 - of no matter
+def used(state: State, limit: LimitNumbers) -> int:  # noqa: ARG001 - of no matter
     """Requests of this window."""
     return state[0]
 
 
-def wait_us(state: State, cost: int, limit: Limit) -> int | None:
+def wait_us(state: State, cost: int, limit: LimitNumbers) -> int | None:
     """Microseconds until ``cost`` requests fit: none, or until the next window begins; None if they never do."""
     if state[0] + cost <= limit.burst or not cost:
         return 0
     return None if cost > limit.burst else state[1]
 
 
-def refill_us(state: State, limit: Limit) -> int:  # noqa: ARG001 - of no matter
+def refill_us(state: State, limit: LimitNumbers) -> int:  # noqa: ARG001 - of no matter
     """Microseconds until nothing counts any more."""
     return state[1] if state[0] else 0
 
 
-def date(limit: Limit) -> int:
+def date(limit: LimitNumbers) -> int:
     """The end of the present window by this machine's clock, where Redis cannot know it: it knows no time zones."""
     return 0 if limit.align in (None, *ALIGNED) else _end(time.time_ns() // 1000, limit)
 
 
-def asked(limit: Limit, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - nothing is booked
+def asked(limit: LimitNumbers, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - nothing is booked
     """Burst, cost, period, how windows are aligned, and three ends of windows around the present date."""
     how = _BY_DATE if date else _BY_FIRST_REQUEST if limit.align == FIRST_REQUEST else _BY_CLOCK
     ends = [_begin(date, limit), date, _end(date, limit)] if date else [0, 0, 0]
@@ -131,7 +126,7 @@ def seen(facts: Sequence[int]) -> State:
     return facts[0], facts[1]
 
 
-def _left(used: int, left: int, now: int, limit: Limit) -> int:
+def _left(used: int, left: int, now: int, limit: LimitNumbers) -> int:
     """How long the window lasts that a time is in."""
     if limit.align == FIRST_REQUEST:
         return left if used else limit.period_us
@@ -140,17 +135,17 @@ def _left(used: int, left: int, now: int, limit: Limit) -> int:
     return _end(now, limit) - now
 
 
-def _begin(end: int, limit: Limit) -> int:
+def _begin(end: int, limit: LimitNumbers) -> int:
     """Where the window before an end begins, in Unix µs."""
     return _moment(_number(end - 1, limit), limit)
 
 
-def _end(now: int, limit: Limit) -> int:
+def _end(now: int, limit: LimitNumbers) -> int:
     """Where the window ends that a time is in, in Unix µs."""
     return _moment(_number(now, limit) + 1, limit)
 
 
-def _number(now: int, limit: Limit) -> int:
+def _number(now: int, limit: LimitNumbers) -> int:
     """How many windows have begun by a time since 1970 in this time zone.
 
     Where clocks go back over a midnight, its window has begun all the same.
@@ -160,7 +155,7 @@ def _number(now: int, limit: Limit) -> int:
     return number if now < _moment(number + 1, limit) else number + 1
 
 
-def _moment(number: int, limit: Limit) -> int:
+def _moment(number: int, limit: LimitNumbers) -> int:
     """When a window begins, in Unix µs; where clocks skip its midnight, when they do."""
     local = (_EPOCH + number * timedelta(seconds=limit.period)).replace(tzinfo=_zone(limit.align))
     return int(local.astimezone(UTC).timestamp()) * 1_000_000

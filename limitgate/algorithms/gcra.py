@@ -9,14 +9,8 @@ harmless: a tick is the same share of a request under any count, and time never 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from limitgate.algorithms.base import Load, always
-
-if TYPE_CHECKING:
-    from limitgate.limits.bucket import Bucket
-    from limitgate.limits.limit import Limit
-    from limitgate.limits.plan import Charge
+from limitgate.algorithms.base import BucketNumbers, ChargeNumbers, LimitNumbers, Load, always
 
 FACTS = 2
 BOOKS = True
@@ -32,12 +26,12 @@ MAX_OWED_US = 2**52
 """Microseconds (142 years) at which a debt is cut off that a lowered limit has stretched; keeps Lua's doubles exact."""
 
 
-def load(limit: Limit) -> Load:
+def load(limit: LimitNumbers) -> Load:
     """What a window costs Redis at most: more with a lease, whose requests are found bit by bit."""
     return LOAD._replace(charge=LOAD.charge + LOAD_OF_LEASE * limit.lease.bit_length()) if limit.lease else LOAD
 
 
-def drained(debts: Sequence[int], elapsed_us: int, bucket: Bucket, now: int = 0) -> Sequence[int]:  # noqa: ARG001 - see below
+def drained(debts: Sequence[int], elapsed_us: int, bucket: BucketNumbers, now: int = 0) -> Sequence[int]:  # noqa: ARG001 - see below
     """The debts in ticks, ``elapsed_us`` after they were written; an idle bucket earns nothing beyond its burst.
 
     Time that went backwards pays nothing back and takes nothing: what was owed is owed now. What time it is does not matter.
@@ -55,7 +49,7 @@ opened = drained
 
 
 def put_right(
-    debts: Sequence[int], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], bucket: Bucket
+    debts: Sequence[int], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
 ) -> Sequence[int]:
     """The debts in ticks after some is put back, ``elapsed_us`` after it was taken; in all but the grace it has drained.
 
@@ -78,12 +72,12 @@ def put_right(
     return right
 
 
-def rescaled(debt: int, limit: Limit) -> int:
+def rescaled(debt: int, limit: LimitNumbers) -> int:
     """A debt left by another count, under this limit: as many requests, so as many ticks, up to the ceiling."""
     return min(debt, limit.ceiling)
 
 
-def charged(debts: Sequence[int], cost: int, bucket: Bucket, ahead_us: int = 0) -> Sequence[int] | None:
+def charged(debts: Sequence[int], cost: int, bucket: BucketNumbers, ahead_us: int = 0) -> Sequence[int] | None:
     """The debts after ``cost`` requests; None if they do not fit into every window, decided on the state after them.
 
     They fit, too, if they will within ``ahead_us``, unless they never do. Where a limit lets borrow, all fit where one does.
@@ -102,7 +96,7 @@ def charged(debts: Sequence[int], cost: int, bucket: Bucket, ahead_us: int = 0) 
     return after
 
 
-def _bookable(limit: Limit, cost: int, ahead_us: int) -> int:
+def _bookable(limit: LimitNumbers, cost: int, ahead_us: int) -> int:
     """What a bucket may owe in ticks once ``cost`` requests are booked so far ahead, those that are borrowed included."""
     if cost > limit.most:
         return limit.capacity
@@ -112,7 +106,7 @@ def _bookable(limit: Limit, cost: int, ahead_us: int) -> int:
     return max(capacity, min(capacity + ahead_us * limit.count, limit.ceiling))
 
 
-def wait_us(debt: int, cost: int, limit: Limit) -> int | None:
+def wait_us(debt: int, cost: int, limit: LimitNumbers) -> int | None:
     """Microseconds until ``cost`` requests fit, rounded up; 0 if they fit now, None if they never do."""
     if not cost:
         return 0
@@ -122,7 +116,7 @@ def wait_us(debt: int, cost: int, limit: Limit) -> int | None:
     return -(-over // limit.count) if over > 0 else 0
 
 
-def refill_us(debt: int, limit: Limit) -> int:
+def refill_us(debt: int, limit: LimitNumbers) -> int:
     """Microseconds until nothing is owed, rounded up."""
     return -(-debt // limit.count)
 
@@ -130,31 +124,31 @@ def refill_us(debt: int, limit: Limit) -> int:
 lasts_us = refill_us
 
 
-def remaining(debt: int, limit: Limit) -> int:
+def remaining(debt: int, limit: LimitNumbers) -> int:
     """Whole requests that still fit; never negative."""
     return (limit.capacity - debt) // limit.period_us if debt < limit.capacity else 0
 
 
-def used(debt: int, limit: Limit) -> int:
+def used(debt: int, limit: LimitNumbers) -> int:
     """Requests owed, a begun one counted whole; more than the burst after a limit was lowered."""
     return -(-debt // limit.period_us)
 
 
-def check(limit: Limit) -> str | None:
+def check(limit: LimitNumbers) -> str | None:
     """Whatever is a limit can be had."""
 
 
-def fresh(now: int, bucket: Bucket) -> Sequence[int]:  # noqa: ARG001 - as every algorithm's
+def fresh(now: int, bucket: BucketNumbers) -> Sequence[int]:  # noqa: ARG001 - as every algorithm's
     """Nothing is owed."""
     return [0] * len(bucket.ids)
 
 
-def weighed(debts: Sequence[int], charge: Charge) -> Sequence[int] | None:
+def weighed(debts: Sequence[int], charge: ChargeNumbers) -> Sequence[int] | None:
     """The debts once a charge is made; None if it does not fit into every window."""
     return charged(debts, charge.cost, charge.bucket, charge.max_wait_us)
 
 
-def owed_back(charge: Charge, debts: Sequence[int], cost: int) -> tuple[Sequence[int], Sequence[int]]:
+def owed_back(charge: ChargeNumbers, debts: Sequence[int], cost: int) -> tuple[Sequence[int], Sequence[int]]:
     """What to put back in ticks, and for how long other debts drained, where a charge should have cost something else.
 
     What was charged too little is owed from now on. In a bucket that ran empty meanwhile some of it would have drained; but the
@@ -171,12 +165,12 @@ def owed_back(charge: Charge, debts: Sequence[int], cost: int) -> tuple[Sequence
     return back, [(debt + cost * weight) // count for debt, weight, count in zip(debts, bucket.weights, bucket.counts)]
 
 
-def date(limit: Limit) -> int:  # noqa: ARG001 - as every algorithm's
+def date(limit: LimitNumbers) -> int:  # noqa: ARG001 - as every algorithm's
     """No date matters."""
     return 0
 
 
-def asked(limit: Limit, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - see above
+def asked(limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - see above
     """The number, count, tolerance and increment, the latter two as whole microseconds and a rest over count.
 
     A cost that never fits stays just above the burst, so that its numbers are as small as those of others.
@@ -186,12 +180,12 @@ def asked(limit: Limit, window: int, cost: int, ahead_us: int, date: int) -> Seq
     return window, limit.count, *divmod(tolerance, limit.count), *divmod(increment, limit.count)
 
 
-def leased(limit: Limit, back: int, grace_us: int) -> Sequence[int]:
+def leased(limit: LimitNumbers, back: int, grace_us: int) -> Sequence[int]:
     """One request, what is put back, and the grace."""
     return *divmod(limit.period_us, limit.count), *divmod(back, limit.count), grace_us
 
 
-def seen(facts: Sequence[int], bucket: Bucket) -> Sequence[int]:
+def seen(facts: Sequence[int], bucket: BucketNumbers) -> Sequence[int]:
     """The debts, each reported as whole microseconds and a rest over count."""
     owed, at = [], 0
     for count in bucket.counts:

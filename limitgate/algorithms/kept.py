@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from limitgate.algorithms.base import Load
-
-if TYPE_CHECKING:
-    from limitgate.limits.bucket import Bucket
-    from limitgate.limits.limit import Limit
-    from limitgate.limits.plan import Charge
+from limitgate.algorithms.base import BucketNumbers, ChargeNumbers, LimitNumbers, Load
 
 PLENTY = 10**15
 """Requests that fit where nothing refuses: more than any limit has."""
@@ -28,7 +23,7 @@ class Number(Protocol):
     def changed(self, number: int, by: int, how: int) -> int:
         """The number after it is put right."""
 
-    def holds(self, states: Sequence[int], charge: Charge) -> bool:
+    def holds(self, states: Sequence[int], charge: ChargeNumbers) -> bool:
         """As in `base.Algorithm`."""
 
     def wait_us(self, number: int) -> int:
@@ -56,56 +51,56 @@ class Kept:
         self.FACTS = kind.FACTS
         self.holds = kind.holds
 
-    def check(self, limit: Limit) -> str | None:  # noqa: D102 - as in `base.Algorithm`, like all here
+    def check(self, limit: LimitNumbers) -> str | None:  # noqa: D102 - as in `base.Algorithm`, like all here
         return None
 
-    def load(self, limit: Limit) -> Load:  # noqa: D102
+    def load(self, limit: LimitNumbers) -> Load:  # noqa: D102
         return self._kind.LOAD
 
-    def fresh(self, now: int, bucket: Bucket) -> Sequence[int]:  # noqa: D102
+    def fresh(self, now: int, bucket: BucketNumbers) -> Sequence[int]:  # noqa: D102
         return [0] * len(bucket.ids)
 
-    def drained(self, states: Sequence[int], elapsed_us: int, bucket: Bucket, now: int = 0) -> Sequence[int]:  # noqa: D102
+    def drained(self, states: Sequence[int], elapsed_us: int, bucket: BucketNumbers, now: int = 0) -> Sequence[int]:  # noqa: D102
         return [self._kind.later(number, max(0, elapsed_us)) for number in states]
 
     opened = drained
 
-    def rescaled(self, state: int, limit: Limit) -> int:  # noqa: D102
+    def rescaled(self, state: int, limit: LimitNumbers) -> int:  # noqa: D102
         return state
 
-    def weighed(self, states: Sequence[int], charge: Charge) -> Sequence[int] | None:  # noqa: D102
+    def weighed(self, states: Sequence[int], charge: ChargeNumbers) -> Sequence[int] | None:  # noqa: D102
         return None if charge.cost and any(map(self._kind.wait_us, states)) else states
 
     def put_right(  # noqa: D102
-        self, states: Sequence[int], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], bucket: Bucket
+        self, states: Sequence[int], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
     ) -> Sequence[int]:
         return [self._kind.changed(number, by, how) for number, by, how in zip(states, back, grace_us)]
 
-    def owed_back(self, charge: Charge, states: Sequence[int], cost: int) -> tuple[Sequence[int], Sequence[int]]:  # noqa: D102
+    def owed_back(self, charge: ChargeNumbers, states: Sequence[int], cost: int) -> tuple[Sequence[int], Sequence[int]]:  # noqa: D102
         return [0] * len(states), [0] * len(states)
 
-    def remaining(self, state: int, limit: Limit) -> int:  # noqa: D102
+    def remaining(self, state: int, limit: LimitNumbers) -> int:  # noqa: D102
         return 0 if self._kind.wait_us(state) else PLENTY
 
-    def used(self, state: int, limit: Limit) -> int:  # noqa: D102
+    def used(self, state: int, limit: LimitNumbers) -> int:  # noqa: D102
         return 0
 
-    def wait_us(self, state: int, cost: int, limit: Limit) -> int:  # noqa: D102
+    def wait_us(self, state: int, cost: int, limit: LimitNumbers) -> int:  # noqa: D102
         return self._kind.wait_us(state)
 
-    def lasts_us(self, state: int, limit: Limit) -> int:  # noqa: D102
+    def lasts_us(self, state: int, limit: LimitNumbers) -> int:  # noqa: D102
         return self._kind.lasts_us(state)
 
     refill_us = lasts_us
 
-    def date(self, limit: Limit) -> int:  # noqa: D102
+    def date(self, limit: LimitNumbers) -> int:  # noqa: D102
         return 0
 
-    def asked(self, limit: Limit, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: D102
+    def asked(self, limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: D102
         return ()
 
-    def leased(self, limit: Limit, back: int, grace_us: int) -> Sequence[int]:  # noqa: D102
+    def leased(self, limit: LimitNumbers, back: int, grace_us: int) -> Sequence[int]:  # noqa: D102
         return self._kind.leased(back, grace_us)
 
-    def seen(self, facts: Sequence[int], bucket: Bucket) -> Sequence[int]:  # noqa: D102
+    def seen(self, facts: Sequence[int], bucket: BucketNumbers) -> Sequence[int]:  # noqa: D102
         return [self._kind.seen(facts)]

@@ -19,13 +19,9 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from limitgate.algorithms.base import Load
-
-if TYPE_CHECKING:
-    from limitgate.limits.limit import Limit
-    from limitgate.limits.plan import Charge
+from limitgate.algorithms.base import ChargeNumbers, LimitNumbers, Load
 
 FACTS = 6
 BOOKS = False
@@ -125,29 +121,29 @@ class Seen(NamedTuple):
 State = Log | Seen
 
 
-def check(limit: Limit) -> str | None:
+def check(limit: LimitNumbers) -> str | None:
     """What was expected of a limit that cannot be had with this algorithm, None if it can."""
     if limit.burst != limit.count:
         return "no burst: all requests of a period may come at once"
     return f"a count of at most {MAX_ENTRIES:,}, since every request is remembered" if limit.count > MAX_ENTRIES else None
 
 
-def load(limit: Limit) -> Load:
+def load(limit: LimitNumbers) -> Load:
     """What a window costs Redis at most: half of the entries are written anew where an old charge is given back."""
     return LOAD._replace(correction=LOAD.correction + LOAD_OF_ENTRY * limit.count)
 
 
-def fresh(now: int, limit: Limit) -> Log:  # noqa: ARG001 - as every algorithm's
+def fresh(now: int, limit: LimitNumbers) -> Log:  # noqa: ARG001 - as every algorithm's
     """An empty log, at a time in Unix µs."""
     return Log(now, array("q"), array("q"), 0)
 
 
-def opened(log: State, elapsed_us: int, now: int, limit: Limit) -> State:  # noqa: ARG001 - its own clock is enough
+def opened(log: State, elapsed_us: int, now: int, limit: LimitNumbers) -> State:  # noqa: ARG001 - its own clock is enough
     """`drained`, whatever time it is."""
     return drained(log, elapsed_us, limit)
 
 
-def drained(log: State, elapsed_us: int, limit: Limit) -> State:
+def drained(log: State, elapsed_us: int, limit: LimitNumbers) -> State:
     """The log some time later, without what was admitted a period ago."""
     if isinstance(log, Seen):
         return log.later(elapsed_us)
@@ -158,7 +154,7 @@ def drained(log: State, elapsed_us: int, limit: Limit) -> State:
     return Log(now, log.times[gone:], log.totals[gone:], log.totals[gone - 1])
 
 
-def charged(state: State, charge: Charge) -> State:
+def charged(state: State, charge: ChargeNumbers) -> State:
     """The state once a charge is made, whether or not it fits."""
     (limit,), cost = charge.bucket.limits, charge.cost
     if not cost:
@@ -168,7 +164,7 @@ def charged(state: State, charge: Charge) -> State:
     return state.with_more(cost, limit.burst)
 
 
-def put_right(log: Log, back: int, elapsed_us: int, grace_us: int, limit: Limit) -> Log:  # noqa: ARG001 - see `grace_us`
+def put_right(log: Log, back: int, elapsed_us: int, grace_us: int, limit: LimitNumbers) -> Log:  # noqa: ARG001 - see `grace_us`
     """The log after requests are put back that were charged at a moment by its clock, or taken on top as of now."""
     if back >= 0:
         return log.with_less(back, grace_us)
@@ -176,28 +172,28 @@ def put_right(log: Log, back: int, elapsed_us: int, grace_us: int, limit: Limit)
     return log.with_more(on_top, limit.burst) if on_top > 0 else log
 
 
-def grace_us(state: State, limit: Limit) -> int:  # noqa: ARG001 - of no matter
+def grace_us(state: State, limit: LimitNumbers) -> int:  # noqa: ARG001 - of no matter
     """The moment of a charge by the log's clock, under which it finds the entry again."""
     return state.now
 
 
-def holds(states: Sequence[State], charge: Charge) -> bool:
+def holds(states: Sequence[State], charge: ChargeNumbers) -> bool:
     """True until the first entry goes: from then on nobody knows here how many requests count. And for a known cost only."""
     (limit,), (state,) = charge.bucket.limits, states
     return isinstance(state, Log) or state.tells(charge.cost, limit.burst)
 
 
-def remaining(state: State, limit: Limit) -> int:
+def remaining(state: State, limit: LimitNumbers) -> int:
     """Requests that still fit; never negative."""
     return max(0, limit.burst - state.used)
 
 
-def used(state: State, limit: Limit) -> int:  # noqa: ARG001 - of no matter
+def used(state: State, limit: LimitNumbers) -> int:  # noqa: ARG001 - of no matter
     """Requests of the last period."""
     return state.used
 
 
-def wait_us(state: State, cost: int, limit: Limit) -> int | None:
+def wait_us(state: State, cost: int, limit: LimitNumbers) -> int | None:
     """Microseconds until ``cost`` requests fit: until enough others are a period old. None if they never do.
 
     Of a log that was `Seen` this is exact for the cost that was asked about, and enough for any other.
@@ -211,19 +207,19 @@ def wait_us(state: State, cost: int, limit: Limit) -> int | None:
     return state.wait if cost <= state.cost and state.wait > 0 else state.refill
 
 
-def refill_us(state: State, limit: Limit) -> int:
+def refill_us(state: State, limit: LimitNumbers) -> int:
     """Microseconds until nothing counts any more."""
     if isinstance(state, Seen):
         return state.refill
     return state.times[-1] + limit.period_us - state.now if state.times else 0
 
 
-def date(limit: Limit) -> int:  # noqa: ARG001 - as every algorithm's
+def date(limit: LimitNumbers) -> int:  # noqa: ARG001 - as every algorithm's
     """No date matters."""
     return 0
 
 
-def asked(limit: Limit, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - nothing is booked
+def asked(limit: LimitNumbers, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - nothing is booked
     """Burst, cost and period."""
     return limit.burst, min(cost, limit.burst + 1), limit.period_us
 

@@ -19,13 +19,8 @@ Source: the approximated sliding window counter as Cloudflare has described it (
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from limitgate.algorithms.base import MAX_USED, Load, always
-
-if TYPE_CHECKING:
-    from limitgate.limits.limit import Limit
-    from limitgate.limits.plan import Charge
+from limitgate.algorithms.base import MAX_USED, ChargeNumbers, LimitNumbers, Load, always
 
 FACTS = 3
 BOOKS = False
@@ -36,28 +31,28 @@ LOAD = Load(4, 3, 2)
 State = tuple[int, int, int]
 
 
-def check(limit: Limit) -> str | None:
+def check(limit: LimitNumbers) -> str | None:
     """What was expected of a limit that cannot be had with this algorithm, None if it can."""
     return "no burst: all of a window's requests may come at once" if limit.burst != limit.count else None
 
 
-def load(limit: Limit) -> Load:  # noqa: ARG001 - as every algorithm's
+def load(limit: LimitNumbers) -> Load:  # noqa: ARG001 - as every algorithm's
     """What a window costs Redis."""
     return LOAD
 
 
-def fresh(now: int, limit: Limit) -> State:
+def fresh(now: int, limit: LimitNumbers) -> State:
     """Windows that nobody has used, at a time in Unix µs."""
     return 0, 0, limit.period_us - now % limit.period_us
 
 
-def opened(state: State, elapsed_us: int, now: int, limit: Limit) -> State:
+def opened(state: State, elapsed_us: int, now: int, limit: LimitNumbers) -> State:
     """The windows at a time in Unix µs, some time later."""
     current, previous, _ = drained(state, elapsed_us, limit)
     return current, previous, limit.period_us - now % limit.period_us
 
 
-def drained(state: State, elapsed_us: int, limit: Limit) -> State:
+def drained(state: State, elapsed_us: int, limit: LimitNumbers) -> State:
     """The windows some time later: the present one may have become the one before, or be forgotten, too."""
     current, previous, left = state
     if elapsed_us < left:
@@ -66,13 +61,13 @@ def drained(state: State, elapsed_us: int, limit: Limit) -> State:
     return 0, 0 if begun else current, limit.period_us - into
 
 
-def charged(state: State, charge: Charge) -> State:
+def charged(state: State, charge: ChargeNumbers) -> State:
     """The state once a charge is made, whether or not it fits."""
     current, previous, left = state
     return current + charge.cost, previous, left
 
 
-def put_right(state: State, back: int, elapsed_us: int, grace_us: int, limit: Limit) -> State:
+def put_right(state: State, back: int, elapsed_us: int, grace_us: int, limit: LimitNumbers) -> State:
     """The state after requests are put back into the window that was charged for them, or taken on top of the present one.
 
     What is more than the present window was charged, when nobody knows which one it was, is put back into the one before.
@@ -86,23 +81,23 @@ def put_right(state: State, back: int, elapsed_us: int, grace_us: int, limit: Li
     return current - here, max(0, previous - (back - here)), left
 
 
-def grace_us(state: State, limit: Limit) -> int:  # noqa: ARG001 - of no matter
+def grace_us(state: State, limit: LimitNumbers) -> int:  # noqa: ARG001 - of no matter
     """For how long the window lasts that is charged; it counts as the one before for a period more."""
     return state[2]
 
 
-def remaining(state: State, limit: Limit) -> int:
+def remaining(state: State, limit: LimitNumbers) -> int:
     """Requests that still fit; never negative."""
     return max(0, limit.burst - used(state, limit))
 
 
-def used(state: State, limit: Limit) -> int:
+def used(state: State, limit: LimitNumbers) -> int:
     """Requests of this window and the share of those before, rounded up."""
     current, previous, left = state
     return current - (-previous * left // limit.period_us)
 
 
-def wait_us(state: State, cost: int, limit: Limit) -> int | None:
+def wait_us(state: State, cost: int, limit: LimitNumbers) -> int | None:
     """Microseconds until ``cost`` requests fit: later in this window, or in the next one; None if they never do."""
     if not cost:
         return 0
@@ -115,18 +110,18 @@ def wait_us(state: State, cost: int, limit: Limit) -> int | None:
     return left + limit.period_us - (limit.burst - cost) * limit.period_us // current
 
 
-def refill_us(state: State, limit: Limit) -> int:
+def refill_us(state: State, limit: LimitNumbers) -> int:
     """Microseconds until nothing counts any more."""
     current, previous, left = state
     return left + limit.period_us if current else left if previous else 0
 
 
-def date(limit: Limit) -> int:  # noqa: ARG001 - as every algorithm's
+def date(limit: LimitNumbers) -> int:  # noqa: ARG001 - as every algorithm's
     """No date matters: windows are those of UTC."""
     return 0
 
 
-def asked(limit: Limit, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - nothing is booked
+def asked(limit: LimitNumbers, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - nothing is booked
     """Burst, cost and period."""
     return limit.burst, min(cost, limit.burst + 1), limit.period_us
 

@@ -16,14 +16,8 @@ under the formula.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from limitgate.algorithms.base import Load, always
-
-if TYPE_CHECKING:
-    from limitgate.limits.bucket import Bucket
-    from limitgate.limits.limit import Limit
-    from limitgate.limits.plan import Charge
+from limitgate.algorithms.base import BucketNumbers, ChargeNumbers, LimitNumbers, Load, always
 
 FACTS = 3
 BOOKS = True
@@ -41,7 +35,7 @@ Amount = tuple[int, int, int]
 """What is put back: ticks of requests, and of warmth; and for how long the request had to wait for its turn, in µs."""
 
 
-def check(limit: Limit) -> str | None:
+def check(limit: LimitNumbers) -> str | None:
     """What was expected of a limit that cannot be had with this algorithm, None if it can."""
     if limit.warm_up is None:
         return "a duration for warm_up, such as 10s"
@@ -59,17 +53,17 @@ def toll(warmth: int, full: int) -> int:
     return -(-2 * part * (full - part) // full)
 
 
-def load(limit: Limit) -> Load:  # noqa: ARG001 - as every algorithm's
+def load(limit: LimitNumbers) -> Load:  # noqa: ARG001 - as every algorithm's
     """What a window costs Redis."""
     return LOAD
 
 
-def fresh(now: int, bucket: Bucket) -> Sequence[State]:  # noqa: ARG001 - as every algorithm's
+def fresh(now: int, bucket: BucketNumbers) -> Sequence[State]:  # noqa: ARG001 - as every algorithm's
     """Nothing is owed, and it is cold."""
     return [(0, 0)] * len(bucket.ids)
 
 
-def drained(states: Sequence[State], elapsed_us: int, bucket: Bucket, now: int = 0) -> Sequence[State]:  # noqa: ARG001
+def drained(states: Sequence[State], elapsed_us: int, bucket: BucketNumbers, now: int = 0) -> Sequence[State]:  # noqa: ARG001
     """The states some time later: time pays the debt, and what is left of it cools. What time it is does not matter."""
     if elapsed_us <= 0:
         return states
@@ -83,13 +77,13 @@ def drained(states: Sequence[State], elapsed_us: int, bucket: Bucket, now: int =
 opened = drained
 
 
-def rescaled(state: State, limit: Limit) -> State:
+def rescaled(state: State, limit: LimitNumbers) -> State:
     """A state left by another count, under this limit: as many requests are owed, and as many have warmed it."""
     debt, warmth = state
     return min(debt, limit.ceiling), min(warmth, limit.full)
 
 
-def weighed(states: Sequence[State], charge: Charge) -> Sequence[State] | None:
+def weighed(states: Sequence[State], charge: ChargeNumbers) -> Sequence[State] | None:
     """The states once a charge is made; None if something is owed for longer than it may be booked ahead."""
     if not charge.cost:
         return states
@@ -102,7 +96,7 @@ def weighed(states: Sequence[State], charge: Charge) -> Sequence[State] | None:
     return after
 
 
-def _charged(state: State, cost: int, limit: Limit) -> State:
+def _charged(state: State, cost: int, limit: LimitNumbers) -> State:
     debt, warmth = state
     ticks = cost * limit.period_us
     warmer = min(limit.full, warmth + ticks)
@@ -110,7 +104,7 @@ def _charged(state: State, cost: int, limit: Limit) -> State:
 
 
 def put_right(
-    states: Sequence[State], back: Sequence[Amount], elapsed_us: int, grace_us: Sequence[int], bucket: Bucket
+    states: Sequence[State], back: Sequence[Amount], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
 ) -> Sequence[State]:
     """The states after something is put back, as if it had been the last that was charged, or, if negative, charged now.
 
@@ -137,7 +131,7 @@ def put_right(
     return right
 
 
-def owed_back(charge: Charge, states: Sequence[State], cost: int) -> tuple[Sequence[Amount], Sequence[int]]:
+def owed_back(charge: ChargeNumbers, states: Sequence[State], cost: int) -> tuple[Sequence[Amount], Sequence[int]]:
     """What to put back, and for how long other debts drained, where a charge should have cost something else.
 
     What was charged too little is owed from now on.
@@ -155,39 +149,39 @@ def owed_back(charge: Charge, states: Sequence[State], cost: int) -> tuple[Seque
     return back, graces
 
 
-def remaining(state: State, limit: Limit) -> int:  # noqa: ARG001 - of no matter
+def remaining(state: State, limit: LimitNumbers) -> int:  # noqa: ARG001 - of no matter
     """One request, whatever it costs, if nothing is owed."""
     return 0 if state[0] else 1
 
 
-def used(state: State, limit: Limit) -> int:
+def used(state: State, limit: LimitNumbers) -> int:
     """Requests at the whole rate that are owed, a begun one counted whole."""
     return -(-state[0] // limit.period_us)
 
 
-def wait_us(state: State, cost: int, limit: Limit) -> int | None:
+def wait_us(state: State, cost: int, limit: LimitNumbers) -> int | None:
     """Microseconds until nothing is owed, rounded up; None if the cost is more than can be remembered."""
     if not cost:
         return 0
     return None if cost > limit.most else refill_us(state, limit)
 
 
-def refill_us(state: State, limit: Limit) -> int:
+def refill_us(state: State, limit: LimitNumbers) -> int:
     """Microseconds until nothing is owed, rounded up. It may be warm then."""
     return -(-state[0] // limit.count)
 
 
-def lasts_us(state: State, limit: Limit) -> int:
+def lasts_us(state: State, limit: LimitNumbers) -> int:
     """Microseconds until it is as cold as one that nobody has used, rounded up."""
     return -(-sum(state) // limit.count)
 
 
-def date(limit: Limit) -> int:  # noqa: ARG001 - as every algorithm's
+def date(limit: LimitNumbers) -> int:  # noqa: ARG001 - as every algorithm's
     """No date matters."""
     return 0
 
 
-def asked(limit: Limit, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - alone in its bucket
+def asked(limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - alone in its bucket
     """The count, what can be stored, how far ahead may be booked (below 0: never), warmth and ticks of the requests."""
     if cost > limit.most:
         return limit.count, limit.full, -1, 0, 0, 0
@@ -195,12 +189,12 @@ def asked(limit: Limit, window: int, cost: int, ahead_us: int, date: int) -> Seq
     return limit.count, limit.full, ahead_us, min(ticks, limit.full), *divmod(ticks, limit.count)
 
 
-def leased(limit: Limit, back: Amount, grace_us: int) -> Sequence[int]:
+def leased(limit: LimitNumbers, back: Amount, grace_us: int) -> Sequence[int]:
     """What is put back, as whole microseconds and a rest, the warmth, how long the turn was ahead, and the grace."""
     ticks, warmth, turn = back
     return *divmod(ticks, limit.count), warmth, turn, grace_us
 
 
-def seen(facts: Sequence[int], bucket: Bucket) -> Sequence[State]:
+def seen(facts: Sequence[int], bucket: BucketNumbers) -> Sequence[State]:
     """The states that the script has reported."""
     return [(facts[3 * at] * count + facts[3 * at + 1], facts[3 * at + 2]) for at, count in enumerate(bucket.counts)]

@@ -72,7 +72,7 @@ def _options() -> tuple[list[CheckMessage], list[Rule]]:
 
 
 def _is_memory(store: Any) -> bool:
-    """Whether a store, or the one of a URL, is in memory. Raises `ConfigError` where there is none."""
+    """True if a store, or the one of a URL, is in memory. Raises `ConfigError` where there is none."""
     if isinstance(store, str):
         store = open_sync_store(store)
         store.close()
@@ -121,5 +121,5 @@ def _marks() -> list[Mark]:
 
 
 def _is(middleware: Any, path: str) -> bool:
-    """Whether this is the class of that name or made from it; it need not be importable."""
+    """True if this is the class of that name or made from it; it need not be importable."""
     return isclass(middleware) and any(f"{kind.__module__}.{kind.__qualname__}" == path for kind in middleware.__mro__)

@@ -79,7 +79,7 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
             cls.rule = Rule(name, *cls.limits, **options)
 
     def allow_request(self, request: Any, view: Any) -> bool:
-        """Whether a request of REST framework's may pass. Raises `Unavailable` where ``on_error`` says closed."""
+        """True if a request of REST framework's may pass. Raises `Unavailable` where ``on_error`` says closed."""
         if self.rule is None:
             raise TypeError(f"{type(self).__name__} has no limits, expected for example limits = ('10/minute',)")
         django = request._request  # noqa: SLF001 - the only way to it there is

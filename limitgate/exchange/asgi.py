@@ -43,11 +43,11 @@ class Exchange:
     """
 
     _is_closed = False
-    """Whether the application has nothing to say any more."""
+    """True if the application has nothing to say any more."""
     _has_hung_up = False
-    """Whether the application has closed the WebSocket itself."""
+    """True if the application has closed the WebSocket itself."""
     _is_receiving = False
-    """Whether the application waits for a message, or has once given up to."""
+    """True if the application waits for a message, or has once given up to."""
     _inbox: ReceiveBuffer | None = None
     """What the server said while the request waited for its turn."""
     _weighed: tuple[Message, asyncio.Future[Refusal | None]] | None = None

@@ -37,7 +37,7 @@ class Charged(NamedTuple):
     """What was taken; a part of what was considered where the store failed for the rest."""
     reading: Reading
     is_local: bool = False
-    """Whether this process decided, as the store had failed."""
+    """True if this process decided, as the store had failed."""
 
     def having_cost(self, costs: Sequence[int]) -> Charged:
         """The same with other costs of its charges."""
@@ -84,19 +84,19 @@ class Admission:
     messages: RequestPlan | None = None
     """What each message over a WebSocket is to be charged, None for nothing."""
     has_begun = False
-    """Whether a response has begun, so that it is too late to refuse."""
+    """True if a response has begun, so that it is too late to refuse."""
     client_left = False
-    """Whether the client is known to have hung up; what is answered then is no outcome."""
+    """True if the client is known to have hung up; what is answered then is no outcome."""
     status: int | None = None
     """That of the response, None as long as there is none, or none that the client waited for."""
     charged: tuple[Charged, ...] = ()
     """What was taken for it so far."""
     is_by_outcome = False
-    """Whether some of that is charged by the outcome only."""
+    """True if some of that is charged by the outcome only."""
     has_slots = False
-    """Whether some of that are places for requests in flight, which it keeps until it is over."""
+    """True if some of that are places for requests in flight, which it keeps until it is over."""
     is_sent = False
-    """Whether the application has given all of its response, so that it is in flight no longer."""
+    """True if the application has given all of its response, so that it is in flight no longer."""
     booking: Booking | None = None
     """What it has to wait for before it goes on; what was booked for that is not yet among what was taken."""
     receive_buffer: Any = None
@@ -204,17 +204,17 @@ class Admission:
 
     @property
     def is_undone(self) -> bool:
-        """Whether it is refused, as if it had never come; not where that is too late, as a response has begun already."""
+        """True if it is refused, as if it had never come; not where that is too late, as a response has begun already."""
         return self.refusal is not None and not self.has_begun
 
     @property
     def has_to_give_back(self) -> bool:
-        """Whether something was taken for it that it must not keep."""
+        """True if something was taken for it that it must not keep."""
         return bool(self.charged) and (self.is_undone or (self.has_slots and self.is_sent))
 
     @property
     def may_need_refund(self) -> bool:
-        """Whether by what is known now something may have been charged that should not have been, or too little."""
+        """True if by what is known now something may have been charged that should not have been, or too little."""
         if not (self.settlement.has_news or self.is_by_outcome or self.refusal or self.has_slots):
             return False  # almost all requests
         return self.has_to_give_back or (

@@ -59,7 +59,7 @@ class Built(NamedTuple):
     """None where LimitGate is switched off."""
     on_denied: Callable[..., Any] | None
     owns_store: bool
-    """Whether the store was opened here, and so is to be closed here."""
+    """True if the store was opened here, and so is to be closed here."""
 
 
 def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOptions[Any, Any, Any]]) -> Built:
@@ -120,5 +120,5 @@ def _review(rules: RuleSet, proxies: TrustedProxies, *, identifies: bool) -> Non
 
 
 def _has_own_clock(store: object) -> bool:
-    """Whether a store goes by a clock that may be another machine's: it counts how often that stepped back."""
+    """True if a store goes by a clock that may be another machine's: it counts how often that stepped back."""
     return hasattr(store, "clock_steps") and not isinstance(store, MemoryStore)

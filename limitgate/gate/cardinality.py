@@ -82,7 +82,7 @@ class CardinalityGuard:
         return len(self._known)
 
     def know(self, bucket: Hashable) -> bool:
-        """Whether a bucket is one that was opened lately."""
+        """True if a bucket is one that was opened lately."""
         return self._known.get(hash(bucket)) is not None
 
     def open(self, bucket: Hashable, source: str | None, rule: str) -> bool:

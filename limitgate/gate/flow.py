@@ -21,7 +21,7 @@ Flow = Generator[tuple[Plan, float], Reading, T]
 
 
 def measures_silence(store: object) -> bool:
-    """Whether readings and errors of a store say for how long it was silent: its class does where it says how to ask it."""
+    """True if readings and errors of a store say for how long it was silent: its class does where it says how to ask it."""
     for kind in type(store).__mro__:
         if "spend" in vars(kind) or "aspend" in vars(kind):
             return bool(vars(kind).get("measures_silence", False))

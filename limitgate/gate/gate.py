@@ -102,7 +102,7 @@ class Gate:
 
     @property
     def overflowed(self) -> int:
-        """How many times a request shared its source's overflow bucket, as the source had opened too many others."""
+        """Number of times a request shared its source's overflow bucket, as the source had opened too many others."""
         return self._planner.newcomers.overflowed if self._planner.newcomers else 0
 
     def check(self, request: Request) -> Admission:

@@ -39,7 +39,7 @@ class Subject:
 
     @property
     def is_real(self) -> bool:
-        """Whether what it sends is taken for real: it is a known caller, or a client in ``trusted_proxies``."""
+        """True if what it sends is taken for real: it is a known caller, or a client in ``trusted_proxies``."""
         return self.caller is not None or self._identities.trust(self.request.client)
 
     @property
@@ -79,11 +79,11 @@ class Identities:
 
     @property
     def vouch_for_keys(self) -> bool:
-        """Whether an API key that anybody could have invented is told from a real one."""
+        """True if an API key that anybody could have invented is told from a real one."""
         return self._callers.list_keys or self._identifies
 
     def trust(self, client: str | None) -> bool:
-        """Whether the headers of a client are believed."""
+        """True if the headers of a client are believed."""
         return self._proxies.trust(client)
 
     def subject(self, request: Request, identified: Caller | None) -> Subject:

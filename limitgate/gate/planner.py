@@ -115,11 +115,11 @@ class RequestPlan(NamedTuple):
     seen: Container[Mark]
     """The decorators that were taken into account."""
     is_by_outcome: bool = False
-    """Whether a rule is charged by the outcome."""
+    """True if a rule is charged by the outcome."""
     messages: RequestPlan | None = None
     """What each message over a WebSocket is to be charged, None for nothing."""
     has_slots: bool = False
-    """Whether it takes places for requests in flight, which have to be given back."""
+    """True if it takes places for requests in flight, which have to be given back."""
 
     def named(self) -> RequestPlan:
         """The same with names for the slots that one request takes."""
@@ -275,7 +275,7 @@ class Planner:
         return tuple([compiled_rule for compiled_rule in self._every[tier] if compiled_rule.rule.applies_to(method)])
 
     def _is_exempt(self, tier: str, method: str, paths: Sequence[str]) -> bool:
-        """Whether exempt rules cover every reading of the path: one that may be read otherwise is not let off."""
+        """True if exempt rules cover every reading of the path: one that may be read otherwise is not let off."""
         index = self._exempt[tier]
         return all(any(compiled_rule.rule.applies_to(method) for _, compiled_rule in index.find(path)) for path in paths)
 
@@ -310,7 +310,7 @@ class Planner:
         return compiled_rule
 
     def _is_inventable(self, label: str) -> bool:
-        """Whether a client may make up values of a key's part. Methods are no such part: invented ones are all one."""
+        """True if a client may make up values of a key's part. Methods are no such part: invented ones are all one."""
         return label == "host" or label.startswith("header:") or (label == "api_key" and not self._identities.vouch_for_keys)
 
     def _review(self, rule: Rule) -> None:

@@ -68,7 +68,7 @@ class _Keeper:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to do."""
+        """True if there is nothing to do."""
         return not (self.held or self.doubts)
 
     def hold(self, charges: Sequence[Charge], holder: object) -> None:

@@ -110,7 +110,7 @@ class TrustedProxies:
 
     @property
     def trust_anybody(self) -> bool:
-        """Whether there is a peer whose headers are believed."""
+        """True if there is a peer whose headers are believed."""
         return self._unix or bool(self._networks)
 
     @property
@@ -119,7 +119,7 @@ class TrustedProxies:
         return [name for name, public in _PUBLIC.items() if all(self._cover(network) for network in public)]
 
     def trust(self, peer: str | None) -> bool:
-        """Whether the headers of this peer are believed. A peer without an address is one on a unix socket."""
+        """True if the headers of this peer are believed. A peer without an address is one on a unix socket."""
         if peer is None:
             return self._unix
         return bool(self._networks) and self._trusted(canonical(peer))
@@ -157,7 +157,7 @@ class TrustedProxies:
                 return
 
     def _cover(self, network: IPv4Network | IPv6Network) -> bool:
-        """Whether all addresses of a network are trusted."""
+        """True if all addresses of a network are trusted."""
         same = [trusted for trusted in self._networks if trusted.version == network.version]
         return any(network.subnet_of(trusted) for trusted in collapse_addresses(same))  # type: ignore[arg-type, type-var]
 

@@ -207,7 +207,7 @@ def _end_of_slashes(path: str, start: int) -> int:
 
 
 def _may_climb(path: str) -> bool:
-    """Whether any reading of a path has a segment ``..`` behind a slash. May be wrong about paths that have one nearly."""
+    """True if any reading of a path has a segment ``..`` behind a slash. May be wrong about paths that have one nearly."""
     visible = b"/" + path.encode("utf-8", "surrogatepass").translate(None, _HIDDEN_BYTES)
     return b"/.." in visible and (visible.endswith(b"/..") or any(b"/.." + end in visible for end in (b"/", b";", b"?", b"#")))
 
@@ -259,7 +259,7 @@ def beyond(mounts: Iterable[str], paths: Iterable[str]) -> list[str]:
 
 
 def covers(pattern: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether a pattern of `segments` matches every path that another one matches."""
+    """True if a pattern of `segments` matches every path that another one matches."""
     for place, segment in enumerate(pattern):
         if segment == REST:
             return True
@@ -376,7 +376,7 @@ def below(path: str, root: str) -> str:
 
 
 def _is_tidy(path: str, root: str) -> bool:
-    """Whether a path has one reading only: nothing to clean, and all of it below the mount point if there is one."""
+    """True if a path has one reading only: nothing to clean, and all of it below the mount point if there is one."""
     if not path.startswith("/") or (path != "/" and _UNTIDY.search(path)):
         return False
     return not root or _is_below(path, root)

@@ -342,19 +342,19 @@ class Request:
 
     @property
     def is_preflight(self) -> bool:
-        """Whether a browser asks for permission to send the real request (Fetch standard, CORS-preflight request)."""
+        """True if a browser asks for permission to send the real request (Fetch standard, CORS-preflight request)."""
         if self.method != "OPTIONS":
             return False
         return bool(self.headers.get("origin") and self.headers.get("access-control-request-method"))
 
     @property
     def is_websocket(self) -> bool:
-        """Whether this is the handshake of a WebSocket."""
+        """True if this is the handshake of a WebSocket."""
         return self.scope is not None and self.scope["type"] == "websocket"
 
     @property
     def passed_a_gate(self) -> bool:
-        """Whether a gate around this one has decided about this very request."""
+        """True if a gate around this one has decided about this very request."""
         return "limitgate" in (self.scope or self.environ or ())
 
     @cached_property

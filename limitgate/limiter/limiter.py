@@ -120,7 +120,7 @@ class AsyncLimiter(Operations):
         return await self._arun(self._banning(key, seconds))
 
     async def banned(self, key: str) -> Decision:
-        """Whether ``key`` is banned: then it is a refusal, and ``retry_after`` what is left of the ban."""
+        """True if ``key`` is banned: then it is a refusal, and ``retry_after`` what is left of the ban."""
         return await self._arun(self._banned(key))
 
     async def configure(
@@ -279,7 +279,7 @@ class Limiter(Operations):
         return self._run(self._banning(key, seconds))
 
     def banned(self, key: str) -> Decision:
-        """Whether ``key`` is banned: then it is a refusal, and ``retry_after`` what is left of the ban."""
+        """True if ``key`` is banned: then it is a refusal, and ``retry_after`` what is left of the ban."""
         return self._run(self._banned(key))
 
     def configure(self, name: str, *limits: Limit | str, per_process: bool = False, replace: bool = True) -> tuple[Limit, ...]:

@@ -31,7 +31,7 @@ class Configuration(NamedTuple):
 
     limits: tuple[Limit, ...]
     per_process: bool = False
-    """Whether each process counts by itself."""
+    """True if each process counts by itself."""
 
 
 class Known:

@@ -62,16 +62,16 @@ class Bucket:
         self.lease = min([limit.lease for limit in limits], default=0)
         """Requests that a process may take in advance, 0 for none."""
         self.borrow = any(limit.borrow for limit in limits)
-        """Whether a request may cost more than there is."""
+        """True if a request may cost more than there is."""
         self.algorithm: Algorithm = _common_algorithm(limits)
         self.facts = self.algorithm.FACTS * len(limits)
-        """How many numbers the script reports of the bucket."""
+        """Numbers that the script reports of the bucket."""
         self.load = reduce(Load.plus, map(self.algorithm.load, limits), BUCKET)
         """What the bucket costs Redis at most."""
         self.is_dated = any(map(self.algorithm.date, limits))
-        """Whether the script has to be told about the present date."""
+        """True if the script has to be told about the present date."""
         self.has_slots = self.algorithm is ALGORITHMS["concurrency"]
-        """Whether these are places for requests in flight, so that a charge has to have a `Charge.slot`."""
+        """True if these are places for requests in flight, so that a charge has to have a `Charge.slot`."""
         self.suffix = "" if self.algorithm is gcra else f":{self.ids[0]:x}"
         """What the bucket's key ends with."""
         self.strictest: Bucket = strictest or self

@@ -43,7 +43,7 @@ class Standing(NamedTuple):
     charge: Charge
     states: Sequence[State]
     fits: bool
-    """Whether the charge fitted into every window."""
+    """True if the charge fitted into every window."""
 
     def windows(self) -> list[Window]:
         """How each of its limits stands."""
@@ -75,11 +75,11 @@ class Settlement:
     others: tuple[Settlement, ...] = ()
     """Those of gates around this one, which hear of everything, too."""
     has_news = False
-    """Whether something was noted that is not put into effect yet."""
+    """True if something was noted that is not put into effect yet."""
     is_over = False
 
     def __eq__(self, other: object) -> bool:
-        """Whether this is one, too: what a request turns out to cost is nothing that was decided."""
+        """True if this is one, too: what a request turns out to cost is nothing that was decided."""
         return isinstance(other, Settlement)
 
     def __hash__(self) -> int:
@@ -294,7 +294,7 @@ def _delay(charges: Sequence[Charge], states: Sequence[Sequence[State]]) -> floa
 
 
 def is_booked(charge: Charge, states: Sequence[State]) -> bool:
-    """Whether a request has to wait for its turn in a bucket that was found in these states."""
+    """True if a request has to wait for its turn in a bucket that was found in these states."""
     return bool(charge.max_wait_us and charge.enforced and _wait(charge._replace(max_wait_us=0), states))
 
 

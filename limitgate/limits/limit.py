@@ -71,11 +71,11 @@ class Limit:
     align: str | None
     """Where a ``fixed_window`` begins: ``utc``, which is the default, a time zone, or ``first-request``."""
     borrow: bool
-    """Whether a request of any cost passes where one request fits, and the next ones pay for it."""
+    """True if a request of any cost passes where one request fits, and the next ones pay for it."""
     warm_up: float | None
     """Seconds, or text such as ``10s``, in which an idle limit gets from a third of its rate to all of it."""
     says_algorithm: bool = field(compare=False)
-    """Whether the limit itself says how requests are counted, so that nobody else does."""
+    """True if the limit itself says how requests are counted, so that nobody else does."""
     period_us: int = field(compare=False)
     """The period in microseconds; also what one request weighs, in ticks."""
     capacity: int = field(compare=False)

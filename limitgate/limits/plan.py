@@ -44,7 +44,7 @@ class Adjustment(NamedTuple):
 
     @property
     def gives_back(self) -> bool:
-        """Whether anything is put back, or taken on top."""
+        """True if anything is put back, or taken on top."""
         return any(self.back)
 
 
@@ -56,7 +56,7 @@ class Charge(NamedTuple):
     bucket: Bucket
     cost: int
     enforced: bool
-    """Whether this bucket may refuse the request; a shadow rule's may not."""
+    """True if this bucket may refuse the request; a shadow rule's may not."""
     rule: str | None
     """The rule's name, None in a Limiter."""
     adjustment: Adjustment | None = None
@@ -79,12 +79,12 @@ class Plan(NamedTuple):
 
     @property
     def gives_back(self) -> bool:
-        """Whether buckets owe less afterwards, or something that nobody asked them about."""
+        """True if buckets owe less afterwards, or something that nobody asked them about."""
         return self.verb == "reset" or any(charge.adjustment and charge.adjustment.gives_back for charge in self.charges)
 
     @property
     def has_adjustments(self) -> bool:
-        """Whether it puts something back, or takes something in advance."""
+        """True if it puts something back, or takes something in advance."""
         return any(charge.adjustment for charge in self.charges)
 
     def named(self) -> Plan:
@@ -105,7 +105,7 @@ class Reading(NamedTuple):
     after: Sequence[Sequence[State] | None]
     """Per charge, the states if it is taken; None if it does not fit."""
     admitted: bool
-    """Whether the request passes: every binding charge fits. Then each charge that fits is taken, else none is."""
+    """True if the request passes: every binding charge fits. Then each charge that fits is taken, else none is."""
     waited: float = 0.0
     """Seconds for which the store was silent before, while this process was there to listen, as far as it measures that."""
 

@@ -26,7 +26,7 @@ def host_of(url: str) -> str:
 
 
 def in_memory(body: object) -> bool:
-    """Whether a request's body is there to be sent again; one that is streamed is gone."""
+    """True if a request's body is there to be sent again; one that is streamed is gone."""
     return body is None or isinstance(body, str | bytes | bytearray)
 
 
@@ -99,7 +99,7 @@ def _with(response: HTTPResponse, body: bytes) -> HTTPResponse:
 
 
 def _is_readable(response: HTTPResponse) -> bool:
-    """Whether a body can be decoded, and is no larger for it than it might have been on the wire."""
+    """True if a body can be decoded, and is no larger for it than it might have been on the wire."""
     try:
         return len(response.read(MOST_READ + 1, decode_content=True)) <= MOST_READ
     except HTTPError:

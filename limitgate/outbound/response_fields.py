@@ -45,7 +45,7 @@ class Answer(NamedTuple):
 
     @property
     def refused(self) -> bool:
-        """Whether the request was refused by a limit (RFC 6585 section 4)."""
+        """True if the request was refused by a limit (RFC 6585 section 4)."""
         return self.status == 429
 
     @property

@@ -68,7 +68,7 @@ class Transport(Protocol):
         """Sleep."""
 
     def repeatable(self, request: Any) -> bool:
-        """Whether the body of a request can be sent again."""
+        """True if the body of a request can be sent again."""
 
 
 def run(steps: Steps) -> Any:
@@ -97,7 +97,7 @@ async def arun(steps: Steps) -> Any:
 
 
 def is_idempotent(method: str, fields: Iterable[str]) -> bool:
-    """Whether a request means the same if it is sent twice: by its method, or since ``Idempotency-Key`` is among its fields."""
+    """True if a request means the same if it is sent twice: by its method, or since ``Idempotency-Key`` is among its fields."""
     return method.upper() in _IDEMPOTENT or any(name.lower() == "idempotency-key" for name in fields)
 
 

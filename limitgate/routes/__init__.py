@@ -25,7 +25,7 @@ class Routes(Protocol):
     """The routes of the application behind a gate."""
 
     def decorated(self) -> bool:
-        """Whether any endpoint carries a decorator, so that every request's route has to be known."""
+        """True if any endpoint carries a decorator, so that every request's route has to be known."""
 
     def find(self, request: Request) -> Route | None:
         """The route that a request will take; None where there is none, or none that can be known."""

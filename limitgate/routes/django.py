@@ -28,7 +28,7 @@ class DjangoRoutes:
             self._table(urlconf)
 
     def decorated(self) -> bool:
-        """Whether any view carries a decorator; yes where that cannot be known."""
+        """True if any view carries a decorator; yes where that cannot be known."""
         try:
             return any(self._table(urlconf).decorated for urlconf in (None, *self._tables))
         except Exception:  # noqa: BLE001 - a URLconf that cannot be imported is Django's to raise

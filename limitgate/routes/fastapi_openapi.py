@@ -30,7 +30,7 @@ class _Gate(NamedTuple):
     """The rules of each tier; no tiers if it never refuses."""
     styles: Sequence[str]
     is_problem: bool
-    """Whether a refusal's body is ours."""
+    """True if a refusal's body is ours."""
 
 
 _UNKNOWN = _Gate(((),), ("x-ratelimit",), is_problem=True)
@@ -97,7 +97,7 @@ def _rules_within(dependant: Any) -> Iterator[Rule]:
 
 
 def _takes(app: Any, route: Any, method: str, path: str) -> bool:
-    """Whether the router takes this path to this route, and not to one that comes before it."""
+    """True if the router takes this path to this route, and not to one that comes before it."""
     scope = {"type": "http", "method": method, "path": path, "root_path": "", "path_params": {}, "headers": []}
     try:
         taker = next((other for other in flat(app.routes) if other.matches(dict(scope))[0] is Match.FULL), None)

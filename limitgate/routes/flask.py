@@ -25,7 +25,7 @@ class FlaskRoutes:
         self._decorated = False
 
     def decorated(self) -> bool:
-        """Whether any view carries a decorator; looked up anew when views have changed."""
+        """True if any view carries a decorator; looked up anew when views have changed."""
         views = self._app.view_functions
         if self._views != views:
             self._views = dict(views)
@@ -67,7 +67,7 @@ class DispatchedRoutes:
         """The routes by prefix."""
 
     def decorated(self) -> bool:
-        """Whether any endpoint of any of the applications carries a decorator."""
+        """True if any endpoint of any of the applications carries a decorator."""
         return any(routes.decorated() for routes in self._ends)
 
     @cached_property

@@ -28,7 +28,7 @@ class Listed(NamedTuple):
     marks: Callable[[str], tuple[Mark, ...]]
     """The decorators on what serves a method."""
     takes: Callable[[str], bool]
-    """Whether the router takes this very path, which fits, to this route and not to another one."""
+    """True if the router takes this very path, which fits, to this route and not to another one."""
 
 
 class Applied(NamedTuple):
@@ -37,7 +37,7 @@ class Applied(NamedTuple):
     rule: Rule | Literal["exempt"]
     """A rule, that of a decorator included, or the decorator ``exempt``."""
     wholly: bool
-    """Whether for all paths of the route."""
+    """True if for all paths of the route."""
 
 
 def overview(rules: RuleSet, routes: Sequence[Listed]) -> str:

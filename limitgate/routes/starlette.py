@@ -36,7 +36,7 @@ class StarletteRoutes:
         self._decorated = False
 
     def decorated(self) -> bool:
-        """Whether any endpoint carries a decorator, in mounted applications too."""
+        """True if any endpoint carries a decorator, in mounted applications too."""
         self._current()
         return self._decorated
 
@@ -129,7 +129,7 @@ def _read(routes: list[Any]) -> dict[int, _Table]:
 
 
 def _are_decorated(tables: Iterable[_Table]) -> bool:
-    """Whether any endpoint carries a decorator, once all are known that somebody routes to."""
+    """True if any endpoint carries a decorator, once all are known that somebody routes to."""
     entries = [entry for table in tables for entry in table.entries]
     for entry in entries:
         note_routed(entry.endpoint)
@@ -160,7 +160,7 @@ def _router(app: Any) -> Any:
 
 
 def _are_routes(found: object) -> bool:
-    """Whether this is a list of Starlette's routes; other frameworks have lists of that name, too."""
+    """True if this is a list of Starlette's routes; other frameworks have lists of that name, too."""
     return isinstance(found, list) and all(hasattr(route, "matches") for route in found[:1])
 
 

@@ -57,7 +57,7 @@ class KnownCaller(BaseModel):
     tier: Text | None = None
     """The tier, if it is not the one of the file."""
     priority: Priority = NORMAL
-    """Whether what rules ``reserve`` is there for this caller (high), or not (normal), or is kept from it twice (low)."""
+    """True if what rules ``reserve`` is there for this caller (high), or not (normal), or is kept from it twice (low)."""
 
     @field_validator("api_key")
     @classmethod
@@ -100,7 +100,7 @@ class Callers:
 
     @property
     def list_keys(self) -> bool:
-        """Whether any API keys are listed; then a key that is not counts as no key."""
+        """True if any API keys are listed; then a key that is not counts as no key."""
         return bool(self._by_key)
 
     def tiers(self, *, by_header: bool) -> set[str]:
@@ -162,6 +162,6 @@ def _as_bytes(api_key: str) -> Iterator[bytes]:
 
 
 def _is_equal(headers: Headers, name: str, expected: str) -> bool:
-    """Whether a header has a value, compared in constant time. One with more characters than may be listed is not that."""
+    """True if a header has a value, compared in constant time. One with more characters than may be listed is not that."""
     sent = headers.end(name, _LONGEST + 1)
     return len(sent) <= _LONGEST and hmac.compare_digest(sent.encode(), expected.encode())

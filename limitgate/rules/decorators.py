@@ -168,7 +168,7 @@ def _handler_of(endpoint: Any, view_class: type, method: str) -> str:
 
 
 def has_marks(endpoint: Any) -> bool:
-    """Whether an endpoint is marked, or any method of a class-based one."""
+    """True if an endpoint is marked, or any method of a class-based one."""
     return bool(_marks_within(endpoint))
 
 
@@ -210,7 +210,7 @@ def _is_exempt(made: Any) -> bool:
 
 
 def _is_named(endpoint: Any, frame: FrameType | None, *, parameters: bool) -> bool:
-    """Whether whoever calls a decorator in ``frame`` has the endpoint by a name, so that it may be used without, too.
+    """True if whoever calls a decorator in ``frame`` has the endpoint by a name, so that it may be used without, too.
 
     In a stack of decorators nobody has. Unless ``parameters`` count, those are names only where the caller's caller has one.
     """
@@ -223,7 +223,7 @@ def _is_named(endpoint: Any, frame: FrameType | None, *, parameters: bool) -> bo
 
 
 def _is_global(endpoint: Any) -> bool:
-    """Whether an endpoint is found in its module under its own name."""
+    """True if an endpoint is found in its module under its own name."""
     found: Any = sys.modules.get(getattr(endpoint, "__module__", None) or "")
     for name in getattr(endpoint, "__qualname__", "").split("."):
         found = getattr(found, name, None)

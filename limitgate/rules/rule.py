@@ -89,7 +89,7 @@ class ChargeIf(BaseModel, extra="forbid", frozen=True):
         return f"{said} {', '.join(map(str, self.status or self.status_not))}"
 
     def counts(self, status: int) -> bool:
-        """Whether a request is charged whose response had this status."""
+        """True if a request is charged whose response had this status."""
         named, listed = {status, f"{status // 100}xx"}, self.status or self.status_not
         return named.isdisjoint(listed) is not bool(self.status)
 
@@ -273,16 +273,16 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             raise ConfigError(f"rule {self.name!r}: {field}: {error}", (field,), error.reason) from error
 
     def key_asks(self, label: str) -> bool:
-        """Whether a part of the key, or an alternative in it, is ``label``."""
+        """True if a part of the key, or an alternative in it, is ``label``."""
         return any(label in check_part(part) for part in self.key)
 
     def applies_to(self, method: str) -> bool:
-        """Whether the rule is for this method, HEAD having become GET."""
+        """True if the rule is for this method, HEAD having become GET."""
         return self.methods is None or method in self.methods
 
     @property
     def has_own_cost(self) -> bool:
-        """Whether it counts something else than requests, so that `Decision.settle` is about it."""
+        """True if it counts something else than requests, so that `Decision.settle` is about it."""
         return self.cost != 1
 
     @property
@@ -344,7 +344,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             raise ConfigError(f"rule {self.name!r} {what}, expected no reserve", ("reserve",))
 
     def _check_delay(self) -> None:
-        """Whether requests can wait: their turns have to be booked, one by one, in a bucket that can make them wait."""
+        """True if requests can wait: their turns have to be booked, one by one, in a bucket that can make them wait."""
         unable = next((limit for limit in self.every_limit if not ALGORITHMS[limit.algorithm].BOOKS), None)
         if unable is not None:
             able = ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.BOOKS)

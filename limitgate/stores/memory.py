@@ -67,7 +67,7 @@ class MemoryStore:
     measures_silence = True
     """Nobody waits for it, so nobody may be told that there is no time left."""
     healthy = True
-    """Whether the store answers, as in every store; this one always does."""
+    """True if the store answers, as in every store; this one always does."""
 
     def __init__(self, clock: Callable[[], int] | None = None, *, max_buckets: int = 1_000_000) -> None:
         if max_buckets < 1:
@@ -402,7 +402,7 @@ def _standing(entry: Entry, bucket: Bucket, now: int) -> Sequence[State]:
 
 
 def _has_other_counts(stored: Bucket, bucket: Bucket, states: Sequence[State]) -> bool:
-    """Whether any of the windows that owe something had another count when it was stored."""
+    """True if any of the windows that owe something had another count when it was stored."""
     counts = dict(zip(stored.ids, stored.counts))
     asked = zip(bucket.ids, bucket.counts, states)
     return any(state and counts.get(window, count) != count for window, count, state in asked)

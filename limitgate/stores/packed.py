@@ -137,7 +137,7 @@ class Layouts:
 
 
 def is_head(value: bytes) -> bool:
-    """Whether the states of a value are kept beside it."""
+    """True if the states of a value are kept beside it."""
     return len(value) == HEAD.size
 
 

@@ -39,7 +39,7 @@ class Tally:
 
 
 class Breaker:
-    """Whether a server answers. Its owner says what became of each call, and sends the probes."""
+    """True if a server answers. Its owner says what became of each call, and sends the probes."""
 
     def __init__(self, server: str = "Redis", tally: Tally | None = None) -> None:
         self.healthy = True
@@ -53,7 +53,7 @@ class Breaker:
 
     @property
     def in_trouble(self) -> bool:
-        """Whether the last call failed."""
+        """True if the last call failed."""
         return self._in_a_row > 0
 
     def asked(self, plan: Plan) -> None:

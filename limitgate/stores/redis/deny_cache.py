@@ -49,7 +49,7 @@ class _GivenBack(NamedTuple):
     more calls than to go by a clock that may step, and where it went on to take as much in advance."""
 
     def is_followed_by(self, sent: float, now: int) -> bool:
-        """Whether a reading is of a later time, or of the same call."""
+        """True if a reading is of a later time, or of the same call."""
         return sent >= self.heard or now >= self.now
 
 

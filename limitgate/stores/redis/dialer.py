@@ -372,7 +372,7 @@ async def _asaid(connection: Any, command: Sequence[Any]) -> object:
 
 
 def _is_answer(error: BaseException) -> bool:
-    """Whether an error is what a server has answered, and more can be asked. Some of these redis-py calls a lost connection."""
+    """True if an error is what a server has answered, and more can be asked. Some of these redis-py calls a lost connection."""
     if isinstance(error, RedisConnectionError):
         return error.status_code is not None
     return isinstance(error, Exception) and not isinstance(error, InvalidResponse | RedisTimeoutError | OSError)

@@ -32,7 +32,7 @@ def no_room() -> StoreError:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether Redis had no room. Before version 7 it wraps what a script met in an error of its own."""
+    """True if Redis had no room. Before version 7 it wraps what a script met in an error of its own."""
     return isinstance(error, OutOfMemoryError) or (isinstance(error, ResponseError) and ": -OOM " in str(error))
 
 

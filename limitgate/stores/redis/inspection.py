@@ -32,7 +32,7 @@ class Data(NamedTuple):
     """The history that this one has followed, zeros if none is known."""
 
     def continues(self, before: Data) -> bool:
-        """Whether it has all that the same place, or another one, had before."""
+        """True if it has all that the same place, or another one, had before."""
         forgot_its_replicas = self.run == before.run and not self.parent.strip("0")
         return self.history == before.history or forgot_its_replicas
 

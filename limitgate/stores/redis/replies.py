@@ -42,7 +42,7 @@ class Room:
         """Buckets that are opened anyway."""
 
     def takes(self, plan: Plan) -> bool:
-        """Whether there is room for a plan, which has it from now on. Once there is none it is not to be asked again."""
+        """True if there is room for a plan, which has it from now on. Once there is none it is not to be asked again."""
         keys, left = self._keys, self._left
         for charge in plan.charges:
             opening, each, correction = charge.bucket.load
@@ -106,7 +106,7 @@ class RedisReplies:
 
     @property
     def healthy(self) -> bool:
-        """Whether requests wait for Redis; where it has stopped answering they do not, until a probe finds it back."""
+        """True if requests wait for Redis; where it has stopped answering they do not, until a probe finds it back."""
         with self._tally.lock:  # a node that comes up meanwhile has a breaker of its own
             breakers = list(self._breakers)
         return all(breaker.healthy for breaker in breakers)

@@ -45,9 +45,9 @@ class Call:
         self.sent = 0.0
         """When it was sent, on a monotonic clock in seconds."""
         self.in_full = False
-        """Whether to send the script's text, since Redis did not know its hash."""
+        """True if the script's text is sent, since Redis did not know its hash."""
         self.asking = False
-        """Whether it goes to a node that a slot is just moving to (ASK in the Redis Cluster specification)."""
+        """True if it goes to a node that a slot is just moving to (ASK in the Redis Cluster specification)."""
         self.hops = 0
         """How often a node of a cluster has sent it on."""
         self.replies_due = 0

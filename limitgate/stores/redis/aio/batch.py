@@ -21,7 +21,7 @@ class Batch(wire.Call):
         super().__init__([plan for plan, _, _, _ in requests])
         self.requests = requests
         self.again = False
-        """Whether it was sent before, on a connection that turned out to be dead."""
+        """True if it was sent before, on a connection that turned out to be dead."""
         self.since = 0.0
         """When it was first sent, by the `ListeningClock`."""
         self.silence = 0.0
@@ -30,7 +30,7 @@ class Batch(wire.Call):
 
     @property
     def is_wanted(self) -> bool:
-        """Whether anybody still waits for it."""
+        """True if anybody still waits for it."""
         for _, _, waiting, _ in self.requests:  # noqa: SIM110 - any() would make a generator for every call
             if not waiting.done():
                 return True

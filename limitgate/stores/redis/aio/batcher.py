@@ -131,7 +131,7 @@ class Batcher:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody waits for anything here."""
+        """True if nobody waits for anything here."""
         return all(waiting.done() for _, _, waiting, _ in self._requests())
 
     async def close(self) -> None:
@@ -404,7 +404,7 @@ class Batcher:
 
     @property
     def _owes(self) -> bool:
-        """Whether Redis has something to answer, be it that we call."""
+        """True if Redis has something to answer, be it that we call."""
         return self._connecting is not None or any(pipeline.flying for pipeline in self._pipelines)
 
     def _expire(self, now: float) -> None:

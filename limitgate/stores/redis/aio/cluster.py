@@ -299,7 +299,7 @@ class _Together:
         self.tell(store_error(TimeoutError()))
 
     def is_told(self) -> bool:
-        """Whether nobody waits for it, or what becomes of it is clear by what was heard meanwhile, and so is told."""
+        """True if nobody waits for it, or what becomes of it is clear by what was heard meanwhile, and so is told."""
         outcome: Outcome | None = None
         try:
             if not self.answer.done():

@@ -38,7 +38,7 @@ class Connection(asyncio.Protocol, Generic[Call]):
         self.flying: deque[Call] = deque()
         """The calls that are not answered yet."""
         self.unheard = True
-        """Whether nothing has arrived since a call was sent while no other was on its way."""
+        """True if nothing has arrived since a call was sent while no other was on its way."""
         self.given_up = False
         self._since = 0.0
         self._unsent: list[bytes] = []
@@ -51,7 +51,7 @@ class Connection(asyncio.Protocol, Generic[Call]):
         self._transport.set_protocol(self)
 
     def __bool__(self) -> bool:
-        """Whether the connection is open, as far as we have heard."""
+        """True if the connection is open, as far as we have heard."""
         return not self._transport.is_closing()
 
     def send(self, call: Call) -> None:

@@ -45,7 +45,7 @@ class _Errand:
         self.places = places
         """Whose outcomes it brings back."""
         self.pauses = False
-        """Whether to wait a moment before it is sent on."""
+        """True if to wait a moment before it is sent on."""
 
 
 class Cluster:
@@ -237,5 +237,5 @@ def _check(node: Node, patience: Patience) -> None:
 
 
 def _in_trouble(asked: tuple[Node, list[_Errand]]) -> bool:
-    """Whether the last call to a node failed."""
+    """True if the last call to a node failed."""
     return asked[0].breaker.in_trouble

@@ -36,7 +36,7 @@ class _Request:
         """When it has waited for long enough, by `SharedCalls.listened`."""
         self.outcome: Reading | StoreError | None = None
         self.goes = False
-        """Whether it is this thread's turn to ask."""
+        """True if it is this thread's turn to ask."""
         self.told = Lock()
         """Held until there is an answer, or it is this thread's turn."""
 

@@ -34,7 +34,7 @@ class Connection:
         self._loss: OSError | None = None
         """What ended the connection while something was sent."""
         self._is_unheard = False
-        """Whether nothing has arrived since something was sent."""
+        """True if nothing has arrived since something was sent."""
         self._replies = hiredis.Reader(
             protocolError=InvalidResponse,
             replyError=connection._parser.parse_error,  # noqa: SLF001 - by which redis-py tells errors apart
@@ -42,7 +42,7 @@ class Connection:
         )
 
     def is_quiet(self) -> bool:
-        """Whether it is open and has nothing left to read."""
+        """True if it is open and has nothing left to read."""
         try:
             return not (self._replies.has_data() or self._connection.can_read(0))
         except (RedisError, OSError):
@@ -62,7 +62,7 @@ class Connection:
             self._loss = error
 
     def may_have_been_dead(self, error: BaseException) -> bool:
-        """Whether an error is the loss of a connection that may have been dead before the last calls were sent."""
+        """True if an error is the loss of a connection that may have been dead before the last calls were sent."""
         return isinstance(error, OSError) and not isinstance(error, TimeoutError) and self._is_unheard
 
     def reply(self, call: Call, patience: Patience) -> object:

@@ -228,7 +228,7 @@ def _joined(call: Call, heard: Heard, error: BaseException) -> Heard:
 
 
 def _is_harmless(failure: StoreError) -> bool:
-    """Whether a connection on which a call failed can be used on: the server is only out of memory, or the mistake is ours."""
+    """True if a connection on which a call failed can be used on: the server is only out of memory, or the mistake is ours."""
     return failure.fault == "oom" or isinstance(failure, OwnError)
 
 

@@ -29,12 +29,12 @@ class Patience:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left, nor was the shortest slice more of any use."""
+        """True if nothing is left, nor was the shortest slice more of any use."""
         return self.left <= -SHORTEST
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether what had arrived when it was over is read by now, so that what still comes is only trickling."""
+        """True if what had arrived when it was over is read by now, so that what still comes is only trickling."""
         return self.left <= -GRACE
 
     def slice(self) -> float:

@@ -42,7 +42,7 @@ class _Here(threading.local):
 
     is_asking = False
     closes = False
-    """Whether to close the store afterwards."""
+    """True if to close the store afterwards."""
 
 
 class RedisStore(RedisReplies):
