@@ -57,7 +57,7 @@ class KnownCaller(BaseModel):
     tier: Text | None = None
     """The tier, if it is not the one of the file."""
     priority: Priority = NORMAL
-    """True if what rules ``reserve`` is there for this caller (high), or not (normal), or is kept from it twice (low)."""
+    """Whether what rules ``reserve`` is there for this caller (high), or not (normal), or is kept from it twice (low)."""
 
     @field_validator("api_key")
     @classmethod
