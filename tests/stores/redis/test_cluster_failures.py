@@ -360,13 +360,13 @@ async def drained(store: AsyncRedisStore, *buckets: Any, to: int) -> None:
         await asyncio.sleep(0.02)
 
 
-async def owed_by(store: AsyncRedisStore, bucket: Any) -> int:
+async def owed_by(store: AsyncRedisStore, charge: Any) -> int:
     """Requests that a bucket owes, a begun one counted whole."""
     try:
-        reading = await store.aspend(plan(bucket, verb="peek"), 1)
+        reading = await store.aspend(plan(charge, verb="peek"), 1)
     except StoreError:
         return 1_000
-    return -(-reading.states[0][0] // bucket.windows.weights[0])
+    return -(-reading.states[0][0] // charge.bucket.weights[0])
 
 
 @pytest.mark.parametrize("local_refusals", [True, False])
