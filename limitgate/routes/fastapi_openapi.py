@@ -38,11 +38,11 @@ _gates: WeakKeyDictionary[Any, _Gate] = WeakKeyDictionary()
 """What is known, by the entry in an application's list of middleware."""
 
 
+@functools.cache
 def document() -> None:
     """Have FastAPI document the 429 of limited operations, of applications that use LimitGate; others stay as they are."""
-    generate = generator.get_openapi_path
-    if not hasattr(generate, "__wrapped__"):
-        setattr(generator, "get_openapi_path", _documenting(generate))  # noqa: B010 - mypy allows it like this only
+    documenting = _documenting(generator.get_openapi_path)
+    setattr(generator, "get_openapi_path", documenting)  # noqa: B010 - mypy allows it like this only
 
 
 def _documenting(get_path: Callable[..., Any]) -> Callable[..., Any]:

@@ -465,6 +465,28 @@ def test_a_class_that_makes_the_document() -> None:
     assert limited(app) == ["GET /other"]
 
 
+BESIDE_ANOTHER = """
+import functools
+from fastapi.openapi import utils
+ours = utils.get_openapi_path
+@functools.wraps(ours)
+def theirs(**given):
+    return ours(**given)
+utils.get_openapi_path = theirs
+import fastapi, limitgate, limitgate.fastapi
+app = fastapi.FastAPI()
+app.get("/hello")(limitgate.limit("1/minute")(lambda: "hello"))
+app.add_middleware(limitgate.LimitGate, rules=[])
+print("429" in app.openapi()["paths"]["/hello"]["get"]["responses"])
+"""
+
+
+def test_another_library_adds_to_documents_too() -> None:
+    """Whoever else has put something around FastAPI's function keeps it, and the 429 is there all the same."""
+    done = subprocess.run([sys.executable, "-c", BESIDE_ANOTHER], capture_output=True, text=True, check=False)
+    assert done.stdout == "True\n", done.stderr
+
+
 def test_routes_that_come_later() -> None:
     """A route that is added when the document was made already is in the next one, limits included."""
     app = FastAPI()
