@@ -29,7 +29,7 @@ KeyOf = str | Callable[..., str] | None
 _BANS = Bucket((kept_as("ban"),))
 _REGISTER = Bucket((kept_as("register"),))
 _ATTEMPTS = 64
-"""How often `Verbs._hitting_up_to` tries to get what others leave before it says that nothing is left."""
+"""How often `Operations._hitting_up_to` tries to get what others leave before it says that nothing is left."""
 
 
 class ChargedOperation:

@@ -61,6 +61,13 @@ def test_the_map_names_every_folder_and_every_module_at_the_top() -> None:
         assert {name for name in names if not re.search(rf"\b{re.escape(name)}", text)} == set()
 
 
+def test_architecture_names_modules_that_there_are() -> None:
+    """A module or a test that the page speaks of is where it says."""
+    package = Path(limitgate.__file__).parent
+    named = re.findall(r"`([a-z_/]+\.(?:py|lua))`", text_of("docs/architecture.md"))
+    assert [name for name in named if not ((package / name).exists() or (ROOT / name).exists())] == []
+
+
 def test_imported_names_are_public() -> None:
     """Whatever the pages import from the package is one of its public names."""
     lines = [line for page in PAGES for line in re.findall(r"from limitgate import (.*)", text_of(page))]

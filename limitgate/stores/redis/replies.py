@@ -22,7 +22,7 @@ from limitgate.stores.redis.server_clock import ServerClock
 MAX_BATCH = 64
 """Plans that share a call: with a bucket each, the script, and so everybody else's call, takes well under a millisecond."""
 MAX_LOAD = 2_000
-"""Microseconds that the plans of a call may cost Redis at most, by their `Windows.load`; a plan that costs more goes alone."""
+"""Microseconds that the plans of a call may cost Redis at most, by their `Bucket.load`; a plan that costs more goes alone."""
 
 Outcome = Reading | StoreError
 """What becomes of a plan that Redis has answered."""

@@ -33,7 +33,7 @@ class _Request:
     def __init__(self, plan: Plan, due: float) -> None:
         self.plan = plan
         self.due = due
-        """When it has waited for long enough, by `SharedCalls.listened`."""
+        """When it has waited for long enough, by `CallCoalescer.listened`."""
         self.outcome: Reading | StoreError | None = None
         self.goes = False
         """True if it is this thread's turn to ask."""
