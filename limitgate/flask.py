@@ -15,7 +15,7 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.routing import Map, RequestRedirect, Rule as URLRule
 
 from limitgate.errors import ConfigError
-from limitgate.exchange.asgi import StartResponse
+from limitgate.exchange.wsgi import StartResponse
 from limitgate.gate.gate import Identify
 from limitgate.http.paths import ANY, REST
 from limitgate.http.request import Request

@@ -12,7 +12,8 @@ from types import GeneratorType
 from typing import Any, Self, Unpack
 
 from limitgate.errors import ConfigError
-from limitgate.exchange.asgi import Body, Exchange, Receive, Send, SizedBody, StartResponse, Upload, end, settle, starting
+from limitgate.exchange.asgi import Exchange, Receive, Send
+from limitgate.exchange.wsgi import Body, SizedBody, StartResponse, Upload, end, settle, starting
 from limitgate.gate.admission import ADMISSION, Admission, admission_around
 from limitgate.gate.build import GateOptions, build_gate
 from limitgate.gate.gate import Identify

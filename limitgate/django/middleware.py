@@ -13,7 +13,7 @@ from django.http import HttpResponse, UnreadablePostError
 
 from limitgate.django.options import options
 from limitgate.django.request import DjangoRequest, UserWanted
-from limitgate.exchange.asgi import end, settle
+from limitgate.exchange.wsgi import end, settle
 from limitgate.gate.admission import ADMISSION, Admission, admission_around
 from limitgate.gate.build import build_gate
 from limitgate.gate.gate import Gate, Identify

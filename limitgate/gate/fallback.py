@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from limitgate.errors import StoreError
 from limitgate.gate.admission import Charged
-from limitgate.gate.planner import CompiledRule, RequestPlan
+from limitgate.gate.compiled_rule import CompiledRule
+from limitgate.gate.planner import RequestPlan
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.limits.decision import Decision, decide, undecided
 from limitgate.limits.plan import Charge, Plan, Reading

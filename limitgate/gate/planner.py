@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from functools import lru_cache, partial
 from operator import itemgetter
 from typing import NamedTuple
@@ -10,12 +10,12 @@ from typing import NamedTuple
 from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import ConfigError
 from limitgate.gate.cardinality import CardinalityGuard
+from limitgate.gate.compiled_rule import ChargeSpec, CompiledRule
 from limitgate.gate.identity import Identities, Subject
 from limitgate.http.paths import PathIndex, Reach, beyond, segments
 from limitgate.http.request import Request
-from limitgate.keys import Key, Value, given, overflow
-from limitgate.limits.plan import Charge, Plan
-from limitgate.limits.priority import NORMAL, Priority
+from limitgate.keys import Value
+from limitgate.limits.plan import Plan
 from limitgate.routes import Routes, mounts_of
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING, Mark, seen_by_gate
@@ -28,78 +28,6 @@ _PLANS, _CHARGES = 8192, 32_768
 """Plans that a planner remembers, and the charges in them if every rule of a tier applied: about half a kilobyte each."""
 _LONG = 250
 """Characters for each key of a plan from which on it is not remembered: clients choose them."""
-
-
-ChargeSpec = tuple[str, int, Priority]
-"""What a request asks of a rule: the text of its bucket's key, the cost, and the priority where that matters, else normal."""
-
-
-class CompiledRule:
-    """A rule made ready: its key compiled, its windows at hand."""
-
-    __slots__ = (
-        "_ahead",
-        "_cost",
-        "_is_graded",
-        "_is_inventable",
-        "_key",
-        "_newcomers",
-        "_owner",
-        "_prefix",
-        "enforced",
-        "rule",
-    )
-
-    def __init__(
-        self,
-        rule: Rule,
-        kind: str,
-        *,
-        key_prefix: str,
-        secret: bytes,
-        shadow: bool,
-        newcomers: CardinalityGuard | None,
-        inventable: Callable[[str], bool],
-    ) -> None:
-        self.rule = rule
-        self._owner = f"{kind} {rule.name}"
-        self._key = Key(rule.key, self._owner, rule.path, secret, inventable)
-        self._newcomers = newcomers
-        self._is_inventable = self._key.is_inventable
-        self.enforced = not (shadow or rule.shadow)
-        self._prefix = f"{key_prefix}:{rule.name}:"
-        self._ahead = rule.ahead
-        self._cost = None if callable(rule.cost) else rule.cost
-        self._is_graded = rule.reserve is not None
-
-    def spec(self, subject: Subject, values: Sequence[Value] = ()) -> ChargeSpec:
-        """What a request of this subject asks of this rule."""
-        cost = self.rule.cost_of(subject.request) if self._cost is None else self._cost
-        text, is_inventable = self._key.text(subject), self._is_inventable
-        if values:
-            text += given(values, subject)
-            is_inventable = is_inventable or any(value.is_inventable for value in values)
-        newcomers = self._newcomers
-        if is_inventable and newcomers is not None and not newcomers.know((self._owner, text)):
-            text = self._opened(newcomers, text, subject, values)
-        return (text, cost, subject.priority) if self._is_graded else (text, cost, NORMAL)
-
-    def charges(self, text: str, cost: int, priority: Priority) -> list[Charge]:
-        """The charges for what was asked, one for each bucket."""
-        key, binding, name = self._prefix + self._key.digest(text), self.enforced, self.rule.name
-        buckets = [(each, min(cost, 1) if each.has_slots else cost) for each in self.rule.buckets_for(priority)]
-        return [Charge(key + bucket.suffix, bucket, cost, binding, name, max_wait_us=self._ahead) for bucket, cost in buckets]
-
-    def _opened(self, newcomers: CardinalityGuard, text: str, subject: Subject, values: Sequence[Value]) -> str:
-        """The text of a bucket that was not known; of its source's overflow bucket where that has opened too many."""
-        bucket = self._owner, text
-        is_given = any(value.is_inventable and value.text for value in values)
-        if not (self._key.is_invented(subject) or (is_given and not subject.is_real)):
-            newcomers.note(bucket)
-            return text
-        source = subject.address()
-        return text if newcomers.open(bucket, source, self.rule.name) else overflow(source)
-
 
 ExtraRule = tuple[Rule, Sequence[Value]]
 """A rule that is weighed while a request is under way, and the further parts of its key."""

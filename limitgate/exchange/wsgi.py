@@ -1,0 +1,123 @@
+"""Calls and chunks between a WSGI application and its server while a gate watches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, Any, TypeVar
+
+from limitgate.gate.admission import Admission
+from limitgate.http.response import Fields
+from limitgate.rules.decorators import seen_by_gate
+
+T = TypeVar("T")
+StartResponse = Callable[..., Callable[[bytes], object]]
+
+
+class Upload:
+    """The body of a WSGI request, with an eye on whether the client breaks it off."""
+
+    def __init__(self, stream: IO[bytes], admission: Admission) -> None:
+        self._stream = stream
+        self._admission = admission
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.readline, b"")
+
+    def read(self, *size: int) -> bytes:
+        """Read as the server's stream does."""
+        return self._noting(self._stream.read, *size)
+
+    def readline(self, *size: int) -> bytes:
+        """Read a line as the server's stream does."""
+        return self._noting(self._stream.readline, *size)
+
+    def readlines(self, *hint: int) -> list[bytes]:
+        """Read lines as the server's stream does."""
+        return self._noting(self._stream.readlines, *hint)
+
+    def _noting(self, read: Callable[..., T], *given: int) -> T:
+        try:
+            return read(*given)
+        except OSError:
+            self._admission.client_left = True
+            raise
+
+
+class Body:
+    """The chunks of a WSGI response, which may be all of the application that has yet to run.
+
+    What is known to be charged wrongly is put right at the end of the chunks, and when they are closed: not every server, and
+    hardly a test client, closes them, but what runs then may still say what the request has cost.
+    """
+
+    def __init__(self, chunks: Iterable[bytes], admission: Admission) -> None:
+        self._chunks: Any = chunks
+        self._iterator: Iterator[bytes] | None = None
+        self._admission = admission
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        token = seen_by_gate.set(self._admission.seen)
+        try:
+            if self._iterator is None:
+                self._iterator = iter(self._chunks)
+            return next(self._iterator)
+        except StopIteration:
+            self._admission.is_sent = True
+            settle(self._admission)
+            raise
+        except Exception:
+            self._admission.failed()
+            raise
+        finally:
+            seen_by_gate.reset(token)
+
+    def close(self) -> None:
+        """The server is done with it."""
+        try:
+            getattr(self._chunks, "close", bool)()
+        finally:
+            end(self._admission)
+
+
+class SizedBody(Body):
+    """The chunks of a WSGI response whose number is known, which is all that servers want to know besides."""
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+
+def settle(admission: Admission) -> None:
+    """Put right what is known to be charged wrongly by now."""
+    if admission.may_need_refund:
+        admission.gate.settle(admission)
+
+
+def end(admission: Admission) -> None:
+    """The application has nothing more to do."""
+    if admission.end():
+        admission.gate.settle(admission)
+
+
+def starting(admission: Admission, start_response: StartResponse, unless_set: Fields = []) -> StartResponse:  # noqa: B006
+    """``start_response`` that adds rate fields, and those in ``unless_set`` where there are none yet; notes the status."""
+
+    def start(status: str, headers: Fields, *exc_info: Any) -> Callable[[bytes], object]:
+        present = {name.lower() for name, _ in headers} if unless_set else ()
+        missing = [field for field in unless_set if field[0].lower() not in present]
+        write = start_response(status, [*headers, *missing, *admission.rate_fields], *exc_info)
+        admission.begun(_code(status))
+        return write
+
+    return start
+
+
+def _code(status: str) -> int | None:
+    """The number that a status line begins with; None if it is none."""
+    code = status[:3]
+    return int(code) if code.isdecimal() else None
