@@ -66,7 +66,7 @@ def test_the_wheel_is_the_package_and_nothing_else(built: Built) -> None:
 def test_the_sdist_holds_all_that_is_needed_to_build_and_to_test(built: Built) -> None:
     """Every file of the repository but those of its own machinery, so `make test` works from it."""
     expected = {path for folder in HANDED_OUT for path in sources(folder)}
-    top = {"CHANGELOG.md", "LICENSE", "Makefile", "README.md", "pyproject.toml"}
+    top = {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "SECURITY.md", "pyproject.toml"}
     assert built.sdist == expected | top | {".gitignore", "PKG-INFO"}
 
 

@@ -16,7 +16,7 @@ from tests.support.redis_server import RedisServer
 
 CODE = [block for page in PAGES for block in blocks(page, "python")]
 FOLDERS = [folder for page in PAGES for folder in folders(page)]
-LINKED = (*PAGES, "CHANGELOG.md")
+LINKED = (*PAGES, "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 
 
 @pytest.fixture(scope="module")
