@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from limitgate.algorithms.base import Load, always
 from limitgate.algorithms.gcra import MAX_OWED_US
 
-FACTS = 1
-holds = always
+REPLY_FIELDS = 1
+refusal_is_stable = always
 LOAD = Load(2, 1, 1)
 """Measured: 4 µs to ask about one, 8 µs to set it, among 32 in a call."""
 
@@ -33,16 +33,16 @@ def wait_us(number: int) -> int:
     return number
 
 
-def lasts_us(number: int) -> int:
+def ttl_us(number: int) -> int:
     """Microseconds until it is over."""
     return number
 
 
-def leased(by: int, how: int) -> Sequence[int]:
+def encode_adjustment(by: int, how: int) -> Sequence[int]:
     """Microseconds, and what to do with them."""
     return by, how
 
 
-def seen(facts: Sequence[int]) -> int:
+def decode_state(facts: Sequence[int]) -> int:
     """What the script has reported."""
     return facts[0]

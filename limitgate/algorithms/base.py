@@ -89,26 +89,26 @@ class ChargeNumbers(Protocol):
 
 
 def always(states: Sequence[State], charge: ChargeNumbers) -> bool:  # noqa: ARG001 - as every algorithm's
-    """`Algorithm.holds` where a state says all, whatever is asked."""
+    """`Algorithm.refusal_is_stable` where a state says all, whatever is asked."""
     return True
 
 
 def never(states: Sequence[State], charge: ChargeNumbers) -> bool:  # noqa: ARG001 - as every algorithm's
-    """`Algorithm.holds` where a state may be another at any moment."""
+    """`Algorithm.refusal_is_stable` where a state may be another at any moment."""
     return False
 
 
 class Algorithm(Protocol):
     """What stores and decisions need of an algorithm, for all windows of a bucket at once where there are states."""
 
-    FACTS: int
+    REPLY_FIELDS: int
     """Numbers that the script reports of a window."""
-    BOOKS: bool
+    CAN_WAIT: bool
     """True if turns can be booked ahead, so that a request may wait for its own."""
-    SILENT: bool
+    IS_LIMIT: bool
     """True if it has nothing to say of itself while nothing is owed: no limit that anybody would know of."""
 
-    BY_COUNT: bool
+    RESCALES: bool
     """True if states are in ticks of 1/count µs, so that one left by another count has to be written anew."""
 
     def check(self, limit: LimitNumbers) -> str | None:
@@ -117,7 +117,7 @@ class Algorithm(Protocol):
     def load(self, limit: LimitNumbers) -> Load:
         """What a window costs Redis at most, besides what every bucket does."""
 
-    def fresh(self, now: int, bucket: BucketNumbers) -> Sequence[State]:
+    def initial(self, now: int, bucket: BucketNumbers) -> Sequence[State]:
         """Windows that nobody has used, at a time in Unix µs."""
 
     def opened(self, states: Sequence[State], elapsed_us: int, bucket: BucketNumbers, now: int) -> Sequence[State]:
@@ -132,12 +132,14 @@ class Algorithm(Protocol):
     def weighed(self, states: Sequence[State], charge: ChargeNumbers) -> Sequence[State] | None:
         """The states once a charge is made, the same object if that changes none; None if it does not fit into every window."""
 
-    def put_right(
+    def apply_adjustment(
         self, states: Sequence[State], back: Sequence[Amount], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
     ) -> Sequence[State]:
         """The states after something is put back that was taken some time ago, or, where negative, taken on top."""
 
-    def owed_back(self, charge: ChargeNumbers, states: Sequence[State], cost: int) -> tuple[Sequence[Amount], Sequence[int]]:
+    def refund_amount(
+        self, charge: ChargeNumbers, states: Sequence[State], cost: int
+    ) -> tuple[Sequence[Amount], Sequence[int]]:
         """What to put back, and the grace, where a charge that found these states should have cost something else."""
 
     def remaining(self, state: State, limit: LimitNumbers) -> int:
@@ -146,7 +148,7 @@ class Algorithm(Protocol):
     def used(self, state: State, limit: LimitNumbers) -> int:
         """Requests that count, a begun one whole; more than the burst after a limit was lowered."""
 
-    def holds(self, states: Sequence[State], charge: ChargeNumbers) -> bool:
+    def refusal_is_stable(self, states: Sequence[State], charge: ChargeNumbers) -> bool:
         """True if states that the script reported, `drained` since, surely are what it would report of a charge now.
 
         Unless somebody gave something back meanwhile: by then it is refused exactly until the moment that was promised.
@@ -158,17 +160,17 @@ class Algorithm(Protocol):
     def refill_us(self, state: State, limit: LimitNumbers) -> int:
         """Microseconds until nothing counts any more."""
 
-    def lasts_us(self, state: State, limit: LimitNumbers) -> int:
+    def ttl_us(self, state: State, limit: LimitNumbers) -> int:
         """Microseconds until a window is like one that nobody has used: mostly `refill_us`, and never less."""
 
     def date(self, limit: LimitNumbers) -> int:
-        """What `asked` has to know about the present date by this machine's clock; 0 where it does not matter."""
+        """What `encode_charge` has to know about the present date by this machine's clock; 0 where it does not matter."""
 
-    def asked(self, limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:
+    def encode_charge(self, limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:
         """What the script is told about a window of this number, for a charge that may be booked so far ahead."""
 
-    def leased(self, limit: LimitNumbers, back: Amount, grace_us: int) -> Sequence[int]:
+    def encode_adjustment(self, limit: LimitNumbers, back: Amount, grace_us: int) -> Sequence[int]:
         """What the script is told about a window in which something is to be put right."""
 
-    def seen(self, facts: Sequence[int], bucket: BucketNumbers) -> Sequence[State]:
+    def decode_state(self, facts: Sequence[int], bucket: BucketNumbers) -> Sequence[State]:
         """The states that the script has reported."""

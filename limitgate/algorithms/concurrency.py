@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 from limitgate.algorithms.base import BucketNumbers, ChargeNumbers, LimitNumbers, Load, never
 
-FACTS = 4
-BOOKS = False
-holds = never
-SILENT = False
-BY_COUNT = False
+REPLY_FIELDS = 4
+CAN_WAIT = False
+refusal_is_stable = never
+IS_LIMIT = True
+RESCALES = False
 
 HELD_US = 30_000_000
 """Microseconds for which a slot is leased."""
@@ -36,7 +36,7 @@ LOAD_OF_PLACE = Load(0.1, 0.0035, 0)
 each further one in the same call."""
 
 _OTHERS = 0
-"""The name under which `seen` puts what it knows of the slots of others; nobody has it."""
+"""The name under which `decode_state` puts what it knows of the slots of others; nobody has it."""
 
 
 class State(NamedTuple):
@@ -90,7 +90,7 @@ def load(limit: LimitNumbers) -> Load:
     return LOAD.plus(Load(*[us * limit.count for us in LOAD_OF_PLACE]))
 
 
-def fresh(now: int, bucket: BucketNumbers) -> Sequence[State]:  # noqa: ARG001 - as every algorithm's
+def initial(now: int, bucket: BucketNumbers) -> Sequence[State]:  # noqa: ARG001 - as every algorithm's
     """No slot is taken."""
     return [State() for _ in bucket.limits]
 
@@ -120,7 +120,7 @@ def weighed(states: Sequence[State], charge: ChargeNumbers) -> Sequence[State] |
     return [state.having(charge.slot, charge.cost) for state in states]
 
 
-def put_right(
+def apply_adjustment(
     states: Sequence[State],
     back: Sequence[int],
     elapsed_us: int,  # noqa: ARG001 - see above
@@ -142,7 +142,7 @@ def put_right(
     return right
 
 
-def owed_back(charge: ChargeNumbers, states: Sequence[State], cost: int) -> tuple[Sequence[int], Sequence[int]]:
+def refund_amount(charge: ChargeNumbers, states: Sequence[State], cost: int) -> tuple[Sequence[int], Sequence[int]]:
     """What gives a slot back, and its name; whatever a request has cost, while it is under way it keeps its slot."""
     return [0 if cost else charge.cost] * len(states), [charge.slot] * len(states)
 
@@ -172,7 +172,7 @@ def refill_us(state: State, limit: LimitNumbers) -> int:  # noqa: ARG001 - see a
     return until - state.at
 
 
-lasts_us = refill_us
+ttl_us = refill_us
 
 
 def date(limit: LimitNumbers) -> int:  # noqa: ARG001 - see above
@@ -180,21 +180,21 @@ def date(limit: LimitNumbers) -> int:  # noqa: ARG001 - see above
     return 0
 
 
-def asked(limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - see above
+def encode_charge(limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - see above
     """How many may be taken, how many are to be, and for how long."""
     return limit.burst, min(cost, limit.burst + 1), HELD_US
 
 
-def leased(limit: LimitNumbers, back: int, name: int) -> Sequence[int]:  # noqa: ARG001 - see above
+def encode_adjustment(limit: LimitNumbers, back: int, name: int) -> Sequence[int]:  # noqa: ARG001 - see above
     """What is given back, or renewed where it is negative, and its name."""
     return back, name
 
 
-def seen(facts: Sequence[int], bucket: BucketNumbers) -> Sequence[State]:
+def decode_state(facts: Sequence[int], bucket: BucketNumbers) -> Sequence[State]:
     """The states that the script has reported: places taken, for how long, and, if the asked slot is there, its own."""
     states = []
-    for at in range(0, FACTS * len(bucket.ids), FACTS):
-        taken, left, name, own = facts[at : at + FACTS]
+    for at in range(0, REPLY_FIELDS * len(bucket.ids), REPLY_FIELDS):
+        taken, left, name, own = facts[at : at + REPLY_FIELDS]
         slots = {_OTHERS: (taken - own, left), name: (own, left)} if own else {_OTHERS: (taken, left)}
         states.append(State(0, taken, slots if taken else {}))
     return states

@@ -16,9 +16,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from limitgate.algorithms.base import MAX_USED, ChargeNumbers, LimitNumbers, Load, always
 
-FACTS = 2
-BOOKS = False
-holds = always
+REPLY_FIELDS = 2
+CAN_WAIT = False
+refusal_is_stable = always
 LOAD = Load(3, 2, 2)
 """Measured: 14 µs for a charge, 16 µs to put something right, among 32 in a call."""
 
@@ -54,7 +54,7 @@ def load(limit: LimitNumbers) -> Load:  # noqa: ARG001 - as every algorithm's
     return LOAD
 
 
-def fresh(now: int, limit: LimitNumbers) -> State:
+def initial(now: int, limit: LimitNumbers) -> State:
     """A window that nobody has used, at a time in Unix µs."""
     return 0, _left(0, 0, now, limit)
 
@@ -76,7 +76,7 @@ def charged(state: State, charge: ChargeNumbers) -> State:
     return state[0] + charge.cost, state[1]
 
 
-def put_right(state: State, back: int, elapsed_us: int, grace_us: int, limit: LimitNumbers) -> State:  # noqa: ARG001 - of no matter
+def apply_adjustment(state: State, back: int, elapsed_us: int, grace_us: int, limit: LimitNumbers) -> State:  # noqa: ARG001 - of no matter
     """The state after requests are put back that this window was charged, or taken on top."""
     used, left = state
     return (min(max(0, used - back), MAX_USED), left) if back < 0 or elapsed_us < grace_us else state
@@ -114,14 +114,14 @@ def date(limit: LimitNumbers) -> int:
     return 0 if limit.align in (None, *ALIGNED) else _end(time.time_ns() // 1000, limit)
 
 
-def asked(limit: LimitNumbers, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - nothing is booked
+def encode_charge(limit: LimitNumbers, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - nothing is booked
     """Burst, cost, period, how windows are aligned, and three ends of windows around the present date."""
     how = _BY_DATE if date else _BY_FIRST_REQUEST if limit.align == FIRST_REQUEST else _BY_CLOCK
     ends = [_begin(date, limit), date, _end(date, limit)] if date else [0, 0, 0]
     return limit.burst, min(cost, limit.burst + 1), limit.period_us, how, *ends
 
 
-def seen(facts: Sequence[int]) -> State:
+def decode_state(facts: Sequence[int]) -> State:
     """The state that the script has reported."""
     return facts[0], facts[1]
 

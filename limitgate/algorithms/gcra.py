@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 from limitgate.algorithms.base import BucketNumbers, ChargeNumbers, LimitNumbers, Load, always
 
-FACTS = 2
-BOOKS = True
-holds = always
-SILENT = False
-BY_COUNT = True
+REPLY_FIELDS = 2
+CAN_WAIT = True
+refusal_is_stable = always
+IS_LIMIT = True
+RESCALES = True
 LOAD = Load(1, 0.6, 1.5)
 """Measured, among 32 buckets in a call: 11 µs for a charge of one window, 34 µs for 16, 102 µs for 64, and 230 µs to give
 something back to these."""
@@ -48,7 +48,7 @@ def drained(debts: Sequence[int], elapsed_us: int, bucket: BucketNumbers, now: i
 opened = drained
 
 
-def put_right(
+def apply_adjustment(
     debts: Sequence[int], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
 ) -> Sequence[int]:
     """The debts in ticks after some is put back, ``elapsed_us`` after it was taken; in all but the grace it has drained.
@@ -121,7 +121,7 @@ def refill_us(debt: int, limit: LimitNumbers) -> int:
     return -(-debt // limit.count)
 
 
-lasts_us = refill_us
+ttl_us = refill_us
 
 
 def remaining(debt: int, limit: LimitNumbers) -> int:
@@ -138,7 +138,7 @@ def check(limit: LimitNumbers) -> str | None:
     """Whatever is a limit can be had."""
 
 
-def fresh(now: int, bucket: BucketNumbers) -> Sequence[int]:  # noqa: ARG001 - as every algorithm's
+def initial(now: int, bucket: BucketNumbers) -> Sequence[int]:  # noqa: ARG001 - as every algorithm's
     """Nothing is owed."""
     return [0] * len(bucket.ids)
 
@@ -148,7 +148,7 @@ def weighed(debts: Sequence[int], charge: ChargeNumbers) -> Sequence[int] | None
     return charged(debts, charge.cost, charge.bucket, charge.max_wait_us)
 
 
-def owed_back(charge: ChargeNumbers, debts: Sequence[int], cost: int) -> tuple[Sequence[int], Sequence[int]]:
+def refund_amount(charge: ChargeNumbers, debts: Sequence[int], cost: int) -> tuple[Sequence[int], Sequence[int]]:
     """What to put back in ticks, and for how long other debts drained, where a charge should have cost something else.
 
     What was charged too little is owed from now on. In a bucket that ran empty meanwhile some of it would have drained; but the
@@ -170,7 +170,7 @@ def date(limit: LimitNumbers) -> int:  # noqa: ARG001 - as every algorithm's
     return 0
 
 
-def asked(limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - see above
+def encode_charge(limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - see above
     """The number, count, tolerance and increment, the latter two as whole microseconds and a rest over count.
 
     A cost that never fits stays just above the burst, so that its numbers are as small as those of others.
@@ -180,12 +180,12 @@ def asked(limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int)
     return window, limit.count, *divmod(tolerance, limit.count), *divmod(increment, limit.count)
 
 
-def leased(limit: LimitNumbers, back: int, grace_us: int) -> Sequence[int]:
+def encode_adjustment(limit: LimitNumbers, back: int, grace_us: int) -> Sequence[int]:
     """One request, what is put back, and the grace."""
     return *divmod(limit.period_us, limit.count), *divmod(back, limit.count), grace_us
 
 
-def seen(facts: Sequence[int], bucket: BucketNumbers) -> Sequence[int]:
+def decode_state(facts: Sequence[int], bucket: BucketNumbers) -> Sequence[int]:
     """The debts, each reported as whole microseconds and a rest over count."""
     owed, at = [], 0
     for count in bucket.counts:

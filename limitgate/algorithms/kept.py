@@ -14,7 +14,7 @@ PLENTY = 10**15
 class Number(Protocol):
     """What a kept number stands for; 0 is none."""
 
-    FACTS: int
+    REPLY_FIELDS: int
     LOAD: Load
 
     def later(self, number: int, elapsed_us: int) -> int:
@@ -23,33 +23,33 @@ class Number(Protocol):
     def changed(self, number: int, by: int, how: int) -> int:
         """The number after it is put right."""
 
-    def holds(self, states: Sequence[int], charge: ChargeNumbers) -> bool:
+    def refusal_is_stable(self, states: Sequence[int], charge: ChargeNumbers) -> bool:
         """As in `base.Algorithm`."""
 
     def wait_us(self, number: int) -> int:
         """For how long it refuses, in µs."""
 
-    def lasts_us(self, number: int) -> int:
+    def ttl_us(self, number: int) -> int:
         """For how long it is kept, in µs."""
 
-    def leased(self, by: int, how: int) -> Sequence[int]:
+    def encode_adjustment(self, by: int, how: int) -> Sequence[int]:
         """What the script is told about putting it right."""
 
-    def seen(self, facts: Sequence[int]) -> int:
+    def decode_state(self, facts: Sequence[int]) -> int:
         """The number that the script has reported."""
 
 
 class Kept:
     """A number, as an `Algorithm`. No request changes it, and nobody can write a limit of it."""
 
-    BOOKS = False
-    SILENT = True
-    BY_COUNT = False
+    CAN_WAIT = False
+    IS_LIMIT = False
+    RESCALES = False
 
     def __init__(self, kind: Number) -> None:
         self._kind = kind
-        self.FACTS = kind.FACTS
-        self.holds = kind.holds
+        self.REPLY_FIELDS = kind.REPLY_FIELDS
+        self.refusal_is_stable = kind.refusal_is_stable
 
     def check(self, limit: LimitNumbers) -> str | None:  # noqa: D102 - as in `base.Algorithm`, like all here
         return None
@@ -57,7 +57,7 @@ class Kept:
     def load(self, limit: LimitNumbers) -> Load:  # noqa: D102
         return self._kind.LOAD
 
-    def fresh(self, now: int, bucket: BucketNumbers) -> Sequence[int]:  # noqa: D102
+    def initial(self, now: int, bucket: BucketNumbers) -> Sequence[int]:  # noqa: D102
         return [0] * len(bucket.ids)
 
     def drained(self, states: Sequence[int], elapsed_us: int, bucket: BucketNumbers, now: int = 0) -> Sequence[int]:  # noqa: D102
@@ -71,12 +71,12 @@ class Kept:
     def weighed(self, states: Sequence[int], charge: ChargeNumbers) -> Sequence[int] | None:  # noqa: D102
         return None if charge.cost and any(map(self._kind.wait_us, states)) else states
 
-    def put_right(  # noqa: D102
+    def apply_adjustment(  # noqa: D102
         self, states: Sequence[int], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
     ) -> Sequence[int]:
         return [self._kind.changed(number, by, how) for number, by, how in zip(states, back, grace_us)]
 
-    def owed_back(self, charge: ChargeNumbers, states: Sequence[int], cost: int) -> tuple[Sequence[int], Sequence[int]]:  # noqa: D102
+    def refund_amount(self, charge: ChargeNumbers, states: Sequence[int], cost: int) -> tuple[Sequence[int], Sequence[int]]:  # noqa: D102
         return [0] * len(states), [0] * len(states)
 
     def remaining(self, state: int, limit: LimitNumbers) -> int:  # noqa: D102
@@ -88,19 +88,19 @@ class Kept:
     def wait_us(self, state: int, cost: int, limit: LimitNumbers) -> int:  # noqa: D102
         return self._kind.wait_us(state)
 
-    def lasts_us(self, state: int, limit: LimitNumbers) -> int:  # noqa: D102
-        return self._kind.lasts_us(state)
+    def ttl_us(self, state: int, limit: LimitNumbers) -> int:  # noqa: D102
+        return self._kind.ttl_us(state)
 
-    refill_us = lasts_us
+    refill_us = ttl_us
 
     def date(self, limit: LimitNumbers) -> int:  # noqa: D102
         return 0
 
-    def asked(self, limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: D102
+    def encode_charge(self, limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: D102
         return ()
 
-    def leased(self, limit: LimitNumbers, back: int, grace_us: int) -> Sequence[int]:  # noqa: D102
-        return self._kind.leased(back, grace_us)
+    def encode_adjustment(self, limit: LimitNumbers, back: int, grace_us: int) -> Sequence[int]:  # noqa: D102
+        return self._kind.encode_adjustment(back, grace_us)
 
-    def seen(self, facts: Sequence[int], bucket: BucketNumbers) -> Sequence[int]:  # noqa: D102
-        return [self._kind.seen(facts)]
+    def decode_state(self, facts: Sequence[int], bucket: BucketNumbers) -> Sequence[int]:  # noqa: D102
+        return [self._kind.decode_state(facts)]

@@ -13,8 +13,8 @@ BITS, PARTS = 48, 96
 """A number is told to the script, and by it, in so many parts of so many bits, the lowest first."""
 MAX_BYTES = BITS * PARTS // 8
 
-FACTS = PARTS
-holds = never
+REPLY_FIELDS = PARTS
+refusal_is_stable = never
 LOAD = Load(15, 15, 15)
 """Measured: 17 µs to read one, 38 µs to set it, among 32 in a call."""
 
@@ -39,16 +39,16 @@ def wait_us(number: int) -> int:  # noqa: ARG001 - see above
     return 0
 
 
-def lasts_us(number: int) -> int:
+def ttl_us(number: int) -> int:
     """For how long it is kept."""
     return _LIFETIME if number else 0
 
 
-def leased(by: int, how: int) -> Sequence[int]:
+def encode_adjustment(by: int, how: int) -> Sequence[int]:
     """How to set it, and the number in parts."""
     return how, *[by >> (BITS * place) & (1 << BITS) - 1 for place in range(PARTS)]
 
 
-def seen(facts: Sequence[int]) -> int:
+def decode_state(facts: Sequence[int]) -> int:
     """The number that the script has reported in parts."""
     return sum([part << (BITS * place) for place, part in enumerate(facts)])

@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 from limitgate.algorithms.base import ChargeNumbers, LimitNumbers, Load
 
-FACTS = 6
-BOOKS = False
+REPLY_FIELDS = 6
+CAN_WAIT = False
 
 MAX_ENTRIES = 10_000
 """The highest count of a limit: each entry takes 16 bytes here and 13 to 30 in Redis."""
@@ -133,7 +133,7 @@ def load(limit: LimitNumbers) -> Load:
     return LOAD._replace(correction=LOAD.correction + LOAD_OF_ENTRY * limit.count)
 
 
-def fresh(now: int, limit: LimitNumbers) -> Log:  # noqa: ARG001 - as every algorithm's
+def initial(now: int, limit: LimitNumbers) -> Log:  # noqa: ARG001 - as every algorithm's
     """An empty log, at a time in Unix µs."""
     return Log(now, array("q"), array("q"), 0)
 
@@ -164,7 +164,7 @@ def charged(state: State, charge: ChargeNumbers) -> State:
     return state.with_more(cost, limit.burst)
 
 
-def put_right(log: Log, back: int, elapsed_us: int, grace_us: int, limit: LimitNumbers) -> Log:  # noqa: ARG001 - see `grace_us`
+def apply_adjustment(log: Log, back: int, elapsed_us: int, grace_us: int, limit: LimitNumbers) -> Log:  # noqa: ARG001 - see `grace_us`
     """The log after requests are put back that were charged at a moment by its clock, or taken on top as of now."""
     if back >= 0:
         return log.with_less(back, grace_us)
@@ -177,7 +177,7 @@ def grace_us(state: State, limit: LimitNumbers) -> int:  # noqa: ARG001 - of no 
     return state.now
 
 
-def holds(states: Sequence[State], charge: ChargeNumbers) -> bool:
+def refusal_is_stable(states: Sequence[State], charge: ChargeNumbers) -> bool:
     """True until the first entry goes: from then on nobody knows here how many requests count. And for a known cost only."""
     (limit,), (state,) = charge.bucket.limits, states
     return isinstance(state, Log) or state.tells(charge.cost, limit.burst)
@@ -219,11 +219,11 @@ def date(limit: LimitNumbers) -> int:  # noqa: ARG001 - as every algorithm's
     return 0
 
 
-def asked(limit: LimitNumbers, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - nothing is booked
+def encode_charge(limit: LimitNumbers, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - nothing is booked
     """Burst, cost and period."""
     return limit.burst, min(cost, limit.burst + 1), limit.period_us
 
 
-def seen(facts: Sequence[int]) -> Seen:
+def decode_state(facts: Sequence[int]) -> Seen:
     """The state that the script has reported."""
     return Seen(*facts)

@@ -22,9 +22,9 @@ from collections.abc import Sequence
 
 from limitgate.algorithms.base import MAX_USED, ChargeNumbers, LimitNumbers, Load, always
 
-FACTS = 3
-BOOKS = False
-holds = always
+REPLY_FIELDS = 3
+CAN_WAIT = False
+refusal_is_stable = always
 LOAD = Load(4, 3, 2)
 """Measured: 14 µs for a charge, 15 µs to put something right, among 32 in a call."""
 
@@ -41,7 +41,7 @@ def load(limit: LimitNumbers) -> Load:  # noqa: ARG001 - as every algorithm's
     return LOAD
 
 
-def fresh(now: int, limit: LimitNumbers) -> State:
+def initial(now: int, limit: LimitNumbers) -> State:
     """Windows that nobody has used, at a time in Unix µs."""
     return 0, 0, limit.period_us - now % limit.period_us
 
@@ -67,7 +67,7 @@ def charged(state: State, charge: ChargeNumbers) -> State:
     return current + charge.cost, previous, left
 
 
-def put_right(state: State, back: int, elapsed_us: int, grace_us: int, limit: LimitNumbers) -> State:
+def apply_adjustment(state: State, back: int, elapsed_us: int, grace_us: int, limit: LimitNumbers) -> State:
     """The state after requests are put back into the window that was charged for them, or taken on top of the present one.
 
     What is more than the present window was charged, when nobody knows which one it was, is put back into the one before.
@@ -121,11 +121,11 @@ def date(limit: LimitNumbers) -> int:  # noqa: ARG001 - as every algorithm's
     return 0
 
 
-def asked(limit: LimitNumbers, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - nothing is booked
+def encode_charge(limit: LimitNumbers, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - nothing is booked
     """Burst, cost and period."""
     return limit.burst, min(cost, limit.burst + 1), limit.period_us
 
 
-def seen(facts: Sequence[int]) -> State:
+def decode_state(facts: Sequence[int]) -> State:
     """The state that the script has reported."""
     return facts[0], facts[1], facts[2]

@@ -19,11 +19,11 @@ from collections.abc import Sequence
 
 from limitgate.algorithms.base import BucketNumbers, ChargeNumbers, LimitNumbers, Load, always
 
-FACTS = 3
-BOOKS = True
-holds = always
-SILENT = False
-BY_COUNT = True
+REPLY_FIELDS = 3
+CAN_WAIT = True
+refusal_is_stable = always
+IS_LIMIT = True
+RESCALES = True
 LOAD = Load(5, 3, 4)
 """Measured: 17 µs for a charge, among 32 in a call."""
 MAX_FULL = 2**50
@@ -58,7 +58,7 @@ def load(limit: LimitNumbers) -> Load:  # noqa: ARG001 - as every algorithm's
     return LOAD
 
 
-def fresh(now: int, bucket: BucketNumbers) -> Sequence[State]:  # noqa: ARG001 - as every algorithm's
+def initial(now: int, bucket: BucketNumbers) -> Sequence[State]:  # noqa: ARG001 - as every algorithm's
     """Nothing is owed, and it is cold."""
     return [(0, 0)] * len(bucket.ids)
 
@@ -103,7 +103,7 @@ def _charged(state: State, cost: int, limit: LimitNumbers) -> State:
     return min(debt + ticks + toll(warmer, limit.full) - toll(warmth, limit.full), limit.ceiling), warmer
 
 
-def put_right(
+def apply_adjustment(
     states: Sequence[State], back: Sequence[Amount], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
 ) -> Sequence[State]:
     """The states after something is put back, as if it had been the last that was charged, or, if negative, charged now.
@@ -131,7 +131,7 @@ def put_right(
     return right
 
 
-def owed_back(charge: ChargeNumbers, states: Sequence[State], cost: int) -> tuple[Sequence[Amount], Sequence[int]]:
+def refund_amount(charge: ChargeNumbers, states: Sequence[State], cost: int) -> tuple[Sequence[Amount], Sequence[int]]:
     """What to put back, and for how long other debts drained, where a charge should have cost something else.
 
     What was charged too little is owed from now on.
@@ -171,7 +171,7 @@ def refill_us(state: State, limit: LimitNumbers) -> int:
     return -(-state[0] // limit.count)
 
 
-def lasts_us(state: State, limit: LimitNumbers) -> int:
+def ttl_us(state: State, limit: LimitNumbers) -> int:
     """Microseconds until it is as cold as one that nobody has used, rounded up."""
     return -(-sum(state) // limit.count)
 
@@ -181,7 +181,7 @@ def date(limit: LimitNumbers) -> int:  # noqa: ARG001 - as every algorithm's
     return 0
 
 
-def asked(limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - alone in its bucket
+def encode_charge(limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - alone in its bucket
     """The count, what can be stored, how far ahead may be booked (below 0: never), warmth and ticks of the requests."""
     if cost > limit.most:
         return limit.count, limit.full, -1, 0, 0, 0
@@ -189,12 +189,12 @@ def asked(limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int)
     return limit.count, limit.full, ahead_us, min(ticks, limit.full), *divmod(ticks, limit.count)
 
 
-def leased(limit: LimitNumbers, back: Amount, grace_us: int) -> Sequence[int]:
+def encode_adjustment(limit: LimitNumbers, back: Amount, grace_us: int) -> Sequence[int]:
     """What is put back, as whole microseconds and a rest, the warmth, how long the turn was ahead, and the grace."""
     ticks, warmth, turn = back
     return *divmod(ticks, limit.count), warmth, turn, grace_us
 
 
-def seen(facts: Sequence[int], bucket: BucketNumbers) -> Sequence[State]:
+def decode_state(facts: Sequence[int], bucket: BucketNumbers) -> Sequence[State]:
     """The states that the script has reported."""
     return [(facts[3 * at] * count + facts[3 * at + 1], facts[3 * at + 2]) for at, count in enumerate(bucket.counts)]

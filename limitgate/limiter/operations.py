@@ -90,7 +90,7 @@ class Operations:
         check_cost(cost)
         plan = yield from self._planned("peek", key, limits, 1)
         _check_are_no_slots(charge.bucket for charge in plan.charges)
-        charges = [charge if charge.bucket.algorithm.SILENT else _refunded(charge, cost) for charge in plan.charges]
+        charges = [charge if not charge.bucket.algorithm.IS_LIMIT else _refunded(charge, cost) for charge in plan.charges]
         plan = plan._replace(charges=tuple(charges))
         return decide(plan, (yield plan, self._timeout))
 
@@ -210,10 +210,10 @@ class Operations:
         charges = []
         for charge in plan.charges:
             bucket = charge.bucket
-            if bucket.algorithm.SILENT:
+            if not bucket.algorithm.IS_LIMIT:
                 charges.append(charge)
                 continue
-            if not bucket.algorithm.BOOKS:
+            if not bucket.algorithm.CAN_WAIT:
                 raise ConfigError(
                     f"{bucket.limits[0]!r} books no turns to wait for, expected another algorithm, or a timeout of 0"
                 )
@@ -278,5 +278,5 @@ def _ban_of(name: str, cost: int) -> Charge:
 def _refunded(charge: Charge, cost: int) -> Charge:
     """A charge that puts back so many requests, whenever they were taken."""
     bucket = charge.bucket
-    back, _ = bucket.algorithm.owed_back(charge._replace(cost=cost), bucket.algorithm.fresh(0, bucket), 0)
+    back, _ = bucket.algorithm.refund_amount(charge._replace(cost=cost), bucket.algorithm.initial(0, bucket), 0)
     return charge._replace(adjustment=Adjustment(0, 0, back, [MAX_OWED_US] * len(back)))

@@ -58,7 +58,7 @@ def _check(limit: Limit | Configured, *, even: bool) -> None:
     if isinstance(limit, Configured):
         if even:
             raise ConfigError(f"{limit!r} may be any limits, which cannot be spaced evenly here, expected even=False")
-    elif not ALGORITHMS[limit.algorithm].BOOKS:
+    elif not ALGORITHMS[limit.algorithm].CAN_WAIT:
         raise ConfigError(f"{limit!r} books no turns to wait for, expected a limit of gcra or warm_up")
     elif even and ALGORITHMS[limit.algorithm] is not gcra:
         raise ConfigError(f"{limit!r} has no burst to be made smaller, it spaces requests by itself: expected even=False")

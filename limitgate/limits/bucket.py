@@ -64,7 +64,7 @@ class Bucket:
         self.borrow = any(limit.borrow for limit in limits)
         """True if a request may cost more than there is."""
         self.algorithm: Algorithm = _common_algorithm(limits)
-        self.facts = self.algorithm.FACTS * len(limits)
+        self.facts = self.algorithm.REPLY_FIELDS * len(limits)
         """Numbers that the script reports of the bucket."""
         self.load = reduce(Load.plus, map(self.algorithm.load, limits), BUCKET)
         """What the bucket costs Redis at most."""

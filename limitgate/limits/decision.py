@@ -50,7 +50,7 @@ class Standing(NamedTuple):
         rule, cost, algorithm = self.charge.rule, self.charge.cost, self.charge.bucket.algorithm
         found = []
         for limit, state in zip(self.charge.bucket.limits, self.states):
-            if algorithm.SILENT and not state:
+            if not algorithm.IS_LIMIT and not state:
                 continue
             wait = 0 if self.fits else algorithm.wait_us(state, cost, limit)
             found.append(

@@ -35,7 +35,7 @@ _LIMIT = re.compile(
 )
 _EXPECTED = "expected for example '100/minute', '5 per 15 minutes', '10/s burst 20' or '20 at once'"
 _OPTIONS = ("burst", "algorithm", "lease", "align", "borrow", "warm_up")
-NAMES = tuple([name for name, algorithm in ALGORITHMS.items() if not algorithm.SILENT and name != "concurrency"])
+NAMES = tuple([name for name, algorithm in ALGORITHMS.items() if algorithm.IS_LIMIT and name != "concurrency"])
 """The algorithms that a limit may have which has a period."""
 
 

@@ -6,20 +6,20 @@ local LEFT = FIRST
 local MORE, MAX = 0, 2^52
 
 return {
-  asked = '',
-  leased = 'dd',
+  charge_format = '',
+  adjustment_format = 'dd',
   layout = function(size) return size == 7 and 'I7' end,
-  forward = function(bucket, elapsed) bucket[LEFT] = math.max(0, bucket[LEFT] - elapsed) end,
-  weigh = function(bucket, charge)
+  advance = function(bucket, elapsed) bucket[LEFT] = math.max(0, bucket[LEFT] - elapsed) end,
+  check = function(bucket, charge)
     reply[#reply + 1] = bucket[LEFT] or 0
     return (bucket[LEFT] or 0) == 0
   end,
-  clear = function(bucket, charge) bucket[LEFT] = 0 end,
-  put_right = function(bucket, charge)
-    local back, how, left = charge.lease[1], charge.lease[2], bucket[LEFT] or 0
+  reset = function(bucket, charge) bucket[LEFT] = 0 end,
+  apply_adjustment = function(bucket, charge)
+    local back, how, left = charge.adjustment[1], charge.adjustment[2], bucket[LEFT] or 0
     bucket[LEFT] = math.min(how == MORE and left + back or math.max(left, back), MAX)
   end,
-  close = function(bucket)
+  encode = function(bucket)
     if bucket[LEFT] and bucket[LEFT] > 0 then return 'I7', LEFT, bucket[LEFT] end
   end,
 }

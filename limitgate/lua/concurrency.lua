@@ -116,13 +116,13 @@ local function rest_of_text(bucket)
 end
 
 return {
-  asked = 'ddd',
-  leased = 'dd',
+  charge_format = 'ddd',
+  adjustment_format = 'dd',
   layout = function(size)
     local all = size - NAME_SIZE
     return all > 0 and all % SIZE == 0 and 'I7'
   end,
-  forward = function(bucket, elapsed, charge, text)
+  advance = function(bucket, elapsed, charge, text)
     local low, high = 1, (#text - HEAD) / SIZE + 1
     local first, last = until_when(text, HEAD + 1), until_when(text, #text - SIZE + 1)
     if bucket[AT] > FOR_EVER or first > last or last - bucket[AT] > LONGEST then return true end
@@ -134,7 +134,7 @@ return {
     end
     hold(bucket, text, HEAD + (low - 1) * SIZE + 1)
   end,
-  weigh = function(bucket, charge)
+  check = function(bucket, charge)
     begin(bucket)
     local taken, n = bucket.taken, #reply
     local own = places(bucket, charge.slot or 0)
@@ -142,22 +142,22 @@ return {
     reply[n + 3], reply[n + 4] = own > 0 and charge.slot or 0, own
     return own > 0 or taken + charge[COST] <= charge[MOST]
   end,
-  take = function(bucket, charge)
+  commit = function(bucket, charge)
     take(bucket, charge, charge.slot or 0, charge[COST])
   end,
-  clear = function(bucket)
+  reset = function(bucket)
     bucket.taken = nil
   end,
-  put_right = function(bucket, charge)
+  apply_adjustment = function(bucket, charge)
     begin(bucket)
-    local back, name = charge.lease[1], charge.lease[2]
+    local back, name = charge.adjustment[1], charge.adjustment[2]
     if back > 0 then
       remove(bucket, name)
     elseif back < 0 and (bucket.taken - back <= charge[MOST] or places(bucket, name) > 0) then
       take(bucket, charge, name, -back)
     end
   end,
-  close = function(bucket)
+  encode = function(bucket)
     if not bucket.taken or bucket.taken == 0 then return end
     local size = #bucket.text - HEAD
     if size > LONG and not next(bucket.gone) and (bucket.from - HEAD) * SHARE <= size then

@@ -27,10 +27,10 @@ local function begin(bucket, charge)
 end
 
 return {
-  asked = 'ddddddd',
-  leased = 'dd',
+  charge_format = 'ddddddd',
+  adjustment_format = 'dd',
   layout = function(size) return size == 14 and 'I7I7' end,
-  forward = function(bucket, elapsed, charge)
+  advance = function(bucket, elapsed, charge)
     if bucket[USED] > MAX_USED or bucket[LEFT] > charge[PERIOD] + DAY then
       bucket[USED], bucket[LEFT] = 0, 0
       return true
@@ -40,26 +40,26 @@ return {
       bucket[USED], bucket[LEFT] = 0, 0
     end
   end,
-  weigh = function(bucket, charge)
+  check = function(bucket, charge)
     begin(bucket, charge)
     reply[#reply + 1] = bucket[USED]
     reply[#reply + 1] = bucket[LEFT]
     return bucket[USED] + charge[COST] <= charge[BURST]
   end,
-  take = function(bucket, charge)
+  commit = function(bucket, charge)
     bucket[USED] = bucket[USED] + charge[COST]
   end,
-  clear = function(bucket, charge)
+  reset = function(bucket, charge)
     bucket[USED], bucket[LEFT] = 0, 0
   end,
-  put_right = function(bucket, charge)
+  apply_adjustment = function(bucket, charge)
     begin(bucket, charge)
-    local back, grace = charge.lease[1], charge.lease[2]
+    local back, grace = charge.adjustment[1], charge.adjustment[2]
     if back < 0 or math.max(0, now - charge.as_of) < grace then
       bucket[USED] = math.min(math.max(0, bucket[USED] - back), MAX_USED)
     end
   end,
-  close = function(bucket)
+  encode = function(bucket)
     if bucket[USED] and bucket[USED] > 0 then return 'I7I7', LEFT, bucket[LEFT] end
   end,
 }

@@ -6,7 +6,7 @@
 -- An amount of time is two numbers: whole microseconds and a rest over count, both exact in doubles.
 
 local WINDOW, WINDOW_SIZE, WINDOW_FIELDS = 'I6I6I7I6', 25, 4
-local ASKED_FIELDS, LEASED_FIELDS = 6, 5
+local CHARGE_FIELDS, ADJUSTMENT_FIELDS = 6, 5
 
 -- How the windows of a bucket are packed in so many bytes.
 local function layout(size)
@@ -15,7 +15,7 @@ local function layout(size)
 end
 
 -- A bucket some time later. True if something in it made no sense, and was left out.
-local function forward(bucket, elapsed)
+local function advance(bucket, elapsed)
   local broken = false
   for at = FIRST, #bucket, WINDOW_FIELDS do
     local count, whole, rest = bucket[at + 1], bucket[at + 2], bucket[at + 3]
@@ -52,9 +52,9 @@ local function find(bucket, id, count, expected)
 end
 
 -- Report what the asked windows owe. True if the charge fits into all of them, decided on the state after it.
-local function weigh(bucket, charge)
+local function check(bucket, charge)
   local fits, expected, n = true, FIRST, #reply
-  for at = 1, #charge, ASKED_FIELDS do
+  for at = 1, #charge, CHARGE_FIELDS do
     local id, count, tolerance, tolerance_rest, increment, increment_rest = values(charge, at, at + 5)
     local place = expected
     if bucket[place] ~= id or bucket[place + 1] ~= count then place = find(bucket, id, count, expected) end
@@ -71,7 +71,7 @@ end
 -- Add to each asked window what stands in a list for it: two numbers from a place on, so many numbers per window.
 local function add(bucket, charge, amounts, place, fields)
   local expected = FIRST
-  for at = 1, #charge, ASKED_FIELDS do
+  for at = 1, #charge, CHARGE_FIELDS do
     local count = charge[at + 1]
     expected = find(bucket, charge[at], count, expected)
     local whole, rest = bucket[expected + 2] + amounts[place], bucket[expected + 3] + amounts[place + 1]
@@ -82,8 +82,8 @@ local function add(bucket, charge, amounts, place, fields)
 end
 
 -- The asked windows start full.
-local function clear(bucket, charge)
-  for at = 1, #charge, ASKED_FIELDS do
+local function reset(bucket, charge)
+  for at = 1, #charge, CHARGE_FIELDS do
     local place = find(bucket, charge[at], charge[at + 1], FIRST)
     bucket[place + 2], bucket[place + 3] = 0, 0
   end
@@ -91,9 +91,9 @@ end
 
 -- Put back what was taken before and not used, or, where that is negative, take on top what should have been taken.
 -- Except while the bucket drained other debts, it drained meanwhile. A turn still ahead that others are behind is not put back.
-local function put_right(bucket, charge)
-  local lease, elapsed, expected, place = charge.lease, math.max(0, now - charge.as_of), FIRST, 3
-  for at = 1, #charge, ASKED_FIELDS do
+local function apply_adjustment(bucket, charge)
+  local lease, elapsed, expected, place = charge.adjustment, math.max(0, now - charge.as_of), FIRST, 3
+  for at = 1, #charge, CHARGE_FIELDS do
     local count = charge[at + 1]
     expected = find(bucket, charge[at], count, expected)
     local back, back_rest, since = lease[place], lease[place + 1], math.max(0, elapsed - lease[place + 2])
@@ -111,15 +111,15 @@ local function put_right(bucket, charge)
       if whole >= MAX_OWED then whole, rest = MAX_OWED, 0 end
       bucket[expected + 2], bucket[expected + 3] = whole, rest
     end
-    expected, place = expected + WINDOW_FIELDS, place + LEASED_FIELDS
+    expected, place = expected + WINDOW_FIELDS, place + ADJUSTMENT_FIELDS
   end
 end
 
 -- Whether some amounts, listed as for add, fit into all asked windows besides what is owed.
 local function fits_besides(bucket, charge, amounts)
   local expected = FIRST
-  for at = 1, #charge, ASKED_FIELDS do
-    local count, place = charge[at + 1], (at - 1) / ASKED_FIELDS * 2 + 1
+  for at = 1, #charge, CHARGE_FIELDS do
+    local count, place = charge[at + 1], (at - 1) / CHARGE_FIELDS * 2 + 1
     expected = find(bucket, charge[at], count, expected)
     local whole, rest = bucket[expected + 2] + amounts[place], bucket[expected + 3] + amounts[place + 1]
     if rest >= count then whole, rest = whole + 1, rest - count end
@@ -132,14 +132,14 @@ end
 -- Take further whole requests, as many as fit but no more than the lease allows: their number bit by bit, the highest first.
 local function take_more(bucket, charge)
   local steps = {{}}
-  for place = 1, #charge.lease, LEASED_FIELDS do
+  for place = 1, #charge.adjustment, ADJUSTMENT_FIELDS do
     local n = #steps[1]
-    steps[1][n + 1], steps[1][n + 2] = charge.lease[place], charge.lease[place + 1]
+    steps[1][n + 1], steps[1][n + 2] = charge.adjustment[place], charge.adjustment[place + 1]
   end
   while 2^#steps <= charge.most do
     local step, doubled = steps[#steps], {}
     for n = 1, #step, 2 do
-      local count = charge[(n - 1) / 2 * ASKED_FIELDS + 2]
+      local count = charge[(n - 1) / 2 * CHARGE_FIELDS + 2]
       local whole, rest = step[n] * 2, step[n + 1] * 2
       if rest >= count then whole, rest = whole + 1, rest - count end
       doubled[n], doubled[n + 1] = whole, rest
@@ -158,7 +158,7 @@ end
 
 -- How a bucket is packed and in how many numbers, without the windows that owe nothing; for how long it is of use, in µs, rounded
 -- up. Nothing where no window owes anything.
-local function close(bucket)
+local function encode(bucket)
   local lifetime, size = 0, FIRST
   for at = FIRST, #bucket, WINDOW_FIELDS do
     local id, count, whole, rest = values(bucket, at, at + 3)
@@ -173,16 +173,16 @@ local function close(bucket)
 end
 
 return {
-  asked = 'dddddd',
-  leased = 'ddddd',
+  charge_format = 'dddddd',
+  adjustment_format = 'ddddd',
   layout = layout,
-  forward = forward,
-  weigh = weigh,
-  take = function(bucket, charge)
-    add(bucket, charge, charge, 5, ASKED_FIELDS)
+  advance = advance,
+  check = check,
+  commit = function(bucket, charge)
+    add(bucket, charge, charge, 5, CHARGE_FIELDS)
     if charge.most > 0 then take_more(bucket, charge) end
   end,
-  clear = clear,
-  put_right = put_right,
-  close = close,
+  reset = reset,
+  apply_adjustment = apply_adjustment,
+  encode = encode,
 }

@@ -19,19 +19,19 @@ local function fill(bucket, numbers, from)
 end
 
 return {
-  asked = '',
-  leased = ('d'):rep(PARTS + 1),
+  charge_format = '',
+  adjustment_format = ('d'):rep(PARTS + 1),
   layout = function(size) return size == PARTS * SIZE and LAYOUT end,
-  forward = function() end,
-  weigh = function(bucket)
+  advance = function() end,
+  check = function(bucket)
     for place = 0, PARTS - 1 do reply[#reply + 1] = bucket[FIRST + place] or 0 end
     return true
   end,
-  clear = function(bucket) fill(bucket) end,
-  put_right = function(bucket, charge)
-    if charge.lease[1] ~= IF_EMPTY or is_empty(bucket) then fill(bucket, charge.lease, 2) end
+  reset = function(bucket) fill(bucket) end,
+  apply_adjustment = function(bucket, charge)
+    if charge.adjustment[1] ~= IF_EMPTY or is_empty(bucket) then fill(bucket, charge.adjustment, 2) end
   end,
-  close = function(bucket)
+  encode = function(bucket)
     if not is_empty(bucket) then return LAYOUT, FIRST + PARTS - 1, LIFETIME end
   end,
 }

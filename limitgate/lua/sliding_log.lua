@@ -166,11 +166,11 @@ local function can_stay(bucket, count)
 end
 
 return {
-  asked = 'ddd',
-  leased = 'dd',
+  charge_format = 'ddd',
+  adjustment_format = 'dd',
   first = HEAD + PAGE * SIZE,
   layout = function(size) return size > SIZE and size % SIZE == 0 and 'I7I6' end,
-  forward = function(bucket, elapsed, charge, text, key)
+  advance = function(bucket, elapsed, charge, text, key)
     local size = #text
     if size == HEAD + PAGE * SIZE then size = redis.call('STRLEN', key) end
     bucket.key = key
@@ -188,7 +188,7 @@ return {
       bucket.gone, bucket[BEFORE] = gone, (bucket[BEFORE] + total) % WRAP
     end
   end,
-  weigh = function(bucket, charge)
+  check = function(bucket, charge)
     begin(bucket, charge)
     local newest, count = entry(bucket, length(bucket))
     local cost, wait, refill, steady = charge[COST], 0, 0, charge[PERIOD]
@@ -207,20 +207,20 @@ return {
     reply[n + 4], reply[n + 5], reply[n + 6] = refill, bucket[CLOCK], steady
     return wait == 0
   end,
-  take = function(bucket, charge)
+  commit = function(bucket, charge)
     add(bucket, charge, charge[COST])
   end,
-  clear = function(bucket)
+  reset = function(bucket)
     bucket[CLOCK] = nil
   end,
-  put_right = function(bucket, charge)
+  apply_adjustment = function(bucket, charge)
     begin(bucket, charge)
-    local back, moment = charge.lease[1], charge.lease[2]
+    local back, moment = charge.adjustment[1], charge.adjustment[2]
     if back >= 0 then return remove(bucket, back, moment) end
     local on_top = math.min(-back, MAX_USED - used(bucket))
     if on_top > 0 then add(bucket, charge, on_top) end
   end,
-  close = function(bucket)
+  encode = function(bucket)
     local count = length(bucket)
     if count == 0 then return end
     local lifetime = entry(bucket, count) + bucket.period - bucket[CLOCK]

@@ -16,10 +16,10 @@ local function begin(bucket, charge)
 end
 
 return {
-  asked = 'ddd',
-  leased = 'dd',
+  charge_format = 'ddd',
+  adjustment_format = 'dd',
   layout = function(size) return size == 21 and 'I7I7I7' end,
-  forward = function(bucket, elapsed, charge)
+  advance = function(bucket, elapsed, charge)
     local current, previous, left, period = bucket[CURRENT], bucket[PREVIOUS], bucket[LEFT], charge[PERIOD]
     if current > MAX_USED or previous > MAX_USED or left > period then
       bucket[CURRENT], bucket[PREVIOUS] = 0, 0
@@ -28,7 +28,7 @@ return {
       bucket[CURRENT], bucket[PREVIOUS] = 0, elapsed < left + period and current or 0
     end
   end,
-  weigh = function(bucket, charge)
+  check = function(bucket, charge)
     begin(bucket, charge)
     local current, previous, left = values(bucket, CURRENT, LEFT)
     local n = #reply
@@ -38,15 +38,15 @@ return {
     if rest > 0 then counting = counting + 1 end
     return current + counting + charge[COST] <= charge[BURST]
   end,
-  take = function(bucket, charge)
+  commit = function(bucket, charge)
     bucket[CURRENT] = bucket[CURRENT] + charge[COST]
   end,
-  clear = function(bucket, charge)
+  reset = function(bucket, charge)
     bucket[CURRENT], bucket[PREVIOUS] = 0, 0
   end,
-  put_right = function(bucket, charge)
+  apply_adjustment = function(bucket, charge)
     begin(bucket, charge)
-    local back, grace, elapsed = charge.lease[1], charge.lease[2], math.max(0, now - charge.as_of)
+    local back, grace, elapsed = charge.adjustment[1], charge.adjustment[2], math.max(0, now - charge.as_of)
     if back < 0 then
       bucket[CURRENT] = math.min(bucket[CURRENT] - back, MAX_USED)
     elseif elapsed < grace + charge[PERIOD] then
@@ -54,7 +54,7 @@ return {
       bucket[CURRENT], bucket[PREVIOUS] = bucket[CURRENT] - here, math.max(0, bucket[PREVIOUS] - (back - here))
     end
   end,
-  close = function(bucket)
+  encode = function(bucket)
     local lifetime = bucket[CURRENT] > 0 and bucket[LEFT] + bucket.period or bucket[PREVIOUS] > 0 and bucket[LEFT]
     if lifetime then return 'I7I7I7', LEFT, lifetime end
   end,

@@ -60,16 +60,18 @@ local function rescaled(whole, rest, old, new)
   return quotient, left
 end
 
--- An algorithm by its number, made when it is first asked for. Each is a table of
---   asked, leased  the formats of what is asked of a window, and of what is put right in it
+-- An algorithm by its number, made when it is first needed. Each is a table of
+--   charge_format, adjustment_format
+--                  the struct formats of one window's part of a charge, and of an adjustment
 --   first          how many bytes of a bucket are read at first, if it may be long; else all of them are
 --   layout         the format of a bucket of which so many bytes were read, or of how it begins; nothing if none has as many
---   forward        lets time go by in a bucket, as a charge asks for it, given also the text that was read of it and its key; true
+--   advance        lets time go by in a bucket, as a charge needs it, given also the text that was read of it and its key; true
 --                  if something in it made no sense
---   weigh          reports the asked windows, true if the charge fits into all of them
---   take, clear    charges them, if there is anything to charge; lets them start full
---   put_right      puts back into them, or takes on top, what is to be put right
---   close          the format of a bucket, how many numbers it has, for how long it is of use, what follows as it is if anything
+--   check          appends the state of the charge's windows to the reply; true if the charge fits into all of them
+--   commit, reset  charges them, if there is anything to charge; empties them
+--   apply_adjustment
+--                  gives back to them what was charged before, or charges them whether it fits or not
+--   encode         the format of a bucket, how many numbers it has, for how long it is of use, what follows as it is if anything
 --                  does, which pack would copy byte by byte, and how many stored bytes stay between the two, nothing if the
 --                  bucket is written as a whole; nothing if it is of no use
 local function make(number)
@@ -106,7 +108,7 @@ local function open(key, charge)
   if elapsed < 0 then
     elapsed, reply[STEPS], bucket.changed = 0, reply[STEPS] + 1, true
   end
-  if kind.forward(bucket, elapsed, charge, value, key) then bucket.changed, reply[UNREADABLE] = true, reply[UNREADABLE] + 1 end
+  if kind.advance(bucket, elapsed, charge, value, key) then bucket.changed, reply[UNREADABLE] = true, reply[UNREADABLE] + 1 end
   return bucket
 end
 
@@ -114,7 +116,7 @@ end
 local function decode(text)
   local verb, number, binding, takes, last, windows = unpack(CHARGE, text)
   local kind = algorithm(number)
-  local asked = '<' .. kind.asked:rep(windows)
+  local asked = '<' .. kind.charge_format:rep(windows)
   local charge = numbers(asked, text, CHARGE_SIZE + 1)
   charge.kind, charge.verb, charge.binding, charge.takes, charge.last = kind, verb, binding == 1, takes == 1, last == 1
   charge.most = 0
@@ -122,7 +124,7 @@ local function decode(text)
   if place < #text then
     charge.most, charge.as_of, charge.slot = unpack(MORE, text, place)
     place = place + MORE_SIZE
-    if place < #text then charge.lease = numbers('<' .. kind.leased:rep(windows), text, place) end
+    if place < #text then charge.adjustment = numbers('<' .. kind.adjustment_format:rep(windows), text, place) end
   end
   return charge
 end
@@ -131,7 +133,7 @@ local useless = {}  -- the keys of buckets that are of no use any more
 
 -- Write a bucket. It lives for as long as it is of use, rounded up. The error if that fails.
 local function write(key, bucket)
-  local layout, size, lifetime, rest, kept = bucket.kind.close(bucket)
+  local layout, size, lifetime, rest, kept = bucket.kind.encode(bucket)
   if not layout then
     useless[#useless + 1] = key
     return
@@ -167,20 +169,20 @@ for i, key in ipairs(KEYS) do
     opened[key] = bucket
   end
   if charge.verb == 'r' then
-    kind.clear(bucket, charge)
+    kind.reset(bucket, charge)
     bucket.changed = true
   end
-  if charge.lease then
-    kind.put_right(bucket, charge)
+  if charge.adjustment then
+    kind.apply_adjustment(bucket, charge)
     bucket.changed = true
   end
-  buckets[i], charges[i], fits[i] = bucket, charge, kind.weigh(bucket, charge) or not charge.takes
+  buckets[i], charges[i], fits[i] = bucket, charge, kind.check(bucket, charge) or not charge.takes
   if charge.binding and not fits[i] then admitted = false end
   if charge.last then
     for n = first, i do
       local taken = charges[n]
-      if admitted and fits[n] and taken.takes and taken.verb == 's' and taken.kind.take then
-        taken.kind.take(buckets[n], taken)
+      if admitted and fits[n] and taken.takes and taken.verb == 's' and taken.kind.commit then
+        taken.kind.commit(buckets[n], taken)
         buckets[n].changed = true
       end
     end

@@ -29,7 +29,7 @@ local function cool(bucket, idle, rest)
   bucket[WARMTH] = math.max(0, warmth - (idle * count - rest))
 end
 
-local function forward(bucket, elapsed)
+local function advance(bucket, elapsed)
   local count, whole, rest = bucket[COUNT], bucket[WHOLE], bucket[REST]
   if count < 1 or rest >= count or whole > MAX_OWED or bucket[WARMTH] > MAX_WARMTH then
     bucket[COUNT], bucket[WHOLE], bucket[REST], bucket[WARMTH] = 1, 0, 0, 0
@@ -96,33 +96,33 @@ local function put_back(bucket, full, lease, elapsed)
 end
 
 return {
-  asked = 'dddddd',
-  leased = 'ddddd',
+  charge_format = 'dddddd',
+  adjustment_format = 'ddddd',
   layout = function(size) return size == 26 and 'I6I7I6I7' end,
-  forward = forward,
-  weigh = function(bucket, charge)
+  advance = advance,
+  check = function(bucket, charge)
     adopt(bucket, charge)
     local n, whole, rest, ahead = #reply, bucket[WHOLE], bucket[REST], charge[3]
     reply[n + 1], reply[n + 2], reply[n + 3] = whole, rest, math.min(bucket[WARMTH], charge[2])
     return whole < ahead or (whole == ahead and rest == 0)
   end,
-  take = function(bucket, charge)
+  commit = function(bucket, charge)
     charge_more(bucket, charge[2], charge[4], charge[5], charge[6])
   end,
-  clear = function(bucket, charge)
+  reset = function(bucket, charge)
     bucket[COUNT], bucket[WHOLE], bucket[REST], bucket[WARMTH] = charge[1], 0, 0, 0
   end,
-  put_right = function(bucket, charge)
+  apply_adjustment = function(bucket, charge)
     adopt(bucket, charge)
-    local whole, rest, warmth = values(charge.lease, 1, 3)
+    local whole, rest, warmth = values(charge.adjustment, 1, 3)
     bucket[WARMTH] = math.min(bucket[WARMTH], charge[2])
     if whole < 0 then
       charge_more(bucket, charge[2], -warmth, -whole, -rest)
     elseif whole > 0 or rest > 0 then
-      put_back(bucket, charge[2], charge.lease, math.max(0, now - charge.as_of))
+      put_back(bucket, charge[2], charge.adjustment, math.max(0, now - charge.as_of))
     end
   end,
-  close = function(bucket)
+  encode = function(bucket)
     local count, whole, rest, warmth = values(bucket, FIRST, WARMTH)
     if count and (whole > 0 or rest > 0 or warmth > 0) then
       return 'I6I7I6I7', WARMTH, whole + floor((rest + warmth + count - 1) / count)

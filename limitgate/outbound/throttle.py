@@ -302,12 +302,12 @@ def _backoff(refusals: int) -> float:
 def _counted(decision: Decision) -> tuple[Limit, ...]:
     """The limits that a decision was about."""
     charges = [each.charge for each in decision.standings]
-    return tuple([limit for each in charges if not each.bucket.algorithm.SILENT for limit in each.bucket.limits])
+    return tuple([limit for each in charges if each.bucket.algorithm.IS_LIMIT for limit in each.bucket.limits])
 
 
 def _banned_for(decision: Decision) -> float:
     """For how many seconds a key is refused whatever its limits say."""
-    banned = [each for each in decision.standings if each.charge.bucket.algorithm.SILENT and not each.fits]
+    banned = [each for each in decision.standings if not each.charge.bucket.algorithm.IS_LIMIT and not each.fits]
     return max([window.retry_after for each in banned for window in each.windows()], default=0.0)
 
 

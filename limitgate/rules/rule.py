@@ -345,9 +345,9 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     def _check_delay(self) -> None:
         """True if requests can wait: their turns have to be booked, one by one, in a bucket that can make them wait."""
-        unable = next((limit for limit in self.every_limit if not ALGORITHMS[limit.algorithm].BOOKS), None)
+        unable = next((limit for limit in self.every_limit if not ALGORITHMS[limit.algorithm].CAN_WAIT), None)
         if unable is not None:
-            able = ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.BOOKS)
+            able = ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.CAN_WAIT)
             what, expected = f"has a {unable.algorithm}, in which no turn can be booked", f"{able}, or no max_delay"
         elif any(bucket.lease for bucket in self.buckets):
             what, expected = "has a lease, which is for requests that nobody holds up", "no lease, or no max_delay"

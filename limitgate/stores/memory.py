@@ -169,7 +169,7 @@ class MemoryStore:
         return reading
 
     def _reset(self, homes: Sequence[_Home], charges: Sequence[Charge], now: int) -> list[Sequence[State]]:
-        states = [charge.bucket.algorithm.fresh(now, charge.bucket) for charge in charges]
+        states = [charge.bucket.algorithm.initial(now, charge.bucket) for charge in charges]
         for home, charge, initial in zip(homes, charges, states):
             self._write(home, charge.bucket, now, initial)
         return states
@@ -188,7 +188,7 @@ class MemoryStore:
         key, bucket = charge.key, charge.bucket
         value = self._shard(key).get(key)
         if value is None:
-            return bucket.algorithm.fresh(self._now, bucket)
+            return bucket.algorithm.initial(self._now, bucket)
         return _standing(self._bucket(key, value), bucket, self._now)
 
     def _shard(self, key: Any) -> dict[Any, bytes]:
@@ -205,7 +205,7 @@ class MemoryStore:
         value = shard.get(key)
         if value is not None:
             return shard, key, value, self._bucket(key, value), None
-        if bucket.algorithm.SILENT:  # a ban, or a configuration, that newcomers shared would hold for all of them
+        if not bucket.algorithm.IS_LIMIT:  # a ban, or a configuration, that newcomers shared would hold for all of them
             if charge.adjustment is not None:
                 self._reclaim(now)
             return shard, key, None, None, None
@@ -220,17 +220,17 @@ class MemoryStore:
         entry, bucket, lease = home[3], charge.bucket, charge.adjustment
         algorithm = bucket.algorithm
         if entry is None:
-            states = algorithm.fresh(now, bucket)
+            states = algorithm.initial(now, bucket)
         else:
             written, _, stored, _ = entry
             states = _standing(entry, bucket, now)
             if now < written:
                 self._step_back(written - now)
                 self._write(home, bucket, now, states)
-            elif stored is not bucket and algorithm.BY_COUNT and _has_other_counts(stored, bucket, states):
+            elif stored is not bucket and algorithm.RESCALES and _has_other_counts(stored, bucket, states):
                 self._write(home, bucket, now, states)
         if lease is not None:
-            states = algorithm.put_right(states, lease.back, max(0, now - lease.as_of), lease.grace, bucket)
+            states = algorithm.apply_adjustment(states, lease.back, max(0, now - lease.as_of), lease.grace, bucket)
             self._write(home, bucket, now, states)
         return states
 
@@ -396,7 +396,7 @@ def _standing(entry: Entry, bucket: Bucket, now: int) -> Sequence[State]:
         return algorithm.opened(states, now - written, stored, now)
     states = algorithm.drained(states, now - written, stored)
     known = dict(zip(stored.ids, states))
-    fresh = zip(bucket.ids, algorithm.fresh(now, bucket))
+    fresh = zip(bucket.ids, algorithm.initial(now, bucket))
     found = [known.get(window, new) for window, new in fresh]
     return algorithm.opened(list(map(algorithm.rescaled, found, bucket.limits)), 0, bucket, now)
 
@@ -411,7 +411,7 @@ def _has_other_counts(stored: Bucket, bucket: Bucket, states: Sequence[State]) -
 def _full_at(entry: Entry) -> int:
     """When a bucket will be as if nobody had used it, in Unix µs."""
     written, _, bucket, states = entry
-    return written + max(map(bucket.algorithm.lasts_us, states, bucket.limits))
+    return written + max(map(bucket.algorithm.ttl_us, states, bucket.limits))
 
 
 def _refuses_until(entry: Entry) -> int:
@@ -421,7 +421,7 @@ def _refuses_until(entry: Entry) -> int:
     """
     written, cost, bucket, states = entry
     wait = _wait_us(bucket, states, cost)
-    is_kept = bucket.algorithm.SILENT or (wait and bucket.has_slots)  # a hint is no promise
+    is_kept = not bucket.algorithm.IS_LIMIT or (wait and bucket.has_slots)  # a hint is no promise
     return _full_at(entry) if is_kept else written + wait
 
 

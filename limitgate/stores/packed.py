@@ -57,7 +57,7 @@ class Layout:
         """First bytes of every value."""
         self.uses = 0
         """Buckets that have this layout."""
-        initial = bucket.algorithm.fresh(0, bucket)
+        initial = bucket.algorithm.initial(0, bucket)
         self.is_debts = bool(initial) and all(type(state) is int for state in initial)
         """True for states of one number each."""
         self.is_row = type(initial[0]) is tuple if initial else False

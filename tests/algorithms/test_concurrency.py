@@ -72,7 +72,7 @@ class Oracle:
             if plan.verb == "reset" or before.written > now or charge.adjustment:
                 changed.add(charge.key)
             if charge.adjustment:
-                self._put_right(bucket, charge)
+                self._apply_adjustment(bucket, charge)
             found.append(bucket)
         told = [(each.taken, each.left, each.slots.get(charge.slot, (0, 0))[0]) for charge, each in zip(plan.charges, found)]
         fits = [
@@ -89,7 +89,7 @@ class Oracle:
         return passes, told
 
     @staticmethod
-    def _put_right(bucket: Places, charge: Charge) -> None:
+    def _apply_adjustment(bucket: Places, charge: Charge) -> None:
         (back,), (name,) = charge.adjustment.back, charge.adjustment.grace
         if back > 0:
             bucket.slots.pop(name, None)

@@ -359,10 +359,10 @@ def test_a_correction_is_as_if_it_had_cost_that_property(
     (limit,), (cost, truth) = windows.limits, costs
     charge = Charge("key", windows, cost, enforced=True, rule=None, max_wait_us=10**12)
     found = warm_up.weighed([(0, 0)], charge._replace(cost=before))
-    back, grace = warm_up.owed_back(charge, found, truth)
+    back, grace = warm_up.refund_amount(charge, found, truth)
     after = warm_up.drained(warm_up.weighed(found, charge), wait, windows)
     (debt, warmth), ((owed, expected),) = (
-        warm_up.put_right(after, back, wait, grace, windows)[0],
+        warm_up.apply_adjustment(after, back, wait, grace, windows)[0],
         warm_up.drained(warm_up.weighed(found, charge._replace(cost=truth)), wait, windows),
     )
     if truth > cost:  # from now on, so it may be more
@@ -394,8 +394,8 @@ def test_who_else_asked_meanwhile_makes_no_difference_property(costs: list[int],
 
     found: list[list[tuple[int, int]]] = []
     states = taken(costs)
-    ((ticks, warmth, _),), grace = warm_up.owed_back(charge._replace(cost=costs[which]), found[which], truth)
-    assert warm_up.put_right(states, [(ticks, warmth, 0)], 0, grace, windows) == taken(
+    ((ticks, warmth, _),), grace = warm_up.refund_amount(charge._replace(cost=costs[which]), found[which], truth)
+    assert warm_up.apply_adjustment(states, [(ticks, warmth, 0)], 0, grace, windows) == taken(
         [*costs[:which], truth, *costs[which + 1 :]]
     )
 
@@ -438,8 +438,8 @@ def test_a_key_lives_until_it_is_cold(client: redis.Redis, text: str, cost: int)
     for us in (0, 1, 1234, SECOND, 10**9):
         clock.advance(us=us)
         ((state,),) = scripted.spend(plan, 5).after
-        assert 0 < int(client.get(key + TTL_SUFFIX)) - clock.now - warm_up.lasts_us(state, windows.limits[0]) <= 2001
-    clock.advance(us=warm_up.lasts_us(state, windows.limits[0]))
+        assert 0 < int(client.get(key + TTL_SUFFIX)) - clock.now - warm_up.ttl_us(state, windows.limits[0]) <= 2001
+    clock.advance(us=warm_up.ttl_us(state, windows.limits[0]))
     assert scripted.spend(plan._replace(verb="peek"), 5).states == [[(0, 0)]]
 
 

@@ -43,7 +43,7 @@ class StoredBucket:
         plan = Plan((charge,))
         return Taken(plan, self.store.spend(plan, 5))
 
-    def put_right(self, taken: Taken, cost: int) -> Taken:
+    def refund(self, taken: Taken, cost: int) -> Taken:
         """Correct a charge to another cost; what is taken now."""
         plan = refund(taken.plan, taken.reading, [cost])
         if plan.charges:
@@ -113,7 +113,7 @@ def test_a_correction_is_exact_property(
     taken = bucket.charge(first)
     assume(taken.reading.admitted)
     elapsed = wait(bucket, pauses[1], pauses[2])
-    bucket.put_right(taken, right)
+    bucket.refund(taken, right)
     for owed, debt, limit in zip(bucket.owed(), before, windows.limits, strict=True):
         left = max(0, debt + min(first, right) * limit.period_us - elapsed * limit.count)
         ideal = min(left + max(0, right - first) * limit.period_us, limit.ceiling)
@@ -130,8 +130,8 @@ def test_the_last_of_several_corrections_counts_property(
     assume(taken.reading.admitted)
     wait(several, *pauses)
     for cost in costs[1:]:
-        taken = several.put_right(taken, cost)
-    once.put_right(same, costs[-1])
+        taken = several.refund(taken, cost)
+    once.refund(same, costs[-1])
     one_way = costs in (sorted(costs), sorted(costs, reverse=True))
     for left, right, count in zip(several.owed(), once.owed(), windows.counts, strict=True):
         assert left > right - len(costs) * count
@@ -156,9 +156,9 @@ def test_whatever_was_used_is_paid_property(
         under_way.append((bucket.charge(reserved), cost))
         bucket.clock.advance(us=pause)
         if order.random() < 0.5:
-            bucket.put_right(*under_way.pop(order.randrange(len(under_way))))
+            bucket.refund(*under_way.pop(order.randrange(len(under_way))))
     for taken, cost in under_way:
-        bucket.put_right(taken, cost)
+        bucket.refund(taken, cost)
     used = sum(cost for _, cost, _ in asked) * windows.weights[0]
     assert bucket.owed()[0] >= used - (bucket.clock.now - began) * windows.counts[0]
 
@@ -172,7 +172,7 @@ def test_what_is_given_back_at_once_was_never_taken(open_bucket: Open) -> None:
     bucket.charge(3)
     before = bucket.owed()
     taken = bucket.charge(4)
-    bucket.put_right(taken, 0)
+    bucket.refund(taken, 0)
     assert list(bucket.owed()) == list(before)
 
 
@@ -182,7 +182,7 @@ def test_what_has_drained_is_not_given_back(open_bucket: Open) -> None:
     taken = bucket.charge(5)
     bucket.clock.advance(10)
     bucket.charge(4)
-    bucket.put_right(taken, 0)
+    bucket.refund(taken, 0)
     assert bucket.requests() == [4]
 
 
@@ -192,7 +192,7 @@ def test_older_debts_drain_first(open_bucket: Open) -> None:
     bucket.charge(20)
     taken = bucket.charge(10)
     bucket.clock.advance(15)
-    bucket.put_right(taken, 0)
+    bucket.refund(taken, 0)
     assert bucket.requests() == [5]
 
 
@@ -202,7 +202,7 @@ def test_what_was_charged_too_little_is_owed_from_now_on(open_bucket: Open) -> N
     under_way = [bucket.charge(1) for _ in range(5)]
     bucket.clock.advance(30)
     for taken in under_way:
-        bucket.put_right(taken, 20)
+        bucket.refund(taken, 20)
     assert bucket.requests() == [95]
 
 
@@ -210,7 +210,7 @@ def test_a_bucket_may_owe_more_than_its_burst(open_bucket: Open) -> None:
     """What turns out to have cost more than fits is owed, drains at the rate, and refuses until it is paid."""
     bucket = open_bucket(bucket_of("60/minute"))
     taken = bucket.charge(1)
-    bucket.put_right(taken, 600)
+    bucket.refund(taken, 600)
     assert bucket.requests() == [600]
     bucket.clock.advance(us=541 * SECOND - 1)
     assert not bucket.charge(1).reading.admitted
@@ -221,9 +221,9 @@ def test_a_bucket_may_owe_more_than_its_burst(open_bucket: Open) -> None:
 def test_no_cost_is_too_high_to_be_owed(open_bucket: Open) -> None:
     """A cost beyond all measure is owed as long as anything is remembered, and can be put right again."""
     bucket = open_bucket(bucket_of("1/second"))
-    taken = bucket.put_right(bucket.charge(1), 10**30)
+    taken = bucket.refund(bucket.charge(1), 10**30)
     assert bucket.owed() == [MAX_OWED_US]
-    bucket.put_right(taken, 2)
+    bucket.refund(taken, 2)
     assert bucket.owed()[0] < MAX_OWED_US
 
 
@@ -234,9 +234,9 @@ def test_a_changed_count_changes_nothing(open_bucket: Open) -> None:
     bucket.charge(2)
     taken = bucket.charge(5)
     assert bucket.requests(new) == [7]
-    bucket.put_right(taken, 1)
+    bucket.refund(taken, 1)
     assert bucket.requests(new) == [3]
-    bucket.put_right(bucket.charge(1), 4)
+    bucket.refund(bucket.charge(1), 4)
     assert bucket.requests(new) == bucket.requests(old) == [7]
 
 
@@ -263,8 +263,8 @@ def test_of_a_lease_less_is_given_back(open_bucket: Open) -> None:
     windows = Bucket((Limit("2/second burst 10", lease=2),))
     bucket = open_bucket(windows)
     taken = bucket.charge(9)
-    taken = bucket.put_right(taken, 4)
+    taken = bucket.refund(taken, 4)
     kept = LEASE_SPARE_US * 2 / (1 * SECOND)
     assert bucket.requests() == pytest.approx([4 + kept], abs=1e-6)
-    bucket.put_right(taken, 8)
+    bucket.refund(taken, 8)
     assert bucket.requests() == pytest.approx([8 + kept], abs=1e-6)

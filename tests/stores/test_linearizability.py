@@ -70,7 +70,7 @@ def one_by_one(buckets: Buckets, plan: Plan, now: int) -> tuple[Reading, Buckets
     after, states = dict(buckets), []
     for charge in plan.charges:
         windows, kind = charge.bucket, charge.bucket.algorithm
-        known = dict(zip(windows.ids, kind.fresh(now, windows)))
+        known = dict(zip(windows.ids, kind.initial(now, windows)))
         for limit, window in zip(windows.limits, windows.ids):
             found = after.get(f"{charge.key}/{window}")
             if found is not None and plan.verb != "reset":

@@ -118,7 +118,7 @@ class Oracle:
             owed = [[Debt(Fraction(0), debt.count, debt.period) for debt in debts] for debts in owed]
         for place, charge in enumerate(plan.charges):
             if charge.adjustment is not None:
-                owed[place] = self._put_right(charge, charge.adjustment, owed[place], now)
+                owed[place] = self._apply_adjustment(charge, charge.adjustment, owed[place], now)
                 self._write(charge, owed[place], now)
         fits = [_fits(charge, debts) for charge, debts in zip(plan.charges, owed, strict=True)]
         allowed = all(fit or not charge.enforced for charge, fit in zip(plan.charges, fits, strict=True))
@@ -146,7 +146,7 @@ class Oracle:
         bucket.put(charge.bucket.limits, debts)
         self.buckets[charge.key] = bucket
 
-    def _put_right(self, charge: Charge, lease: Adjustment, debts: list[Debt], now: int) -> list[Debt]:
+    def _apply_adjustment(self, charge: Charge, lease: Adjustment, debts: list[Debt], now: int) -> list[Debt]:
         """The debts after requests are put back or taken on top, less those that time has paid back since the grace ended."""
         right = []
         for debt, ticks, grace, limit in zip(debts, lease.back, lease.grace, charge.bucket.limits, strict=True):

@@ -110,7 +110,7 @@ class DenyCache:
                 if (
                     is_known
                     and (refused or (gives_back and plan.verb == "peek"))
-                    and charge.bucket.algorithm.holds(states, charge)
+                    and charge.bucket.algorithm.refusal_is_stable(states, charge)
                 ):
                     self._seen[key] = _Seen(charge.bucket, states, reading.now, sent, heard)
             for kept in (self._seen, self._given_back):
@@ -119,5 +119,5 @@ class DenyCache:
 
 
 def _holds(charge: Charge, states: Sequence[State]) -> bool:
-    """True if these states say exactly how a charge stands, see `Algorithm.holds`."""
-    return charge.bucket.algorithm.holds(states, charge)
+    """True if these states say exactly how a charge stands, see `Algorithm.refusal_is_stable`."""
+    return charge.bucket.algorithm.refusal_is_stable(states, charge)

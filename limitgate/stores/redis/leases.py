@@ -77,7 +77,7 @@ class Leases:
 
     def answer(self, plan: Plan, at: float) -> Reading | None:
         """Admit a plan out of what is held of all its buckets; None if that does not suffice."""
-        counted = [charge for charge in plan.charges if not charge.bucket.algorithm.SILENT]
+        counted = [charge for charge in plan.charges if charge.bucket.algorithm.IS_LIMIT]
         if plan.verb != "spend" or not counted or not all(charge.bucket.lease for charge in counted):
             return None  # on a cluster a part may be a ban alone
         with self._lock:
@@ -93,7 +93,7 @@ class Leases:
                 if gcra.charged(debts, charge.cost + 1, charge.bucket) is None:
                     return None  # the last one is kept: nobody shall read "0 remaining" only because it is all that we hold
             seen = dict(zip([charge.key for charge in counted], views))
-            states = [seen.get(charge.key) or charge.bucket.algorithm.fresh(0, charge.bucket) for charge in plan.charges]
+            states = [seen.get(charge.key) or charge.bucket.algorithm.initial(0, charge.bucket) for charge in plan.charges]
             reading = read(plan.charges, max([held.as_of for held in found]), states)
             for held, charge in zip(found, counted):
                 weights = held.bucket.weights

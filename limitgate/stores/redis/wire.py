@@ -103,7 +103,7 @@ def answers(plans: Sequence[Plan], reply: object) -> Answers:
         states = []
         for charge in charges:
             bucket = charge.bucket
-            states.append(bucket.algorithm.seen(reply[at : at + bucket.facts], bucket))
+            states.append(bucket.algorithm.decode_state(reply[at : at + bucket.facts], bucket))
             at += bucket.facts
         readings.append(read(charges, reply[0], states))
     return Answers(readings, reply[1], reply[2], bool(reply[3]))
@@ -115,7 +115,7 @@ def _packed(bucket: Bucket, cost: int, ahead: int, how: tuple[Verb, bool, bool],
     (verb, binding, last), algorithm = how, bucket.algorithm
     charge = [struct.pack("<s4BH", verb.encode(), NUMBERS[algorithm], binding, cost > 0, last, len(bucket.ids))]
     for limit, window in zip(bucket.limits, bucket.ids, strict=True):
-        asked = algorithm.asked(limit, window, cost, ahead, date)
+        asked = algorithm.encode_charge(limit, window, cost, ahead, date)
         charge.append(struct.pack(f"<{len(asked)}d", *asked))
     return b"".join(charge)
 
@@ -132,6 +132,6 @@ def _more(charge: Charge) -> bytes:
         return struct.pack("<ddd", 0, 0, charge.slot)
     packed = [struct.pack("<ddd", lease.most, lease.as_of, charge.slot)]
     for limit, back, grace in zip(bucket.limits, lease.back, lease.grace, strict=True):
-        leased = bucket.algorithm.leased(limit, back, grace)
+        leased = bucket.algorithm.encode_adjustment(limit, back, grace)
         packed.append(struct.pack(f"<{len(leased)}d", *leased))
     return b"".join(packed)
