@@ -15,7 +15,8 @@ from fastapi import HTTPException, params
 from starlette.requests import HTTPConnection
 
 from limitgate.errors import ConfigError
-from limitgate.gate.admission import ADMISSION, Admission
+from limitgate.exchange.base import EXCHANGE, Exchange
+from limitgate.gate.admission import Admission
 from limitgate.http.response import Refusal
 from limitgate.keys import Value, value_of
 from limitgate.limits.decision import Decision, RateLimited
@@ -90,20 +91,20 @@ class RateLimit:
 
     async def __call__(self, connection: HTTPConnection, **given: Any) -> Decision | None:
         """Weigh the limit for the request at hand."""
-        if ADMISSION not in connection.scope:
+        if EXCHANGE not in connection.scope:
             without_a_gate(self.rule)
-        admission: Admission | None = connection.scope.get(ADMISSION)
-        if admission is None:
+        exchange: Exchange | None = connection.scope.get(EXCHANGE)
+        if exchange is None:
             return None
         if len(given) < len(self._names):
             names = ", ".join(self._names.values())
             raise TypeError(f"{self.rule.name} was called without {names}, expected Depends(...), so that FastAPI finds them")
-        if not self._has_charged(admission):
+        if not self._has_charged(exchange.admission):
             values = [value_of(given[part], name) for part, name in self._names.items()]
-            connection.scope["limitgate"] = await self._weigh(admission, values, connection.scope)
-        decision = admission.told
-        if admission.refusal is not None and decision is not None:
-            raise Refused(admission.refusal, decision)
+            connection.scope["limitgate"] = await self._weigh(exchange, values, connection.scope)
+        decision, refusal = exchange.decision, exchange.admission.refusal
+        if refusal is not None and decision is not None:
+            raise Refused(refusal, decision)
         return decision
 
     def _has_charged(self, admission: Admission) -> bool:
@@ -114,11 +115,11 @@ class RateLimit:
             for compiled_rule in taken.request_plan.compiled_rules
         )
 
-    async def _weigh(self, admission: Admission, values: Sequence[Value], scope: MutableMapping[str, Any]) -> Decision | None:
+    async def _weigh(self, exchange: Exchange, values: Sequence[Value], scope: MutableMapping[str, Any]) -> Decision | None:
         if self._asks_user:  # whom authentication inside of the gate has found; what the gate was given has no user
-            admission.request.scope = {**(admission.request.scope or {}), "user": scope.get("user")}
-        decision: Decision | None = await admission.gate.afurther(admission, [(self.rule, values)])
-        return decision
+            request = exchange.admission.request
+            request.scope = {**(request.scope or {}), "user": scope.get("user")}
+        return await exchange.afurther([(self.rule, values)])
 
 
 def _taken_apart(key: Iterable[Part]) -> tuple[Iterable[str], list[Any]]:

@@ -9,16 +9,17 @@ from collections.abc import Awaitable, Callable, Container, Iterable
 from contextlib import suppress
 from contextvars import Token
 from types import GeneratorType
-from typing import Any, Self, Unpack
+from typing import Any, Unpack
 
 from limitgate.errors import ConfigError
-from limitgate.exchange.asgi import Exchange, Receive, Send
-from limitgate.exchange.wsgi import Body, SizedBody, StartResponse, Upload, end, settle, starting
-from limitgate.gate.admission import ADMISSION, Admission, admission_around
+from limitgate.exchange.asgi import ASGIExchange, InnerScope, Receive, Send
+from limitgate.exchange.base import EXCHANGE, Exchange, admission_around
+from limitgate.exchange.wsgi import Body, SizedBody, StartResponse, Upload, starting
 from limitgate.gate.build import GateOptions, build_gate
 from limitgate.gate.gate import Identify
+from limitgate.gate.nesting import overall_decision, response_fields
 from limitgate.http.request import ASGIRequest, Request, Scope, WSGIRequest
-from limitgate.limits.decision import Decision, RateLimited
+from limitgate.limits.decision import RateLimited
 from limitgate.routes.flask import wsgi_routes
 from limitgate.routes.starlette import asgi_routes
 from limitgate.rules.callers import Caller
@@ -30,8 +31,6 @@ log = logging.getLogger("limitgate")
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 WSGIApp = Callable[[dict[str, Any], Any], Iterable[bytes]]
 ASGIOptions = GateOptions[AsyncStore, Identify, ASGIApp]
-_OURS = frozenset({"limitgate", ADMISSION})
-"""Names in a scope that are for the application alone."""
 WSGIOptions = GateOptions[SyncStore, Callable[[Request], Caller | None], WSGIApp]
 
 
@@ -63,17 +62,18 @@ class LimitGate:
         if scope["type"] not in ("http", "websocket"):
             await self._pass(scope, receive, send)
         elif self.gate is None:
-            scope = scope if admission_around(scope) else _Within(scope, None, None)
+            scope = scope if admission_around(scope) else InnerScope(scope, None, None)
             await self._run(EVERYTHING, scope, receive, send)
         else:
             request = ASGIRequest(scope)
-            admission = await self.gate.acheck(request)
+            outer = admission_around(scope) if EXCHANGE in scope else None
+            admission = await self.gate.acheck(request, outer)
             request.scope = {**scope}  # rules see the request as it came, whatever the application writes
-            scope = _Within(scope, admission.told, admission)
-            if admission.seen is EVERYTHING:
-                await self._run(EVERYTHING, scope, receive, send)
+            exchange = ASGIExchange(self.gate, admission, scope, receive, send, on_denied=self._on_denied)
+            if admission.marks is EVERYTHING:
+                await self._run(EVERYTHING, exchange.scope, receive, send)
             else:
-                await self._attend(admission, scope, receive, send)
+                await self._attend(exchange)
 
     async def _run(self, seen: Container[Mark], scope: Scope, receive: Receive, send: Send) -> None:
         token: Token[Container[Mark] | None] | None = seen_by_gate.set(seen)
@@ -87,17 +87,16 @@ class LimitGate:
             if token is not None:
                 seen_by_gate.reset(token)
 
-    async def _attend(self, admission: Admission, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _attend(self, exchange: ASGIExchange) -> None:
         """Stay with a request to its end."""
-        exchange = Exchange(admission, scope, receive, send, on_denied=self._on_denied)
+        admission = exchange.admission
         if admission.refusal is not None:
             await exchange.turn_away(admission.refusal)
             return
-        admission.listener = exchange
-        token: Token[Container[Mark] | None] | None = seen_by_gate.set(admission.seen)
+        token: Token[Container[Mark] | None] | None = seen_by_gate.set(admission.marks)
         try:
-            if admission.booking is None or await admission.gate.await_booking(admission):
-                await self.app(scope, exchange.receive, exchange.send)
+            if admission.booking is None or await exchange.await_booking():
+                await self.app(exchange.scope, exchange.receive, exchange.send)
         except Exception as error:
             admission.failed()
             if not (await exchange.refuse_late() and isinstance(error, RateLimited)):
@@ -113,8 +112,7 @@ class LimitGate:
         finally:
             if token is not None:
                 seen_by_gate.reset(token)
-            if admission.end():
-                await admission.gate.asettle(admission)
+            await exchange.aend()
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" and self.gate:
@@ -126,54 +124,6 @@ class LimitGate:
                 await self.gate.asettled()
                 if self._owns_store:
                     await self.gate.store.aclose()
-
-
-class _Within(dict[str, Any]):
-    """The scope of the application, with what is ours. What else is written there is written outside too, as without a gate.
-
-    Middleware outside reads there which route a router has found.
-    """
-
-    __slots__ = ("_outside",)
-
-    def __init__(self, outside: Scope, decision: Decision | None, admission: Admission | None) -> None:
-        super().__init__(outside)
-        super().__setitem__("limitgate", decision)
-        super().__setitem__(ADMISSION, admission)
-        self._outside = outside
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        super().__setitem__(name, value)
-        if name not in _OURS:
-            self._outside[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        super().__delitem__(name)
-        if name not in _OURS:
-            self._outside.pop(name, None)
-
-    def update(self, *others: Any, **more: Any) -> None:
-        """Write several."""
-        for name, value in dict(*others, **more).items():
-            self[name] = value
-
-    def __ior__(self, other: Any) -> Self:  # type: ignore[override,misc]
-        self.update(other)
-        return self
-
-    def setdefault(self, name: str, default: Any = None) -> Any:
-        """Write what is not there yet."""
-        if name not in self:
-            self[name] = default
-        return self[name]
-
-    def pop(self, name: str, *default: Any) -> Any:
-        """Take out what may be there."""
-        if name in self:
-            value = self[name]
-            del self[name]
-            return value
-        return super().pop(name, *default)
 
 
 def _forget(token: Token[Container[Mark] | None] | None) -> None:
@@ -208,8 +158,10 @@ class LimitGateWSGI:
         """Answer one request."""
         if self.gate is None:
             return self._pass(environ, start_response)
-        admission = self.gate.check(WSGIRequest(environ))
-        environ["limitgate"], environ[ADMISSION] = admission.told, admission
+        outer = admission_around(environ) if EXCHANGE in environ else None
+        admission = self.gate.check(WSGIRequest(environ), outer)
+        exchange = Exchange(self.gate, admission)
+        environ["limitgate"], environ[EXCHANGE] = overall_decision(admission), exchange
         refusal = admission.refusal
         if refusal is not None:
             if self._on_denied is not None and refusal.status == 429:
@@ -217,32 +169,32 @@ class LimitGateWSGI:
                 admission.end()
                 return denied
             admission.end()
-            start_response(f"{refusal.status} {refusal.reason}", refusal.fields + admission.rate_fields)
+            start_response(f"{refusal.status} {refusal.reason}", refusal.fields + response_fields(admission))
             return [] if environ["REQUEST_METHOD"] == "HEAD" else [refusal.body]
         if admission.decision is not None:
             start_response = starting(admission, start_response)
         if admission.is_by_outcome and "wsgi.input" in environ:
             environ["wsgi.input"] = Upload(environ["wsgi.input"], admission)
         try:
-            chunks = self._run(admission.seen, environ, start_response)
+            chunks = self._run(admission.marks, environ, start_response)
         except BaseException as error:
             if isinstance(error, Exception):
                 admission.failed()
-            end(admission)
+            exchange.end()
             raise
         if admission.has_slots:  # until the server is done with it, as to send it may take long
-            settle(admission)
-            return SizedBody(chunks, admission) if hasattr(chunks, "__len__") else Body(chunks, admission)
+            exchange.settle()
+            return SizedBody(chunks, exchange) if hasattr(chunks, "__len__") else Body(chunks, exchange)
         has_yet_to_run = isinstance(chunks, GeneratorType)
-        if (admission.seen and has_yet_to_run) or (admission.decision is not None and not _is_all_there(chunks, environ)):
-            settle(admission)
-            return Body(chunks, admission)
-        end(admission)
+        if (admission.marks and has_yet_to_run) or (admission.decision is not None and not _is_all_there(chunks, environ)):
+            exchange.settle()
+            return Body(chunks, exchange)
+        exchange.end()
         return chunks
 
     def _pass(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         if admission_around(environ) is None:
-            environ["limitgate"], environ[ADMISSION] = None, None
+            environ["limitgate"], environ[EXCHANGE] = None, None
         return self._run(EVERYTHING, environ, start_response)
 
     def _run(self, seen: Container[Mark], environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import isawaitable
 from typing import Any
@@ -13,10 +13,10 @@ from django.http import HttpResponse, UnreadablePostError
 
 from limitgate.django.options import options
 from limitgate.django.request import DjangoRequest, UserWanted
-from limitgate.exchange.wsgi import end, settle
-from limitgate.gate.admission import ADMISSION, Admission, admission_around
+from limitgate.exchange.base import EXCHANGE, Exchange, admission_around
 from limitgate.gate.build import build_gate
 from limitgate.gate.gate import Gate, Identify
+from limitgate.gate.nesting import overall_decision, response_fields
 from limitgate.http.response import Refusal
 from limitgate.routes.django import DjangoRoutes
 from limitgate.rules.callers import Caller
@@ -52,85 +52,98 @@ class LimitGateMiddleware:
         """The response to a request; on an event loop, an awaitable of it."""
         if self._awaits:
             return self._acall(request)
-        admission = self.gate.check(self._seen(request)) if self.gate else None
-        _leave(admission, request)
-        if admission is not None and admission.refusal is not None:
-            deny = self._deny if admission.refusal.status == 429 else None
-            refused = deny(request) if deny else _refusing(admission.refusal, request)
-            admission.end()
-            return _completed(refused, admission)
-        token = seen_by_gate.set(admission.seen if admission else EVERYTHING)
+        exchange = _decided(self.gate, self._gate_request(request)) if self.gate else None
+        _leave(exchange, request)
+        refusal = exchange.admission.refusal if exchange else None
+        if exchange is not None and refusal is not None:
+            deny = self._deny if refusal.status == 429 else None
+            refused = deny(request) if deny else _refusing(refusal, request)
+            exchange.admission.end()
+            return _completed(refused, exchange)
+        token = seen_by_gate.set(exchange.admission.marks if exchange else EVERYTHING)
         try:
             response = self.get_response(request)
         except BaseException:  # Django makes a 500 of everything else
-            if admission is not None:
-                end(admission)
+            if exchange is not None:
+                exchange.end()
             raise
         finally:
             seen_by_gate.reset(token)
-        if admission is not None:
-            admission.begun(response.status_code)
+        if exchange is not None:
+            exchange.admission.begun(response.status_code)
             if response.streaming:
-                settle(admission)
-                _when_closed(response, partial(end, admission))
+                exchange.settle()
+                _when_closed(response, exchange.end)
             else:
-                end(admission)
-        return _completed(response, admission)
+                exchange.end()
+        return _completed(response, exchange)
 
     def process_exception(self, request: Any, exception: Exception) -> None:
         """A view has raised an error, for Django to answer; maybe only because the client went away while it sent."""
-        admission: Admission | None = getattr(request, "scope", request.META).get(ADMISSION)
-        if admission is not None and isinstance(exception, UnreadablePostError):
-            admission.client_left = True
+        exchange: Exchange | None = _place_of(request).get(EXCHANGE)
+        if exchange is not None and isinstance(exception, UnreadablePostError):
+            exchange.admission.client_left = True
 
     async def _acall(self, request: Any) -> Any:
-        admission = await _weighed(self.gate, self._seen(request)) if self.gate else None
-        _leave(admission, request)
-        if admission is not None and admission.refusal is not None:
-            deny = self._deny if admission.refusal.status == 429 else None
-            refused = await deny(request) if deny else _refusing(admission.refusal, request)
-            admission.end()
-            return _completed(refused, admission)
-        token = seen_by_gate.set(admission.seen if admission else EVERYTHING)
+        exchange = await _adecided(self.gate, self._gate_request(request)) if self.gate else None
+        _leave(exchange, request)
+        refusal = exchange.admission.refusal if exchange else None
+        if exchange is not None and refusal is not None:
+            deny = self._deny if refusal.status == 429 else None
+            refused = await deny(request) if deny else _refusing(refusal, request)
+            exchange.admission.end()
+            return _completed(refused, exchange)
+        token = seen_by_gate.set(exchange.admission.marks if exchange else EVERYTHING)
         try:
             response = await self.get_response(request)
         except GeneratorExit:  # the event loop is gone, and nothing can be awaited any more
             raise
         except BaseException:  # Django makes a 500 of everything else; mostly the client has left
-            if admission is not None:
-                await _aend(admission)
+            if exchange is not None:
+                await exchange.aend()
             raise
         finally:
             seen_by_gate.reset(token)
-        if admission is not None:
-            admission.begun(response.status_code)
+        if exchange is not None:
+            exchange.admission.begun(response.status_code)
             if response.streaming:
-                if admission.may_need_refund:
-                    await admission.gate.asettle(admission)
-                _when_closed(response, partial(_end_of_loop, admission))
+                await exchange.asettle()
+                _when_closed(response, partial(_end_of_loop, exchange))
             else:
-                await _aend(admission)
-        return _completed(response, admission)
+                await exchange.aend()
+        return _completed(response, exchange)
 
-    def _seen(self, request: Any) -> DjangoRequest:
-        """The request as the gate sees it."""
+    def _gate_request(self, request: Any) -> DjangoRequest:
+        """The request as the gate is given it."""
         self._routes.note(getattr(request, "urlconf", None))
         return DjangoRequest(request, awaits=self._awaits)
 
 
-async def _weighed(gate: Gate, request: DjangoRequest) -> Admission:
-    """What becomes of a request. That it takes the user shows when a key asks, before anything is charged; then once more.
+def _decided(gate: Gate, request: DjangoRequest) -> Exchange:
+    """Have a gate decide about a request."""
+    return Exchange(gate, gate.check(request, admission_around(_place_of(request.django))))
+
+
+async def _adecided(gate: Gate, request: DjangoRequest) -> Exchange:
+    """Have a gate decide about a request, twice if a key needs the user, which shows before anything is charged.
 
     Once its turn has come: Django itself cancels a request whose client leaves meanwhile.
     """
+    outer = admission_around(_place_of(request.django))
     try:
-        admission = await gate.acheck(request)
+        admission = await gate.acheck(request, outer)
     except UserWanted:
         await request.find_user()
-        admission = await gate.acheck(request)
-    if admission.booking is not None:
-        await gate.await_booking(admission)
-    return admission
+        admission = await gate.acheck(request, outer)
+    exchange = Exchange(gate, admission)
+    await exchange.await_booking()
+    return exchange
+
+
+def _place_of(request: Any) -> Mapping[str, Any]:
+    """The scope or environ of a request."""
+    place: Mapping[str, Any] = getattr(request, "scope", request.META)
+    return place
 
 
 def _asked_once(identify: Identify) -> Identify:
@@ -164,34 +177,29 @@ def _adapted(view: Callable[[Any], Any], *, awaits: bool) -> Callable[[Any], Any
     return sync_to_async(rendering) if awaits else rendering
 
 
-def _leave(admission: Admission | None, request: Any) -> None:
+def _leave(exchange: Exchange | None, request: Any) -> None:
     """Put the decision where a view finds it. The scope may be shared with whatever stands around Django, so it is copied."""
-    around = None if admission else admission_around(getattr(request, "scope", request.META))
-    if around is not None:  # by a gate that is not switched off
-        request.limitgate = around.told
+    outer = None if exchange else admission_around(_place_of(request))
+    if outer is not None:  # to a gate that is not switched off
+        request.limitgate = overall_decision(outer)
         return
-    request.limitgate = admission.told if admission else None
-    left = {"limitgate": request.limitgate, ADMISSION: admission}
+    request.limitgate = exchange.decision if exchange else None
+    left = {"limitgate": request.limitgate, EXCHANGE: exchange}
     if hasattr(request, "scope"):
         request.scope = {**request.scope, **left}
     else:
         request.META.update(left)
 
 
-async def _aend(admission: Admission) -> None:
-    if admission.end():
-        await admission.gate.asettle(admission)
-
-
-def _end_of_loop(admission: Admission) -> None:
-    """End a visit to a gate of an event loop, out of a thread of that loop's or in the midst of it."""
+def _end_of_loop(exchange: Exchange) -> None:
+    """End a request to a gate of an event loop, out of a thread of that loop's or in the midst of it."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        async_to_sync(_aend)(admission)
+        async_to_sync(exchange.aend)()
     else:
-        if admission.end():
-            admission.gate.settle_soon(admission)
+        if exchange.admission.end():
+            exchange.gate.settle_soon(exchange.admission)
 
 
 def _when_closed(response: Any, end: Callable[[], None]) -> None:
@@ -213,10 +221,11 @@ def _refusing(refusal: Refusal, request: Any) -> Any:
     return HttpResponse(body, status=refusal.status, headers=dict(refusal.fields))
 
 
-def _completed(response: Any, admission: Admission | None) -> Any:
+def _completed(response: Any, exchange: Exchange | None) -> Any:
     """A response with its rate fields, a refusal with its ``Retry-After`` unless it has one."""
-    if admission is not None:
-        for name, value in admission.rate_fields:
+    if exchange is not None:
+        admission = exchange.admission
+        for name, value in response_fields(admission):
             response[name] = value
         for name, value in admission.refusal.waiting if admission.refusal else ():
             response.setdefault(name, value)

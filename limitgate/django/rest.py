@@ -11,7 +11,7 @@ from rest_framework.exceptions import APIException
 from rest_framework.throttling import BaseThrottle
 
 from limitgate.errors import ConfigError
-from limitgate.gate.admission import ADMISSION, Admission
+from limitgate.exchange.base import EXCHANGE, Exchange
 from limitgate.keys import value_of
 from limitgate.limits.decision import Decision
 from limitgate.limits.limit import Limit
@@ -83,19 +83,18 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
         if self.rule is None:
             raise TypeError(f"{type(self).__name__} has no limits, expected for example limits = ('10/minute',)")
         django = request._request  # noqa: SLF001 - the only way to it there is
-        admission: Admission | object | None = getattr(django, "scope", django.META).get(ADMISSION, _NOT_THERE)
-        if admission is _NOT_THERE:
+        exchange: Exchange | object | None = getattr(django, "scope", django.META).get(EXCHANGE, _NOT_THERE)
+        if exchange is _NOT_THERE:
             without_a_gate(self.rule)
-        if not isinstance(admission, Admission):
+        if not isinstance(exchange, Exchange):
             return True
         values = [value_of(request.user, _USER)] if self._asks_user else []
-        further = (
-            admission.gate.further if isinstance(admission.gate.store, SyncStore) else async_to_sync(admission.gate.afurther)
-        )
-        self._decision = django.limitgate = further(admission, [(self.rule, values)])
-        if admission.refusal is not None and admission.refusal.status != 429:
+        further = exchange.further if isinstance(exchange.gate.store, SyncStore) else async_to_sync(exchange.afurther)
+        self._decision = django.limitgate = further([(self.rule, values)])
+        refusal = exchange.admission.refusal
+        if refusal is not None and refusal.status != 429:
             raise Unavailable
-        return admission.refusal is None
+        return refusal is None
 
     def wait(self) -> float | None:
         """Seconds until the request would pass; None if waiting does not help."""

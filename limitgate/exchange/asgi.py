@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
 
+from limitgate.exchange.base import EXCHANGE, Exchange
 from limitgate.exchange.receive_buffer import ReceiveBuffer
 from limitgate.gate.admission import Admission
+from limitgate.gate.gate import Gate
+from limitgate.gate.nesting import overall_decision, response_fields
+from limitgate.gate.wait_queue import Place
 from limitgate.http.request import Scope
 from limitgate.http.response import Fields, Refusal, raw
+from limitgate.limits.decision import Decision
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -32,7 +37,59 @@ _TRY_AGAIN_LATER = 1013
 """The WebSocket close code of a server that is overloaded (IANA WebSocket Close Code Number Registry)."""
 
 
-class Exchange:
+_OURS = frozenset({"limitgate", EXCHANGE})
+"""Names in a scope that are for the application alone."""
+
+
+class InnerScope(dict[str, Any]):
+    """Scope of the application, with decision and exchange. All else that it writes there is written outside, too.
+
+    Middleware outside reads there which route a router has found.
+    """
+
+    __slots__ = ("_outside",)
+
+    def __init__(self, outside: Scope, decision: Decision | None, exchange: Exchange | None) -> None:
+        super().__init__(outside)
+        super().__setitem__("limitgate", decision)
+        super().__setitem__(EXCHANGE, exchange)
+        self._outside = outside
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, value)
+        if name not in _OURS:
+            self._outside[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        if name not in _OURS:
+            self._outside.pop(name, None)
+
+    def update(self, *others: Any, **more: Any) -> None:
+        """Write several."""
+        for name, value in dict(*others, **more).items():
+            self[name] = value
+
+    def __ior__(self, other: Any) -> Self:  # type: ignore[override,misc]
+        self.update(other)
+        return self
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        """Write what is not there yet."""
+        if name not in self:
+            self[name] = default
+        return self[name]
+
+    def pop(self, name: str, *default: Any) -> Any:
+        """Take out what may be there."""
+        if name in self:
+            value = self[name]
+            del self[name]
+            return value
+        return super().pop(name, *default)
+
+
+class ASGIExchange(Exchange):
     """One ASGI request: stands between the application and the server.
 
     Adds rate fields to the response and notes its status, puts a refusal in the place of the application's answer, and has
@@ -45,14 +102,18 @@ class Exchange:
     """True if the application has closed the WebSocket itself."""
     _is_receiving = False
     """True if the application waits for a message, or has once given up to."""
-    _inbox: ReceiveBuffer | None = None
+    _buffer: ReceiveBuffer | None = None
     """What the server said while the request waited for its turn."""
     _weighed: tuple[Message, asyncio.Future[Refusal | None]] | None = None
     """A message that the application does not have yet, and what becomes of it."""
 
-    def __init__(self, admission: Admission, scope: Scope, receive: Receive, send: Send, *, on_denied: OnDenied | None) -> None:
-        self._admission = admission
-        self._scope = scope
+    def __init__(
+        self, gate: Gate, admission: Admission, scope: Scope, receive: Receive, send: Send, *, on_denied: OnDenied | None
+    ) -> None:
+        super().__init__(gate, admission)
+        self._outer_scope = scope
+        self.scope: Scope = InnerScope(scope, overall_decision(admission), self)
+        """Scope for the application."""
         self._receive = receive
         self._send = send
         self._on_denied = on_denied
@@ -66,26 +127,26 @@ class Exchange:
         self._is_receiving = False
         while self._is_closed and message["type"] == "websocket.receive":
             message = await self._receive()  # it was on its way already when the WebSocket was closed
-        kind, messages = message["type"], self._admission.messages
+        kind, messages = message["type"], self.admission.messages
         if kind in _ENDS:
-            self._admission.client_left = True
+            self.admission.client_left = True
         elif messages is not None and kind == "websocket.receive" and not self._has_hung_up:
-            self._weighed = message, self._admission.gate.message(messages)
+            self._weighed = message, self.gate.message(messages)
             return await self._heard(*self._weighed)
         return message
 
-    async def stays_until(self, turn: asyncio.Future[Any]) -> bool:
-        """Wait for a turn with an ear for the client. False if it left before."""
+    async def stays_until(self, place: Place) -> bool:
+        """Wait for a turn, and listen for the client meanwhile. False if it left before."""
         if self._is_receiving:  # some other task of the application hears of it
-            await asyncio.wait([turn])
+            await asyncio.wait([place])
             return True
-        if self._inbox is None:
-            self._inbox = self._admission.receive_buffer = ReceiveBuffer(self._receive)
-            self._receive = self._inbox.receive
-        if await self._inbox.stays_until(turn):
+        if self._buffer is None:
+            self._buffer = ReceiveBuffer(self._receive)
+            self._receive = self._buffer.receive
+        if await self._buffer.stays_until(place):
             return True
-        self._admission.client_left = True
-        if self._scope["type"] == "websocket" and not self._admission.has_begun:
+        self.admission.client_left = True
+        if self.scope["type"] == "websocket" and not self.admission.has_begun:
             self._is_closed = True
             with suppress(OSError, RuntimeError):  # servers want a handshake to be answered, even if nobody is there
                 await self._send({"type": "websocket.close"})
@@ -108,17 +169,17 @@ class Exchange:
 
     async def send(self, message: Message) -> None:
         """Pass a message of the application on, if it is to be passed on."""
-        admission, kind = self._admission, message["type"]
+        admission, kind = self.admission, message["type"]
         if kind in _BEGINNINGS and not admission.has_begun:
             if admission.refusal is not None:
                 await self.refuse_late()
                 return
             admission.begun(message.get("status") or _STATUSES[kind])
-            if kind in _STARTS and (fields := admission.rate_fields):
+            if kind in _STARTS and (fields := response_fields(admission)):
                 message = {**message, "headers": [*(message.get("headers") or ()), *raw(fields)]}
             await self._send(message)
             if admission.is_by_outcome and admission.may_need_refund:  # a response may take long
-                await admission.gate.asettle(admission)
+                await self.gate.asettle(admission)
             return
         if self._is_closed:
             if admission.refusal is None and kind != "websocket.close":
@@ -128,11 +189,11 @@ class Exchange:
             self._has_hung_up = True
         is_last = kind in _LASTS and not message.get("more_body")
         if is_last and admission.settlement.has_news:
-            await admission.gate.asettle(admission)  # whoever has the whole response is to find everything put right
+            await self.gate.asettle(admission)  # whoever has the whole response is to find everything put right
         if is_last and admission.has_slots:  # to send it may take long
             await self._send_wholly(message)
             admission.is_sent = True
-            await admission.gate.asettle(admission)
+            await self.gate.asettle(admission)
         else:
             await self._send(message)
 
@@ -148,36 +209,54 @@ class Exchange:
 
     async def refuse_late(self) -> bool:
         """Answer in the application's place if a limit that it has asked for itself refuses, and nothing else was answered."""
-        refusal = self._admission.refusal
-        if refusal is None or self._admission.has_begun:
+        refusal = self.admission.refusal
+        if refusal is None or self.admission.has_begun:
             return False
-        if not (self._is_closed or self._admission.client_left):
+        if not (self._is_closed or self.admission.client_left):
             await self.refuse(refusal)
         return True
 
     async def turn_away(self, refusal: Refusal) -> None:
         """Answer a request that the application never hears of."""
-        if self._scope["type"] == "websocket":
+        if self.scope["type"] == "websocket":
             await self._receive()
         await self.refuse(refusal)
-        self._admission.end()
+        self.end()
 
     async def refuse(self, refusal: Refusal) -> None:
         """Answer in the application's place."""
         self._is_closed = True
-        self._scope["limitgate"] = self._admission.told
+        self.scope["limitgate"] = overall_decision(self.admission)
         kind = "http.response"
-        if self._scope["type"] == "websocket":
+        if self.scope["type"] == "websocket":
             kind = "websocket.http.response"
-            if kind not in (self._scope.get("extensions") or {}):
+            if kind not in (self.scope.get("extensions") or {}):
                 await self._close(refusal)
                 return
         elif self._on_denied is not None and refusal.status == 429:
-            await self._on_denied(self._scope, self._receive, self._sending(refusal.waiting))
+            await self._on_denied(self.scope, self._receive, self._sending(refusal.waiting))
             return
-        headers = refusal.raw + raw(self._admission.rate_fields)
+        headers = refusal.raw + raw(response_fields(self.admission))
         await self._send({"type": f"{kind}.start", "status": refusal.status, "headers": headers})
-        await self._send({"type": f"{kind}.body", "body": b"" if self._scope.get("method") == "HEAD" else refusal.body})
+        await self._send({"type": f"{kind}.body", "body": b"" if self.scope.get("method") == "HEAD" else refusal.body})
+
+    def end(self) -> None:
+        """End the request, for which everything has been refunded or never charged."""
+        self.admission.end()
+        self._detach()
+
+    async def aend(self) -> None:
+        """End the request, and refund what has to be refunded."""
+        needs_refund = self.admission.end()
+        self._detach()
+        if needs_refund:
+            await self.gate.asettle(self.admission)
+
+    def _detach(self) -> None:
+        """Undo what leads in a circle from the application's scope to here and back, and stop listening."""
+        self.scope = self._outer_scope
+        if self._buffer is not None:
+            self._buffer.close()
 
     def _sending(self, unless_set: Fields) -> Send:
         """``send`` that adds rate fields to what starts a response, and other fields where there are none yet."""
@@ -187,7 +266,7 @@ class Exchange:
                 headers = list(message.get("headers") or ())
                 present = {bytes(name).lower() for name, _ in headers}
                 missing = [field for field in raw(unless_set) if field[0] not in present]
-                message = {**message, "headers": [*headers, *missing, *raw(self._admission.rate_fields)]}
+                message = {**message, "headers": [*headers, *missing, *raw(response_fields(self.admission))]}
             await self._send(message)
 
         return send

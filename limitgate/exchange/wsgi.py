@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any, TypeVar
 
+from limitgate.exchange.base import Exchange
 from limitgate.gate.admission import Admission
+from limitgate.gate.nesting import response_fields
 from limitgate.http.response import Fields
 from limitgate.rules.decorators import seen_by_gate
 
@@ -53,26 +55,26 @@ class Body:
     hardly a test client, closes them, but what runs then may still say what the request has cost.
     """
 
-    def __init__(self, chunks: Iterable[bytes], admission: Admission) -> None:
+    def __init__(self, chunks: Iterable[bytes], exchange: Exchange) -> None:
         self._chunks: Any = chunks
         self._iterator: Iterator[bytes] | None = None
-        self._admission = admission
+        self._exchange = exchange
 
     def __iter__(self) -> Iterator[bytes]:
         return self
 
     def __next__(self) -> bytes:
-        token = seen_by_gate.set(self._admission.seen)
+        token = seen_by_gate.set(self._exchange.admission.marks)
         try:
             if self._iterator is None:
                 self._iterator = iter(self._chunks)
             return next(self._iterator)
         except StopIteration:
-            self._admission.is_sent = True
-            settle(self._admission)
+            self._exchange.admission.is_sent = True
+            self._exchange.settle()
             raise
         except Exception:
-            self._admission.failed()
+            self._exchange.admission.failed()
             raise
         finally:
             seen_by_gate.reset(token)
@@ -82,7 +84,7 @@ class Body:
         try:
             getattr(self._chunks, "close", bool)()
         finally:
-            end(self._admission)
+            self._exchange.end()
 
 
 class SizedBody(Body):
@@ -92,25 +94,13 @@ class SizedBody(Body):
         return len(self._chunks)
 
 
-def settle(admission: Admission) -> None:
-    """Put right what is known to be charged wrongly by now."""
-    if admission.may_need_refund:
-        admission.gate.settle(admission)
-
-
-def end(admission: Admission) -> None:
-    """The application has nothing more to do."""
-    if admission.end():
-        admission.gate.settle(admission)
-
-
 def starting(admission: Admission, start_response: StartResponse, unless_set: Fields = []) -> StartResponse:  # noqa: B006
     """``start_response`` that adds rate fields, and those in ``unless_set`` where there are none yet; notes the status."""
 
     def start(status: str, headers: Fields, *exc_info: Any) -> Callable[[bytes], object]:
         present = {name.lower() for name, _ in headers} if unless_set else ()
         missing = [field for field in unless_set if field[0].lower() not in present]
-        write = start_response(status, [*headers, *missing, *admission.rate_fields], *exc_info)
+        write = start_response(status, [*headers, *missing, *response_fields(admission)], *exc_info)
         admission.begun(_code(status))
         return write
 

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
-from functools import reduce
-from itertools import chain
-from typing import Any, NamedTuple
-from weakref import ReferenceType, ref
+from collections.abc import Container, Sequence
+from typing import NamedTuple
+from weakref import ReferenceType
 
 from limitgate.gate.flow import Budget
 from limitgate.gate.planner import RequestPlan
 from limitgate.http.request import Request
-from limitgate.http.response import Fields, Refusal, rate_fields, unavailable
-from limitgate.limits.decision import Decision, Settlement, joined
+from limitgate.http.response import Fields, Refusal, unavailable
+from limitgate.limits.decision import Decision, Settlement
 from limitgate.limits.plan import Plan, Reading
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import Mark
-
-ADMISSION = "limitgate.admission"
-"""Where the admission is found in a scope or environ; None where the gate is switched off."""
-
-
-def admission_around(found: Mapping[str, Any]) -> Admission | None:
-    """The admission to the gate around that waits for the response to a scope or environ; None if there is none."""
-    admission = found.get(ADMISSION)
-    while isinstance(admission, Admission) and (admission.has_begun or admission.settlement.is_over):
-        admission = admission.outer
-    return admission if isinstance(admission, Admission) else None
 
 
 class Charged(NamedTuple):
@@ -65,19 +52,17 @@ class Refund(NamedTuple):
 
 
 class Admission:
-    """A request on its way: what the door does with it, and what the gate remembers of it until it is over.
-
-    It may come by gates inside of the gate, such as that of a mounted application. Each takes and gives back for itself, but
-    the application sees one decision, and a response has one set of rate fields, which the outermost gate adds that has any.
-    """
+    """One request's passage through one gate: what is decided, charged and still to be refunded. Data: no gate, no server."""
 
     decision: Decision | None = None
-    """That of this gate, None where no rule applies."""
+    """Decision of this gate, None where no rule applies."""
     now: int = 0
-    """The clock that the fields go by, Unix µs."""
-    around: Decision | None = None
-    """The decision of the gates around this one."""
-    inside: Sequence[Admission] = ()
+    """Clock of the store that the fields go by, Unix µs."""
+    outer_decision: Decision | None = None
+    """Decision of the gates around this one, see `limitgate.gate.nesting`."""
+    outer_ref: ReferenceType[Admission] | None = None
+    """The admission to the gate around this one."""
+    inner: Sequence[Admission] = ()
     """The admissions to gates right inside of this one."""
     refusal: Refusal | None = None
     """The response to send instead of the application's; None to let the request pass."""
@@ -99,79 +84,38 @@ class Admission:
     """True if the application has given all of its response, so that it is in flight no longer."""
     booking: Booking | None = None
     """What it has to wait for before it goes on; what was booked for that is not yet among what was taken."""
-    receive_buffer: Any = None
-    """What the server said while it waited, to be closed when it is over; None if it did not wait."""
-    listener: Any = None
-    """Whatever hears that a client leaves while it waits, see `Exchange.stays_until`; None where nobody does."""
 
-    _outer: ReferenceType[Admission] | None = None
     _settled_by: int | None = None
     """The status by which charges were put right the last time."""
 
-    def __init__(self, gate: Any, request: Request, identified: Caller | None, seen: Container[Mark], budget: Budget) -> None:
-        self.gate = gate
-        """The `Gate` that it is an admission to."""
+    def __init__(
+        self,
+        request: Request,
+        identified: Caller | None,
+        marks: Container[Mark],
+        budget: Budget,
+        *,
+        header_styles: Sequence[str],
+        rule_names: frozenset[str],
+    ) -> None:
         self.request = request
         """Gone once it is over."""
         self.identified = identified
-        self.seen = seen
-        """The decorators that were taken into account."""
+        self.marks = marks
+        """Decorators that the gate has decided about."""
         self.fields: Fields = []
-        """Rate fields by what this gate alone has decided."""
+        """Rate fields of this gate's own decision."""
         self.settlement = Settlement()
         self.budget = budget
-        """How long it may still wait for the store."""
-
-    def enter(self, outer: Admission) -> None:
-        """This is inside of another admission, by the same request."""
-        self._outer = ref(outer)
-        self.around = outer.told
-        self.settlement.others = (outer.settlement, *outer.settlement.others)
-        outer.inside = [*outer.inside, self]
+        """Time left to wait for the store."""
+        self.header_styles = header_styles
+        self.rule_names = rule_names
+        """Names of all rules of the gate."""
 
     @property
     def outer(self) -> Admission | None:
         """The admission to the gate around this one."""
-        return None if self._outer is None else self._outer()
-
-    @property
-    def told(self) -> Decision | None:
-        """The decision that the application is told: that of all gates together so far."""
-        return self.around if self.decision is None else self.among_others(self.decision)
-
-    def among_others(self, decision: Decision) -> Decision:
-        """A decision of this gate together with that of those around it."""
-        return decision if self.around is None else joined(self.around, decision)
-
-    @property
-    def rate_fields(self) -> Fields:
-        """Rate fields for whatever response is sent: by all gates inside, too; none where a gate around adds them."""
-        if self._outer is None and not self.inside:
-            return self.fields  # almost all requests
-        if not self.fields or any(outer.fields for outer in self._outers()):
-            return []
-        admissions = [admission for admission in (self, *self._inner()) if admission.fields]
-        if len(admissions) == 1:
-            return self.fields
-        found = [(admission, admission.decision) for admission in admissions if admission.decision is not None]
-        tightest, _ = min(found, key=lambda each: (each[1].remaining, -each[1].reset_after))
-        styles = dict.fromkeys(chain.from_iterable(admission.gate.styles for admission in admissions))
-        rules = frozenset().union(*[admission.gate.rules for admission in admissions])
-        return rate_fields(styles, reduce(joined, [decision for _, decision in found]), tightest.now, rules)
-
-    def _outers(self) -> Iterator[Admission]:
-        """The admissions to all gates around this one, of this request."""
-        outer = self.outer
-        while outer is not None:
-            yield outer
-            outer = outer.outer
-
-    def _inner(self) -> Iterator[Admission]:
-        """The admissions to all gates inside of this one, of this request."""
-        waiting = list(self.inside)
-        for admission in waiting:
-            waiting += admission.inside
-            yield admission
+        return None if self.outer_ref is None else self.outer_ref()
 
     def begun(self, status: int | None) -> None:
         """A response has begun with this status, None if it is none."""
@@ -183,12 +127,9 @@ class Admission:
             self.status = 500
 
     def end(self) -> bool:
-        """The request is over: nothing more can be said about it. Returns whether something may still have to be put right."""
+        """Note that the request is over, so that nothing more can be said about it. True if a refund may be needed."""
         self.settlement.is_over = self.is_sent = True
-        vars(self).pop("request", None)  # a WSGI environ has this admission in it
-        self.listener = None  # so has an exchange
-        if self.receive_buffer is not None:
-            self.receive_buffer.close()
+        vars(self).pop("request", None)  # a WSGI environ leads to this admission
         return self.may_need_refund
 
     def booking_ended(self, turn: Booking, *, stays: bool) -> None:
@@ -221,13 +162,13 @@ class Admission:
             bool(self.charged) and (self.settlement.has_news or (self.is_by_outcome and self.status != self._settled_by))
         )
 
-    def refunds(self) -> list[Refund]:
-        """What was charged otherwise than it should have been, by what is known now. From now on it counts as put right."""
+    def refunds(self, *, any_has_own_cost: bool) -> list[Refund]:
+        """Take out the refunds that are due by what is known now; from now on they count as made.
+
+        ``any_has_own_cost`` is true if a rule that the request was charged for by any gate has a cost of its own.
+        """
         self.settlement.has_news = False
         self._settled_by = self.status
-        taken_anywhere = chain.from_iterable(admission.charged for admission in (self, *self._outers(), *self._inner()))
-        compiled_rules = [compiled_rule for taken in taken_anywhere for compiled_rule in taken.request_plan.compiled_rules]
-        any_has_own_cost = any(compiled_rule.rule.has_own_cost for compiled_rule in compiled_rules)
         wrong, right = [], []
         for taken in self.charged:
             costs = self._costs(taken, any_has_own_cost=any_has_own_cost)

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 from limitgate.diagnostics import Diagnosis
 from limitgate.errors import StoreError
-from limitgate.gate.admission import ADMISSION, Admission, Booking, Charged, Refund, admission_around
+from limitgate.gate import nesting
+from limitgate.gate.admission import Admission, Booking, Charged, Refund
 from limitgate.gate.fallback import Fallback
 from limitgate.gate.flow import Budget, Flow, T, arun, measures_silence, run
 from limitgate.gate.planner import ExtraRule, Planner, RequestPlan
 from limitgate.gate.slot_keeper import SlotKeeper
-from limitgate.gate.wait_queue import WaitQueues, booked, sleep_until
+from limitgate.gate.wait_queue import Place, WaitQueues, booked, sleep_until
 from limitgate.http.request import Request
 from limitgate.http.response import Refusal, rate_fields, refusal, unavailable
 from limitgate.limits.decision import Decision, decide, joined, undecided
@@ -38,6 +39,8 @@ AGAIN = 60.0
 """Seconds after which it is said again that this process is overloaded."""
 
 Identify = Callable[[Request], Caller | Awaitable[Caller | None] | None]
+Stay = Callable[[Place], Awaitable[bool]]
+"""Waits until a waiter is called; False if the client left before."""
 
 
 class Verdict(NamedTuple):
@@ -88,9 +91,8 @@ class Gate:
         self._client_of = client_of
         self._timeout = timeout
         self._is_measured = measures_silence(store)
-        self.styles = styles
-        self.rules = planner.names
-        """The names of all rules."""
+        self._styles = styles
+        self._rule_names = planner.names
         self._identify = identify
         self._compare_clocks = compare_clocks
         self._fallback = Fallback(on_error, processes)
@@ -105,13 +107,13 @@ class Gate:
         """Number of times a request shared its source's overflow bucket, as the source had opened too many others."""
         return self._planner.newcomers.overflowed if self._planner.newcomers else 0
 
-    def check(self, request: Request) -> Admission:
-        """What becomes of a request, by a `SyncStore`, once its turn has come."""
+    def check(self, request: Request, outer: Admission | None = None) -> Admission:
+        """Decide about a request by a `SyncStore`, and wait for its turn. ``outer`` is the admission to the gate around."""
         identified = self._identified(request)
         if identified is not None and isawaitable(identified):
             getattr(identified, "close", bool)()  # else the coroutine would warn, too, that nobody awaited it
             raise TypeError("identify is async, expected a plain function under WSGI")
-        admission, request_plan = self._admission(request, identified)
+        admission, request_plan = self._admission(request, identified, outer)
         if request_plan.plan is not None:
             began = time.monotonic()
             try:
@@ -132,12 +134,12 @@ class Gate:
                 self._wait(admission, admission.booking)
         return admission
 
-    async def acheck(self, request: Request) -> Admission:
-        """What becomes of a request, by an `AsyncStore`; ``identify`` may be async. Its turn is for `await_booking`."""
+    async def acheck(self, request: Request, outer: Admission | None = None) -> Admission:
+        """Decide about a request by an `AsyncStore`; ``identify`` may be async. Its turn is for `await_booking`."""
         identified = self._identified(request)
         if identified is not None and isawaitable(identified):
             identified = await identified
-        admission, request_plan = self._admission(request, identified)
+        admission, request_plan = self._admission(request, identified, outer)
         if request_plan.plan is not None:
             began = time.monotonic()
             try:
@@ -155,30 +157,30 @@ class Gate:
                 self._admit(admission, request_plan, request_plan.plan, reading)
         return admission
 
-    async def await_booking(self, admission: Admission) -> bool:
-        """Wait until the turn of a request comes. False if the client left before: then it is refused, and gives all back."""
-        return admission.booking is None or await self._await(admission, admission.booking)
+    async def await_booking(self, admission: Admission, stay: Stay) -> bool:
+        """Wait until the turn of a request comes. False if the client left before: then it is refused and refunded."""
+        return admission.booking is None or await self._await(admission, admission.booking, stay)
 
-    def further(self, admission: Admission, asked: Sequence[ExtraRule]) -> Decision | None:
+    def further(self, admission: Admission, extra_rules: Sequence[ExtraRule]) -> Decision | None:
         """Weigh further rules while a request is under way; if one refuses, all that was taken for it is given back.
 
         The decision about the request as a whole, once its turn has come; None if no rule applies.
         """
-        turn = run(self.store, self._decide_further(admission, asked), admission.budget)
+        turn = run(self.store, self._decide_further(admission, extra_rules), admission.budget)
         if turn is not None:
             self._wait(admission, turn)
         self._give_back_if_refused(admission)
-        return admission.told
+        return nesting.overall_decision(admission)
 
-    async def afurther(self, admission: Admission, asked: Sequence[ExtraRule]) -> Decision | None:
+    async def afurther(self, admission: Admission, extra_rules: Sequence[ExtraRule], stay: Stay) -> Decision | None:
         """`further`, by an `AsyncStore`."""
         budget = Budget(admission.budget.left, measured=self._is_measured)
-        turn = await arun(self.store, self._decide_further(admission, asked), budget)
+        turn = await arun(self.store, self._decide_further(admission, extra_rules), budget)
         admission.budget.left = min(admission.budget.left, budget.left)  # others may have been asked at the same time
         if turn is not None:
-            await self._await(admission, turn)
+            await self._await(admission, turn, stay)
         await self._agive_back_if_refused(admission)
-        return admission.told
+        return nesting.overall_decision(admission)
 
     def message(self, messages: RequestPlan) -> asyncio.Future[Refusal | None]:
         """Charge a message over a WebSocket, by an `AsyncStore`, even if nobody waits for it; a refusal if it must not pass."""
@@ -186,17 +188,17 @@ class Gate:
 
     def settle(self, admission: Admission) -> None:
         """Correct what was charged for a request by its outcome and by what it turned out to cost, as far as that is known."""
-        run(self.store, self._refund(admission.refunds()), admission.budget)
+        run(self.store, self._refund(admission.refunds(any_has_own_cost=nesting.any_has_own_cost(admission))), admission.budget)
 
     async def asettle(self, admission: Admission) -> None:
         """`settle`, by an `AsyncStore`; to the end, even if the request is cancelled meanwhile or cannot wait any longer."""
-        wrong = admission.refunds()
+        wrong = admission.refunds(any_has_own_cost=nesting.any_has_own_cost(admission))
         if wrong:
             await asyncio.wait([self._soon(self._refund(wrong))], timeout=max(0.0, admission.budget.left))
 
     def settle_soon(self, admission: Admission) -> asyncio.Future[None]:
         """`settle`, by an `AsyncStore`, on the running event loop; done when the result is."""
-        return self._soon(self._refund(admission.refunds()))
+        return self._soon(self._refund(admission.refunds(any_has_own_cost=nesting.any_has_own_cost(admission))))
 
     async def aconnect(self) -> None:
         """Have the store connect in the background, if it is one that does."""
@@ -220,12 +222,12 @@ class Gate:
             raise
         admission.booking_ended(turn, stays=True)
 
-    async def _await(self, admission: Admission, turn: Booking) -> bool:
+    async def _await(self, admission: Admission, turn: Booking, stay: Stay) -> bool:
         """Wait for a turn, on the event loop; whether it has come. If not the request is undone, also where it is cancelled."""
         admission.booking = None
         place = self._wait_queues.join(turn)
         try:
-            stays: bool = await admission.listener.stays_until(place) if admission.listener else bool(await place)
+            stays = await stay(place)
         except BaseException as error:
             admission.booking_ended(self._wait_queues.leave(turn, place), stays=False)
             if isinstance(error, GeneratorExit):  # the event loop is gone, and nothing can be awaited any more
@@ -247,12 +249,14 @@ class Gate:
         request.resolve_client_with(self._client_of)
         return self._identify(request) if self._identify else None
 
-    def _admission(self, request: Request, identified: Caller | None) -> tuple[Admission, RequestPlan]:
+    def _admission(self, request: Request, identified: Caller | None, outer: Admission | None) -> tuple[Admission, RequestPlan]:
         request_plan = self._planner.plan(request, identified)
-        admission = Admission(self, request, identified, request_plan.seen, Budget(self._timeout, measured=self._is_measured))
-        place = request.environ if request.scope is None else request.scope
-        if place and ADMISSION in place and (outer := admission_around(place)) is not None:
-            admission.enter(outer)
+        budget = Budget(self._timeout, measured=self._is_measured)
+        admission = Admission(
+            request, identified, request_plan.seen, budget, header_styles=self._styles, rule_names=self._rule_names
+        )
+        if outer is not None:
+            nesting.enter(admission, outer)
         if request_plan.messages is not None:
             admission.messages = request_plan.messages
         return admission, request_plan
@@ -261,7 +265,7 @@ class Gate:
         """What becomes of a request that comes, by what the store said: the short way, which almost all of them go."""
         self._note_answer(reading)
         admission.decision = decision = decide(plan, reading, admission.settlement)
-        admission.now, admission.fields = reading.now, rate_fields(self.styles, decision, reading.now, self.rules)
+        admission.now, admission.fields = reading.now, rate_fields(self._styles, decision, reading.now, self._rule_names)
         if decision.allowed:
             admission.charged = (Charged(request_plan, plan, reading),)
             admission.is_by_outcome = request_plan.is_by_outcome
@@ -270,14 +274,14 @@ class Gate:
             if decision.delay:
                 admission.charged, admission.booking = booked(admission.charged, reading.now, decision.delay)
         else:
-            admission.refusal = refusal(admission.among_others(decision))
+            admission.refusal = refusal(nesting.joined_with_outer(admission, decision))
 
-    def _decide_further(self, admission: Admission, asked: Sequence[ExtraRule]) -> Flow[Booking | None]:
-        if admission.seen is EVERYTHING or admission.refusal is not None:
+    def _decide_further(self, admission: Admission, extra_rules: Sequence[ExtraRule]) -> Flow[Booking | None]:
+        if admission.marks is EVERYTHING or admission.refusal is not None:
             return None  # this request is exempt, or somebody has refused it already
         if admission.settlement.is_over:
             raise RuntimeError("further limits were asked for when the request was over, expected it before")
-        request_plan = self._planner.further(admission.request, admission.identified, asked)
+        request_plan = self._planner.further(admission.request, admission.identified, extra_rules)
         if request_plan.plan is not None:
             return self._follow(admission, (yield from self._decide(request_plan, request_plan.plan)))
         return None
@@ -334,12 +338,12 @@ class Gate:
         if admission.refusal is not None:  # by a limit that was asked at the same time
             return None
         if not decision.allowed:
-            admission.refusal = ruling._replace(decision=admission.among_others(decision)).refusal
+            admission.refusal = ruling._replace(decision=nesting.joined_with_outer(admission, decision)).refusal
         elif admission.decision is not None:
             decision = joined(admission.decision, decision)
         admission.decision = decision._replace(settlement=admission.settlement)
         if ruling.now is not None:
-            admission.now, admission.fields = ruling.now, rate_fields(self.styles, decision, ruling.now, self.rules)
+            admission.now, admission.fields = ruling.now, rate_fields(self._styles, decision, ruling.now, self._rule_names)
         elif not decision.allowed:
             admission.fields = []
         return turn

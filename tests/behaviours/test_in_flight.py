@@ -28,8 +28,8 @@ from starlette.routing import Route
 
 from limitgate import LimitGate, LimitGateWSGI, RateLimited, Rule, StoreError, limit
 from limitgate.algorithms import concurrency
+from limitgate.exchange.base import EXCHANGE
 from limitgate.fastapi import RateLimit
-from limitgate.gate.admission import ADMISSION
 from limitgate.limits.plan import Plan, Reading
 from limitgate.rules.decorators import seen_by_gate
 from tests.support.django_app import WAYS
@@ -132,21 +132,21 @@ class Ends:
         pass
 
     async def refuses(self, scope: Any, receive: Any, send: Any) -> None:
-        visit = scope[ADMISSION]
-        decision = await visit.gate.afurther(visit, [(Rule("never", "1/minute", cost=lambda _: 2), ())])
+        exchange = scope[EXCHANGE]
+        decision = await exchange.afurther([(Rule("never", "1/minute", cost=lambda _: 2), ())])
         self.meanwhile.append(self.store.taken)
         raise RateLimited(decision)
 
     async def takes_another(self, scope: Any, receive: Any, send: Any) -> None:
-        visit = scope[ADMISSION]
-        await visit.gate.afurther(visit, [(Rule("late", "1 at once"), ())])
+        exchange = scope[EXCHANGE]
+        await exchange.afurther([(Rule("late", "1 at once"), ())])
         self.meanwhile.append(self.store.taken)
         await self.answers(scope, receive, send)
 
     async def refuses_another(self, scope: Any, receive: Any, send: Any) -> None:
-        visit = scope[ADMISSION]
+        exchange = scope[EXCHANGE]
         for rule in (Rule("late", "1 at once"), Rule("never", "1/minute", cost=lambda _: 2)):
-            await visit.gate.afurther(visit, [(rule, ())])
+            await exchange.afurther([(rule, ())])
         await self.answers(scope, receive, send)
 
     async def settles(self, scope: Any, receive: Any, send: Any) -> None:
@@ -457,10 +457,10 @@ def wsgi_app(store: Counted, meanwhile: list[int]) -> Any:
         if path == "/fails":
             raise LookupError("the application's own")
         if path in ("/refuses", "/refuses_another"):
-            visit = environ[ADMISSION]
+            exchange = environ[EXCHANGE]
             if path == "/refuses_another":
-                visit.gate.further(visit, [(Rule("late", "1 at once"), ())])
-            visit.gate.further(visit, [(Rule("never", "1/minute", cost=lambda _: 2), ())])
+                exchange.further([(Rule("late", "1 at once"), ())])
+            exchange.further([(Rule("never", "1/minute", cost=lambda _: 2), ())])
         start_response("200 OK", list(PLAIN))
         kinds = {"/streams": Chunks, "/sized": SizedChunks}
         if path in kinds:
@@ -734,7 +734,7 @@ def test_a_thread_that_is_interrupted(monkeypatch: pytest.MonkeyPatch, *, furthe
             return reading
 
     def app(environ: Any, _: Any) -> Any:
-        environ[ADMISSION].gate.further(environ[ADMISSION], [(Rule("late", "1 at once"), ())])
+        environ[EXCHANGE].further([(Rule("late", "1 at once"), ())])
 
     monkeypatch.setattr("limitgate.gate.slot_keeper.AGAIN", 0.01)
     store = Interrupted()

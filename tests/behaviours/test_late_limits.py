@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from limitgate import LimitGate, LimitGateWSGI, MemoryStore, RateLimited, Rule, StoreError, limit
-from limitgate.gate.admission import ADMISSION
+from limitgate.exchange.base import EXCHANGE
 from limitgate.keys import Value
 from limitgate.limits.plan import Plan, Reading
 from tests.support.doors import PATIENCE, Reply, Wire, asgi_reply, http_scope, run_wsgi, websocket_scope, wsgi_environ
@@ -40,6 +40,8 @@ class Late:
         self.late = late
         self.decisions: list[Any] = []
         """What the gate said each time."""
+        self.exchanges: list[Any] = []
+        """The exchange of each request."""
         self.heeds = True
         """Whether the application stops where it is told to."""
         make: Any = LimitGate if door == "asgi" else LimitGateWSGI
@@ -53,19 +55,21 @@ class Late:
         return run_wsgi(self.app, wsgi_environ(path, method, **more))
 
     async def _asgi(self, scope: Any, receive: Any, send: Any) -> None:
-        visit = scope[ADMISSION]
+        exchange = scope[EXCHANGE]
+        self.exchanges.append(exchange)
         for rule in self.late:
-            self.decisions.append(await visit.gate.afurther(visit, [(rule, ())]))
-            if visit.refusal and self.heeds:
+            self.decisions.append(await exchange.afurther([(rule, ())]))
+            if exchange.admission.refusal and self.heeds:
                 raise RateLimited(self.decisions[-1])
         await send(START)
         await send({**END, "body": b"" if scope["method"] == "HEAD" else b"hello"})
 
     def _wsgi(self, environ: Any, start_response: Any) -> Any:
-        visit = environ[ADMISSION]
+        exchange = environ[EXCHANGE]
+        self.exchanges.append(exchange)
         for rule in self.late:
-            self.decisions.append(visit.gate.further(visit, [(rule, ())]))
-        refusal = visit.refusal
+            self.decisions.append(exchange.further([(rule, ())]))
+        refusal = exchange.admission.refusal
         if refusal and self.heeds:
             start_response(f"{refusal.status} {refusal.reason}", list(refusal.fields))
             return [] if environ["REQUEST_METHOD"] == "HEAD" else [refusal.body]
@@ -189,9 +193,9 @@ def test_keys_with_parts_of_the_applications_own(store: Watched) -> None:
     """What the application has found out tells buckets apart; one part more is another bucket, and none of them leaks."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        visit = scope[ADMISSION]
+        exchange = scope[EXCHANGE]
         user = scope["query_string"].decode() or None
-        decision = await visit.gate.afurther(visit, [(Rule("user", "1/minute", key=["global"]), [Value("user", user)])])
+        decision = await exchange.afurther([(Rule("user", "1/minute", key=["global"]), [Value("user", user)])])
         if not decision.allowed:
             raise RateLimited(decision)
         await send(START)
@@ -207,8 +211,8 @@ def test_beside_a_decorator(store: Watched) -> None:
 
     @limit("9/minute", name="decorated")
     async def endpoint(request: Any) -> Any:
-        visit = request.scope[ADMISSION]
-        decision = await visit.gate.afurther(visit, [(LATER, ())])
+        exchange = request.scope[EXCHANGE]
+        decision = await exchange.afurther([(LATER, ())])
         if not decision.allowed:
             raise RateLimited(decision)
         return PlainTextResponse("hello")
@@ -225,13 +229,13 @@ def test_outcomes_and_costs_count_for_late_limits_too(open_site: Callable[..., L
     further = "afurther" if site.door == "asgi" else "further"
     weigh = getattr(gate, further)
 
-    async def asettling(visit: Any, asked: Any) -> Any:
-        decision = await weigh(visit, asked)
+    async def asettling(*args: Any) -> Any:
+        decision = await weigh(*args)
         decision.settle(7, rule=decision.windows[-1].rule)
         return decision
 
-    def settling(visit: Any, asked: Any) -> Any:
-        decision = weigh(visit, asked)
+    def settling(*args: Any) -> Any:
+        decision = weigh(*args)
         decision.settle(7, rule=decision.windows[-1].rule)
         return decision
 
@@ -268,10 +272,10 @@ def test_the_refusal_goes_out_where_the_application_says_nothing(store: Watched,
     """An application may return without an answer once it is refused; only to a client that has left nothing is sent."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        visit = scope[ADMISSION]
+        exchange = scope[EXCHANGE]
         if incoming:
             await receive()
-        await visit.gate.afurther(visit, [(Rule("none", "1/minute", cost=lambda _: 2), ())])
+        await exchange.afurther([(Rule("none", "1/minute", cost=lambda _: 2), ())])
 
     wire = Wire(*incoming)
     asyncio.run(wire.call(LimitGate(app, rules=[FIRST], store=store), scope))
@@ -305,8 +309,8 @@ def test_a_websocket_is_refused_late(store: Watched, extensions: Any, sent: list
     """As long as it is not accepted a WebSocket is refused as by any other rule."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        visit = scope[ADMISSION]
-        decision = await visit.gate.afurther(visit, [(Rule("none", "1/minute", cost=lambda _: 2), ())])
+        exchange = scope[EXCHANGE]
+        decision = await exchange.afurther([(Rule("none", "1/minute", cost=lambda _: 2), ())])
         if heeds:
             raise RateLimited(decision)
         await send({"type": "websocket.accept"})
@@ -324,8 +328,8 @@ def test_a_refusal_after_the_response_has_begun(store: Watched) -> None:
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send(START)
-        visit = scope[ADMISSION]
-        raise RateLimited(await visit.gate.afurther(visit, [(Rule("none", "1/minute", cost=lambda _: 2), ())]))
+        exchange = scope[EXCHANGE]
+        raise RateLimited(await exchange.afurther([(Rule("none", "1/minute", cost=lambda _: 2), ())]))
 
     wire = Wire()
     with pytest.raises(RateLimited) as told:
@@ -339,8 +343,8 @@ def test_an_error_after_a_refusal_is_the_servers(store: Watched) -> None:
     """Where the application makes another error of it, the client gets the refusal and the server the error."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        visit = scope[ADMISSION]
-        await visit.gate.afurther(visit, [(Rule("none", "1/minute", cost=lambda _: 2), ())])
+        exchange = scope[EXCHANGE]
+        await exchange.afurther([(Rule("none", "1/minute", cost=lambda _: 2), ())])
         raise LookupError
 
     wire = Wire()
@@ -352,14 +356,11 @@ def test_an_error_after_a_refusal_is_the_servers(store: Watched) -> None:
 def test_once_the_request_is_over_no_limit_can_be_asked(open_site: Callable[..., Late], store: Watched) -> None:
     """A task that outlives its request is told so, and nothing is charged that nobody could put right."""
     site = open_site()
-    admissions: list[Any] = []
-    made = site.app.gate._admission
-    site.app.gate._admission = lambda *args: admissions.append(made(*args)) or admissions[-1]
     site.ask()
-    (visit, _) = admissions[0]
+    (exchange,) = site.exchanges
     ask = {
-        "asgi": lambda: asyncio.run(visit.gate.afurther(visit, [(LATE, ())])),
-        "wsgi": lambda: visit.gate.further(visit, [(LATE, ())]),
+        "asgi": lambda: asyncio.run(exchange.afurther([(LATE, ())])),
+        "wsgi": lambda: exchange.further([(LATE, ())]),
     }
     with pytest.raises(RuntimeError, match="when the request was over"):
         ask[site.door]()
@@ -388,9 +389,9 @@ def test_limits_that_are_asked_at_the_same_time(*, first_refuses: bool) -> None:
     none = Rule("none", "1/minute", cost=lambda _: 2)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        visit = scope[ADMISSION]
+        exchange = scope[EXCHANGE]
         asked = [none, LATE, LATER] if first_refuses else [LATE, LATER, none]
-        found = await asyncio.gather(*[visit.gate.afurther(visit, [(rule, ())]) for rule in asked])
+        found = await asyncio.gather(*[exchange.afurther([(rule, ())]) for rule in asked])
         assert not found[-1].allowed
         raise RateLimited(found[-1])
 
@@ -404,10 +405,10 @@ def test_a_refusal_that_is_cancelled_gives_everything_back() -> None:
     store = Slow()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        visit = scope[ADMISSION]
-        await visit.gate.afurther(visit, [(LATE, ())])
+        exchange = scope[EXCHANGE]
+        await exchange.afurther([(LATE, ())])
         await send({"type": "something else"})
-        await visit.gate.afurther(visit, [(Rule("none", "1/minute", cost=lambda _: 2), ())])
+        await exchange.afurther([(Rule("none", "1/minute", cost=lambda _: 2), ())])
 
     async def scene() -> None:
         store.hold = asyncio.Event()

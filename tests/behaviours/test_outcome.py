@@ -46,7 +46,7 @@ from limitgate import (
     exempt,
     limit,
 )
-from limitgate.gate.admission import ADMISSION
+from limitgate.exchange.base import EXCHANGE
 from limitgate.limits.plan import Plan, Reading
 from tests.support.doors import (
     PATIENCE,
@@ -1161,7 +1161,7 @@ def test_nothing_is_left_of_a_request(site: Open, query: str) -> None:
         with contextlib.suppress(AssertionError, ValueError):  # where there was an error there is no whole response
             it.ask(f"/?{query}")
         it.seen.clear()
-        assert [visit() for visit in admissions] == [None]
+        assert [admission() for admission in admissions] == [None]
     finally:
         gc.enable()
 
@@ -1189,13 +1189,13 @@ def _forgiving(app: Any, door: str) -> Any:
     return forgiving
 
 
-def test_a_visit_leads_nowhere_once_it_is_over(store: Watched) -> None:
-    """A WSGI environ has its visit in it, which lets go of the environ in the end, also where the request was refused."""
+def test_an_exchange_leads_nowhere_once_it_is_over(store: Watched) -> None:
+    """A WSGI environ has its exchange in it, which lets go of the environ in the end, also where the request was refused."""
     gate = LimitGateWSGI(lambda _, start: [start("200 OK", [])][:0], rules=[Rule("api", "1/minute")], store=store)
     for _ in range(2):
         environ = wsgi_environ()
         gate(environ, lambda *_: bytes)
-        assert not hasattr(environ[ADMISSION], "request")
+        assert not hasattr(environ[EXCHANGE].admission, "request")
 
 
 # --- Redis ------------------------------------------------------------------------------------------------------------

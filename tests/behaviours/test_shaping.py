@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from limitgate import LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet, StoreError, load_rules
+from limitgate.exchange.base import EXCHANGE
 from limitgate.exchange.receive_buffer import MOST
-from limitgate.gate.admission import ADMISSION
 from limitgate.limits.limit import Limit
 from tests.behaviours.test_late_limits import Late
 from tests.gate.test_wait_queue import _passes_no_more
@@ -367,10 +367,10 @@ def test_who_moves_up_is_settled_by_its_own_rules(world: World) -> None:
 
 def test_a_request_leaves_no_cycle(world: World) -> None:
     """What is remembered of a request is gone when it is over, without the garbage collector."""
-    visits = []
+    admissions = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        visits.append(ref(scope[ADMISSION]))
+        admissions.append(ref(scope[EXCHANGE].admission))
         await send(START)
         await send(END)
 
@@ -383,7 +383,7 @@ def test_a_request_leaves_no_cycle(world: World) -> None:
     gc.disable()
     try:
         world.run(main())
-        assert [visit() for visit in visits] == [None, None, None]
+        assert [admission() for admission in admissions] == [None, None, None]
     finally:
         gc.enable()
 
@@ -667,9 +667,9 @@ def test_a_turn_that_is_waited_for_is_no_part_of_the_timeout() -> None:
     waited = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        waited.append(0.05 - scope[ADMISSION].budget.left)
-        await scope[ADMISSION].gate.afurther(scope[ADMISSION], [(LATE, ())])
-        waited.append(0.05 - scope[ADMISSION].budget.left)
+        waited.append(0.05 - scope[EXCHANGE].admission.budget.left)
+        await scope[EXCHANGE].afurther([(LATE, ())])
+        waited.append(0.05 - scope[EXCHANGE].admission.budget.left)
         await send(START)
         await send(END)
 
@@ -687,11 +687,11 @@ def test_who_leaves_while_a_late_limit_makes_wait(world: World) -> None:
     ends = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        visit = scope[ADMISSION]
+        exchange = scope[EXCHANGE]
         assert (await receive())["type"] == "http.request"
-        await visit.gate.afurther(visit, [(LATE, ())])
-        ends.append((visit.refusal is None, world.now))
-        if visit.refusal is None:
+        await exchange.afurther([(LATE, ())])
+        ends.append((exchange.admission.refusal is None, world.now))
+        if exchange.admission.refusal is None:
             await send(START)
             await send(END)
 
@@ -715,14 +715,14 @@ def test_nobody_listens_beside_the_application(world: World) -> None:
     rule = Rule("late", "2/second burst 1", key=["global"], max_delay=1)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        visit = scope[ADMISSION]
+        exchange = scope[EXCHANGE]
 
         async def reads() -> None:
             read.extend([await receive() for _ in range(2)])
 
         reading = asyncio.create_task(reads())
         await asyncio.sleep(0)
-        await visit.gate.afurther(visit, [(rule, ())])
+        await exchange.afurther([(rule, ())])
         read.append(world.now)
         await reading
         await send(START)

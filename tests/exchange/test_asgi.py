@@ -97,7 +97,7 @@ def test_the_scope_is_not_changed(*, refused: bool) -> None:
     assert handed[0] is not scope
     if not refused:
         assert {
-            name: value for name, value in handed[0].items() if name not in ("limitgate", "limitgate.admission", "mine")
+            name: value for name, value in handed[0].items() if name not in ("limitgate", "limitgate.exchange", "mine")
         } == before
         assert handed[0]["state"] is scope["state"]
 

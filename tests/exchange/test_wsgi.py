@@ -253,7 +253,7 @@ def test_the_environ_is_the_servers_own() -> None:
     gated(app)(environ, Server())
     assert handed[0] is environ
     assert environ.pop("limitgate").allowed
-    environ.pop("limitgate.admission")
+    environ.pop("limitgate.exchange")
     assert environ == before
 
 

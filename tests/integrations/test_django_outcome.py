@@ -13,7 +13,7 @@ from django.http import FileResponse, HttpResponse, StreamingHttpResponse, Unrea
 from django.urls import path
 
 from limitgate import Rule, limit
-from limitgate.gate.admission import ADMISSION
+from limitgate.exchange.base import EXCHANGE
 from tests.support.django_app import WAYS, Project
 from tests.support.outcomes import Watched
 
@@ -142,17 +142,17 @@ def test_what_was_told_of_a_request_that_is_killed_counts(project: Open) -> None
 
 
 def test_a_request_that_is_over_is_let_go_of(project: Open) -> None:
-    """What stays of a visit in a request does not lead back to it, allowed or refused, so both are freed at once."""
+    """What stays of an admission in a request does not lead back to it, allowed or refused, so both are freed at once."""
     seen: list[Any] = []
 
     def view(request: Any) -> HttpResponse:
-        seen.append(getattr(request, "scope", request.META)[ADMISSION])
+        seen.append(getattr(request, "scope", request.META)[EXCHANGE].admission)
         return HttpResponse(status=429)
 
     it = project(path("x", view), rules=[Rule("all", "1/minute")], on_denied=view)
     assert [it.ask("/x").status_code for _ in range(2)] == [429, 429]
-    assert [visit.decision.allowed for visit in seen] == [True, False]
-    assert not any(hasattr(visit, "request") for visit in seen)
+    assert [admission.decision.allowed for admission in seen] == [True, False]
+    assert not any(hasattr(admission, "request") for admission in seen)
 
 
 def test_a_stream_that_is_over_is_let_go_of() -> None:

@@ -1837,7 +1837,7 @@ def test_finding_a_flask_route_leaves_nothing_behind() -> None:
     before = set(environ)
     list(app(environ, lambda *_: None))
     assert not environ["limitgate"].allowed
-    assert set(environ) - before == {"limitgate", "limitgate.admission"}
+    assert set(environ) - before == {"limitgate", "limitgate.exchange"}
 
 
 # --- spellings --------------------------------------------------------------------------------------------------------

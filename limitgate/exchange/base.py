@@ -1,0 +1,72 @@
+"""One request between an application and its server, as seen by one gate: whatever both sides of a server have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from limitgate.gate.admission import Admission
+from limitgate.gate.gate import Gate
+from limitgate.gate.nesting import overall_decision, unanswered
+from limitgate.gate.planner import ExtraRule
+from limitgate.gate.wait_queue import Place
+from limitgate.limits.decision import Decision
+
+EXCHANGE = "limitgate.exchange"
+"""Name of the exchange in a scope or environ; None stands there where the gate is switched off."""
+
+
+def admission_around(place: Mapping[str, Any]) -> Admission | None:
+    """The admission to the nearest gate around that has not answered yet, by a scope or environ; None if there is none."""
+    exchange = place.get(EXCHANGE)
+    return unanswered(exchange.admission) if isinstance(exchange, Exchange) else None
+
+
+class Exchange:
+    """A request on its way through a gate: asks the gate whatever has to be asked until the response is over."""
+
+    def __init__(self, gate: Gate, admission: Admission) -> None:
+        self.gate = gate
+        self.admission = admission
+
+    def further(self, extra_rules: Sequence[ExtraRule]) -> Decision | None:
+        """Decide about further rules, see `Gate.further`."""
+        return self.gate.further(self.admission, extra_rules)
+
+    async def afurther(self, extra_rules: Sequence[ExtraRule]) -> Decision | None:
+        """`further`, by an `AsyncStore`."""
+        return await self.gate.afurther(self.admission, extra_rules, self.stays_until)
+
+    async def await_booking(self) -> bool:
+        """Wait for the turn that is booked, if any. False if the client left before."""
+        return self.admission.booking is None or await self.gate.await_booking(self.admission, self.stays_until)
+
+    async def stays_until(self, place: Place) -> bool:
+        """Wait for a turn. False if the client left before, which nobody hears of here."""
+        await place
+        return True
+
+    def settle(self) -> None:
+        """Refund whatever is known by now to be charged wrongly."""
+        if self.admission.may_need_refund:
+            self.gate.settle(self.admission)
+
+    async def asettle(self) -> None:
+        """`settle`, by an `AsyncStore`."""
+        if self.admission.may_need_refund:
+            await self.gate.asettle(self.admission)
+
+    def end(self) -> None:
+        """End the request, and refund what has to be refunded: the application has nothing more to do."""
+        if self.admission.end():
+            self.gate.settle(self.admission)
+
+    async def aend(self) -> None:
+        """`end`, by an `AsyncStore`."""
+        if self.admission.end():
+            await self.gate.asettle(self.admission)
+
+    @property
+    def decision(self) -> Decision | None:
+        """The decision that the application is told."""
+        return overall_decision(self.admission)

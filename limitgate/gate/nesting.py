@@ -1,0 +1,90 @@
+"""Gates inside of gates, such as that of a mounted application.
+
+Each gate charges and refunds for itself. But the application is told one decision, and a response has one set of rate fields,
+which the outermost gate adds that has any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import reduce
+from itertools import chain
+from weakref import ref
+
+from limitgate.gate.admission import Admission
+from limitgate.http.response import Fields, rate_fields
+from limitgate.limits.decision import Decision, joined
+
+
+def enter(inner: Admission, outer: Admission) -> None:
+    """Note that an admission is inside of another one, of the same request."""
+    inner.outer_ref = ref(outer)
+    inner.outer_decision = overall_decision(outer)
+    inner.settlement.others = (outer.settlement, *outer.settlement.others)
+    outer.inner = [*outer.inner, inner]
+
+
+def unanswered(admission: Admission | None) -> Admission | None:
+    """The first of an admission and those around it whose response has not begun; None if there is none."""
+    while admission is not None and (admission.has_begun or admission.settlement.is_over):
+        admission = admission.outer
+    return admission
+
+
+def overall_decision(admission: Admission) -> Decision | None:
+    """The decision that the application is told: that of this gate and all around it so far. None if no rule applied."""
+    decision = admission.decision
+    return admission.outer_decision if decision is None else joined_with_outer(admission, decision)
+
+
+def joined_with_outer(admission: Admission, decision: Decision) -> Decision:
+    """A decision of this admission's gate together with that of the gates around it."""
+    outer = admission.outer_decision
+    return decision if outer is None else joined(outer, decision)
+
+
+def response_fields(admission: Admission) -> Fields:
+    """Rate fields for whatever response is sent: by all gates inside, too; none where a gate around adds them."""
+    if admission.outer_ref is None and not admission.inner:
+        return admission.fields  # almost all requests
+    if not admission.fields or any(outer.fields for outer in _outers(admission)):
+        return []
+    having = [(each, each.decision) for each in (admission, *_inner(admission)) if each.fields]
+    if len(having) == 1:
+        return admission.fields
+    decided = [(each, decision) for each, decision in having if decision is not None]
+    tightest, _ = min(decided, key=lambda pair: (pair[1].remaining, -pair[1].reset_after))
+    styles = dict.fromkeys(chain.from_iterable(each.header_styles for each, _ in having))
+    rules = frozenset().union(*[each.rule_names for each, _ in having])
+    return rate_fields(styles, reduce(joined, [decision for _, decision in decided]), tightest.now, rules)
+
+
+def _of_same_request(admission: Admission) -> Iterator[Admission]:
+    """An admission, those around it, and those inside of it."""
+    yield admission
+    yield from _outers(admission)
+    yield from _inner(admission)
+
+
+def _outers(admission: Admission) -> Iterator[Admission]:
+    outer = admission.outer
+    while outer is not None:
+        yield outer
+        outer = outer.outer
+
+
+def _inner(admission: Admission) -> Iterator[Admission]:
+    waiting = list(admission.inner)
+    for inner in waiting:
+        waiting += inner.inner
+        yield inner
+
+
+def any_has_own_cost(admission: Admission) -> bool:
+    """True if a rule that the request was charged for, by any gate, counts something else than requests."""
+    return any(
+        compiled_rule.rule.has_own_cost
+        for each in _of_same_request(admission)
+        for charged in each.charged
+        for compiled_rule in charged.request_plan.compiled_rules
+    )
