@@ -9,7 +9,7 @@ from weakref import ReferenceType
 from limitgate.gate.flow import Budget
 from limitgate.gate.planner import RequestPlan
 from limitgate.http.request import Request
-from limitgate.http.response import Fields, Refusal, unavailable
+from limitgate.http.response import Fields, Refusal, refusal, unavailable
 from limitgate.limits.decision import Decision, Settlement
 from limitgate.limits.plan import Plan, Reading
 from limitgate.rules.callers import Caller
@@ -49,6 +49,23 @@ class Refund(NamedTuple):
     charged: Charged
     costs: Sequence[int]
     """What each of its charges should have been."""
+
+
+class Verdict(NamedTuple):
+    """The decision about some rules, and its consequences."""
+
+    decision: Decision
+    now: int | None = None
+    """Clock that the decision goes by, Unix µs; None if no bucket was looked at."""
+    charged: tuple[Charged, ...] = ()
+    """Charges made, by the store or by this process; to be refunded if the decision is a refusal."""
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """The response to send instead of the application's; None if the request may pass."""
+        if self.decision.allowed:
+            return None
+        return unavailable() if self.now is None else refusal(self.decision)
 
 
 class Admission:

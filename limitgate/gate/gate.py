@@ -10,20 +10,20 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from inspect import isawaitable
-from typing import Any, NamedTuple
+from typing import Any
 
 from limitgate.diagnostics import Diagnosis
 from limitgate.errors import StoreError
 from limitgate.gate import nesting
-from limitgate.gate.admission import Admission, Booking, Charged, Refund
+from limitgate.gate.admission import Admission, Booking, Charged, Refund, Verdict
 from limitgate.gate.fallback import Fallback
 from limitgate.gate.flow import Budget, Flow, T, arun, measures_silence, run
 from limitgate.gate.planner import ExtraRule, Planner, RequestPlan
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.wait_queue import Place, WaitQueues, booked, sleep_until
 from limitgate.http.request import Request
-from limitgate.http.response import Refusal, rate_fields, refusal, unavailable
-from limitgate.limits.decision import Decision, decide, joined, undecided
+from limitgate.http.response import Refusal, rate_fields, refusal
+from limitgate.limits.decision import Decision, decide, joined
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.limits.refund import refund
 from limitgate.rules.callers import Caller
@@ -41,22 +41,6 @@ AGAIN = 60.0
 Identify = Callable[[Request], Caller | Awaitable[Caller | None] | None]
 Stay = Callable[[Place], Awaitable[bool]]
 """Waits until a waiter is called; False if the client left before."""
-
-
-class Verdict(NamedTuple):
-    """What was decided about some rules."""
-
-    decision: Decision
-    now: int | None
-    """The clock that it goes by, Unix µs; None if nobody was asked."""
-    charged: tuple[Charged, ...]
-
-    @property
-    def refusal(self) -> Refusal | None:
-        """The response to send instead of the application's; None if the request may pass."""
-        if self.decision.allowed:
-            return None
-        return unavailable() if self.now is None else refusal(self.decision)
 
 
 class Gate:
@@ -289,10 +273,10 @@ class Gate:
     def _decide_message(self, messages: RequestPlan) -> Flow[Refusal | None]:
         if messages.plan is None:
             return None
-        ruling = yield from self._decide(messages, messages.plan)
-        if ruling.refusal is not None:
-            yield from self._refund([Refund(taken, [0] * len(taken.plan.charges)) for taken in ruling.charged])
-        return ruling.refusal
+        verdict = yield from self._decide(messages, messages.plan)
+        if verdict.refusal is not None:
+            yield from self._refund([Refund(taken, [0] * len(taken.plan.charges)) for taken in verdict.charged])
+        return verdict.refusal
 
     def _decide(self, request_plan: RequestPlan, plan: Plan) -> Flow[Verdict]:
         """Ask the store, and if it fails decide without it."""
@@ -310,40 +294,40 @@ class Gate:
         """Decide without the store, or without a part of it."""
         self._note_failure(error)
         self._release_later(request_plan.plan, error.keys)
-        resort = self._fallback.without(request_plan, error)
-        if resort.rest is not None:
-            try:
-                reading = yield resort.rest, self._timeout
-                resort = self._fallback.with_rest(request_plan, resort, reading)
-            except GeneratorExit:  # the request was cancelled
-                self._release_later(request_plan.plan)
-                raise
-            except StoreError as further:
-                self._release_later(resort.rest, further.keys)
-                resort = self._fallback.without(request_plan, further, wholly=True)
-        return Verdict(resort.decision or undecided(allowed=False), resort.now, resort.charged)
+        outcome = self._fallback.without_store(request_plan, error)
+        if isinstance(outcome, Verdict):
+            return outcome
+        try:
+            reading = yield outcome.rest, self._timeout
+        except GeneratorExit:  # the request was cancelled
+            self._release_later(request_plan.plan)
+            raise
+        except StoreError as further:
+            self._release_later(outcome.rest, further.keys)
+            return self._fallback.wholly_without_store(request_plan, further)
+        return self._fallback.with_rest(request_plan, outcome, reading)
 
-    def _follow(self, admission: Admission, ruling: Verdict) -> Booking | None:
-        """Let a ruling have its effect on an admission, and what it has to wait for then.
+    def _follow(self, admission: Admission, verdict: Verdict) -> Booking | None:
+        """Let a verdict have its effect on an admission, and what it has to wait for then.
 
         A refusal stands: what is taken for the request then goes back.
         """
-        decision, taken, turn = ruling.decision, ruling.charged, None
+        decision, taken, turn = verdict.decision, verdict.charged, None
         if any(each.request_plan.has_slots for each in taken):
             self._hold(admission, taken)
-        if decision.delay and ruling.now is not None and admission.refusal is None:
-            taken, turn = booked(taken, ruling.now, decision.delay)
+        if decision.delay and verdict.now is not None and admission.refusal is None:
+            taken, turn = booked(taken, verdict.now, decision.delay)
         admission.charged += taken
-        admission.is_by_outcome |= any(taken.request_plan.is_by_outcome for taken in ruling.charged)
+        admission.is_by_outcome |= any(taken.request_plan.is_by_outcome for taken in verdict.charged)
         if admission.refusal is not None:  # by a limit that was asked at the same time
             return None
         if not decision.allowed:
-            admission.refusal = ruling._replace(decision=nesting.joined_with_outer(admission, decision)).refusal
+            admission.refusal = verdict._replace(decision=nesting.joined_with_outer(admission, decision)).refusal
         elif admission.decision is not None:
             decision = joined(admission.decision, decision)
         admission.decision = decision._replace(settlement=admission.settlement)
-        if ruling.now is not None:
-            admission.now, admission.fields = ruling.now, rate_fields(self._styles, decision, ruling.now, self._rule_names)
+        if verdict.now is not None:
+            admission.now, admission.fields = verdict.now, rate_fields(self._styles, decision, verdict.now, self._rule_names)
         elif not decision.allowed:
             admission.fields = []
         return turn
@@ -367,7 +351,7 @@ class Gate:
                 self._slot_keeper_of(taken).release(over)
                 slots += [] if taken.is_local else over
             if taken.is_local:
-                self._fallback.correct(plan)
+                self._fallback.apply_refund(plan)
             else:
                 charges += plan.charges
         if charges:
@@ -389,7 +373,7 @@ class Gate:
             self._slot_keeper_of(each).hold([charge for charge, then in read if then is not None], admission)
 
     def _slot_keeper_of(self, taken: Charged) -> SlotKeeper:
-        return self._fallback.holding if taken.is_local else self._slot_keeper
+        return self._fallback.slot_keeper if taken.is_local else self._slot_keeper
 
     def _release_later(self, plan: Plan | None, keys: frozenset[str] = frozenset()) -> None:
         """What nobody has heard of may have been done all the same; in these buckets, or in all."""

@@ -86,7 +86,7 @@ def gated(app: Any, *rules: Rule, **options: Any) -> LimitGate:
 
 def held(gate: Any) -> int:
     """How many requests hold something, by what their gate knows of it."""
-    return len(gate._slot_keeper) + len(gate._fallback.holding)
+    return len(gate._slot_keeper) + len(gate._fallback.slot_keeper)
 
 
 async def over(gate: Any) -> None:
