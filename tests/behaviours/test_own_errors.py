@@ -73,8 +73,8 @@ PLACES: dict[str, tuple[Any, str]] = {
 }
 ON_ASYNCIO = PLACES | {
     "handing out": (batcher.Batcher, "_hand_out"),
-    "a pipeline": (batcher.Connection, "__init__"),
-    "sending": (batcher.Connection, "send"),
+    "a pipeline": (batcher.AsyncConnection, "__init__"),
+    "sending": (batcher.AsyncConnection, "send"),
     "looking at the time": (batcher.Batcher, "listened"),
 }
 ON_A_CLUSTER = ON_ASYNCIO | {
@@ -86,9 +86,9 @@ ON_A_CLUSTER = ON_ASYNCIO | {
     "what others refused": (replies.RedisReplies, "refused_elsewhere"),
 }
 OF_THREADS = PLACES | {
-    "a line": (connections.Connection, "__init__"),
-    "sending": (connections.Connection, "send"),
-    "a reply": (connections.Connection, "reply"),
+    "a line": (connections.SyncConnection, "__init__"),
+    "sending": (connections.SyncConnection, "send"),
+    "a reply": (connections.SyncConnection, "next_event"),
 }
 
 
@@ -176,7 +176,7 @@ async def test_a_lost_connection_is_told_to_all(own_redis: RedisServer, monkeypa
             for _ in range(3):
                 requests += begin(store, a_plan())
                 await asyncio.sleep(0)
-            await until(lambda: len(here._pipeline.flying) == 3)
+            await until(lambda: len(here._pipeline.session.flying) == 3)
             mistake = broken(monkeypatch, replies.RedisReplies, "unanswered")
             here._pipeline._transport.abort()
             await until(lambda: mistake.times == 1)

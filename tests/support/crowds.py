@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from limitgate import AsyncRedisStore, StoreError
 from limitgate.limits.bucket import bucket_of
-from limitgate.limits.plan import Charge, Plan, Reading
+from limitgate.limits.plan import Adjustment, Charge, Plan, Reading
 from tests.support.proxy import PATIENT
 
 
@@ -23,6 +23,13 @@ def store_at(url: str) -> Any:
 def a_plan(*limits: str, key: str | None = None, cost: int = 1, verb: Any = "spend") -> Plan:
     windows = bucket_of(*limits or ("50/day",))
     return Plan((Charge(uuid4().hex if key is None else key, windows, cost, enforced=True, rule=None),), verb)
+
+
+def giving_back(key: str) -> Plan:
+    """What gives two requests back."""
+    windows = bucket_of("50/day")
+    lease = Adjustment(0, 0, [2 * windows.weights[0]], [0])
+    return Plan((Charge(key, windows, 0, enforced=False, rule=None, adjustment=lease),), "peek")
 
 
 def begin(store: Any, *plans: Plan, timeout: float = PATIENT) -> list[asyncio.Task[Reading]]:

@@ -123,13 +123,15 @@ def _untouched(plan: Plan, reading: Reading) -> tuple[Plan, Reading]:
     return Plan(tuple([charge for charge, _ in left])), reading._replace(states=debts, admitted=False)
 
 
-class Server(Protocol):
-    """What is kept for each node."""
+class Watched(Protocol):
+    """What a driver keeps for each node."""
 
-    breaker: Breaker
+    @property
+    def breaker(self) -> Breaker:
+        """The breaker of the node."""
 
 
-N = TypeVar("N", bound=Server)
+N = TypeVar("N", bound=Watched)
 
 
 class SlotMap(Generic[N]):

@@ -37,7 +37,7 @@ class Answers(NamedTuple):
 class Call:
     """Plans that are sent together. On a cluster all their buckets are in one slot."""
 
-    __slots__ = ("asked", "asking", "hops", "in_full", "plans", "replies_due", "sent")
+    __slots__ = ("asked", "asking", "hops", "in_full", "is_repeated", "plans", "replies_due", "sent")
 
     def __init__(self, plans: Sequence[Plan]) -> None:
         self.plans = self.asked = plans
@@ -50,8 +50,15 @@ class Call:
         """True if it goes to a node that a slot is just moving to (ASK in the Redis Cluster specification)."""
         self.hops = 0
         """How often a node of a cluster has sent it on."""
+        self.is_repeated = False
+        """True if it was sent before, on a connection that was lost."""
         self.replies_due = 0
-        """How many replies have not come yet, while it is on its way on a pipeline."""
+        """Replies still to come, while it is on its way."""
+
+    @property
+    def is_wanted(self) -> bool:
+        """True if anybody still waits for it."""
+        return True
 
     def follow(self, other: Call) -> None:
         """Be sent as another call that it is a part of, but not to the target of a move: it would begin a bucket anew."""
@@ -61,7 +68,7 @@ class Call:
         """The call to send once more, without what gives back: a charge may be made twice, that may not."""
         again = Call([plan for plan in self.asked if not plan.has_adjustments])
         again.follow(self)
-        again.asking = self.asking
+        again.asking, again.is_repeated = self.asking, True
         return again
 
     def commands(self) -> list[Sequence[str | bytes | int]]:

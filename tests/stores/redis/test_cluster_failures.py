@@ -19,7 +19,7 @@ from redis.exceptions import TryAgainError
 from limitgate import AsyncRedisStore, Limit, RedisStore, Rule, StoreError
 from limitgate.limits.plan import Plan
 from limitgate.stores.redis.breaker import FAILURES
-from limitgate.stores.redis.threads.connection import Connection
+from limitgate.stores.redis.threads.connection import SyncConnection
 from limitgate.stores.redis.threads.patience import Patience
 from tests.stores.test_stores import Door, attempts
 from tests.support.clusters import KINDS, charge, ends, key_on, keys_on, plan, settled, slot_of, tagged, used
@@ -318,15 +318,15 @@ def test_nobody_waits_for_what_is_given_back(cluster: RedisCluster, monkeypatch:
     store = RedisStore(cluster.url, local_refusals=False)
     taken, full = charge(key_on(0), "9/day"), charge(key_on(1), "1/day")
     store.spend(plan(taken, full), 5)
-    send = Connection.send
+    send = SyncConnection.send
 
-    def late(line: Connection, calls: Any, patience: Patience) -> None:
-        seconds = 0.4 if calls[0].plans[0].verb == "peek" else 0.15
+    def late(connection: SyncConnection, data: bytes, patience: Patience) -> None:
+        seconds = 0.4 if connection.session.flying[0].plans[0].verb == "peek" else 0.15
         time.sleep(seconds)
         patience.waited_in_vain(seconds)
-        send(line, calls, patience)
+        send(connection, data, patience)
 
-    monkeypatch.setattr(Connection, "send", late)
+    monkeypatch.setattr(SyncConnection, "send", late)
     start = time.monotonic()
     assert not store.spend(plan(taken, full), 0.5).admitted
     assert time.monotonic() - start < 0.6

@@ -244,13 +244,13 @@ def test_a_thread_that_was_away_believes_what_has_come(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, late: float
 ) -> None:
     """A thread that waits for the interpreter longer than for Redis gets its answers, in each of many calls."""
-    made = line.Connection.__init__
+    made = line.SyncConnection.__init__
 
     def starved(self: Any, connection: Any) -> None:
         made(self, connection)
         self._socket = Starved(self._socket, late)
 
-    monkeypatch.setattr(line.Connection, "__init__", starved)
+    monkeypatch.setattr(line.SyncConnection, "__init__", starved)
     with contextlib.closing(RedisStore(redis_server.url)) as store:
         store.spend(a_plan(), PATIENT)
         for _ in range(3):

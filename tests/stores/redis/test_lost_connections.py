@@ -10,22 +10,15 @@ import pytest
 
 from limitgate import Limit, StoreError
 from limitgate.limits.bucket import bucket_of
-from limitgate.limits.plan import Adjustment, Charge, Plan
+from limitgate.limits.plan import Plan
 from limitgate.stores.redis.breaker import FAILURES
 from limitgate.stores.redis.threads.patience import Patience
 from tests.support.clusters import KINDS
-from tests.support.crowds import a_plan
+from tests.support.crowds import a_plan, giving_back
 from tests.support.proxy import CUT, Proxy, in_a_loop
 from tests.support.redis_server import RedisServer
 
 PATIENT = 5.0
-
-
-def giving_back(key: str) -> Plan:
-    """What gives two requests back."""
-    windows = bucket_of("50/day")
-    lease = Adjustment(0, 0, [2 * windows.weights[0]], [0])
-    return Plan((Charge(key, windows, 0, enforced=False, rule=None, adjustment=lease),), "peek")
 
 
 class Client:

@@ -15,13 +15,11 @@ Request = tuple[Plan, float, "asyncio.Future[Reading]", float]
 class Batch(wire.Call):
     """Requests that share a call."""
 
-    __slots__ = ("_due", "again", "requests", "silence", "since")
+    __slots__ = ("_due", "requests", "silence", "since")
 
     def __init__(self, requests: list[Request]) -> None:
         super().__init__([plan for plan, _, _, _ in requests])
         self.requests = requests
-        self.again = False
-        """True if it was sent before, on a connection that turned out to be dead."""
         self.since = 0.0
         """When it was first sent, by the `ListeningClock`."""
         self.silence = 0.0
@@ -59,6 +57,13 @@ class Batch(wire.Call):
         super().follow(other)
         if isinstance(other, Batch):
             self.since, self.silence = other.since, other.silence
+
+    def repeated(self) -> Batch:
+        """The requests to send once more: those that somebody waits for, and that give nothing back."""
+        again = Batch([request for request in self.requests if not (request[0].has_adjustments or request[2].done())])
+        again.follow(self)
+        again.asking, again.is_repeated = self.asking, True
+        return again
 
     def each(self) -> list[Batch]:
         """Its requests as batches of their own, their plans just as they are."""

@@ -15,21 +15,20 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
 
-from redis.exceptions import NoScriptError
-
 from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan, Reading
 from limitgate.own_errors import own_error, survived
 from limitgate.stores.redis import wire
 from limitgate.stores.redis.aio.batch import Batch, Request
-from limitgate.stores.redis.aio.connection import Connection
+from limitgate.stores.redis.aio.connection import AsyncConnection, Heard
 from limitgate.stores.redis.aio.listening import AWAY, ListeningClock, Silence
 from limitgate.stores.redis.aio.loop_end import begin
-from limitgate.stores.redis.breaker import PROBE_TIMEOUT
+from limitgate.stores.redis.breaker import PROBE_TIMEOUT, Breaker
 from limitgate.stores.redis.dialer import CONNECT_TIMEOUT
-from limitgate.stores.redis.errors import Redirection, no_error, no_room, store_error, unsendable
+from limitgate.stores.redis.errors import Redirection, no_room, store_error, unsendable
 from limitgate.stores.redis.replies import MAX_BATCH, Outcome, RedisReplies, Room
-from limitgate.stores.redis.server_clock import ServerClock
+from limitgate.stores.redis.server import Server, blames_server
+from limitgate.stores.redis.session import Resend
 
 MAX_FLYING = 16
 """Calls that may be on their way at a time."""
@@ -74,9 +73,7 @@ class Batcher:
         server: str = "Redis",
         cluster: Elsewhere | None = None,
     ) -> None:
-        self.breaker = script.breaker(server)
-        self._server = server
-        self._server_clock = ServerClock(server)
+        self._server = Server(script, server, is_node=cluster is not None)
         self._dial = dial
         self._script = script
         self._clock = clock
@@ -87,14 +84,18 @@ class Batcher:
         self._again: deque[Batch] = deque()
         self._parked: list[Batch] = []
         self._turn_will_end = False
-        self._pipeline: Connection[Batch] | None = None
-        self._pipelines: set[Connection[Batch]] = set()
+        self._pipeline: AsyncConnection | None = None
+        self._pipelines: set[AsyncConnection] = set()
         """The one in use, and those that only wait for their last replies."""
-        self._script_is_unknown = False
         self._connecting: asyncio.Task[None] | None = None
         self._no_room_until = 0.0
         self._silence = Silence(clock)
         self._probe_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def breaker(self) -> Breaker:
+        """The breaker of this event loop's connections to the server."""
+        return self._server.breaker
 
     def spend(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
         """The reading of a plan, or a `StoreError` within ``timeout`` seconds.
@@ -108,7 +109,7 @@ class Batcher:
         """`spend`, but whether or not Redis has stopped answering. What goes ``first`` does so before all that waits."""
         loop = asyncio.get_running_loop()
         if len(self._queue) >= MAX_QUEUED and not first:
-            raise StoreError(f"{MAX_QUEUED} requests wait for {self._server} already", "overload")
+            raise StoreError(f"{MAX_QUEUED} requests wait for {self._server.name} already", "overload")
         if self._pipeline is None and loop.time() < self._no_room_until:
             raise no_room()
         self.breaker.asked(plan)
@@ -144,7 +145,7 @@ class Batcher:
         self._clock.forget(self)
         self._silence.stop()
         self._probe_timer = self._pipeline = None
-        self.breaker = self._script.breaker(self._server, instead_of=self.breaker)
+        self._server.begin_anew()
         for pipeline in list(self._pipelines):
             with survived():
                 pipeline.give_up()
@@ -154,7 +155,7 @@ class Batcher:
     def abandon(self) -> None:
         """The event loop was closed before anything here was: no call on its way will be answered."""
         for pipeline in self._pipelines:
-            for batch in pipeline.flying:
+            for batch in pipeline.session.flying:
                 self._script.unanswered(batch)
 
     def adopt(self, batch: Batch) -> None:
@@ -191,17 +192,15 @@ class Batcher:
             if self._queue or self._again:
                 self._begin_to_connect()
             return
-        if self._script_is_unknown and pipeline.flying:
-            return  # batches that are sent once more keep their place before those to come
-        self._script_is_unknown = False
-        while (self._again or self._queue) and len(pipeline.flying) < MAX_FLYING:
+        flying = pipeline.session.flying
+        while (self._again or self._queue) and len(flying) < MAX_FLYING and not pipeline.session.is_settling:
             if self._again:
                 self._send(self._again.popleft(), pipeline)
             elif requests := self._next_requests():
                 self._send_new(requests, pipeline)
         pipeline.flush()
 
-    def _send_new(self, requests: list[Request], pipeline: Connection[Batch]) -> None:
+    def _send_new(self, requests: list[Request], pipeline: AsyncConnection) -> None:
         """Send requests for the first time: in one call, or on a cluster in one for each slot."""
         try:
             batches = (Batch(requests),) if self._cluster is None else tuple(self._cluster.apart(requests))
@@ -238,7 +237,7 @@ class Batcher:
                 _fail([self._queue.popleft()], own_error(error), self._silence.seconds)
         return requests
 
-    def _send(self, batch: Batch, pipeline: Connection[Batch]) -> None:
+    def _send(self, batch: Batch, pipeline: AsyncConnection) -> None:
         """Send a batch that somebody waits for."""
         try:
             if batch.is_wanted:
@@ -250,41 +249,32 @@ class Batcher:
         except Exception as error:  # noqa: BLE001 - it is in no queue any more
             self._fail(batch, own_error(error))
 
-    def _answered(self, pipeline: Connection[Batch], batch: Batch, reply: object) -> None:
-        """Hand out a reply. An error that is Redis' own answer fails its batch, and later ones get another connection.
-
-        One that nobody waits for any more is no sign that Redis answers.
-        """
+    def _heard(self, pipeline: AsyncConnection, event: Heard) -> None:
+        """Deal with an event. An error that is the server's fails its batch, and later ones get another connection."""
         self._silence.break_()
-        if isinstance(reply, NoScriptError) and not batch.in_full:
-            batch.in_full = self._script_is_unknown = True
+        batch = event.call
+        if isinstance(event, Resend):
             self._send(batch, pipeline)
             pipeline.flush()
             return
+        heard = self._server.heard(pipeline.session, event)
         try:
-            if self._cluster is not None and isinstance(reply, Redirection):
-                self._in_time(batch)
-                self._cluster.redirected(self, batch, reply)
-                return
-            outcomes = self._script.understood(batch, no_error(reply), self._server_clock)
-            self._in_time(batch)
-            self._hand_out(batch, outcomes, batch.silence_at(self._clock.seconds))
-        except StoreError as error:
-            self._fail(batch, error)
-            if error.fault != "oom":
-                self._no_longer_use(pipeline)
-                self._failed(error)
+            if isinstance(heard, list):
+                self._hand_out(batch, heard, batch.silence_at(self._clock.seconds))
+            elif isinstance(heard, StoreError):
+                self._refused(pipeline, batch, heard)
+            elif self._cluster is not None:
+                self._cluster.redirected(self, batch, heard)
         except Exception as error:  # noqa: BLE001 - it is not on its way any more
             self._fail(batch, own_error(error))
-        finally:
-            if pipeline is not self._pipeline and not pipeline.flying:
-                pipeline.give_up()
-            if self._queue or self._again:
-                self._flush()
+        if self._queue or self._again:
+            self._flush()
 
-    def _in_time(self, batch: Batch) -> None:
-        if batch.is_wanted:
-            self.breaker.succeeded()
+    def _refused(self, pipeline: AsyncConnection, batch: Batch, failure: StoreError) -> None:
+        _fail(batch.requests, failure, batch.silence_at(self._clock.seconds))
+        if blames_server(failure):
+            self._no_longer_use(pipeline)
+            self._failed(failure)
 
     def _hand_out(self, batch: Batch, outcomes: list[Outcome], silence: float) -> None:
         for (plan, due, waiting, timeout), outcome in zip(batch.requests, outcomes):
@@ -297,19 +287,19 @@ class Batcher:
                 with survived():
                     self._cluster.heard_late(plan, waiting, outcome)
 
-    def _no_longer_use(self, pipeline: Connection[Batch]) -> None:
+    def _no_longer_use(self, pipeline: AsyncConnection) -> None:
         """Later requests get another connection."""
         if pipeline is self._pipeline:
             self._pipeline = None
 
-    def _lost(self, pipeline: Connection[Batch]) -> None:
+    def _lost(self, pipeline: AsyncConnection) -> None:
         """A connection has ended. Batches on one that may have been dead before they were sent are sent once more."""
         self._pipelines.discard(pipeline)
         self._no_longer_use(pipeline)
         lost = store_error(ConnectionResetError("the connection was lost"))
         failed = False
-        for batch in pipeline.flying:
-            if pipeline.unheard and not pipeline.given_up and not batch.again:
+        for batch in pipeline.session.flying:
+            if pipeline.session.may_repeat(batch):
                 try:
                     self._send_again(batch, lost)
                 except Exception as error:  # noqa: BLE001 - those behind it are to be told, too
@@ -324,14 +314,12 @@ class Batcher:
         self._flush()
 
     def _send_again(self, batch: Batch, lost: StoreError) -> None:
-        """Have a batch sent once more. What gives back fails: a charge may be made twice, that may not."""
+        """Have a batch sent once more, but for what gives back: that fails."""
         self._script.unanswered(batch)
         given_back = [request for request in batch.requests if request[0].has_adjustments]
         _fail(given_back, lost, batch.silence_at(self._clock.seconds))
-        if requests := [request for request in batch.requests if not request[2].done()]:
-            again = Batch(requests)
-            again.follow(batch)
-            again.again, again.asking = True, batch.asking
+        again = batch.repeated()
+        if again.requests:
             self._script.outgoing(again)
             self._again.append(again)
 
@@ -359,14 +347,14 @@ class Batcher:
             self._send_probe()
         self._flush()
 
-    async def _opened(self) -> Connection[Batch]:
+    async def _opened(self) -> AsyncConnection:
         """A new connection. Raises whatever keeps us from connecting."""
         async with self._clock.within(CONNECT_TIMEOUT):
             connection = await self._dial()
         try:
-            return Connection(connection, self._answered, self._lost, lambda: self._clock.seconds)
+            return AsyncConnection(connection, self._heard, self._lost, lambda: self._clock.seconds)
         except Exception as error:
-            connection._close()  # noqa: SLF001 - as in `Connection`
+            connection._close()  # noqa: SLF001 - as in `AsyncConnection`
             raise own_error(error) from error
 
     def _not_connected(self, error: Exception) -> None:
@@ -405,7 +393,7 @@ class Batcher:
     @property
     def _owes(self) -> bool:
         """True if Redis has something to answer, be it that we call."""
-        return self._connecting is not None or any(pipeline.flying for pipeline in self._pipelines)
+        return self._connecting is not None or any(pipeline.session.flying for pipeline in self._pipelines)
 
     def _expire(self, now: float) -> None:
         """Fail the requests that are overdue, and give up connections on which nothing has been heard for long."""
@@ -429,7 +417,7 @@ class Batcher:
         yield from self._again
         yield from self._parked
         for pipeline in self._pipelines:
-            yield from pipeline.flying
+            yield from pipeline.session.flying
 
     def _requests(self) -> Iterable[Request]:
         yield from self._queue

@@ -17,6 +17,7 @@ from limitgate.own_errors import survived
 from limitgate.stores.redis import background
 from limitgate.stores.redis.dialer import Address, Dialer, named
 from limitgate.stores.redis.replies import Outcome, RedisReplies
+from limitgate.stores.redis.server import Heard
 from limitgate.stores.redis.slot_map import (
     GIVE_BACK_TIMEOUT,
     MAP_PAUSE,
@@ -29,8 +30,7 @@ from limitgate.stores.redis.slot_map import (
     redirected,
     unreachable,
 )
-from limitgate.stores.redis.threads.connection import Connection
-from limitgate.stores.redis.threads.node import Heard, Node
+from limitgate.stores.redis.threads.node import Node, Sent
 from limitgate.stores.redis.threads.patience import Patience
 from limitgate.stores.redis.wire import Call
 
@@ -90,7 +90,7 @@ class Cluster:
             node.close()
 
     def _open_node(self, address: Address) -> Node:
-        return Node(partial(self._dialer.dial, address), self._script, server=named(address), failed=self._look)
+        return Node(partial(self._dialer.dial, address), self._script, server=named(address), is_node=True, failed=self._look)
 
     def _give_back(self, parts: Sequence[Part], patience: Patience) -> None:
         lost = len(parts)
@@ -146,7 +146,7 @@ class Cluster:
         by_node: dict[Address, list[_Errand]] = {}
         for errand in errands:
             by_node.setdefault(errand.address, []).append(errand)
-        sent: list[tuple[Node, Connection, list[_Errand]]] = []
+        sent: list[tuple[Node, Sent, list[_Errand]]] = []
         heard: list[tuple[_Errand, Heard]] = []
         try:
             nodes = [(self._map.node(address), own) for address, own in by_node.items()]
@@ -158,14 +158,11 @@ class Cluster:
                     heard += [(errand, error) for errand in own]
                     self._unanswered(own)
             while sent:
-                node, line, own = sent.pop()
-                try:
-                    heard += zip(own, node.hear(line, [errand.call for errand in own], patience))
-                except StoreError as error:
-                    heard += [(errand, error) for errand in own]
+                node, calls, own = sent.pop()
+                heard += zip(own, node.hear(calls, patience))
         except BaseException:  # a signal's handler may raise anywhere: nobody will read what is still on its way
-            for _, line, _ in sent:
-                line.close()
+            for node, calls, _ in sent:
+                node.abandon(calls)
             self._unanswered(errands)
             raise
         return heard

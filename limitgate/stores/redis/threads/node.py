@@ -7,53 +7,70 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import NoReturn
+from collections.abc import Callable, Iterable, Sequence
 from weakref import ref
 
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import RedisError
 
 from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan
-from limitgate.own_errors import OwnError, own_error, survived
+from limitgate.own_errors import own_error, survived
 from limitgate.stores.redis import background
 from limitgate.stores.redis.breaker import PROBE_TIMEOUT, Breaker
 from limitgate.stores.redis.dialer import CONNECT_TIMEOUT, Dial
-from limitgate.stores.redis.errors import Redirection, no_error, store_error, unsendable
+from limitgate.stores.redis.errors import store_error, unsendable
 from limitgate.stores.redis.replies import Outcome, RedisReplies
-from limitgate.stores.redis.server_clock import ServerClock
-from limitgate.stores.redis.threads.connection import Connection
+from limitgate.stores.redis.server import Heard, Server, blames_server
+from limitgate.stores.redis.session import MustClose, Resend, Session
+from limitgate.stores.redis.threads.connection import SyncConnection
 from limitgate.stores.redis.threads.patience import Patience
 from limitgate.stores.redis.threads.pool import ConnectionPool
 from limitgate.stores.redis.wire import UNSENDABLE, Call
-
-Heard = list[Outcome] | StoreError | Redirection
-"""What became of a call."""
 
 
 def _nothing() -> None:
     """Nobody wants to know."""
 
 
+class Sent:
+    """Calls that were sent together on one connection, None if there was none for them, and the answers so far."""
+
+    __slots__ = ("calls", "connection", "heard")
+
+    def __init__(self, calls: Sequence[Call], connection: SyncConnection | None) -> None:
+        self.calls = calls
+        self.connection = connection
+        self.heard: dict[Call, Heard] = {}
+
+
 class Node:
     """Carries out calls on one server, which log lines call ``server``.
 
-    ``dial`` connects; ``failed`` is told of every failure that is the server's.
+    ``dial`` connects; ``failed`` is called at every failure that is the server's. ``is_node``: it belongs to
+    a cluster.
     """
 
     def __init__(
-        self, dial: Dial, script: RedisReplies, *, server: str = "Redis", failed: Callable[[], None] = _nothing
+        self,
+        dial: Dial,
+        replies: RedisReplies,
+        *,
+        server: str = "Redis",
+        is_node: bool = False,
+        failed: Callable[[], None] = _nothing,
     ) -> None:
-        self.breaker = script.breaker(server)
-        self._server = server
-        self._server_clock = ServerClock(server)
+        self._server = Server(replies, server, is_node=is_node)
         self._connections = ConnectionPool(dial)
-        self._script = script
+        self._replies = replies
         self._failed = failed
         self._probe_due: float | None = None
         """When a thread that asks has to probe, as none could be started for it; monotonic, in seconds."""
         self._probing = threading.Lock()
+
+    @property
+    def breaker(self) -> Breaker:
+        """The breaker of this server."""
+        return self._server.breaker
 
     def check(self, _: Plan) -> None:
         """Raise a `StoreError` if nobody is to wait for this server."""
@@ -66,76 +83,56 @@ class Node:
         if due is None or self.breaker.healthy or time.monotonic() < due or not self._probing.acquire(blocking=False):
             return
         try:
-            if not self._look_for_server() and self.probe(self.breaker, Patience(self._script.patience)):
+            if not self._look_for_server() and self.probe(self.breaker, Patience(self._replies.patience)):
                 self._probe_due = time.monotonic() + self.breaker.pause()
         finally:
             self._probing.release()
 
     def exchange(self, plans: Sequence[Plan], patience: Patience) -> list[Outcome]:
-        """What becomes of plans that share a call. Raises `StoreError` once ``patience`` is over."""
+        """Carry out plans that share a call. Raises `StoreError` once ``patience`` is over."""
         self.breaker.check()
         heard = self._carry_out(plans, patience)
-        if isinstance(heard, ResponseError):
-            raise store_error(heard) from heard
-        if isinstance(heard, StoreError):
-            raise heard
-        return heard
+        if isinstance(heard, list):
+            return heard
+        raise heard if isinstance(heard, StoreError) else store_error(heard)
 
-    def send(self, calls: Sequence[Call], patience: Patience) -> Connection:
-        """Send calls together; gives the line to `hear` from. Raises `StoreError` once patience is over."""
+    def send(self, calls: Sequence[Call], patience: Patience) -> Sent:
+        """Send calls together, to be followed by `hear`."""
         self.breaker.asked(calls[0].plans[0])
-        line = None
+        sent = Sent(calls, None)
         try:
-            line = self._connections.take(patience)
-            line.send(calls, patience)
-        except BaseException as error:  # noqa: BLE001 - raised again, but nobody would read what is on its way
-            self._give_up(error, calls, line)
-        return line
+            sent.connection = connection = self._connections.take(patience)
+            connection.send(b"".join([self._packed(call, sent) for call in calls]), patience)
+        except BaseException as error:  # noqa: BLE001 - what interrupts this thread is raised again
+            self._fail(sent, error)
+        return sent
 
-    def hear(self, line: Connection, calls: Sequence[Call], patience: Patience, *, again: bool = False) -> list[Heard]:
-        """What became of calls that were sent on a line. Raises `StoreError` once patience is over.
-
-        Where the line may have been dead before, they are sent once more on another one, unless they have been sent ``again``.
-        """
+    def hear(self, sent: Sent, patience: Patience) -> list[Heard]:
+        """Wait for the answers to calls. Those on a connection that was lost may be sent once more, see `session`."""
+        calls, heard, connection = sent.calls, sent.heard, sent.connection
         try:
-            replies = _replies(line, calls, patience)
-        except BaseException as error:  # noqa: BLE001 - raised again, but nobody would read what is on its way
-            if not again and line.may_have_been_dead(error):
-                return self._send_again(error, calls, line, patience)
-            self._give_up(error, calls, line)
-        heard = [self._understood(call, reply) for call, reply in zip(calls, replies)]
-        failures = [failure for failure in heard if isinstance(failure, StoreError) and not _is_harmless(failure)]
-        if failures:
-            line.close()
-            self._note(failures[0])
-        else:
-            self.breaker.succeeded()
-            self._connections.give(line)
-        return heard
+            while connection is not None and len(heard) < len(calls):
+                self._hear_next(sent, connection, patience)
+        except BaseException as error:  # noqa: BLE001 - what interrupts this thread is raised again
+            self._fail(sent, error)
+        if connection is not None:
+            if connection.session.is_open:
+                self._connections.give(connection)
+            else:
+                connection.close()
+        return [heard[call] for call in calls]
 
-    def _send_again(self, error: BaseException, calls: Sequence[Call], line: Connection, patience: Patience) -> list[Heard]:
-        """What becomes of calls on another line, but for what gives back: that fails by the loss of the first."""
-        self._discard(calls, line)
-        self._connections.close_idle()
-        repeated = [call.repeated() for call in calls]
-        sent = [call for call in repeated if call.plans]
-        for call in sent:
-            self._script.outgoing(call)
-        told = iter(self.hear(self.send(sent, patience), sent, patience, again=True) if sent else ())
-        return [_joined(call, next(told) if again.plans else [], error) for call, again in zip(calls, repeated)]
-
-    def _discard(self, calls: Sequence[Call], line: Connection | None) -> None:
-        """Nobody will hear of calls on a line."""
-        if line is not None:
-            line.close()
-        for call in calls:
-            with survived():
-                self._script.unanswered(call)
+    def abandon(self, sent: Sent) -> None:
+        """Hear no more of calls that were sent."""
+        if sent.connection is not None:
+            sent.connection.session.give_up()
+            sent.connection.close()
+        self._unanswered([call for call in sent.calls if call not in sent.heard])
 
     def close(self) -> None:
         """Close the connections that no thread is using, and stop looking for the server."""
         self._connections.close_idle()
-        self.breaker = self._script.breaker(self._server, instead_of=self.breaker)
+        self._server.begin_anew()
 
     def retire(self) -> None:
         """Close for good, whatever is in use as soon as it no longer is."""
@@ -151,41 +148,73 @@ class Node:
         except StoreError as error:
             self._note(error)
             return True
-        with suppress(StoreError):
-            self._carry_out([breaker.probe], Patience(min(PROBE_TIMEOUT, self._script.patience)))
+        self._carry_out([breaker.probe], Patience(min(PROBE_TIMEOUT, self._replies.patience)))
         return not breaker.healthy
 
     def _carry_out(self, plans: Sequence[Plan], patience: Patience) -> Heard:
         call = Call(plans)
-        self._script.outgoing(call)
-        return self.hear(self.send([call], patience), [call], patience)[0]
+        self._replies.outgoing(call)
+        return self.hear(self.send([call], patience), patience)[0]
 
-    def _understood(self, call: Call, reply: object) -> Heard:
-        if isinstance(reply, Redirection):
-            return reply
+    def _packed(self, call: Call, sent: Sent) -> bytes:
+        """The bytes of a call; none if it cannot be sent, which is its answer then."""
         try:
-            return self._script.understood(call, no_error(reply), self._server_clock)
-        except Exception as error:  # noqa: BLE001 - the reply is read, and other calls have theirs
-            with survived():
-                self._script.unanswered(call)
-            return own_error(error)
+            return sent.connection.session.send(call) if sent.connection is not None else b""
+        except UNSENDABLE as error:
+            sent.heard[call] = unsendable(error)
+            self._unanswered([call])
+            return b""
 
-    def _give_up(self, error: BaseException, calls: Sequence[Call], line: Connection | None) -> NoReturn:
-        """Calls could not be sent or heard of. Raises `StoreError`, or what interrupted this thread."""
-        self._discard(calls, line)
+    def _hear_next(self, sent: Sent, connection: SyncConnection, patience: Patience) -> None:
+        session, event = connection.session, connection.next_event(patience)
+        if isinstance(event, MustClose):
+            self._lose(sent, session, event.error, patience)
+        elif isinstance(event, Resend):
+            connection.send(session.send(event.call), patience)
+        else:
+            answer = sent.heard[event.call] = self._server.heard(session, event)
+            if isinstance(answer, StoreError) and blames_server(answer):
+                self._note(answer)
+
+    def _lose(self, sent: Sent, session: Session[Call], error: Exception, patience: Patience) -> None:
+        """The connection is lost: send its calls on another one, or fail them."""
+        self._connections.close_idle()  # what broke one connection may have broken those that lie idle
+        again = {call: call.repeated() for call in session.flying if session.may_repeat(call)}
+        self._unanswered(again)
+        answers = self._sent_again([call for call in again.values() if call.plans], patience)
+        for call, repeated in again.items():
+            sent.heard[call] = _joined(call, answers.get(repeated, []), error)
+        if len(sent.heard) < len(sent.calls):
+            raise error
+
+    def _sent_again(self, calls: Sequence[Call], patience: Patience) -> dict[Call, Heard]:
+        for call in calls:
+            self._replies.outgoing(call)
+        return dict(zip(calls, self.hear(self.send(calls, patience), patience))) if calls else {}
+
+    def _fail(self, sent: Sent, error: BaseException) -> None:
+        """Fail the calls that are not answered yet. Raises what interrupted this thread."""
+        self.abandon(sent)
         if not isinstance(error, Exception):
             raise error
         failure = self._explained(error)
-        self._note(failure)
-        raise failure from error
+        for call in sent.calls:
+            sent.heard.setdefault(call, failure)
+        if blames_server(failure):
+            self._note(failure)
 
     def _explained(self, error: Exception) -> StoreError:
-        if isinstance(error, StoreError):
-            return error
-        if isinstance(error, UNSENDABLE):
-            return unsendable(error)
-        self._connections.close_idle()  # what broke one connection may have broken those that lie idle
-        return store_error(error)
+        if not isinstance(error, OSError | RedisError):
+            return own_error(error)
+        self._connections.close_idle()
+        failure = store_error(error)
+        failure.__cause__ = error
+        return failure
+
+    def _unanswered(self, calls: Iterable[Call]) -> None:
+        for call in calls:
+            with survived():
+                self._replies.unanswered(call)
 
     def _note(self, failure: StoreError) -> None:
         """Tell the breaker of a failure, unless it is our own."""
@@ -205,31 +234,15 @@ class Node:
         return True
 
 
-def _replies(line: Connection, calls: Sequence[Call], patience: Patience) -> list[object]:
-    """Redis' replies to calls that were sent on a line. Those whose script it did not know are sent once more, with it."""
-    replies = [line.reply(call, patience) for call in calls]
-    for place, call in enumerate(calls):
-        if isinstance(replies[place], NoScriptError) and not call.in_full:
-            call.in_full = True
-            line.send([call], patience)
-            replies[place] = line.reply(call, patience)
-    return replies
-
-
-def _joined(call: Call, heard: Heard, error: BaseException) -> Heard:
-    """What became of a call, given what became of that part of it that was sent again; the others failed by an error."""
+def _joined(call: Call, heard: Heard, error: Exception) -> Heard:
+    """The answer to a call, of which all was sent again but what gives back: that fails by an error."""
     if isinstance(heard, StoreError) or not any(plan.has_adjustments for plan in call.asked):
         return heard
-    lost = store_error(ConnectionResetError(f"the connection was lost: {error}"))
+    lost = store_error(error)
     if not isinstance(heard, list):
         return lost
     told = iter(heard)
     return [lost if plan.has_adjustments else next(told) for plan in call.asked]
-
-
-def _is_harmless(failure: StoreError) -> bool:
-    """True if a connection on which a call failed can be used on: the server is only out of memory, or the mistake is ours."""
-    return failure.fault == "oom" or isinstance(failure, OwnError)
 
 
 def _probe(node: ref[Node], breaker: Breaker) -> None:

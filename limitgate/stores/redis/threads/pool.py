@@ -16,7 +16,7 @@ from limitgate.own_errors import own_error
 from limitgate.stores.redis import background
 from limitgate.stores.redis.dialer import Dial
 from limitgate.stores.redis.errors import store_error
-from limitgate.stores.redis.threads.connection import Connection
+from limitgate.stores.redis.threads.connection import SyncConnection
 from limitgate.stores.redis.threads.patience import SHORTEST, Patience
 
 MAX_CONNECTING = 4
@@ -28,14 +28,14 @@ class ConnectionPool:
 
     def __init__(self, dial: Dial) -> None:
         self._dial = dial
-        self._idle: deque[Connection] = deque()
+        self._idle: deque[SyncConnection] = deque()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._wanted = self._connecting = 0
         self._failure: tuple[float, Exception | None] = 0.0, None
         self._closed = False
 
-    def take(self, patience: Patience) -> Connection:
+    def take(self, patience: Patience) -> SyncConnection:
         """A connection that is open and has nothing left to read. Raises `StoreError` once ``patience`` is over."""
         while (connection := self._pop()) is not None:
             if connection.is_quiet():
@@ -43,7 +43,7 @@ class ConnectionPool:
             connection.close()
         return self._made(patience)
 
-    def give(self, connection: Connection) -> None:
+    def give(self, connection: SyncConnection) -> None:
         """Leave a connection for the next call."""
         with self._lock:
             self._idle.append(connection)
@@ -61,14 +61,14 @@ class ConnectionPool:
         self._closed = True
         self.close_idle()
 
-    def _pop(self) -> Connection | None:
+    def _pop(self) -> SyncConnection | None:
         """An idle connection, the newest first so that the others can age; None if there is none."""
         try:
             return self._idle.pop()
         except IndexError:
             return None
 
-    def _made(self, patience: Patience) -> Connection:
+    def _made(self, patience: Patience) -> SyncConnection:
         """A new connection, made by another thread if one can be started, so that it serves the next if it comes late."""
         arrived = monotonic()
         with self._lock:
@@ -105,10 +105,10 @@ class ConnectionPool:
             is_late = monotonic() - began > 2 * slice_  # then threads are starved, the one that connects as well
             patience.waited_in_vain(slice_ / 2 if is_late else slice_)
 
-    def _made_here(self, patience: Patience) -> Connection:
+    def _made_here(self, patience: Patience) -> SyncConnection:
         began = monotonic()
         try:
-            return _line(self._dial(within=max(patience.left, SHORTEST)))
+            return _driven(self._dial(within=max(patience.left, SHORTEST)))
         except Exception as error:
             raise store_error(error) from error
         finally:
@@ -116,10 +116,10 @@ class ConnectionPool:
 
     def _connect(self) -> None:
         began = monotonic()
-        connection: Connection | None = None
+        connection: SyncConnection | None = None
         failure: Exception | None = None
         try:
-            connection = _line(self._dial())
+            connection = _driven(self._dial())
         except Exception as error:  # noqa: BLE001 - whatever kept us from connecting is told to those who wait
             failure = error
         finally:  # also where this thread is killed, as gevent can
@@ -134,10 +134,10 @@ class ConnectionPool:
             self.close_idle()
 
 
-def _line(connection: Any) -> Connection:
-    """What sends and hears on a connection that redis-py has opened; where it cannot be made, that is closed."""
+def _driven(connection: Any) -> SyncConnection:
+    """Take a connection over that redis-py has opened. Where that fails, the connection is closed."""
     try:
-        return Connection(connection)
+        return SyncConnection(connection)
     except Exception as error:
         connection.disconnect()
         raise own_error(error) from error

@@ -1,0 +1,60 @@
+"""One Redis server, as the drivers for asyncio and threads share it: breaker, clock, and the meaning of its answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from limitgate.errors import StoreError
+from limitgate.own_errors import OwnError, own_error, survived
+from limitgate.stores.redis.errors import Redirection, no_error
+from limitgate.stores.redis.replies import Outcome, RedisReplies
+from limitgate.stores.redis.server_clock import ServerClock
+from limitgate.stores.redis.session import Answered, Redirected, Session
+
+Heard = list[Outcome] | StoreError | Redirection
+"""The answer to a call: an outcome for each of its plans, a failure of all of them, or a redirection to another node."""
+
+
+def blames_server(failure: StoreError) -> bool:
+    """True if a failure to answer is the server's: no lack of memory there or of room here, and no mistake of our own."""
+    return failure.fault not in ("oom", "overload") and not isinstance(failure, OwnError)
+
+
+class Server:
+    """A server that log lines call ``name``. Only a node of a cluster (``is_node``) may redirect calls."""
+
+    def __init__(self, replies: RedisReplies, name: str, *, is_node: bool) -> None:
+        self.name = name
+        self.breaker = replies.breaker(name)
+        self._replies = replies
+        self._clock = ServerClock(name)
+        self._is_node = is_node
+
+    def begin_anew(self) -> None:
+        """Forget failures: the server's connections were closed on purpose."""
+        self.breaker = self._replies.breaker(self.name, instead_of=self.breaker)
+
+    def heard(self, session: Session[Any], event: Answered[Any] | Redirected[Any]) -> Heard:
+        """Judge an answer. A failure that is the server's retires the connection: the next call gets another one.
+
+        An answer that comes too late for everybody is no sign that the server answers.
+        """
+        call = event.call
+        try:
+            if isinstance(event, Redirected) and self._is_node:
+                heard: Heard = event.reply
+            else:
+                heard = self._replies.understood(call, no_error(event.reply), self._clock)
+            if call.is_wanted:
+                self.breaker.succeeded()
+        except Exception as error:  # noqa: BLE001 - the answer is read, and others have theirs
+            failure = own_error(error)
+            with survived():
+                self._replies.unanswered(call)
+            if blames_server(failure):
+                session.retire()
+            elif call.is_wanted:
+                with survived():
+                    self.breaker.succeeded()
+            return failure
+        return heard
