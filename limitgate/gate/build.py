@@ -88,7 +88,7 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
         secret=settings.secret.get_secret_value().encode() if settings.secret else b"",
         shadow=settings.shadow,
         strict=settings.strict,
-        newcomers=CardinalityGuard(settings.new_buckets, time.monotonic) if settings.new_buckets else None,
+        cardinality=CardinalityGuard(settings.new_buckets, time.monotonic) if settings.new_buckets else None,
     )
     store = opened(settings.store, open_store, settings.key_prefix)
     gate = Gate(

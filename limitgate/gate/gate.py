@@ -89,7 +89,7 @@ class Gate:
     @property
     def overflowed(self) -> int:
         """Number of times a request shared its source's overflow bucket, as the source had opened too many others."""
-        return self._planner.newcomers.overflowed if self._planner.newcomers else 0
+        return self._planner.cardinality.overflowed if self._planner.cardinality else 0
 
     def check(self, request: Request, outer: Admission | None = None) -> Admission:
         """Decide about a request by a `SyncStore`, and wait for its turn. ``outer`` is the admission to the gate around."""
@@ -237,7 +237,7 @@ class Gate:
         request_plan = self._planner.plan(request, identified)
         budget = Budget(self._timeout, measured=self._is_measured)
         admission = Admission(
-            request, identified, request_plan.seen, budget, header_styles=self._styles, rule_names=self._rule_names
+            request, identified, request_plan.marks, budget, header_styles=self._styles, rule_names=self._rule_names
         )
         if outer is not None:
             nesting.enter(admission, outer)

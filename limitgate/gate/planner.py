@@ -20,7 +20,7 @@ from limitgate.routes import Routes, mounts_of
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING, Mark, seen_by_gate
 from limitgate.rules.lint import overshooting
-from limitgate.rules.rule import Rule, RuleSet
+from limitgate.rules.rule import Per, Rule, RuleSet
 
 _PATHS, _SHORT = 512, 200
 """Paths that a planner remembers the rules of, and the characters of one that it remembers: clients choose both."""
@@ -30,24 +30,24 @@ _LONG = 250
 """Characters for each key of a plan from which on it is not remembered: clients choose them."""
 
 ExtraRule = tuple[Rule, Sequence[Value]]
-"""A rule that is weighed while a request is under way, and the further parts of its key."""
+"""A rule that an application asks for while a request is under way, and the further parts of its key."""
 
 
 class RequestPlan(NamedTuple):
-    """What the planner made of a request."""
+    """The charges of one request, and the rules behind them."""
 
     plan: Plan | None
     """None where no rule applies."""
     compiled_rules: Sequence[CompiledRule]
     """The rules behind the plan's charges, in their order."""
-    seen: Container[Mark]
-    """The decorators that were taken into account."""
+    marks: Container[Mark]
+    """Decorators that were taken into account."""
     is_by_outcome: bool = False
     """True if a rule is charged by the outcome."""
     messages: RequestPlan | None = None
-    """What each message over a WebSocket is to be charged, None for nothing."""
+    """Charges of each message over a WebSocket, None for none."""
     has_slots: bool = False
-    """True if it takes places for requests in flight, which have to be given back."""
+    """True if it takes slots for requests in flight, which have to be given back."""
 
     def named(self) -> RequestPlan:
         """The same with names for the slots that one request takes."""
@@ -58,23 +58,44 @@ UNLIMITED = RequestPlan(None, (), EVERYTHING)
 """No rule applies, and none of the decorators either."""
 
 
-def _charging(compiled_rules: tuple[CompiledRule, ...], asked: tuple[ChargeSpec, ...]) -> RequestPlan:
-    """The plan that charges what is asked of each rule; made once for requests that ask the same."""
+class RuleMatch:
+    """All that requests of one tier, method, path and root path have in common. Made once, and remembered for short paths."""
+
+    __slots__ = ("asks_route", "is_exempt", "message_rules", "request_rules")
+
+    def __init__(self, compiled_rules: Sequence[CompiledRule], *, is_exempt: bool = False) -> None:
+        self.is_exempt = is_exempt
+        """True if no rule applies, and none of the decorators either."""
+        self.request_rules = _counting("request", compiled_rules)
+        """Rules to charge for the request, in the order they were written."""
+        self.message_rules = _counting("message", compiled_rules)
+        """Rules to charge for each message over a WebSocket."""
+        self.asks_route = any(compiled_rule.rule.key_asks("path") for compiled_rule in compiled_rules)
+        """True if a key needs the route that the framework will take."""
+
+
+def _counting(per: Per, compiled_rules: Iterable[CompiledRule]) -> tuple[CompiledRule, ...]:
+    return tuple([compiled_rule for compiled_rule in compiled_rules if compiled_rule.rule.per == per])
+
+
+EXEMPT = RuleMatch((), is_exempt=True)
+
+
+def _charge(compiled_rules: tuple[CompiledRule, ...], specs: tuple[ChargeSpec, ...]) -> RequestPlan:
+    """Make the plan that charges each rule by its spec; once for all requests of equal specs."""
     charges = [
-        (compiled_rule, charge) for compiled_rule, ask in zip(compiled_rules, asked) for charge in compiled_rule.charges(*ask)
+        (compiled_rule, charge) for compiled_rule, spec in zip(compiled_rules, specs) for charge in compiled_rule.charges(*spec)
     ]
     by_outcome = any(compiled_rule.rule.charge_if for compiled_rule in compiled_rules)
     has_slots = any(charge.bucket.has_slots for _, charge in charges)
-    plan, compiled_rules = (
-        Plan(tuple([charge for _, charge in charges])),
-        tuple([compiled_rule for compiled_rule, _ in charges]),
-    )
-    return RequestPlan(plan, compiled_rules, (), by_outcome, has_slots=has_slots)
+    plan = Plan(tuple([charge for _, charge in charges]))
+    behind = tuple([compiled_rule for compiled_rule, _ in charges])
+    return RequestPlan(plan, behind, (), by_outcome, has_slots=has_slots)
 
 
-def _in_order(found: Iterable[tuple[int, CompiledRule]]) -> list[CompiledRule]:
-    """Rules in the order of their places."""
-    return [compiled_rule for _, compiled_rule in sorted(found, key=itemgetter(0))]
+def _in_order(placed: Iterable[tuple[int, CompiledRule]]) -> list[CompiledRule]:
+    """Rules in the order of their places in the tier."""
+    return [compiled_rule for _, compiled_rule in sorted(placed, key=itemgetter(0))]
 
 
 class Planner:
@@ -90,10 +111,10 @@ class Planner:
         secret: bytes,
         shadow: bool,
         strict: bool = False,
-        newcomers: CardinalityGuard | None = None,
+        cardinality: CardinalityGuard | None = None,
     ) -> None:
-        self.newcomers = newcomers
-        """Counts the buckets that each source opens, None where nobody does."""
+        self.cardinality = cardinality
+        """Counts the buckets that each source opens; None where sources may open any number."""
         self._routes = routes
         self._identities = identities
         self._compile = partial(
@@ -101,12 +122,12 @@ class Planner:
             key_prefix=key_prefix,
             secret=secret,
             shadow=shadow,
-            newcomers=newcomers,
+            cardinality=cardinality,
             inventable=self._is_inventable,
         )
-        self._rules_of = lru_cache(maxsize=_PATHS)(self._find_rules)
+        self._remembered_matches = lru_cache(maxsize=_PATHS)(self._find_match)
         most = max(map(len, rules.tiers.values()), default=0)
-        self._remembered = lru_cache(maxsize=min(_PLANS, _CHARGES // (most + 1)))(_charging)
+        self._remembered_plans = lru_cache(maxsize=min(_PLANS, _CHARGES // (most + 1)))(_charge)
         self._decorated: dict[int, CompiledRule] = {}
         self._tiers = {tier: self._index(of_tier, exempt=False) for tier, of_tier in rules.tiers.items()}
         self._exempt = {tier: self._index(of_tier, exempt=True) for tier, of_tier in rules.tiers.items()}
@@ -114,66 +135,62 @@ class Planner:
         every = list({id(rule): rule for of_tier in rules.tiers.values() for rule in of_tier}.values())
         self.names = frozenset([rule.name for rule in every])
         """The names of all rules, of whatever tier."""
-        self._exempts = any(rule.exempt for rule in every)
+        self._has_exempt = any(rule.exempt for rule in every)
         self._reach = Reach.of([segments(rule.path) for rule in every])
-        self._count_messages = any(rule.per == "message" for rule in every)
-        self._asks_route = any(rule.key_asks("path") for rule in every)
         self._strict = strict
         self._unlisted = Once(Diagnosis.UNLISTED_KEYS)
         for rule in every:
             self._review(rule)
 
     def plan(self, request: Request, identified: Caller | None) -> RequestPlan:
-        """The plan for a request from the caller that ``identify`` found, if any."""
+        """Plan the charges of a request. ``identified`` is the caller that ``identify`` found, if any."""
         if request.method == "OPTIONS" and request.is_preflight:
             return UNLIMITED
         subject = self._identities.subject(request, identified)
-        compiled_rules = self._applying(subject.tier, request.method, request.sent, request.root)
-        if compiled_rules is None:
+        match = self._match(subject.tier, request.method, request.sent, request.root)
+        if match.is_exempt:
             return UNLIMITED
+        compiled_rules, message_rules = match.request_rules, match.message_rules
         marks: tuple[Mark, ...] = ()
-        if self._routes.decorated() or (self._asks_route and compiled_rules):
+        if match.asks_route or self._routes.decorated():
             route = self._routes.find(request)
             if route is not None:
                 subject.route, marks = route.template, route.marks
-                compiled_rules += self._compiled_marks(marks, request)
-        if "exempt" in marks:
-            return UNLIMITED
-        messages: tuple[CompiledRule, ...] = ()
-        if self._count_messages or marks:
-            messages = tuple([compiled_rule for compiled_rule in compiled_rules if compiled_rule.rule.per == "message"])
-            compiled_rules = tuple([compiled_rule for compiled_rule in compiled_rules if compiled_rule.rule.per == "request"])
+                if "exempt" in marks:
+                    return UNLIMITED
+                if marks:
+                    decorated = self._compiled_marks(marks, request)
+                    compiled_rules += _counting("request", decorated)
+                    message_rules += _counting("message", decorated)
         request_plan = self._charged(compiled_rules, subject) if compiled_rules else RequestPlan(None, (), marks)
-        if messages and request.is_websocket:
-            return request_plan._replace(seen=marks, messages=self._charged(messages, subject))
-        return request_plan._replace(seen=marks) if marks else request_plan
+        if message_rules and request.is_websocket:
+            return request_plan._replace(marks=marks, messages=self._charged(message_rules, subject))
+        return request_plan._replace(marks=marks) if marks else request_plan
 
-    def further(self, request: Request, identified: Caller | None, asked: Sequence[ExtraRule]) -> RequestPlan:
-        """The plan for rules that are weighed while a request is under way."""
+    def further(self, request: Request, identified: Caller | None, extra_rules: Sequence[ExtraRule]) -> RequestPlan:
+        """Plan the charges of rules that an application asks for while a request is under way."""
         subject = self._identities.subject(request, identified)
-        applying = [(rule, values) for rule, values in asked if rule.applies_to(request.method)]
+        applying = [(rule, values) for rule, values in extra_rules if rule.applies_to(request.method)]
         if any(rule.key_asks("path") for rule, _ in applying):
             route = self._routes.find(request)
             subject.route = route.template if route else None
         compiled_rules = tuple([self._compiled(rule) for rule, _ in applying])
         if not compiled_rules:
             return RequestPlan(None, (), ())
-        found = self._charging(
-            compiled_rules,
-            [compiled_rule.spec(subject, values) for compiled_rule, (_, values) in zip(compiled_rules, applying)],
-        )
-        return found.named() if found.has_slots else found
+        specs = [compiled_rule.spec(subject, values) for compiled_rule, (_, values) in zip(compiled_rules, applying)]
+        return self._remembered(compiled_rules, specs)
 
     def _charged(self, compiled_rules: tuple[CompiledRule, ...], subject: Subject) -> RequestPlan:
-        found = self._charging(compiled_rules, [compiled_rule.spec(subject) for compiled_rule in compiled_rules])
-        return found.named() if found.has_slots else found
+        return self._remembered(compiled_rules, [compiled_rule.spec(subject) for compiled_rule in compiled_rules])
 
-    def _charging(self, compiled_rules: tuple[CompiledRule, ...], asked: list[ChargeSpec]) -> RequestPlan:
-        """The plan that charges what is asked of each rule, remembered unless its keys are long."""
+    def _remembered(self, compiled_rules: tuple[CompiledRule, ...], specs: list[ChargeSpec]) -> RequestPlan:
+        """The plan that charges each rule by its spec, remembered unless its keys are long."""
         length = 0
-        for text, _, _ in asked:
+        for text, _, _ in specs:
             length += len(text)
-        return (self._remembered if length < _LONG * len(asked) else _charging)(compiled_rules, tuple(asked))
+        charge = self._remembered_plans if length < _LONG * len(specs) else _charge
+        request_plan = charge(compiled_rules, tuple(specs))
+        return request_plan.named() if request_plan.has_slots else request_plan
 
     def _index(self, rules: Sequence[Rule], *, exempt: bool) -> PathIndex[tuple[int, CompiledRule]]:
         """The rules of a tier that are exempt, or those that are not, by path and with their places in the tier."""
@@ -183,54 +200,54 @@ class Planner:
                 index.add(segments(rule.path), (place, self._compile(rule, "rule")))
         return index
 
-    def _applying(self, tier: str, method: str, sent: str, root: str) -> tuple[CompiledRule, ...] | None:
-        """The rules of a tier that apply to a path, in the order they were written; None where it is exempt."""
-        find = self._rules_of if len(method) + len(sent) + len(root) <= _SHORT else self._find_rules
+    def _match(self, tier: str, method: str, sent: str, root: str) -> RuleMatch:
+        """The match of a tier, method, path as sent and root path; remembered unless they are long."""
+        find = self._remembered_matches if len(method) + len(sent) + len(root) <= _SHORT else self._find_match
         return find(tier, method, sent, root)
 
-    def _find_rules(self, tier: str, method: str, sent: str, root: str) -> tuple[CompiledRule, ...] | None:
+    def _find_match(self, tier: str, method: str, sent: str, root: str) -> RuleMatch:
         paths = self._reach.readings(sent, root)
         if paths is None:
-            return self._for_any_path(tier, method)
+            return RuleMatch(self._for_any_path(tier, method))
         if mounts := mounts_of(self._routes):
             paths = (*paths, *beyond(mounts, paths))
-        if self._exempts and self._is_exempt(tier, method, paths):
-            return None
-        return self._matching(tier, method, paths)
+        if self._has_exempt and self._is_exempt(tier, method, paths):
+            return EXEMPT
+        return RuleMatch(self._matching(tier, method, paths))
 
-    def _for_any_path(self, tier: str, method: str) -> tuple[CompiledRule, ...]:
+    def _for_any_path(self, tier: str, method: str) -> list[CompiledRule]:
         """All rules of a tier that are for a method, but for exempt ones: those of a path that may be any."""
-        return tuple([compiled_rule for compiled_rule in self._every[tier] if compiled_rule.rule.applies_to(method)])
+        return [compiled_rule for compiled_rule in self._every[tier] if compiled_rule.rule.applies_to(method)]
 
     def _is_exempt(self, tier: str, method: str, paths: Sequence[str]) -> bool:
         """True if exempt rules cover every reading of the path: one that may be read otherwise is not let off."""
         index = self._exempt[tier]
         return all(any(compiled_rule.rule.applies_to(method) for _, compiled_rule in index.find(path)) for path in paths)
 
-    def _matching(self, tier: str, method: str, paths: Sequence[str]) -> tuple[CompiledRule, ...]:
+    def _matching(self, tier: str, method: str, paths: Sequence[str]) -> list[CompiledRule]:
         """The rules of a tier that apply to any reading of the path, in the order they were written."""
         index = self._tiers[tier]
-        found = index.find(paths[0])
+        placed = index.find(paths[0])
         for other in paths[1:]:
-            found += [entry for entry in index.find(other) if entry not in found]
-        return tuple([compiled_rule for compiled_rule in _in_order(found) if compiled_rule.rule.applies_to(method)])
+            placed += [entry for entry in index.find(other) if entry not in placed]
+        return [compiled_rule for compiled_rule in _in_order(placed) if compiled_rule.rule.applies_to(method)]
 
-    def _compiled_marks(self, marks: Sequence[Mark], request: Request) -> tuple[CompiledRule, ...]:
-        """The decorators that apply to a request, but for those that a gate around this one has weighed for it."""
+    def _compiled_marks(self, marks: Sequence[Mark], request: Request) -> list[CompiledRule]:
+        """The decorators that apply to a request, but for those that a gate around this one has decided about."""
         compiled_rules: list[CompiledRule] = []
-        seen = seen_by_gate.get() if request.passed_a_gate else None
-        weighed = seen if isinstance(seen, tuple) else ()
+        by_outer = seen_by_gate.get() if request.passed_a_gate else None
+        decided = by_outer if isinstance(by_outer, tuple) else ()
         for rule in marks:
-            if isinstance(rule, Rule) and rule.applies_to(request.method) and rule not in weighed:
+            if isinstance(rule, Rule) and rule.applies_to(request.method) and rule not in decided:
                 if rule.per == "message" and not request.is_websocket:
                     raise ConfigError(f"limit {rule.name!r} is per message, expected it on a WebSocket endpoint only")
                 if any(compiled_rule.rule.name == rule.name for compiled_rule in compiled_rules):
                     raise ConfigError(f"limit {rule.name!r} applies twice to one request, expected different names")
                 compiled_rules.append(self._compiled(rule))
-        return tuple(compiled_rules)
+        return compiled_rules
 
     def _compiled(self, rule: Rule) -> CompiledRule:
-        """A rule that is not from the rule set, made ready when it is first met."""
+        """A rule that is not from the rule set, compiled when it is first met."""
         compiled_rule = self._decorated.get(id(rule))
         if compiled_rule is None:
             compiled_rule = self._decorated[id(rule)] = self._compile(rule, "limit")

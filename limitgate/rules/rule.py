@@ -286,8 +286,8 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return self.cost != 1
 
     @property
-    def ahead(self) -> int:
-        """How far ahead a turn may be booked, in whole µs; 0 where nobody waits."""
+    def max_wait_us(self) -> int:
+        """The longest wait for a turn, in whole µs; 0 where nobody waits."""
         return math.ceil((self.max_delay or 0) * 1_000_000)
 
     def cost_of(self, request: Request) -> int:

@@ -62,16 +62,16 @@ def site(request: pytest.FixtureRequest) -> Iterator[Open]:
 def test_no_minute_has_more_property(most: int, steps: list[tuple[float, str]]) -> None:
     """In no minute does a source open more buckets than it may, and half of them it may open at any time after one."""
     watch = Watch()
-    newcomers = CardinalityGuard(most, watch)
+    guard = CardinalityGuard(most, watch)
     opened: dict[str, list[float]] = {"a": [], "b": []}
     for number, (pause, source) in enumerate(steps * 5):
         watch.now += pause
-        if newcomers.open(number, source, "r"):
+        if guard.open(number, source, "r"):
             opened[source].append(watch.now)
         within = [at for at in opened[source] if at > watch.now - MINUTE + 1e-6]
         assert len(within) <= most
     watch.now += MINUTE
-    assert all(newcomers.open(("late", number), "a", "r") for number in range(-(-most // 2)))
+    assert all(guard.open(("late", number), "a", "r") for number in range(-(-most // 2)))
 
 
 @given(st.integers(2, 40), st.lists(st.integers(0, 60), max_size=300))
@@ -89,29 +89,29 @@ def test_the_latest_are_kept_property(most: int, keys: list[int]) -> None:
 
 def test_sources_are_bounded() -> None:
     """However many sources there are, a bounded number is remembered."""
-    newcomers = CardinalityGuard(5, Watch())
+    guard = CardinalityGuard(5, Watch())
     for number in range(150_000):
-        newcomers.open(number, f"10.{number}", "r")
-    assert len(newcomers) <= 65_536
-    assert len(newcomers._sources) <= 65_536
+        guard.open(number, f"10.{number}", "r")
+    assert len(guard) <= 65_536
+    assert len(guard._sources) <= 65_536
 
 
 def test_threads_together_open_no_more() -> None:
     """Threads that open buckets for one source at once open together what one alone might."""
-    newcomers = CardinalityGuard(100, Watch())
+    guard = CardinalityGuard(100, Watch())
     with ThreadPoolExecutor(16) as threads:
-        opened = list(threads.map(lambda number: newcomers.open(number, None, "r"), range(5000)))
+        opened = list(threads.map(lambda number: guard.open(number, None, "r"), range(5000)))
     assert sum(opened) == 51
-    assert newcomers.overflowed == 5000 - 51
+    assert guard.overflowed == 5000 - 51
 
 
 def test_a_fork_is_not_locked_out() -> None:
     """In the child of a fork that happened while another thread was counting, counting goes on."""
-    newcomers = CardinalityGuard(100, Watch())
-    with newcomers._lock:
+    guard = CardinalityGuard(100, Watch())
+    with guard._lock:
         child = os.fork()
         if child == 0:
-            free = newcomers._lock.acquire(timeout=1)
+            free = guard._lock.acquire(timeout=1)
             os._exit(0 if free else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 

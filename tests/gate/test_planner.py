@@ -58,9 +58,9 @@ def asked(
     return request
 
 
-def applied(considered: RequestPlan) -> list[str | None]:
+def applied(request_plan: RequestPlan) -> list[str | None]:
     """The names of the rules in a plan, in their order."""
-    return [] if considered.plan is None else [charge.rule for charge in considered.plan.charges]
+    return [] if request_plan.plan is None else [charge.rule for charge in request_plan.plan.charges]
 
 
 def bucket(gate: Planner, identified: Caller | None = None, **asks: Any) -> str:
@@ -199,19 +199,19 @@ def test_a_flood_of_paths_clients_and_keys_is_not_remembered_whole() -> None:
         gate.plan(asked(path=f"/{n}", peer=f"10.0.{n % 256}.{n // 256}", x_id=str(n)), None)
     for n in range(400):
         many.plan(asked(peer=f"10.0.{n % 256}.{n // 256}"), None)
-    for cache, most in ((gate._rules_of, 512), (gate._remembered, 8192), (many._remembered, 327)):
+    for cache, most in ((gate._remembered_matches, 512), (gate._remembered_plans, 8192), (many._remembered_plans, 327)):
         assert cache.cache_info().currsize == most
     for long in ({"path": "/" + "x" * 200}, {"method": "X" * 200}):
-        before = gate._rules_of.cache_info()
+        before = gate._remembered_matches.cache_info()
         assert applied(gate.plan(asked(**long), None)) == ["a"]
-        assert gate._rules_of.cache_info() == before
+        assert gate._remembered_matches.cache_info() == before
 
 
 def test_no_rule_no_plan() -> None:
     """Where nothing matches there is nothing to charge."""
-    considered = planner(Rule("api", "1/s", path="/api/**")).plan(asked(), None)
-    assert considered.plan is None
-    assert list(considered.compiled_rules) == []
+    request_plan = planner(Rule("api", "1/s", path="/api/**")).plan(asked(), None)
+    assert request_plan.plan is None
+    assert list(request_plan.compiled_rules) == []
 
 
 def test_a_websocket_handshake_counts_as_a_get() -> None:
@@ -224,9 +224,9 @@ def test_preflights_are_never_counted() -> None:
     """A browser's question for permission is free, whatever applies to its path; any other OPTIONS is not."""
     mark = Rule("mark", "1/s")
     gate = planner(Rule("all", "1/s"), Rule("options", "1/s", methods=["OPTIONS"]), routes=OneRoute("/", (mark,)))
-    considered = gate.plan(asked("OPTIONS", origin="https://a", access_control_request_method="PUT"), None)
-    assert considered.plan is None
-    assert mark in considered.seen
+    request_plan = gate.plan(asked("OPTIONS", origin="https://a", access_control_request_method="PUT"), None)
+    assert request_plan.plan is None
+    assert mark in request_plan.marks
     assert applied(gate.plan(asked("OPTIONS"), None)) == ["all", "options", "mark"]
     assert applied(gate.plan(asked("OPTIONS", origin="https://a"), None)) == ["all", "options", "mark"]
     assert applied(gate.plan(asked("GET", origin="https://a", access_control_request_method="PUT"), None)) == ["all", "mark"]
@@ -345,10 +345,10 @@ DEFAULT, VIP = ["api", "rest"], ["api", "rest", "extra"]
 def test_the_caller_decides_the_tier(headers: dict[str, str], identified: Caller | None, expected: list[str]) -> None:
     """Rules are those of the caller's tier, and the default's for everybody else and for unknown tiers."""
     gate = planner(*TIERS, callers=KNOWN, trusted=("192.0.2.1",), identifies=True)
-    considered = gate.plan(asked(**headers), identified)
-    assert applied(considered) == expected
+    request_plan = gate.plan(asked(**headers), identified)
+    assert applied(request_plan) == expected
     if expected:
-        assert considered.plan.charges[0].bucket.limits[0].count == (50 if expected == VIP else 5)
+        assert request_plan.plan.charges[0].bucket.limits[0].count == (50 if expected == VIP else 5)
 
 
 def test_a_caller_header_from_a_stranger_is_nothing() -> None:
@@ -482,28 +482,28 @@ def test_a_decorated_route_takes_part_with_the_rules() -> None:
     """The limits on an endpoint come after the rules, in one plan, for their methods, in buckets of their own."""
     marks = (Rule("api", "1/s"), Rule("post", "2/s", methods=["POST"]))
     gate = planner(Rule("api", "5/s"), routes=OneRoute("/a", marks))
-    considered = gate.plan(asked(), None)
-    assert applied(considered) == ["api", "api"]
-    assert len({charge.key for charge in considered.plan.charges}) == 2
+    request_plan = gate.plan(asked(), None)
+    assert applied(request_plan) == ["api", "api"]
+    assert len({charge.key for charge in request_plan.plan.charges}) == 2
     assert applied(gate.plan(asked("POST"), None)) == ["api", "api", "post"]
-    assert all(mark in considered.seen for mark in marks)
+    assert all(mark in request_plan.marks for mark in marks)
     assert applied(planner(routes=OneRoute("/a", marks)).plan(asked(), None)) == ["api"]
 
 
 def test_an_exempt_endpoint_switches_every_rule_off() -> None:
     """Neither rules nor other decorators apply to an endpoint that is exempt."""
     limited = Rule("mark", "1/s")
-    considered = planner(Rule("a", "5/s"), routes=OneRoute("/a", (limited, "exempt"))).plan(asked(), None)
-    assert considered.plan is None
-    assert limited in considered.seen
+    request_plan = planner(Rule("a", "5/s"), routes=OneRoute("/a", (limited, "exempt"))).plan(asked(), None)
+    assert request_plan.plan is None
+    assert limited in request_plan.marks
 
 
 def test_an_exempt_rule_switches_decorators_off() -> None:
     """An endpoint under an exempt rule runs without its own limit, and its decorator knows."""
     limited = Rule("mark", "1/s")
-    considered = planner(Rule("free", exempt=True), routes=OneRoute("/a", (limited,))).plan(asked(), None)
-    assert considered.plan is None
-    assert limited in considered.seen
+    request_plan = planner(Rule("free", exempt=True), routes=OneRoute("/a", (limited,))).plan(asked(), None)
+    assert request_plan.plan is None
+    assert limited in request_plan.marks
 
 
 @SPACED
