@@ -6,6 +6,7 @@ from typing import Any
 
 from limitgate.errors import StoreError
 from limitgate.own_errors import OwnError, own_error, survived
+from limitgate.stores.redis.dialer import Address, named
 from limitgate.stores.redis.errors import Redirection, no_error
 from limitgate.stores.redis.replies import Outcome, RedisReplies
 from limitgate.stores.redis.server_clock import ServerClock
@@ -21,14 +22,15 @@ def blames_server(failure: StoreError) -> bool:
 
 
 class Server:
-    """A server that log lines call ``name``. Only a node of a cluster (``is_node``) may redirect calls."""
+    """The server at the ``address`` of a cluster's node, which may redirect calls; None where the store has one server."""
 
-    def __init__(self, replies: RedisReplies, name: str, *, is_node: bool) -> None:
-        self.name = name
-        self.breaker = replies.breaker(name)
+    def __init__(self, replies: RedisReplies, address: Address | None) -> None:
+        self.address = address
+        self.name = named(address)
+        """What log lines call it."""
+        self.breaker = replies.breaker(self.name)
         self._replies = replies
-        self._clock = ServerClock(name)
-        self._is_node = is_node
+        self._clock = ServerClock(self.name)
 
     def begin_anew(self) -> None:
         """Forget failures: the server's connections were closed on purpose."""
@@ -41,7 +43,7 @@ class Server:
         """
         call = event.call
         try:
-            if isinstance(event, Redirected) and self._is_node:
+            if isinstance(event, Redirected) and self.address is not None:
                 heard: Heard = event.reply
             else:
                 heard = self._replies.understood(call, no_error(event.reply), self._clock)

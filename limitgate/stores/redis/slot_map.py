@@ -23,34 +23,35 @@ GIVE_BACK_TIMEOUT = 0.5
 """Seconds that giving back may take."""
 MAP_PAUSE = 0.1
 """Seconds between two looks at who holds which slot."""
-RETRY_PAUSE = 0.01
-"""Seconds after which a call is sent again whose slot was in two places at once, or in none."""
-MAX_HOPS = 5
-"""How often a call is sent on without a pause: more often only while nodes disagree about who holds a slot."""
 
 
 class Part(NamedTuple):
-    """What of a plan concerns one slot."""
+    """The charges of a plan in one hash slot."""
 
-    slot: int
+    hash_slot: int
     plan: Plan
     places: Sequence[int]
     """Where its charges stand in the whole plan."""
 
 
-def slot_of(plan: Plan) -> int:
-    """The slot of a plan whose buckets are all in one."""
-    return key_slot(plan.charges[0].key.encode("utf-8", "surrogatepass"))
+def hash_slot(key: str) -> int:
+    """The hash slot of a key. The same on every cluster."""
+    return key_slot(key.encode("utf-8", "surrogatepass"))
+
+
+def hash_slot_of(plan: Plan) -> int:
+    """The hash slot of a plan all of whose buckets are in one."""
+    return hash_slot(plan.charges[0].key)
 
 
 def parts_of(plan: Plan) -> list[Part]:
     """A plan taken apart by slots."""
     charges = plan.charges
     if len(charges) == 1:
-        return [Part(slot_of(plan), plan, (0,))]
+        return [Part(hash_slot_of(plan), plan, (0,))]
     places: dict[int, list[int]] = {}
     for place, charge in enumerate(charges):
-        places.setdefault(key_slot(charge.key.encode("utf-8", "surrogatepass")), []).append(place)
+        places.setdefault(hash_slot(charge.key), []).append(place)
     if len(places) == 1:
         return [Part(next(iter(places)), plan, range(len(charges)))]
     return [Part(slot, Plan(tuple([charges[place] for place in own]), plan.verb), own) for slot, own in places.items()]
@@ -145,6 +146,8 @@ class SlotMap(Generic[N]):
         self._open_node = open_node
         self._holders: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         self.nodes: dict[Address, N] = {}
+        self.is_outdated = False
+        """True if some node is to be asked who holds which slot."""
 
     def holder(self, slot: int) -> Address:
         """The node to ask about a slot."""
@@ -156,8 +159,9 @@ class SlotMap(Generic[N]):
         return self.nodes.setdefault(address, self._open_node(address)) if node is None else node
 
     def moved(self, slot: int, address: Address) -> None:
-        """A node says that another one holds a slot."""
+        """Note that another node holds a slot than was known."""
         self._holders[slot] = address
+        self.is_outdated = True
 
     def learn(self, reply: object, asked: Address) -> bool:
         """Take what a node says to CLUSTER SLOTS. False if it knows of no slot."""
@@ -191,7 +195,7 @@ def unreachable(nodes: SlotMap[Any], parts: Sequence[Part]) -> StoreError | None
     failures = []
     for part in parts:
         try:
-            nodes.node(nodes.holder(part.slot)).breaker.check()
+            nodes.node(nodes.holder(part.hash_slot)).breaker.check()
         except StoreError as error:
             failures.append((part, error))
     if not failures:
@@ -200,13 +204,8 @@ def unreachable(nodes: SlotMap[Any], parts: Sequence[Part]) -> StoreError | None
     return StoreError(str(failures[0][1]), failures[0][1].fault, keys)
 
 
-def redirected(error: Any, asked: Address) -> Address:
-    """Where MOVED or ASK points."""
-    return _at(error.host, error.port, asked)
-
-
-def _at(host: str, port: int, asked: Address) -> Address:
-    """What a node calls an address; without a host it is that of the node itself, which was asked."""
+def address_at(host: str, port: int, asked: Address) -> Address:
+    """The address of a host and a port as a node names them. Without a host it is the node's own, which was asked."""
     return (asked[0] if host in ("", "?") else host), port
 
 
@@ -217,6 +216,6 @@ def _ranges(reply: object, asked: Address) -> Iterable[tuple[int, int, Address]]
             first, last, (host, port, *_), *_ = entry
             host, port = said_address(host or "", port)
             if 0 <= first <= last < REDIS_CLUSTER_HASH_SLOTS:
-                yield first, last, _at(host, port, asked)
+                yield first, last, address_at(host, port, asked)
         except (TypeError, ValueError):
             continue

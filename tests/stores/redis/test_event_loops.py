@@ -91,7 +91,7 @@ def test_the_slots_of_a_cluster_are_looked_for_again(factory: Callable[..., Any]
 
     async def look_once(self: Cluster) -> None:
         looks.append(self)
-        self._map_is_old = False
+        self._map.is_outdated = False
 
     async def run() -> None:
         loop = asyncio.get_running_loop()

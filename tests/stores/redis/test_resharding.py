@@ -10,10 +10,8 @@ from itertools import count, islice
 from typing import Any, NamedTuple
 
 import pytest
-from redis.exceptions import TryAgainError
 
-from limitgate import RedisStore, StoreError
-from limitgate.stores.redis.threads.cluster import _Errand
+from limitgate import StoreError
 from tests.stores.test_stores import Door, attempts
 from tests.support.clusters import KINDS, charge, ends, key_on, owed, plan, settled, tagged, used
 from tests.support.redis_cluster import RedisCluster
@@ -100,19 +98,6 @@ def test_half_a_slot(door: Door, cluster: RedisCluster, move: Move) -> None:
     assert ends(attempts(door, [plan(each) for each in (here, moved, new) * 5])).count(True) == 13
     assert used(door, here, moved, new) == [5, 5, 5]
     assert [cluster.say(node, "CLUSTER", "COUNTKEYSINSLOT", slot) for node in (source, target)] == [1, 2]
-
-
-def test_what_a_target_cannot_do_goes_back_to_the_holder() -> None:
-    """Redis 6.2 sends calls to the target of which some buckets are still here; plan by plan they are asked here first."""
-    store = RedisStore("redis+cluster://127.0.0.1:1")
-    first, second = (plan(charge(key)) for key in islice(tagged(7), 2))
-    errand = _Errand(7, ("127.0.0.1", 2), [first, second], [0, 1])
-    errand.call.asking = True
-    apart = store._servers._sent_on(errand, TryAgainError())  # type: ignore[attr-defined]
-    assert [(each.address, each.call.asking, each.places) for each in apart] == [
-        (("127.0.0.1", 1), False, [0]),
-        (("127.0.0.1", 1), False, [1]),
-    ]
 
 
 def test_buckets_of_one_plan_on_two_sides_of_a_move(door: Door, cluster: RedisCluster, move: Move) -> None:

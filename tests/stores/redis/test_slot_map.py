@@ -12,14 +12,13 @@ import pytest
 import redis
 from hypothesis import given, strategies as st
 from redis.crc import key_slot
-from redis.exceptions import AskError, MovedError
 
 from limitgate import Limit, StoreError
 from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.plan import Charge, Plan, Reading, read
 from limitgate.stores.redis import wire
 from limitgate.stores.redis.breaker import Breaker
-from limitgate.stores.redis.slot_map import SlotMap, concluded, parts_of, redirected
+from limitgate.stores.redis.slot_map import SlotMap, concluded, parts_of
 from tests.support.redis_server import RedisServer
 from tests.support.scripted import CLOCK
 
@@ -73,12 +72,12 @@ def test_parts_put_together_are_the_whole_property(asked: tuple[Plan, list[list[
 def test_every_charge_is_in_one_part_property(plan: Plan) -> None:
     """A part holds the charges of one slot in their order, and every charge is in one part."""
     parts = parts_of(plan)
-    assert len({part.slot for part in parts}) == len(parts)
+    assert len({part.hash_slot for part in parts}) == len(parts)
     assert sorted(place for part in parts for place in part.places) == list(range(len(plan.charges)))
     for part in parts:
         assert list(part.places) == sorted(part.places)
         assert part.plan == Plan(tuple(plan.charges[place] for place in part.places), plan.verb)
-        assert {key_slot(charge.key.encode()) for charge in part.plan.charges} == {part.slot}
+        assert {key_slot(charge.key.encode()) for charge in part.plan.charges} == {part.hash_slot}
 
 
 @given(read_plans(), st.integers(0, 3), st.integers(0, 10**9))
@@ -121,21 +120,6 @@ def test_the_error_of_parts_property(asked: tuple[Plan, list[list[int]]], faults
         missed = {charge.key for part in failed for charge in parts[part].plan.charges}
         named = len(failed) < len(parts) and "timeout" not in failed.values()
         assert error.keys == (missed if named else frozenset())
-
-
-@pytest.mark.parametrize(
-    ("error", "address"),
-    [
-        (MovedError("1 10.0.0.1:7001"), ("10.0.0.1", 7001)),
-        (AskError("1 [::1]:7001".replace("[", "").replace("]", "")), ("::1", 7001)),
-        (MovedError("1 :7001"), ("asked", 7001)),
-        (MovedError("1 ?:7001"), ("asked", 7001)),
-        (MovedError("1 node.example:7001"), ("node.example", 7001)),
-    ],
-)
-def test_where_a_redirection_leads(error: Any, address: Any) -> None:
-    """A redirection leads to a host and a port, without a host to another port of the one that was asked."""
-    assert redirected(error, ("asked", 7000)) == address
 
 
 def test_a_slot_map_learns_and_forgets() -> None:

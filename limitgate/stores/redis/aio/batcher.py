@@ -24,7 +24,7 @@ from limitgate.stores.redis.aio.connection import AsyncConnection, Heard
 from limitgate.stores.redis.aio.listening import AWAY, ListeningClock, Silence
 from limitgate.stores.redis.aio.loop_end import begin
 from limitgate.stores.redis.breaker import PROBE_TIMEOUT, Breaker
-from limitgate.stores.redis.dialer import CONNECT_TIMEOUT
+from limitgate.stores.redis.dialer import CONNECT_TIMEOUT, Address
 from limitgate.stores.redis.errors import Redirection, no_room, store_error, unsendable
 from limitgate.stores.redis.replies import MAX_BATCH, Outcome, RedisReplies, Room
 from limitgate.stores.redis.server import Server, blames_server
@@ -49,8 +49,8 @@ class Elsewhere(Protocol):
     def heard_late(self, plan: Plan, waiting: asyncio.Future[Reading], reading: Reading) -> None:
         """A plan was carried out that nobody waits for any more."""
 
-    def redirected(self, batcher: Batcher, batch: Batch, reply: Redirection) -> None:
-        """A node says that it cannot deal with a batch."""
+    def redirected(self, batch: Batch, redirection: Redirection, asked: Address) -> None:
+        """Send a batch on that the node at an address has redirected."""
 
     def troubled(self) -> None:
         """A node has failed."""
@@ -60,8 +60,8 @@ class Batcher:
     """Sends the plans of one event loop to Redis, on a connection of its own.
 
     ``dial`` gives a redis-py connection, ``script`` knows what to send and what a reply means, ``clock`` is the loop's,
-    ``server`` is what log lines call it. Connecting goes on in a task of its own past the time of the request that began
-    it. Where the server is a node of a cluster, ``cluster`` knows the others.
+    a node of a ``cluster`` has an ``address``. Connecting goes on in a task of its own past the time of the request that began
+    it.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class Batcher:
         script: RedisReplies,
         clock: ListeningClock,
         *,
-        server: str = "Redis",
+        address: Address | None = None,
         cluster: Elsewhere | None = None,
     ) -> None:
-        self._server = Server(script, server, is_node=cluster is not None)
+        self._server = Server(script, address)
         self._dial = dial
         self._script = script
         self._clock = clock
@@ -263,8 +263,8 @@ class Batcher:
                 self._hand_out(batch, heard, batch.silence_at(self._clock.seconds))
             elif isinstance(heard, StoreError):
                 self._refused(pipeline, batch, heard)
-            elif self._cluster is not None:
-                self._cluster.redirected(self, batch, heard)
+            elif self._cluster is not None and self._server.address is not None:
+                self._cluster.redirected(batch, heard, self._server.address)
         except Exception as error:  # noqa: BLE001 - it is not on its way any more
             self._fail(batch, own_error(error))
         if self._queue or self._again:

@@ -20,8 +20,6 @@ from contextlib import suppress
 from functools import partial
 from weakref import WeakSet
 
-from redis.exceptions import AskError, MovedError
-
 from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.refund import full_refund
@@ -30,21 +28,19 @@ from limitgate.stores.redis.aio.batch import Batch, Request
 from limitgate.stores.redis.aio.batcher import MAX_QUEUED, Batcher
 from limitgate.stores.redis.aio.listening import ListeningClock, Silence
 from limitgate.stores.redis.aio.loop_end import begin
-from limitgate.stores.redis.dialer import Address, Dialer, named
+from limitgate.stores.redis.dialer import Address, Dialer
 from limitgate.stores.redis.errors import Redirection, store_error
 from limitgate.stores.redis.replies import MAX_BATCH, Outcome, RedisReplies
+from limitgate.stores.redis.router import PAUSE, Router, Send, Split
 from limitgate.stores.redis.slot_map import (
     GIVE_BACK_TIMEOUT,
     MAP_PAUSE,
-    MAX_HOPS,
-    RETRY_PAUSE,
     Conclusion,
     Part,
     SlotMap,
     concluded,
+    hash_slot_of,
     parts_of,
-    redirected,
-    slot_of,
     unreachable,
 )
 
@@ -61,7 +57,7 @@ class Cluster:
         self._clock = clock
         self._map: SlotMap[Batcher] = SlotMap(dialer.nodes, self._open_node)
         self._looking: asyncio.Task[None] | None = None
-        self._map_is_old = False
+        self._router = Router(self._map)
         self._giving_back: set[asyncio.Future[Reading]] = set()
         self._crowds: dict[tuple[str, ...], _Crowd] = {}
         self._failed_parts: WeakSet[asyncio.Future[Reading]] = WeakSet()
@@ -153,37 +149,30 @@ class Cluster:
         """Requests as calls with one slot each."""
         slots: dict[int, list[Request]] = {}
         for request in requests:
-            slots.setdefault(slot_of(request[0]), []).append(request)
+            slots.setdefault(hash_slot_of(request[0]), []).append(request)
         return map(Batch, slots.values())
 
-    def redirected(self, batcher: Batcher, batch: Batch, reply: Redirection) -> None:
-        """Send a batch on that a node could not deal with."""
-        if not isinstance(reply, AskError):  # while a slot moves, several buckets can only be had where all of them are
-            holder = self._map.node(self._map.holder(slot_of(batch.plans[0])))
-            for alone in batch.each():
-                holder.park(alone, RETRY_PAUSE)
-            return
-        asked = next((address for address, node in self._map.nodes.items() if node is batcher), self._dialer.nodes[0])
-        address = redirected(reply, asked)
-        batch.asking = not isinstance(reply, MovedError)
-        if not batch.asking:
-            self._map.moved(slot_of(batch.plans[0]), address)
-            self.troubled()
-        batch.hops += 1
-        if batch.hops > MAX_HOPS:
-            self._map.node(address).park(batch, RETRY_PAUSE)
+    def redirected(self, batch: Batch, redirection: Redirection, asked: Address) -> None:
+        """Send a batch on that the node at an address has redirected."""
+        route = self._router.route(batch, redirection, asked)
+        node = self._map.node(route.address)
+        if isinstance(route, Send):
+            node.adopt(batch)
         else:
-            self._map.node(address).adopt(batch)
+            for each in batch.each() if isinstance(route, Split) else [batch]:
+                node.park(each, PAUSE)
+        if self._map.is_outdated:
+            self.troubled()
 
     def troubled(self) -> None:
         """Find out who holds which slot."""
-        self._map_is_old = True
+        self._map.is_outdated = True
         if self._looking is None and not self._closed:
             self._looking = begin(self._look())
 
     async def _look(self) -> None:
         try:
-            while self._map_is_old or self._map.unused():
+            while self._map.is_outdated or self._map.unused():
                 with survived():
                     await self._look_once()
                 await asyncio.sleep(MAP_PAUSE)
@@ -192,8 +181,8 @@ class Cluster:
                 self._looking = None
 
     async def _look_once(self) -> None:
-        if self._map_is_old:
-            self._map_is_old = False
+        if self._map.is_outdated:
+            self._map.is_outdated = False
             await self._learn()
         for address in self._map.unused():
             if self._map.nodes[address].is_idle:
@@ -206,11 +195,11 @@ class Cluster:
                     return
 
     def _node(self, part: Part) -> Batcher:
-        return self._map.node(self._map.holder(part.slot))
+        return self._map.node(self._map.holder(part.hash_slot))
 
     def _open_node(self, address: Address) -> Batcher:
         dial = partial(self._dialer.adial, self._clock, address)
-        return Batcher(dial, self._script, self._clock, server=named(address), cluster=self)
+        return Batcher(dial, self._script, self._clock, address=address, cluster=self)
 
 
 class _Crowd:

@@ -7,27 +7,23 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
-
-from redis.exceptions import AskError, MovedError
 
 from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan
 from limitgate.own_errors import survived
 from limitgate.stores.redis import background
-from limitgate.stores.redis.dialer import Address, Dialer, named
+from limitgate.stores.redis.dialer import Address, Dialer
+from limitgate.stores.redis.errors import Redirection
 from limitgate.stores.redis.replies import Outcome, RedisReplies
+from limitgate.stores.redis.router import PAUSE, Router, Send, Split
 from limitgate.stores.redis.server import Heard
 from limitgate.stores.redis.slot_map import (
     GIVE_BACK_TIMEOUT,
     MAP_PAUSE,
-    MAX_HOPS,
-    RETRY_PAUSE,
     Part,
     SlotMap,
     concluded,
     parts_of,
-    redirected,
     unreachable,
 )
 from limitgate.stores.redis.threads.node import Node, Sent
@@ -35,17 +31,28 @@ from limitgate.stores.redis.threads.patience import Patience
 from limitgate.stores.redis.wire import Call
 
 
-class _Errand:
-    """A call on its way through the cluster."""
+class _Errand(Call):
+    """A call on its way to a node of the cluster at an ``address``."""
 
-    def __init__(self, slot: int, address: Address, plans: Sequence[Plan], places: list[int]) -> None:
-        self.slot = slot
-        self.address = address
-        self.call = Call(plans)
+    __slots__ = ("address", "is_parked", "places")
+
+    def __init__(self, plans: Sequence[Plan], places: Sequence[int], address: Address) -> None:
+        super().__init__(plans)
         self.places = places
-        """Whose outcomes it brings back."""
-        self.pauses = False
-        """True if to wait a moment before it is sent on."""
+        """Indices of the outcomes that it brings back."""
+        self.address = address
+        self.is_parked = False
+        """True if there is a pause before it is sent."""
+
+    def each(self) -> Sequence[_Errand]:
+        """The plans as errands of their own, just as they are sent here."""
+        alone = []
+        for place, plan, asked in zip(self.places, self.plans, self.asked):
+            errand = _Errand([plan], [place], self.address)
+            errand.asked = [asked]
+            errand.follow(self)
+            alone.append(errand)
+        return alone
 
 
 class Cluster:
@@ -55,7 +62,8 @@ class Cluster:
         self._dialer = dialer
         self._script = script
         self._map: SlotMap[Node] = SlotMap(dialer.nodes, self._open_node)
-        self._map_is_old = self._looks = False
+        self._router = Router(self._map)
+        self._looks = False
         self._giving_back: set[threading.Thread] = set()
         self._lock = threading.Lock()
 
@@ -63,7 +71,7 @@ class Cluster:
         """Raise a `StoreError` if nobody is to wait for a node that a plan needs."""
         parts = parts_of(plan)
         for part in parts:
-            self._map.node(self._map.holder(part.slot)).look()
+            self._map.node(self._map.holder(part.hash_slot)).look()
         error = unreachable(self._map, parts)
         if error:
             raise error
@@ -90,7 +98,7 @@ class Cluster:
             node.close()
 
     def _open_node(self, address: Address) -> Node:
-        return Node(partial(self._dialer.dial, address), self._script, server=named(address), is_node=True, failed=self._look)
+        return Node(partial(self._dialer.dial, address), self._script, address=address, failed=self._look)
 
     def _give_back(self, parts: Sequence[Part], patience: Patience) -> None:
         lost = len(parts)
@@ -124,20 +132,20 @@ class Cluster:
                         outcomes[place] = StoreError(str(heard), heard.fault)
                 else:
                     errands += self._sent_on(errand, heard)
-            if any(errand.pauses for errand in errands):
-                time.sleep(RETRY_PAUSE)
-                patience.waited_in_vain(RETRY_PAUSE)
+            if any(errand.is_parked for errand in errands):
+                time.sleep(PAUSE)
+                patience.waited_in_vain(PAUSE)
         self._unanswered(errands)
         return outcomes
 
     def _errands(self, parts: Sequence[Part]) -> list[_Errand]:
         places: dict[int, list[int]] = {}
         for place, part in enumerate(parts):
-            places.setdefault(part.slot, []).append(place)
+            places.setdefault(part.hash_slot, []).append(place)
         errands = []
         for slot, own in places.items():
-            errand = _Errand(slot, self._map.holder(slot), [parts[place].plan for place in own], own)
-            self._script.outgoing(errand.call)
+            errand = _Errand([parts[place].plan for place in own], own, self._map.holder(slot))
+            self._script.outgoing(errand)
             errands.append(errand)
         return errands
 
@@ -153,7 +161,7 @@ class Cluster:
             for node, own in sorted(nodes, key=_in_trouble):  # last those that may let us wait for a connection
                 try:
                     _check(node, patience)
-                    sent.append((node, node.send([errand.call for errand in own], patience), own))
+                    sent.append((node, node.send(own, patience), own))
                 except StoreError as error:
                     heard += [(errand, error) for errand in own]
                     self._unanswered(own)
@@ -169,36 +177,22 @@ class Cluster:
 
     def _unanswered(self, errands: Sequence[_Errand]) -> None:
         for errand in errands:
-            self._script.unanswered(errand.call)
+            self._script.unanswered(errand)
 
-    def _sent_on(self, errand: _Errand, redirection: Any) -> list[_Errand]:
-        """Where an errand goes next that a node could not deal with."""
-        errand.call.hops += 1
-        errand.pauses = errand.call.hops > MAX_HOPS or not isinstance(redirection, AskError)
-        if isinstance(redirection, AskError):
-            errand.address = redirected(redirection, errand.address)
-            errand.call.asking = not isinstance(redirection, MovedError)
-            if not errand.call.asking:
-                self._map.moved(errand.slot, errand.address)
-                self._look()
-            return [errand]
-        return self._apart(errand)
-
-    def _apart(self, errand: _Errand) -> list[_Errand]:
-        """An errand plan by plan: while a slot moves, several of its buckets can only be had where all of them are."""
-        apart = []
-        for place, plan, asked in zip(errand.places, errand.call.plans, errand.call.asked):
-            alone = _Errand(errand.slot, self._map.holder(errand.slot), [plan], [place])
-            alone.call.asked = [asked]
-            alone.call.follow(errand.call)
-            alone.pauses = True
-            apart.append(alone)
-        return apart
+    def _sent_on(self, errand: _Errand, redirection: Redirection) -> Sequence[_Errand]:
+        """An errand that its node has redirected, as what is to be sent on."""
+        route = self._router.route(errand, redirection, errand.address)
+        if self._map.is_outdated:
+            self._look()
+        errands = errand.each() if isinstance(route, Split) else [errand]
+        for each in errands:
+            each.address, each.is_parked = route.address, not isinstance(route, Send)
+        return errands
 
     def _look(self) -> None:
         """Find out who holds which slot, in a thread of its own."""
         with self._lock:
-            self._map_is_old = True
+            self._map.is_outdated = True
             if not self._looks:
                 try:
                     background.start("slots", self._keep_looking)
@@ -209,10 +203,10 @@ class Cluster:
     def _keep_looking(self) -> None:
         while True:
             with self._lock:
-                self._looks = self._map_is_old
+                self._looks = self._map.is_outdated
                 if not self._looks:
                     return
-                self._map_is_old = False
+                self._map.is_outdated = False
             with survived():
                 self._learn()
                 for address in self._map.unused():

@@ -17,7 +17,7 @@ from limitgate.limits.plan import Plan
 from limitgate.own_errors import own_error, survived
 from limitgate.stores.redis import background
 from limitgate.stores.redis.breaker import PROBE_TIMEOUT, Breaker
-from limitgate.stores.redis.dialer import CONNECT_TIMEOUT, Dial
+from limitgate.stores.redis.dialer import CONNECT_TIMEOUT, Address, Dial
 from limitgate.stores.redis.errors import store_error, unsendable
 from limitgate.stores.redis.replies import Outcome, RedisReplies
 from limitgate.stores.redis.server import Heard, Server, blames_server
@@ -44,10 +44,9 @@ class Sent:
 
 
 class Node:
-    """Carries out calls on one server, which log lines call ``server``.
+    """Carries out calls on one server, or on the node of a cluster at an ``address``.
 
-    ``dial`` connects; ``failed`` is called at every failure that is the server's. ``is_node``: it belongs to
-    a cluster.
+    ``dial`` connects; ``failed`` is called at every failure that is the server's.
     """
 
     def __init__(
@@ -55,11 +54,10 @@ class Node:
         dial: Dial,
         replies: RedisReplies,
         *,
-        server: str = "Redis",
-        is_node: bool = False,
+        address: Address | None = None,
         failed: Callable[[], None] = _nothing,
     ) -> None:
-        self._server = Server(replies, server, is_node=is_node)
+        self._server = Server(replies, address)
         self._connections = ConnectionPool(dial)
         self._replies = replies
         self._failed = failed
