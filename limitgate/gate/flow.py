@@ -1,27 +1,29 @@
-"""What is done by asking a store, written once for code that awaits and code that does not.
+"""Flows: logic that wants I/O done and does none itself, written once for code that awaits and for code that does not.
 
-Steps are a generator: it yields what it wants to know from the store, is sent the readings, or thrown the store's errors, and
-returns what came of it. `take` and `arun` walk through them; they differ in one thing, whether asking is awaited.
+A flow is a generator, as `auth_flow` of httpx's ``Auth`` is: it yields a wish, is sent the result or thrown the error, and
+returns the outcome. `drive` and `adrive` fulfil the wishes of any flow, `run` and `arun` those of one that asks a store.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import TypeVar
 
 from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan, Reading
 from limitgate.stores import AsyncStore, SyncStore
 
+Wish = TypeVar("Wish")
+Result = TypeVar("Result")
 T = TypeVar("T")
 Flow = Generator[tuple[Plan, float], Reading, T]
-"""Yields plans and how long to wait for the store, in seconds."""
+"""A flow that asks a store: yields plans, each with the seconds to wait for the reading."""
 
 
 def measures_silence(store: object) -> bool:
-    """True if readings and errors of a store say for how long it was silent: its class does where it says how to ask it."""
+    """True if a store's readings and errors say for how long it was silent: the class that defines ``spend`` tells."""
     for kind in type(store).__mro__:
         if "spend" in vars(kind) or "aspend" in vars(kind):
             return bool(vars(kind).get("measures_silence", False))
@@ -29,7 +31,7 @@ def measures_silence(store: object) -> bool:
 
 
 class Budget:
-    """Seconds for which a store may still be waited for. Where that is not ``measured``, all time that passes counts."""
+    """Seconds left to wait for a store. Unless its silence is ``measured``, all time that passes counts."""
 
     __slots__ = ("_is_measured", "left")
 
@@ -38,55 +40,77 @@ class Budget:
         self._is_measured = measured
 
     def within(self, timeout: float) -> float:
-        """As much of a timeout in seconds as is left. Raises `StoreError` if nothing is."""
+        """Cut a timeout in seconds to the time that is left. Raises `StoreError` if there is none."""
         if self.left <= 0:
             raise StoreError("no time was left to ask the store again", "timeout")
         return min(timeout, self.left)
 
-    def spend(self, outcome: Reading | StoreError, began: float) -> None:
-        """Take off for how long the store was waited for since a time by `time.monotonic`."""
+    def deduct(self, outcome: Reading | StoreError, began: float) -> None:
+        """Deduct the wait for the store that began at a time of `time.monotonic`."""
         self.left -= outcome.waited if self._is_measured else time.monotonic() - began
 
 
-def run(store: SyncStore, steps: Flow[T], budget: Budget | None = None) -> T:
-    """What comes of some steps, by a `SyncStore`, within a budget. Where it is interrupted they are closed."""
-    budget = budget or Budget(math.inf, measured=True)
+def drive(flow: Generator[Wish, Result, T], fulfil: Callable[[Wish], Result]) -> T:
+    """Run a flow and return its outcome. Whatever ``fulfil`` raises is thrown into the flow, an interruption too."""
     try:
-        asked = next(steps)
+        wish = next(flow)
         while True:
-            began = time.monotonic()
             try:
-                reading = store.spend(asked[0], budget.within(asked[1]))
-            except StoreError as error:
-                budget.spend(error, began)
-                asked = steps.throw(error)
+                result = fulfil(wish)
+            except BaseException as error:  # noqa: BLE001 - the flow knows what to do about it
+                wish = flow.throw(error)
             else:
-                budget.spend(reading, began)
-                asked = steps.send(reading)
+                wish = flow.send(result)
     except StopIteration as end:
-        result: T = end.value
-        return result
-    finally:
-        steps.close()
+        outcome: T = end.value
+        return outcome
 
 
-async def arun(store: AsyncStore, steps: Flow[T], budget: Budget | None = None) -> T:
-    """What comes of some steps, by an `AsyncStore`, within a budget. Where it is cancelled they are closed."""
-    budget = budget or Budget(math.inf, measured=True)
+async def adrive(flow: Generator[Wish, Result, T], fulfil: Callable[[Wish], Awaitable[Result]]) -> T:
+    """`drive`, awaiting each result. A cancellation is thrown into the flow, too."""
     try:
-        asked = next(steps)
+        wish = next(flow)
         while True:
-            began = time.monotonic()
             try:
-                reading = await store.aspend(asked[0], budget.within(asked[1]))
-            except StoreError as error:
-                budget.spend(error, began)
-                asked = steps.throw(error)
+                result = await fulfil(wish)
+            except BaseException as error:  # noqa: BLE001 - the flow knows what to do about it
+                wish = flow.throw(error)
             else:
-                budget.spend(reading, began)
-                asked = steps.send(reading)
+                wish = flow.send(result)
     except StopIteration as end:
-        result: T = end.value
-        return result
-    finally:
-        steps.close()
+        outcome: T = end.value
+        return outcome
+
+
+def run(store: SyncStore, flow: Flow[T], budget: Budget | None = None) -> T:
+    """Run a flow on a `SyncStore` and return its outcome. Without a budget only the flow's own timeouts count."""
+    budget = budget or Budget(math.inf, measured=True)
+
+    def spend(wish: tuple[Plan, float]) -> Reading:
+        began = time.monotonic()
+        try:
+            reading = store.spend(wish[0], budget.within(wish[1]))
+        except StoreError as error:
+            budget.deduct(error, began)
+            raise
+        budget.deduct(reading, began)
+        return reading
+
+    return drive(flow, spend)
+
+
+async def arun(store: AsyncStore, flow: Flow[T], budget: Budget | None = None) -> T:
+    """`run`, on an `AsyncStore`."""
+    budget = budget or Budget(math.inf, measured=True)
+
+    async def spend(wish: tuple[Plan, float]) -> Reading:
+        began = time.monotonic()
+        try:
+            reading = await store.aspend(wish[0], budget.within(wish[1]))
+        except StoreError as error:
+            budget.deduct(error, began)
+            raise
+        budget.deduct(reading, began)
+        return reading
+
+    return await adrive(flow, spend)

@@ -1,6 +1,6 @@
-"""The gate: decides about a request when it comes, while it is under way, and when it is over. Pure but for asking the store.
+"""The gate: decides about a request when it comes, while it is under way, and when it is over. Asks the store, and no one else.
 
-All doors go through here. They differ in whether asking is awaited, so most of what has to be done is written as steps.
+All middleware goes through here. Some awaits the store and some does not, so most of the logic is written as flows.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Gate:
             try:
                 reading: Reading = self.store.spend(request_plan.plan, self._timeout)
             except StoreError as error:
-                admission.budget.spend(error, began)
+                admission.budget.deduct(error, began)
                 admission.booking = self._follow(
                     admission, run(self.store, self._without_store(request_plan, error), admission.budget)
                 )
@@ -112,7 +112,7 @@ class Gate:
                 self._release_later(request_plan.plan)
                 raise
             else:
-                admission.budget.spend(reading, began)
+                admission.budget.deduct(reading, began)
                 self._admit(admission, request_plan, request_plan.plan, reading)
             if admission.booking is not None:
                 self._wait(admission, admission.booking)
@@ -129,15 +129,15 @@ class Gate:
             try:
                 reading: Reading = await self.store.aspend(request_plan.plan, self._timeout)
             except StoreError as error:
-                admission.budget.spend(error, began)
-                steps = self._without_store(request_plan, error)
-                admission.booking = self._follow(admission, await arun(self.store, steps, admission.budget))
+                admission.budget.deduct(error, began)
+                flow = self._without_store(request_plan, error)
+                admission.booking = self._follow(admission, await arun(self.store, flow, admission.budget))
                 await self._agive_back_if_refused(admission)
             except BaseException:
                 self._release_later(request_plan.plan)
                 raise
             else:
-                admission.budget.spend(reading, began)
+                admission.budget.deduct(reading, began)
                 self._admit(admission, request_plan, request_plan.plan, reading)
         return admission
 
@@ -222,12 +222,12 @@ class Gate:
         admission.booking_ended(self._wait_queues.leave(turn, place), stays=stays)
         return stays
 
-    def _soon(self, steps: Flow[T], budget: Budget | None = None) -> asyncio.Future[T]:
-        """What comes of some steps, on the running event loop; taken to their end, whoever waits for them."""
-        taking = asyncio.ensure_future(arun(self.store, steps, budget))
-        self._under_way.add(taking)
-        taking.add_done_callback(self._under_way.discard)
-        return taking
+    def _soon(self, flow: Flow[T], budget: Budget | None = None) -> asyncio.Future[T]:
+        """Run a flow on the running event loop, to its end, whoever waits for it."""
+        task = asyncio.ensure_future(arun(self.store, flow, budget))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return task
 
     def _identified(self, request: Request) -> Caller | Awaitable[Caller | None] | None:
         request.resolve_client_with(self._client_of)
@@ -284,7 +284,7 @@ class Gate:
             reading = yield plan, self._timeout
         except StoreError as error:
             return (yield from self._without_store(request_plan, error))
-        except GeneratorExit:  # the request was cancelled
+        except BaseException:  # the request was cancelled
             self._release_later(plan)
             raise
         self._note_answer(reading)
@@ -299,12 +299,12 @@ class Gate:
             return outcome
         try:
             reading = yield outcome.rest, self._timeout
-        except GeneratorExit:  # the request was cancelled
-            self._release_later(request_plan.plan)
-            raise
         except StoreError as further:
             self._release_later(outcome.rest, further.keys)
             return self._fallback.wholly_without_store(request_plan, further)
+        except BaseException:  # the request was cancelled
+            self._release_later(request_plan.plan)
+            raise
         return self._fallback.with_rest(request_plan, outcome, reading)
 
     def _follow(self, admission: Admission, verdict: Verdict) -> Booking | None:
@@ -361,7 +361,7 @@ class Gate:
                 self.uncorrected += 1
                 self._note_failure(error)
                 self._slot_keeper.release_later(slots)
-            except GeneratorExit:  # whoever gave back was interrupted
+            except BaseException:  # an interruption
                 self._slot_keeper.release_later(slots)
                 raise
 

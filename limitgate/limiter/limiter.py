@@ -142,9 +142,9 @@ class AsyncLimiter(Operations):
         """Lift the ban of ``key``, if there is one."""
         await self._arun(self._pardoning(key))
 
-    def _arun(self, steps: Flow[T]) -> Coroutine[Any, Any, T]:
-        """What comes of some steps, which wait for the store no longer than the timeout."""
-        return arun(self._store, steps, Budget(self._timeout, measured=measures_silence(self._store)))
+    def _arun(self, flow: Flow[T]) -> Coroutine[Any, Any, T]:
+        """Run a flow, which waits for the store no longer than the timeout."""
+        return arun(self._store, flow, Budget(self._timeout, measured=measures_silence(self._store)))
 
     def limited(
         self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | None = 0
@@ -299,9 +299,9 @@ class Limiter(Operations):
         """Lift the ban of ``key``, if there is one."""
         self._run(self._pardoning(key))
 
-    def _run(self, steps: Flow[T]) -> T:
-        """What comes of some steps, which wait for the store no longer than the timeout."""
-        return run(self._store, steps, Budget(self._timeout, measured=measures_silence(self._store)))
+    def _run(self, flow: Flow[T]) -> T:
+        """Run a flow, which waits for the store no longer than the timeout."""
+        return run(self._store, flow, Budget(self._timeout, measured=measures_silence(self._store)))
 
     def limited(
         self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | None = 0

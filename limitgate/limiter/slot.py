@@ -73,7 +73,7 @@ class _Charged:
                 yield self._undoing, slot_keeper.timeout
             except StoreError:
                 slot_keeper.release_later(self.plan.charges)
-            except GeneratorExit:
+            except BaseException:
                 slot_keeper.release_later(self.plan.charges)
                 raise
 
@@ -83,7 +83,7 @@ def _taking(slot_keeper: SlotKeeper, plan: Plan) -> Flow[_Charged]:
     plan = plan._replace(verb="spend").named()
     try:
         reading = yield plan, slot_keeper.timeout
-    except (StoreError, GeneratorExit):
+    except BaseException:
         slot_keeper.release_later(plan.charges)
         raise
     taken = _Charged(plan, reading)

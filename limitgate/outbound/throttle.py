@@ -11,11 +11,12 @@ import logging
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar, get_args
 
 from limitgate.errors import ConfigError, StoreError
+from limitgate.gate.flow import adrive, drive
 from limitgate.limiter.limiter import AsyncLimiter, Limiter
 from limitgate.limiter.pace import LOOK_AGAIN
 from limitgate.limiter.stored_limits import Configured
@@ -27,7 +28,8 @@ from limitgate.stores import MemoryStore
 
 Request = TypeVar("Request")
 Kind = TypeVar("Kind", AsyncLimiter, Limiter)
-Steps = Generator[Any, Any, Any]
+Flow = Generator[Any, Any, Any]
+"""Yields whatever a `Transport` or a limiter gives: results, or awaitables of them."""
 
 _IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
 """Methods that mean the same once and twice (RFC 9110 section 9.2.2)."""
@@ -71,29 +73,18 @@ class Transport(Protocol):
         """True if the body of a request can be sent again."""
 
 
-def run(steps: Steps) -> Any:
-    """What comes of some steps whose door gives results."""
-    try:
-        given = next(steps)
-        while True:
-            given = steps.send(given)
-    except StopIteration as end:
-        return end.value
+def run(flow: Flow) -> Any:
+    """Run a flow whose transport gives results, and return its outcome."""
+    return drive(flow, _itself)
 
 
-async def arun(steps: Steps) -> Any:
-    """What comes of some steps whose door gives awaitables."""
-    try:
-        given: Awaitable[Any] = next(steps)
-        while True:
-            try:
-                result = await given
-            except BaseException as error:  # noqa: BLE001 - the steps know what to do about it
-                given = steps.throw(error)
-            else:
-                given = steps.send(result)
-    except StopIteration as end:
-        return end.value
+async def arun(flow: Flow) -> Any:
+    """Run a flow whose transport gives awaitables, and return its outcome."""
+    return await adrive(flow, _itself)
+
+
+def _itself(wish: Any) -> Any:
+    return wish
 
 
 def is_idempotent(method: str, fields: Iterable[str]) -> bool:
@@ -157,7 +148,7 @@ class ClientThrottle(Generic[Request]):
         self._empty: dict[str, float] = {}
         """When our own bucket will be full again, where it was found empty."""
 
-    def exchange(self, door: Transport, request: Request) -> Steps:
+    def exchange(self, door: Transport, request: Request) -> Flow:
         """Send a request in its turn, and again if it is refused: its response. Raises `RateLimited`, and `StoreError`."""
         key = self._key(request)
         if key is None:
@@ -190,7 +181,7 @@ class ClientThrottle(Generic[Request]):
             if wait > pause or pause <= _HEARD:
                 yield door.sleep(wait)  # else the next turn lies behind the pause, which a pardon may end
 
-    def _turn(self, door: Transport, key: str, deadline: float, refused: Any) -> Steps:
+    def _turn(self, door: Transport, key: str, deadline: float, refused: Any) -> Flow:
         """Wait for the next turn that lies in no pause, having been ``refused`` by the other side before, or not."""
         while True:
             yield from self._look_for_pardon(key)
@@ -251,7 +242,7 @@ class ClientThrottle(Generic[Request]):
         """In how many seconds our own bucket will be full again, where it was found empty."""
         return self._empty.get(_short(key), -math.inf) - time.monotonic()
 
-    def _look_for_pardon(self, key: str) -> Steps:
+    def _look_for_pardon(self, key: str) -> Flow:
         """End a pause that was heard here if the store no longer knows of it; asked once in a second of pauses above one."""
         known, now = _short(key), time.monotonic()
         if self._paused_for(key) <= 0:
@@ -263,7 +254,7 @@ class ClientThrottle(Generic[Request]):
                     self._look_at.pop(known, None)
                     self._paused.pop(known, None)
 
-    def _heed(self, key: str, pause: float, answer: Answer) -> Steps:
+    def _heed(self, key: str, pause: float, answer: Answer) -> Flow:
         """Leave a key alone, in this process and in all that share the store."""
         if pause <= self._paused_for(key):
             return
