@@ -75,26 +75,13 @@ class BucketNumbers(Protocol):
     def borrow(self) -> bool: ...  # noqa: D102
 
 
-class ChargeNumbers(Protocol):
-    """The numbers of a charge that algorithms read; `limitgate.limits.plan.Charge` says what each means."""
-
-    @property
-    def bucket(self) -> BucketNumbers: ...  # noqa: D102
-    @property
-    def cost(self) -> int: ...  # noqa: D102
-    @property
-    def max_wait_us(self) -> int: ...  # noqa: D102
-    @property
-    def slot(self) -> int: ...  # noqa: D102
-
-
-def always(states: Sequence[State], charge: ChargeNumbers) -> bool:  # noqa: ARG001 - as every algorithm's
-    """`Algorithm.refusal_is_stable` where a state says all, whatever is asked."""
+def always(states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool:  # noqa: ARG001 - as every algorithm's
+    """`Algorithm.refusal_is_stable` where a state tells everything, whatever the cost."""
     return True
 
 
-def never(states: Sequence[State], charge: ChargeNumbers) -> bool:  # noqa: ARG001 - as every algorithm's
-    """`Algorithm.refusal_is_stable` where a state may be another at any moment."""
+def never(states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool:  # noqa: ARG001 - as every algorithm's
+    """`Algorithm.refusal_is_stable` where others may change a state at any moment."""
     return False
 
 
@@ -120,17 +107,24 @@ class Algorithm(Protocol):
     def initial(self, now: int, bucket: BucketNumbers) -> Sequence[State]:
         """Windows that nobody has used, at a time in Unix µs."""
 
-    def opened(self, states: Sequence[State], elapsed_us: int, bucket: BucketNumbers, now: int) -> Sequence[State]:
-        """The states some time later, at a time in Unix µs. Time that went backwards is no time."""
+    def advance(
+        self, states: Sequence[State], elapsed_us: int, bucket: BucketNumbers, now: int | None = None
+    ) -> Sequence[State]:
+        """The states some time later, at ``now`` in Unix µs, None if only the elapsed time is known.
 
-    def drained(self, states: Sequence[State], elapsed_us: int, bucket: BucketNumbers) -> Sequence[State]:
-        """`opened`, where only the time that has passed is known."""
+        Time that went backwards is no time.
+        """
 
     def rescaled(self, state: State, limit: LimitNumbers) -> State:
         """A state left by another count."""
 
-    def weighed(self, states: Sequence[State], charge: ChargeNumbers) -> Sequence[State] | None:
-        """The states once a charge is made, the same object if that changes none; None if it does not fit into every window."""
+    def try_charge(
+        self, states: Sequence[State], bucket: BucketNumbers, cost: int, max_wait_us: int = 0, slot: int = 0
+    ) -> Sequence[State] | None:
+        """The states after ``cost`` requests, the same object if they change none; None if they do not fit into every window.
+
+        A request that may wait fits if it will within ``max_wait_us``. ``slot`` names it where requests in flight are counted.
+        """
 
     def apply_adjustment(
         self, states: Sequence[State], back: Sequence[Amount], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
@@ -138,9 +132,12 @@ class Algorithm(Protocol):
         """The states after something is put back that was taken some time ago, or, where negative, taken on top."""
 
     def refund_amount(
-        self, charge: ChargeNumbers, states: Sequence[State], cost: int
+        self, states: Sequence[State], bucket: BucketNumbers, cost: int, due: int, slot: int = 0
     ) -> tuple[Sequence[Amount], Sequence[int]]:
-        """What to put back, and the grace, where a charge that found these states should have cost something else."""
+        """Amount and grace per window of the adjustment after which a charge of ``cost`` is one of ``due``.
+
+        The states are those that the charge found.
+        """
 
     def remaining(self, state: State, limit: LimitNumbers) -> int:
         """Whole requests that still fit; never negative."""
@@ -148,10 +145,10 @@ class Algorithm(Protocol):
     def used(self, state: State, limit: LimitNumbers) -> int:
         """Requests that count, a begun one whole; more than the burst after a limit was lowered."""
 
-    def refusal_is_stable(self, states: Sequence[State], charge: ChargeNumbers) -> bool:
-        """True if states that the script reported, `drained` since, surely are what it would report of a charge now.
+    def refusal_is_stable(self, states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool:
+        """True if states that the script reported, advanced since, surely are those that it would report for this cost now.
 
-        Unless somebody gave something back meanwhile: by then it is refused exactly until the moment that was promised.
+        A refund in between may change them: until it is seen, requests are refused exactly until the moment that was promised.
         """
 
     def wait_us(self, state: State, cost: int, limit: LimitNumbers) -> int | None:

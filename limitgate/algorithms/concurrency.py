@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from limitgate.algorithms.base import BucketNumbers, ChargeNumbers, LimitNumbers, Load, never
+from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load, never
 
 REPLY_FIELDS = 4
 CAN_WAIT = False
@@ -95,12 +95,12 @@ def initial(now: int, bucket: BucketNumbers) -> Sequence[State]:  # noqa: ARG001
     return [State() for _ in bucket.limits]
 
 
-def opened(states: Sequence[State], elapsed_us: int, bucket: BucketNumbers, now: int) -> Sequence[State]:  # noqa: ARG001 - see above
-    """The states some time later, without the slots that nobody has renewed."""
-    return [state.later(elapsed_us) for state in states]
-
-
-def drained(states: Sequence[State], elapsed_us: int, bucket: BucketNumbers) -> Sequence[State]:  # noqa: ARG001 - see above
+def advance(
+    states: Sequence[State],
+    elapsed_us: int,
+    bucket: BucketNumbers,  # noqa: ARG001 - see above
+    now: int | None = None,  # noqa: ARG001 - see above
+) -> Sequence[State]:
     """The states some time later, without the slots that nobody has renewed."""
     return [state.later(elapsed_us) for state in states]
 
@@ -110,14 +110,20 @@ def rescaled(state: State, limit: LimitNumbers) -> State:  # noqa: ARG001 - see 
     return state
 
 
-def weighed(states: Sequence[State], charge: ChargeNumbers) -> Sequence[State] | None:
+def try_charge(
+    states: Sequence[State],
+    bucket: BucketNumbers,
+    cost: int,
+    max_wait_us: int = 0,  # noqa: ARG001 - see above
+    slot: int = 0,
+) -> Sequence[State] | None:
     """The states once a slot is taken, or renewed if it is there already; None if there is no room."""
-    if not charge.cost:
+    if not cost:
         return states
-    for state, limit in zip(states, charge.bucket.limits):
-        if not state.places(charge.slot) and state.taken + charge.cost > limit.burst:
+    for state, limit in zip(states, bucket.limits):
+        if not state.places(slot) and state.taken + cost > limit.burst:
             return None
-    return [state.having(charge.slot, charge.cost) for state in states]
+    return [state.having(slot, cost) for state in states]
 
 
 def apply_adjustment(
@@ -142,9 +148,15 @@ def apply_adjustment(
     return right
 
 
-def refund_amount(charge: ChargeNumbers, states: Sequence[State], cost: int) -> tuple[Sequence[int], Sequence[int]]:
-    """What gives a slot back, and its name; whatever a request has cost, while it is under way it keeps its slot."""
-    return [0 if cost else charge.cost] * len(states), [charge.slot] * len(states)
+def refund_amount(
+    states: Sequence[State],
+    bucket: BucketNumbers,  # noqa: ARG001 - see above
+    cost: int,
+    due: int,
+    slot: int = 0,
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Places to give back, and the name of the slot. While a request is under way it keeps its slot, whatever it costs."""
+    return [0 if due else cost] * len(states), [slot] * len(states)
 
 
 def remaining(state: State, limit: LimitNumbers) -> int:
@@ -180,7 +192,7 @@ def date(limit: LimitNumbers) -> int:  # noqa: ARG001 - see above
     return 0
 
 
-def encode_charge(limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - see above
+def encode_charge(limit: LimitNumbers, window: int, cost: int, max_wait_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - see above
     """How many may be taken, how many are to be, and for how long."""
     return limit.burst, min(cost, limit.burst + 1), HELD_US
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from limitgate.algorithms.base import MAX_USED, BucketNumbers, ChargeNumbers, LimitNumbers, Load, State
+from limitgate.algorithms.base import MAX_USED, BucketNumbers, LimitNumbers, Load, State
 
 
 class ForOne(Protocol):
@@ -17,24 +17,23 @@ class ForOne(Protocol):
     def check(self, limit: LimitNumbers) -> str | None: ...  # noqa: D102 - these are as in `base.Algorithm`
     def load(self, limit: LimitNumbers) -> Load: ...  # noqa: D102
     def initial(self, now: int, limit: LimitNumbers) -> State: ...  # noqa: D102
-    def opened(self, state: State, elapsed_us: int, now: int, limit: LimitNumbers) -> State: ...  # noqa: D102
-    def drained(self, state: State, elapsed_us: int, limit: LimitNumbers) -> State: ...  # noqa: D102
+    def advance(self, state: State, elapsed_us: int, limit: LimitNumbers, now: int | None = None) -> State: ...  # noqa: D102
 
-    def charged(self, state: State, charge: ChargeNumbers) -> State:
-        """The state once a charge is made, whether or not it fits."""
+    def charged(self, state: State, cost: int, limit: LimitNumbers) -> State:
+        """The state after ``cost`` requests, whether they fit or not."""
 
     def apply_adjustment(self, state: State, back: int, elapsed_us: int, grace_us: int, limit: LimitNumbers) -> State: ...  # noqa: D102
 
     def grace_us(self, state: State, limit: LimitNumbers) -> int:
         """Microseconds for which a charge to a window in this state can be refunded, or what else `apply_adjustment` needs."""
 
-    def refusal_is_stable(self, states: Sequence[State], charge: ChargeNumbers) -> bool: ...  # noqa: D102
+    def refusal_is_stable(self, states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool: ...  # noqa: D102
     def remaining(self, state: State, limit: LimitNumbers) -> int: ...  # noqa: D102
     def used(self, state: State, limit: LimitNumbers) -> int: ...  # noqa: D102
     def wait_us(self, state: State, cost: int, limit: LimitNumbers) -> int | None: ...  # noqa: D102
     def refill_us(self, state: State, limit: LimitNumbers) -> int: ...  # noqa: D102
     def date(self, limit: LimitNumbers) -> int: ...  # noqa: D102
-    def encode_charge(self, limit: LimitNumbers, cost: int, ahead_us: int, date: int) -> Sequence[int]: ...  # noqa: D102
+    def encode_charge(self, limit: LimitNumbers, cost: int, date: int) -> Sequence[int]: ...  # noqa: D102
 
     def decode_state(self, facts: Sequence[int]) -> State:
         """The state that the script has reported."""
@@ -62,22 +61,24 @@ class Each:
     def initial(self, now: int, bucket: BucketNumbers) -> Sequence[State]:  # noqa: D102 - as in `base.Algorithm`, like all here
         return [self._one.initial(now, limit) for limit in bucket.limits]
 
-    def opened(self, states: Sequence[State], elapsed_us: int, bucket: BucketNumbers, now: int) -> Sequence[State]:  # noqa: D102
+    def advance(  # noqa: D102
+        self, states: Sequence[State], elapsed_us: int, bucket: BucketNumbers, now: int | None = None
+    ) -> Sequence[State]:
         elapsed_us = max(0, elapsed_us)
-        return [self._one.opened(state, elapsed_us, now, limit) for state, limit in zip(states, bucket.limits)]
-
-    def drained(self, states: Sequence[State], elapsed_us: int, bucket: BucketNumbers) -> Sequence[State]:  # noqa: D102
-        elapsed_us = max(0, elapsed_us)
-        return [self._one.drained(state, elapsed_us, limit) for state, limit in zip(states, bucket.limits)]
+        return [self._one.advance(state, elapsed_us, limit, now) for state, limit in zip(states, bucket.limits)]
 
     def rescaled(self, state: State, limit: LimitNumbers) -> State:  # noqa: D102
         return state
 
-    def weighed(self, states: Sequence[State], charge: ChargeNumbers) -> Sequence[State] | None:  # noqa: D102
-        for state, limit in zip(states, charge.bucket.limits):
-            if charge.cost and self._one.wait_us(state, charge.cost, limit) != 0:
+    def try_charge(  # noqa: D102
+        self, states: Sequence[State], bucket: BucketNumbers, cost: int, max_wait_us: int = 0, slot: int = 0
+    ) -> Sequence[State] | None:
+        if not cost:
+            return states
+        for state, limit in zip(states, bucket.limits):
+            if self._one.wait_us(state, cost, limit) != 0:
                 return None
-        return [self._one.charged(state, charge) for state in states] if charge.cost else states
+        return [self._one.charged(state, cost, limit) for state, limit in zip(states, bucket.limits)]
 
     def apply_adjustment(  # noqa: D102
         self, states: Sequence[State], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
@@ -87,12 +88,14 @@ class Each:
             self._one.apply_adjustment(state, most, max(0, elapsed_us), grace, limit) for state, most, grace, limit in windowed
         ]
 
-    def refund_amount(self, charge: ChargeNumbers, states: Sequence[State], cost: int) -> tuple[Sequence[int], Sequence[int]]:  # noqa: D102
-        graces = [self._one.grace_us(state, limit) for state, limit in zip(states, charge.bucket.limits)]
-        return [max(-MAX_USED, min(charge.cost - cost, MAX_USED))] * len(graces), graces
+    def refund_amount(  # noqa: D102
+        self, states: Sequence[State], bucket: BucketNumbers, cost: int, due: int, slot: int = 0
+    ) -> tuple[Sequence[int], Sequence[int]]:
+        graces = [self._one.grace_us(state, limit) for state, limit in zip(states, bucket.limits)]
+        return [max(-MAX_USED, min(cost - due, MAX_USED))] * len(graces), graces
 
-    def encode_charge(self, limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: D102
-        return self._one.encode_charge(limit, cost, ahead_us, date)
+    def encode_charge(self, limit: LimitNumbers, window: int, cost: int, max_wait_us: int, date: int) -> Sequence[int]:  # noqa: D102
+        return self._one.encode_charge(limit, cost, date)
 
     def encode_adjustment(self, limit: LimitNumbers, back: int, grace_us: int) -> Sequence[int]:  # noqa: D102
         return back, grace_us

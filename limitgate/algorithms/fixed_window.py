@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
-from limitgate.algorithms.base import MAX_USED, ChargeNumbers, LimitNumbers, Load, always
+from limitgate.algorithms.base import MAX_USED, LimitNumbers, Load, always
 
 REPLY_FIELDS = 2
 CAN_WAIT = False
@@ -59,21 +59,16 @@ def initial(now: int, limit: LimitNumbers) -> State:
     return 0, _left(0, 0, now, limit)
 
 
-def opened(state: State, elapsed_us: int, now: int, limit: LimitNumbers) -> State:
-    """The window that a time in Unix µs is in."""
-    used, left = drained(state, elapsed_us, limit)
-    return used, _left(used, left, now, limit)
-
-
-def drained(state: State, elapsed_us: int, limit: LimitNumbers) -> State:
-    """What is used some time later; how long the next window lasts is not known."""
+def advance(state: State, elapsed_us: int, limit: LimitNumbers, now: int | None = None) -> State:
+    """The state some time later; how long the next window lasts is known only if ``now`` is, in Unix µs."""
     used, left = state
-    return (used, left - elapsed_us) if elapsed_us < left else (0, limit.period_us)
+    used, left = (used, left - elapsed_us) if elapsed_us < left else (0, limit.period_us)
+    return used, left if now is None else _left(used, left, now, limit)
 
 
-def charged(state: State, charge: ChargeNumbers) -> State:
-    """The state once a charge is made, whether or not it fits."""
-    return state[0] + charge.cost, state[1]
+def charged(state: State, cost: int, limit: LimitNumbers) -> State:  # noqa: ARG001 - of no matter
+    """The state after ``cost`` requests, whether they fit or not."""
+    return state[0] + cost, state[1]
 
 
 def apply_adjustment(state: State, back: int, elapsed_us: int, grace_us: int, limit: LimitNumbers) -> State:  # noqa: ARG001 - of no matter
@@ -114,7 +109,7 @@ def date(limit: LimitNumbers) -> int:
     return 0 if limit.align in (None, *ALIGNED) else _end(time.time_ns() // 1000, limit)
 
 
-def encode_charge(limit: LimitNumbers, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - nothing is booked
+def encode_charge(limit: LimitNumbers, cost: int, date: int) -> Sequence[int]:
     """Burst, cost, period, how windows are aligned, and three ends of windows around the present date."""
     how = _BY_DATE if date else _BY_FIRST_REQUEST if limit.align == FIRST_REQUEST else _BY_CLOCK
     ends = [_begin(date, limit), date, _end(date, limit)] if date else [0, 0, 0]

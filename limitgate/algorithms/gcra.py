@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from limitgate.algorithms.base import BucketNumbers, ChargeNumbers, LimitNumbers, Load, always
+from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load, always
 
 REPLY_FIELDS = 2
 CAN_WAIT = True
@@ -31,7 +31,12 @@ def load(limit: LimitNumbers) -> Load:
     return LOAD._replace(charge=LOAD.charge + LOAD_OF_LEASE * limit.lease.bit_length()) if limit.lease else LOAD
 
 
-def drained(debts: Sequence[int], elapsed_us: int, bucket: BucketNumbers, now: int = 0) -> Sequence[int]:  # noqa: ARG001 - see below
+def advance(
+    debts: Sequence[int],
+    elapsed_us: int,
+    bucket: BucketNumbers,
+    now: int | None = None,  # noqa: ARG001 - see below
+) -> Sequence[int]:
     """The debts in ticks, ``elapsed_us`` after they were written; an idle bucket earns nothing beyond its burst.
 
     Time that went backwards pays nothing back and takes nothing: what was owed is owed now. What time it is does not matter.
@@ -43,9 +48,6 @@ def drained(debts: Sequence[int], elapsed_us: int, bucket: BucketNumbers, now: i
         paid = elapsed_us * count
         left.append(debt - paid if debt > paid else 0)
     return left
-
-
-opened = drained
 
 
 def apply_adjustment(
@@ -77,17 +79,23 @@ def rescaled(debt: int, limit: LimitNumbers) -> int:
     return min(debt, limit.ceiling)
 
 
-def charged(debts: Sequence[int], cost: int, bucket: BucketNumbers, ahead_us: int = 0) -> Sequence[int] | None:
+def try_charge(
+    debts: Sequence[int],
+    bucket: BucketNumbers,
+    cost: int,
+    max_wait_us: int = 0,
+    slot: int = 0,  # noqa: ARG001 - as every algorithm's
+) -> Sequence[int] | None:
     """The debts after ``cost`` requests; None if they do not fit into every window, decided on the state after them.
 
-    They fit, too, if they will within ``ahead_us``, unless they never do. Where a limit lets borrow, all fit where one does.
+    They fit, too, if they will within ``max_wait_us``, unless they never do. Where a limit lets borrow, all fit where one does.
     """
     if not cost:
         return debts
     after = []
     capacities: Sequence[int] = bucket.capacities
-    if ahead_us or (cost > 1 and bucket.borrow):
-        capacities = [_bookable(limit, cost, ahead_us) for limit in bucket.limits]
+    if max_wait_us or (cost > 1 and bucket.borrow):
+        capacities = [_tolerance(limit, cost, max_wait_us) for limit in bucket.limits]
     for debt, weight, capacity in zip(debts, bucket.weights, capacities):
         owed = debt + cost * weight
         if owed > capacity:
@@ -96,14 +104,14 @@ def charged(debts: Sequence[int], cost: int, bucket: BucketNumbers, ahead_us: in
     return after
 
 
-def _bookable(limit: LimitNumbers, cost: int, ahead_us: int) -> int:
-    """What a bucket may owe in ticks once ``cost`` requests are booked so far ahead, those that are borrowed included."""
+def _tolerance(limit: LimitNumbers, cost: int, max_wait_us: int) -> int:
+    """Ticks that a window may owe after ``cost`` requests that may wait so long, borrowed ones included."""
     if cost > limit.most:
         return limit.capacity
     if limit.borrow and not cost:
         return limit.ceiling  # no debt tells the script that a turn is still ahead
     capacity = limit.capacity + (max(0, cost - 1) * limit.period_us if limit.borrow else 0)
-    return max(capacity, min(capacity + ahead_us * limit.count, limit.ceiling))
+    return max(capacity, min(capacity + max_wait_us * limit.count, limit.ceiling))
 
 
 def wait_us(debt: int, cost: int, limit: LimitNumbers) -> int | None:
@@ -143,26 +151,25 @@ def initial(now: int, bucket: BucketNumbers) -> Sequence[int]:  # noqa: ARG001 -
     return [0] * len(bucket.ids)
 
 
-def weighed(debts: Sequence[int], charge: ChargeNumbers) -> Sequence[int] | None:
-    """The debts once a charge is made; None if it does not fit into every window."""
-    return charged(debts, charge.cost, charge.bucket, charge.max_wait_us)
-
-
-def refund_amount(charge: ChargeNumbers, debts: Sequence[int], cost: int) -> tuple[Sequence[int], Sequence[int]]:
-    """What to put back in ticks, and for how long other debts drained, where a charge should have cost something else.
+def refund_amount(
+    debts: Sequence[int],
+    bucket: BucketNumbers,
+    cost: int,
+    due: int,
+    slot: int = 0,  # noqa: ARG001 - as every algorithm's
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Ticks to give back per window, and for how long older debts drained, where a charge of ``cost`` should have been ``due``.
 
     What was charged too little is owed from now on. In a bucket that ran empty meanwhile some of it would have drained; but the
     bucket does not know of how many requests, and if each that was under way counted on the same time, together they would be
     charged next to nothing.
     """
-    bucket = charge.bucket
     back = [
-        max(-limit.ceiling, min((charge.cost - cost) * weight, limit.ceiling))
-        for weight, limit in zip(bucket.weights, bucket.limits)
+        max(-limit.ceiling, min((cost - due) * weight, limit.ceiling)) for weight, limit in zip(bucket.weights, bucket.limits)
     ]
-    if cost > charge.cost:
+    if due > cost:
         return back, [MAX_OWED_US] * len(back)
-    return back, [(debt + cost * weight) // count for debt, weight, count in zip(debts, bucket.weights, bucket.counts)]
+    return back, [(debt + due * weight) // count for debt, weight, count in zip(debts, bucket.weights, bucket.counts)]
 
 
 def date(limit: LimitNumbers) -> int:  # noqa: ARG001 - as every algorithm's
@@ -170,13 +177,13 @@ def date(limit: LimitNumbers) -> int:  # noqa: ARG001 - as every algorithm's
     return 0
 
 
-def encode_charge(limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - see above
+def encode_charge(limit: LimitNumbers, window: int, cost: int, max_wait_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - see above
     """The number, count, tolerance and increment, the latter two as whole microseconds and a rest over count.
 
     A cost that never fits stays just above the burst, so that its numbers are as small as those of others.
     """
     increment = (cost if cost <= limit.most else limit.burst + 1) * limit.period_us
-    tolerance = _bookable(limit, cost, ahead_us)
+    tolerance = _tolerance(limit, cost, max_wait_us)
     return window, limit.count, *divmod(tolerance, limit.count), *divmod(increment, limit.count)
 
 

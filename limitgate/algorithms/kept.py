@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from limitgate.algorithms.base import BucketNumbers, ChargeNumbers, LimitNumbers, Load
+from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load
 
 PLENTY = 10**15
 """Requests that fit where nothing refuses: more than any limit has."""
@@ -23,7 +23,7 @@ class Number(Protocol):
     def changed(self, number: int, by: int, how: int) -> int:
         """The number after it is put right."""
 
-    def refusal_is_stable(self, states: Sequence[int], charge: ChargeNumbers) -> bool:
+    def refusal_is_stable(self, states: Sequence[int], bucket: BucketNumbers, cost: int) -> bool:
         """As in `base.Algorithm`."""
 
     def wait_us(self, number: int) -> int:
@@ -60,23 +60,27 @@ class Kept:
     def initial(self, now: int, bucket: BucketNumbers) -> Sequence[int]:  # noqa: D102
         return [0] * len(bucket.ids)
 
-    def drained(self, states: Sequence[int], elapsed_us: int, bucket: BucketNumbers, now: int = 0) -> Sequence[int]:  # noqa: D102
+    def advance(  # noqa: D102
+        self, states: Sequence[int], elapsed_us: int, bucket: BucketNumbers, now: int | None = None
+    ) -> Sequence[int]:
         return [self._kind.later(number, max(0, elapsed_us)) for number in states]
-
-    opened = drained
 
     def rescaled(self, state: int, limit: LimitNumbers) -> int:  # noqa: D102
         return state
 
-    def weighed(self, states: Sequence[int], charge: ChargeNumbers) -> Sequence[int] | None:  # noqa: D102
-        return None if charge.cost and any(map(self._kind.wait_us, states)) else states
+    def try_charge(  # noqa: D102
+        self, states: Sequence[int], bucket: BucketNumbers, cost: int, max_wait_us: int = 0, slot: int = 0
+    ) -> Sequence[int] | None:
+        return None if cost and any(map(self._kind.wait_us, states)) else states
 
     def apply_adjustment(  # noqa: D102
         self, states: Sequence[int], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
     ) -> Sequence[int]:
         return [self._kind.changed(number, by, how) for number, by, how in zip(states, back, grace_us)]
 
-    def refund_amount(self, charge: ChargeNumbers, states: Sequence[int], cost: int) -> tuple[Sequence[int], Sequence[int]]:  # noqa: D102
+    def refund_amount(  # noqa: D102
+        self, states: Sequence[int], bucket: BucketNumbers, cost: int, due: int, slot: int = 0
+    ) -> tuple[Sequence[int], Sequence[int]]:
         return [0] * len(states), [0] * len(states)
 
     def remaining(self, state: int, limit: LimitNumbers) -> int:  # noqa: D102
@@ -96,7 +100,7 @@ class Kept:
     def date(self, limit: LimitNumbers) -> int:  # noqa: D102
         return 0
 
-    def encode_charge(self, limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: D102
+    def encode_charge(self, limit: LimitNumbers, window: int, cost: int, max_wait_us: int, date: int) -> Sequence[int]:  # noqa: D102
         return ()
 
     def encode_adjustment(self, limit: LimitNumbers, back: int, grace_us: int) -> Sequence[int]:  # noqa: D102

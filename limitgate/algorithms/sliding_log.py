@@ -10,7 +10,7 @@ are an eighth of all; then the others are copied, which takes 0.4 ms for 10,000,
 stored at most 8/7 of the entries that count, and Redis may hold room for as many again to be appended. Only what gives back
 an old charge looks at many entries: at most at half, in 2 ms for 10,000.
 
-A state in this process is a `Log`. What Redis reports is `Seen`: enough for a decision, and for the same one until the first
+In this process a state is a `Log`, from Redis a `LogReport`: enough for a decision, and for the same one until the first
 entry goes. Of a log that is full, that is when a request fits again.
 """
 
@@ -21,7 +21,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from limitgate.algorithms.base import ChargeNumbers, LimitNumbers, Load
+from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load
 
 REPLY_FIELDS = 6
 CAN_WAIT = False
@@ -91,7 +91,7 @@ class Log(NamedTuple):
         return self.times[bisect_left(self.totals, self.before + requests)] + period_us - self.now
 
 
-class Seen(NamedTuple):
+class LogReport(NamedTuple):
     """A log as the script has reported it."""
 
     used: int
@@ -107,18 +107,18 @@ class Seen(NamedTuple):
     steady: int
     """Microseconds for which all of these count; a period where there are none."""
 
-    def later(self, elapsed_us: int) -> Seen:
+    def later(self, elapsed_us: int) -> LogReport:
         """The log some time later, as far as it is still known."""
         wait = max(0, self.wait - elapsed_us) if self.wait > 0 else self.wait
         refill = max(0, self.refill - elapsed_us)
-        return Seen(self.used, self.cost, wait, refill, self.now + elapsed_us, self.steady - elapsed_us)
+        return LogReport(self.used, self.cost, wait, refill, self.now + elapsed_us, self.steady - elapsed_us)
 
     def tells(self, cost: int, burst: int) -> bool:
         """True if it is known whether so many requests fit and for how long they do not."""
         return self.steady > 0 and (cost == self.cost or cost > burst or self.used + cost <= burst)
 
 
-State = Log | Seen
+State = Log | LogReport
 
 
 def check(limit: LimitNumbers) -> str | None:
@@ -138,28 +138,20 @@ def initial(now: int, limit: LimitNumbers) -> Log:  # noqa: ARG001 - as every al
     return Log(now, array("q"), array("q"), 0)
 
 
-def opened(log: State, elapsed_us: int, now: int, limit: LimitNumbers) -> State:  # noqa: ARG001 - its own clock is enough
-    """`drained`, whatever time it is."""
-    return drained(log, elapsed_us, limit)
-
-
-def drained(log: State, elapsed_us: int, limit: LimitNumbers) -> State:
+def advance(log: State, elapsed_us: int, limit: LimitNumbers, now: int | None = None) -> State:  # noqa: ARG001 - its own clock is enough
     """The log some time later, without what was admitted a period ago."""
-    if isinstance(log, Seen):
+    if isinstance(log, LogReport):
         return log.later(elapsed_us)
-    now = log.now + elapsed_us
-    gone = bisect_right(log.times, now - limit.period_us)
+    clock = log.now + elapsed_us
+    gone = bisect_right(log.times, clock - limit.period_us)
     if not gone:
-        return log._replace(now=now)
-    return Log(now, log.times[gone:], log.totals[gone:], log.totals[gone - 1])
+        return log._replace(now=clock)
+    return Log(clock, log.times[gone:], log.totals[gone:], log.totals[gone - 1])
 
 
-def charged(state: State, charge: ChargeNumbers) -> State:
-    """The state once a charge is made, whether or not it fits."""
-    (limit,), cost = charge.bucket.limits, charge.cost
-    if not cost:
-        return state
-    if isinstance(state, Seen):
+def charged(state: State, cost: int, limit: LimitNumbers) -> State:
+    """The state after ``cost`` requests, whether they fit or not."""
+    if isinstance(state, LogReport):
         return state._replace(used=state.used + cost, refill=limit.period_us)
     return state.with_more(cost, limit.burst)
 
@@ -177,10 +169,10 @@ def grace_us(state: State, limit: LimitNumbers) -> int:  # noqa: ARG001 - of no 
     return state.now
 
 
-def refusal_is_stable(states: Sequence[State], charge: ChargeNumbers) -> bool:
+def refusal_is_stable(states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool:
     """True until the first entry goes: from then on nobody knows here how many requests count. And for a known cost only."""
-    (limit,), (state,) = charge.bucket.limits, states
-    return isinstance(state, Log) or state.tells(charge.cost, limit.burst)
+    (limit,), (state,) = bucket.limits, states
+    return isinstance(state, Log) or state.tells(cost, limit.burst)
 
 
 def remaining(state: State, limit: LimitNumbers) -> int:
@@ -196,7 +188,7 @@ def used(state: State, limit: LimitNumbers) -> int:  # noqa: ARG001 - of no matt
 def wait_us(state: State, cost: int, limit: LimitNumbers) -> int | None:
     """Microseconds until ``cost`` requests fit: until enough others are a period old. None if they never do.
 
-    Of a log that was `Seen` this is exact for the cost that was asked about, and enough for any other.
+    Of a log that was `LogReport` this is exact for the cost that was asked about, and enough for any other.
     """
     if not cost or state.used + cost <= limit.burst:
         return 0
@@ -209,7 +201,7 @@ def wait_us(state: State, cost: int, limit: LimitNumbers) -> int | None:
 
 def refill_us(state: State, limit: LimitNumbers) -> int:
     """Microseconds until nothing counts any more."""
-    if isinstance(state, Seen):
+    if isinstance(state, LogReport):
         return state.refill
     return state.times[-1] + limit.period_us - state.now if state.times else 0
 
@@ -219,11 +211,11 @@ def date(limit: LimitNumbers) -> int:  # noqa: ARG001 - as every algorithm's
     return 0
 
 
-def encode_charge(limit: LimitNumbers, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - nothing is booked
+def encode_charge(limit: LimitNumbers, cost: int, date: int) -> Sequence[int]:  # noqa: ARG001 - see above
     """Burst, cost and period."""
     return limit.burst, min(cost, limit.burst + 1), limit.period_us
 
 
-def decode_state(facts: Sequence[int]) -> Seen:
+def decode_state(facts: Sequence[int]) -> LogReport:
     """The state that the script has reported."""
-    return Seen(*facts)
+    return LogReport(*facts)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from limitgate.algorithms.base import MAX_USED, ChargeNumbers, LimitNumbers, Load, always
+from limitgate.algorithms.base import MAX_USED, LimitNumbers, Load, always
 
 REPLY_FIELDS = 3
 CAN_WAIT = False
@@ -46,25 +46,21 @@ def initial(now: int, limit: LimitNumbers) -> State:
     return 0, 0, limit.period_us - now % limit.period_us
 
 
-def opened(state: State, elapsed_us: int, now: int, limit: LimitNumbers) -> State:
-    """The windows at a time in Unix µs, some time later."""
-    current, previous, _ = drained(state, elapsed_us, limit)
-    return current, previous, limit.period_us - now % limit.period_us
-
-
-def drained(state: State, elapsed_us: int, limit: LimitNumbers) -> State:
+def advance(state: State, elapsed_us: int, limit: LimitNumbers, now: int | None = None) -> State:
     """The windows some time later: the present one may have become the one before, or be forgotten, too."""
     current, previous, left = state
     if elapsed_us < left:
-        return current, previous, left - elapsed_us
-    begun, into = divmod(elapsed_us - left, limit.period_us)
-    return 0, 0 if begun else current, limit.period_us - into
+        left -= elapsed_us
+    else:
+        begun, into = divmod(elapsed_us - left, limit.period_us)
+        current, previous, left = 0, 0 if begun else current, limit.period_us - into
+    return current, previous, left if now is None else limit.period_us - now % limit.period_us
 
 
-def charged(state: State, charge: ChargeNumbers) -> State:
-    """The state once a charge is made, whether or not it fits."""
+def charged(state: State, cost: int, limit: LimitNumbers) -> State:  # noqa: ARG001 - of no matter
+    """The state after ``cost`` requests, whether they fit or not."""
     current, previous, left = state
-    return current + charge.cost, previous, left
+    return current + cost, previous, left
 
 
 def apply_adjustment(state: State, back: int, elapsed_us: int, grace_us: int, limit: LimitNumbers) -> State:
@@ -121,7 +117,7 @@ def date(limit: LimitNumbers) -> int:  # noqa: ARG001 - as every algorithm's
     return 0
 
 
-def encode_charge(limit: LimitNumbers, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - nothing is booked
+def encode_charge(limit: LimitNumbers, cost: int, date: int) -> Sequence[int]:  # noqa: ARG001 - see above
     """Burst, cost and period."""
     return limit.burst, min(cost, limit.burst + 1), limit.period_us
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from limitgate.algorithms.base import BucketNumbers, ChargeNumbers, LimitNumbers, Load, always
+from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load, always
 
 REPLY_FIELDS = 3
 CAN_WAIT = True
@@ -63,7 +63,12 @@ def initial(now: int, bucket: BucketNumbers) -> Sequence[State]:  # noqa: ARG001
     return [(0, 0)] * len(bucket.ids)
 
 
-def drained(states: Sequence[State], elapsed_us: int, bucket: BucketNumbers, now: int = 0) -> Sequence[State]:  # noqa: ARG001
+def advance(
+    states: Sequence[State],
+    elapsed_us: int,
+    bucket: BucketNumbers,
+    now: int | None = None,  # noqa: ARG001 - of no matter
+) -> Sequence[State]:
     """The states some time later: time pays the debt, and what is left of it cools. What time it is does not matter."""
     if elapsed_us <= 0:
         return states
@@ -74,25 +79,28 @@ def drained(states: Sequence[State], elapsed_us: int, bucket: BucketNumbers, now
     return left
 
 
-opened = drained
-
-
 def rescaled(state: State, limit: LimitNumbers) -> State:
     """A state left by another count, under this limit: as many requests are owed, and as many have warmed it."""
     debt, warmth = state
     return min(debt, limit.ceiling), min(warmth, limit.full)
 
 
-def weighed(states: Sequence[State], charge: ChargeNumbers) -> Sequence[State] | None:
-    """The states once a charge is made; None if something is owed for longer than it may be booked ahead."""
-    if not charge.cost:
+def try_charge(
+    states: Sequence[State],
+    bucket: BucketNumbers,
+    cost: int,
+    max_wait_us: int = 0,
+    slot: int = 0,  # noqa: ARG001 - as every algorithm's
+) -> Sequence[State] | None:
+    """The states after ``cost`` requests; None if something is owed for longer than they may wait."""
+    if not cost:
         return states
     after = []
-    for state, limit in zip(states, charge.bucket.limits):
-        wait = wait_us(state, charge.cost, limit)
-        if wait is None or wait > charge.max_wait_us:
+    for state, limit in zip(states, bucket.limits):
+        wait = wait_us(state, cost, limit)
+        if wait is None or wait > max_wait_us:
             return None
-        after.append(_charged(state, charge.cost, limit))
+        after.append(_charged(state, cost, limit))
     return after
 
 
@@ -131,20 +139,26 @@ def apply_adjustment(
     return right
 
 
-def refund_amount(charge: ChargeNumbers, states: Sequence[State], cost: int) -> tuple[Sequence[Amount], Sequence[int]]:
-    """What to put back, and for how long other debts drained, where a charge should have cost something else.
+def refund_amount(
+    states: Sequence[State],
+    bucket: BucketNumbers,
+    cost: int,
+    due: int,
+    slot: int = 0,  # noqa: ARG001 - as every algorithm's
+) -> tuple[Sequence[Amount], Sequence[int]]:
+    """Amount to give back per window, and for how long older debts drained, so that a charge of ``cost`` becomes ``due``.
 
-    What was charged too little is owed from now on.
+    Of a charge that was too low the difference is owed from now on.
     """
     back, graces = [], []
-    for state, limit in zip(states, charge.bucket.limits):
-        ticks = max(-limit.ceiling, min((charge.cost - cost) * limit.period_us, limit.ceiling))
+    for state, limit in zip(states, bucket.limits):
+        ticks = max(-limit.ceiling, min((cost - due) * limit.period_us, limit.ceiling))
         if ticks < 0:
             back.append((ticks, max(ticks, -limit.full), 0))
             graces.append(0)
         else:
-            debt, warmth = _charged(state, cost, limit)
-            back.append((ticks, _charged(state, charge.cost, limit)[1] - warmth, refill_us(state, limit)))
+            debt, warmth = _charged(state, due, limit)
+            back.append((ticks, _charged(state, cost, limit)[1] - warmth, refill_us(state, limit)))
             graces.append(debt // limit.count)
     return back, graces
 
@@ -181,12 +195,12 @@ def date(limit: LimitNumbers) -> int:  # noqa: ARG001 - as every algorithm's
     return 0
 
 
-def encode_charge(limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - alone in its bucket
+def encode_charge(limit: LimitNumbers, window: int, cost: int, max_wait_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - alone in its bucket
     """The count, what can be stored, how far ahead may be booked (below 0: never), warmth and ticks of the requests."""
     if cost > limit.most:
         return limit.count, limit.full, -1, 0, 0, 0
     ticks = cost * limit.period_us
-    return limit.count, limit.full, ahead_us, min(ticks, limit.full), *divmod(ticks, limit.count)
+    return limit.count, limit.full, max_wait_us, min(ticks, limit.full), *divmod(ticks, limit.count)
 
 
 def encode_adjustment(limit: LimitNumbers, back: Amount, grace_us: int) -> Sequence[int]:

@@ -105,7 +105,7 @@ class CardinalityGuard:
         now = int(self._clock() * 1_000_000)
         known = hash(source)  # a name may have any length
         written, debt = self._sources.get(known) or (now, 0)
-        after = gcra.charged(gcra.drained((debt,), now - written, self._windows), 1, self._windows)
+        after = gcra.try_charge(gcra.advance((debt,), now - written, self._windows), self._windows, 1)
         if after is not None:
             self._sources.put(known, (now, after[0]))
         return after is not None

@@ -278,5 +278,5 @@ def _ban_of(name: str, cost: int) -> Charge:
 def _refunded(charge: Charge, cost: int) -> Charge:
     """A charge that puts back so many requests, whenever they were taken."""
     bucket = charge.bucket
-    back, _ = bucket.algorithm.refund_amount(charge._replace(cost=cost), bucket.algorithm.initial(0, bucket), 0)
+    back, _ = bucket.algorithm.refund_amount(bucket.algorithm.initial(0, bucket), bucket, cost, 0)
     return charge._replace(adjustment=Adjustment(0, 0, back, [MAX_OWED_US] * len(back)))

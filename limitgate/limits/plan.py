@@ -114,7 +114,8 @@ def read(charges: Sequence[Charge], now: int, states: Sequence[Sequence[State]])
     """The reading of ``states`` at ``now``. Every store's verdict is made here; Lua repeats it where it must be atomic."""
     admitted, after = True, []
     for charge, found in zip(charges, states):
-        then = charge.bucket.algorithm.weighed(found, charge)
+        bucket = charge.bucket
+        then = bucket.algorithm.try_charge(found, bucket, charge.cost, charge.max_wait_us, charge.slot)
         if then is None and charge.enforced:
             admitted = False
         after.append(then)

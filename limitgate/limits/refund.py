@@ -35,7 +35,7 @@ def full_refund(plan: Plan, reading: Reading) -> Plan:
 
 def _corrected(charge: Charge, states: Sequence[State], now: int, cost: int) -> Charge:
     bucket = charge.bucket
-    back, grace = bucket.algorithm.refund_amount(charge, states, cost)
+    back, grace = bucket.algorithm.refund_amount(states, bucket, charge.cost, cost, charge.slot)
     if bucket.lease and cost < charge.cost:  # it may come out of what was taken in advance, up to so long ago
         back = [max(0, ticks - LEASE_SPARE_US * count) for ticks, count in zip(back, bucket.counts)]
         grace = [0] * len(back)

@@ -150,7 +150,7 @@ class MemoryStore:
                 number, written, cost, *debts = layout.unpack(value)
                 if number == layout.number and written <= now:
                     homes.append((shard, key, value, (written, cost, bucket, debts), layout))
-                    states.append(layout.opened(debts, now - written, bucket, now))
+                    states.append(layout.advance(debts, now - written, bucket, now))
                     continue
             home = self._home(charge, now)
             homes.append(home)
@@ -393,12 +393,12 @@ def _standing(entry: Entry, bucket: Bucket, now: int) -> Sequence[State]:
     written, _, stored, states = entry
     algorithm = bucket.algorithm
     if bucket is stored:
-        return algorithm.opened(states, now - written, stored, now)
-    states = algorithm.drained(states, now - written, stored)
+        return algorithm.advance(states, now - written, stored, now)
+    states = algorithm.advance(states, now - written, stored)
     known = dict(zip(stored.ids, states))
     fresh = zip(bucket.ids, algorithm.initial(now, bucket))
     found = [known.get(window, new) for window, new in fresh]
-    return algorithm.opened(list(map(algorithm.rescaled, found, bucket.limits)), 0, bucket, now)
+    return algorithm.advance(list(map(algorithm.rescaled, found, bucket.limits)), 0, bucket, now)
 
 
 def _has_other_counts(stored: Bucket, bucket: Bucket, states: Sequence[State]) -> bool:
@@ -438,7 +438,7 @@ def _joined(bucket: Bucket, states: Sequence[State], entry: Entry, now: int) -> 
     """The asked windows, and those of ``bucket`` that were not asked and still owe something."""
     limits, ids, joined = list(bucket.limits), list(bucket.ids), list(states)
     written, _, stored, before = entry
-    for limit, window, state in zip(stored.limits, stored.ids, bucket.algorithm.opened(before, now - written, stored, now)):
+    for limit, window, state in zip(stored.limits, stored.ids, bucket.algorithm.advance(before, now - written, stored, now)):
         if window not in bucket.ids and state:
             limits.append(limit)
             ids.append(window)

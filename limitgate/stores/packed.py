@@ -35,6 +35,7 @@ class Layout:
     """Layout of the buckets of some windows, and the number that stands for these windows in the values."""
 
     __slots__ = (
+        "advance",
         "bucket",
         "drains",
         "is_debts",
@@ -42,7 +43,6 @@ class Layout:
         "is_row",
         "mark",
         "number",
-        "opened",
         "pack",
         "plain_size",
         "size",
@@ -71,7 +71,7 @@ class Layout:
         """`size` where states are plain numbers, else that of no value."""
         self.drains = bucket.algorithm is gcra
         """True for debts that drain by `Bucket.counts`."""
-        self.opened = bucket.algorithm.opened
+        self.advance = bucket.algorithm.advance
         self.pack = form.pack
         self.unpack = form.unpack
 

@@ -267,10 +267,10 @@ def test_half_of_what_the_rate_is_passes_while_it_warms_up(subject: Subject, tex
 def test_turns_are_not_before_guavas_property(count: int, ms: int, costs: list[int]) -> None:
     """Of requests that come all at once each has the turn that Guava gives it, or one less than a tick later."""
     windows = bucket_of(Limit(f"{count}/second", warm_up=ms / 1000))
-    rate, charge, states = rate_of(windows.limits[0]), Charge("key", windows, 0, True, None, max_wait_us=10**12), [(0, 0)]
+    rate, states = rate_of(windows.limits[0]), [(0, 0)]
     stored, turn = rate.most, Fraction(0)
     for cost in costs:
-        states = warm_up.weighed(states, charge._replace(cost=cost))
+        states = warm_up.try_charge(states, windows, cost, 10**12)
         of_stored = min(stored, Fraction(cost))
         turn += rate.time_of_stored(stored, of_stored) + (cost - of_stored) * rate.stable
         stored -= of_stored
@@ -357,13 +357,12 @@ def test_a_correction_is_as_if_it_had_cost_that_property(
     """Where nobody else asks meanwhile, a bucket is as if a request had cost from the start what it turned out to cost."""
     windows = bucket_of(Limit(f"{count}/second", warm_up=ms / 1000))
     (limit,), (cost, truth) = windows.limits, costs
-    charge = Charge("key", windows, cost, enforced=True, rule=None, max_wait_us=10**12)
-    found = warm_up.weighed([(0, 0)], charge._replace(cost=before))
-    back, grace = warm_up.refund_amount(charge, found, truth)
-    after = warm_up.drained(warm_up.weighed(found, charge), wait, windows)
+    found = warm_up.try_charge([(0, 0)], windows, before, 10**12)
+    back, grace = warm_up.refund_amount(found, windows, cost, truth)
+    after = warm_up.advance(warm_up.try_charge(found, windows, cost, 10**12), wait, windows)
     (debt, warmth), ((owed, expected),) = (
         warm_up.apply_adjustment(after, back, wait, grace, windows)[0],
-        warm_up.drained(warm_up.weighed(found, charge._replace(cost=truth)), wait, windows),
+        warm_up.advance(warm_up.try_charge(found, windows, truth, 10**12), wait, windows),
     )
     if truth > cost:  # from now on, so it may be more
         assert debt >= owed
@@ -383,18 +382,17 @@ def test_who_else_asked_meanwhile_makes_no_difference_property(costs: list[int],
     windows = bucket_of(Limit(f"{count}/second", warm_up=100_000))
     which %= len(costs)
     truth = min(truth, costs[which])
-    charge = Charge("key", windows, 0, enforced=True, rule=None, max_wait_us=10**12)
 
     def taken(costs: list[int]) -> list[tuple[int, int]]:
         states = [(0, 0)]
         for cost in costs:
             found.append(states)
-            states = warm_up.weighed(states, charge._replace(cost=cost))
+            states = warm_up.try_charge(states, windows, cost, 10**12)
         return states
 
     found: list[list[tuple[int, int]]] = []
     states = taken(costs)
-    ((ticks, warmth, _),), grace = warm_up.refund_amount(charge._replace(cost=costs[which]), found[which], truth)
+    ((ticks, warmth, _),), grace = warm_up.refund_amount(found[which], windows, costs[which], truth)
     assert warm_up.apply_adjustment(states, [(ticks, warmth, 0)], 0, grace, windows) == taken(
         [*costs[:which], truth, *costs[which + 1 :]]
     )

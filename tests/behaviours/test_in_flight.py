@@ -62,7 +62,7 @@ class Counted(Watched):
         found = 0
         for written, _, windows, states in buckets(self).values():
             if windows.has_slots:
-                found += concurrency.drained(states, self.clock() - written, windows)[0].taken
+                found += concurrency.advance(states, self.clock() - written, windows)[0].taken
         return found
 
     @property

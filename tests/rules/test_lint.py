@@ -21,7 +21,7 @@ def greedy(period: int, *limits: Limit) -> int:
         now += wait
         if now >= period * 1_000_000:
             return admitted
-        debts = gcra.charged(gcra.drained(debts, wait, windows), 1, windows)
+        debts = gcra.try_charge(gcra.advance(debts, wait, windows), windows, 1)
         admitted += 1
 
 

@@ -75,7 +75,7 @@ def one_by_one(buckets: Buckets, plan: Plan, now: int) -> tuple[Reading, Buckets
             found = after.get(f"{charge.key}/{window}")
             if found is not None and plan.verb != "reset":
                 single = type(windows)((limit,), (window,))
-                (known[window],) = kind.opened(found[1], now - found[0], single, now)
+                (known[window],) = kind.advance(found[1], now - found[0], single, now)
         states.append([known[window] for window in windows.ids])
     reading = read(plan.charges, now, states)
     for charge, before, then in zip(plan.charges, states, reading.after):

@@ -37,7 +37,7 @@ class _Seen(NamedTuple):
 
     def later(self, elapsed_us: int) -> Sequence[State]:
         """How it stands some time later."""
-        return self.bucket.algorithm.drained(self.states, elapsed_us, self.bucket)
+        return self.bucket.algorithm.advance(self.states, elapsed_us, self.bucket)
 
 
 class _GivenBack(NamedTuple):
@@ -110,7 +110,7 @@ class DenyCache:
                 if (
                     is_known
                     and (refused or (gives_back and plan.verb == "peek"))
-                    and charge.bucket.algorithm.refusal_is_stable(states, charge)
+                    and charge.bucket.algorithm.refusal_is_stable(states, charge.bucket, charge.cost)
                 ):
                     self._seen[key] = _Seen(charge.bucket, states, reading.now, sent, heard)
             for kept in (self._seen, self._given_back):
@@ -120,4 +120,4 @@ class DenyCache:
 
 def _holds(charge: Charge, states: Sequence[State]) -> bool:
     """True if these states say exactly how a charge stands, see `Algorithm.refusal_is_stable`."""
-    return charge.bucket.algorithm.refusal_is_stable(states, charge)
+    return charge.bucket.algorithm.refusal_is_stable(states, charge.bucket, charge.cost)

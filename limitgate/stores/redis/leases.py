@@ -47,8 +47,8 @@ class _Held:
         """Let the debts drain up to a time, rather too much than too little."""
         now = self.began + int((at - self.sent) * SKEW * 1e6) + 1
         if now > self.as_of:
-            self.ahead = gcra.drained(self.ahead, now - self.as_of, self.bucket)
-            self.debts = gcra.drained(self.debts, now - self.as_of, self.bucket)
+            self.ahead = gcra.advance(self.ahead, now - self.as_of, self.bucket)
+            self.debts = gcra.advance(self.debts, now - self.as_of, self.bucket)
             self.as_of = now
 
     def seen(self) -> list[int]:
@@ -90,7 +90,7 @@ class Leases:
                 found.append(held)
             views = [held.seen() for held in found]
             for charge, debts in zip(counted, views):
-                if gcra.charged(debts, charge.cost + 1, charge.bucket) is None:
+                if gcra.try_charge(debts, charge.bucket, charge.cost + 1) is None:
                     return None  # the last one is kept: nobody shall read "0 remaining" only because it is all that we hold
             seen = dict(zip([charge.key for charge in counted], views))
             states = [seen.get(charge.key) or charge.bucket.algorithm.initial(0, charge.bucket) for charge in plan.charges]
