@@ -12,7 +12,7 @@ from limitgate.exchange.receive_buffer import ReceiveBuffer
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
 from limitgate.gate.nesting import overall_decision, response_fields
-from limitgate.gate.wait_queue import Place
+from limitgate.gate.wait_queue import Waiter
 from limitgate.http.request import Scope
 from limitgate.http.response import Fields, Refusal, raw
 from limitgate.limits.decision import Decision
@@ -135,15 +135,15 @@ class ASGIExchange(Exchange):
             return await self._heard(*self._weighed)
         return message
 
-    async def stays_until(self, place: Place) -> bool:
+    async def stays_until(self, waiter: Waiter) -> bool:
         """Wait for a turn, and listen for the client meanwhile. False if it left before."""
         if self._is_receiving:  # some other task of the application hears of it
-            await asyncio.wait([place])
+            await asyncio.wait([waiter])
             return True
         if self._buffer is None:
             self._buffer = ReceiveBuffer(self._receive)
             self._receive = self._buffer.receive
-        if await self._buffer.stays_until(place):
+        if await self._buffer.stays_until(waiter):
             return True
         self.admission.client_left = True
         if self.scope["type"] == "websocket" and not self.admission.has_begun:

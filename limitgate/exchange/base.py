@@ -9,7 +9,7 @@ from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
 from limitgate.gate.nesting import overall_decision, unanswered
 from limitgate.gate.planner import ExtraRule
-from limitgate.gate.wait_queue import Place
+from limitgate.gate.wait_queue import Waiter
 from limitgate.limits.decision import Decision
 
 EXCHANGE = "limitgate.exchange"
@@ -41,9 +41,9 @@ class Exchange:
         """Wait for the turn that is booked, if any. False if the client left before."""
         return self.admission.booking is None or await self.gate.await_booking(self.admission, self.stays_until)
 
-    async def stays_until(self, place: Place) -> bool:
+    async def stays_until(self, waiter: Waiter) -> bool:
         """Wait for a turn. False if the client left before, which nobody hears of here."""
-        await place
+        await waiter
         return True
 
     def settle(self) -> None:

@@ -35,12 +35,12 @@ class Charged(NamedTuple):
 class Booking(NamedTuple):
     """A turn that was booked, which is yet to come."""
 
-    due: int
-    """When it comes by the store's clock, Unix µs."""
-    at: float
-    """When it comes by this process' monotonic clock, in seconds."""
+    due_us: int
+    """Its moment by the store's clock, Unix µs."""
+    due_at: float
+    """Its moment by this process' monotonic clock, in seconds."""
     charged: tuple[Charged, ...]
-    """What was booked for it."""
+    """Charges that were booked for it."""
 
 
 class Refund(NamedTuple):
@@ -149,9 +149,9 @@ class Admission:
         vars(self).pop("request", None)  # a WSGI environ leads to this admission
         return self.may_need_refund
 
-    def booking_ended(self, turn: Booking, *, stays: bool) -> None:
+    def booking_ended(self, booking: Booking, *, stays: bool) -> None:
         """Its turn has come, or it was given up: then the request is refused, as if it had never come."""
-        self.charged += turn.charged
+        self.charged += booking.charged
         if not stays:
             self.refusal = unavailable()
 

@@ -20,7 +20,7 @@ from limitgate.gate.fallback import Fallback
 from limitgate.gate.flow import Budget, Flow, T, arun, measures_silence, run
 from limitgate.gate.planner import ExtraRule, Planner, RequestPlan
 from limitgate.gate.slot_keeper import SlotKeeper
-from limitgate.gate.wait_queue import Place, WaitQueues, booked, sleep_until
+from limitgate.gate.wait_queue import Waiter, WaitQueues, book, sleep_until
 from limitgate.http.request import Request
 from limitgate.http.response import Refusal, rate_fields, refusal
 from limitgate.limits.decision import Decision, decide, joined
@@ -39,7 +39,7 @@ AGAIN = 60.0
 """Seconds after which it is said again that this process is overloaded."""
 
 Identify = Callable[[Request], Caller | Awaitable[Caller | None] | None]
-Stay = Callable[[Place], Awaitable[bool]]
+Stay = Callable[[Waiter], Awaitable[bool]]
 """Waits until a waiter is called; False if the client left before."""
 
 
@@ -150,19 +150,19 @@ class Gate:
 
         The decision about the request as a whole, once its turn has come; None if no rule applies.
         """
-        turn = run(self.store, self._decide_further(admission, extra_rules), admission.budget)
-        if turn is not None:
-            self._wait(admission, turn)
+        booking = run(self.store, self._decide_further(admission, extra_rules), admission.budget)
+        if booking is not None:
+            self._wait(admission, booking)
         self._give_back_if_refused(admission)
         return nesting.overall_decision(admission)
 
     async def afurther(self, admission: Admission, extra_rules: Sequence[ExtraRule], stay: Stay) -> Decision | None:
         """`further`, by an `AsyncStore`."""
         budget = Budget(admission.budget.left, measured=self._is_measured)
-        turn = await arun(self.store, self._decide_further(admission, extra_rules), budget)
+        booking = await arun(self.store, self._decide_further(admission, extra_rules), budget)
         admission.budget.left = min(admission.budget.left, budget.left)  # others may have been asked at the same time
-        if turn is not None:
-            await self._await(admission, turn, stay)
+        if booking is not None:
+            await self._await(admission, booking, stay)
         await self._agive_back_if_refused(admission)
         return nesting.overall_decision(admission)
 
@@ -195,31 +195,31 @@ class Gate:
         if under_way := [each for each in list(self._under_way) if each.get_loop() is here]:
             await asyncio.wait(under_way)
 
-    def _wait(self, admission: Admission, turn: Booking) -> None:
-        """Wait for a turn in this thread. It is given back if the thread is interrupted, by a signal's handler or by gevent."""
+    def _wait(self, admission: Admission, booking: Booking) -> None:
+        """Wait for a turn in this thread. An interruption, by a signal's handler or by gevent, refunds it."""
         admission.booking = None
         try:
-            sleep_until(turn)
+            sleep_until(booking)
         except BaseException:
-            admission.booking_ended(turn, stays=False)
+            admission.booking_ended(booking, stays=False)
             self.settle(admission)
             raise
-        admission.booking_ended(turn, stays=True)
+        admission.booking_ended(booking, stays=True)
 
-    async def _await(self, admission: Admission, turn: Booking, stay: Stay) -> bool:
-        """Wait for a turn, on the event loop; whether it has come. If not the request is undone, also where it is cancelled."""
+    async def _await(self, admission: Admission, booking: Booking, stay: Stay) -> bool:
+        """Wait for a turn on the event loop. False if the client left; then, or if it is cancelled, the request is refunded."""
         admission.booking = None
-        place = self._wait_queues.join(turn)
+        waiter = self._wait_queues.join(booking)
         try:
-            stays = await stay(place)
+            stays = await stay(waiter)
         except BaseException as error:
-            admission.booking_ended(self._wait_queues.leave(turn, place), stays=False)
+            admission.booking_ended(self._wait_queues.leave(booking, waiter), stays=False)
             if isinstance(error, GeneratorExit):  # the event loop is gone, and nothing can be awaited any more
                 admission.abandon()
             else:
                 await self.asettle(admission)
             raise
-        admission.booking_ended(self._wait_queues.leave(turn, place), stays=stays)
+        admission.booking_ended(self._wait_queues.leave(booking, waiter), stays=stays)
         return stays
 
     def _soon(self, flow: Flow[T], budget: Budget | None = None) -> asyncio.Future[T]:
@@ -256,7 +256,7 @@ class Gate:
             if request_plan.has_slots:
                 self._hold(admission, admission.charged)
             if decision.delay:
-                admission.charged, admission.booking = booked(admission.charged, reading.now, decision.delay)
+                admission.charged, admission.booking = book(admission.charged, reading.now, decision.delay)
         else:
             admission.refusal = refusal(nesting.joined_with_outer(admission, decision))
 
@@ -312,11 +312,11 @@ class Gate:
 
         A refusal stands: what is taken for the request then goes back.
         """
-        decision, taken, turn = verdict.decision, verdict.charged, None
+        decision, taken, booking = verdict.decision, verdict.charged, None
         if any(each.request_plan.has_slots for each in taken):
             self._hold(admission, taken)
         if decision.delay and verdict.now is not None and admission.refusal is None:
-            taken, turn = booked(taken, verdict.now, decision.delay)
+            taken, booking = book(taken, verdict.now, decision.delay)
         admission.charged += taken
         admission.is_by_outcome |= any(taken.request_plan.is_by_outcome for taken in verdict.charged)
         if admission.refusal is not None:  # by a limit that was asked at the same time
@@ -330,7 +330,7 @@ class Gate:
             admission.now, admission.fields = verdict.now, rate_fields(self._styles, decision, verdict.now, self._rule_names)
         elif not decision.allowed:
             admission.fields = []
-        return turn
+        return booking
 
     def _give_back_if_refused(self, admission: Admission) -> None:
         if admission.has_to_give_back:

@@ -1,4 +1,4 @@
-"""What this process holds of places for requests in flight, and renews in time: see limitgate/algorithms/concurrency.py.
+"""Slots that this process holds for requests in flight, and renews in time: see limitgate/algorithms/concurrency.py.
 
 While anything is held there is a timer in each event loop that holds something, or a thread for all threads, and every `RENEW`
 seconds it renews all that is held there, in calls that they share. It also gives back what may have been taken or kept without
@@ -37,89 +37,89 @@ AGAIN = 1.0
 """Seconds after which what has failed is tried again."""
 SOON = 0.05
 """Seconds after which what was abandoned is given back, together with what else is by then."""
-MAX_DOUBTS = 1_000
+MAX_RELEASES = 1_000
 """Slots that are given back later, at most; where there are more of them they end by themselves."""
 
 
 class _Held(NamedTuple):
     charges: Sequence[Charge]
     holder: ref[object]
-    """Who gives them back; gone where that was forgotten."""
+    """Whatever is to give them back; gone where that was forgotten."""
 
 
-class _Doubt(NamedTuple):
+class _Release(NamedTuple):
     charge: Charge
-    """What gives back."""
+    """Gives the slot back."""
     until: float
-    """When it is of no more use, on the monotonic clock in seconds."""
+    """End of the slot by itself, on the monotonic clock in seconds."""
 
 
-class _Keeper:
-    """What is held in one event loop, or by all threads. Safe for threads."""
+class _Renewer:
+    """Slots held in one event loop, or by all threads. Safe for threads."""
 
     def __init__(self, slot_keeper: SlotKeeper) -> None:
-        self.holding = slot_keeper
+        self.slot_keeper = slot_keeper
         self.held: dict[int, _Held] = {}
         """By the names of the slots."""
-        self.doubts: dict[tuple[str, int], _Doubt] = {}
-        """What has yet to be given back, by bucket and name."""
-        self.rings_at: float | None = None
-        """When all is renewed, on the monotonic clock in seconds; None while nothing is held."""
+        self.releases: dict[tuple[str, int], _Release] = {}
+        """Slots that have yet to be given back, by bucket and name."""
+        self.due_at: float | None = None
+        """Time of the next `renewal`, on the monotonic clock in seconds; None while nothing is held."""
 
     @property
     def is_idle(self) -> bool:
         """True if there is nothing to do."""
-        return not (self.held or self.doubts)
+        return not (self.held or self.releases)
 
     def hold(self, charges: Sequence[Charge], holder: object) -> None:
         """Renew slots from now on."""
         self.held[charges[0].slot] = _Held(charges, ref(holder))
-        self._ring_in(RENEW)
+        self.schedule(RENEW)
 
     def let_go(self, slot: int) -> bool:
         """Renew a slot no longer. False if it is not held here."""
         return self.held.pop(slot, None) is not None
 
-    def doubt(self, charges: Sequence[Charge]) -> None:
-        """Give slots back later that may be taken."""
+    def release_later(self, charges: Sequence[Charge]) -> None:
+        """Schedule the release of slots that may be taken."""
         until = time.monotonic() + concurrency.HELD_US / 1e6
         for charge in charges:
-            if len(self.doubts) < MAX_DOUBTS:
-                self.doubts[charge.key, charge.slot] = _Doubt(_given_back(charge), until)
+            if len(self.releases) < MAX_RELEASES:
+                self.releases[charge.key, charge.slot] = _Release(_given_back(charge), until)
         if charges:
-            self._ring_in(AGAIN)
+            self.schedule(AGAIN)
 
-    def renewing(self) -> Flow[None]:
+    def renewal(self) -> Flow[None]:
         """Renew all that is held, and give back what is to be given back. What fails is tried again soon."""
         for slot, (charges, holder) in self.held.copy().items():
             if holder() is None and self.let_go(slot):
-                self.doubt(charges)
+                self.release_later(charges)
         renewed = self.held.copy()
         failed = yield from self._sending([_renewed(charge) for held in renewed.values() for charge in held.charges])
         for slot, (charges, _) in renewed.items():
             if slot not in self.held:  # a renewal may have come after it was given back
-                self.doubt(charges)
+                self.release_later(charges)
         now = time.monotonic()
-        for place, doubt in self.doubts.copy().items():
-            if doubt.until < now:
-                self.doubts.pop(place, None)
-        failed |= yield from self._sending([doubt.charge for doubt in self.doubts.copy().values()])
+        for place, release in self.releases.copy().items():
+            if release.until < now:
+                self.releases.pop(place, None)
+        failed |= yield from self._sending([release.charge for release in self.releases.copy().values()])
         if not self.is_idle:
-            self._ring_in(AGAIN if failed else RENEW)
+            self.schedule(AGAIN if failed else RENEW)
 
     def ending(self) -> Flow[None]:
-        """Give back all that is held: nobody will renew it."""
+        """Give back all that is held, as nobody will renew it."""
         held = [self.held.pop(slot, None) for slot in list(self.held)]
         charges = [_given_back(charge) for each in held if each is not None for charge in each.charges]
-        yield from self._sending([*charges, *[doubt.charge for doubt in list(self.doubts.values())]])
+        yield from self._sending([*charges, *[release.charge for release in list(self.releases.values())]])
 
     def _sending(self, charges: Sequence[Charge]) -> Flow[bool]:
-        """Send charges that put something right; whether that has failed for some."""
+        """Send adjustments. True if some of them failed."""
         failed = False
         for together in calls_of([Plan((charge,), "peek") for charge in charges]):
             plan = Plan(tuple([charge for one in together for charge in one.charges]), "peek")
             try:
-                reading = yield plan, self.holding.timeout
+                reading = yield plan, self.slot_keeper.timeout
             except StoreError:
                 failed = True
             else:
@@ -130,33 +130,33 @@ class _Keeper:
         for charge, [state] in zip(plan.charges, reading.states):
             gives_back = charge.adjustment is not None and charge.adjustment.back[0] > 0
             if gives_back:
-                self.doubts.pop((charge.key, charge.slot), None)
+                self.releases.pop((charge.key, charge.slot), None)
             elif not state.places(charge.slot):
-                self.holding.note_lost()
+                self.slot_keeper.note_lost()
 
     def renewal_failed(self, error: Exception) -> None:
         """Renew again soon: this time something happened that nobody foresaw."""
         own_error(error)
-        self._ring_in(AGAIN)
+        self.schedule(AGAIN)
 
     def hasten(self) -> None:
-        """Have `renewing` done soon. Takes no lock: the garbage collector may call it, in the midst of anything."""
+        """Have `renewal` run soon. Takes no lock: the garbage collector may call it, in the midst of anything."""
         raise NotImplementedError
 
-    def _ring_in(self, seconds: float) -> None:
-        """Have `renewing` done in so many seconds, or before."""
+    def schedule(self, seconds: float) -> None:
+        """Have `renewal` run in so many seconds, or before."""
         at = time.monotonic() + seconds
-        if self.rings_at is None or at < self.rings_at:
-            self.rings_at = at
-            self._wind()
+        if self.due_at is None or at < self.due_at:
+            self.due_at = at
+            self._set_timer()
 
-    def _wind(self) -> None:
-        """See to it that it rings when it is to ring."""
+    def _set_timer(self) -> None:
+        """Have `renewal` run at ``due_at``."""
         raise NotImplementedError
 
 
-class _InLoop(_Keeper):
-    """What is held in one event loop: a timer, and when it rings a task."""
+class _LoopRenewer(_Renewer):
+    """Slots held in one event loop: a timer, which starts a task."""
 
     def __init__(self, slot_keeper: SlotKeeper, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(slot_keeper)
@@ -168,59 +168,59 @@ class _InLoop(_Keeper):
         """Stop the timer if nothing is held any more. Only to be called in its event loop."""
         if self._timer is not None and self.is_idle:
             self._timer.cancel()
-            self._timer, self.rings_at = None, None
+            self._timer, self.due_at = None, None
 
-    def _wind(self) -> None:
+    def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self.rings_at is not None:
-            left = max(0.0, self.rings_at - time.monotonic())
-            self._timer = asyncio.get_running_loop().call_later(left, self._ring, context=Context())
+        if self.due_at is not None:
+            left = max(0.0, self.due_at - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(left, self._on_timer, context=Context())
 
-    def _ring(self) -> None:
-        self._timer, self.rings_at = None, None
+    def _on_timer(self) -> None:
+        self._timer, self.due_at = None, None
         if self._task is None or self._task.done():
             self._task = begin(self._renew())
 
     async def _renew(self) -> None:
         try:
-            await arun(self.holding.store, self.renewing())
+            await arun(self.slot_keeper.store, self.renewal())
         except Exception as error:  # noqa: BLE001 - what is held must go on being renewed
             self.renewal_failed(error)
 
     def hasten(self) -> None:
-        """Have `renewing` done soon, see `_Keeper.hasten`."""
+        """Have `renewal` run soon, see `_Renewer.hasten`."""
         with suppress(RuntimeError):  # the event loop is closed
-            self._loop.call_soon_threadsafe(self._ring_in, SOON)
+            self._loop.call_soon_threadsafe(self.schedule, SOON)
 
 
-class _InThreads(_Keeper):
-    """What is held by threads: a thread of its own renews it, and ends when it finds that nothing is held any more."""
+class _ThreadRenewer(_Renewer):
+    """Slots held by threads: a thread of its own renews them, and ends when it finds that nothing is held any more."""
 
     def __init__(self, slot_keeper: SlotKeeper) -> None:
         super().__init__(slot_keeper)
         self._lock = threading.RLock()
-        self._bell: SimpleQueue[None] = SimpleQueue()
-        """Wakes the thread; a queue, as that is what finalizers may put something into."""
+        self._wakeups: SimpleQueue[None] = SimpleQueue()
+        """Wakes the thread; a queue, as finalizers may put something into one."""
         self._runs = False
 
     def hasten(self) -> None:
-        """Have `renewing` done soon, see `_Keeper.hasten`."""
+        """Have `renewal` run soon, see `_Renewer.hasten`."""
         if self._runs:
             soon = time.monotonic() + SOON
-            self.rings_at = soon if self.rings_at is None else min(soon, self.rings_at)
-            self._bell.put(None)
+            self.due_at = soon if self.due_at is None else min(soon, self.due_at)
+            self._wakeups.put(None)
 
-    def _wind(self) -> None:
+    def _set_timer(self) -> None:
         with self._lock:
-            self._bell.put(None)
+            self._wakeups.put(None)
             if self._runs:
                 return
             self._runs = True  # first: a finalizer may come here while the thread is being started
             try:
-                threading.Thread(target=self._run, name="limitgate-holding", daemon=True).start()
+                threading.Thread(target=self._run, name="limitgate-slots", daemon=True).start()
             except RuntimeError:  # no thread can be started now: the next one who takes a slot tries again
-                self._runs, self.rings_at = False, None
+                self._runs, self.due_at = False, None
             except BaseException:
                 self._runs = False
                 raise
@@ -229,40 +229,40 @@ class _InThreads(_Keeper):
         try:
             while (left := self._left()) is not None:
                 if self._is_time(left):
-                    self.rings_at = None
+                    self.due_at = None
                     self._renew()
         except BaseException:
-            self._runs, self.rings_at = False, None
+            self._runs, self.due_at = False, None
             raise
 
     def _renew(self) -> None:
         try:
-            run(self.holding.store, self.renewing())
+            run(self.slot_keeper.store, self.renewal())
         except Exception as error:  # noqa: BLE001 - what is held must go on being renewed
             self.renewal_failed(error)
 
     def _is_time(self, left: float) -> bool:
         """Wait for so many seconds. False if it may be time earlier."""
         try:
-            self._bell.get(timeout=left)
+            self._wakeups.get(timeout=left)
         except Empty:
             return True
         return False
 
     def _left(self) -> float | None:
-        """Seconds until it rings; None where it does not any more, and then the thread is over."""
+        """Seconds until the next renewal; None if there is none, and then the thread is over."""
         with self._lock:
-            while not self._bell.empty():
-                self._bell.get()
+            while not self._wakeups.empty():
+                self._wakeups.get()
             self._runs = False  # first: whoever interrupts this thread here starts another one
-            if self.rings_at is None:
+            if self.due_at is None:
                 return None
             self._runs = True
-            return max(0.0, self.rings_at - time.monotonic())
+            return max(0.0, self.due_at - time.monotonic())
 
 
 class SlotKeeper:
-    """What this process holds in a store, an `AsyncStore` where an event loop runs, a `SyncStore` elsewhere.
+    """Slots that this process holds in a store, an `AsyncStore` where an event loop runs, a `SyncStore` elsewhere.
 
     ``timeout`` is in seconds, for each call. Nothing is ever raised: what cannot be renewed or given back ends by itself.
     """
@@ -277,13 +277,13 @@ class SlotKeeper:
 
     def begin_anew(self) -> None:
         """In the child of a fork: what is held is the parent's, and so are its threads."""
-        self._in_threads = _InThreads(self)
-        self._in_loops: dict[asyncio.AbstractEventLoop, _InLoop] = {}
+        self._in_threads = _ThreadRenewer(self)
+        self._in_loops: dict[asyncio.AbstractEventLoop, _LoopRenewer] = {}
         """Loops may run in several threads: only what a dictionary does in one step is done with it."""
 
     def __len__(self) -> int:
-        """How many slots are held."""
-        return sum(len(keeper.held) for keeper in self._keepers())
+        """Number of slots that are held."""
+        return sum(len(renewer.held) for renewer in self._renewers())
 
     def hold(self, charges: Sequence[Charge], holder: object) -> None:
         """Renew the slots among charges that were taken together, until they are let go or ``holder`` is gone."""
@@ -293,22 +293,22 @@ class SlotKeeper:
     def release(self, charges: Sequence[Charge]) -> None:
         """Renew the slots among charges no longer: they are about to be given back."""
         for charge in _slots(charges):
-            for keeper in self._keepers():
-                keeper.let_go(charge.slot)
-        if isinstance(here := self._here(), _InLoop):
+            for renewer in self._renewers():
+                renewer.let_go(charge.slot)
+        if isinstance(here := self._here(), _LoopRenewer):
             here.rest()
 
     def abandon(self, charges: Sequence[Charge]) -> None:
-        """Give slots back soon whose holder is gone, see `_Keeper.hasten`."""
+        """Give slots back soon whose holder is gone, see `_Renewer.hasten`."""
         for charge in _slots(charges):
-            for keeper in self._keepers():
-                if charge.slot in keeper.held:
-                    keeper.hasten()
+            for renewer in self._renewers():
+                if charge.slot in renewer.held:
+                    renewer.hasten()
 
     def release_later(self, charges: Sequence[Charge]) -> None:
         """Give the slots among charges back soon: they may be taken, for all that is known, but nobody holds them."""
         if slots := _slots(charges):
-            self._here().doubt(slots)
+            self._here().release_later(slots)
 
     def end(self) -> None:
         """Give back what threads hold: the process ends."""
@@ -325,22 +325,22 @@ class SlotKeeper:
                 concurrency.HELD_US // 1_000_000,
             )
 
-    def _keepers(self) -> list[_Keeper]:
+    def _renewers(self) -> list[_Renewer]:
         return [self._in_threads, *list(self._in_loops.values())]
 
-    def _here(self) -> _Keeper:
+    def _here(self) -> _Renewer:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return self._in_threads
         if not hasattr(self.store, "aspend"):
             return self._in_threads
-        keeper = self._in_loops.get(loop)
-        if keeper is None:
+        renewer = self._in_loops.get(loop)
+        if renewer is None:
             for ended in [each for each in list(self._in_loops) if each.is_closed()]:
                 self._in_loops.pop(ended, None)
-            keeper = self._in_loops[loop] = _InLoop(self, loop)
-        return keeper
+            renewer = self._in_loops[loop] = _LoopRenewer(self, loop)
+        return renewer
 
 
 _all: WeakSet[SlotKeeper] = WeakSet()
@@ -357,10 +357,10 @@ def _slots(charges: Sequence[Charge]) -> list[Charge]:
 
 
 def _given_back(charge: Charge) -> Charge:
-    """What gives a slot back."""
+    """The adjustment that gives a slot back."""
     return charge._replace(cost=0, enforced=False, adjustment=Adjustment(0, 0, [charge.cost], [charge.slot]))
 
 
 def _renewed(charge: Charge) -> Charge:
-    """What renews a slot."""
+    """The adjustment that renews a slot."""
     return charge._replace(cost=0, enforced=False, adjustment=Adjustment(0, 0, [-charge.cost], [charge.slot]))

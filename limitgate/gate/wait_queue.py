@@ -1,8 +1,8 @@
-"""Waiting for a turn that was booked: in a thread, or on an event loop in a line of all who wait for turns of the same kind.
+"""Waiting for a turn that is booked: in a thread, or on an event loop in a queue of all who wait for equal turns.
 
-A request never passes before its turn by the store's clock, since the time counts from when the reply was heard. Whoever leaves
-a line gives up its place, not its turn: those behind it move up, and what becomes free is the last turn of the line. No other
-could be given back, as a bucket only knows when its last turn is.
+A request never passes before its turn by the store's clock, since the time counts from when the reply was heard. A waiter that
+leaves gives up its place, not its turn: those behind it move up, and the last turn of the queue becomes free. No other could be
+refunded, as a bucket only knows when its last turn is.
 """
 
 from __future__ import annotations
@@ -16,126 +16,129 @@ from limitgate.gate.admission import Booking, Charged
 from limitgate.limits.decision import is_booked
 from limitgate.limits.plan import Plan
 
-Place = asyncio.Future[Booking]
-"""Somebody's place in a line; done when it is called, with a turn."""
+Waiter = asyncio.Future[Booking]
+"""A place in a queue; done when the waiter is called, with a turn."""
 
 SHORTEST = 0.001
 """Seconds of the shortest timer: no event loop has finer ones, and one that rings a bit early is set again."""
 
 
-def booked(taken: tuple[Charged, ...], now: int, delay: float) -> tuple[tuple[Charged, ...], Booking]:
-    """The turn that comes so many seconds after a store's clock, which has just been heard, and what else was taken."""
-    turns = [_part(each, ahead=True) for each in taken]
-    rest = [_part(each, ahead=False) for each in taken]
-    turn = Booking(now + round(delay * 1_000_000), monotonic() + delay, tuple([part for part in turns if part.plan.charges]))
-    return tuple([part for part in rest if part.plan.charges]), turn
+def book(charged: tuple[Charged, ...], now: int, delay: float) -> tuple[tuple[Charged, ...], Booking]:
+    """Tell what was charged at once from what was booked ``delay`` seconds after ``now``, the store's clock just heard, µs."""
+    ahead = [_part(each, is_ahead=True) for each in charged]
+    rest = [_part(each, is_ahead=False) for each in charged]
+    turn = tuple([part for part in ahead if part.plan.charges])
+    booking = Booking(now + round(delay * 1_000_000), monotonic() + delay, turn)
+    return tuple([part for part in rest if part.plan.charges]), booking
 
 
-def _part(taken: Charged, *, ahead: bool) -> Charged:
-    """Of something that was taken, what was booked ahead, or what was not."""
-    read = zip(taken.plan.charges, taken.reading.states, taken.reading.after)
-    found = [each for each in read if is_booked(each[0], each[1]) is ahead]
-    reading = taken.reading._replace(states=[states for _, states, _ in found], after=[then for _, _, then in found])
-    return taken._replace(plan=Plan(tuple([charge for charge, _, _ in found])), reading=reading)
+def _part(charged: Charged, *, is_ahead: bool) -> Charged:
+    """The charges that were booked ahead, or those that were not."""
+    read = zip(charged.plan.charges, charged.reading.states, charged.reading.after)
+    part = [each for each in read if is_booked(each[0], each[1]) is is_ahead]
+    reading = charged.reading._replace(states=[states for _, states, _ in part], after=[then for _, _, then in part])
+    return charged._replace(plan=Plan(tuple([charge for charge, _, _ in part])), reading=reading)
 
 
-def sleep_until(turn: Booking) -> None:
-    """Wait in this thread."""
-    while (left := turn.at - monotonic()) > 0:
+def sleep_until(booking: Booking) -> None:
+    """Wait in this thread until a turn comes."""
+    while (left := booking.due_at - monotonic()) > 0:
         sleep(left)
 
 
 class WaitQueues:
-    """The lines of a gate: one for all turns in the same buckets, at the same cost, that are waited for on one event loop."""
+    """The queues of a gate: one for all turns in the same buckets, at the same cost, that are waited for on one event loop."""
 
     def __init__(self) -> None:
-        self._lines: dict[asyncio.AbstractEventLoop, dict[object, _Line]] = {}
+        self._queues: dict[asyncio.AbstractEventLoop, dict[object, _WaitQueue]] = {}
 
     def __len__(self) -> int:
-        """How many lines there are."""
-        return sum(map(len, list(self._lines.values())))
+        """Number of queues."""
+        return sum(map(len, list(self._queues.values())))
 
-    def join(self, turn: Booking) -> Place:
+    def join(self, booking: Booking) -> Waiter:
         """Wait on the running event loop."""
-        loop, kind = asyncio.get_running_loop(), _kind(turn)
-        lines = self._lines.get(loop)
-        if lines is None:
-            for ended in [each for each in list(self._lines) if each.is_closed()]:  # nobody there will ever leave
-                self._lines.pop(ended, None)
-            lines = self._lines[loop] = {}
-        line = lines.get(kind)
-        if line is None:
-            line = lines[kind] = _Line()
-        return line.join(turn)
+        loop, kind = asyncio.get_running_loop(), _kind(booking)
+        queues = self._queues.get(loop)
+        if queues is None:
+            for ended in [each for each in list(self._queues) if each.is_closed()]:  # nobody there will ever leave
+                self._queues.pop(ended, None)
+            queues = self._queues[loop] = {}
+        queue = queues.get(kind)
+        if queue is None:
+            queue = queues[kind] = _WaitQueue()
+        return queue.join(booking)
 
-    def leave(self, turn: Booking, place: Place) -> Booking:
-        """Wait no more, having been called or not: the turn that was this request's, or that nobody needs any more."""
-        loop, kind = place.get_loop(), _kind(turn)
-        lines = self._lines.get(loop, {})
-        line = lines.get(kind)
-        if line is not None and place in line.waiting:
-            given = line.leave(place)
+    def leave(self, booking: Booking, waiter: Waiter) -> Booking:
+        """Wait no more, having been called or not, and return the turn that this request had or that nobody needs any more."""
+        loop, kind = waiter.get_loop(), _kind(booking)
+        queues = self._queues.get(loop, {})
+        queue = queues.get(kind)
+        if queue is not None and waiter in queue.waiters:
+            given = queue.leave(waiter)
         else:
-            given = place.result() if place.done() and not place.cancelled() else turn  # its event loop has ended
-        if line is not None and not line.waiting:
-            del lines[kind]
-            if not lines:
-                self._lines.pop(loop, None)
-        both = zip(turn.charged, given.charged)
+            given = waiter.result() if waiter.done() and not waiter.cancelled() else booking  # its event loop has ended
+        if queue is not None and not queue.waiters:
+            del queues[kind]
+            if not queues:
+                self._queues.pop(loop, None)
+        both = zip(booking.charged, given.charged)
         return given._replace(charged=tuple([mine._replace(plan=each.plan, reading=each.reading) for mine, each in both]))
 
 
-class _Line:
-    """Those who wait, and the turns for them: whoever came first has the first. There is one timer, for the first turn."""
+class _WaitQueue:
+    """Waiters, and the turns for them: whoever came first has the first. There is one timer, for the first turn."""
 
     def __init__(self) -> None:
-        self.waiting: dict[Place, None] = {}
-        self._turns: list[Booking] = []
+        self.waiters: dict[Waiter, None] = {}
+        self._bookings: list[Booking] = []
         self._timer: asyncio.TimerHandle | None = None
 
-    def join(self, turn: Booking) -> Place:
+    def join(self, booking: Booking) -> Waiter:
         """Wait, too."""
-        place: Place = asyncio.get_running_loop().create_future()
-        self.waiting[place] = None
-        insort(self._turns, turn, key=_due)
-        if self._timer is None or self._turns[0] is turn:
-            self._set_timer()
-        return place
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        self.waiters[waiter] = None
+        insort(self._bookings, booking, key=_due_us)
+        if self._timer is None or self._bookings[0] is booking:
+            self._schedule()
+        return waiter
 
-    def leave(self, place: Place) -> Booking:
-        """Wait no more, before one was called."""
-        del self.waiting[place]
-        turn = self._turns.pop()
-        self._set_timer()
-        return turn
+    def leave(self, waiter: Waiter) -> Booking:
+        """Wait no more, before the waiter was called."""
+        del self.waiters[waiter]
+        booking = self._bookings.pop()
+        self._schedule()
+        return booking
 
-    def _set_timer(self) -> None:
-        """Ring at the first turn."""
+    def _schedule(self) -> None:
+        """Set the timer to the first turn."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        loop = next((place.get_loop() for place in self.waiting), None)
+        loop = next((waiter.get_loop() for waiter in self.waiters), None)
         if loop is not None and not loop.is_closed():
-            self._timer = loop.call_later(max(self._turns[0].at - monotonic(), SHORTEST), self._call)
+            self._timer = loop.call_later(max(self._bookings[0].due_at - monotonic(), SHORTEST), self._call)
 
     def _call(self) -> None:
-        """Call everybody whose turn has come. Those who are about to leave are passed over."""
+        """Call all waiters whose turn has come. Those that are about to leave are passed over."""
         self._timer = None
-        staying = iter([place for place in self.waiting if not place.done()])
+        staying = iter([waiter for waiter in self.waiters if not waiter.done()])
         now = monotonic()
-        while self._turns and self._turns[0].at <= now:
-            place = next(staying, None)
-            if place is None:
-                return  # who leaves sets the timer for whoever may have come
-            del self.waiting[place]
-            place.set_result(self._turns.pop(0))
-        self._set_timer()
+        while self._bookings and self._bookings[0].due_at <= now:
+            waiter = next(staying, None)
+            if waiter is None:
+                return  # a waiter that leaves sets the timer for whoever may have come
+            del self.waiters[waiter]
+            waiter.set_result(self._bookings.pop(0))
+        self._schedule()
 
 
-_due = attrgetter("due")
+_due_us = attrgetter("due_us")
 
 
-def _kind(turn: Booking) -> tuple[object, ...]:
-    """What tells turns apart that cannot be exchanged."""
-    charges = [(each.is_local, charge.key, charge.bucket, charge.cost) for each in turn.charged for charge in each.plan.charges]
+def _kind(booking: Booking) -> tuple[object, ...]:
+    """Key of the turns that can be exchanged for each other."""
+    charges = [
+        (each.is_local, charge.key, charge.bucket, charge.cost) for each in booking.charged for charge in each.plan.charges
+    ]
     return tuple(charges)

@@ -39,8 +39,8 @@ class AsyncLimiter(Operations):
         super().__init__(timeout, key_prefix)
         self._owns_store = isinstance(store, str)
         self._store: AsyncStore = opened(store, open_store, key_prefix)
-        self._lines = WaitQueues()
-        self._holding = SlotKeeper(self._store, timeout)
+        self._wait_queues = WaitQueues()
+        self._slot_keeper = SlotKeeper(self._store, timeout)
 
     async def hit(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """Take ``cost`` from every limit of ``key``, or from none."""
@@ -71,32 +71,32 @@ class AsyncLimiter(Operations):
         """
         if timeout == 0:
             return await self.hit(key, *limits, cost=cost)
-        booking = asyncio.ensure_future(self._arun(self._booking(key, limits, cost, timeout)))
+        task = asyncio.ensure_future(self._arun(self._booking(key, limits, cost, timeout)))
         try:
-            booked, taken, turn = await asyncio.shield(booking)
+            operation, charged, booking = await asyncio.shield(task)
         except asyncio.CancelledError:
-            await asyncio.shield(self._leave(booking))
+            await asyncio.shield(self._leave(task))
             raise
-        if turn is not None:
-            place = self._lines.join(turn)
+        if booking is not None:
+            waiter = self._wait_queues.join(booking)
             try:
-                await place
+                await waiter
             except GeneratorExit:  # its event loop has ended, so nobody can be told
-                self._lines.leave(turn, place)
+                self._wait_queues.leave(booking, waiter)
                 raise
             except BaseException:
-                left = self._lines.leave(turn, place)
-                await asyncio.shield(self._arun(booked.giving_back([*taken, *left.charged])))
+                given_up = self._wait_queues.leave(booking, waiter)
+                await asyncio.shield(self._arun(operation.giving_back([*charged, *given_up.charged])))
                 raise
-            self._lines.leave(turn, place)
-        return booked.decision
+            self._wait_queues.leave(booking, waiter)
+        return operation.decision
 
-    async def _leave(self, booking: asyncio.Future[tuple[ChargedOperation, tuple[Charged, ...], Booking | None]]) -> None:
-        """Give back what is being booked, as soon as it is known what that is."""
+    async def _leave(self, task: asyncio.Future[tuple[ChargedOperation, tuple[Charged, ...], Booking | None]]) -> None:
+        """Refund what is being booked, as soon as it is known."""
         with suppress(LimitGateError):
-            booked, taken, turn = await booking
-            if booked.decision.allowed:
-                await self._arun(booked.giving_back([*taken, *(turn.charged if turn else ())]))
+            operation, charged, booking = await task
+            if operation.decision.allowed:
+                await self._arun(operation.giving_back([*charged, *(booking.charged if booking else ())]))
 
     async def reserve(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> AsyncReservation:
         """`hit` for an estimated cost: `AsyncReservation.settle` corrects it, `AsyncReservation.cancel` gives it back."""
@@ -109,7 +109,7 @@ class AsyncLimiter(Operations):
         given back at the end, whatever happens; those of a process that has crashed are free again after 30 seconds. Raises
         `RateLimited` where there is no room; it promises no wait, its ``retry_after`` is only a hint.
         """
-        return aslot(self._holding, self._plan("peek", key, (at_once(limit),), cost))
+        return aslot(self._slot_keeper, self._plan("peek", key, (at_once(limit),), cost))
 
     async def penalize(self, key: str, seconds: float) -> Decision:
         """Refuse ``key`` for so many seconds more, whatever its limits say: on top of the ban that it has, if it has one."""
@@ -219,7 +219,7 @@ class Limiter(Operations):
         super().__init__(timeout, key_prefix)
         self._owns_store = isinstance(store, str)
         self._store: SyncStore = opened(store, open_sync_store, key_prefix)
-        self._holding = SlotKeeper(self._store, timeout)
+        self._slot_keeper = SlotKeeper(self._store, timeout)
 
     def hit(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """Take ``cost`` from every limit of ``key``, or from none."""
@@ -248,14 +248,14 @@ class Limiter(Operations):
         of 0 is `hit`, None waits for as long as it takes. If it is interrupted meanwhile, the turn is given back. Raises
         `ConfigError` for limits whose algorithm books no turns.
         """
-        booked, taken, turn = self._run(self._booking(key, limits, cost, timeout))
-        if turn is not None:
+        operation, charged, booking = self._run(self._booking(key, limits, cost, timeout))
+        if booking is not None:
             try:
-                sleep_until(turn)
+                sleep_until(booking)
             except BaseException:
-                self._run(booked.giving_back([*taken, *turn.charged]))
+                self._run(operation.giving_back([*charged, *booking.charged]))
                 raise
-        return booked.decision
+        return operation.decision
 
     def reserve(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Reservation:
         """`hit` for an estimated cost: `Reservation.settle` corrects it, `Reservation.cancel` gives it back."""
@@ -268,7 +268,7 @@ class Limiter(Operations):
         given back at the end, whatever happens; those of a process that has crashed are free again after 30 seconds. Raises
         `RateLimited` where there is no room; it promises no wait, its ``retry_after`` is only a hint.
         """
-        return slot(self._holding, self._plan("peek", key, (at_once(limit),), cost))
+        return slot(self._slot_keeper, self._plan("peek", key, (at_once(limit),), cost))
 
     def penalize(self, key: str, seconds: float) -> Decision:
         """Refuse ``key`` for so many seconds more, whatever its limits say: on top of the ban that it has, if it has one."""

@@ -13,7 +13,7 @@ from limitgate.errors import ConfigError, StoreError
 from limitgate.gate.admission import Booking, Charged
 from limitgate.gate.flow import Flow
 from limitgate.gate.planner import UNLIMITED
-from limitgate.gate.wait_queue import booked
+from limitgate.gate.wait_queue import book
 from limitgate.keys import Key
 from limitgate.limiter.stored_limits import Configuration, Configured, Known, configuration_of, number_of
 from limitgate.limits.bucket import Bucket, buckets_of
@@ -56,7 +56,7 @@ class ChargedOperation:
     def turn(self) -> tuple[tuple[Charged, ...], Booking | None]:
         """The turn that was booked, if there is one to wait for, and what else was taken."""
         taken = (Charged(UNLIMITED, self._plan, self._reading),)
-        return booked(taken, self._reading.now, self.decision.delay) if self.decision.delay else (taken, None)
+        return book(taken, self._reading.now, self.decision.delay) if self.decision.delay else (taken, None)
 
     def giving_back(self, taken: Sequence[Charged]) -> Flow[None]:
         """Give back everything, if there is still somebody to give it back to."""
@@ -112,7 +112,7 @@ class Operations:
         plan = self._ahead((yield from self._planned("spend", key, limits, cost)), timeout)
         found = yield from self._taking(plan)
         taken, turn = found.turn()
-        if timeout is not None and turn is not None and turn.at - began - 0.001 > timeout:
+        if timeout is not None and turn is not None and turn.due_at - began - 0.001 > timeout:
             delay = found.decision.delay
             yield from found.giving_back([*taken, *turn.charged])
             found.decision = found.decision._replace(allowed=False, granted=0, delay=0.0, retry_after=delay)

@@ -56,7 +56,7 @@ LOCKS: dict[str, Callable[[Limiter], tuple[Any, str]]] = {
     "leases": lambda limiter: (limiter._store.leases, "_lock"),  # type: ignore[attr-defined]
     "the end of leases": lambda limiter: (limiter._store, "_lease_lock"),
     "breakers": lambda limiter: (limiter._store._tally, "lock"),  # type: ignore[attr-defined]
-    "slots": lambda limiter: (limiter._holding._in_threads, "_lock"),
+    "slots": lambda limiter: (limiter._slot_keeper._in_threads, "_lock"),
 }
 
 
@@ -91,7 +91,7 @@ def use(limiter: Limiter, key: str) -> None:
         limiter.hit(f"{key}:leased", LEASED)
         limiter.hit(f"{key}:refused", "1/day")
         limiter.hit(f"{key}:refused", "1/day")
-    limiter._holding._in_threads._wind()
+    limiter._slot_keeper._in_threads._set_timer()
     assert limiter._store.healthy  # type: ignore[attr-defined]
 
 
@@ -155,7 +155,7 @@ def test_an_abandoned_generator_gives_its_slot_back(redis_server: RedisServer, u
         mine = len(calls)
         gc.collect()
         assert [ident for ident, _ in calls[mine:] if ident == threading.get_ident()] == []
-        waited(lambda: len(limiter._holding) == 0 and taken(limiter, key) == 0)
+        waited(lambda: len(limiter._slot_keeper) == 0 and taken(limiter, key) == 0)
 
 
 def test_a_slot_abandoned_on_an_event_loop() -> None:

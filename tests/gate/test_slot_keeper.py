@@ -85,7 +85,7 @@ def test_a_slot_is_held_inside_of_with(url: str) -> None:
             assert (refused.value.decision.allowed, refused.value.decision.retry_after) == (False, 1.0)
             with limiter.slot(key + "another", 2) as other:
                 assert other.remaining == 1
-        assert (taken(limiter, key), len(limiter._holding)) == (0, 0)
+        assert (taken(limiter, key), len(limiter._slot_keeper)) == (0, 0)
 
 
 def test_an_async_slot(url: str) -> None:
@@ -100,8 +100,8 @@ def test_an_async_slot(url: str) -> None:
                     async with limiter.slot(key, 1):
                         pytest.fail("there is no room")
             assert (await limiter.peek(key, "1 at once")).remaining == 1
-            (keeper,) = limiter._holding._in_loops.values()
-            assert (keeper._timer, keeper.rings_at, len(limiter._holding)) == (None, None, 0)
+            (keeper,) = limiter._slot_keeper._in_loops.values()
+            assert (keeper._timer, keeper.due_at, len(limiter._slot_keeper)) == (None, None, 0)
 
     asyncio.run(scene())
 
@@ -144,7 +144,7 @@ def test_a_slot_goes_back_when_it_is_cancelled(redis_server: RedisServer, times:
             with pytest.raises(asyncio.CancelledError):
                 await task
             while (await limiter.peek(key, "1 at once")).remaining == 0:
-                assert len(limiter._holding) == 0
+                assert len(limiter._slot_keeper) == 0
 
     asyncio.run(scene())
 
@@ -162,9 +162,9 @@ def test_a_take_that_is_cancelled_is_taken_back(redis_server: RedisServer, in_ha
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            (keeper,) = limiter._holding._in_loops.values()
-            assert len(keeper.doubts) == 1
-            await until(lambda: not keeper.doubts)
+            (keeper,) = limiter._slot_keeper._in_loops.values()
+            assert len(keeper.releases) == 1
+            await until(lambda: not keeper.releases)
             assert (await limiter.peek(key, "1 at once")).remaining == 1
 
     asyncio.run(scene())
@@ -208,7 +208,7 @@ def test_a_slot_whose_store_fails_at_the_end(in_haste: None) -> None:
     waited(lambda: len(store.plans) > 2)
     store.fails = ()
     waited(lambda: taken(limiter, "key") == 0)
-    waited(lambda: not limiter._holding._in_threads._runs)
+    waited(lambda: not limiter._slot_keeper._in_threads._runs)
 
 
 def test_a_slot_whose_store_fails_at_the_beginning(in_haste: None) -> None:
@@ -235,7 +235,7 @@ def test_threads_renew_what_they_hold(redis_server: RedisServer, in_haste: None)
                 assert taken(limiter, key, "1 at once") == 1
                 time.sleep(0.01)
         assert taken(limiter, key, "1 at once") == 0
-        waited(lambda: not limiter._holding._in_threads._runs)
+        waited(lambda: not limiter._slot_keeper._in_threads._runs)
     waited(lambda: not {thread.name for thread in {*threading.enumerate()} - before})
 
 
@@ -280,7 +280,7 @@ def test_nothing_rings_while_nothing_is_held() -> None:
         limiter = AsyncLimiter(store)
         for _ in range(3):
             async with limiter.slot("key", 2), limiter.slot("key", 2):
-                (keeper,) = limiter._holding._in_loops.values()
+                (keeper,) = limiter._slot_keeper._in_loops.values()
                 assert not keeper._timer.cancelled()
             assert keeper._timer is None
 
@@ -295,7 +295,7 @@ def test_a_process_that_slept_takes_its_place_again(caplog: pytest.LogCaptureFix
     mine, others = Limiter(store), Limiter(store)
 
     def rounds() -> None:
-        steps = mine._holding._in_threads.renewing()
+        steps = mine._slot_keeper._in_threads.renewal()
         with contextlib.suppress(StopIteration):
             plan, _ = next(steps)
             while True:
@@ -371,22 +371,22 @@ def test_what_is_held_for_somebody_who_is_gone_is_given_back(in_haste: None) -> 
     waited(lambda: store.spend(plan).states[0][0].taken == 0)
 
 
-def test_doubts_end_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_releases_end_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """What could not be given back is forgotten when it has ended by itself, and no more than so many are remembered."""
     store = Watched()
     holding = SlotKeeper(store, 1.0)
-    monkeypatch.setattr("limitgate.gate.slot_keeper.MAX_DOUBTS", 3)
+    monkeypatch.setattr("limitgate.gate.slot_keeper.MAX_RELEASES", 3)
     monkeypatch.setattr("limitgate.algorithms.concurrency.HELD_US", -1)
-    monkeypatch.setattr(holding._in_threads, "_wind", lambda: None)
+    monkeypatch.setattr(holding._in_threads, "_set_timer", lambda: None)
     limiter = Limiter(store)
     for number in range(5):
         with limiter.slot(f"key {number}", 1):
             pass
     for taking in [asked for asked in store.plans if asked.verb == "spend"]:
         holding.release_later(taking.charges)
-    assert len(holding._in_threads.doubts) == 3
-    assert list(holding._in_threads.renewing()) == []
-    assert holding._in_threads.doubts == {}
+    assert len(holding._in_threads.releases) == 3
+    assert list(holding._in_threads.renewal()) == []
+    assert holding._in_threads.releases == {}
 
 
 def test_without_threads_it_is_tried_again(monkeypatch: pytest.MonkeyPatch, in_haste: None) -> None:
@@ -398,14 +398,14 @@ def test_without_threads_it_is_tried_again(monkeypatch: pytest.MonkeyPatch, in_h
     limiter = Limiter(MemoryStore())
     with limiter.slot("key", 2):
         pass
-    waited(lambda: not limiter._holding._in_threads._runs)
+    waited(lambda: not limiter._slot_keeper._in_threads._runs)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", start)
         first = limiter.slot("key", 2)
         first.__enter__()
-    assert not limiter._holding._in_threads._runs
+    assert not limiter._slot_keeper._in_threads._runs
     with limiter.slot("key", 2):
-        assert limiter._holding._in_threads._runs
+        assert limiter._slot_keeper._in_threads._runs
     first.__exit__(None, None, None)
 
 
@@ -415,7 +415,7 @@ def test_event_loops_one_after_the_other(url: str) -> None:
 
     async def scene() -> None:
         async with limiter.slot(key, 5):
-            assert len(limiter._holding) == 1
+            assert len(limiter._slot_keeper) == 1
         if url != "memory://":
             await limiter._store.aclose()
 
@@ -427,8 +427,8 @@ def test_event_loops_one_after_the_other(url: str) -> None:
     asyncio.run(scene())
     asyncio.run(leaves())
     asyncio.run(scene())
-    assert len(limiter._holding) == 0
-    assert len(limiter._holding._in_loops) <= 1
+    assert len(limiter._slot_keeper) == 0
+    assert len(limiter._slot_keeper._in_loops) <= 1
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
@@ -441,13 +441,13 @@ def test_a_child_of_a_fork_holds_nothing(in_haste: None) -> None:
         if not child:
             try:
                 with limiter.slot("key", 3):
-                    right = len(limiter._holding) == 1 and limiter._holding._in_threads._runs
+                    right = len(limiter._slot_keeper) == 1 and limiter._slot_keeper._in_threads._runs
                 right &= len({charge.slot for plan in store.plans if plan.verb == "spend" for charge in plan.charges}) >= 3
                 os._exit(0 if right else 1)
             finally:
                 os._exit(2)
         _, status = os.waitpid(child, 0)
-        assert len(limiter._holding) == 1
+        assert len(limiter._slot_keeper) == 1
     assert os.waitstatus_to_exitcode(status) == 0
 
 
@@ -502,8 +502,8 @@ def test_never_more_than_so_many_tasks(redis_server: RedisServer) -> None:
                 await asyncio.sleep(0.002)
                 task.cancel()
             await asyncio.wait(tasks)
-            (keeper,) = limiter._holding._in_loops.values()
-            keeper._ring()
+            (keeper,) = limiter._slot_keeper._in_loops.values()
+            keeper._on_timer()
             await until(lambda: keeper.is_idle)
             assert (await limiter.peek(key, "4 at once")).remaining == 4
 

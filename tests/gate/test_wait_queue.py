@@ -15,7 +15,7 @@ from hypothesis import given, strategies as st
 from limitgate import Limit, MemoryStore
 from limitgate.exchange.receive_buffer import MOST, ReceiveBuffer
 from limitgate.gate.admission import Booking, Charged
-from limitgate.gate.wait_queue import Place, WaitQueues
+from limitgate.gate.wait_queue import Waiter, WaitQueues
 from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.plan import MAX_AHEAD, Charge, Plan, Reading
@@ -344,10 +344,10 @@ def test_an_event_loop_that_has_ended_leaves_no_line(world: World) -> None:
     """Who waited there will never leave, and keeps neither the loop nor a line; late leavers find what they came with."""
     lines, first = WaitQueues(), turn(world, 1)
 
-    async def join(mine: Booking) -> Place:
+    async def join(mine: Booking) -> Waiter:
         return lines.join(mine)
 
-    def ended(mine: Booking) -> Place:
+    def ended(mine: Booking) -> Waiter:
         with asyncio.Runner() as runner:
             return runner.run(join(mine))
 
@@ -398,7 +398,7 @@ def test_a_timer_that_rings_early_is_set_again(world: World, monkeypatch: pytest
         mine = turn(world, 1)
         place = WaitQueues().join(mine)
         await place
-        return world.monotonic() - mine.at
+        return world.monotonic() - mine.due_at
 
     assert 0 <= world.run(main()) < 0.001
     assert world.waits < 10

@@ -914,7 +914,7 @@ def test_an_event_loop_that_ends_in_the_middle() -> None:
     awaited(main)
     gc.collect()
     assert complaints == ["Task was destroyed but it is pending!"] * 5  # as asyncio says of any
-    assert len(limiter._lines) == 0
+    assert len(limiter._wait_queues) == 0
 
 
 # --- real servers -----------------------------------------------------------------------------------------------------
