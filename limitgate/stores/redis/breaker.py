@@ -1,7 +1,7 @@
 """Keeps requests from waiting for a Redis that does not answer (the circuit breaker of Nygard's Release It!).
 
-After `FAILURES` calls in a row have failed, requests fail at once. Meanwhile the store looks by itself whether Redis is back,
-one probe at a time, with pauses that grow and differ from process to process. No request waits for a probe.
+After `FAILURES` calls in a row have failed, requests fail at once. Meanwhile the store probes, one probe at a time, with pauses
+that grow and differ from process to process. No request waits for a probe. Knows no clock, timer or connection.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import random
 from threading import RLock
+from typing import Literal
 
 from limitgate.errors import StoreError, StoreFault
 from limitgate.limits.bucket import bucket_of
@@ -27,6 +28,9 @@ PROBE_TIMEOUT = 0.5
 """Seconds that a probe waits for its answer, at most: no longer than a request would, whose timeout may be less."""
 
 
+State = Literal["closed", "open", "half-open"]
+
+
 class Tally:
     """What the breakers of a store have counted together."""
 
@@ -39,69 +43,103 @@ class Tally:
 
 
 class Breaker:
-    """True if a server answers. Its owner says what became of each call, and sends the probes."""
+    """Circuit breaker of one server. Its owner reports how each call ended, and sends the probes.
+
+    closed      calls are sent
+    open        calls fail at once, until a probe is answered
+    half-open   the same, while a probe is on its way
+
+    Times are seconds on one monotonic clock of the owner's.
+    """
 
     def __init__(self, server: str = "Redis", tally: Tally | None = None) -> None:
-        self.healthy = True
-        self.probe: Plan | None = None
-        """What to ask to see whether the server works."""
+        self.state: State = "closed"
         self._server = server
         self._tally = tally or Tally()
         self._in_a_row = 0
         self._pause = FIRST_PAUSE
+        self._probe: Plan | None = None
+        self._probe_began: float | None = None
+        self._is_retired = False
         self._failure: tuple[str, StoreFault] = "", "connection"
+
+    @property
+    def is_closed(self) -> bool:
+        """True if calls are sent."""
+        return self.state == "closed"
 
     @property
     def in_trouble(self) -> bool:
         """True if the last call failed."""
         return self._in_a_row > 0
 
-    def asked(self, plan: Plan) -> None:
-        """A plan is sent. While there is trouble the latest says where to look: on a cluster, its node holds it."""
-        if plan is not self.probe and (self.probe is None or self.in_trouble):
-            self.probe = _probe_beside(plan)
+    def sending(self, plan: Plan) -> None:
+        """Note that a plan is sent. While there is trouble the latest says where to probe: on a cluster, its node holds it."""
+        if plan is not self._probe and (self._probe is None or self.in_trouble):
+            self._probe = _probe_beside(plan)
 
     def check(self) -> None:
-        """Raise a `StoreError` if requests are not to wait."""
-        if not self.healthy:
+        """Raise a `StoreError` unless closed."""
+        if self.state != "closed":
             message, fault = self._failure
             raise StoreError(f"{self._server} is not asked until it answers again: {message}", fault)
 
     def succeeded(self) -> None:
-        """A call was answered."""
+        """Close: a call was answered."""
         if self._in_a_row:
             with self._tally.lock:
-                self._in_a_row, recovered = 0, not self.healthy
-                self.healthy, self._pause = True, FIRST_PAUSE
+                self._in_a_row, recovered = 0, not self.is_closed
+                self.state, self._pause = "closed", FIRST_PAUSE
             if recovered:
                 with survived():  # a handler may raise; probes have to go on
                     log.warning("%s answers again", self._server)
 
     def failed(self, error: StoreError) -> bool:
-        """A call failed. True if that is when requests stop waiting: the first probe is due after a `pause`."""
+        """Count a failed call. True if that opens the breaker: the owner has to probe after `pause_before_probe`."""
         message = str(error)  # the error itself knows everything that led to it, and log records may be kept
         with self._tally.lock:
             self._tally.failures += 1
             self._in_a_row += 1
             self._failure = message, error.fault
-            if not self.healthy or self._in_a_row < FAILURES:
+            if not self.is_closed or self._in_a_row < FAILURES:
                 return False
-            self.healthy = False
+            self.state = "open"
             self._tally.outages += 1
         with survived():
             log.warning("%s does not answer, requests no longer wait for it: %s", self._server, message)
         return True
 
-    def pause(self) -> float:
-        """Seconds until the next probe: somewhere between half of this pause and the whole. The next one is longer."""
-        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
-        return pause * CHANCE.uniform(0.5, 1.0)  # so that not all processes come back at once
+    def retire(self) -> None:
+        """Probe no more: another breaker takes this one's place."""
+        self._is_retired = True
+
+    def pause_before_probe(self, now: float) -> float | None:
+        """Seconds until the next probe is due, None if there is nothing to probe for any more.
+
+        Between half of a pause and the whole, the next one longer, so that not all processes come back at once. It counts from
+        when the last probe began: one that hung was pause enough.
+        """
+        with self._tally.lock:
+            if self.is_closed or self._is_retired:
+                return None
+            self.state = "open"
+            began, self._probe_began = now if self._probe_began is None else self._probe_began, None
+            pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+        return max(0.0, began + pause * CHANCE.uniform(0.5, 1.0) - now)
+
+    def begin_probe(self, now: float) -> Plan | None:
+        """Return the plan to send as a probe, None if there is nothing to probe for any more."""
+        with self._tally.lock:
+            if self.is_closed or self._is_retired:
+                return None
+            self.state, self._probe_began = "half-open", now
+        return self._probe
 
 
 def _probe_beside(plan: Plan) -> Plan:
-    """What asks whether Redis works: clears a bucket that nobody uses, so that a server that cannot write is not believed.
+    """A probe: it clears a bucket that nobody uses, so that a server that cannot write is not believed.
 
-    It is in the slot of the plan's first bucket: a node of a cluster says of others where they are, whether or not it works.
+    The bucket is in the hash slot of the plan's first: a node of a cluster says of others where they are, working or not.
     """
     key = plan.charges[0].key
     return Plan((Charge(f"{key}:probe:{{{key}}}", bucket_of("1/second"), 1, enforced=False, rule=None),), "reset")

@@ -147,10 +147,11 @@ class Leases:
             if charge.adjustment and charge.adjustment.most:
                 self.asked.discard(charge.key)
 
-    def ends(self) -> float | None:
-        """When the oldest lease ends."""
+    def pause(self, at: float) -> float | None:
+        """Seconds from a time until the oldest lease ends, when it is due to be given back; None if there is none."""
         with self._lock:
-            return next((held.sent + LONGEST for held in self._held.values()), None)
+            oldest = next(iter(self._held.values()), None)
+        return None if oldest is None else max(0.0, oldest.sent + LONGEST - at)
 
     def ended(self, at: float, age: float = LONGEST) -> list[Plan]:
         """What gives back all leases of an age in seconds or above at a time, a plan for each. They are no longer used."""

@@ -109,7 +109,7 @@ class RedisReplies:
         """True if requests wait for Redis; where it has stopped answering they do not, until a probe finds it back."""
         with self._tally.lock:  # a node that comes up meanwhile has a breaker of its own
             breakers = list(self._breakers)
-        return all(breaker.healthy for breaker in breakers)
+        return all(breaker.is_closed for breaker in breakers)
 
     @property
     def failures(self) -> int:
@@ -126,6 +126,7 @@ class RedisReplies:
         breaker = Breaker(server, self._tally)
         with self._tally.lock:
             if instead_of is not None:
+                instead_of.retire()
                 self._breakers.discard(instead_of)
             self._breakers.add(breaker)
         return breaker

@@ -6,6 +6,7 @@ from typing import Any
 
 from limitgate.errors import StoreError
 from limitgate.own_errors import OwnError, own_error, survived
+from limitgate.stores.redis.breaker import PROBE_TIMEOUT
 from limitgate.stores.redis.dialer import Address, named
 from limitgate.stores.redis.errors import Redirection, no_error
 from limitgate.stores.redis.replies import Outcome, RedisReplies
@@ -35,6 +36,11 @@ class Server:
     def begin_anew(self) -> None:
         """Forget failures: the server's connections were closed on purpose."""
         self.breaker = self._replies.breaker(self.name, instead_of=self.breaker)
+
+    @property
+    def probe_timeout(self) -> float:
+        """Seconds to wait for the answer to a probe: a server that takes longer than requests would wait is of no use."""
+        return min(PROBE_TIMEOUT, self._replies.patience)
 
     def heard(self, session: Session[Any], event: Answered[Any] | Redirected[Any]) -> Heard:
         """Judge an answer. A failure that is the server's retires the connection: the next call gets another one.

@@ -187,7 +187,7 @@ class SlotMap(Generic[N]):
         return {address for address in self._holders if address is not None}
 
     def _is_healthy(self, address: Address) -> bool:
-        return address not in self.nodes or self.nodes[address].breaker.healthy
+        return address not in self.nodes or self.nodes[address].breaker.is_closed
 
 
 def unreachable(nodes: SlotMap[Any], parts: Sequence[Part]) -> StoreError | None:

@@ -97,7 +97,7 @@ def test_a_breaker_opens_after_failures_in_a_row() -> None:
     breaker.succeeded()
     opened += [breaker.failed(FAILURE) for _ in range(FAILURES + 2)]
     assert [place for place, opens in enumerate(opened) if opens] == [2 * FAILURES - 2]
-    assert (breaker.healthy, tally.outages, tally.failures) == (False, 1, 2 * FAILURES + 1)
+    assert (breaker.is_closed, tally.outages, tally.failures) == (False, 1, 2 * FAILURES + 1)
     with pytest.raises(StoreError, match="no answer") as raised:
         breaker.check()
     assert raised.value.fault == "timeout"
@@ -105,22 +105,67 @@ def test_a_breaker_opens_after_failures_in_a_row() -> None:
     breaker.check()
 
 
+def an_open_breaker() -> Breaker:
+    breaker = Breaker()
+    breaker.sending(a_plan())
+    for _ in range(FAILURES):
+        breaker.failed(FAILURE)
+    return breaker
+
+
 def test_pauses_grow_and_differ() -> None:
     """Probes come fewer and fewer up to a bound, and not all processes send theirs at once; recovery starts over."""
-    breaker = Breaker()
-    breaker.failed(FAILURE)
-    pauses = [breaker.pause() for _ in range(40)]
+    breaker = an_open_breaker()
+    pauses = [breaker.pause_before_probe(1000.0) or 0 for _ in range(40)]
     assert FIRST_PAUSE / 2 <= pauses[0] <= FIRST_PAUSE
     assert all(LONGEST_PAUSE / 2 <= pause <= LONGEST_PAUSE for pause in pauses[10:])
     assert len(set(pauses[10:])) > 20
     breaker.succeeded()
-    assert breaker.pause() <= FIRST_PAUSE
+    assert breaker.pause_before_probe(1000.0) is None
+    for _ in range(FAILURES):
+        breaker.failed(FAILURE)
+    assert 0 < (breaker.pause_before_probe(1000.0) or 0) <= FIRST_PAUSE
+
+
+def test_a_probe_half_opens_a_breaker() -> None:
+    """Requests still fail at once while it is on its way; what comes of it closes the breaker, or leads to the next one."""
+    breaker = an_open_breaker()
+    assert breaker.state == "open"
+    probe = breaker.begin_probe(1000.0)
+    assert probe is not None
+    assert (probe.verb, breaker.state) == ("reset", "half-open")
+    with pytest.raises(StoreError):
+        breaker.check()
+    assert not breaker.failed(FAILURE)
+    assert breaker.pause_before_probe(1000.0) is not None
+    assert breaker.state == "open"
+    breaker.begin_probe(1001.0)
+    breaker.succeeded()
+    assert breaker.state == "closed"
+    assert (breaker.pause_before_probe(1001.0), breaker.begin_probe(1001.0)) == (None, None)
+
+
+def test_a_probe_that_hung_was_pause_enough() -> None:
+    """The next one is due so long after the last one began, not after it ended."""
+    breaker = an_open_breaker()
+    breaker.begin_probe(1000.0)
+    assert breaker.pause_before_probe(1000.0 + LONGEST_PAUSE) == 0
+
+
+def test_a_breaker_that_was_replaced_probes_no_more() -> None:
+    """As after a store was closed."""
+    store = RedisStore("redis://127.0.0.1:1")
+    breaker = store.breaker()
+    for _ in range(FAILURES):
+        breaker.failed(FAILURE)
+    store.breaker(instead_of=breaker)
+    assert (breaker.pause_before_probe(1000.0), breaker.begin_probe(1000.0)) == (None, None)
 
 
 def test_the_applications_own_chance_is_left_alone() -> None:
     """An application that has seeded Python's random numbers gets the same ones whether or not probes are sent."""
     state = random.getstate()
-    Breaker().pause()
+    assert an_open_breaker().pause_before_probe(1000.0)
     assert random.getstate() == state
 
 

@@ -614,17 +614,17 @@ def test_a_lease_that_is_learned_of_as_the_thread_ends_goes_back(
 ) -> None:
     """A lease that comes just when the thread that gives back has found none is given back in time all the same."""
     store = RedisStore(own_redis.url)
-    ends, late = store.leases.ends, [a_plan(cost=3)]
+    pause, late = store.leases.pause, [a_plan(cost=3)]
 
-    def ends_just_before_another_comes() -> float | None:
-        found = ends()
-        if found is None and late:
+    def ends_just_before_another_comes(at: float) -> float | None:
+        left = pause(at)
+        if left is None and late:
             background.here.is_background = False  # as if another thread asked
             store.spend(late.pop(), PATIENT)
             background.here.is_background = True
-        return found
+        return left
 
-    monkeypatch.setattr(store.leases, "ends", ends_just_before_another_comes)
+    monkeypatch.setattr(store.leases, "pause", ends_just_before_another_comes)
     store.spend(a_plan(), PATIENT)
     assert eventually(lambda: not late)
     assert eventually(lambda: owed(own_redis) == 4)

@@ -23,7 +23,7 @@ from limitgate.stores.redis.aio.batch import Batch, Request
 from limitgate.stores.redis.aio.connection import AsyncConnection, Heard
 from limitgate.stores.redis.aio.listening import AWAY, ListeningClock, Silence
 from limitgate.stores.redis.aio.loop_end import begin
-from limitgate.stores.redis.breaker import PROBE_TIMEOUT, Breaker
+from limitgate.stores.redis.breaker import Breaker
 from limitgate.stores.redis.dialer import CONNECT_TIMEOUT, Address
 from limitgate.stores.redis.errors import Redirection, no_room, store_error, unsendable
 from limitgate.stores.redis.replies import MAX_BATCH, Outcome, RedisReplies, Room
@@ -112,7 +112,7 @@ class Batcher:
             raise StoreError(f"{MAX_QUEUED} requests wait for {self._server.name} already", "overload")
         if self._pipeline is None and loop.time() < self._no_room_until:
             raise no_room()
-        self.breaker.asked(plan)
+        self.breaker.sending(plan)
         reading = loop.create_future()
         due = self._silence.seconds + timeout
         (self._queue.appendleft if first else self._queue.append)((plan, due, reading, timeout))
@@ -165,7 +165,7 @@ class Batcher:
         except StoreError as error:
             self._fail(batch, error)
             return
-        self.breaker.asked(batch.plans[0])
+        self.breaker.sending(batch.plans[0])
         self._again.append(batch)
         self._silence.watch(self)
         self._flush()
@@ -369,7 +369,7 @@ class Batcher:
 
     def _dial_at_once(self) -> None:
         """Where Redis has been silent for so long that its connection is given up, no pause is due before the next."""
-        if not self.breaker.healthy and self._pipeline is None and self._connecting in (None, asyncio.current_task()):
+        if not self.breaker.is_closed and self._pipeline is None and self._connecting in (None, asyncio.current_task()):
             self._connecting = begin(self._connect())
 
     def listened(self) -> float | None:
@@ -447,20 +447,19 @@ class Batcher:
             self._cluster.troubled()
 
     def _probe_later(self) -> None:
-        self._probe_timer = asyncio.get_running_loop().call_later(self.breaker.pause(), self._send_probe)
+        loop = asyncio.get_running_loop()
+        pause = self.breaker.pause_before_probe(loop.time())
+        self._probe_timer = None if pause is None else loop.call_later(pause, self._send_probe)
 
     def _send_probe(self) -> None:
         self._probe_timer = None
-        probe = self.breaker.probe
-        if probe is not None and not self.breaker.healthy:
-            try:
-                self.ask(probe, min(PROBE_TIMEOUT, self._script.patience)).add_done_callback(self._probed)
-            except Exception as error:  # noqa: BLE001 - without the next probe nobody would ask again; mostly there is no room here
-                own_error(error)
-                self._probe_later()
-
-    def _probed(self, answer: asyncio.Future[Reading]) -> None:
-        if answer.exception() and not self.breaker.healthy:
+        probe = self.breaker.begin_probe(asyncio.get_running_loop().time())
+        if probe is None:
+            return
+        try:
+            self.ask(probe, self._server.probe_timeout).add_done_callback(lambda _: self._probe_later())
+        except Exception as error:  # noqa: BLE001 - without the next probe nobody would ask again; mostly there is no room here
+            own_error(error)
             self._probe_later()
 
 

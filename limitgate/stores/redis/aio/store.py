@@ -49,9 +49,9 @@ class _Here:
 
     def end_leases_in_time(self) -> None:
         """Give leases back when the oldest ends, and so on."""
-        ends = self._leases.ends() if self._timer is None else None
-        if ends is not None:
-            self._timer = asyncio.get_running_loop().call_later(max(0.0, ends - time.monotonic()), self._end_leases)
+        pause = self._leases.pause(time.monotonic()) if self._timer is None else None
+        if pause is not None:
+            self._timer = asyncio.get_running_loop().call_later(pause, self._end_leases)
 
     def _end_leases(self) -> None:
         self._timer = None

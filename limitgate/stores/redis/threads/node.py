@@ -16,7 +16,7 @@ from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan
 from limitgate.own_errors import own_error, survived
 from limitgate.stores.redis import background
-from limitgate.stores.redis.breaker import PROBE_TIMEOUT, Breaker
+from limitgate.stores.redis.breaker import Breaker
 from limitgate.stores.redis.dialer import CONNECT_TIMEOUT, Address, Dial
 from limitgate.stores.redis.errors import store_error, unsendable
 from limitgate.stores.redis.replies import Outcome, RedisReplies
@@ -78,11 +78,12 @@ class Node:
     def look(self) -> None:
         """Probe in this thread if it is time to, as no other could be started for it; others do not wait meanwhile."""
         due = self._probe_due
-        if due is None or self.breaker.healthy or time.monotonic() < due or not self._probing.acquire(blocking=False):
+        if due is None or self.breaker.is_closed or time.monotonic() < due or not self._probing.acquire(blocking=False):
             return
         try:
-            if not self._look_for_server() and self.probe(self.breaker, Patience(self._replies.patience)):
-                self._probe_due = time.monotonic() + self.breaker.pause()
+            if not self._start_probing():
+                self.probe(self.breaker, Patience(self._replies.patience))
+                self._probe_here_later()
         finally:
             self._probing.release()
 
@@ -96,7 +97,7 @@ class Node:
 
     def send(self, calls: Sequence[Call], patience: Patience) -> Sent:
         """Send calls together, to be followed by `hear`."""
-        self.breaker.asked(calls[0].plans[0])
+        self.breaker.sending(calls[0].plans[0])
         sent = Sent(calls, None)
         try:
             sent.connection = connection = self._connections.take(patience)
@@ -137,17 +138,17 @@ class Node:
         self._connections.close()
         self.close()
 
-    def probe(self, breaker: Breaker, connecting: Patience) -> bool:
-        """Ask whether the server is back. False where nobody needs to ask any more."""
-        if breaker is not self.breaker or breaker.probe is None:
-            return False
+    def probe(self, breaker: Breaker, connecting: Patience) -> None:
+        """Ask whether the server is back, if anybody still needs to know."""
+        probe = breaker.begin_probe(time.monotonic())
+        if probe is None:
+            return
         try:
             self._connections.give(self._connections.take(connecting))
         except StoreError as error:
             self._note(error)
-            return True
-        self._carry_out([breaker.probe], Patience(min(PROBE_TIMEOUT, self._replies.patience)))
-        return not breaker.healthy
+        else:
+            self._carry_out([probe], Patience(self._server.probe_timeout))
 
     def _carry_out(self, plans: Sequence[Plan], patience: Patience) -> Heard:
         call = Call(plans)
@@ -218,18 +219,23 @@ class Node:
         """Tell the breaker of a failure, unless it is our own."""
         if failure.fault == "overload":
             return
-        if self.breaker.failed(failure) and not self._look_for_server():
-            self._probe_due = time.monotonic() + self.breaker.pause()
+        if self.breaker.failed(failure) and not self._start_probing():
+            self._probe_here_later()
         self._failed()
 
-    def _look_for_server(self) -> bool:
+    def _start_probing(self) -> bool:
         """Start the thread that probes until the server is back; it keeps no store alive. False if none can be started now."""
         try:
-            background.start("probe", _probe, ref(self), self.breaker)
+            background.start("probe", _keep_probing, ref(self), self.breaker)
         except RuntimeError:
             return False
         self._probe_due = None
         return True
+
+    def _probe_here_later(self) -> None:
+        now = time.monotonic()
+        pause = self.breaker.pause_before_probe(now)
+        self._probe_due = None if pause is None else now + pause
 
 
 def _joined(call: Call, heard: Heard, error: Exception) -> Heard:
@@ -243,14 +249,12 @@ def _joined(call: Call, heard: Heard, error: Exception) -> Heard:
     return [lost if plan.has_adjustments else next(told) for plan in call.asked]
 
 
-def _probe(node: ref[Node], breaker: Breaker) -> None:
-    goes_on, began = True, time.monotonic()
-    while goes_on:
-        time.sleep(max(0.0, began + breaker.pause() - time.monotonic()))  # a probe that hung was pause enough
-        began = time.monotonic()
-        asking = node()
-        goes_on = asking is not None
-        if asking is not None:
-            with survived():
-                goes_on = asking.probe(breaker, Patience(2 * CONNECT_TIMEOUT))  # no request waits for it
-        del asking
+def _keep_probing(node: ref[Node], breaker: Breaker) -> None:
+    while (pause := breaker.pause_before_probe(time.monotonic())) is not None:
+        time.sleep(pause)
+        probing = node()
+        if probing is None:
+            return
+        with survived():
+            probing.probe(breaker, Patience(2 * CONNECT_TIMEOUT))  # no request waits for it
+        del probing

@@ -139,10 +139,10 @@ class RedisStore(RedisReplies):
         while True:
             with self._lease_lock:
                 self._gives_back = False  # first, so that a lease that comes now starts another thread
-                ends = self.leases.ends()
-                if ends is None:
+                pause = self.leases.pause(time.monotonic())
+                if pause is None:
                     return
                 self._gives_back = True
-            time.sleep(max(0.0, ends - time.monotonic()))
+            time.sleep(pause)
             with survived():
                 self._give_back()
