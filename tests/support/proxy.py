@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import hiredis
 
-from limitgate.stores.redis.inspection import INSPECT
+from limitgate.stores.redis.dial.inspection import INSPECT
 from tests.support.redis_server import RedisServer
 
 PATIENT = 20.0

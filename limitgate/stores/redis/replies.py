@@ -15,7 +15,7 @@ from limitgate.limits.plan import Plan, Reading
 from limitgate.stores.redis import wire
 from limitgate.stores.redis.breaker import Breaker, Tally
 from limitgate.stores.redis.deny_cache import DenyCache
-from limitgate.stores.redis.inspection import Inspection
+from limitgate.stores.redis.dial.inspection import Inspection
 from limitgate.stores.redis.leases import Leases
 from limitgate.stores.redis.server_clock import ServerClock
 

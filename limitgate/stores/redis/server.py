@@ -7,7 +7,7 @@ from typing import Any
 from limitgate.errors import StoreError
 from limitgate.own_errors import OwnError, own_error, survived
 from limitgate.stores.redis.breaker import PROBE_TIMEOUT
-from limitgate.stores.redis.dialer import Address, named
+from limitgate.stores.redis.dial.dialer import Address, named
 from limitgate.stores.redis.errors import Redirection, no_error
 from limitgate.stores.redis.replies import Outcome, RedisReplies
 from limitgate.stores.redis.server_clock import ServerClock

@@ -16,7 +16,7 @@ from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.refund import full_refund
 from limitgate.stores.redis.breaker import CHANCE, Breaker
-from limitgate.stores.redis.dialer import Address, said_address
+from limitgate.stores.redis.dial.dialer import Address, said_address
 from limitgate.stores.redis.replies import Outcome
 
 GIVE_BACK_TIMEOUT = 0.5

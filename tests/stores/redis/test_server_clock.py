@@ -20,7 +20,7 @@ from limitgate import RedisStore
 from limitgate.diagnostics import APART
 from limitgate.stores.redis.aio.batcher import Batcher
 from limitgate.stores.redis.aio.listening import ListeningClock
-from limitgate.stores.redis.dialer import Dialer
+from limitgate.stores.redis.dial.dialer import Dialer
 from limitgate.stores.redis.server_clock import DRIFT, ServerClock
 from limitgate.stores.redis.threads.node import Node
 from limitgate.stores.redis.threads.patience import Patience

@@ -17,7 +17,7 @@ from limitgate.stores.redis.aio.batcher import Batcher
 from limitgate.stores.redis.aio.cluster import Cluster
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.aio.loop_end import LoopEnd
-from limitgate.stores.redis.dialer import CONNECT_TIMEOUT, Dialer
+from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.redis.leases import LONGEST, Leases
 from limitgate.stores.redis.replies import RedisReplies
 
@@ -85,7 +85,7 @@ class AsyncRedisStore(RedisReplies):
     """Buckets in Redis for asyncio: requests of the same turn of an event loop share a call.
 
     ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's query options, or one with several servers, see
-    limitgate/stores/redis/dialer.py. Connects on first use. Callers that are refused are answered without asking until the
+    limitgate/stores/redis/dial/dialer.py. Connects on first use. Callers that are refused are answered without asking until the
     moment they were promised; ``local_refusals=False`` asks every time.
     """
 

@@ -14,7 +14,7 @@ from typing import Any
 from limitgate.errors import StoreError
 from limitgate.own_errors import own_error
 from limitgate.stores.redis import background
-from limitgate.stores.redis.dialer import Dial
+from limitgate.stores.redis.dial.dialer import Dial
 from limitgate.stores.redis.errors import store_error
 from limitgate.stores.redis.threads.connection import SyncConnection
 from limitgate.stores.redis.threads.patience import SHORTEST, Patience

@@ -14,7 +14,7 @@ from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan, Reading
 from limitgate.own_errors import survived
 from limitgate.stores.redis import background
-from limitgate.stores.redis.dialer import CONNECT_TIMEOUT, Dialer
+from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.redis.leases import LONGEST
 from limitgate.stores.redis.replies import MAX_BATCH, Outcome, RedisReplies, calls_of
 from limitgate.stores.redis.threads.cluster import Cluster
@@ -49,7 +49,7 @@ class RedisStore(RedisReplies):
     """Buckets in Redis for threads: one round trip per request, shared by those that ask at the same time.
 
     ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's query options, or one with several servers, see
-    limitgate/stores/redis/dialer.py. Connects on first use. Callers that are refused are answered without asking until the
+    limitgate/stores/redis/dial/dialer.py. Connects on first use. Callers that are refused are answered without asking until the
     moment they were promised; ``local_refusals=False`` asks every time.
 
     A signal handler, a finalizer or a log handler may call a store in the midst of another call of the same thread. That raises

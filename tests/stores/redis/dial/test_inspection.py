@@ -19,13 +19,13 @@ from redis.exceptions import NoPermissionError, RedisError, ResponseError
 from limitgate import StoreError
 from limitgate.algorithms import script
 from limitgate.stores.redis.aio.listening import ListeningClock
-from limitgate.stores.redis.dialer import Dialer
-from limitgate.stores.redis.inspection import INSPECT, Data, Inspection, Told, told
+from limitgate.stores.redis.dial.dialer import Dialer
+from limitgate.stores.redis.dial.inspection import INSPECT, Data, Inspection, Told, told
 from tests.stores.test_stores import PATIENT, REDIS, Door, a_plan
 from tests.support.impostor import HANG_UP, Impostor
 from tests.support.redis_server import RedisServer
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 ACL = re.search(r"^ACL SETUSER .*$", (ROOT / "docs/deployment.md").read_text(), re.MULTILINE)[0].split()
 RIGHTS = [word for word in ACL if word.startswith("+") and word != "+info"]
 NOBODY = "0" * 40
@@ -326,5 +326,5 @@ def test_a_log_handler_that_raises(guarded: RedisServer, open_door: Callable[[st
     """Whatever becomes of what is said, requests are answered."""
     door = open_door(user(guarded, "-strlen"))
     door.store.inspection.expect("limitgate")
-    monkeypatch.setattr("limitgate.stores.redis.inspection.told", lambda _: 1 / 0)
+    monkeypatch.setattr("limitgate.stores.redis.dial.inspection.told", lambda _: 1 / 0)
     assert door.spend(a_plan(key="limitgate:b")).admitted

@@ -31,10 +31,10 @@ from redis.retry import Retry
 
 from limitgate.errors import ConfigError
 from limitgate.stores.redis.aio.listening import ListeningClock
+from limitgate.stores.redis.dial.inspection import Inspection
+from limitgate.stores.redis.dial.resolver import Resolver
+from limitgate.stores.redis.dial.spare import SPARE
 from limitgate.stores.redis.errors import is_no_room
-from limitgate.stores.redis.inspection import Inspection
-from limitgate.stores.redis.resolver import Resolver
-from limitgate.stores.redis.spare import SPARE
 
 CONNECT_TIMEOUT = 1.5
 """Seconds that connecting may take in the background; recovery from a connect that hangs takes as long."""
