@@ -11,7 +11,7 @@ from handbook.fields import HEADS, Field, docstrings, either_of, fields_of, plai
 from limitgate import Limit, Rule, Settings
 from limitgate.limits.limit import NAMES
 from limitgate.rules.callers import KnownCaller
-from limitgate.rules.rule import ChargeIf
+from limitgate.rules.options import ChargeIf
 
 _VALUES = {
     "rules": "path or rules",

@@ -9,7 +9,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from types import UnionType
-from typing import Annotated, Any, get_origin
+from typing import Annotated, Any, Unpack, get_origin
 
 from fastapi import HTTPException, params
 from starlette.requests import HTTPConnection
@@ -23,7 +23,8 @@ from limitgate.limits.decision import Decision, RateLimited
 from limitgate.limits.limit import Limit
 from limitgate.routes import fastapi_openapi
 from limitgate.rules.decorators import place_named, seen_by_gate, without_a_gate
-from limitgate.rules.rule import Cost, OnError, Outcomes, Rule, RuleOptions
+from limitgate.rules.options import DependencyOptions, check_names, show_options
+from limitgate.rules.rule import DEFAULTS, Rule
 
 Part = str | Callable[..., Any] | params.Depends | UnionType
 """A part of a key: one that rules know, too, or a dependency, as it is, in ``Depends(...)``, or as ``Annotated`` type.
@@ -59,31 +60,17 @@ class RateLimit:
         self,
         *limits: Limit | str,
         name: str | None = None,
-        qps: int | None = None,
-        qpm: int | None = None,
-        qph: int | None = None,
-        qpd: int | None = None,
-        concurrency: int | None = None,
         key: Iterable[Part] = ("ip",),
-        methods: Iterable[str] | None = None,
-        cost: Cost = 1,
-        on_error: OnError | None = None,
-        shadow: bool = False,
-        charge_if: Outcomes | None = None,
-        algorithm: str | None = None,
-        align: str | None = None,
-        max_delay: float | str | None = None,
+        **options: Unpack[DependencyOptions],
     ) -> None:
+        check_names("RateLimit.__init__", options, DependencyOptions)
         if seen_by_gate.get() is not None:
             message = (
                 "a RateLimit is made while a request is under way, expected it to be made once, since each has its own bucket"
             )
             raise ConfigError(message)
-        options: RuleOptions = {"qps": qps, "qpm": qpm, "qph": qph, "qpd": qpd, "on_error": on_error, "shadow": shadow}
-        options |= {"methods": methods, "cost": cost, "charge_if": charge_if, "algorithm": algorithm, "align": align}
-        options |= {"concurrency": concurrency, "max_delay": max_delay}
-        options["key"], dependencies = _taken_apart(key)
-        rule = Rule(name or "RateLimit", *limits, **options)
+        named, dependencies = _taken_apart(key)
+        rule = Rule(name or "RateLimit", *limits, key=named, **options)
         self.rule = rule if name else rule.model_copy(update={"name": _default_name(_module_of_caller(), rule)})
         self._asks_user = rule.key_asks("user")
         self._names = {f"part_{place}": _name_of(dependency) for place, dependency in enumerate(dependencies)}
@@ -120,6 +107,9 @@ class RateLimit:
             request = exchange.admission.request
             request.scope = {**(request.scope or {}), "user": scope.get("user")}
         return await exchange.afurther([(self.rule, values)])
+
+
+show_options(RateLimit.__init__, DependencyOptions, DEFAULTS)
 
 
 def _taken_apart(key: Iterable[Part]) -> tuple[Iterable[str], list[Any]]:

@@ -27,7 +27,7 @@ from limitgate.outbound.throttle import (
     limiter_of,
     run,
 )
-from limitgate.rules.rule import OnError
+from limitgate.rules.options import OnError
 
 __all__ = ["AsyncRateLimitTransport", "RateLimitTransport", "host", "repeatable"]
 

@@ -16,7 +16,7 @@ from limitgate.limits.limit import Limit
 from limitgate.outbound.bodies import host_of, in_memory, kept
 from limitgate.outbound.response_fields import Answer, answer_of
 from limitgate.outbound.throttle import LONGEST_PAUSE, OF_BODIES, ClientThrottle, is_idempotent, limiter_of, run
-from limitgate.rules.rule import OnError
+from limitgate.rules.options import OnError
 
 __all__ = ["RateLimitAdapter", "host", "repeatable"]
 

@@ -11,7 +11,7 @@ import pytest
 
 from limitgate import Rule
 from limitgate.gate.build import GateOptions
-from limitgate.rules.rule import RuleOptions
+from limitgate.rules.options import RuleOptions
 from limitgate.rules.settings import Settings
 
 CHECKED = Path(__file__).parent / "typing"

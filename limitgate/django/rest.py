@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from asgiref.sync import async_to_sync
 from rest_framework.exceptions import APIException
@@ -16,13 +16,14 @@ from limitgate.keys import value_of
 from limitgate.limits.decision import Decision
 from limitgate.limits.limit import Limit
 from limitgate.rules.decorators import place_named, without_a_gate
-from limitgate.rules.rule import Cost, OnError, Outcomes, Rule, RuleOptions
+from limitgate.rules.options import ThrottleOptions
+from limitgate.rules.rule import Rule
 from limitgate.stores import SyncStore
 
 _NOT_THERE = object()
 _USER = "user"
-_OPTIONS = ("limits", "key", "name", "methods", "cost", "on_error", "shadow", "charge_if", "algorithm", "align", "max_delay")
-"""What a class that derives from `Throttle` may set."""
+_OPTIONS = ("limits", "key", "name", *ThrottleOptions.__annotations__)
+"""Attributes that a class derived from `Throttle` may set."""
 
 
 class Unavailable(APIException):  # type: ignore[misc]  # REST framework is not typed
@@ -39,27 +40,20 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
     """A throttle to derive from: ``class Burst(Throttle): limits = ("10/minute", "100/day")``.
 
     Goes into ``throttle_classes`` or ``DEFAULT_THROTTLE_CLASSES`` like any other, and needs `LimitGateMiddleware` around the
-    views, with whose rules it is charged together or not at all. The part ``user`` of its key is whom REST framework has
-    authenticated. All views that have the throttle share its limits, unless the key has the part ``path``. Refused requests
-    are answered by REST framework. Raises `ConfigError` like `Rule` where the class is defined.
+    views, with whose rules it is charged together or not at all. Further options of a `Rule` are attributes, such as ``cost``
+    or ``shadow``, see `ThrottleOptions`. The part ``user`` of its key is whom REST framework has authenticated. All views that
+    have the throttle share its limits, unless the key has the part ``path``. Refused requests are answered by REST framework.
+    Raises `ConfigError` like `Rule` where the class is defined.
     """
 
     limits: ClassVar[Sequence[Limit | str]] = ()
     """Limits such as ``10/minute``; a class without any is only one to derive others from."""
     key: ClassVar[Iterable[str]] = (_USER,)
-    """What buckets are told apart by; somebody who is not authenticated counts by address."""
+    """Parts that tell buckets apart; somebody who is not authenticated counts by address."""
     name: ClassVar[str | None] = None
     """The rule's name, that of the class if not given."""
-    methods: ClassVar[Iterable[str] | None] = None
-    cost: ClassVar[Cost] = 1
-    on_error: ClassVar[OnError | None] = None
-    shadow: ClassVar[bool] = False
-    charge_if: ClassVar[Outcomes | None] = None
-    algorithm: ClassVar[str | None] = None
-    align: ClassVar[str | None] = None
-    max_delay: ClassVar[float | str | None] = None
     rule: ClassVar[Rule | None] = None
-    """What all this becomes."""
+    """The rule that all this makes."""
 
     _decision: Decision | None = None
 
@@ -72,11 +66,10 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
             raise ConfigError(f"{cls.__qualname__}: limits or key is text, expected a tuple such as ('10/minute',)")
         if cls.limits:
             cls._asks_user = _USER in cls.key
-            options: RuleOptions = {"methods": cls.methods, "cost": cls.cost, "on_error": cls.on_error, "shadow": cls.shadow}
-            options |= {"key": [part for part in cls.key if part != _USER] or ["global"], "charge_if": cls.charge_if}
-            options |= {"algorithm": cls.algorithm, "align": cls.align, "max_delay": cls.max_delay}
+            options = cast("ThrottleOptions", {name: getattr(cls, name) for name in _OPTIONS[3:] if hasattr(cls, name)})
+            key = [part for part in cls.key if part != _USER] or ["global"]
             name = cls.__dict__.get("name") or place_named(f"{cls.__module__}.{cls.__qualname__}")
-            cls.rule = Rule(name, *cls.limits, **options)
+            cls.rule = Rule(name, *cls.limits, key=key, **options)
 
     def allow_request(self, request: Any, view: Any) -> bool:
         """True if a request of REST framework's may pass. Raises `Unavailable` where ``on_error`` says closed."""

@@ -17,7 +17,8 @@ from limitgate.limits.priority import RESERVES
 from limitgate.routes import Routes
 from limitgate.rules import lint
 from limitgate.rules.files import rules_of
-from limitgate.rules.rule import OnError, Rule, RuleSet
+from limitgate.rules.options import OnError
+from limitgate.rules.rule import Rule, RuleSet
 from limitgate.rules.settings import Settings, warn_about_environment
 from limitgate.stores import MemoryStore, Opener, opened
 

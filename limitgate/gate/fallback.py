@@ -16,7 +16,7 @@ from limitgate.gate.planner import RequestPlan
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.limits.decision import decide, undecided
 from limitgate.limits.plan import Charge, Plan, Reading
-from limitgate.rules.rule import OnError
+from limitgate.rules.options import OnError
 from limitgate.stores.memory import MemoryStore
 
 

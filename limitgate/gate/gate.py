@@ -28,7 +28,7 @@ from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.limits.refund import refund
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING
-from limitgate.rules.rule import OnError
+from limitgate.rules.options import OnError
 from limitgate.stores import AsyncRedisStore
 
 log = logging.getLogger("limitgate")

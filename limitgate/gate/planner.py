@@ -20,7 +20,8 @@ from limitgate.routes import Routes, mounts_of
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING, Mark, seen_by_gate
 from limitgate.rules.lint import overshooting
-from limitgate.rules.rule import Per, Rule, RuleSet
+from limitgate.rules.options import Per
+from limitgate.rules.rule import Rule, RuleSet
 
 _PATHS, _SHORT = 512, 200
 """Paths that a planner remembers the rules of, and the characters of one that it remembers: clients choose both."""

@@ -23,7 +23,7 @@ from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.decision import Decision, RateLimited
 from limitgate.limits.limit import Limit
 from limitgate.outbound.response_fields import Answer
-from limitgate.rules.rule import OnError
+from limitgate.rules.options import OnError
 from limitgate.stores import MemoryStore
 
 Request = TypeVar("Request")

@@ -13,14 +13,15 @@ import inspect
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container
 from contextvars import ContextVar
 from types import FrameType, FunctionType
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, Unpack, cast
 
 from limitgate.errors import ConfigError
 from limitgate.limits.limit import Limit, as_limit
-from limitgate.rules.rule import Cost, OnError, Outcomes, Per, Rule, RuleOptions
+from limitgate.rules.options import LimitOptions, check_names, show_options
+from limitgate.rules.rule import DEFAULTS, Rule
 
 F = TypeVar("F", bound=Callable[..., Any])
 Mark = Rule | Literal["exempt"]
@@ -51,35 +52,15 @@ class _Everything:
 EVERYTHING: Container[Mark] = _Everything()
 
 
-def limit(
-    *limits: Limit | str,
-    name: str | None = None,
-    qps: int | None = None,
-    qpm: int | None = None,
-    qph: int | None = None,
-    qpd: int | None = None,
-    concurrency: int | None = None,
-    key: Iterable[str] = ("ip",),
-    methods: Iterable[str] | None = None,
-    cost: Cost = 1,
-    on_error: OnError | None = None,
-    shadow: bool = False,
-    charge_if: Outcomes | None = None,
-    per: Per = "request",
-    algorithm: str | None = None,
-    align: str | None = None,
-    max_delay: float | str | None = None,
-) -> Callable[[F], F]:
+def limit(*limits: Limit | str, name: str | None = None, **options: Unpack[LimitOptions]) -> Callable[[F], F]:
     """Limit an endpoint: a Starlette, FastAPI, Flask or Django view, a class-based one or one of its methods.
 
     Takes what `Rule` takes, and stacks. Without a ``name`` each decorated place has one of its own, from its module and
     qualified name; places that are given the same name share a bucket. Raises `ConfigError` like `Rule`, and the
     decorated endpoint raises it when it is called without a gate around it.
     """
+    check_names("limit", options, LimitOptions)
     given = tuple(as_limit(limit) for limit in limits)
-    options: RuleOptions = {"qps": qps, "qpm": qpm, "qph": qph, "qpd": qpd, "on_error": on_error, "shadow": shadow}
-    options |= {"key": key, "methods": methods, "cost": cost, "charge_if": charge_if, "per": per}
-    options |= {"algorithm": algorithm, "align": align, "concurrency": concurrency, "max_delay": max_delay}
 
     def decorate(endpoint: F) -> F:
         _check_is_real(endpoint)
@@ -91,6 +72,9 @@ def limit(
         return guarded
 
     return decorate
+
+
+show_options(limit, LimitOptions, DEFAULTS)
 
 
 def exempt(endpoint: F) -> F:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from functools import cached_property, partial
-from typing import Annotated, Any, Literal, TypedDict, TypeVar, Unpack
+from typing import Annotated, Any, TypeVar, Unpack
 
 from pydantic import (
     BaseModel,
@@ -17,7 +17,6 @@ from pydantic import (
     StrictStr,
     ValidationError,
     field_validator,
-    model_validator,
 )
 
 from limitgate.algorithms import ALGORITHMS
@@ -32,18 +31,15 @@ from limitgate.limits.plan import check_cost
 from limitgate.limits.priority import Priority, graded, share_of
 from limitgate.rules.callers import DEFAULT_TIER, Callers, KnownCaller, Text
 from limitgate.rules.key_parts import check_part
+from limitgate.rules.options import ChargeIf, Cost, OnError, Per, RuleOptions
 
 T = TypeVar("T")
-OnError = Literal["open", "closed", "local"]
-Per = Literal["request", "message"]
-Cost = int | Callable[[Request], int]
 Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9._-]{1,64}\z")]
 Count = Annotated[int, Field(strict=True, ge=1)]
 
 MAX_DELAY = 60.0
 """Seconds that a request may be made to wait for its turn."""
 
-_STATUS_CLASSES = frozenset({"1xx", "2xx", "3xx", "4xx", "5xx"})
 _METHOD = re.compile(r"[A-Za-z][A-Za-z-]*", re.ASCII)
 _QUICK = {"qps": "{}/second", "qpm": "{}/minute", "qph": "{}/hour", "qpd": "{}/day", "concurrency": "{} at once"}
 
@@ -52,76 +48,10 @@ def _cost_or_callable(value: object) -> Cost:
     return value if callable(value) else check_cost(value)
 
 
-def _status_or_class(value: object) -> int | str:
-    if (type(value) is int and 100 <= value <= 599) or (isinstance(value, str) and value in _STATUS_CLASSES):
-        return value
-    raise ConfigError(f"{value!r:.80} is no status, expected a number such as 401 or a class such as 5xx")
-
-
 def _delay(value: object) -> float | None:
     if value is None or 0 < (seconds := seconds_of(value)) <= MAX_DELAY:
         return None if value is None else seconds
     raise ConfigError(f"{value!r:.80} is no delay, expected more than 0 and at most {MAX_DELAY:g} seconds")
-
-
-Status = Annotated[int | str, PlainValidator(_status_or_class)]
-
-
-class ChargeIf(BaseModel, extra="forbid", frozen=True):
-    """Which outcomes of a request are charged: those with some statuses, or all but those with some.
-
-    A status is a number such as 401, or a class such as ``"5xx"``. A WebSocket that is accepted has status 101.
-    """
-
-    status: tuple[Status, ...] = ()
-    """Charged are responses with one of these."""
-    status_not: tuple[Status, ...] = ()
-    """Charged are all responses but those with one of these."""
-
-    @model_validator(mode="after")
-    def _says_one_thing(self) -> ChargeIf:
-        if bool(self.status) is bool(self.status_not):
-            raise ConfigError("expected either status or status_not, for example {status: [401, 403]} or {status_not: [5xx]}")
-        return self
-
-    def __str__(self) -> str:
-        said = "if" if self.status else "unless"
-        return f"{said} {', '.join(map(str, self.status or self.status_not))}"
-
-    def counts(self, status: int) -> bool:
-        """True if a request is charged whose response had this status."""
-        named, listed = {status, f"{status // 100}xx"}, self.status or self.status_not
-        return named.isdisjoint(listed) is not bool(self.status)
-
-
-Outcomes = ChargeIf | Mapping[str, Iterable[int | str]]
-"""Outcomes that are charged, as they may be given."""
-
-
-class RuleOptions(TypedDict, total=False):
-    """The fields of a `Rule` besides its name and its limits, as they may be given."""
-
-    qps: int | None
-    qpm: int | None
-    qph: int | None
-    qpd: int | None
-    concurrency: int | None
-    path: str
-    methods: Iterable[str] | None
-    key: Iterable[str]
-    tier: str | None
-    cost: Cost
-    on_error: OnError | None
-    charge_if: Outcomes | None
-    per: Per
-    shadow: bool
-    exempt: bool
-    lease: int
-    algorithm: str | None
-    align: str | None
-    max_delay: float | str | None
-    priority: Priority | None
-    reserve: str | float | Fraction | None
 
 
 class Rule(BaseModel, extra="forbid", frozen=True):
@@ -360,6 +290,10 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         else:
             return
         raise ConfigError(f"rule {self.name!r} {what}, expected {expected}", ("max_delay",))
+
+
+DEFAULTS = {name: field.default for name, field in Rule.model_fields.items()}
+"""Values of the options of a rule that are not given."""
 
 
 class RuleSet:

@@ -19,7 +19,7 @@ from limitgate.diagnostics import Diagnosis
 from limitgate.errors import ConfigError
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.response import STYLES
-from limitgate.rules.rule import OnError
+from limitgate.rules.options import OnError
 
 PREFIX = "LIMITGATE_"
 

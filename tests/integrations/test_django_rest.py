@@ -11,7 +11,7 @@ import pytest
 from django.urls import path
 
 from limitgate import ConfigError, Limit, MemoryStore, Rule
-from limitgate.rules.rule import ChargeIf
+from limitgate.rules.options import ChargeIf
 from tests.support.clock import Clock
 from tests.support.django_app import WAYS, Project, Way
 

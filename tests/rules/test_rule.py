@@ -25,7 +25,7 @@ def test_a_rule_is_what_the_contract_says_by_default() -> None:
     assert (rule.shadow, rule.exempt) == (False, False)
     assert (rule.lease, rule.buckets[0].lease) == (0, 0)
     assert (rule.charge_if, rule.per) == (None, "request")
-    assert (rule.max_delay, rule.ahead) == (None, 0)
+    assert (rule.max_delay, rule.max_wait_us) == (None, 0)
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_a_negative_fixed_cost_is_a_value_error() -> None:
 )
 def test_how_far_ahead_a_turn_may_be_booked(given: Any, ahead: int) -> None:
     """max_delay is seconds or text with a unit, and no delay is too short to be one."""
-    assert Rule("r", "5/s", max_delay=given).ahead == ahead
+    assert Rule("r", "5/s", max_delay=given).max_wait_us == ahead
 
 
 def test_what_can_wait_is_named_where_something_cannot() -> None:

@@ -1,0 +1,119 @@
+"""Options of rules as they may be given: the only list of them for type checkers, and for all that takes some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any, Literal, TypedDict
+
+from pydantic import BaseModel, PlainValidator, model_validator
+
+from limitgate.errors import ConfigError
+from limitgate.http.request import Request
+from limitgate.limits.priority import Priority
+
+OnError = Literal["open", "closed", "local"]
+Per = Literal["request", "message"]
+Cost = int | Callable[[Request], int]
+
+_STATUS_CLASSES = frozenset({"1xx", "2xx", "3xx", "4xx", "5xx"})
+
+
+def _status_or_class(value: object) -> int | str:
+    if (type(value) is int and 100 <= value <= 599) or (isinstance(value, str) and value in _STATUS_CLASSES):
+        return value
+    raise ConfigError(f"{value!r:.80} is no status, expected a number such as 401 or a class such as 5xx")
+
+
+Status = Annotated[int | str, PlainValidator(_status_or_class)]
+
+
+class ChargeIf(BaseModel, extra="forbid", frozen=True):
+    """Which outcomes of a request are charged: those with some statuses, or all but those with some.
+
+    A status is a number such as 401, or a class such as ``"5xx"``. A WebSocket that is accepted has status 101.
+    """
+
+    status: tuple[Status, ...] = ()
+    """Charged are responses with one of these."""
+    status_not: tuple[Status, ...] = ()
+    """Charged are all responses but those with one of these."""
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> ChargeIf:
+        if bool(self.status) is bool(self.status_not):
+            raise ConfigError("expected either status or status_not, for example {status: [401, 403]} or {status_not: [5xx]}")
+        return self
+
+    def __str__(self) -> str:
+        said = "if" if self.status else "unless"
+        return f"{said} {', '.join(map(str, self.status or self.status_not))}"
+
+    def counts(self, status: int) -> bool:
+        """True if a request is charged whose response had this status."""
+        named, listed = {status, f"{status // 100}xx"}, self.status or self.status_not
+        return named.isdisjoint(listed) is not bool(self.status)
+
+
+Outcomes = ChargeIf | Mapping[str, Iterable[int | str]]
+"""Outcomes that are charged, as they may be given."""
+
+
+class ThrottleOptions(TypedDict, total=False):
+    """Options of a throttle of Django REST framework."""
+
+    methods: Iterable[str] | None
+    cost: Cost
+    on_error: OnError | None
+    shadow: bool
+    charge_if: Outcomes | None
+    algorithm: str | None
+    align: str | None
+    max_delay: float | str | None
+
+
+class DependencyOptions(ThrottleOptions, total=False):
+    """Options of a dependency of FastAPI, besides its name, limits and key."""
+
+    qps: int | None
+    qpm: int | None
+    qph: int | None
+    qpd: int | None
+    concurrency: int | None
+
+
+class LimitOptions(DependencyOptions, total=False):
+    """Options of ``@limit``, besides its name and limits."""
+
+    key: Iterable[str]
+    per: Per
+
+
+class RuleOptions(LimitOptions, total=False):
+    """Options of a `Rule`, besides its name and limits; the rule says what each means."""
+
+    path: str
+    tier: str | None
+    exempt: bool
+    lease: int
+    priority: Priority | None
+    reserve: str | float | Fraction | None
+
+
+def check_names(function: str, given: Mapping[str, object], options: type) -> None:
+    """Raise the `TypeError` of Python if options were given that a function does not take."""
+    for name in given:
+        if name not in options.__annotations__:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+
+
+def show_options(function: Callable[..., Any], options: type, defaults: Mapping[str, object]) -> None:
+    """Have ``help`` show each of the options of a function as a parameter of its own, with its default."""
+    plain = signature(function)
+    own = [each for each in plain.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+    annotations = {name: getattr(kind, "__forward_arg__", kind) for name, kind in options.__annotations__.items()}
+    named = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kind) for name, kind in annotations.items()
+    ]
+    setattr(function, "__signature__", Signature([*own, *named], return_annotation=plain.return_annotation))  # noqa: B010
