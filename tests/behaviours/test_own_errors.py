@@ -73,20 +73,20 @@ PLACES: dict[str, tuple[Any, str]] = {
 }
 ON_ASYNCIO = PLACES | {
     "handing out": (batcher.Batcher, "_hand_out"),
-    "a pipeline": (batcher.AsyncConnection, "__init__"),
+    "a connection": (batcher.AsyncConnection, "__init__"),
     "sending": (batcher.AsyncConnection, "send"),
     "looking at the time": (batcher.Batcher, "listened"),
 }
 ON_A_CLUSTER = ON_ASYNCIO | {
-    "calls by slots": (cluster.Cluster, "apart"),
+    "calls by slots": (cluster.AsyncCluster, "apart"),
     "what becomes of a plan": (cluster, "concluded"),
-    "what is told already": (cluster.Cluster, "told_already"),
-    "asking for a part": (cluster.Cluster, "ask"),
+    "what is told already": (cluster.AsyncCluster, "told_already"),
+    "asking for a part": (cluster.AsyncCluster, "ask"),
     "giving back": (cluster, "full_refund"),
     "what others refused": (replies.RedisReplies, "refused_elsewhere"),
 }
 OF_THREADS = PLACES | {
-    "a line": (connections.SyncConnection, "__init__"),
+    "a connection": (connections.SyncConnection, "__init__"),
     "sending": (connections.SyncConnection, "send"),
     "a reply": (connections.SyncConnection, "next_event"),
 }
@@ -176,9 +176,9 @@ async def test_a_lost_connection_is_told_to_all(own_redis: RedisServer, monkeypa
             for _ in range(3):
                 requests += begin(store, a_plan())
                 await asyncio.sleep(0)
-            await until(lambda: len(here._pipeline.session.flying) == 3)
+            await until(lambda: len(here._connection.session.flying) == 3)
             mistake = broken(monkeypatch, replies.RedisReplies, "unanswered")
-            here._pipeline._transport.abort()
+            here._connection._transport.abort()
             await until(lambda: mistake.times == 1)
         done, pending = await asyncio.wait(requests, timeout=5)
         assert not pending
@@ -225,7 +225,7 @@ def test_the_map_of_a_cluster_goes_on_being_learnt(redis_cluster: RedisCluster, 
     monkeypatch.setattr(cluster_threads, "MAP_PAUSE", 0.01)
     with contextlib.closing(RedisStore(redis_cluster.url)) as store:
         here: Any = store._servers
-        mistake = broken(monkeypatch, cluster_threads.Cluster, "_learn")
+        mistake = broken(monkeypatch, cluster_threads.SyncCluster, "_learn")
         for _ in range(2):
             here._look()
             deadline = time.monotonic() + PATIENT
@@ -241,14 +241,14 @@ def test_what_a_thread_cannot_give_back_is_counted(redis_cluster: RedisCluster, 
     with contextlib.closing(RedisStore(redis_cluster.url, local_refusals=False)) as store:
         free, full = key_on(0), key_on(1)
         store.spend(plan(charge(full, "1/day")), 1)
-        original = cluster_threads.Cluster._carry_out
+        original = cluster_threads.SyncCluster._carry_out
 
         def carry_out(self: Any, parts: Any, patience: Any) -> Any:
             if parts[0].plan.verb == "peek":
                 raise UnforeseenError
             return original(self, parts, patience)
 
-        monkeypatch.setattr(cluster_threads.Cluster, "_carry_out", carry_out)
+        monkeypatch.setattr(cluster_threads.SyncCluster, "_carry_out", carry_out)
         assert not store.spend(plan(charge(free), charge(full, "1/day")), 1).admitted
         assert store.not_given_back == 1
 

@@ -9,11 +9,11 @@ from typing import Any
 from limitgate.own_errors import survived
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     is_background = False
 
 
-here = _Here()
+this_thread = _ThreadState()
 """Of the running thread: a finalizer or a log handler that runs in one of ours may have interrupted it anywhere, locks held."""
 
 
@@ -25,6 +25,6 @@ def start(name: str, target: Callable[..., object], *args: Any) -> threading.Thr
 
 
 def _run(target: Callable[..., object], *args: Any) -> None:
-    here.is_background = True
+    this_thread.is_background = True
     with survived():
         target(*args)

@@ -112,11 +112,11 @@ async def test_a_full_call_does_not_wait_for_the_turn_to_end(redis_server: Redis
         await ask(store, a_plan())
         (here,) = store._loops.values()
         batcher = here.servers
-        (pipeline,) = batcher._pipelines
+        (connection,) = batcher._connections
         requests = [batcher.spend(a_plan(), PATIENT) for _ in range(MAX_BATCH - 1)]
-        assert len(pipeline.session.flying) == 0
+        assert len(connection.session.flying) == 0
         requests += [batcher.spend(a_plan(), PATIENT) for _ in range(2)]
-        assert [len(batch.plans) for batch in pipeline.session.flying] == [MAX_BATCH]
+        assert [len(batch.plans) for batch in connection.session.flying] == [MAX_BATCH]
         assert all(reading.admitted for reading in await asyncio.gather(*requests))
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from limitgate import AsyncLimiter, AsyncRedisStore, MemoryStore, StoreError
 from limitgate.gate.slot_keeper import SlotKeeper
-from limitgate.stores.redis.aio.cluster import Cluster
+from limitgate.stores.redis.aio.cluster import AsyncCluster
 from tests.support.crowds import a_plan
 from tests.support.redis_server import RedisServer, free_port
 
@@ -89,7 +89,7 @@ def test_the_slots_of_a_cluster_are_looked_for_again(factory: Callable[..., Any]
     """Where tasks begin at once, looking for who holds which slot has ended before anybody knows of the task."""
     looks = []
 
-    async def look_once(self: Cluster) -> None:
+    async def look_once(self: AsyncCluster) -> None:
         looks.append(self)
         self._map.is_outdated = False
 
@@ -107,7 +107,7 @@ def test_the_slots_of_a_cluster_are_looked_for_again(factory: Callable[..., Any]
                         await asyncio.sleep(0)
         assert len(looks) >= 2
 
-    monkeypatch.setattr(Cluster, "_look_once", look_once)
+    monkeypatch.setattr(AsyncCluster, "_look_once", look_once)
     monkeypatch.setattr("limitgate.stores.redis.aio.cluster.MAP_PAUSE", 0)
     asyncio.run(run())
 

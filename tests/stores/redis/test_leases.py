@@ -619,9 +619,9 @@ def test_a_lease_that_is_learned_of_as_the_thread_ends_goes_back(
     def ends_just_before_another_comes(at: float) -> float | None:
         left = pause(at)
         if left is None and late:
-            background.here.is_background = False  # as if another thread asked
+            background.this_thread.is_background = False  # as if another thread asked
             store.spend(late.pop(), PATIENT)
-            background.here.is_background = True
+            background.this_thread.is_background = True
         return left
 
     monkeypatch.setattr(store.leases, "pause", ends_just_before_another_comes)

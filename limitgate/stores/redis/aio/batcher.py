@@ -1,6 +1,6 @@
 """One event loop's requests to Redis: those that arrive in the same turn of the loop share one call of the script.
 
-    spend ──> queue ──(the turn ends)──> batch ──> Pipeline ──> reply ──> each its own reading
+    spend ──> queue ──(the turn ends)──> batch ──> connection ──> reply ──> each its own reading
 
 Batches follow each other without waiting for replies, up to `MAX_FLYING`; then requests wait in the queue. They go out in
 the order in which they arrived, so they are decided in that order. A request that is answered too late or goes away is only
@@ -40,7 +40,7 @@ NO_ROOM_PAUSE = 0.05
 """Seconds for which nobody tries to connect after there was no room for a connection in this process."""
 
 
-class Elsewhere(Protocol):
+class ClusterOfNode(Protocol):
     """The cluster that a batcher's server is a node of."""
 
     def apart(self, requests: list[Request]) -> Iterable[Batch]:
@@ -59,7 +59,7 @@ class Elsewhere(Protocol):
 class Batcher:
     """Sends the plans of one event loop to Redis, on a connection of its own.
 
-    ``dial`` gives a redis-py connection, ``script`` knows what to send and what a reply means, ``clock`` is the loop's,
+    ``dial`` gives a redis-py connection, ``replies`` knows what to send and what a reply means, ``clock`` is the loop's,
     a node of a ``cluster`` has an ``address``. Connecting goes on in a task of its own past the time of the request that began
     it.
     """
@@ -67,25 +67,25 @@ class Batcher:
     def __init__(
         self,
         dial: Callable[[], Awaitable[Any]],
-        script: RedisReplies,
+        replies: RedisReplies,
         clock: ListeningClock,
         *,
         address: Address | None = None,
-        cluster: Elsewhere | None = None,
+        cluster: ClusterOfNode | None = None,
     ) -> None:
-        self._server = Server(script, address)
+        self._server = Server(replies, address)
         self._dial = dial
-        self._script = script
+        self._replies = replies
         self._clock = clock
         self._cluster = cluster
         self._queue: deque[Request] = deque()
         self._queue_is_due = math.inf
         """At how many seconds of silence the first request in the queue is overdue, or less."""
-        self._again: deque[Batch] = deque()
+        self._resends: deque[Batch] = deque()
         self._parked: list[Batch] = []
         self._turn_will_end = False
-        self._pipeline: AsyncConnection | None = None
-        self._pipelines: set[AsyncConnection] = set()
+        self._connection: AsyncConnection | None = None
+        self._connections: set[AsyncConnection] = set()
         """The one in use, and those that only wait for their last replies."""
         self._connecting: asyncio.Task[None] | None = None
         self._no_room_until = 0.0
@@ -110,7 +110,7 @@ class Batcher:
         loop = asyncio.get_running_loop()
         if len(self._queue) >= MAX_QUEUED and not first:
             raise StoreError(f"{MAX_QUEUED} requests wait for {self._server.name} already", "overload")
-        if self._pipeline is None and loop.time() < self._no_room_until:
+        if self._connection is None and loop.time() < self._no_room_until:
             raise no_room()
         self.breaker.sending(plan)
         reading = loop.create_future()
@@ -127,7 +127,7 @@ class Batcher:
 
     def connect(self) -> None:
         """Begin to connect, if there is no connection. Nobody waits for it."""
-        if not self._pipeline:
+        if not self._connection:
             self._begin_to_connect()
 
     @property
@@ -144,19 +144,19 @@ class Batcher:
             self._probe_timer.cancel()
         self._clock.forget(self)
         self._silence.stop()
-        self._probe_timer = self._pipeline = None
+        self._probe_timer = self._connection = None
         self._server.begin_anew()
-        for pipeline in list(self._pipelines):
+        for connection in list(self._connections):
             with survived():
-                pipeline.give_up()
+                connection.give_up()
         self._fail_unsent(ConnectionResetError("the store was closed"))
         await asyncio.sleep(0)  # the transport tells of its end in the next turn
 
     def abandon(self) -> None:
         """The event loop was closed before anything here was: no call on its way will be answered."""
-        for pipeline in self._pipelines:
-            for batch in pipeline.session.flying:
-                self._script.unanswered(batch)
+        for connection in self._connections:
+            for batch in connection.session.flying:
+                self._replies.unanswered(batch)
 
     def adopt(self, batch: Batch) -> None:
         """Send a batch, just as it is, before everything that waits: it was sent elsewhere, and is to be dealt with here."""
@@ -166,7 +166,7 @@ class Batcher:
             self._fail(batch, error)
             return
         self.breaker.sending(batch.plans[0])
-        self._again.append(batch)
+        self._resends.append(batch)
         self._silence.watch(self)
         self._flush()
 
@@ -187,20 +187,20 @@ class Batcher:
 
     def _flush(self) -> None:
         """Send what waits, as far as there is a connection and not too much is on its way."""
-        pipeline = self._pipeline
-        if not pipeline:
-            if self._queue or self._again:
+        connection = self._connection
+        if not connection:
+            if self._queue or self._resends:
                 self._begin_to_connect()
             return
-        flying = pipeline.session.flying
-        while (self._again or self._queue) and len(flying) < MAX_FLYING and not pipeline.session.is_settling:
-            if self._again:
-                self._send(self._again.popleft(), pipeline)
+        flying = connection.session.flying
+        while (self._resends or self._queue) and len(flying) < MAX_FLYING and not connection.session.is_settling:
+            if self._resends:
+                self._send(self._resends.popleft(), connection)
             elif requests := self._next_requests():
-                self._send_new(requests, pipeline)
-        pipeline.flush()
+                self._send_new(requests, connection)
+        connection.flush()
 
-    def _send_new(self, requests: list[Request], pipeline: AsyncConnection) -> None:
+    def _send_new(self, requests: list[Request], connection: AsyncConnection) -> None:
         """Send requests for the first time: in one call, or on a cluster in one for each slot."""
         try:
             batches = (Batch(requests),) if self._cluster is None else tuple(self._cluster.apart(requests))
@@ -211,11 +211,11 @@ class Batcher:
             batch.silence = self._silence.seconds
             batch.since = self._clock.now()
             try:
-                self._script.outgoing(batch)
+                self._replies.outgoing(batch)
             except Exception as error:  # noqa: BLE001 - as above
                 self._fail(batch, own_error(error))
             else:
-                self._send(batch, pipeline)
+                self._send(batch, connection)
 
     def _next_requests(self) -> list[Request]:
         """The requests to send next, without those that nobody waits for any more, or that are surely refused by now."""
@@ -226,7 +226,7 @@ class Batcher:
             try:
                 if waiting.done():
                     self._queue.popleft()
-                elif (reading := self._script.refused(plan)) is not None:  # since it came others like it may have been
+                elif (reading := self._replies.refused(plan)) is not None:  # since it came others like it may have been
                     self._queue.popleft()
                     waiting.set_result(reading)
                 elif room.takes(plan):
@@ -237,43 +237,43 @@ class Batcher:
                 _fail([self._queue.popleft()], own_error(error), self._silence.seconds)
         return requests
 
-    def _send(self, batch: Batch, pipeline: AsyncConnection) -> None:
+    def _send(self, batch: Batch, connection: AsyncConnection) -> None:
         """Send a batch that somebody waits for."""
         try:
             if batch.is_wanted:
-                pipeline.send(batch)
+                connection.send(batch)
             else:
-                self._script.unanswered(batch)
+                self._replies.unanswered(batch)
         except wire.UNSENDABLE as error:
             self._fail(batch, unsendable(error))
         except Exception as error:  # noqa: BLE001 - it is in no queue any more
             self._fail(batch, own_error(error))
 
-    def _heard(self, pipeline: AsyncConnection, event: Heard) -> None:
+    def _heard(self, connection: AsyncConnection, event: Heard) -> None:
         """Deal with an event. An error that is the server's fails its batch, and later ones get another connection."""
         self._silence.break_()
         batch = event.call
         if isinstance(event, Resend):
-            self._send(batch, pipeline)
-            pipeline.flush()
+            self._send(batch, connection)
+            connection.flush()
             return
-        heard = self._server.heard(pipeline.session, event)
+        heard = self._server.heard(connection.session, event)
         try:
             if isinstance(heard, list):
                 self._hand_out(batch, heard, batch.silence_at(self._clock.seconds))
             elif isinstance(heard, StoreError):
-                self._refused(pipeline, batch, heard)
+                self._refused(connection, batch, heard)
             elif self._cluster is not None and self._server.address is not None:
                 self._cluster.redirected(batch, heard, self._server.address)
         except Exception as error:  # noqa: BLE001 - it is not on its way any more
             self._fail(batch, own_error(error))
-        if self._queue or self._again:
+        if self._queue or self._resends:
             self._flush()
 
-    def _refused(self, pipeline: AsyncConnection, batch: Batch, failure: StoreError) -> None:
+    def _refused(self, connection: AsyncConnection, batch: Batch, failure: StoreError) -> None:
         _fail(batch.requests, failure, batch.silence_at(self._clock.seconds))
         if blames_server(failure):
-            self._no_longer_use(pipeline)
+            self._no_longer_use(connection)
             self._failed(failure)
 
     def _hand_out(self, batch: Batch, outcomes: list[Outcome], silence: float) -> None:
@@ -287,19 +287,19 @@ class Batcher:
                 with survived():
                     self._cluster.heard_late(plan, waiting, outcome)
 
-    def _no_longer_use(self, pipeline: AsyncConnection) -> None:
+    def _no_longer_use(self, connection: AsyncConnection) -> None:
         """Later requests get another connection."""
-        if pipeline is self._pipeline:
-            self._pipeline = None
+        if connection is self._connection:
+            self._connection = None
 
-    def _lost(self, pipeline: AsyncConnection) -> None:
+    def _lost(self, connection: AsyncConnection) -> None:
         """A connection has ended. Batches on one that may have been dead before they were sent are sent once more."""
-        self._pipelines.discard(pipeline)
-        self._no_longer_use(pipeline)
+        self._connections.discard(connection)
+        self._no_longer_use(connection)
         lost = store_error(ConnectionResetError("the connection was lost"))
         failed = False
-        for batch in pipeline.session.flying:
-            if pipeline.session.may_repeat(batch):
+        for batch in connection.session.flying:
+            if connection.session.may_repeat(batch):
                 try:
                     self._send_again(batch, lost)
                 except Exception as error:  # noqa: BLE001 - those behind it are to be told, too
@@ -309,19 +309,19 @@ class Batcher:
                 self._fail(batch, lost)
         if failed:
             self._failed(lost)
-        if pipeline.given_up and pipeline.silence() > SILENCE:
+        if connection.given_up and connection.silence() > SILENCE:
             self._dial_at_once()
         self._flush()
 
     def _send_again(self, batch: Batch, lost: StoreError) -> None:
         """Have a batch sent once more, but for what gives back: that fails."""
-        self._script.unanswered(batch)
+        self._replies.unanswered(batch)
         given_back = [request for request in batch.requests if request[0].has_adjustments]
         _fail(given_back, lost, batch.silence_at(self._clock.seconds))
         again = batch.repeated()
         if again.requests:
-            self._script.outgoing(again)
-            self._again.append(again)
+            self._replies.outgoing(again)
+            self._resends.append(again)
 
     def _begin_to_connect(self) -> None:
         if self._connecting is None:
@@ -329,19 +329,19 @@ class Batcher:
 
     async def _connect(self) -> None:
         try:
-            pipeline = await self._opened()
+            connection = await self._opened()
         except Exception as error:  # noqa: BLE001 - whatever kept us from connecting is told to those who wait
             self._not_connected(error)
             return
         finally:
             if self._connecting is asyncio.current_task():
                 self._connecting = None
-        if not pipeline:  # its end was told before there was a pipeline to tell
+        if not connection:  # its end was told before there was a connection to tell
             self._not_connected(ConnectionResetError("Redis closed the connection as soon as it was made"))
             return
         self._silence.break_()
-        self._pipeline = pipeline
-        self._pipelines.add(pipeline)
+        self._connection = connection
+        self._connections.add(connection)
         if self._probe_timer is not None:  # there is something new to look at
             self._probe_timer.cancel()
             self._send_probe()
@@ -369,7 +369,7 @@ class Batcher:
 
     def _dial_at_once(self) -> None:
         """Where Redis has been silent for so long that its connection is given up, no pause is due before the next."""
-        if not self.breaker.is_closed and self._pipeline is None and self._connecting in (None, asyncio.current_task()):
+        if not self.breaker.is_closed and self._connection is None and self._connecting in (None, asyncio.current_task()):
             self._connecting = begin(self._connect())
 
     def listened(self) -> float | None:
@@ -393,7 +393,7 @@ class Batcher:
     @property
     def _owes(self) -> bool:
         """True if Redis has something to answer, be it that we call."""
-        return self._connecting is not None or any(pipeline.session.flying for pipeline in self._pipelines)
+        return self._connecting is not None or any(connection.session.flying for connection in self._connections)
 
     def _expire(self, now: float) -> None:
         """Fail the requests that are overdue, and give up connections on which nothing has been heard for long."""
@@ -408,16 +408,16 @@ class Batcher:
             self._failed(store_error(TimeoutError()))
 
     def _give_up_the_silent(self) -> None:
-        for pipeline in list(self._pipelines):
-            if pipeline.silence() > SILENCE:
-                pipeline.give_up()
+        for connection in list(self._connections):
+            if connection.silence() > SILENCE:
+                connection.give_up()
 
     def _batches(self) -> Iterable[Batch]:
         """What was sent, here or elsewhere, and is not answered."""
-        yield from self._again
+        yield from self._resends
         yield from self._parked
-        for pipeline in self._pipelines:
-            yield from pipeline.session.flying
+        for connection in self._connections:
+            yield from connection.session.flying
 
     def _requests(self) -> Iterable[Request]:
         yield from self._queue
@@ -425,9 +425,9 @@ class Batcher:
             yield from batch.requests
 
     def _fail_unsent(self, error: Exception) -> None:
-        for batch in (*self._again, *self._parked):
+        for batch in (*self._resends, *self._parked):
             self._fail(batch, error)
-        self._again.clear()
+        self._resends.clear()
         self._parked.clear()
         _fail(self._queue, error, self._silence.seconds)
         self._queue.clear()
@@ -436,7 +436,7 @@ class Batcher:
     def _fail(self, batch: Batch, error: Exception) -> None:
         _fail(batch.requests, error, batch.silence_at(self._clock.seconds))
         with survived():
-            self._script.unanswered(batch)
+            self._replies.unanswered(batch)
 
     def _failed(self, error: StoreError) -> None:
         """A call failed. When too many have, nobody waits any more, and probes look for Redis."""

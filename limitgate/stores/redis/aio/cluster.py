@@ -48,12 +48,12 @@ ABREAST = MAX_BATCH
 """Requests for the same buckets on several nodes that are under way at a time."""
 
 
-class Cluster:
+class AsyncCluster:
     """Carries out plans on the nodes of a cluster that a `Dialer` connects to."""
 
-    def __init__(self, dialer: Dialer, script: RedisReplies, clock: ListeningClock) -> None:
+    def __init__(self, dialer: Dialer, replies: RedisReplies, clock: ListeningClock) -> None:
         self._dialer = dialer
-        self._script = script
+        self._replies = replies
         self._clock = clock
         self._map: SlotMap[Batcher] = SlotMap(dialer.nodes, self._open_node)
         self._looking: asyncio.Task[None] | None = None
@@ -89,7 +89,7 @@ class Cluster:
 
     def told_already(self, plan: Plan, parts: Sequence[Part]) -> Outcome | None:
         """What becomes of a plan that is surely refused as things stand, or that needs a node which does not answer."""
-        return unreachable(self._map, parts) or self._script.refused(plan)
+        return unreachable(self._map, parts) or self._replies.refused(plan)
 
     def failed(self, part: asyncio.Future[Reading]) -> None:
         """A part of a plan has failed, so the plan has: what the part took after all is given back when that is heard."""
@@ -103,7 +103,7 @@ class Cluster:
     def clear_up(self, conclusion: Conclusion, since: float) -> list[asyncio.Future[Reading]]:
         """Give back what a request took after a time that is refused elsewhere. What is under way then; nobody has to wait."""
         with survived():
-            self._script.refused_elsewhere(conclusion.seen, since)
+            self._replies.refused_elsewhere(conclusion.seen, since)
         given_back = [self._give_back(plan) for plan in conclusion.back]
         return [told for told in given_back if told is not None]
 
@@ -119,13 +119,13 @@ class Cluster:
             self._giving_back.add(told)
             told.add_done_callback(self._given_back)
         elif plan.charges:
-            self._script.not_given_back += 1
+            self._replies.not_given_back += 1
         return told
 
     def _given_back(self, told: asyncio.Future[Reading]) -> None:
         self._giving_back.discard(told)
         if told.cancelled() or told.exception():
-            self._script.not_given_back += 1
+            self._replies.not_given_back += 1
 
     async def close(self) -> None:
         """Close the connections, once everything is given back; requests still waiting fail."""
@@ -199,7 +199,7 @@ class Cluster:
 
     def _open_node(self, address: Address) -> Batcher:
         dial = partial(self._dialer.adial, self._clock, address)
-        return Batcher(dial, self._script, self._clock, address=address, cluster=self)
+        return Batcher(dial, self._replies, self._clock, address=address, cluster=self)
 
 
 class _Crowd:
@@ -264,7 +264,7 @@ class _Crowd:
 class _Together:
     """A plan on its way in several parts. ``answer`` is its reading, or a `StoreError`."""
 
-    def __init__(self, cluster: Cluster, plan: Plan, parts: Sequence[Part], timeout: float) -> None:
+    def __init__(self, cluster: AsyncCluster, plan: Plan, parts: Sequence[Part], timeout: float) -> None:
         self.answer: asyncio.Future[Reading] = asyncio.get_running_loop().create_future()
         self._cluster = cluster
         self._plan = plan

@@ -14,7 +14,7 @@ from redis.asyncio.connection import ConnectionPool
 from limitgate.limits.plan import Plan, Reading
 from limitgate.own_errors import survived
 from limitgate.stores.redis.aio.batcher import Batcher
-from limitgate.stores.redis.aio.cluster import Cluster
+from limitgate.stores.redis.aio.cluster import AsyncCluster
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.aio.loop_end import LoopEnd
 from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dialer
@@ -22,7 +22,7 @@ from limitgate.stores.redis.leases import LONGEST, Leases
 from limitgate.stores.redis.replies import RedisReplies
 
 
-class Servers(Protocol):
+class AsyncServers(Protocol):
     """What carries plans out in one event loop: one server, or a cluster."""
 
     def spend(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
@@ -38,10 +38,10 @@ class Servers(Protocol):
         """The event loop was closed before anything here was: no call on its way will be answered."""
 
 
-class _Here:
+class _LoopState:
     """What a store has of its own in one event loop."""
 
-    def __init__(self, servers: Servers, leases: Leases) -> None:
+    def __init__(self, servers: AsyncServers, leases: Leases) -> None:
         self.servers = servers
         self.loop_end = LoopEnd(self.close)
         self._leases = leases
@@ -95,7 +95,7 @@ class AsyncRedisStore(RedisReplies):
     def __init__(self, url: str, *, local_refusals: bool = True) -> None:
         super().__init__(local_refusals=local_refusals)
         self._dialer = Dialer(url, ConnectionPool, self.inspection, socket_timeout=None)
-        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Here] = WeakKeyDictionary()
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopState] = WeakKeyDictionary()
         self._opening = Lock()
 
     def __repr__(self) -> str:
@@ -107,40 +107,40 @@ class AsyncRedisStore(RedisReplies):
         if reading is not None:
             return reading
         self.patience = timeout
-        here = self._loops.get(asyncio.get_running_loop()) or await self._open()
-        return await here.servers.spend(plan, timeout)
+        state = self._loops.get(asyncio.get_running_loop()) or await self._open()
+        return await state.servers.spend(plan, timeout)
 
     async def connect(self) -> None:
         """Begin to connect in the background."""
-        here = self._loops.get(asyncio.get_running_loop()) or await self._open()
-        here.servers.connect()
+        state = self._loops.get(asyncio.get_running_loop()) or await self._open()
+        state.servers.connect()
 
     async def aclose(self) -> None:
         """Give back what was taken in advance, and close this event loop's connections."""
         with self._opening:
-            here = self._loops.pop(asyncio.get_running_loop(), None)
-        if here is not None:
-            await here.end()
+            state = self._loops.pop(asyncio.get_running_loop(), None)
+        if state is not None:
+            await state.end()
 
     def end_leases_in_time(self) -> None:
         """Ring in this event loop when the oldest lease ends."""
-        here = self._loops.get(asyncio.get_running_loop())
-        if here is not None:
-            here.end_leases_in_time()
+        state = self._loops.get(asyncio.get_running_loop())
+        if state is not None:
+            state.end_leases_in_time()
 
-    async def _open(self) -> _Here:
+    async def _open(self) -> _LoopState:
         """What the running event loop has of its own, made now. Loops that have ended without a word lose theirs."""
-        here = _Here(self._reach(ListeningClock()), self.leases)
+        state = _LoopState(self._reach(ListeningClock()), self.leases)
         with self._opening:  # event loops may run in several threads
             ended = [loop for loop in list(self._loops) if loop.is_closed()]  # without closing asynchronous generators
             left = [self._loops.pop(loop) for loop in ended]
-            self._loops[asyncio.get_running_loop()] = here
+            self._loops[asyncio.get_running_loop()] = state
         for each in left:
             each.servers.abandon()
-        await here.loop_end.watch()
-        return here
+        await state.loop_end.watch()
+        return state
 
-    def _reach(self, clock: ListeningClock) -> Servers:
+    def _reach(self, clock: ListeningClock) -> AsyncServers:
         if self._dialer.nodes:
-            return Cluster(self._dialer, self, clock)
+            return AsyncCluster(self._dialer, self, clock)
         return Batcher(partial(self._dialer.adial, clock), self, clock)

@@ -55,12 +55,12 @@ class _Errand(Call):
         return alone
 
 
-class Cluster:
+class SyncCluster:
     """Carries out plans on the nodes of a cluster that a `Dialer` connects to."""
 
-    def __init__(self, dialer: Dialer, script: RedisReplies) -> None:
+    def __init__(self, dialer: Dialer, replies: RedisReplies) -> None:
         self._dialer = dialer
-        self._script = script
+        self._replies = replies
         self._map: SlotMap[Node] = SlotMap(dialer.nodes, self._open_node)
         self._router = Router(self._map)
         self._looks = False
@@ -83,7 +83,7 @@ class Cluster:
         conclusions = [concluded(plan, parts, [next(heard) for _ in parts]) for plan, parts in zip(plans, asked)]
         for conclusion in conclusions:
             with survived():
-                self._script.refused_elsewhere(conclusion.seen, began)
+                self._replies.refused_elsewhere(conclusion.seen, began)
         back = [parts_of(plan)[0] for conclusion in conclusions for plan in conclusion.back]
         may_wait = patience.left > enough  # another call may take as long as the first
         if back and (may_wait or not self._give_back_unwatched(back)):
@@ -98,14 +98,14 @@ class Cluster:
             node.close()
 
     def _open_node(self, address: Address) -> Node:
-        return Node(partial(self._dialer.dial, address), self._script, address=address, failed=self._look)
+        return Node(partial(self._dialer.dial, address), self._replies, address=address, failed=self._look)
 
     def _give_back(self, parts: Sequence[Part], patience: Patience) -> None:
         lost = len(parts)
         with survived():
             lost = sum(isinstance(outcome, StoreError) for outcome in self._carry_out(parts, patience))
         with self._lock:
-            self._script.not_given_back += lost
+            self._replies.not_given_back += lost
             self._giving_back.discard(threading.current_thread())
 
     def _give_back_unwatched(self, parts: Sequence[Part]) -> bool:
@@ -145,7 +145,7 @@ class Cluster:
         errands = []
         for slot, own in places.items():
             errand = _Errand([parts[place].plan for place in own], own, self._map.holder(slot))
-            self._script.outgoing(errand)
+            self._replies.outgoing(errand)
             errands.append(errand)
         return errands
 
@@ -177,7 +177,7 @@ class Cluster:
 
     def _unanswered(self, errands: Sequence[_Errand]) -> None:
         for errand in errands:
-            self._script.unanswered(errand)
+            self._replies.unanswered(errand)
 
     def _sent_on(self, errand: _Errand, redirection: Redirection) -> Sequence[_Errand]:
         """An errand that its node has redirected, as what is to be sent on."""

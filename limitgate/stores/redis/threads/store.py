@@ -17,14 +17,14 @@ from limitgate.stores.redis import background
 from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.redis.leases import LONGEST
 from limitgate.stores.redis.replies import MAX_BATCH, Outcome, RedisReplies, calls_of
-from limitgate.stores.redis.threads.cluster import Cluster
+from limitgate.stores.redis.threads.cluster import SyncCluster
 from limitgate.stores.redis.threads.coalescer import CallCoalescer
 from limitgate.stores.redis.threads.node import Node
 from limitgate.stores.redis.threads.patches import check_patches
 from limitgate.stores.redis.threads.patience import Patience
 
 
-class Servers(Protocol):
+class SyncServers(Protocol):
     """What carries plans out: one server, or a cluster."""
 
     def check(self, plan: Plan) -> None:
@@ -37,7 +37,7 @@ class Servers(Protocol):
         """Close the connections that no thread is using."""
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     """What the running thread does with a store."""
 
     is_asking = False
@@ -63,11 +63,11 @@ class RedisStore(RedisReplies):
         check_patches()
         super().__init__(local_refusals=local_refusals)
         self._dialer = Dialer(url, ConnectionPool, self.inspection, socket_timeout=CONNECT_TIMEOUT)
-        self._here = _Here()
+        self._this_thread = _ThreadState()
         self._begin()
 
     def _begin(self) -> None:
-        self._servers: Servers = Cluster(self._dialer, self) if self._dialer.nodes else Node(self._dialer.dial, self)
+        self._servers: SyncServers = SyncCluster(self._dialer, self) if self._dialer.nodes else Node(self._dialer.dial, self)
         self._calls = CallCoalescer(self._servers.exchange, MAX_BATCH)
         self._lease_lock = threading.RLock()
         self._gives_back = False
@@ -75,7 +75,7 @@ class RedisStore(RedisReplies):
     def begin_anew(self) -> None:
         """Leave the parent's connections to the parent, and its threads' calls."""
         super().begin_anew()
-        self._here = _Here()
+        self._this_thread = _ThreadState()
         self._begin()
 
     def __repr__(self) -> str:
@@ -84,13 +84,13 @@ class RedisStore(RedisReplies):
     def spend(self, plan: Plan, timeout: float) -> Reading:
         """Carry out ``plan`` in one round trip at most. Raises `StoreError` within about ``timeout`` seconds."""
         check_patches()
-        here = self._here
-        if here.is_asking or background.here.is_background:
+        state = self._this_thread
+        if state.is_asking or background.this_thread.is_background:
             raise StoreError(
                 "a call of this thread was interrupted by one to the same store, expected it from outside", "timeout"
             )
         try:
-            here.is_asking = True
+            state.is_asking = True
             reading = self.locally(plan)
             if reading is None:
                 self.patience = timeout
@@ -98,8 +98,8 @@ class RedisStore(RedisReplies):
                 reading = self._calls.spend(plan, timeout)
             return reading
         finally:
-            here.is_asking = False
-            if here.closes:
+            state.is_asking = False
+            if state.closes:
                 self.close()
 
     def close(self) -> None:
@@ -107,16 +107,16 @@ class RedisStore(RedisReplies):
 
         One that is being made is kept for the next call.
         """
-        here = self._here
-        here.closes = here.is_asking
-        if here.closes:
+        state = self._this_thread
+        state.closes = state.is_asking
+        if state.closes:
             return
         try:
-            here.is_asking = True
+            state.is_asking = True
             self._give_back(age=0)
             self._servers.close()
         finally:
-            here.is_asking = here.closes = False
+            state.is_asking = state.closes = False
 
     def _give_back(self, age: float = LONGEST) -> None:
         """Give back leases of an age, in seconds, or above. Those that Redis does not hear of drain there."""
