@@ -9,7 +9,7 @@ from limitgate.errors import ConfigError
 from limitgate.stores.base import AsyncStore, SyncStore
 from limitgate.stores.memory import MemoryStore
 from limitgate.stores.redis.aio.store import AsyncRedisStore
-from limitgate.stores.redis.dial.dialer import scheme_of
+from limitgate.stores.redis.dial.url import scheme_of
 from limitgate.stores.redis.threads.store import RedisStore
 
 __all__ = [

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import MovedError, TryAgainError
 
-from limitgate.stores.redis.dial.dialer import Address
+from limitgate.stores.redis.dial.url import Address
 from limitgate.stores.redis.errors import Redirection
 from limitgate.stores.redis.slot_map import SlotMap, address_at, hash_slot_of
 from limitgate.stores.redis.wire import Call

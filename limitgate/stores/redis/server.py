@@ -7,7 +7,7 @@ from typing import Any
 from limitgate.errors import StoreError
 from limitgate.own_errors import OwnError, own_error, survived
 from limitgate.stores.redis.breaker import PROBE_TIMEOUT
-from limitgate.stores.redis.dial.dialer import Address, named
+from limitgate.stores.redis.dial.url import Address, server_name
 from limitgate.stores.redis.errors import Redirection, no_error
 from limitgate.stores.redis.replies import Outcome, RedisReplies
 from limitgate.stores.redis.server_clock import ServerClock
@@ -27,7 +27,7 @@ class Server:
 
     def __init__(self, replies: RedisReplies, address: Address | None) -> None:
         self.address = address
-        self.name = named(address)
+        self.name = server_name(address)
         """What log lines call it."""
         self.breaker = replies.breaker(self.name)
         self._replies = replies

@@ -16,7 +16,7 @@ from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.refund import full_refund
 from limitgate.stores.redis.breaker import CHANCE, Breaker
-from limitgate.stores.redis.dial.dialer import Address, said_address
+from limitgate.stores.redis.dial.url import Address, parse_address
 from limitgate.stores.redis.replies import Outcome
 
 GIVE_BACK_TIMEOUT = 0.5
@@ -214,7 +214,7 @@ def _ranges(reply: object, asked: Address) -> Iterable[tuple[int, int, Address]]
     for entry in reply if isinstance(reply, list) else []:
         try:
             first, last, (host, port, *_), *_ = entry
-            host, port = said_address(host or "", port)
+            host, port = parse_address(host or "", port)
             if 0 <= first <= last < REDIS_CLUSTER_HASH_SLOTS:
                 yield first, last, address_at(host, port, asked)
         except (TypeError, ValueError):

@@ -85,7 +85,7 @@ class AsyncRedisStore(RedisReplies):
     """Buckets in Redis for asyncio: requests of the same turn of an event loop share a call.
 
     ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's query options, or one with several servers, see
-    limitgate/stores/redis/dial/dialer.py. Connects on first use. Callers that are refused are answered without asking until the
+    limitgate/stores/redis/dial/url.py. Connects on first use. Callers that are refused are answered without asking until the
     moment they were promised; ``local_refusals=False`` asks every time.
     """
 

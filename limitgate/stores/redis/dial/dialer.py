@@ -1,23 +1,15 @@
-"""From a store URL to connections: what it says about servers, and how the one to talk to is found.
+"""Connections to the servers that a store URL names: how the one to talk to is reached.
 
-Addresses, TLS, AUTH, SELECT and the protocol's version are redis-py's; it reads the URL of a single server as it is. URLs with
-several servers are ours:
-
-    redis+cluster://user:password@h1:7000,h2:7000/?options         any nodes of a Redis Cluster; it names the others
-    redis+sentinel://user:password@h1:26379,h2:26379/NAME/DB       the master NAME, as the first Sentinel that answers has it
-
-With ``rediss+`` all of them are spoken to with TLS. The user and password are those of the servers that hold the buckets;
-Sentinels get the options ``sentinel_username`` and ``sentinel_password``.
+TLS, AUTH, SELECT and the protocol's version are redis-py's, as is the URL of a single server. Of several Sentinels the first
+that answers names the master.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from typing import Any, Protocol
 
 from redis.backoff import NoBackoff
 from redis.exceptions import (
@@ -34,6 +26,7 @@ from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.dial.inspection import Inspection
 from limitgate.stores.redis.dial.resolver import Resolver
 from limitgate.stores.redis.dial.spare import SPARE
+from limitgate.stores.redis.dial.url import Address, check_readable, format_address, parse_address, read_url, server_name
 from limitgate.stores.redis.errors import is_no_room
 
 CONNECT_TIMEOUT = 1.5
@@ -41,39 +34,15 @@ CONNECT_TIMEOUT = 1.5
 ASK_TIMEOUT = 0.3
 """Seconds that a Sentinel, or a node, may take to say where others are before another one is asked."""
 
-SINGLE = ("redis", "rediss", "unix")
-SEVERAL = ("redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel")
-
-_URL = re.compile(r"(?P<login>[^/?#@]*@|)(?P<servers>[^/?#@]*)(?P<path>[^?#]*)\??(?P<options>[^#]*)(?:#.*)?")
-_SERVER = re.compile(r"(?P<host>[^\s:\[\]]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?")
-_EXPECTED = "expected for example redis+cluster://h1:7000,h2:7000 or redis+sentinel://h1:26379,h2:26379/mymaster"
-
 _BRIEF = {"socket_timeout": ASK_TIMEOUT, "socket_connect_timeout": ASK_TIMEOUT}
 _SLOTS = "CLUSTER", "SLOTS"
 
-Address = tuple[str, int]
-"""A server's host and port."""
-
 
 class Dial(Protocol):
-    """What opens connections of threads."""
+    """Opens connections of threads."""
 
     def __call__(self, *, within: float | None = None) -> Any:
         """A new connection, each step of which takes at most so many seconds, `CONNECT_TIMEOUT` if None."""
-
-
-class Where(NamedTuple):
-    """What a URL says."""
-
-    url: str
-    """What redis-py reads the options of connections from."""
-    nodes: tuple[Address, ...] = ()
-    """Nodes of a cluster."""
-    sentinels: tuple[Address, ...] = ()
-    master: str = ""
-    """The name that Sentinels know the master by."""
-    login: tuple[str | None, str | None] = None, None
-    """User and password for Sentinels."""
 
 
 class Dialer:
@@ -85,8 +54,8 @@ class Dialer:
 
     def __init__(self, url: str, pool_class: Any, inspection: Inspection, *, socket_timeout: float | None) -> None:
         self._brief = {} if socket_timeout is None else _BRIEF
-        self._where = where = _read(url)
-        _check_readable(where.url)
+        self._where = where = read_url(url)
+        check_readable(where.url)
         try:
             pool = pool_class.from_url(
                 where.url, socket_timeout=socket_timeout, socket_connect_timeout=socket_timeout, retry=Retry(NoBackoff(), 0)
@@ -120,7 +89,7 @@ class Dialer:
         return connection
 
     def _dial(self, address: Address | None, options: Mapping[str, float]) -> Any:
-        server = named(address)
+        server = server_name(address)
         if address is None and self._sentinels:
             address = self._master(options)
         connection = _connected(self._connection(address, **options))
@@ -139,7 +108,7 @@ class Dialer:
         return connection
 
     async def _adial(self, clock: ListeningClock, address: Address | None) -> Any:
-        server = named(address)
+        server = server_name(address)
         if address is None and self._sentinels:
             address = await self._amaster(clock)
         connection = await self._areached(partial(self._connection, address))
@@ -212,11 +181,11 @@ class Dialer:
         return "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._where.master
 
     def _named_by(self, sentinel: Address, reply: Any) -> Address:
-        """The address that a Sentinel has named. It is the first to be asked the next time."""
+        """The address that a Sentinel has server_name. It is the first to be asked the next time."""
         try:
-            master = said_address(*reply)
+            master = parse_address(*reply)
         except (TypeError, ValueError) as error:
-            raise RedisConnectionError(f"the Sentinel at {spelled(sentinel)} knows no master of that name") from error
+            raise RedisConnectionError(f"the Sentinel at {format_address(sentinel)} knows no master of that name") from error
         self._sentinels = (sentinel, *[other for other in self._sentinels if other != sentinel])
         return master
 
@@ -227,81 +196,6 @@ class Dialer:
     @staticmethod
     def _nobody_knows(failures: Sequence[Exception]) -> RedisConnectionError:
         return RedisConnectionError(f"no Sentinel tells where the master is: {'; '.join(map(str, failures))}")
-
-
-def said_address(host: Any, port: Any) -> Address:
-    """An address as a server says it, whichever way redis-py was told to give it. `TypeError` or `ValueError` if it is none."""
-    found = host.decode() if isinstance(host, bytes) else host, int(port)
-    if not (isinstance(found[0], str) and 0 < found[1] < 65536):
-        raise ValueError(f"{found!r:.80} is no host with a port")
-    return found
-
-
-def scheme_of(url: str) -> str:
-    """The scheme of a store URL. Raises `ConfigError` for one that is unknown."""
-    scheme, mark, _ = url.partition("://")
-    if not mark or scheme not in (*SINGLE, *SEVERAL, "memory"):
-        known = "memory://, redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://"
-        raise ConfigError(f"store: {f'scheme {scheme[:20]!r}' if mark else 'no scheme'}, expected {known}")
-    if scheme == "memory" and url != "memory://":
-        raise ConfigError("store: expected memory:// with nothing behind it")
-    return scheme
-
-
-def _check_readable(url: str) -> None:
-    """Raise a `ConfigError` that repeats nothing of the URL, where what should be a port may be half a password."""
-    try:
-        urlsplit(url).port  # noqa: B018 - read to see whether it can be
-    except ValueError:
-        raise ConfigError("store: host and port cannot be read, expected a URL that redis-py understands") from None
-
-
-def _read(url: str) -> Where:
-    scheme = scheme_of(url)
-    if scheme not in SEVERAL:
-        return Where(url)
-    scheme, _, kind = scheme.partition("+")
-    parts = _URL.fullmatch(url.partition("://")[2])
-    if parts is None:
-        raise ConfigError(f"store: user and password stand once, before all servers, and an @ in them is %40; {_EXPECTED}")
-    options = dict(parse_qsl(parts["options"]))
-    if kind == "cluster":
-        nodes = _servers(parts["servers"], 6379)
-        return Where(_single(scheme, parts["login"], nodes[0], parts["path"], options), nodes)
-    name, _, database = parts["path"].removeprefix("/").partition("/")
-    if not name:
-        raise ConfigError(f"store: the master's name is missing, {_EXPECTED}")
-    sentinels = _servers(parts["servers"], 26379)
-    own = options.pop("sentinel_username", None), options.pop("sentinel_password", None)
-    return Where(_single(scheme, parts["login"], sentinels[0], f"/{database}", options), (), sentinels, unquote(name), own)
-
-
-def _single(scheme: str, login: str, server: Address, path: str, options: Mapping[str, str]) -> str:
-    """The URL of a single server. Raises `ConfigError` if what should be its database is none."""
-    if not re.fullmatch("/?[0-9]*", path):
-        raise ConfigError("store: what stands last before the options is no database, expected a number")
-    return f"{scheme}://{login}{spelled(server)}{path}{'?' * bool(options)}{urlencode(options)}"
-
-
-def _servers(listed: str, port: int) -> tuple[Address, ...]:
-    found = []
-    for place, entry in enumerate(listed.split(","), 1):
-        match = _SERVER.fullmatch(entry)
-        if match is None or not 0 < int(match["port"] or port) < 65536:
-            raise ConfigError(f"store: server {place} is no host with a port, {_EXPECTED}")  # it may be half a password
-        found.append((match["host"].strip("[]"), int(match["port"] or port)))
-    return tuple(found)
-
-
-def spelled(address: Address) -> str:
-    """An address as in a URL."""
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def named(address: Address | None) -> str:
-    """What log lines call a node of a cluster, or the server that a URL leads to."""
-    return "Redis" if address is None else f"the Redis node {spelled(address)}"
 
 
 def _connected(connection: Any) -> Any:

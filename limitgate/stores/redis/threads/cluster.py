@@ -12,7 +12,8 @@ from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan
 from limitgate.own_errors import survived
 from limitgate.stores.redis import background
-from limitgate.stores.redis.dial.dialer import Address, Dialer
+from limitgate.stores.redis.dial.dialer import Dialer
+from limitgate.stores.redis.dial.url import Address
 from limitgate.stores.redis.errors import Redirection
 from limitgate.stores.redis.replies import Outcome, RedisReplies
 from limitgate.stores.redis.router import PAUSE, Router, Send, Split

@@ -17,7 +17,8 @@ from limitgate.limits.plan import Plan
 from limitgate.own_errors import own_error, survived
 from limitgate.stores.redis import background
 from limitgate.stores.redis.breaker import Breaker
-from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Address, Dial
+from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dial
+from limitgate.stores.redis.dial.url import Address
 from limitgate.stores.redis.errors import store_error, unsendable
 from limitgate.stores.redis.replies import Outcome, RedisReplies
 from limitgate.stores.redis.server import Heard, Server, blames_server

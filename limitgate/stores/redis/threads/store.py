@@ -49,7 +49,7 @@ class RedisStore(RedisReplies):
     """Buckets in Redis for threads: one round trip per request, shared by those that ask at the same time.
 
     ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's query options, or one with several servers, see
-    limitgate/stores/redis/dial/dialer.py. Connects on first use. Callers that are refused are answered without asking until the
+    limitgate/stores/redis/dial/url.py. Connects on first use. Callers that are refused are answered without asking until the
     moment they were promised; ``local_refusals=False`` asks every time.
 
     A signal handler, a finalizer or a log handler may call a store in the midst of another call of the same thread. That raises

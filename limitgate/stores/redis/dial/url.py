@@ -1,0 +1,119 @@
+"""The URL of a Redis store: its servers, database and logins.
+
+redis-py reads the URL of a single server as it is. URLs with several servers are ours:
+
+    redis+cluster://user:password@h1:7000,h2:7000/?options         any nodes of a Redis Cluster; it names the others
+    redis+sentinel://user:password@h1:26379,h2:26379/NAME/DB       the master NAME, as the first Sentinel that answers has it
+
+With ``rediss+`` all of them are spoken to with TLS. The user and password are those of the servers that hold the buckets;
+Sentinels get the options ``sentinel_username`` and ``sentinel_password``. Pure: no connection.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+from limitgate.errors import ConfigError
+
+SINGLE = ("redis", "rediss", "unix")
+SEVERAL = ("redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel")
+
+_URL = re.compile(r"(?P<login>[^/?#@]*@|)(?P<servers>[^/?#@]*)(?P<path>[^?#]*)\??(?P<options>[^#]*)(?:#.*)?")
+_SERVER = re.compile(r"(?P<host>[^\s:\[\]]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?")
+_EXPECTED = "expected for example redis+cluster://h1:7000,h2:7000 or redis+sentinel://h1:26379,h2:26379/mymaster"
+
+Address = tuple[str, int]
+"""A server's host and port."""
+
+
+class StoreUrl(NamedTuple):
+    """A store URL that was read."""
+
+    url: str
+    """URL of a single server with the options of all connections, for redis-py."""
+    nodes: tuple[Address, ...] = ()
+    """Nodes of a cluster."""
+    sentinels: tuple[Address, ...] = ()
+    master: str = ""
+    """The name that Sentinels know the master by."""
+    login: tuple[str | None, str | None] = None, None
+    """User and password for Sentinels."""
+
+
+def parse_address(host: Any, port: Any) -> Address:
+    """An address in a server's reply, text or bytes. Raises `TypeError` or `ValueError` if it is none."""
+    address = host.decode() if isinstance(host, bytes) else host, int(port)
+    if not (isinstance(address[0], str) and 0 < address[1] < 65536):
+        raise ValueError(f"{address!r:.80} is no host with a port")
+    return address
+
+
+def scheme_of(url: str) -> str:
+    """The scheme of a store URL. Raises `ConfigError` for one that is unknown."""
+    scheme, mark, _ = url.partition("://")
+    if not mark or scheme not in (*SINGLE, *SEVERAL, "memory"):
+        known = "memory://, redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://"
+        raise ConfigError(f"store: {f'scheme {scheme[:20]!r}' if mark else 'no scheme'}, expected {known}")
+    if scheme == "memory" and url != "memory://":
+        raise ConfigError("store: expected memory:// with nothing behind it")
+    return scheme
+
+
+def check_readable(url: str) -> None:
+    """Raise a `ConfigError` that repeats nothing of the URL, where what should be a port may be half a password."""
+    try:
+        urlsplit(url).port  # noqa: B018 - read to see whether it can be
+    except ValueError:
+        raise ConfigError("store: host and port cannot be read, expected a URL that redis-py understands") from None
+
+
+def read_url(url: str) -> StoreUrl:
+    """Read a store URL. Raises `ConfigError`."""
+    scheme = scheme_of(url)
+    if scheme not in SEVERAL:
+        return StoreUrl(url)
+    scheme, _, kind = scheme.partition("+")
+    parts = _URL.fullmatch(url.partition("://")[2])
+    if parts is None:
+        raise ConfigError(f"store: user and password stand once, before all servers, and an @ in them is %40; {_EXPECTED}")
+    options = dict(parse_qsl(parts["options"]))
+    if kind == "cluster":
+        nodes = _servers(parts["servers"], 6379)
+        return StoreUrl(_single(scheme, parts["login"], nodes[0], parts["path"], options), nodes)
+    name, _, database = parts["path"].removeprefix("/").partition("/")
+    if not name:
+        raise ConfigError(f"store: the master's name is missing, {_EXPECTED}")
+    sentinels = _servers(parts["servers"], 26379)
+    own = options.pop("sentinel_username", None), options.pop("sentinel_password", None)
+    return StoreUrl(_single(scheme, parts["login"], sentinels[0], f"/{database}", options), (), sentinels, unquote(name), own)
+
+
+def _single(scheme: str, login: str, server: Address, path: str, options: Mapping[str, str]) -> str:
+    """The URL of a single server. Raises `ConfigError` if what should be its database is none."""
+    if not re.fullmatch("/?[0-9]*", path):
+        raise ConfigError("store: what stands last before the options is no database, expected a number")
+    return f"{scheme}://{login}{format_address(server)}{path}{'?' * bool(options)}{urlencode(options)}"
+
+
+def _servers(listed: str, port: int) -> tuple[Address, ...]:
+    servers = []
+    for place, entry in enumerate(listed.split(","), 1):
+        match = _SERVER.fullmatch(entry)
+        if match is None or not 0 < int(match["port"] or port) < 65536:
+            raise ConfigError(f"store: server {place} is no host with a port, {_EXPECTED}")  # it may be half a password
+        servers.append((match["host"].strip("[]"), int(match["port"] or port)))
+    return tuple(servers)
+
+
+def format_address(address: Address) -> str:
+    """Spell an address as in a URL."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def server_name(address: Address | None) -> str:
+    """Name for log lines of a node of a cluster, or of the server that a URL leads to."""
+    return "Redis" if address is None else f"the Redis node {format_address(address)}"
