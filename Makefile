@@ -3,16 +3,17 @@
 # make demo   a real access log through the limiter           make fuzz   the property tests and fuzzers, for much longer
 # make dist   wheel and sdist into dist/                      make test-wheel   every test of the sdist against the wheel
 # make docs   what docs/ has of the code: tables, a picture      make coverage   every test, and which lines they run
+# make bench-count   instructions that a request takes, kept for a test to compare with
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test coverage test-wheel check docs bench demo dist fuzz redis clean
+.PHONY: run test coverage test-wheel check docs bench bench-count demo dist fuzz redis valgrind clean
 
 run: .venv/example
 	$(BIN)/uvicorn example_app.main:app --host 127.0.0.1 --port 8000 --no-proxy-headers
 
-test: .venv/dev redis
+test: .venv/dev redis valgrind
 	$(BIN)/pytest -n 3 --dist worksteal
 
 coverage: .venv/dev redis
@@ -33,6 +34,10 @@ docs: .venv/dev
 bench: .venv/bench redis
 	$(BIN)/python -m benchmarks --write
 
+bench-count: .venv/dev redis
+	@scripts/ensure-valgrind
+	$(BIN)/python -m benchmarks.instructions
+
 dist: .venv/dev
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation --outdir dist .
@@ -50,6 +55,9 @@ fuzz: .venv/dev redis
 
 redis:
 	@scripts/ensure-redis
+
+valgrind:    # without it, instructions are not counted
+	-@scripts/ensure-valgrind
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Container, Iterator
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from io import BytesIO
 from typing import Any
+
+import uvloop
 
 from benchmarks.contenders import PATH
 
@@ -22,6 +24,8 @@ Tally = Counter[int | str]
 """How many requests ended how: by status, or by the name of the error that the application raised."""
 Crowd = Callable[[Iterator[int], int], Tally]
 """Sends the requests of these numbers, as many at once as the second argument says."""
+Visit = Callable[[int], dict[str, Any]]
+"""The scope of the request with a number."""
 Lane = Callable[[Iterator[int], Tally], Awaitable[None]]
 """Sends requests one after the other."""
 
@@ -29,13 +33,13 @@ Lane = Callable[[Iterator[int], Tally], Awaitable[None]]
 class Crowds(ExitStack):
     """Makes crowds, each with an event loop or threads of its own: what one leaves running costs no other anything."""
 
-    def asgi(self, app: Any, *, clients: int = CLIENTS, path: str = PATH) -> Crowd:
-        """A crowd of asyncio tasks in front of an ASGI application."""
-        return self.tasks(_asking(app, clients, path))
+    def asgi(self, app: Any, *, clients: int = CLIENTS, path: str = PATH, visit: Visit | None = None) -> Crowd:
+        """A crowd of asyncio tasks in front of an ASGI application; ``visit`` makes requests of other kinds."""
+        return self.tasks(_asking(app, visit or (lambda number: scope(path, address(number % clients)))))
 
     def tasks(self, lane: Lane) -> Crowd:
         """A crowd of asyncio tasks that each follow ``lane``."""
-        runner = self.enter_context(asyncio.Runner())
+        runner = self.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
 
         async def send_all(numbers: Iterator[int], concurrency: int) -> Tally:
             tally: Tally = Counter()
@@ -44,10 +48,10 @@ class Crowds(ExitStack):
 
         return lambda numbers, concurrency: runner.run(send_all(numbers, concurrency))
 
-    def wsgi(self, app: Any) -> Crowd:
+    def wsgi(self, app: Any, *, clients: int = CLIENTS) -> Crowd:
         """A crowd of threads in front of a WSGI application."""
         threads = self.enter_context(ThreadPoolExecutor(_THREADS))
-        lane = partial(_asking_wsgi, app)
+        lane = partial(_asking_wsgi, app, clients)
 
         def send_all(numbers: Iterator[int], concurrency: int) -> Tally:
             if concurrency == 1:
@@ -57,7 +61,7 @@ class Crowds(ExitStack):
         return send_all
 
 
-def _asking(app: Any, clients: int, path: str) -> Lane:
+def _asking(app: Any, visit: Visit) -> Lane:
 
     async def lane(numbers: Iterator[int], tally: Tally) -> None:
         outcome: int | str = "no answer"
@@ -78,7 +82,7 @@ def _asking(app: Any, clients: int, path: str) -> Lane:
         for number in numbers:
             outcome, is_read = "no answer", False
             try:
-                await app(_scope(path, client(number % clients)), receive, send)
+                await app(visit(number), receive, send)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is what is to be shown
                 outcome = type(error).__name__
             tally[outcome] += 1
@@ -86,7 +90,7 @@ def _asking(app: Any, clients: int, path: str) -> Lane:
     return lane
 
 
-def _asking_wsgi(app: Any, numbers: Iterator[int]) -> Tally:
+def _asking_wsgi(app: Any, clients: int, numbers: Iterator[int]) -> Tally:
     tally: Tally = Counter()
     outcome: int | str = "no answer"
 
@@ -97,7 +101,7 @@ def _asking_wsgi(app: Any, numbers: Iterator[int]) -> Tally:
     for number in numbers:
         outcome = "no answer"
         try:
-            chunks = app(_environ(client(number % CLIENTS)), start_response)
+            chunks = app(_environ(address(number % clients)), start_response)
             list(chunks)
             if hasattr(chunks, "close"):
                 chunks.close()
@@ -107,9 +111,9 @@ def _asking_wsgi(app: Any, numbers: Iterator[int]) -> Tally:
     return tally
 
 
-def client(number: int) -> str:
-    """One of the addresses."""
-    return f"192.0.2.{number}"
+def address(number: int) -> str:
+    """The address of one of 16 million clients."""
+    return f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"
 
 
 def trouble(tally: Tally, expected: Container[int | str] = (200,)) -> str:
@@ -118,12 +122,13 @@ def trouble(tally: Tally, expected: Container[int | str] = (200,)) -> str:
     return f"{unexpected.most_common(1)[0][0]}" if unexpected else ""
 
 
-def _scope(path: str, address: str) -> dict[str, Any]:
+def scope(path: str, client: str, method: str = "GET", fields: Iterable[tuple[bytes, bytes]] = ()) -> dict[str, Any]:
+    """An ASGI scope of a request, with these header fields besides the usual ones."""
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.4"},
         "http_version": "1.1",
-        "method": "GET",
+        "method": method,
         "scheme": "http",
         "path": path,
         "raw_path": path.encode(),
@@ -134,13 +139,14 @@ def _scope(path: str, address: str) -> dict[str, Any]:
             (b"user-agent", b"benchmark"),
             (b"accept", b"*/*"),
             (b"connection", b"keep-alive"),
+            *fields,
         ],
-        "client": (address, 50000),
+        "client": (client, 50000),
         "server": ("127.0.0.1", 8000),
     }
 
 
-def _environ(address: str) -> dict[str, Any]:
+def _environ(client: str) -> dict[str, Any]:
     return {
         "REQUEST_METHOD": "GET",
         "SCRIPT_NAME": "",
@@ -149,7 +155,7 @@ def _environ(address: str) -> dict[str, Any]:
         "SERVER_NAME": "127.0.0.1",
         "SERVER_PORT": "8000",
         "SERVER_PROTOCOL": "HTTP/1.1",
-        "REMOTE_ADDR": address,
+        "REMOTE_ADDR": client,
         "HTTP_HOST": "localhost",
         "HTTP_USER_AGENT": "benchmark",
         "HTTP_ACCEPT": "*/*",

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from benchmarks.contenders import BARE, LIMITGATE, PATH, PEERS
 from benchmarks.cpu import in_memory, on_redis
-from benchmarks.drive import CLIENTS, client
+from benchmarks.drive import CLIENTS, address
 from tests.support.redis_server import RedisServer
 
 CONNECTIONS = 32
@@ -71,7 +71,7 @@ def throughput(server: RedisServer, *, rounds: int, seconds: int) -> Throughput:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="limitgate-benchmark-")))
         script = folder / "clients.lua"
-        script.write_text(_SCRIPT.format(clients=CLIENTS, path=PATH, network=client(0)[:-1]))
+        script.write_text(_SCRIPT.format(clients=CLIENTS, path=PATH, network=address(0)[:-1]))
         ports = {name: stack.enter_context(_uvicorn(app, url)) for name, (app, url) in _apps(server).items()}
         runs: dict[str, list[tuple[float, int]]] = {name: [] for name in ports}
         for port in ports.values():

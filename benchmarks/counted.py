@@ -1,0 +1,125 @@
+"""The program that callgrind runs for `benchmarks.instructions`: every case in turn, with a mark before and after.
+
+    python -m benchmarks.counted REDIS_URL MARKS_LIBRARY
+
+Whatever depends on when and where it runs is kept out: nothing is counted before every case has answered all of its clients
+once, the garbage collector has run and is off, and the memory store's clock goes by requests.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterable, Mapping
+from ctypes import CDLL
+from functools import partial
+from itertools import count, islice
+from typing import Any, NamedTuple
+
+from benchmarks.contenders import starlette
+from benchmarks.drive import Crowd, Crowds, trouble
+from benchmarks.readme import RULE, bare_example, example, visit
+from limitgate import LimitGate, LimitGateWSGI, MemoryStore, Rule
+
+CLIENTS = 1_000
+FEW, MANY = 32, 192
+"""Requests between two marks. Both are counted, and the difference is what so many more cost: what comes once cancels out."""
+TIMES = 3
+CROWDED = 32
+OPTIONS: dict[str, Any] = {"on_error": "closed", "timeout": 60.0}
+"""Nothing is late, however slow it is under callgrind."""
+_BETWEEN_US = 10_000
+"""From one reading of the memory store's clock to the next: a lap of all clients takes ten seconds."""
+
+
+class Case(NamedTuple):
+    """A crowd in front of an application, and how requests are sent."""
+
+    crowd: Crowd
+    concurrency: int = 1
+    expected: int = 200
+
+
+_STARLETTE, _STARLETTE_CROWDED, _WSGI, _EXAMPLE = "Starlette", "Starlette, 32 at once", "a WSGI application", "README's routes"
+BARE: Mapping[str, str] = {
+    "ASGI, memory": _STARLETTE,
+    "ASGI, Redis, 1 at once": _STARLETTE,
+    "ASGI, Redis, 32 at once": _STARLETTE_CROWDED,
+    "WSGI, memory": _WSGI,
+    "WSGI, Redis": _WSGI,
+    "ASGI, memory, refused": "",
+    "ASGI, Redis, refused": "",
+    "README's example, memory, 32 at once": _EXAMPLE,
+    "README's example, Redis, 32 at once": _EXAMPLE,
+}
+"""The cases that are kept, each with the one that is taken off; "" for none, where no application is reached."""
+
+
+def cases(url: str, crowd_of: Crowds) -> Mapping[str, Case]:
+    """All cases by name."""
+    visits = partial(visit, clients=CLIENTS)
+    refusing = Rule("api", path="/api/**", key=["path", "ip"], qps=5, qpm=100, qpd=1)
+    asgi, wsgi = partial(crowd_of.asgi, clients=CLIENTS), partial(crowd_of.wsgi, clients=CLIENTS)
+    bare, on_redis = asgi(starlette()), asgi(_gated(url))
+    crowds = (
+        Case(asgi(_gated(_memory()))),
+        Case(on_redis),
+        Case(on_redis, CROWDED),
+        Case(wsgi(_gated_wsgi(_memory()))),
+        Case(wsgi(_gated_wsgi(url))),
+        Case(crowd_of.asgi(_gated(_memory(), refusing), clients=1), expected=429),
+        Case(crowd_of.asgi(_gated(url, refusing), clients=1), expected=429),
+        Case(crowd_of.asgi(example(_memory(), **OPTIONS), visit=visits), CROWDED),
+        Case(crowd_of.asgi(example(url, **OPTIONS), visit=visits), CROWDED),
+    )
+    return {
+        _STARLETTE: Case(bare),
+        _STARLETTE_CROWDED: Case(bare, CROWDED),
+        _WSGI: Case(wsgi(_bare_wsgi)),
+        _EXAMPLE: Case(crowd_of.asgi(bare_example(), visit=visits), CROWDED),
+        **dict(zip(BARE, crowds)),
+    }
+
+
+def main() -> None:
+    """Answer every case's requests, between marks."""
+    url, library = sys.argv[1:]
+    marks = CDLL(library)
+    with Crowds() as crowd_of:
+        prepared = {name: (case, count()) for name, case in cases(url, crowd_of).items()}
+        for case, numbers in prepared.values():
+            case.crowd(islice(numbers, CLIENTS), case.concurrency)
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        marks.begin()
+        for _ in range(TIMES):
+            for name, (case, numbers) in prepared.items():
+                for requests in (FEW, MANY):
+                    run = islice(numbers, requests)
+                    marks.zero()
+                    tally = case.crowd(run, case.concurrency)
+                    marks.keep(f"{name}|{requests}".encode())
+                    if tally[case.expected] != requests:
+                        raise RuntimeError(f"{name}: {trouble(tally, (case.expected,))}")
+
+
+def _memory() -> MemoryStore:
+    return MemoryStore(partial(next, count(1_700_000_000_000_000, _BETWEEN_US)))
+
+
+def _gated(store: Any, rule: Rule = RULE) -> LimitGate:
+    return LimitGate(starlette(), rules=[rule], store=store, **OPTIONS)
+
+
+def _gated_wsgi(store: Any) -> LimitGateWSGI:
+    return LimitGateWSGI(_bare_wsgi, rules=[RULE], store=store, **OPTIONS)
+
+
+def _bare_wsgi(_: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    start_response("200 OK", [("content-type", "text/plain"), ("content-length", "5")])
+    return [b"hello"]
+
+
+if __name__ == "__main__":
+    main()
