@@ -1,5 +1,6 @@
 # make run    serve the example on http://127.0.0.1:8000      make test   every test, a private Redis included
-# make check  style, types, import directions                 make bench  LimitGate beside its peers
+# make check  style, types, import directions                 make quick  the tests that need no server, after each edit
+# make bench  LimitGate beside its peers
 # make demo   a real access log through the limiter           make fuzz   the property tests and fuzzers, for much longer
 # make dist   wheel and sdist into dist/                      make test-wheel   every test of the sdist against the wheel
 # make docs   what docs/ has of the code: tables, a picture      make coverage   every test, and which lines they run
@@ -8,16 +9,21 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test coverage test-wheel check docs bench bench-count demo dist fuzz redis valgrind clean
+.PHONY: run test quick coverage test-wheel check docs bench bench-count demo dist fuzz redis valgrind clean
 
 run: .venv/example
 	$(BIN)/uvicorn example_app.main:app --host 127.0.0.1 --port 8000 --no-proxy-headers
 
 test: .venv/dev redis valgrind
-	$(BIN)/pytest -n 3 --dist worksteal
+	$(BIN)/pytest -n 3 --dist worksteal -m "not alone"
+	$(BIN)/pytest -m alone
+
+quick: .venv/dev
+	$(BIN)/pytest -n 2 --dist worksteal --quick
 
 coverage: .venv/dev redis
-	$(BIN)/pytest -n 3 --dist worksteal --cov --cov-report=term-missing:skip-covered --cov-fail-under=95
+	$(BIN)/pytest -n 3 --dist worksteal -m "not alone" --cov --cov-report=
+	$(BIN)/pytest -m alone --cov --cov-append --cov-report=term-missing:skip-covered --cov-fail-under=95
 
 test-wheel: dist redis
 	@scripts/test-wheel $(PYTHON) -n 2 --dist loadfile

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
@@ -9,27 +10,48 @@ import pytest
 import redis
 from hypothesis import HealthCheck, settings
 
+from tests.support.effort import EXAMPLES, FUZZED
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_server import RedisServer
 from tests.support.scripted import Scripted
 
 settings.register_profile(
     "limitgate",
-    max_examples=int(os.environ.get("LIMITGATE_TEST_EXAMPLES", "100")),
+    max_examples=EXAMPLES,
+    derandomize=not FUZZED,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 settings.load_profile("limitgate")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give what is `timed` three attempts, each with fixtures of its own; those that were needed are in the summary as reruns.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--quick``."""
+    parser.addoption(
+        "--quick", action="store_true", help="skip tests that start a process, as servers are, and those that run alone"
+    )
 
-    Names that differ from process to process, as by an address, would part the processes that share the tests.
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Show progress at once where the output is no terminal, too."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(write_through=True)
+    if config.getoption("quick"):
+        sys.addaudithook(_skip_what_starts_a_process)
+
+
+def _skip_what_starts_a_process(event: str, _: object) -> None:
+    if event == "subprocess.Popen":
+        pytest.skip("starts a process")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is not quick, and refuse names that differ from process to process.
+
+    Names that differ, as by an address, would part the processes that share the tests.
     """
-    for item in items:
-        if item.get_closest_marker("timed"):
-            item.add_marker(pytest.mark.flaky(reruns=2))
+    if config.getoption("quick"):
+        items[:] = [item for item in items if not item.get_closest_marker("alone")]
     if wrong := [item.nodeid for item in items if re.search(r" at 0x\w*", item.nodeid)]:
         raise pytest.UsageError(f"tests are named by addresses, expected other ids: {wrong[:3]}")
 

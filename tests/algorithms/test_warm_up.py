@@ -29,6 +29,7 @@ from limitgate.limits.refund import full_refund
 from limitgate.stores.redis import wire
 from tests.algorithms.test_differential import HEADER
 from tests.support.clock import Clock
+from tests.support.effort import HISTORIES
 from tests.support.guava import Guava, rate_of
 from tests.support.scripted import TTL_SUFFIX, Scripted
 
@@ -40,7 +41,7 @@ COSTS = (0, 1, 1, 1, 1, 2, 3, 10, 1000, 10**9, 10**30)
 FORWARD = (0, 0, 1, 2, 1000, 333_333, 10**6, 10**7, 3_600 * 10**6, 400 * 86_400 * 10**6)
 BACK = (-1, -333_333, -(10**7))
 AHEAD = (0, 0, 0, 1, 10**6, 10**8)
-BLOCK = 1000
+BLOCK = 500
 
 
 @lru_cache(maxsize=1000)
@@ -145,8 +146,8 @@ def same(event: Event, reading: Reading) -> None:
 
 
 @pytest.mark.usefixtures("_unwatched")
-@pytest.mark.parametrize("block", range(10))
-def test_ten_thousand_histories(scripted: Scripted, client: redis.Redis, block: int) -> None:
+@pytest.mark.parametrize("block", range(HISTORIES // BLOCK))
+def test_histories_property(scripted: Scripted, client: redis.Redis, block: int) -> None:
     """Script and memory store agree with Guava in fractions on every state and every promise, over thousands of histories."""
     histories = [history(random.Random(seed)) for seed in range(block * BLOCK, (block + 1) * BLOCK)]
     with client.pipeline(transaction=False) as pipe:

@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import gc
 import json
-import os
 import random
 import resource
 import subprocess
@@ -21,15 +20,16 @@ from typing import Any
 from limitgate import LimitGate, LimitGateWSGI, MemoryStore, Rule
 from limitgate.http.request import ASGIRequest, WSGIRequest
 from tests.attacks.parsers import completed
+from tests.support.effort import EXAMPLES
 
 TWO_WINDOWS = Rule("all", "2/hour", "9/day", key=["api_key", "ip"])
 VICTIMS = 100
 LOOKS = 50
 """How often the victims are looked at during a flood."""
 
-BUCKETS = 20_000
+BUCKETS = 5_000
 """What the store is told to keep at most."""
-REQUESTS = 2 * int(os.environ.get("LIMITGATE_TEST_EXAMPLES", "100")) * 1000
+REQUESTS = 500 * EXAMPLES
 """In all floods together: a crowd of ten times the buckets by default."""
 FLOODS = [
     {"requests": REQUESTS // 2, "door": "asgi", "part": "api_key", "burst": 5},

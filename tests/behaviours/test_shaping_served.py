@@ -36,7 +36,7 @@ EARLY = 0.001
 """Seconds by which a test may measure a pause as shorter than it was."""
 SLOW = Rule("r", "50/second burst 1", key=["global"], max_delay=5)
 
-pytestmark = pytest.mark.timed
+pytestmark = pytest.mark.alone
 
 
 class Passing:

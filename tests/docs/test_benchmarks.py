@@ -264,7 +264,7 @@ def test_who_does_not_answer_with_200_drops_out() -> None:
     assert len(outcomes["good"].turns) == 3
 
 
-@pytest.mark.timed
+@pytest.mark.alone
 def test_a_paced_rate_is_measured(redis_server) -> None:
     """What comes in the first second is left out, as a burst is no rate; the row says how much of the limit was achieved."""
     case = pacing.Case(redis_server.url, "100/second", even=False, processes=1, tasks=2, seconds=0.5)

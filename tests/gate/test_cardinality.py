@@ -150,7 +150,7 @@ def invented(count: int, name: str = "x-id") -> list[dict[str, str]]:
 
 
 @pytest.mark.usefixtures("_unwatched")
-@pytest.mark.timed
+@pytest.mark.alone
 def test_a_flood_of_keys_in_memory(site: Open) -> None:
     """A hundred thousand invented keys from one address open no more buckets than it may, and one for the rest."""
     store, begin = MemoryStore(Clock()), time.monotonic()
@@ -163,7 +163,7 @@ def test_a_flood_of_keys_in_memory(site: Open) -> None:
 
 
 @pytest.mark.usefixtures("_unwatched")
-@pytest.mark.timed
+@pytest.mark.alone
 def test_a_flood_of_keys_in_redis(site: Open, own_redis: RedisServer) -> None:
     """A hundred thousand invented keys from one address leave no more keys in Redis than it may open, and one."""
     begin = time.monotonic()

@@ -157,7 +157,7 @@ def test_requests_wait_their_turn(use: Opens, serve: Opens) -> None:
     assert server.connections == 1
 
 
-@pytest.mark.timed
+@pytest.mark.alone
 def test_each_host_has_turns_of_its_own(use: Opens, serve: Opens) -> None:
     """By name and port, unless a key function says otherwise; None is for what needs no turn."""
     one, two, user = serve(), serve(), use("1/minute", timeout=0)
@@ -254,7 +254,7 @@ def _stalling(connection: Connection) -> None:
     assert connection.is_left()
 
 
-@pytest.mark.timed
+@pytest.mark.alone
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("slow", [_trickling, _stalling])
 @pytest.mark.parametrize("timeouts", [None, 5, 0.1], ids=str)
@@ -636,7 +636,7 @@ def test_a_pause_holds_in_other_clients_of_the_store(kind: type[User], redis_ser
         assert 55 < users[1].refused("GET", server.url).decision.retry_after <= 60
 
 
-@pytest.mark.timed
+@pytest.mark.alone
 def test_redis_is_gone(use: Opens, own_redis: RedisServer, serve: Opens) -> None:
     """Then each counts for itself, or sends at once, or not at all; and as before once it is back."""
     server = serve()
@@ -848,7 +848,7 @@ def test_whoever_is_cancelled_gives_the_connection_back(serve: Opens, during: st
     assert server.connections == (1 if during == "pause" else 2)
 
 
-@pytest.mark.timed
+@pytest.mark.alone
 def test_whoever_leaves_the_line_gives_the_turn_back(serve: Opens) -> None:
     """Those behind move up."""
     server = serve()
@@ -1019,7 +1019,7 @@ def _rate(times: list[float], began: float, seconds: float) -> float:
     return 1 / linear_regression(range(len(within)), within).slope
 
 
-@pytest.mark.timed
+@pytest.mark.alone
 def test_at_our_own_limit(tmp_path: Path) -> None:
     """Against LimitGate itself, at exactly its limits: nobody is refused twice, and nothing is left unused.
 
@@ -1034,7 +1034,7 @@ def test_at_our_own_limit(tmp_path: Path) -> None:
     assert _rate(sent, sent[0] + 3, 4.5) == pytest.approx(50, rel=0.01)
 
 
-@pytest.mark.timed
+@pytest.mark.alone
 def test_a_little_below_our_own_burst(tmp_path: Path) -> None:
     """With a burst that leaves room for requests that are not equally fast nobody is refused at all."""
     with uvicorn_process("example_app.main:app", tmp_path, "--no-proxy-headers", LIMITGATE_STORE="memory://") as url:

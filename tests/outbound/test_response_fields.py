@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 from collections.abc import Sequence
 from email.utils import formatdate
@@ -18,6 +17,7 @@ from limitgate.outbound import response_fields
 from limitgate.outbound.response_fields import LONGEST, Answer, answer_of
 from tests.support.clock import Clock
 from tests.support.doors import wsgi_reply
+from tests.support.effort import EXAMPLES
 
 NOW = 1_790_000_000
 HTTP_DATE = formatdate(NOW + 90, usegmt=True)
@@ -322,7 +322,7 @@ def test_our_own_fields_are_read_back(styles: Sequence[str], limits: Sequence[st
 
 # --- what is too long -------------------------------------------------------------------------------------------------
 
-FUZZED = min(1_000_000, 1000 * int(os.environ.get("LIMITGATE_TEST_EXAMPLES", "100")))
+TRIED = min(1_000_000, 1000 * EXAMPLES)
 FIELDS = ("retry-after", "date", "age", "ratelimit", "ratelimit-reset", "x-ratelimit-remaining", "x-ratelimit-reset")
 TOKENS = (
     *("0", "1", "30", "999999999", "9" * 16, "9" * 400, "-1", ".5", "1e9", str(NOW + 9), str(NOW * 1000), HTTP_DATE, " ", ","),
@@ -361,7 +361,7 @@ def test_long_fields_are_ignored(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_response_fields_fuzz() -> None:
     """Whatever another service sends, nothing is raised, and what is made of it is a time from now to a year."""
     rnd = random.Random(16)
-    for _ in range(FUZZED // 2):
+    for _ in range(TRIED // 2):
         fields = {name: "".join(rnd.choices(TOKENS, k=rnd.choice((1, 1, 1, 2, 3, 9)))) for name in rnd.sample(FIELDS, 2)}
         found = answer_of(rnd.choice((200, 404, 429, 503)), fields.get, NOW)
         assert all(wait is None or 0 <= wait <= LONGEST for wait in found[1:]), fields

@@ -1,4 +1,4 @@
-"""A redis-server of the tests' own: private socket, private folder, stopped by its pid."""
+"""A redis-server of the tests' own: private socket, private folder, stopped by its pid, and gone when the tests are."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from pathlib import Path
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+
+_OUTLIVE = 'read -r over || { kill -9 "$0"; rm -rf "$1"; }'
+"""A shell's work: kill a server and remove its folder, as soon as the tests end without a word."""
 
 
 class RedisServer:
@@ -38,6 +41,7 @@ class RedisServer:
         self._command += _spelled({"bind": "127.0.0.1", **options})
         self._environment = {**os.environ, **(environment or {})}
         self.process: subprocess.Popen[bytes] | None = None
+        self._watcher: subprocess.Popen[bytes] | None = None
         if start:
             self.start()
 
@@ -47,7 +51,10 @@ class RedisServer:
             raise RuntimeError(f"the server runs already, pid {self.process.pid}")
         quiet = subprocess.DEVNULL
         command = self._command + _spelled(options)
+        self._dismiss_watcher()
         self.process = subprocess.Popen(command, env=self._environment, stdout=quiet, stderr=quiet)
+        watch = ["/bin/sh", "-c", _OUTLIVE, str(self.process.pid), str(self.folder)]
+        self._watcher = subprocess.Popen(watch, stdin=subprocess.PIPE, start_new_session=True)
         deadline = time.monotonic() + 20
         while True:
             try:
@@ -86,10 +93,16 @@ class RedisServer:
 
     def stop(self) -> None:
         """Stop the server and remove its folder."""
+        self._dismiss_watcher()
         if self.process is not None:
             self.process.terminate()
             self.process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _dismiss_watcher(self) -> None:
+        if self._watcher is not None:
+            self._watcher.communicate(b"over\n")
+            self._watcher = None
 
 
 def free_port() -> int:

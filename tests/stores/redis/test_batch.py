@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import random
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from limitgate.stores.redis.aio.batcher import MAX_BATCH, MAX_FLYING
 from tests.algorithms import test_differential as differential
 from tests.support.clock import Clock
 from tests.support.crowds import a_plan, ask, begin, ends, store_at, turns, used
+from tests.support.effort import EXAMPLES
 from tests.support.proxy import PATIENT, Proxy, calls_to, in_a_loop
 from tests.support.redis_server import RedisServer
 
@@ -217,7 +217,7 @@ async def test_who_goes_away_after_sending_disturbs_nobody(redis_server: RedisSe
         assert len(proxy.lines) == 1
 
 
-@pytest.mark.timed
+@pytest.mark.alone
 @in_a_loop
 async def test_who_is_late_before_sending_is_not_charged(redis_server: RedisServer) -> None:
     """A request whose time is up while it waits to be sent fails in time and is never sent; others that wait are."""
@@ -269,7 +269,7 @@ async def test_who_is_late_before_there_is_a_connection_is_not_charged(redis_ser
         assert await used(store, plan.charges[0].key) == 1
 
 
-@pytest.mark.timed
+@pytest.mark.alone
 @pytest.mark.parametrize("order", [(0.1, 0.3), (0.3, 0.1)])
 @in_a_loop
 async def test_everybody_has_a_deadline_of_their_own(redis_server: RedisServer, order: tuple[float, float]) -> None:
@@ -331,7 +331,7 @@ def test_a_batch_is_its_plans_one_by_one(redis_server: RedisServer, block: int) 
     found = {"plans": 0, "refused": 0, "peek": 0, "reset": 0}
     with redis_server.client() as client:
         scripted = differential.Scripted(client)
-        for seed in range(block * 100, block * 100 + int(os.environ.get("LIMITGATE_TEST_EXAMPLES", "100"))):
+        for seed in range(block, EXAMPLES, 4):
             clock = Clock()
             for plans, readings in batches(random.Random(seed), MemoryStore(clock), clock):
                 reply = client.execute_command("EVALSHA", scripted.sha, *wire.arguments(plans), clock.now)

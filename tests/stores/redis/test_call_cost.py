@@ -341,7 +341,7 @@ HEAVY: dict[str, Callable[[str], Charge]] = {
 }
 
 
-@pytest.mark.timed
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", HEAVY)
 def test_no_call_takes_long(weighed: Weighed, kind: str) -> None:
     """However much is asked of Redis at once, no call takes it longer than twice what the bar is on a quiet machine."""

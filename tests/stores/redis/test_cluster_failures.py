@@ -29,7 +29,7 @@ from tests.support.proxy import in_a_loop
 from tests.support.redis_cluster import RedisCluster, eventually
 from tests.support.redis_server import free_port
 
-pytestmark = pytest.mark.timed
+pytestmark = pytest.mark.alone
 
 BACK_WITHIN = 2.0
 """Seconds after which a store has found a node again, or its successor."""

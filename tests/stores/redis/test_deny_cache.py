@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
 import sys
 import time
@@ -27,11 +26,12 @@ from limitgate.stores.redis.server_clock import ServerClock
 from tests.stores.test_stores import AsyncDoor, Door
 from tests.support.clock import Clock
 from tests.support.doors import SITES, ASGISite, Site
+from tests.support.effort import EXAMPLES
 from tests.support.proxy import PATIENT, calls_to
 from tests.support.redis_server import RedisServer
 from tests.support.scripted import Scripted as ScriptedServer
 
-EXAMPLES = 3 * int(os.environ.get("LIMITGATE_TEST_EXAMPLES", "100"))
+SEEDS = 3 * EXAMPLES
 US = 1_000_000
 MINUTE = bucket_of("1/minute")
 TEN = bucket_of("10/minute")
@@ -325,7 +325,7 @@ def said(plan: Plan, reading: Reading) -> tuple[Decision, Any, int]:
 def test_with_and_without_the_answers_are_the_same_property() -> None:
     """Over any history, every field of every decision is the same with local refusals and without."""
     refused = local = 0
-    for seed in range(EXAMPLES):
+    for seed in range(SEEDS):
         rnd, clock = random.Random(seed), Clock()
         request, now = a_world(rnd), 0
         with_them, without = Caller(MemoryStore(clock)), Caller(MemoryStore(clock), local=False)
@@ -376,7 +376,7 @@ def test_nobody_is_refused_wrongly_property(outside: bool) -> None:  # noqa: FBT
     The exception is a reset: one of this store until its answer has come, one by somebody else for less than a second.
     """
     local = excused = 0
-    for seed in range(EXAMPLES):
+    for seed in range(SEEDS):
         rnd, clock = random.Random(seed), Clock()
         begun, rate = clock.now, rnd.choice((0.9995, 1.0, 1.0, 1.0005))
         caller = Caller(MemoryStore(clock))
@@ -407,14 +407,14 @@ def test_nobody_is_refused_wrongly_property(outside: bool) -> None:  # noqa: FBT
             else:
                 found, sent = more
                 caller.understood(call.plan, found, sent, at)
-    assert local > EXAMPLES
+    assert local > SEEDS
     assert excused or not outside
 
 
 def test_the_promised_wait_is_enough_property() -> None:
     """Who is refused without asking, waits as told and then comes again is admitted, if nobody else came."""
     local = 0
-    for seed in range(EXAMPLES):
+    for seed in range(SEEDS):
         rnd, clock = random.Random(seed), Clock()
         begun, caller, now = clock.now, Caller(MemoryStore(clock)), 0
         plan = a_plan(bucket_of(*rnd.sample(LIMITS, rnd.choice((1, 2)))), cost=rnd.choice((1, 1, 2)))
@@ -433,7 +433,7 @@ def test_the_promised_wait_is_enough_property() -> None:
                 clock.now = begun + now
                 assert caller.locally(plan, now) is None, f"seed {seed}"
                 assert caller.server.spend(plan._replace(verb="peek")).admitted, f"seed {seed}"
-    assert local > EXAMPLES
+    assert local > SEEDS
 
 
 def test_a_late_reply_after_a_reset() -> None:
@@ -498,7 +498,7 @@ class Scripting:
 def test_every_algorithm_is_the_same_with_and_without_property(scripted: ScriptedServer) -> None:
     """Over any history on a real Redis, under any algorithm, what is told is the same with local refusals and without."""
     refused = asked = 0
-    for seed in range(EXAMPLES // 3):
+    for seed in range(EXAMPLES):
         rnd = random.Random(seed)
         request, now, wait = a_mixed_world(rnd), 0, 0
         with_them, without = (Scripting(scripted, f"{local}:", local=local) for local in (True, False))

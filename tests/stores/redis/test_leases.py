@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from limitgate import AsyncRedisStore, Limit, MemoryStore, RedisStore, StoreError
 from limitgate.algorithms import gcra
@@ -26,12 +26,13 @@ from limitgate.limits.plan import Adjustment, Charge, Plan, Reading
 from limitgate.stores.redis import background, leases, replies, wire
 from tests.algorithms.test_differential import a_limit
 from tests.stores.test_stores import PATIENT, REDIS, SLACK, AsyncDoor, Door, Tunnel, admitted, eventually
+from tests.support.effort import EXAMPLES
 from tests.support.lease_world import START, History, Process, World
 from tests.support.proxy import calls_to
 from tests.support.redis_server import RedisServer
 
-HISTORIES = 1100 + settings().max_examples
-BLOCKS = 10
+SEEDS = 4 * EXAMPLES
+BLOCKS = 4
 SLOW = Limit("100000 per 366 days", lease=50)
 """So slow that next to nothing drains while a test runs."""
 
@@ -76,7 +77,7 @@ def owed(server: RedisServer, limit: Limit | str = SLOW) -> int:
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_leases_admit_no_more_than_asking_every_time_property(client: redis.Redis, block: int) -> None:
     """Whatever processes, clocks and networks do, no interval sees more than its limits allow, nor a header that says more."""
-    run_histories(client, range(block, HISTORIES, BLOCKS))
+    run_histories(client, range(block, SEEDS, BLOCKS))
 
 
 def run_histories(client: redis.Redis, seeds: range) -> None:
@@ -110,7 +111,7 @@ def test_the_histories_would_notice(client: redis.Redis, mistake: str, monkeypat
     """With a mistake in the leases, one of the same histories soon sees more than its limits allow."""
     MISTAKES[mistake](monkeypatch)
     with pytest.raises(AssertionError):
-        run_histories(client, range(HISTORIES))
+        run_histories(client, range(2000))
 
 
 def test_histories_meet_every_case(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -573,7 +574,7 @@ async def silent_after(store: AsyncRedisStore, requests: int) -> None:
     assert store._loops[asyncio.get_running_loop()]._timer is None
 
 
-@pytest.mark.timed
+@pytest.mark.alone
 def test_a_lease_goes_back_when_a_process_falls_silent(door: Door, own_redis: RedisServer) -> None:
     """About a second after it was taken, what is left of a lease is back, and nothing goes on running for it."""
     start = time.monotonic()
@@ -598,7 +599,7 @@ def test_closing_gives_back_at_once(door: Door, own_redis: RedisServer) -> None:
     assert door.spend(a_plan()).admitted
 
 
-@pytest.mark.timed
+@pytest.mark.alone
 def test_closing_without_redis_takes_no_longer_than_connecting(door: Door, own_redis: RedisServer) -> None:
     """A store whose Redis is gone can be closed, leases or not."""
     door.spend(a_plan())

@@ -259,7 +259,7 @@ def test_a_thread_that_was_away_believes_what_has_come(
         assert store.failures == 0
 
 
-@pytest.mark.timed
+@pytest.mark.alone
 def test_a_frozen_redis_costs_a_thread_its_timeout(own_redis: RedisServer) -> None:
     """Slices make nobody wait longer, and say how long that was."""
     with contextlib.closing(RedisStore(own_redis.url)) as store:

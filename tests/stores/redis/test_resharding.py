@@ -17,7 +17,7 @@ from tests.support.clusters import KINDS, charge, ends, key_on, owed, plan, sett
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_server import RedisServer
 
-pytestmark = pytest.mark.timed
+pytestmark = pytest.mark.alone
 
 
 class Move(NamedTuple):
