@@ -137,7 +137,7 @@ def redis_flood(url: str, count: int) -> int:
 
 def both_redis_floods(url: str, count: int) -> dict[str, int]:
     """A flood through both doors on Redis, most of it through the quicker one."""
-    beside = count // 25
+    beside = count // 10
     admitted = asyncio.run(async_redis_flood(url, count - beside)) + redis_flood(url, beside)
     return {"requests": count, "admitted": admitted}
 

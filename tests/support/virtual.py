@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Coroutine
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
 
 from limitgate.gate import wait_queue
-from limitgate.limiter import pace
+from limitgate.limiter import operations, pace
 
 T = TypeVar("T")
 _BEGAN = 1_790_000_000_000_000
@@ -29,6 +30,7 @@ class World:
         self.slept: list[float] = []
         """Seconds for which threads have slept."""
         monkeypatch.setattr(wait_queue, "monotonic", self.monotonic)
+        monkeypatch.setattr(operations, "time", SimpleNamespace(monotonic=self.monotonic))
         for module in (pace, wait_queue):
             monkeypatch.setattr(module, "sleep", self.sleep)
 
