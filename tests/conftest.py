@@ -36,8 +36,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """Show progress at once where the output is no terminal, too."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(write_through=True)
-    if config.getoption("quick"):
-        sys.addaudithook(_skip_what_starts_a_process)
 
 
 def _skip_what_starts_a_process(event: str, _: object) -> None:
@@ -51,6 +49,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Names that differ, as by an address, would part the processes that share the tests.
     """
     if config.getoption("quick"):
+        sys.addaudithook(_skip_what_starts_a_process)
         items[:] = [item for item in items if not item.get_closest_marker("alone")]
     if wrong := [item.nodeid for item in items if re.search(r" at 0x\w*", item.nodeid)]:
         raise pytest.UsageError(f"tests are named by addresses, expected other ids: {wrong[:3]}")
