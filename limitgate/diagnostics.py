@@ -1,6 +1,6 @@
-"""What is logged because whoever runs the service will want to know: each with a code that stays, and a place in the docs.
+"""Diagnoses for whoever runs the service: log lines, each with a permanent code and an entry in the docs.
 
-The only place of these codes and texts. Nothing that a client has sent is ever part of them.
+The only place of these codes and texts. None contains anything that a client has sent.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from enum import Enum
 from itertools import count
 
 PAGE = "docs/diagnostics.md"
-"""Where each code has an anchor: ``#lg001``."""
+"""Page with an anchor for each code: ``#lg001``."""
 APART = 2.0
-"""Seconds by which two clocks may differ before it is worth a line."""
+"""Seconds by which two clocks may differ unreported."""
 
 log = logging.getLogger("limitgate")
 
 
 class Diagnosis(Enum):
-    """What may be odd, with its code and its text. A code is never given to anything else."""
+    """Code and text of a diagnosis. A code is never reused for another one."""
 
     MEMORY_PER_WORKER = "LG001", "%d workers on memory:// limit each by itself; use Redis to limit them together"
     SERVER_TRUSTS_ALL = "LG002", "FORWARDED_ALLOW_IPS=* lets every client choose its address; name your proxies instead"
@@ -72,12 +72,12 @@ class Diagnosis(Enum):
         self.line = f"{code} {text} ({PAGE}#{code.lower()})"
 
     def log(self, *values: object) -> None:
-        """Say it."""
+        """Log the diagnosis."""
         log.log(self.level, self.line, *values)
 
 
 class Once:
-    """Says a diagnosis the first time only, whichever thread comes first."""
+    """Logger of a diagnosis that is logged once, whichever thread comes first."""
 
     __slots__ = ("_diagnosis", "_times")
 
@@ -86,15 +86,15 @@ class Once:
         self._times = count()
 
     def log(self, *values: object) -> None:
-        """Say it, unless it was said before."""
+        """Log the diagnosis unless this object has logged it before."""
         if next(self._times) == 0:
             self._diagnosis.log(*values)
 
 
 def clock_comparison(clock: Callable[[], float], late: float) -> Callable[[int], None]:
-    """What compares a reading's ``now`` in Unix µs with this machine's clock in Unix seconds, and tells if they differ.
+    """Make a function that compares a reading's ``now`` in Unix µs with this machine's clock in Unix seconds (LG010).
 
-    ``late`` is how many seconds the reading may have been on its way; so far the store's clock may be behind unnoticed.
+    ``late`` is the longest time in seconds that a reply may have taken; the store's clock may be behind by as much unnoticed.
     """
     once = Once(Diagnosis.CLOCKS_DIFFER)
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 _SHOULD = re.compile(r"\A\w+ should (be|have|match) ")
-"""How pydantic says what it expected."""
+"""Phrase in which pydantic names the expected value."""
 _EXPECTED = {"be": "expected ", "have": "expected something with ", "match": "expected something that matches "}
 
 _IN_WORDS = {
@@ -23,14 +23,13 @@ _IN_WORDS = {
     "model_type": "expected a mapping, for example {status: [401, 403]}",
     "model_attributes_type": "expected a mapping, for example {status: [401, 403]}",
 }
-"""What some of pydantic's errors mean to people: the only model within a model is `ChargeIf`, the only pattern is a name's."""
+"""Messages in place of some of pydantic's. The only model within a model is `ChargeIf`, the only pattern is a name's."""
 
 _SECRETS = frozenset({"api_key", "callers", "header", "secret", "store"})
-"""Fields whose values are never repeated, nor anything in them."""
+"""Fields whose values are never repeated in a message."""
 
 StoreFault = Literal["timeout", "connection", "oom", "reply", "overload"]
-"""Why there is no answer: too late, unreachable, out of memory, an answer that is an error or none of ours; or this process
-has no room to ask."""
+"""Kind of a store's failure: too late, unreachable, out of memory, an error or malformed reply; or this process cannot send."""
 
 
 class LimitGateError(Exception):
@@ -38,10 +37,10 @@ class LimitGateError(Exception):
 
 
 class ConfigError(LimitGateError, ValueError):
-    """A mistake in a rule, a limit, a file or an option; the message says what was expected.
+    """A mistake in a rule, a limit, a file or an option. The message ends with the expected value.
 
-    ``field`` leads to the mistake inside of what was checked, for example ``("limits", 0)``; ``reason`` is the message
-    without it.
+    ``field`` is the path to the mistake inside the checked object, for example ``("limits", 0)``; ``reason`` is the message
+    without that path.
     """
 
     def __init__(self, message: str, field: tuple[str | int, ...] = (), reason: str | None = None) -> None:
@@ -51,7 +50,7 @@ class ConfigError(LimitGateError, ValueError):
 
     @classmethod
     def explaining(cls, error: ValidationError, what: str, known: Iterable[str]) -> ConfigError:
-        """The first mistake that pydantic found in ``what``, whose fields are ``known``."""
+        """Make an error of the first mistake that pydantic reports about ``what``, whose fields are ``known``."""
         first = error.errors(include_url=False)[0]
         field, message = first["loc"], first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
@@ -71,9 +70,9 @@ class ConfigError(LimitGateError, ValueError):
 class StoreError(LimitGateError):
     """The store could not decide in time. ``fault`` names the kind of failure.
 
-    ``keys`` are the buckets that it failed for, where it can be asked about others at once: those of a cluster's node that
-    does not answer. Otherwise there are none. ``waited`` is for how many seconds the store was silent while this process was
-    there to listen, as far as the store measures that.
+    ``keys`` are the buckets of a cluster's node that does not answer, while others may still be asked for; empty if the whole
+    store failed. ``waited`` is the time in seconds for which the store was silent while this process was listening, as far as
+    the store measures that.
     """
 
     def __init__(self, message: str, fault: StoreFault = "connection", keys: frozenset[str] = frozenset()) -> None:

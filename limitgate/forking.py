@@ -1,4 +1,4 @@
-"""What must not be shared with the child of a fork: locks that nobody there will release, connections, threads."""
+"""State that a forked child must not share: locks that nobody there will release, connections, threads."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from weakref import WeakSet
 
 
 class Forked(Protocol):
-    """Something that a child of this process has to begin anew with."""
+    """Object that begins anew in a forked child."""
 
     def begin_anew(self) -> None:
-        """In the child of a fork: leave to the parent what is the parent's."""
+        """Called in the child of a fork: drop locks, connections and threads, which belong to the parent."""
 
 
 _all: WeakSet[Forked] = WeakSet()

@@ -1,4 +1,4 @@
-"""Polite clients of httpx: transports that wait their turn, heed what the other side says, and come back after a 429."""
+"""Polite clients of httpx: transports that wait their turn, obey the service's rate fields, and come back after a 429."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _PIECE = 64
 
 
 def host(request: httpx.Request) -> str:
-    """The host of a request, with its port if it is not that of the scheme: what is counted together unless told otherwise."""
+    """Default key: the host of a request, with its port if it is not that of the scheme."""
     name = request.url.netloc.decode("ascii").lower()
     return name.replace(".:", ":").removesuffix(".")  # a name that ends in a dot is the same one
 
 
 def repeatable(request: httpx.Request) -> bool:
-    """True if a request means the same if it is sent twice: by its method, or since it carries an ``Idempotency-Key``."""
+    """True if a request may be sent twice: by its method, or since it has an ``Idempotency-Key``."""
     return is_idempotent(request.method, request.headers)
 
 
@@ -50,14 +50,14 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
     """Requests wait their turn: ``httpx.AsyncClient(transport=AsyncRateLimitTransport("10/second"))``. For asyncio.
 
     ``limits`` are counted for each ``key``, by an `AsyncLimiter` or in a store by its URL, which is opened here and closed with
-    the transport. Whatever shares the store shares the budget. A request whose key is None passes untouched. Without limits
-    only the other side is heeded: its ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields, for all requests of the key.
+    the transport. All who share the store share the budget. A request whose key is None passes untouched. Without limits
+    only the service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields are obeyed, for all requests of the key.
 
-    A request that is refused with 429 is sent again where ``repeatable`` says that it may be and its body is in memory.
-    Raises `RateLimited` where it may not, or would have to wait for more than ``timeout`` seconds in all; None is for as long
-    as it takes. While the store fails, ``on_error`` counts in this process (``local``), sends at once (``open``), or raises
-    `StoreError` (``closed``). No response keeps everybody away for more than ``longest_pause`` seconds. Raises `ConfigError`
-    for limits that book no turns.
+    A request that is refused with 429 is sent again if ``repeatable`` is true of it and its body is in memory. Raises
+    `RateLimited` if not, or if it would have to wait for more than ``timeout`` seconds in all (None: as long as it takes).
+    While the store fails, ``on_error`` counts in this process (``local``), sends at once (``open``), or raises `StoreError`
+    (``closed``). No response pauses a key for more than ``longest_pause`` seconds. Raises `ConfigError` for limits that book
+    no turns.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ def _answer(response: httpx.Response) -> Answer:
 
 
 def _in_memory(request: httpx.Request) -> bool:
-    """True if a request's body is there to be sent again; one that is streamed is gone."""
+    """True if a request's body can be sent again; one that is streamed cannot."""
     try:
         _ = request.content
     except httpx.RequestNotRead:
@@ -196,7 +196,7 @@ def _in_memory(request: httpx.Request) -> bool:
 
 
 def _having_read(response: httpx.Response, body: bytes | None) -> httpx.Response:
-    """A response with its body as it was on the wire; without one if that is not known, or cannot be decoded."""
+    """Response with its body as it was on the wire; without one if that is not known, or cannot be decoded."""
     same = partial(httpx.Response, response.status_code, request=response.request, extensions=response.extensions)
     headers = response.headers.raw
     if body is not None and _is_readable(response.headers, body):
@@ -205,7 +205,7 @@ def _having_read(response: httpx.Response, body: bytes | None) -> httpx.Response
 
 
 def _is_readable(headers: httpx.Headers, body: bytes) -> bool:
-    """True if a body can be decoded, and is no larger for it than it might have been on the wire."""
+    """True if a body can be decoded to no more bytes than may be read from the wire."""
     encoding = headers.get("content-encoding", "")
     if not encoding:
         return True
@@ -224,7 +224,7 @@ def _is_readable(headers: httpx.Headers, body: bytes) -> bool:
 
 @contextmanager
 def _reading_briefly(request: httpx.Request) -> Iterator[None]:
-    """Let no read last longer than that of a refusal may: transports look up in their request how long they may read."""
+    """Shorten the read timeout of a request, which transports look up in it, to that of a refusal's body."""
     timeouts = request.extensions.get("timeout", {})
     request.extensions["timeout"] = {**timeouts, "read": min(timeouts.get("read") or LONGEST_READ, LONGEST_READ)}
     try:

@@ -1,6 +1,6 @@
-"""Exceptions that nobody foresaw: reported once, and turned into what callers can deal with.
+"""Unforeseen exceptions: reported once, and turned into errors that callers can handle.
 
-Wherever others wait for what a callback, a thread or a task does, an exception there must not leave them without an answer.
+Wherever others wait for a callback, a thread or a task, an exception in it must not leave them without an answer.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from limitgate.diagnostics import Diagnosis
 from limitgate.errors import StoreError
 
 _reported: set[str] = set()
-"""Places that are in the log already."""
+"""Places that have been logged."""
 
 
 class OwnError(StoreError):
-    """A mistake of LimitGate's own while a store was asked: no sign that the store fails."""
+    """A mistake of LimitGate's own during a call to a store: no sign that the store fails."""
 
 
 def own_error(error: Exception) -> StoreError:
-    """Turn an exception that nobody foresaw into a `StoreError`, and report its place once (LG020).
+    """Turn an unforeseen exception into a `StoreError`, and report its place once (LG020).
 
-    A `StoreError` stays as it is. The text of any other is repeated nowhere: it may hold what a client has sent.
+    A `StoreError` stays as it is. The text of any other is repeated nowhere, since it may contain data of a client.
     """
     if isinstance(error, StoreError):
         return error
@@ -38,10 +38,10 @@ def own_error(error: Exception) -> StoreError:
 
 @contextmanager
 def survived() -> Iterator[None]:
-    """Report an exception that nobody foresaw, in place of ending a thread or a task by it."""
+    """Report an unforeseen exception that would otherwise end a thread or a task."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - whatever it is, what follows has to be done
+    except Exception as error:  # noqa: BLE001 - whatever it is, the thread or task has to go on
         own_error(error)
 
 

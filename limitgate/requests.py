@@ -1,4 +1,4 @@
-"""Polite clients of requests: an adapter that waits its turn, heeds what the other side says, and comes back after a 429."""
+"""Polite clients of requests: an adapter that waits its turn, obeys the service's rate fields, and comes back after a 429."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["RateLimitAdapter", "host", "repeatable"]
 
 
 def host(request: PreparedRequest) -> str:
-    """The host of a request, with its port if it is not that of the scheme: what is counted together unless told otherwise."""
+    """Default key: the host of a request, with its port if it is not that of the scheme."""
     return host_of(request.url or "")
 
 
 def repeatable(request: PreparedRequest) -> bool:
-    """True if a request means the same if it is sent twice: by its method, or since it carries an ``Idempotency-Key``."""
+    """True if a request may be sent twice: by its method, or since it has an ``Idempotency-Key``."""
     return is_idempotent(request.method or "", request.headers)
 
 
@@ -35,18 +35,18 @@ class RateLimitAdapter(BaseAdapter):
     """Requests wait their turn: ``session.mount("https://", RateLimitAdapter("10/second"))``. Safe under threads.
 
     ``limits`` are counted for each ``key``, by a `Limiter` or in a store by its URL, which is opened here and closed with the
-    adapter. Whatever shares the store shares the budget. A request whose key is None passes untouched. Without limits only the
-    other side is heeded: its ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields, for all requests of the key. Each
-    redirect that is followed is a request.
+    adapter. All who share the store share the budget. A request whose key is None passes untouched. Without limits only the
+    service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields are obeyed, for all requests of the key. Each redirect
+    that is followed is a request.
 
-    A request that is refused with 429 is sent again where ``repeatable`` says that it may be and its body is in memory.
-    Raises `RateLimited` where it may not, or would have to wait for more than ``timeout`` seconds in all; None is for as long
-    as it takes. While the store fails, ``on_error`` counts in this process (``local``), sends at once (``open``), or raises
-    `StoreError` (``closed``). No response keeps everybody away for more than ``longest_pause`` seconds. Raises `ConfigError`
-    for limits that book no turns.
+    A request that is refused with 429 is sent again if ``repeatable`` is true of it and its body is in memory. Raises
+    `RateLimited` if not, or if it would have to wait for more than ``timeout`` seconds in all (None: as long as it takes).
+    While the store fails, ``on_error`` counts in this process (``local``), sends at once (``open``), or raises `StoreError`
+    (``closed``). No response pauses a key for more than ``longest_pause`` seconds. Raises `ConfigError` for limits that book
+    no turns.
 
-    ``adapter`` is what sends. If it has retries of its own, it is not seen how often it sends; and those that respect
-    ``Retry-After``, as ``HTTPAdapter(max_retries=3)`` does, come back after a 429 by themselves, of which nobody else learns.
+    ``adapter`` sends. Retries of its own are not seen here; and retries that respect ``Retry-After``, as those of
+    ``HTTPAdapter(max_retries=3)`` do, come back after a 429 by themselves, of which no other process learns.
     ``Retry(3, respect_retry_after_header=False)`` without 429 in its ``status_forcelist`` leaves that to this adapter.
     """
 
@@ -79,7 +79,7 @@ class RateLimitAdapter(BaseAdapter):
         """Send a request in its turn. Raises `RateLimited`, `StoreError`, and whatever the inner adapter raises."""
         door = _Door(lambda each: self._adapter.send(each, *args, **kwargs))
         response: Response = run(self._courtesy.exchange(door, request))
-        response.connection = self  # type: ignore[assignment] # by which authentication sends once more
+        response.connection = self  # type: ignore[assignment] # authentication sends once more through it
         return response
 
     def close(self) -> None:

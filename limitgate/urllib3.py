@@ -1,4 +1,4 @@
-"""Polite clients of urllib3: a pool manager that waits its turn, heeds what the other side says, and comes back after a 429."""
+"""Polite clients of urllib3: a pool manager that waits its turn, obeys the service's rate fields, and comes back after 429."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Request(NamedTuple):
 
 
 def host(request: Request) -> str:
-    """The host of a request, with its port if it is not that of the scheme: what is counted together unless told otherwise."""
+    """Default key: the host of a request, with its port if it is not that of the scheme."""
     return host_of(request.url)
 
 
 def repeatable(request: Request) -> bool:
-    """True if a request means the same if it is sent twice: by its method, or since it carries an ``Idempotency-Key``."""
+    """True if a request may be sent twice: by its method, or since it has an ``Idempotency-Key``."""
     return is_idempotent(request.method, request.headers)
 
 
@@ -46,18 +46,18 @@ class RateLimitPoolManager(PoolManager):
     """Requests wait their turn: ``RateLimitPoolManager("10/second").request("GET", url)``. Safe under threads.
 
     ``limits`` are counted for each ``key``, by a `Limiter` or in a store by its URL, which is opened here and closed with the
-    manager. Whatever shares the store shares the budget. A request whose key is None passes untouched. Without limits only the
-    other side is heeded: its ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields, for all requests of the key. Each
-    redirect that is followed is a request.
+    manager. All who share the store share the budget. A request whose key is None passes untouched. Without limits only the
+    service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields are obeyed, for all requests of the key. Each redirect
+    that is followed is a request.
 
-    A request that is refused with 429 is sent again where ``repeatable`` says that it may be and its body is in memory.
-    Raises `RateLimited` where it may not, or would have to wait for more than ``timeout`` seconds in all; None is for as long
-    as it takes. While the store fails, ``on_error`` counts in this process (``local``), sends at once (``open``), or raises
-    `StoreError` (``closed``). No response keeps everybody away for more than ``longest_pause`` seconds. Raises `ConfigError`
-    for limits that book no turns.
+    A request that is refused with 429 is sent again if ``repeatable`` is true of it and its body is in memory. Raises
+    `RateLimited` if not, or if it would have to wait for more than ``timeout`` seconds in all (None: as long as it takes).
+    While the store fails, ``on_error`` counts in this process (``local``), sends at once (``open``), or raises `StoreError`
+    (``closed``). No response pauses a key for more than ``longest_pause`` seconds. Raises `ConfigError` for limits that book
+    no turns.
 
-    ``manager`` is what sends: any `PoolManager`, as a `ProxyManager`. Of the retries that it or a request has, those after
-    another status or a body that broke off take turns, too; connections that fail are tried again within a turn.
+    ``manager`` sends: any `PoolManager`, such as a `ProxyManager`. Its retries and those of a request take a turn each after
+    another status or a broken body; failed connections are tried again within a turn.
     """
 
     def __init__(
@@ -92,13 +92,13 @@ class RateLimitPoolManager(PoolManager):
         scheme: str | None = "http",
         pool_kwargs: dict[str, Any] | None = None,
     ) -> HTTPConnectionPool:
-        """Where `urlopen` sends one request to. It has nothing else of a pool than what that needs."""
+        """Return the pool that `urlopen` sends one request to. It has no more of a pool than that needs."""
         pool = self._manager.connection_from_host(host, port, scheme, pool_kwargs)
         origin = Url(scheme or "http", host=host, port=port).url
         return cast("HTTPConnectionPool", _Hop(self._manager, self._courtesy, pool, origin))
 
     def clear(self) -> None:
-        """Close all connections; new ones are made where they are needed."""
+        """Close all connections; new ones are made as needed."""
         self._manager.clear()
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class RateLimitPoolManager(PoolManager):
 
 
 class _Hop:
-    """What `PoolManager.urlopen`, which follows redirects, takes for the pool of a host; its requests take turns."""
+    """Stand-in for the pool of a host in `PoolManager.urlopen`, which follows redirects; its requests take turns."""
 
     def __init__(self, manager: PoolManager, courtesy: ClientThrottle[Request], pool: HTTPConnectionPool, origin: str) -> None:
         self._manager = manager
@@ -140,8 +140,8 @@ class _Hop:
     ) -> BaseHTTPResponse:
         """Send a request, and again as its retries say, each time in turn. Raises what urllib3 does, and `RateLimited`.
 
-        What urllib3 does about a body that breaks off, and about a status, is done here instead: the body of a refusal is not
-        read as a whole, and what is sent again waits its turn.
+        Retries after a broken body or a status are made here instead of in urllib3, so that the body of a refusal is not read
+        as a whole, and each retry waits its turn.
         """
         for name in ("assert_same_host", "redirect", "release_conn"):
             options.pop(name, None)
@@ -172,7 +172,7 @@ class _Hop:
 
 
 class _Door:
-    """The `Transport` of a request with certain options; ``retries`` are what it has left of them."""
+    """The `Transport` of a request with certain options; ``retries`` are those that it has left."""
 
     sleep = staticmethod(time.sleep)
 

@@ -1,1 +1,1 @@
-"""What HTTP says of a request, and says to its client. Pure."""
+"""HTTP in and out: the request and its client, the fields and refusals of a response. Pure."""

@@ -1,4 +1,4 @@
-"""Who is at the other end: the client's address behind trusted proxies, and the network it is counted as."""
+"""Address of the client behind trusted proxies, and the network that it is counted as."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ MAX_LENGTH = 100
 MOST_CHARACTERS = 2048
 """Characters of ``Forwarded`` that are looked at, from the right: an element that begins further to the left is none."""
 REMEMBERED, SHORT = 16_384, 64
-"""Addresses of which it is remembered how they are read, and the characters of one: IPv6 with a port takes 53."""
+"""Addresses whose canonical form is cached, and the characters of one: IPv6 with a port takes 53."""
 UNIX = "unix"
-"""Stands in a list of trusted proxies for a peer on a unix socket."""
+"""Word for a peer on a unix socket in a list of trusted proxies."""
 
 _NAT64 = IPv6Network("64:ff9b::/96")  # RFC 6052 section 2.1
 _PUBLIC: dict[str, tuple[IPv4Network | IPv6Network, ...]] = {
     "IPv4": tuple(map(IPv4Network, ("1.0.0.0/8", "8.0.0.0/7", "64.0.0.0/3", "128.0.0.0/3", "208.0.0.0/4"))),
     "IPv6": (IPv6Network("2000::/3"),),
 }
-"""Networks of public addresses from all over the internet: who trusts these, trusts everybody."""
+"""Sample of public addresses from all over the internet: a list that covers these trusts everybody."""
 _LOOKS = 1000
-"""Requests from peers that are not trusted which are looked at for a forwarding header."""
+"""Requests of untrusted peers in which a forwarding header is looked for."""
 _BRACKETED = re.compile(r"\[([^\]]*)\](?::[0-9]{1,5})?\Z")
 _V4_WITH_PORT = re.compile(r"([0-9.]+):[0-9]{1,5}\Z", re.ASCII)
 _PAIR = re.compile(r"\s*([^\s;=\",]+)=(?:([^\s;,\"]*)|\"((?:[^\"\\]|\\.)*)\")\s*(?:;|\Z)")
@@ -38,7 +38,7 @@ _PAIR = re.compile(r"\s*([^\s;=\",]+)=(?:([^\s;,\"]*)|\"((?:[^\"\\]|\\.)*)\")\s*
 
 
 def canonical(text: str) -> IPv4Address | IPv6Address | None:
-    """The address in ``text``, without port, brackets and zone; IPv4 inside IPv6 as IPv4. None if there is none.
+    """Extract the address from ``text``, without port, brackets and zone; IPv4 inside IPv6 as IPv4. None if there is none.
 
     The forms are those of RFC 7239 section 6, with or without a port, since some proxies append one.
     """
@@ -69,12 +69,12 @@ _remembered = lru_cache(maxsize=REMEMBERED)(_parsed)
 
 
 def spelled(text: str) -> str:
-    """An address as it is always written; anything else as it is."""
+    """Canonical spelling of an address; anything else unchanged."""
     return _spelled(text) if len(text) <= SHORT else _spelled.__wrapped__(text)
 
 
 def grouped(client: str, ipv6_prefix: int) -> str:
-    """What a client is counted as: its IPv4 address, or the IPv6 network of ``ipv6_prefix`` bits that it is in."""
+    """Name that a client is counted under: its IPv4 address, or its IPv6 network of ``ipv6_prefix`` bits."""
     group = _grouped if len(client) <= SHORT else _grouped.__wrapped__
     return group(client, ipv6_prefix)
 
@@ -94,7 +94,7 @@ def _grouped(client: str, ipv6_prefix: int) -> str:
 
 
 class TrustedProxies:
-    """Which peers' word is taken for where a request came from, and the one header they say it in.
+    """Proxies whose forwarding header is believed, and the name of that header.
 
     ``trusted`` holds addresses, CIDRs and the word ``unix``; ``header`` is ``x-forwarded-for`` (or another header that
     holds addresses), or ``forwarded`` for RFC 7239. Raises `ConfigError` for anything else.
@@ -115,7 +115,7 @@ class TrustedProxies:
 
     @property
     def trust_everybody(self) -> list[str]:
-        """The internets of which every public address is trusted: ``IPv4``, ``IPv6``."""
+        """IP versions of which every public address is trusted: ``IPv4``, ``IPv6``."""
         return [name for name, public in _PUBLIC.items() if all(self._cover(network) for network in public)]
 
     def trust(self, peer: str | None) -> bool:
@@ -125,7 +125,7 @@ class TrustedProxies:
         return bool(self._networks) and self._trusted(canonical(peer))
 
     def client(self, request: Request) -> str | None:
-        """The client's address: the first one from the right, beginning with the peer, that is no trusted proxy.
+        """Find the client's address: the first from the right, beginning with the peer, that is no trusted proxy.
 
         An element that is no address stops the walk at the last good hop. If every hop is trusted, it is the leftmost.
         """
@@ -144,9 +144,9 @@ class TrustedProxies:
         return client
 
     def _look_at(self, request: Request, peer: str | None) -> None:
-        """Tell of a forwarding header that is not believed. A proxy writes it into every request, so the first ones will do.
+        """Report a forwarding header that is not believed (LG006). A proxy writes it into all requests; the first ones suffice.
 
-        Where the header holds the peer itself, the server has resolved it before us, and all is well.
+        A header that contains the peer itself is not reported: the server has resolved it already.
         """
         self._looks -= 1
         for header in dict.fromkeys((self._header, "x-forwarded-for", "forwarded")):
@@ -166,7 +166,7 @@ class TrustedProxies:
 
 
 class _Ranges:
-    """The addresses of all networks of one version of IP: looked up in a time that hardly depends on how many there are."""
+    """Addresses of all networks of one IP version; a lookup is a binary search."""
 
     __slots__ = ("_firsts", "_lasts")
 
@@ -224,7 +224,7 @@ def _forwarded(value: str) -> Iterator[str]:
 
 
 def _node(element: str) -> str:
-    """What ``for`` says in a forwarded-element; nothing if it is not there just once or the element is malformed."""
+    """Value of ``for`` in a forwarded-element; empty if it does not occur exactly once or the element is malformed."""
     nodes, at = [], 0
     while at < len(element):
         pair = _PAIR.match(element, at)
@@ -237,7 +237,7 @@ def _node(element: str) -> str:
 
 
 def _last_comma(value: str) -> int:
-    """The place of the last comma outside of quotes, -1 if there is none."""
+    """Index of the last comma outside of quotes, -1 if there is none."""
     end, quotes = len(value), 0
     while (comma := value.rfind(",", 0, end)) >= 0:
         quotes += _quotes(value, comma, end)
@@ -248,7 +248,7 @@ def _last_comma(value: str) -> int:
 
 
 def _quotes(value: str, start: int, end: int) -> int:
-    """How many quotes stand between a comma and another place, escaped ones not counted (RFC 9110 section 5.6.4)."""
+    """Number of quotes between a comma and another index, escaped ones not counted (RFC 9110 section 5.6.4)."""
     if value.find("\\", start, end) >= 0:
         return value[start:end].replace("\\\\", "").replace('\\"', "").count('"')
     return value.count('"', start, end)

@@ -1,11 +1,11 @@
-"""Paths and path patterns: what a request's path is matched as, and which patterns match it.
+"""Paths and path patterns: the interpretations of a request's path, and the patterns that match them.
 
-Servers and frameworks disagree about which spellings of a path are one resource, so a path has several readings: cleaned
-of everything that some framework ignores, and nearly as sent. A pattern that matches any reading applies, so neither a
-framework that tidies more than we do nor one that tidies less lets a request slip past.
+Servers and frameworks disagree about which spellings of a path are one resource, so a path has several interpretations:
+cleaned of everything that some framework ignores, and nearly as sent. A pattern that matches any of them applies, so neither
+a framework that cleans more than we do nor one that cleans less lets a request slip past.
 
-To read a path costs time for each of its segments, and clients choose how many there are. So a path beyond `LONG` is cut to
-what the patterns of a rule set can tell apart; where that cannot be done in bounded time it is taken to match all of them.
+Interpreting a path takes time for each of its segments, and clients choose how many there are. So a path beyond `LONG` is cut
+to the part that the patterns of a rule set can tell apart; if that is not possible in bounded time, it matches all of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from limitgate.errors import ConfigError
 T = TypeVar("T")
 
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]")
-"""Control characters, and what stands for bytes that are no UTF-8, which Bottle leaves out."""
+"""Control characters, and the character that replaces invalid UTF-8, which Bottle leaves out."""
 _UNTIDY = re.compile(rf"{_CONTROLS.pattern}|;|/(?:[/.]|\Z)")
 _STRIPPED = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0), 0xFFFD])
 _NO_SEGMENTS = ("", ".")
@@ -37,11 +37,11 @@ _ESCAPE = re.compile("%[0-9A-Fa-f]{2}")
 _EXPECTED = "expected for example '/login', '/items/{id}' or '/api/**'"
 
 LONG, LONGEST = 512, 16_384
-"""Characters of a path and its mount point that are read as a whole, at up to 0.7 µs each, and that are read at all."""
+"""Most characters of a path and its mount point that are read as a whole, at up to 0.7 µs each, and that are read at all."""
 _PADDING = 64
-"""Segments of a long path that may be there for nothing, and characters in a segment that may be."""
+"""Most segments of a long path that cleaning removes, and most characters of a segment that it strips."""
 _HIDDEN_BYTES = bytes([*range(0x20), *range(0x7F, 0x100)])
-"""All bytes that may be part of a character that cleaning strips; and others, which does no harm."""
+"""All bytes that may be part of a character that cleaning strips, and some others, which does no harm."""
 _SCHEME_BYTES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+.-"
 _SPACE = "".join(map(chr, range(0x21)))
 
@@ -52,12 +52,12 @@ REST = "**"
 
 
 def readings(path: str, root: str = "") -> tuple[str, ...]:
-    """The path below ``root`` as it is to be matched: cleaned first, then as sent but for empty segments where that differs.
+    """Interpretations of the path below ``root``: the cleaned one first, then, if it differs, as sent without empty segments.
 
-    Cleaning strips control characters, what was no UTF-8, and ``;parameters``, merges slashes, resolves dot segments (RFC 3986
-    section 5.2.4) and drops a trailing slash. Where the mount point itself is spelled in an untidy way, it is looked for both
-    ways; where it stands elsewhere in the path, what is behind it is read, too. What stands before the first slash may be a
-    mount point to a dispatcher, or the path an absolute URL, so such a path is read without that, too.
+    Cleaning strips control characters, invalid UTF-8 and ``;parameters``, merges slashes, resolves dot segments (RFC 3986
+    section 5.2.4) and drops a trailing slash. A mount point that needs cleaning is looked for cleaned and as sent; if it occurs
+    later in the path, the rest behind it is an interpretation, too. Text before the first slash may be a mount point to a
+    dispatcher, or the path an absolute URL; so such a path is interpreted without it, too.
     """
     if _is_tidy(path, root):
         return (below(path, root) or "/",)
@@ -83,7 +83,7 @@ def _forms(path: str) -> list[str]:
 
 
 def first_reading(path: str, root: str = "") -> str:
-    """The first of the `readings` of a path; of a path beyond `LONG`, what stands behind that is left as it was sent."""
+    """First of the `readings` of a path; of a path beyond `LONG`, the part behind that is left as it was sent."""
     rest = below(path, root)
     if len(path) + len(root) <= LONG:
         if _is_tidy(path, root):
@@ -98,7 +98,7 @@ def first_reading(path: str, root: str = "") -> str:
 
 
 class Reach(NamedTuple):
-    """How far patterns look into a path."""
+    """Part of a path that patterns can tell apart."""
 
     depth: int
     """Segments of the deepest one."""
@@ -113,10 +113,11 @@ class Reach(NamedTuple):
         return cls(max(map(len, patterns), default=0), max(2, longest))
 
     def readings(self, path: str, root: str = "") -> tuple[str, ...] | None:
-        """Paths that match the patterns that the `readings` of a path match; None if it may be any path.
+        """Paths that match the same patterns as the `readings` of a path; None if it is to match all.
 
-        Of a path beyond `LONG` segments and characters that no pattern looks at are left out. It may be any path if it climbs
-        by dot segments, if more of it than `_PADDING` comes to nothing in front of what patterns look at, or beyond `LONGEST`.
+        Segments and characters of a path beyond `LONG` that no pattern looks at are left out. It matches all patterns if it
+        climbs by dot segments, if cleaning removes more than `_PADDING` before the part that patterns look at, or beyond
+        `LONGEST`.
         """
         if len(path) + len(root) <= LONG:
             return readings(path, root)
@@ -128,7 +129,7 @@ class Reach(NamedTuple):
             return None
 
     def _of_long(self, path: str, root: str) -> list[str]:
-        """What `readings` gives, in any order."""
+        """The paths of `readings`, in any order."""
         rest = below(path, root)
         found = self.forms(rest)
         if root and rest is path:
@@ -141,7 +142,7 @@ class Reach(NamedTuple):
         return found
 
     def _below_mount(self, path: str, root: str) -> str:
-        """What is below a mount point, both cleaned."""
+        """Path below a mount point, both cleaned."""
         mount = self._replace(depth=_PADDING).forms(root)[0]
         depth = mount.count("/")
         if depth > _PADDING:
@@ -158,7 +159,7 @@ class Reach(NamedTuple):
         return [_joined(form) for form in (self._cleaned(pieces, is_whole=is_whole), self._short(shown), self._short(sent))]
 
     def _cleaned(self, pieces: Sequence[str], *, is_whole: bool) -> list[str]:
-        """The segments of a path that has none which climb, cleaned, and as many of them as patterns look at, and one more."""
+        """Cleaned segments of a path without ``..``: as many as patterns look at, and one more."""
         found = []
         for piece in pieces:
             segment = self._shown(piece, ";")
@@ -173,13 +174,13 @@ class Reach(NamedTuple):
         return self._short(found)
 
     def _split(self, path: str) -> tuple[list[str], bool]:
-        """The first segments of a path, and whether these are all."""
+        """First segments of a path, and True if there are no others."""
         most = self.depth + _PADDING
         pieces = _without_slashes(path).split("/", most)
         return pieces[:most], len(pieces) <= most or not _without_slashes(pieces[most])
 
     def _shown(self, piece: str, end: str = "/") -> str:
-        """A segment up to ``end`` without what cleaning strips, as far as patterns look at it."""
+        """Strip a segment up to ``end``, as far as patterns look at it."""
         window = self.length + _PADDING
         text = piece[:window].partition(end)[0]
         shown = _shown(text)
@@ -188,32 +189,32 @@ class Reach(NamedTuple):
         return shown
 
     def _short(self, found: list[str]) -> list[str]:
-        """Segments of which none is longer than it takes to tell that no pattern has it."""
+        """Cut segments to one character more than the longest of any pattern."""
         return [segment[: self.length + 1] for segment in found]
 
 
 class _TangledError(Exception):
-    """Too much of a path would have to be read to know what it is."""
+    """A path that cannot be interpreted in bounded time."""
 
 
 def _without_slashes(path: str) -> str:
-    """A path without the slashes that it begins with."""
+    """Strip the slashes at the beginning of a path."""
     return path[_end_of_slashes(path, 0) :]
 
 
 def _end_of_slashes(path: str, start: int) -> int:
-    """Where the slashes end that stand at a place, if any; ``lstrip`` takes ten times as long."""
+    """Index after the slashes at an index, if any; ``lstrip`` takes ten times as long."""
     return start if (match := _SLASHES.match(path, start)) is None else match.end()
 
 
 def _may_climb(path: str) -> bool:
-    """True if any reading of a path has a segment ``..`` behind a slash. May be wrong about paths that have one nearly."""
+    """True if any interpretation of a path may have a segment ``..`` behind a slash; never False if one has."""
     visible = b"/" + path.encode("utf-8", "surrogatepass").translate(None, _HIDDEN_BYTES)
     return b"/.." in visible and (visible.endswith(b"/..") or any(b"/.." + end in visible for end in (b"/", b";", b"?", b"#")))
 
 
 def segments(pattern: str) -> tuple[str, ...]:
-    """A rule's pattern as segments, `ANY` for a placeholder, `REST` for the end of a prefix. Raises `ConfigError`."""
+    """Split a rule's pattern into segments, `ANY` for a placeholder, `REST` for the end of a prefix. Raises `ConfigError`."""
     if not pattern.startswith("/"):
         raise ConfigError(f"path {pattern!r} does not begin with '/', {_EXPECTED}")
     parts = pattern.removesuffix("/").split("/")[1:]
@@ -235,7 +236,7 @@ def segments(pattern: str) -> tuple[str, ...]:
 
 
 def _expected_instead_of(parts: Iterable[str]) -> str:
-    """The pattern that was meant by one in another syntax, if it is one."""
+    """Translate a pattern of another syntax; None if it is none."""
     meant = "/" + "/".join([_meant(part) for part in parts])
     with suppress(ConfigError):
         if not _ESCAPE.search(meant) and segments(meant):
@@ -244,7 +245,7 @@ def _expected_instead_of(parts: Iterable[str]) -> str:
 
 
 def _meant(part: str) -> str:
-    """A segment as patterns have it: placeholders of other frameworks in braces, escapes decoded."""
+    """Translate a segment: placeholders of other frameworks into braces, escapes decoded."""
     foreign = _FOREIGN.fullmatch(part)
     if foreign is None:
         return unquote(part)
@@ -253,7 +254,7 @@ def _meant(part: str) -> str:
 
 
 def beyond(mounts: Iterable[str], paths: Iterable[str]) -> list[str]:
-    """Paths as a router reads them that takes whatever begins with a mount's path for something below the mount."""
+    """Interpretations of a router that takes any path that begins with a mount's for one below the mount."""
     found = [(mount, path.removeprefix(mount)) for mount in mounts for path in paths if path.startswith(mount)]
     return [f"{mount}/{rest}" for mount, rest in found if rest and not rest.startswith("/")]
 
@@ -269,7 +270,7 @@ def covers(pattern: Sequence[str], other: Sequence[str]) -> bool:
 
 
 def meet(pattern: Sequence[str], other: Sequence[str]) -> tuple[str, ...] | None:
-    """The pattern of those paths that two patterns of `segments` both match; None if there are none."""
+    """Intersection of two patterns of `segments`; None if no path matches both."""
     found: list[str] = []
     for place, segment in enumerate(pattern):
         if segment == REST:
@@ -285,10 +286,10 @@ def meet(pattern: Sequence[str], other: Sequence[str]) -> tuple[str, ...] | None
 
 
 class PathIndex(Generic[T]):
-    """Values by pattern, found by path in a time that depends on the path's length, not on how many patterns there are.
+    """Values by pattern, looked up by path in a time that depends on the path's length, not on the number of patterns.
 
     A tree over segments: each node has its literal children, one child for a placeholder, the values of the patterns that
-    end here and of those that go on with anything.
+    end here, and of those that end here in `REST`.
     """
 
     __slots__ = ("any", "children", "depth", "here", "rest")
@@ -346,12 +347,12 @@ class PathIndex(Generic[T]):
 
 
 def _shown(path: str) -> str:
-    """A path without control characters and what was no UTF-8."""
+    """Strip control characters and invalid UTF-8 from a path."""
     return path if path.isprintable() and "\ufffd" not in path else path.translate(_STRIPPED)
 
 
 def _cleaned(shown: str) -> list[str]:
-    """The segments that are left of a path after dot segments and ``;parameters``."""
+    """Segments of a path, dot segments resolved and ``;parameters`` stripped."""
     segments = shown.split("/")
     if ";" in shown:
         segments = [segment.partition(";")[0] for segment in segments]
@@ -371,19 +372,19 @@ def _joined(found: list[str]) -> str:
 
 
 def below(path: str, root: str) -> str:
-    """The path below a mount point, as Starlette reads it: unchanged where it is not below."""
+    """Path below a mount point, as Starlette computes it: unchanged if it is not below."""
     return path[len(root) :] if root and _is_below(path, root) else path
 
 
 def _is_tidy(path: str, root: str) -> bool:
-    """True if a path has one reading only: nothing to clean, and all of it below the mount point if there is one."""
+    """True if a path has one interpretation only: nothing to clean, and all of it below the mount point if there is one."""
     if not path.startswith("/") or (path != "/" and _UNTIDY.search(path)):
         return False
     return not root or _is_below(path, root)
 
 
 def _below_mount(cleaned: str, root: str) -> str:
-    """What is below a mount point that is spelled in an untidy way, here or in a path."""
+    """Path below a mount point, where either of them needs cleaning."""
     return below(cleaned, _joined(_cleaned(_shown(root)))) or "/"
 
 
@@ -392,10 +393,10 @@ def _is_below(path: str, root: str) -> bool:
 
 
 def _path_of_url(text: str) -> str:
-    """The path of an absolute URL, which a request may be made to (RFC 9112 section 3.2.2) and which Quart takes apart.
+    """Path of an absolute URL, which a request line may have (RFC 9112 section 3.2.2) and which Quart takes apart.
 
-    As `urllib.parse.urlsplit` reads it, but for hosts that it refuses, and in one pass. One that does not begin with a slash is
-    routed as if it did.
+    As `urllib.parse.urlsplit` reads it, except for hosts that it refuses, and in one pass. A path that does not begin with a
+    slash is routed as if it did.
     """
     text = text.lstrip(_SPACE).replace("\t", "").replace("\r", "").replace("\n", "")
     scheme, colon, behind = text.partition(":")

@@ -1,4 +1,4 @@
-"""A neutral view of a request, made from an ASGI scope or a WSGI environ. Nothing behind it knows which it was."""
+"""Neutral view of a request, made from an ASGI scope or a WSGI environ. Code behind it does not know which."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNE
 
 
 MOST_LINES = 1000
-"""Header lines of a request whose headers are read; one with more counts as one that has none, as servers refuse it."""
+"""Most header lines of a request whose headers are read; one with more counts as having none, as servers refuse it."""
 MOST_RELAYED = 8192
-"""Header lines that a proxy's own one is looked for among: 32 KB of the shortest ones, which is what nginx passes on."""
+"""Header lines among which a proxy's own is looked for: 32 KB of the shortest ones, the most that nginx passes on."""
 LONGEST_VALUE = 16_384
-"""Characters of a header that keys and callers are told apart by; a longer one counts as absent, as servers refuse it."""
+"""Most characters of a header in a key or a caller's description; a longer one counts as absent, as servers refuse it."""
 LONGEST_QUERY = 65_536
-"""Characters of a query of very many fields that is still searched to its end; more is what hardly any server takes."""
+"""Most characters of a query of very many fields that is still searched to its end; hardly any server takes more."""
 MOST_FIELDS, MOST_ESCAPES = 2048, 1000
-"""Fields of a query that are read, and escapes in one value with a malformed one among them that are still decoded."""
+"""Most fields of a query that are read, and most escapes that are decoded in a value with a malformed one."""
 _NEEDS_ESCAPES = re.compile(r"[^A-Za-z0-9_.~-]|\A\Z")
 _UNPREFIXED = ("CONTENT_TYPE", "CONTENT_LENGTH")
 """Headers whose WSGI variables have no prefix."""
@@ -36,7 +36,7 @@ _UNPREFIXED = ("CONTENT_TYPE", "CONTENT_LENGTH")
 class Headers(Mapping[str, str]):
     """Request headers by case-insensitive name. Several lines of one name are joined by ``", "`` (RFC 9110 section 5.3).
 
-    Each is looked up when it is asked for; all are read where they are iterated over.
+    A lookup reads one header; iteration reads all.
     """
 
     __slots__ = ("_every",)
@@ -210,19 +210,19 @@ class Query(str):
     _text: str
     """Every field with an ampersand before it."""
     _end: int
-    """Where the first `MOST_FIELDS` fields end."""
+    """End of the first `MOST_FIELDS` fields."""
 
     def __new__(cls, text: str) -> Self:
-        """A query of which nothing is known yet."""
+        """Make a query whose fields are parsed on first use."""
         query = super().__new__(cls, text)
         query._known = {}
         query._end = -1
         return query
 
     def get(self, name: str, default: str | None = None) -> str | None:
-        """The first value of the parameter ``name``, ``default`` if there is none.
+        """First value of the parameter ``name``, ``default`` if there is none.
 
-        Raises `ValueError` where it is not among the first `MOST_FIELDS` fields, but may be behind them, its name in escapes.
+        Raises `ValueError` if it is not among the first `MOST_FIELDS` fields, and escapes may hide it among the others.
         """
         if name not in self._known:
             self._known[name] = self._first(name)
@@ -244,14 +244,14 @@ class Query(str):
 
 
 def _end_of_fields(text: str) -> int:
-    """Where the first `MOST_FIELDS` fields of a query end."""
+    """Index of the end of the first `MOST_FIELDS` fields of a query."""
     if text.count("&") <= MOST_FIELDS:
         return len(text)
     return len(text) - len(text.split("&", MOST_FIELDS + 1)[-1]) - 1
 
 
 def _find_as_written(name: str, text: str, start: int) -> int:
-    """Where the first field of a name ends its name, behind a place in a query; -1 if there is none. Raises `ValueError`."""
+    """Find the end of a field's name in a query from ``start`` on, -1 if absent. Raises `ValueError` if escapes may hide it."""
     if _NEEDS_ESCAPES.search(name) or len(text) > LONGEST_QUERY or text.find("%", start) >= 0:
         raise ValueError(f"the query has more than {MOST_FIELDS} fields, any of which may be the one, expected fewer")
     found = [at for end in "=&" if (at := f"{text}&".find(f"&{name}{end}", start)) >= 0]
@@ -260,23 +260,23 @@ def _find_as_written(name: str, text: str, start: int) -> int:
 
 @lru_cache(maxsize=256)
 def _field_named(name: str) -> re.Pattern[str]:
-    """An expression for the beginning of a query's field of this name, any of its characters in escapes."""
+    """Regular expression for the start of a query's field of this name, each of its characters escaped or not."""
     spelled = "".join(f"(?:{_raw_in_query(character)}{_escaped(character)})" for character in name)
     return re.compile(f"&{spelled}(?=[=&]|\\Z)" if name else "&(?==)")
 
 
 def _raw_in_query(character: str) -> str:
-    """An expression for a character as it stands in a query, and a bar; nothing for one that has a meaning there."""
+    """Regular expression for an unescaped character, and a bar; empty for one that has a meaning in queries."""
     return "" if character in "&=+" else "[+ ]|" if character == " " else f"{re.escape(character)}|"
 
 
 def _escaped(character: str) -> str:
-    """An expression for a character's UTF-8 in escapes (RFC 3986 section 2.1)."""
+    """Regular expression for a character's UTF-8 in escapes (RFC 3986 section 2.1)."""
     return "".join(f"%(?i:{byte:02x})" for byte in character.encode("utf-8", "surrogatepass"))
 
 
 def _unescaped(text: str) -> str:
-    """A value out of a query as `urllib.parse.parse_qs` decodes it; as it is if many escapes are there, some malformed."""
+    """Decode a query's value like `urllib.parse.parse_qs`; one with many escapes, some malformed, is left as it is."""
     text = text.replace("+", " ")
     if "%" in text and text.isascii():
         with suppress(UnicodeDecodeError):  # in C, which fails where an escape is malformed
@@ -286,15 +286,15 @@ def _unescaped(text: str) -> str:
 
 
 def _raw(name: str) -> bytes:
-    """A header's name as ASGI has it; what is no latin-1 becomes a question mark, which no name has."""
+    """Name of a header in ASGI's form; characters outside of latin-1 become a question mark, which no name has."""
     return name.encode("latin-1", "replace")
 
 
 class Request:
-    """What rules, keys, ``identify`` and ``cost`` may look at.
+    """A request, as rules, keys, ``identify`` and ``cost`` see it.
 
     ``method`` is in upper case; HEAD and a WebSocket handshake count as GET. ``path`` is the path below the mount point,
-    cleaned. ``client`` is the client's address behind trusted proxies, None if there is none.
+    normalized. ``client`` is the client's address behind trusted proxies, None if there is none.
     """
 
     method: str
@@ -303,7 +303,7 @@ class Request:
     root: str = ""
     """The mount point, where ``sent`` may begin with it."""
     peer: str | None
-    """The address of whoever opened the connection, as the server gives it."""
+    """Address of the peer that opened the connection, as the server gives it."""
     scope: Scope | None = None
     """The ASGI scope, None under WSGI."""
     environ: Environ | None = None
@@ -314,7 +314,7 @@ class Request:
 
     @cached_property
     def path(self) -> str:
-        """The path as rules see it first: below the mount point, cleaned."""
+        """Path below the mount point, normalized."""
         return first_reading(self.sent, self.root)
 
     @property
@@ -332,12 +332,12 @@ class Request:
         return self._client
 
     def resolve_client_with(self, resolve: Callable[[Request], str | None]) -> None:
-        """Have ``client`` found by ``resolve`` when it is first asked for."""
+        """Have ``resolve`` compute ``client`` on first use."""
         self._resolve = resolve
 
     @property
     def method_class(self) -> str:
-        """The method, or ``other`` for one that HTTP does not define: invented methods are all one."""
+        """The method, or ``other`` for one that HTTP does not define, so that inventing methods opens no buckets."""
         return self.method if self.method in _METHODS else "other"
 
     @property
@@ -364,7 +364,7 @@ class Request:
 
     @property
     def user(self) -> Any:
-        """Whoever an authentication layer outside of this one has put there, None if nobody."""
+        """User set by an authentication layer outside of this one, None if there is none."""
         raise NotImplementedError
 
     def _open_headers(self) -> Headers:
@@ -432,7 +432,7 @@ def _method(method: str) -> str:
 
 
 def _text(native: str) -> str:
-    """A WSGI native string holds bytes as latin-1; the path behind them is UTF-8. What is not native is left alone."""
+    """Decode a WSGI native string, which holds the UTF-8 bytes of a path as latin-1. Other text is left as it is."""
     try:
         return native.encode("latin-1").decode("utf-8", "replace")
     except UnicodeEncodeError:

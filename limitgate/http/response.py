@@ -1,4 +1,4 @@
-"""A decision as HTTP fields and as a refusal's body. Pure: names and values as text, in the case people write them."""
+"""HTTP fields and refusals made of decisions. Pure: names and values are text, in the case people write them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PROBLEMS = "https://iana.org/assignments/http-problem-types#"
 
 
 class Refusal(NamedTuple):
-    """A response that the gate gives itself."""
+    """A response made by the gate: 429 or 503."""
 
     status: int
     fields: Fields
@@ -40,9 +40,9 @@ class Refusal(NamedTuple):
 
 
 def rate_fields(styles: Iterable[str], decision: Decision, now: int, rules: frozenset[str] = frozenset()) -> Fields:
-    """The rate fields of a response in each of ``styles``; ``now`` is the store's clock in Unix µs.
+    """Rate fields of a response in each of ``styles``; ``now`` is the store's clock in Unix µs.
 
-    ``rules`` are the names of rules that may apply to other requests: no policy of another rule is called like these.
+    ``rules`` are the names of all rules of the gate: no policy of another rule gets one of these names.
     """
     fields: Fields = []
     for style in styles:
@@ -51,12 +51,12 @@ def rate_fields(styles: Iterable[str], decision: Decision, now: int, rules: froz
 
 
 def raw(fields: Fields) -> RawFields:
-    """Fields as ASGI wants them."""
+    """Encode fields for ASGI: bytes, names in lower case."""
     return [(_RAW_NAMES.get(name) or name.lower().encode(), value.encode()) for name, value in fields]
 
 
 _RAW_NAMES = {f"X-RateLimit-{part}": f"x-ratelimit-{part}".lower().encode() for part in ("Limit", "Remaining", "Reset")}
-"""The commonest names, ready made."""
+"""Encoded forms of the commonest names."""
 
 
 def refusal(decision: Decision) -> Refusal:
@@ -70,7 +70,7 @@ def refusal(decision: Decision) -> Refusal:
 
 @lru_cache(maxsize=4096)
 def _refusal(rules: tuple[str, ...], wait: int | None) -> Refusal:
-    """The 429 of these rules; kept, since whoever is refused tends to ask again at once."""
+    """The 429 of these rules. Cached, since refused clients tend to ask again at once."""
     if wait is None:
         detail = "This request costs more than its limit ever allows at once. Waiting does not help."
         return _problem(429, "Quota Exceeded", detail, [], **{"violated-policies": rules})
@@ -109,7 +109,7 @@ def _x_ratelimit(decision: Decision, now: int, _: frozenset[str]) -> Fields:
 
 
 def _x_ratelimit_windows(decision: Decision, _: int, __: frozenset[str]) -> Fields:
-    """Two fields per unit of time; of several windows of one unit the one with the least remaining."""
+    """Two fields for each unit of time; of several windows of a unit the one with the least remaining."""
     tightest: dict[str, Window] = {}
     for window in decision.windows:
         unit = unit_of(window.period)
@@ -148,9 +148,9 @@ def _draft_11(decision: Decision, _: int, rules: frozenset[str]) -> Fields:
 
 @lru_cache(maxsize=4096)
 def _policies(rule: str, buckets: tuple[Bucket, ...], reserved: frozenset[str]) -> list[tuple[str, str]]:
-    """The name of each window of a rule, and the parameters of its policy. A rule's name needs no escaping, see `Rule`.
+    """Name and parameters of the policy of each window of a rule. A rule's name needs no escaping, see `Rule`.
 
-    Of several windows none is called like a rule: those names are ``reserved``.
+    Windows of a rule that has several avoid the names of rules, which are ``reserved``.
     """
     found: dict[str, str] = {}
     limits = [limit for windows in buckets for limit in windows.limits]
@@ -165,7 +165,7 @@ def _policies(rule: str, buckets: tuple[Bucket, ...], reserved: frozenset[str]) 
 
 
 def _numbered(name: str, taken: AbstractSet[str]) -> str:
-    """A name that is not taken, with the first number that makes it so."""
+    """The name with the smallest number from 2 on that makes it unique."""
     return next(each for number in count(2) if (each := f"{name}-{number}") not in taken)
 
 

@@ -1,4 +1,4 @@
-"""The same engine without HTTP: ask about any key, from async or sync code."""
+"""The limiters, the engine without HTTP: limits for any key, from async or sync code."""
 
 from __future__ import annotations
 
@@ -47,27 +47,27 @@ class AsyncLimiter(Operations):
         return await self._arun(self._deciding("spend", key, limits, cost))
 
     async def peek(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
-        """What `hit` would answer, with the bucket as it stands. Charges nothing."""
+        """Return the decision of `hit` with the bucket as it stands. Charges nothing."""
         return await self._arun(self._deciding("peek", key, limits, cost))
 
     async def reset(self, key: str, *limits: Limit | str | Configured) -> Decision:
-        """Forget what was taken from these limits of ``key``; the decision shows them full."""
+        """Forget all charges to these limits of ``key``; the decision shows them full."""
         return await self._arun(self._deciding("reset", key, limits, 1))
 
     async def refund(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
-        """Give ``cost`` back to these limits of ``key``, no more than they hold; the decision shows them after that."""
+        """Refund ``cost`` to these limits of ``key``, up to a full bucket; the decision shows them after that."""
         return await self._arun(self._refunding(key, limits, cost))
 
     async def hit_up_to(self, key: str, *limits: Limit | str | Configured, cost: int) -> Decision:
-        """Take as much of ``cost`` as fits, ``decision.granted`` of it; where that is nothing, ``retry_after`` is for one."""
+        """Take as much of ``cost`` as fits: ``decision.granted``. If nothing fits, ``retry_after`` is that for a cost of 1."""
         return await self._arun(self._hitting_up_to(key, limits, cost))
 
     async def wait(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | None = None) -> Decision:
-        """Take ``cost`` in turn: book the next one that is free, sleep until then, once, and return; first come, first served.
+        """Take ``cost`` in turn: book the next free turn, sleep until then, once, and return; first come, first served.
 
         Refused at once, and nothing taken, if the turn is more than ``timeout`` seconds away, or the cost never fits. A timeout
-        of 0 is `hit`, None waits for as long as it takes. If it is cancelled meanwhile, those who wait behind it here move
-        up, and the last turn is given back. Raises `ConfigError` for limits whose algorithm books no turns.
+        of 0 is `hit`, None waits for as long as it takes. If it is cancelled meanwhile, those who wait behind it in this
+        limiter move up, and the last turn is given back. Raises `ConfigError` for limits whose algorithm books no turns.
         """
         if timeout == 0:
             return await self.hit(key, *limits, cost=cost)
@@ -81,7 +81,7 @@ class AsyncLimiter(Operations):
             waiter = self._wait_queues.join(booking)
             try:
                 await waiter
-            except GeneratorExit:  # its event loop has ended, so nobody can be told
+            except GeneratorExit:  # its event loop has ended: no caller is left
                 self._wait_queues.leave(booking, waiter)
                 raise
             except BaseException:
@@ -92,35 +92,35 @@ class AsyncLimiter(Operations):
         return operation.decision
 
     async def _leave(self, task: asyncio.Future[tuple[ChargedOperation, tuple[Charged, ...], Booking | None]]) -> None:
-        """Refund what is being booked, as soon as it is known."""
+        """Refund a booking whose reply is still under way, as soon as it comes."""
         with suppress(LimitGateError):
             operation, charged, booking = await task
             if operation.decision.allowed:
                 await self._arun(operation.giving_back([*charged, *(booking.charged if booking else ())]))
 
     async def reserve(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> AsyncReservation:
-        """`hit` for an estimated cost: `AsyncReservation.settle` corrects it, `AsyncReservation.cancel` gives it back."""
+        """Take an estimated cost like `hit`; `AsyncReservation.settle` corrects it, `AsyncReservation.cancel` gives it back."""
         return AsyncReservation(await self._arun(self._reserving(key, limits, cost)), self._store)
 
     def slot(self, key: str, limit: Limit | str | int, *, cost: int = 1) -> AbstractAsyncContextManager[Decision]:
-        """Hold a place for as long as something is under way: ``async with limiter.slot("user:42", 20) as decision:``.
+        """Hold a slot for as long as a block runs: ``async with limiter.slot("user:42", 20) as decision:``.
 
-        ``limit`` is how many may be held at once, as a number or as a `Limit`, and ``cost`` how many places to hold. They are
-        given back at the end, whatever happens; those of a process that has crashed are free again after 30 seconds. Raises
-        `RateLimited` where there is no room; it promises no wait, its ``retry_after`` is only a hint.
+        ``limit`` is the most slots held at once, a number or a `Limit`, and ``cost`` the number of slots to take. They are
+        released at the end, whatever happens; those of a crashed process are free again after 30 seconds. Raises
+        `RateLimited` if there is no room; its ``retry_after`` is only a hint.
         """
         return aslot(self._slot_keeper, self._plan("peek", key, (at_once(limit),), cost))
 
     async def penalize(self, key: str, seconds: float) -> Decision:
-        """Refuse ``key`` for so many seconds more, whatever its limits say: on top of the ban that it has, if it has one."""
+        """Refuse ``key`` for so many seconds, added to its ban if it has one, whatever its limits say."""
         return await self._arun(self._banning(key, seconds, longer=True))
 
     async def ban(self, key: str, seconds: float | None = None) -> Decision:
-        """Refuse ``key`` for at least so many seconds, for ever if None; what was taken in advance can be used up."""
+        """Refuse ``key`` for at least so many seconds, for ever if None; requests leased before can still be used up."""
         return await self._arun(self._banning(key, seconds))
 
     async def banned(self, key: str) -> Decision:
-        """True if ``key`` is banned: then it is a refusal, and ``retry_after`` what is left of the ban."""
+        """Look at the ban of ``key``: a refusal whose ``retry_after`` is the rest of the ban, else an allowed decision."""
         return await self._arun(self._banned(key))
 
     async def configure(
@@ -128,13 +128,13 @@ class AsyncLimiter(Operations):
     ) -> tuple[Limit, ...]:
         """Keep limits in the store under a name: `Configured` stands for them, in every process that shares the store.
 
-        Those that are known elsewhere hold there for up to a second more. With ``per_process`` each process counts by itself.
-        Without ``replace`` limits that are there already stay. The limits that hold now.
+        Other processes may use the old ones for up to a second more. With ``per_process`` each process counts by itself.
+        Without ``replace`` existing limits stay. Returns the limits in force.
         """
         return (await self._arun(self._configuring(name, limits, per_process=per_process, replace=replace))).limits
 
     async def configuration(self, name: str) -> tuple[Limit, ...] | None:
-        """The limits that are kept under a name, None if there are none."""
+        """Return the limits kept under a name, None if there are none."""
         kept = await self._arun(self._kept(name))
         return None if kept is None else kept.limits
 
@@ -143,7 +143,7 @@ class AsyncLimiter(Operations):
         await self._arun(self._pardoning(key))
 
     def _arun(self, flow: Flow[T]) -> Coroutine[Any, Any, T]:
-        """Run a flow, which waits for the store no longer than the timeout."""
+        """Run a flow that waits for the store no longer than the timeout."""
         return arun(self._store, flow, Budget(self._timeout, measured=measures_silence(self._store)))
 
     def limited(
@@ -179,12 +179,12 @@ class AsyncLimiter(Operations):
         cost: int | Callable[[T], int] = 1,
         even: bool = True,
     ) -> AsyncIterator[T]:
-        """What a source gives, at the rate of the limits: ``async for page in limiter.pace(pages, "10/second"):``.
+        """Iterate over a source at the rate of the limits: ``async for page in limiter.pace(pages, "10/second"):``.
 
-        An item is read when somebody asks, and its turn is booked then as by `wait`: all that paces with the same ``key``,
-        in any process, shares the rate. With ``even`` items are evenly spaced: bursts are cut down to what comes in 10 ms,
-        at least an item. ``cost`` may be a callable that gives an item's cost. While the key is banned nothing is let
-        through. A plain iterable is read on the event loop; reading must not block.
+        An item is read when the consumer asks for it, and its turn is then booked as by `wait`: all who pace with the same
+        ``key``, in any process, share the rate. With ``even`` items are evenly spaced: bursts are cut to 10 ms of the rate,
+        at least one item. ``cost`` may be a callable that gives an item's cost. While the key is banned no item
+        passes. A plain iterable is read on the event loop; reading must not block.
 
         If waiting fails, by `StoreError`, cancellation, or `RateLimited` where the cost never fits, the item is kept: the
         same iterator gives it next. Any tasks of one event loop may ask it at the same time. Raises `ConfigError` at once
@@ -226,23 +226,23 @@ class Limiter(Operations):
         return self._run(self._deciding("spend", key, limits, cost))
 
     def peek(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
-        """What `hit` would answer, with the bucket as it stands. Charges nothing."""
+        """Return the decision of `hit` with the bucket as it stands. Charges nothing."""
         return self._run(self._deciding("peek", key, limits, cost))
 
     def reset(self, key: str, *limits: Limit | str | Configured) -> Decision:
-        """Forget what was taken from these limits of ``key``; the decision shows them full."""
+        """Forget all charges to these limits of ``key``; the decision shows them full."""
         return self._run(self._deciding("reset", key, limits, 1))
 
     def refund(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
-        """Give ``cost`` back to these limits of ``key``, no more than they hold; the decision shows them after that."""
+        """Refund ``cost`` to these limits of ``key``, up to a full bucket; the decision shows them after that."""
         return self._run(self._refunding(key, limits, cost))
 
     def hit_up_to(self, key: str, *limits: Limit | str | Configured, cost: int) -> Decision:
-        """Take as much of ``cost`` as fits, ``decision.granted`` of it; where that is nothing, ``retry_after`` is for one."""
+        """Take as much of ``cost`` as fits: ``decision.granted``. If nothing fits, ``retry_after`` is that for a cost of 1."""
         return self._run(self._hitting_up_to(key, limits, cost))
 
     def wait(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | None = None) -> Decision:
-        """Take ``cost`` in turn: book the next one that is free, sleep until then, once, and return; first come, first served.
+        """Take ``cost`` in turn: book the next free turn, sleep until then, once, and return; first come, first served.
 
         Refused at once, and nothing taken, if the turn is more than ``timeout`` seconds away, or the cost never fits. A timeout
         of 0 is `hit`, None waits for as long as it takes. If it is interrupted meanwhile, the turn is given back. Raises
@@ -258,40 +258,40 @@ class Limiter(Operations):
         return operation.decision
 
     def reserve(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Reservation:
-        """`hit` for an estimated cost: `Reservation.settle` corrects it, `Reservation.cancel` gives it back."""
+        """Take an estimated cost like `hit`; `Reservation.settle` corrects it, `Reservation.cancel` gives it back."""
         return Reservation(self._run(self._reserving(key, limits, cost)), self._store)
 
     def slot(self, key: str, limit: Limit | str | int, *, cost: int = 1) -> AbstractContextManager[Decision]:
-        """Hold a place for as long as something is under way: ``with limiter.slot("user:42", 20) as decision:``.
+        """Hold a slot for as long as a block runs: ``with limiter.slot("user:42", 20) as decision:``.
 
-        ``limit`` is how many may be held at once, as a number or as a `Limit`, and ``cost`` how many places to hold. They are
-        given back at the end, whatever happens; those of a process that has crashed are free again after 30 seconds. Raises
-        `RateLimited` where there is no room; it promises no wait, its ``retry_after`` is only a hint.
+        ``limit`` is the most slots held at once, a number or a `Limit`, and ``cost`` the number of slots to take. They are
+        released at the end, whatever happens; those of a crashed process are free again after 30 seconds. Raises
+        `RateLimited` if there is no room; its ``retry_after`` is only a hint.
         """
         return slot(self._slot_keeper, self._plan("peek", key, (at_once(limit),), cost))
 
     def penalize(self, key: str, seconds: float) -> Decision:
-        """Refuse ``key`` for so many seconds more, whatever its limits say: on top of the ban that it has, if it has one."""
+        """Refuse ``key`` for so many seconds, added to its ban if it has one, whatever its limits say."""
         return self._run(self._banning(key, seconds, longer=True))
 
     def ban(self, key: str, seconds: float | None = None) -> Decision:
-        """Refuse ``key`` for at least so many seconds, for ever if None; what was taken in advance can be used up."""
+        """Refuse ``key`` for at least so many seconds, for ever if None; requests leased before can still be used up."""
         return self._run(self._banning(key, seconds))
 
     def banned(self, key: str) -> Decision:
-        """True if ``key`` is banned: then it is a refusal, and ``retry_after`` what is left of the ban."""
+        """Look at the ban of ``key``: a refusal whose ``retry_after`` is the rest of the ban, else an allowed decision."""
         return self._run(self._banned(key))
 
     def configure(self, name: str, *limits: Limit | str, per_process: bool = False, replace: bool = True) -> tuple[Limit, ...]:
         """Keep limits in the store under a name: `Configured` stands for them, in every process that shares the store.
 
-        Those that are known elsewhere hold there for up to a second more. With ``per_process`` each process counts by itself.
-        Without ``replace`` limits that are there already stay. The limits that hold now.
+        Other processes may use the old ones for up to a second more. With ``per_process`` each process counts by itself.
+        Without ``replace`` existing limits stay. Returns the limits in force.
         """
         return (self._run(self._configuring(name, limits, per_process=per_process, replace=replace))).limits
 
     def configuration(self, name: str) -> tuple[Limit, ...] | None:
-        """The limits that are kept under a name, None if there are none."""
+        """Return the limits kept under a name, None if there are none."""
         kept = self._run(self._kept(name))
         return None if kept is None else kept.limits
 
@@ -300,7 +300,7 @@ class Limiter(Operations):
         self._run(self._pardoning(key))
 
     def _run(self, flow: Flow[T]) -> T:
-        """Run a flow, which waits for the store no longer than the timeout."""
+        """Run a flow that waits for the store no longer than the timeout."""
         return run(self._store, flow, Budget(self._timeout, measured=measures_silence(self._store)))
 
     def limited(
@@ -338,12 +338,12 @@ class Limiter(Operations):
         cost: int | Callable[[T], int] = 1,
         even: bool = True,
     ) -> Iterator[T]:
-        """What a source gives, at the rate of the limits: ``for page in limiter.pace(pages, "10/second"):``.
+        """Iterate over a source at the rate of the limits: ``for page in limiter.pace(pages, "10/second"):``.
 
-        An item is read when somebody asks, and its turn is booked then as by `wait`: all that paces with the same ``key``,
-        in any process, shares the rate. With ``even`` items are evenly spaced: bursts are cut down to what comes in 10 ms,
-        at least an item. ``cost`` may be a callable that gives an item's cost. While the key is banned nothing is let
-        through.
+        An item is read when the consumer asks for it, and its turn is then booked as by `wait`: all who pace with the same
+        ``key``, in any process, share the rate. With ``even`` items are evenly spaced: bursts are cut to 10 ms of the rate,
+        at least one item. ``cost`` may be a callable that gives an item's cost. While the key is banned no item
+        passes.
 
         If waiting fails, by `StoreError`, an interruption, or `RateLimited` where the cost never fits, the item is kept:
         the same iterator gives it next. Any threads may ask it at the same time. Raises `ConfigError` at once for limits

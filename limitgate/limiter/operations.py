@@ -1,4 +1,4 @@
-"""What a limiter can do with a key, as steps: `AsyncLimiter` and `Limiter` differ in how they ask and how they sleep."""
+"""Operations of a limiter as flows: `AsyncLimiter` and `Limiter` differ only in how they call the store and sleep."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from limitgate.limits.refund import full_refund, refund
 
 Limits = tuple[Limit | str | Configured, ...]
 KeyOf = str | Callable[..., str] | None
-"""What a limited function's calls are told apart by."""
+"""Key of a limited function's calls: text, or a function of their arguments."""
 
 _BANS = Bucket((kept_as("ban"),))
 _REGISTER = Bucket((kept_as("register"),))
 _ATTEMPTS = 64
-"""How often `Operations._hitting_up_to` tries to get what others leave before it says that nothing is left."""
+"""Attempts of `Operations._hitting_up_to` under contention before it reports that nothing is left."""
 
 
 class ChargedOperation:
-    """Something that was taken, and may be corrected once."""
+    """A charge that may be corrected once."""
 
     def __init__(self, decision: Decision, plan: Plan, reading: Reading, timeout: float) -> None:
         self.decision = decision
@@ -43,7 +43,7 @@ class ChargedOperation:
         self._counts = decision.allowed
 
     def settling(self, cost: int) -> Flow[None]:
-        """Correct what was taken. Raises `RuntimeError` where there is nothing to correct any more."""
+        """Correct the charge. Raises `RuntimeError` if it was corrected before, or refused."""
         costs = [check_cost(cost)] * len(self._plan.charges)
         if not self._counts:
             why = "it was settled or cancelled already" if self.decision.allowed else "nothing was taken, as it was refused"
@@ -59,17 +59,17 @@ class ChargedOperation:
         return book(taken, self._reading.now, self.decision.delay) if self.decision.delay else (taken, None)
 
     def giving_back(self, taken: Sequence[Charged]) -> Flow[None]:
-        """Give back everything, if there is still somebody to give it back to."""
+        """Refund everything, unless that was done before."""
         self._counts = False
         undone = [full_refund(each.plan, each.reading) for each in taken]
         try:
             yield Plan(tuple([charge for plan in undone for charge in plan.charges]), "peek"), self._timeout
         except StoreError:
-            return  # then it drains, as anything that was used
+            return  # the charge then drains by itself
 
 
 class Operations:
-    """Turns what is asked of a limiter into plans, and what the store says into decisions."""
+    """Plans of a limiter's calls, and decisions from the store's readings."""
 
     def __init__(self, timeout: float, key_prefix: str) -> None:
         if not 0 < timeout <= 60:
@@ -95,7 +95,7 @@ class Operations:
         return decide(plan, (yield plan, self._timeout))
 
     def _hitting_up_to(self, key: str, limits: Limits, cost: int) -> Flow[Decision]:
-        """Take what fits. What one reading leaves is asked for next: whoever takes it first makes progress."""
+        """Take what fits. Each attempt asks for what the last reading left, so one of the competing callers succeeds."""
         for _ in range(_ATTEMPTS):
             plan = yield from self._planned("spend", key, limits, cost)
             decision = decide(plan, (yield plan, self._timeout))
@@ -133,7 +133,7 @@ class Operations:
         yield Plan((_ban_of(self._name(key), 1),), "reset"), self._timeout
 
     def _banned(self, key: str, us: int = 0, how: int = ban.AT_LEAST) -> Flow[Decision]:
-        """How the ban of a key stands, after it is made longer."""
+        """Decision about the ban of a key, after it was made longer."""
         charge = _ban_of(self._name(key), 1)
         plan = Plan((charge._replace(adjustment=Adjustment(0, 0, [us], [how])) if us else charge,), "peek")
         decision = decide(plan, (yield plan, self._timeout))
@@ -142,7 +142,7 @@ class Operations:
     def _configuring(
         self, name: str, limits: Sequence[Limit | str], *, per_process: bool, replace: bool
     ) -> Flow[Configuration]:
-        """Keep limits under a name, unless there are some and they are not to be replaced; what is kept now."""
+        """Keep limits under a name, unless there are some and ``replace`` is false; return those in force."""
         if not limits:
             raise TypeError("no limits given, expected at least one, for example '100/second'")
         if any(each.has_slots for each in buckets_of(tuple(map(as_limit, limits)))):
@@ -154,7 +154,7 @@ class Operations:
         return kept
 
     def _kept(self, name: str, number: int | None = None, how: int = register.REPLACE) -> Flow[Configuration | None]:
-        """What is kept under a name, after a number was written there if one is given."""
+        """Configuration under a name, after one was written there if given."""
         key = self._register(name)
         lease = None if number is None else Adjustment(0, 0, [number], [how])
         reading = yield Plan((Charge(key, _REGISTER, 0, enforced=False, rule=None, adjustment=lease),), "peek"), self._timeout
@@ -163,7 +163,7 @@ class Operations:
         return kept
 
     def _lookup(self, name: str) -> Flow[Configuration]:
-        """What is configured under a name, as it was known lately. If the store fails, as it was known last."""
+        """Configuration of a name, up to half a second old; if the store fails, the last one known."""
         key = self._register(name)
         known = self._known.fresh(key)
         if known is None:
@@ -183,7 +183,7 @@ class Operations:
         return f"{self._prefix}configured:{self._key.digest_of(name)}"
 
     def _planned(self, verb: Verb, key: str, limits: Limits, cost: int) -> Flow[Plan]:
-        """The plan for what is asked; limits that are configured may have to be looked up first."""
+        """Plan of a call; configured limits may have to be looked up first."""
         for limit in limits:
             if isinstance(limit, Configured):
                 if len(limits) > 1:
@@ -195,13 +195,13 @@ class Operations:
         return self._plan(verb, key, limits, cost)
 
     def validate(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | None = 0) -> None:
-        """Raise what `hit` would raise, or `wait` with a timeout other than 0, for what makes no sense; asks nobody."""
+        """Raise the errors of `hit`, or of `wait` with a timeout other than 0, for invalid arguments; calls no store."""
         if any(isinstance(limit, Configured) for limit in limits):
             limits = ("1/second",)
         self._ahead(self._plan("spend", key, limits, cost), timeout)
 
     def _ahead(self, plan: Plan, timeout: float | None) -> Plan:
-        """A plan that may be booked so many seconds ahead."""
+        """The plan with turns that may be booked so many seconds ahead."""
         if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
             raise ValueError(f"timeout is {timeout!r:.40}, expected seconds of at least 0, or None for as long as it takes")
         if timeout == 0:
@@ -221,7 +221,7 @@ class Operations:
         return plan._replace(charges=tuple(charges))
 
     def _plan(self, verb: Verb, key: str, limits: Limits, cost: int, process: str | None = None) -> Plan:
-        """The plan for what is asked; a process that counts by itself is named, but a key that is banned is so everywhere."""
+        """Plan of a call. A process that counts by itself has keys of its own; a ban holds in all processes."""
         if not limits:
             raise TypeError("no limits given, expected at least one, for example '10/second'")
         name, cost = self._name(key), check_cost(cost)
@@ -251,7 +251,7 @@ def key_of(key: KeyOf, function: Callable[..., Any], args: Sequence[Any], kwargs
 
 
 def _check_are_no_slots(buckets: Iterable[Bucket]) -> None:
-    """Raise `ConfigError` for places of what is under way: with most verbs nobody would ever give them back."""
+    """Raise `ConfigError` for limits of requests in flight: with most operations nobody would ever release the slots."""
     if any(bucket.has_slots for bucket in buckets):
         raise ConfigError("nobody would give back what is 'at once', expected slot(...) for that, or peek and reset")
 
@@ -264,19 +264,19 @@ def _buckets(*limits: Limit | str) -> tuple[Bucket, ...]:
 
 @lru_cache(maxsize=4096)
 def _without_lease(bucket: Bucket) -> Bucket:
-    """The same windows, asked for every request: what is taken in advance cannot be booked as well."""
+    """The same bucket without a lease: a turn cannot be booked out of requests taken in advance."""
     if not bucket.lease:
         return bucket
     return Bucket(tuple([limit.leased(0) for limit in bucket.limits]), bucket.ids)
 
 
 def _ban_of(name: str, cost: int) -> Charge:
-    """What looks whether a key is banned. Its bucket is in the same slot of a cluster as the key's own."""
+    """Charge that looks up the ban of a key. Its bucket has the same hash slot as the key's own."""
     return Charge(f"{name}:ban:{{{name}}}", _BANS, cost, enforced=True, rule=None)
 
 
 def _refunded(charge: Charge, cost: int) -> Charge:
-    """A charge that puts back so many requests, whenever they were taken."""
+    """Adjustment that refunds so many requests, whenever they were taken."""
     bucket = charge.bucket
     back, _ = bucket.algorithm.refund_amount(bucket.algorithm.initial(0, bucket), bucket, cost, 0)
     return charge._replace(adjustment=Adjustment(0, 0, back, [MAX_OWED_US] * len(back)))

@@ -1,7 +1,7 @@
-"""Items that are let through one by one, as their turns come: what `AsyncLimiter.pace` and `Limiter.pace` give.
+"""Iterators of `AsyncLimiter.pace` and `Limiter.pace`: items pass one by one, each in its turn.
 
-An item is read first and its turn is booked then, so that no turn lapses while a source is slow. Whatever ends the waiting for
-that turn, the item is kept, and is the next one that is given.
+An item is read first and its turn is booked then, so that no turn lapses while a source is slow. If waiting for the turn is
+interrupted, the item is kept and is the next one returned.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from limitgate.limits.plan import check_cost
 T = TypeVar("T")
 
 LOOK_AGAIN = 1.0
-"""Seconds after which a key that is banned is looked at again at the latest, as somebody may have lifted the ban."""
+"""Seconds after which a banned key is looked up again at the latest, as the ban may have been lifted."""
 GRAIN = 100
-"""Of what comes in a second, the part that may come at once, in 10 ms: no timer is finer than about 1 ms."""
+"""Divisor of the rate per second for the burst of evenly spaced items, 10 ms: no timer is finer than about 1 ms."""
 
 _NONE: Any = object()
-"""Stands for no item, as an item may be anything."""
+"""Sentinel for no item, since an item may be anything."""
 
 
 class Spacing(Generic[T]):
-    """What an item takes, and of which limits. Raises `ConfigError` for limits that items cannot be spaced by."""
+    """Limits and cost of an item. Raises `ConfigError` for limits that items cannot be spaced by."""
 
     def __init__(self, limits: tuple[Limit | str | Configured, ...], cost: int | Callable[[T], int], *, even: bool) -> None:
         self._limits = tuple([each if isinstance(each, Configured) else as_limit(each) for each in limits])
@@ -66,27 +66,27 @@ def _check(limit: Limit | Configured, *, even: bool) -> None:
 
 @lru_cache(maxsize=4096)
 def evenly(limit: Limit, cost: int) -> Limit:
-    """A limit of the same rate and bucket, with a burst of what comes in 10 ms: at least 1, at most the burst that it has.
+    """The limit with a burst of 10 ms of its rate: at least 1, at most its own burst. Rate and bucket stay the same.
 
-    For an item that costs more the burst is just that cost, so that it passes as soon as all before it is paid for.
+    For an item that costs more the burst is that cost, so that it passes as soon as all before it is paid for.
     """
     return limit.less(max(0, limit.burst - max(1, limit.count // (limit.period * GRAIN), cost)))
 
 
 def pause(refused: Decision) -> float:
-    """Seconds until an item that was refused asks again. Raises `RateLimited` where it never fits."""
+    """Seconds until the next attempt of a refused item. Raises `RateLimited` if it never fits."""
     if refused.retry_after == math.inf:
         raise RateLimited(refused)
     return min(refused.retry_after, LOOK_AGAIN)
 
 
 class AsyncPace(Generic[T]):
-    """An async iterator over what a source gives. Any tasks of one event loop may ask it at the same time."""
+    """Async iterator over the items of a source. Any tasks of one event loop may share it."""
 
     def __init__(
         self, source: Iterable[T] | AsyncIterable[T], wait: Callable[..., Awaitable[Decision]], spacing: Spacing[T]
     ) -> None:
-        """``wait`` is that of a limiter, with its key."""
+        """``wait`` is a limiter's `wait`, bound to its key."""
         self._is_async = isinstance(source, AsyncIterable)
         self._source: Any = aiter(source) if isinstance(source, AsyncIterable) else iter(source)
         self._wait = wait
@@ -113,7 +113,7 @@ class AsyncPace(Generic[T]):
             raise
 
     async def _item(self) -> T:
-        """The next item, one that was kept if there is any."""
+        """Return the kept item if there is one, else the next of the source."""
         if not self._kept:
             if self._reading.locked() and self._reader is asyncio.current_task():
                 raise RuntimeError("a source asks for items that it is to give itself, expected it to ask nobody who reads it")
@@ -126,7 +126,7 @@ class AsyncPace(Generic[T]):
         return self._kept.popleft()
 
     async def _read(self) -> None:
-        """Keep the next item of the source, if it has one."""
+        """Read the next item of the source, if it has one, and keep it."""
         if not self._is_over:
             try:
                 self._kept.append(await anext(self._source) if self._is_async else next(self._source))
@@ -135,10 +135,10 @@ class AsyncPace(Generic[T]):
 
 
 class Pace(Generic[T]):
-    """An iterator over what a source gives. Any threads may ask it at the same time."""
+    """Iterator over the items of a source. Any threads may share it."""
 
     def __init__(self, source: Iterable[T], wait: Callable[..., Decision], spacing: Spacing[T]) -> None:
-        """``wait`` is that of a limiter, with its key."""
+        """``wait`` is a limiter's `wait`, bound to its key."""
         self._source = iter(source)
         self._wait = wait
         self._spacing = spacing
@@ -163,7 +163,7 @@ class Pace(Generic[T]):
             raise
 
     def _item(self) -> T:
-        """The next item, one that was kept if there is any."""
+        """Return the kept item if there is one, else the next of the source."""
         found = self._from_kept()
         if found is _NONE:
             with self._reading:
@@ -181,7 +181,7 @@ class Pace(Generic[T]):
             return _NONE
 
     def _read(self) -> Any:
-        """The next item of the source; at its end one that another thread gave up while the source was asked."""
+        """Read the next item of the source; at its end one that another thread gave up meanwhile."""
         if not self._is_over:
             try:
                 return next(self._source)

@@ -1,4 +1,4 @@
-"""A place for something that is under way, as a context manager: what `AsyncLimiter.slot` and `Limiter.slot` give."""
+"""Slots as context managers, for `AsyncLimiter.slot` and `Limiter.slot`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from limitgate.limits.refund import full_refund
 
 
 def at_once(limit: Limit | str | int) -> Limit:
-    """A limit of what is under way at once, given as such or as its count. Raises `ConfigError` for anything else."""
+    """Limit of slots, given as such or as its count. Raises `ConfigError` for anything else."""
     found = Limit(f"{limit} at once") if type(limit) is int else as_limit(limit)
     if found.algorithm != "concurrency":
         raise ConfigError(f"{found!r} has no places that can be held, expected for example 20 or '20 at once'")
@@ -25,7 +25,7 @@ def at_once(limit: Limit | str | int) -> Limit:
 
 @asynccontextmanager
 async def aslot(slot_keeper: SlotKeeper, plan: Plan) -> AsyncIterator[Decision]:
-    """Hold what a plan takes from an `AsyncStore`."""
+    """Hold the slots of a plan in an `AsyncStore`."""
     taken = await arun(slot_keeper.store, _taking(slot_keeper, plan))
     holder = _Holder()
     slot_keeper.hold(taken.plan.charges, holder)
@@ -37,7 +37,7 @@ async def aslot(slot_keeper: SlotKeeper, plan: Plan) -> AsyncIterator[Decision]:
 
 @contextmanager
 def slot(slot_keeper: SlotKeeper, plan: Plan) -> Iterator[Decision]:
-    """Hold what a plan takes from a `SyncStore`."""
+    """Hold the slots of a plan in a `SyncStore`."""
     taken = run(slot_keeper.store, _taking(slot_keeper, plan))
     holder: _Holder | None = _Holder()
     slot_keeper.hold(taken.plan.charges, holder)
@@ -54,11 +54,11 @@ def slot(slot_keeper: SlotKeeper, plan: Plan) -> Iterator[Decision]:
 
 
 class _Holder:
-    """Who holds a slot, for as long as this is there."""
+    """Holder of a slot, for as long as this object exists."""
 
 
 class _Charged:
-    """What was taken."""
+    """Slots that were taken."""
 
     def __init__(self, plan: Plan, reading: Reading) -> None:
         self.plan = plan
@@ -66,7 +66,7 @@ class _Charged:
         self._undoing = full_refund(plan, reading)
 
     def giving_back(self, slot_keeper: SlotKeeper) -> Flow[None]:
-        """Give it back, now or, where the store fails, later."""
+        """Release the slots, now or, if the store fails, later."""
         slot_keeper.release(self.plan.charges)
         if self._undoing.charges:
             try:
@@ -79,7 +79,7 @@ class _Charged:
 
 
 def _taking(slot_keeper: SlotKeeper, plan: Plan) -> Flow[_Charged]:
-    """Take what is to be held. Raises `RateLimited` where there is no room."""
+    """Take the slots. Raises `RateLimited` if there is no room."""
     plan = plan._replace(verb="spend").named()
     try:
         reading = yield plan, slot_keeper.timeout

@@ -1,4 +1,4 @@
-"""Limits that are kept in the store: changed once, they hold in every process that shares it, within a second."""
+"""Limits kept in the store: changed once, they hold within a second in every process that shares it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from limitgate.forking import begin_anew_in_children
 from limitgate.limits.limit import Limit, as_limit
 
 FRESH = 0.5
-"""Seconds for which limits that were read are used without asking again."""
+"""Seconds for which limits are used without being read again."""
 
 
 @dataclass(frozen=True)
 class Configured:
-    """Stands for the limits that `Limiter.configure` gave to a name: ``limiter.hit("user:42", Configured("orders"))``."""
+    """The limits that `Limiter.configure` keeps under a name: ``limiter.hit("user:42", Configured("orders"))``."""
 
     name: str
 
 
 class Configuration(NamedTuple):
-    """What is kept under a name."""
+    """Limits kept under a name."""
 
     limits: tuple[Limit, ...]
     per_process: bool = False
@@ -35,7 +35,7 @@ class Configuration(NamedTuple):
 
 
 class Known:
-    """What this process knows of what is kept, by the keys under which it is, and for how long it may rely on it."""
+    """Cache of the configurations that this process has read, by their keys in the store."""
 
     def __init__(self) -> None:
         self._read: dict[str, tuple[Configuration, float]] = {}
@@ -43,21 +43,21 @@ class Known:
         begin_anew_in_children(self)
 
     def begin_anew(self) -> None:
-        """In the child of a fork: it is a process of its own."""
+        """Called in the child of a fork, which is a process of its own."""
         self.process = f"{os.getpid()}:{uuid4().hex}"
-        """What tells this process from all others."""
+        """Name of this process, unlike any other's."""
 
     def fresh(self, key: str) -> Configuration | None:
-        """What was read lately, None if it has to be read again."""
+        """Configuration of less than `FRESH` seconds, None if it has to be read again."""
         found, since = self._read.get(key, (None, 0.0))
         return found if time.monotonic() - since < FRESH else None
 
     def stale(self, key: str) -> Configuration | None:
-        """What was read last, None if nothing was."""
+        """Configuration that was read last, None if there is none."""
         return self._read[key][0] if key in self._read else None
 
     def note(self, key: str, found: Configuration | None) -> None:
-        """Something was read, or nothing was found."""
+        """Remember a configuration, or that there is none."""
         if found is None:
             self._read.pop(key, None)
         else:

@@ -1,1 +1,1 @@
-"""Limits on what goes out: what the doors for HTTP clients share, whatever the client library."""
+"""Limits on outgoing requests: the part that all HTTP client libraries share."""

@@ -1,4 +1,4 @@
-"""What the doors for requests and for urllib3 share, as requests sends with urllib3: URLs, and the responses that refuse."""
+"""URLs and refusals as urllib3 has them; for requests too, which sends with urllib3."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def host_of(url: str) -> str:
 
 
 def in_memory(body: object) -> bool:
-    """True if a request's body is there to be sent again; one that is streamed is gone."""
+    """True if a request's body can be sent again; one that is streamed cannot."""
     return body is None or isinstance(body, str | bytes | bytearray)
 
 
 def kept(response: HTTPResponse) -> HTTPResponse:
-    """A refusal with its body in memory, whose connection is free again; without a body that is too much, late or broken."""
+    """Read a refusal's body into memory, so that its connection is free again; drop one that is too long, late or broken."""
     body = _read(response)
     if body is None or not _is_readable(_with(response, body)):
         lost = _with(response, b"")
@@ -42,7 +42,7 @@ def kept(response: HTTPResponse) -> HTTPResponse:
 
 
 def _read(response: HTTPResponse) -> bytes | None:
-    """The body as it is on the wire, None if it is more than we are willing to read; its connection is closed then."""
+    """Read the body as it is on the wire; None if it is longer than `MOST_READ`, late or broken."""
     body, until = b"", time.monotonic() + LONGEST_READ
     try:
         with _ending(response, LONGEST_READ):
@@ -60,7 +60,7 @@ def _read(response: HTTPResponse) -> bytes | None:
 
 @contextmanager
 def _ending(response: HTTPResponse, seconds: float) -> Iterator[None]:
-    """Let what is read of a response end after so many seconds, however slowly it comes: each read may take any time."""
+    """End the reading of a response after so many seconds in all, however slowly its parts come."""
     try:
         fileno = response.fileno()
     except (OSError, AttributeError):  # it is in memory, or has been read
@@ -83,7 +83,7 @@ def _shut(line: socket.socket) -> None:
 
 
 def _with(response: HTTPResponse, body: bytes) -> HTTPResponse:
-    """A response like another, not read yet."""
+    """Copy of a response with another body, not read yet."""
     return HTTPResponse(
         BytesIO(body),
         headers=response.headers,
@@ -99,7 +99,7 @@ def _with(response: HTTPResponse, body: bytes) -> HTTPResponse:
 
 
 def _is_readable(response: HTTPResponse) -> bool:
-    """True if a body can be decoded, and is no larger for it than it might have been on the wire."""
+    """True if a body can be decoded to no more bytes than may be read from the wire."""
     try:
         return len(response.read(MOST_READ + 1, decode_content=True)) <= MOST_READ
     except HTTPError:

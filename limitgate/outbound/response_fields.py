@@ -1,4 +1,4 @@
-"""What another service says about its own limits: ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields. Pure.
+"""Rate fields of a service's responses: ``Retry-After``, ``RateLimit`` and ``X-RateLimit``. Pure.
 
 A field that is malformed is ignored, as draft-ietf-httpapi-ratelimit-headers-11 section 7 demands, and the next one is read.
 """
@@ -17,11 +17,11 @@ Field = Callable[[str], str | None]
 """A field's value by its name in lower case; its lines joined by commas, None if there is none."""
 
 LONGEST = 366 * 86_400.0
-"""Seconds of the longest pause that is believed."""
+"""Longest pause that is believed, in seconds."""
 MOST_READ = 4096
-"""Characters of a field that is read, all its lines joined; a longer one is ignored: none is meant to be."""
+"""Most characters of a field, all its lines joined; a longer one is ignored."""
 _SKEW = 2.0
-"""Seconds that two clocks may be apart before the other side's counts: its ``Date`` is in whole seconds, and has travelled."""
+"""Seconds by which two clocks may differ before the service's counts: its ``Date`` is in whole seconds, and has travelled."""
 _IS_TIME = 1_000_000_000
 """A number from here on is Unix time (September 2001), not seconds to wait (31 years)."""
 _IS_MILLISECONDS = 1_000_000_000_000
@@ -35,13 +35,13 @@ _COUNTS = (
 
 
 class Answer(NamedTuple):
-    """What a response says about limits."""
+    """Limits in a response."""
 
     status: int
     retry_after: float | None = None
-    """Seconds after which the other side wants to be asked again, None if it does not say."""
+    """Seconds after which the service wants to be asked again, None if it does not say."""
     exhausted: float | None = None
-    """Seconds until it has something left again, None if it has now, or does not say."""
+    """Seconds until its exhausted limit has room again, None if it has now, or does not say."""
 
     @property
     def refused(self) -> bool:
@@ -55,7 +55,7 @@ class Answer(NamedTuple):
 
 
 def answer_of(status: int, field: Field, now: float) -> Answer:
-    """What a response says, heard at ``now``, in seconds of Unix time."""
+    """Read the limits in a response received at ``now``, in seconds of Unix time."""
     field = _short(field)
     retry_after = field("retry-after") if status >= 400 else None
     wait = None if retry_after is None else _retry_after(retry_after, field("date"), now)
@@ -65,7 +65,7 @@ def answer_of(status: int, field: Field, now: float) -> Answer:
 
 
 def _short(field: Field) -> Field:
-    """The same fields without those that are too long to be read."""
+    """The fields without those that are too long."""
 
     def short(name: str) -> str | None:
         value = field(name)
@@ -84,7 +84,7 @@ def _retry_after(value: str, date: str | None, now: float) -> float | None:
 
 
 def _exhausted(field: Field, now: float) -> float | None:
-    """Seconds until something is left again, by the first of the fields that says what is left."""
+    """Seconds until the limit has room again, by the first field that says how much remains."""
     value = field("ratelimit")
     if value and (found := _policies(value)):
         waits = [wait for remaining, wait in found if remaining == 0 and wait is not None]
@@ -98,7 +98,7 @@ def _exhausted(field: Field, now: float) -> float | None:
 
 
 def _policies(value: str) -> list[tuple[int, int | None]]:
-    """What each policy has remaining, and after how many seconds there is more; none if it is malformed.
+    """Remaining requests of each policy, and seconds until there are more; empty if the field is malformed.
 
     The draft since 08 has a list of items, ``"name";r=0;t=5``, that of 07 a dictionary, ``limit=10, remaining=0, reset=5``.
     """
@@ -112,7 +112,7 @@ def _policies(value: str) -> list[tuple[int, int | None]]:
 
 
 def _items(parsed: object) -> list[tuple[int, int | None]]:
-    """Those of a list of items; raises if it is another list."""
+    """Policies of a list of items; raises if it is another list."""
     found = []
     for name, parameters in parsed:  # type: ignore[attr-defined] # whatever else it may be raises
         if type(name) is not str:
@@ -122,7 +122,7 @@ def _items(parsed: object) -> list[tuple[int, int | None]]:
 
 
 def _members(parsed: object) -> list[tuple[int, int | None]]:
-    """The one of a dictionary; raises if it is another dictionary."""
+    """Policy of a dictionary; raises if it is another dictionary."""
     members = {name: value for name, (value, _) in parsed.items()}  # type: ignore[attr-defined]
     return [(_count(members["remaining"]), _count(members["reset"]))]
 
@@ -150,13 +150,13 @@ def _time(value: str | None) -> float | None:
 
 
 def _wait(number: float, date: str | None, now: float) -> float:
-    """Seconds to wait by a number that is either seconds or Unix time."""
+    """Seconds to wait, given as seconds or as Unix time."""
     if number < _IS_TIME:
         return min(number, LONGEST)
     return _until(number / 1000 if number >= _IS_MILLISECONDS else number, date, now)
 
 
 def _until(at: float, date: str | None, now: float) -> float:
-    """Seconds until a time by the other side's clock: by ours if it says the same, or the other does not say anything."""
+    """Seconds until a time by the service's clock; by ours if the two agree, or its response has no ``Date``."""
     theirs = _time(date)
     return min(max(0.0, at - (now if theirs is None or abs(theirs - now) <= _SKEW else theirs)), LONGEST)

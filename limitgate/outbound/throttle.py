@@ -1,4 +1,4 @@
-"""How a polite caller goes about a request: waits its turn, sends it, heeds what the other side says, and comes back.
+"""The throttle of polite clients: wait for a turn, send, obey the service's rate fields, and come back after a 429.
 
 Written once for code that awaits and code that does not. What has to be done is a generator that yields what its `Transport`
 gives: results in code that does not wait otherwise, awaitables in code that does. `run` and `arun` send the results back in.
@@ -34,37 +34,37 @@ Flow = Generator[Any, Any, Any]
 _IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
 """Methods that mean the same once and twice (RFC 9110 section 9.2.2)."""
 OF_BODIES = ("content-encoding", "content-length", "transfer-encoding")
-"""Fields that a response does without where it has lost its body."""
+"""Fields that are removed from a response that lost its body."""
 MOST_READ = 65_536
-"""Bytes of a refusal's body that are read at most."""
+"""Most bytes of a refusal's body that are read."""
 LONGEST_READ = 1.0
-"""Seconds for which a refusal's body is read at most."""
+"""Most seconds for which a refusal's body is read."""
 REMEMBERED = 10_000
-"""Keys of which something is remembered in this process at most."""
+"""Most keys that are remembered in this process."""
 _SHORT = 260
-"""Characters of a key that is remembered as it is, as any host with its port (RFC 1035 section 2.3.4)."""
+"""Most characters of a key that is remembered as it is: any host with its port (RFC 1035 section 2.3.4)."""
 LONGEST_PAUSE = 3600.0
-"""Seconds for which a response of the other side may keep everybody on the store away, unless told otherwise."""
+"""Default of the most seconds for which one response pauses a key for everybody on the store."""
 _HEARD = 1.0
-"""Seconds after which it is looked up whether another process has heard something meanwhile."""
+"""Seconds after which the store is asked again whether another process has begun or ended a pause."""
 _ROUNDING = 2.0
-"""Seconds by which a reset may be later than it should be: whole seconds, rounded up, by a clock that is not ours."""
+"""Seconds by which a reset may be late: whole seconds, rounded up, by a clock that is not ours."""
 _LONGEST_BACKOFF = 60.0
 
 _log = logging.getLogger("limitgate.outbound")
 
 
 class Transport(Protocol):
-    """What a client library does for a request. All but `repeatable` may give awaitables."""
+    """Operations of a client library on one request. All but `repeatable` may return awaitables."""
 
     def send(self, request: Any) -> Any:
-        """Send a request: its response, and what that says about limits, as an `Answer`."""
+        """Send a request; return its response and the limits in it, an `Answer`."""
 
     def discard(self, response: Any) -> Any:
-        """Read the rest of a refusal, unless that is too much, so that its connection can be used again: what was read."""
+        """Read the rest of a refusal, unless it is too long, so that its connection can be used again; return the response."""
 
     def close(self, response: Any) -> Any:
-        """Close a response that nobody will get."""
+        """Close a response that is not returned to the caller."""
 
     def sleep(self, seconds: float) -> Any:
         """Sleep."""
@@ -74,12 +74,12 @@ class Transport(Protocol):
 
 
 def run(flow: Flow) -> Any:
-    """Run a flow whose transport gives results, and return its outcome."""
+    """Run a flow whose transport returns results, and return its outcome."""
     return drive(flow, _itself)
 
 
 async def arun(flow: Flow) -> Any:
-    """Run a flow whose transport gives awaitables, and return its outcome."""
+    """Run a flow whose transport returns awaitables, and return its outcome."""
     return await adrive(flow, _itself)
 
 
@@ -88,7 +88,7 @@ def _itself(wish: Any) -> Any:
 
 
 def is_idempotent(method: str, fields: Iterable[str]) -> bool:
-    """True if a request means the same if it is sent twice: by its method, or since ``Idempotency-Key`` is among its fields."""
+    """True if a request may be sent twice: by its method, or since ``Idempotency-Key`` is among its fields."""
     return method.upper() in _IDEMPOTENT or any(name.lower() == "idempotency-key" for name in fields)
 
 
@@ -102,12 +102,12 @@ def limiter_of(limiter: object, kind: type[Kind]) -> Kind:
 
 
 class ClientThrottle(Generic[Request]):
-    """What a caller heeds. ``limits`` are counted by ``key``; without any only what the other side says counts.
+    """Throttle of a client. ``limits`` are counted by ``key``; without any only the service's own fields count.
 
-    ``timeout`` is for how many seconds a request may wait before it is sent for the last time, None for as long as it takes.
-    ``on_error`` is what happens while the limiter's store fails. ``repeatable`` says whether a request may be sent again after
-    it was refused. ``longest_pause`` is for how many seconds a response may keep everybody on the store away at most. Raises
-    `ConfigError` for what makes no sense.
+    ``timeout`` is the time in seconds that a request may wait before it is sent for the last time, None for any time.
+    ``on_error`` decides while the limiter's store fails. ``repeatable`` is true of requests that may be sent again after a
+    refusal. ``longest_pause`` is the most seconds for which one response pauses a key for everybody on the store. Raises
+    `ConfigError` for invalid options.
     """
 
     def __init__(
@@ -132,24 +132,24 @@ class ClientThrottle(Generic[Request]):
         self._limits = limits
         self._limiter = limiter
         self._local = (AsyncLimiter if isinstance(limiter, AsyncLimiter) else Limiter)(MemoryStore())
-        """Counts in this process while the store fails."""
+        """Limiter of this process, for use while the store fails."""
         self._are_configured = any(isinstance(limit, Configured) for limit in limits)
         self._local_limits: tuple[Limit | str | Configured, ...] = () if self._are_configured else limits
-        """What it counts: of limits that are configured in the store those that were seen last, none before that."""
+        """Its limits: of limits configured in the store those read last, None before that."""
         self._key = key
         self._timeout = math.inf if timeout is None else float(timeout)
         self._on_error = on_error
         self._repeatable = repeatable
         self._longest_pause = float(longest_pause)
         self._look_at: dict[str, float] = {}
-        """When the store is to be asked whether a pause that it knows of was ended by a pardon."""
+        """Times at which to ask the store whether a pause was ended by a pardon, by key."""
         self._paused: dict[str, float] = {}
-        """Until when each key is to be left alone, by this process' monotonic clock, as far as it has heard."""
+        """Ends of the pauses that this process knows of, by key, on its monotonic clock."""
         self._empty: dict[str, float] = {}
-        """When our own bucket will be full again, where it was found empty."""
+        """Times at which our own empty buckets will be full again, by key."""
 
     def exchange(self, door: Transport, request: Request) -> Flow:
-        """Send a request in its turn, and again if it is refused: its response. Raises `RateLimited`, and `StoreError`."""
+        """Send a request in its turn, and again if it is refused; return its response. Raises `RateLimited`, `StoreError`."""
         key = self._key(request)
         if key is None:
             return (yield door.send(request))[0]
@@ -179,10 +179,10 @@ class ClientThrottle(Generic[Request]):
             if time.monotonic() + wait > deadline or not (self._repeatable(request) and door.repeatable(request)):
                 raise RateLimited(_refusal(max(told, wait)), refused)
             if wait > pause or pause <= _HEARD:
-                yield door.sleep(wait)  # else the next turn lies behind the pause, which a pardon may end
+                yield door.sleep(wait)  # else the next turn comes after the pause, which a pardon may end
 
     def _turn(self, door: Transport, key: str, deadline: float, refused: Any) -> Flow:
-        """Wait for the next turn that lies in no pause, having been ``refused`` by the other side before, or not."""
+        """Wait for the next turn outside of any pause; ``refused`` if the service has refused this request before."""
         while True:
             yield from self._look_for_pardon(key)
             pause, banned = self._paused_for(key), 0.0
@@ -201,7 +201,7 @@ class ClientThrottle(Generic[Request]):
             yield door.sleep(min(pause, LOOK_AGAIN) if banned or _short(key) in self._look_at else pause)  # may be lifted
 
     def _taking(self, key: str, left: float) -> Generator[Any, Any, Decision | None]:
-        """Take the next turn within so many seconds, and see whether it lies in a pause; None if nobody knows."""
+        """Take the next turn within so many seconds; return its decision, None if ``on_error`` is open."""
         if not self._limits:
             return (yield from self._asking(lambda limiter, _: limiter.banned(key)))
         decision = yield from self._asking(lambda limiter, limits: limiter.wait(key, *limits, timeout=left))
@@ -219,31 +219,31 @@ class ClientThrottle(Generic[Request]):
         return decision if banned is None or banned.allowed else banned
 
     def _asking(self, ask: Callable[[Any, Any], Any]) -> Generator[Any, Any, Decision | None]:
-        """Ask the limiter. Where its store fails, do as ``on_error`` says: None is what ``open`` knows.
+        """Call the limiter; if its store fails, follow ``on_error``. None stands for ``open``.
 
-        Where this process had no room to ask, that is no failure of the store, and it counts by itself if it can.
+        An overload of this process is no failure of the store: then it counts by itself if it can.
         """
-        found: Decision | None = None
+        decision: Decision | None = None
         try:
-            found = yield ask(self._limiter, self._limits)
+            decision = yield ask(self._limiter, self._limits)
         except StoreError as error:
             on_error = "local" if error.fault == "overload" and self._local_limits else self._on_error
             if on_error == "closed" or (on_error == "local" and self._limits and not self._local_limits):
                 raise
             if on_error == "local":
-                found = yield ask(self._local, self._local_limits)
-        return found
+                decision = yield ask(self._local, self._local_limits)
+        return decision
 
     def _paused_for(self, key: str) -> float:
-        """For how many seconds more a key is to be left alone, as far as this process has heard."""
+        """Rest of a key's pause in seconds, as far as this process knows."""
         return max(0.0, self._paused.get(_short(key), 0.0) - time.monotonic())
 
     def _full_in(self, key: str) -> float:
-        """In how many seconds our own bucket will be full again, where it was found empty."""
+        """Seconds until our own empty bucket is full again; not positive if it is full, or was not empty."""
         return self._empty.get(_short(key), -math.inf) - time.monotonic()
 
     def _look_for_pardon(self, key: str) -> Flow:
-        """End a pause that was heard here if the store no longer knows of it; asked once in a second of pauses above one."""
+        """End a known pause that the store no longer has; asked once a second, for pauses longer than that."""
         known, now = _short(key), time.monotonic()
         if self._paused_for(key) <= 0:
             self._look_at.pop(known, None)
@@ -255,7 +255,7 @@ class ClientThrottle(Generic[Request]):
                     self._paused.pop(known, None)
 
     def _heed(self, key: str, pause: float, answer: Answer) -> Flow:
-        """Leave a key alone, in this process and in all that share the store."""
+        """Pause a key, in this process and in all that share the store."""
         if pause <= self._paused_for(key):
             return
         _remember(self._paused, _short(key), time.monotonic() + max(pause, self._paused_for(key)))  # as threads do so, too
@@ -268,11 +268,10 @@ class ClientThrottle(Generic[Request]):
 
 
 def _pause(answer: Answer, full_in: float) -> float:
-    """For how many seconds an answer wants its key to be left alone.
+    """Pause in seconds that an answer demands for its key.
 
-    ``full_in`` is in how many seconds our own bucket is full again, as it was when they were asked or as it is now: nobody
-    knows which of them they tell of. If theirs has no more to wait for, then it is as empty as ours, and our turns are spaced
-    as they want them.
+    ``full_in`` is the time in seconds until our own bucket is full again, the longer of that at sending and now, since the
+    answer may refer to either. If theirs is full no later, it is as empty as ours, and our turns are spaced already.
     """
     if answer.refused:
         return answer.pause or _backoff(1)
@@ -281,36 +280,36 @@ def _pause(answer: Answer, full_in: float) -> float:
 
 
 def _refusal(wait: float) -> Decision:
-    """What another service decided."""
+    """Decision of the service, for `RateLimited`."""
     return Decision(False, 0, 0, wait, wait, 0, None)
 
 
 def _backoff(refusals: int) -> float:
-    """Seconds to wait where nobody says how long, or was not right: 1, 2, 4 and so on, up to a half less by chance."""
+    """Seconds to wait if the service does not say, or said too little: 1, 2, 4 and so on, up to a half less by chance."""
     return min(_LONGEST_BACKOFF, 2.0 ** min(refusals - 1, 10)) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
 
 
 def _counted(decision: Decision) -> tuple[Limit, ...]:
-    """The limits that a decision was about."""
+    """Limits of a decision."""
     charges = [each.charge for each in decision.standings]
     return tuple([limit for each in charges if each.bucket.algorithm.IS_LIMIT for limit in each.bucket.limits])
 
 
 def _banned_for(decision: Decision) -> float:
-    """For how many seconds a key is refused whatever its limits say."""
+    """Rest of a key's ban in seconds, by a decision."""
     banned = [each for each in decision.standings if not each.charge.bucket.algorithm.IS_LIMIT and not each.fits]
     return max([window.retry_after for each in banned for window in each.windows()], default=0.0)
 
 
 def _short(key: str) -> str:
-    """A key as it is remembered: the other side may choose it, by the host that it redirects to."""
+    """Key as it is remembered, bounded: a service may choose it, by the host that it redirects to."""
     if isinstance(key, str) and len(key) > _SHORT:  # else the limiter complains
         return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
     return key
 
 
 def _remember(times: dict[str, float], key: str, until: float) -> None:
-    """Note a time, and forget those that have passed where there are many, or all if there are still too many."""
+    """Remember a time. Forget past ones if there are many, or all if there are still too many."""
     if key not in times and len(times) >= REMEMBERED:
         now = time.monotonic()
         for old in [each for each, then in list(times.items()) if then <= now]:

@@ -1,6 +1,6 @@
-"""Which endpoint a request will reach, told before the framework's own router has run.
+"""Routes of a framework's application, looked up before its own router runs.
 
-Asked only where a key or a decorator needs it. One module per family of frameworks; none is imported unless it is in use.
+Used only if a key or a decorator needs it. One module for each family of frameworks; none is imported unless in use.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from limitgate.rules.decorators import Mark
 
 
 class Route(NamedTuple):
-    """What is known about the route of a request."""
+    """Route of a request."""
 
     template: str
     """The full path template, mount points included."""
@@ -32,20 +32,20 @@ class Routes(Protocol):
 
 
 def mounts_of(routes: Routes) -> list[str]:
-    """The paths of mounts to which a router takes whatever begins with them, such as ``/filesadmin`` to ``/files``."""
+    """Paths of mounts whose router compares prefixes only, so that ``/filesadmin`` is led to ``/files``."""
     mounts: Callable[[], list[str]] = getattr(routes, "mounts", list)
     return mounts()
 
 
 class NoRoutes:
-    """Behind the gate is something whose routes cannot be known."""
+    """Routes of an application that does not show them."""
 
     def decorated(self) -> bool:
-        """No."""
+        """Return False."""
         return False
 
     def find(self, _: Request) -> Route | None:
-        """None."""
+        """Return None."""
         return None
 
 
@@ -56,6 +56,6 @@ class LitestarRoutes(NoRoutes):
         self._app = app
 
     def mounts(self) -> list[str]:
-        """The paths of mounts; Litestar takes ``/filesadmin`` to one at ``/files``, too."""
+        """Paths of mounts; Litestar leads ``/filesadmin`` to one at ``/files``, too."""
         handlers = [(route.path, getattr(route, "route_handler", None)) for route in self._app.routes]
         return [path for path, handler in handlers if getattr(handler, "is_mount", False) and path != "/"]

@@ -23,12 +23,12 @@ class DjangoRoutes:
         self._tables: dict[Any, _Table] = {}
 
     def note(self, urlconf: Any) -> None:
-        """Know of a URLconf that a request brings along; None for ``ROOT_URLCONF``."""
+        """Add a URLconf that a request brings along; None for ``ROOT_URLCONF``."""
         with contextlib.suppress(Exception):  # it is Django's to raise, after the request was charged
             self._table(urlconf)
 
     def decorated(self) -> bool:
-        """True if any view carries a decorator; yes where that cannot be known."""
+        """True if any view carries a decorator, or if that cannot be known."""
         try:
             return any(self._table(urlconf).decorated for urlconf in (None, *self._tables))
         except Exception:  # noqa: BLE001 - a URLconf that cannot be imported is Django's to raise
@@ -52,7 +52,7 @@ class DjangoRoutes:
 
 
 class _Table:
-    """What is known of one URLconf."""
+    """Views and marks of one URLconf."""
 
     def __init__(self, resolver: Any) -> None:
         self.resolver = resolver
@@ -103,7 +103,7 @@ def _marks(view: Any, method: str) -> tuple[Mark, ...]:
 
 
 def _allowed(view: Any) -> Any:
-    """The methods that a class-based view answers, in lower case: as ``as_view`` was told, else as its class says."""
+    """Methods that a class-based view answers, in lower case: those given to ``as_view``, else those of its class."""
     told = getattr(view, "view_initkwargs", None) or getattr(view, "initkwargs", None) or {}
     return told.get("http_method_names", getattr(class_of(view), "http_method_names", None))
 

@@ -1,6 +1,6 @@
 """The 429 of limited operations in the OpenAPI documents of FastAPI, for applications that use LimitGate.
 
-FastAPI is asked to do so by `document`: when `limitgate.fastapi` is imported, or when a `LimitGate` is built.
+`document` switches it on: when `limitgate.fastapi` is imported, or when a `LimitGate` is built.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from limitgate.rules.settings import Settings
 
 
 class _Gate(NamedTuple):
-    """What is known about a `LimitGate` before it is built."""
+    """Rules and body of a `LimitGate` before it is built."""
 
     tiers: tuple[Sequence[Rule], ...]
     """The rules of each tier; no tiers if it never refuses."""
     styles: Sequence[str]
     is_problem: bool
-    """True if a refusal's body is ours."""
+    """True if a refusal has LimitGate's own body, not that of ``on_denied``."""
 
 
 _UNKNOWN = _Gate(((),), ("x-ratelimit",), is_problem=True)
 _gates: WeakKeyDictionary[Any, _Gate] = WeakKeyDictionary()
-"""What is known, by the entry in an application's list of middleware."""
+"""Gates by their entry in an application's list of middleware."""
 
 
 @functools.cache
@@ -97,7 +97,7 @@ def _rules_within(dependant: Any) -> Iterator[Rule]:
 
 
 def _takes(app: Any, route: Any, method: str, path: str) -> bool:
-    """True if the router takes this path to this route, and not to one that comes before it."""
+    """True if the router leads this path to this route, and not to one before it."""
     scope = {"type": "http", "method": method, "path": path, "root_path": "", "path_params": {}, "headers": []}
     try:
         taker = next((other for other in flat(app.routes) if other.matches(dict(scope))[0] is Match.FULL), None)
@@ -121,7 +121,7 @@ def _is_gate(middleware: Any) -> bool:
 
 
 def _gate_with(options: Mapping[str, Any]) -> _Gate:
-    """The gate that there will be with these options. Mistakes in them are told when it is built."""
+    """Gate of these options. Mistakes in them are reported when it is built."""
     try:
         settings = Settings(**options)
     except (ConfigError, TypeError):

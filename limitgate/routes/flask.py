@@ -50,7 +50,7 @@ class FlaskRoutes:
         return Route(rule.rule, marks_of(view, environ["REQUEST_METHOD"]))
 
     def _with_a_short_host(self, environ: Environ) -> Environ:
-        """An environ whose host takes no time to look at, where routes do not depend on it."""
+        """Copy of an environ with a short host, if routes do not depend on it."""
         app, long = self._app, len(environ.get("HTTP_HOST") or "") > LONGEST_HOST
         if not long or app.url_map.host_matching or app.subdomain_matching or app.config.get("TRUSTED_HOSTS"):
             return environ
@@ -100,7 +100,7 @@ class DispatchedRoutes:
     def prefix_of(self, path: str) -> str:
         """The longest prefix of a path that an application is mounted at, as the dispatcher chooses it.
 
-        Where there is none, the dispatcher takes whatever stands before the path's first slash for a mount point.
+        If there is none, the dispatcher takes the text before the path's first slash for a mount point.
         """
         prefixes = [prefix for prefix in self.mounted if "/" in prefix and (path == prefix or path.startswith(f"{prefix}/"))]
         return max(prefixes, key=len, default=path.partition("/")[0])
@@ -112,12 +112,12 @@ def wsgi_routes(app: Any) -> Routes:
 
 
 def _routes(app: Any, known: dict[int, Routes]) -> Routes:
-    """The routes of an application; ``known`` are those of dispatchers around it, in which it may be mounted again."""
+    """Routes of an application; ``known`` are those of dispatchers around it, in which it may be mounted again."""
     own: Routes = NoRoutes()
     passed = []
     while app is not None:
         owner = getattr(app, "__self__", app)
-        if (step := (id(owner), owner is app)) in passed:  # it says of itself that it is behind itself
+        if (step := (id(owner), owner is app)) in passed:  # a wrapper that names itself as its application
             break
         passed.append(step)
         if id(app) in known:

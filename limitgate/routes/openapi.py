@@ -1,4 +1,4 @@
-"""The 429 as an OpenAPI document tells of it: plain data, as OpenAPI 3.1 has it. Knows no framework."""
+"""The 429 as plain data of an OpenAPI 3.1 document. Knows no framework."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Headers = dict[str, dict[str, Any]]
 def too_many_requests(styles: Iterable[str], rules: Sequence[Rule], *, is_problem: bool) -> dict[str, Any]:
     """The 429 of an operation that ``rules`` limit, with rate fields in ``styles``.
 
-    ``is_problem`` says whether its body is a problem, as `PROBLEM_SCHEMA` describes it, and not that of somebody's own.
+    ``is_problem`` is true if its body is the problem of `PROBLEM_SCHEMA`, and not that of ``on_denied``.
     """
     wait = "Seconds after which the request will be admitted, if nobody else uses the same limit until then."
     headers = {"Retry-After": _header(wait, type="integer", minimum=1)}

@@ -1,4 +1,4 @@
-"""Which limits apply to which route of an application: tables for whoever runs it. Pure; a framework lists its routes."""
+"""Overview of routes and their limits, as a table for operators. Pure; a framework lists its routes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class Listed(NamedTuple):
     """A route of an application."""
 
     template: str
-    """As the framework writes it."""
+    """Template in the framework's own syntax."""
     pattern: tuple[str, ...]
     """The template as `limitgate.http.paths.segments` would give it."""
     methods: tuple[str, ...]
-    """What it serves: HEAD only where there is no GET, and OPTIONS, which is shown only where there is nothing else."""
+    """Methods that it serves: HEAD only without GET, and OPTIONS, which is shown only if there is no other."""
     marks: Callable[[str], tuple[Mark, ...]]
-    """The decorators on what serves a method."""
+    """Decorators on the endpoint of a method."""
     takes: Callable[[str], bool]
-    """True if the router takes this very path, which fits, to this route and not to another one."""
+    """True if the router leads a path that fits to this route and not to another one."""
 
 
 class Applied(NamedTuple):
-    """What limits the requests to a route, or exempts them."""
+    """A rule or exemption of a route."""
 
     rule: Rule | Literal["exempt"]
     """A rule, that of a decorator included, or the decorator ``exempt``."""
@@ -41,7 +41,7 @@ class Applied(NamedTuple):
 
 
 def overview(rules: RuleSet, routes: Sequence[Listed]) -> str:
-    """The routes with what limits them, and below these the rules that are for none of them."""
+    """Table of the routes with their limits, and below these the rules that match none of them."""
     parts = [_aligned(_HEADS, _rows(rules, routes))] if routes else []
     idle = [
         (rule.name, rule.path, ", ".join(sorted(rule.methods or ())), _tier_cell([tier], rules))
@@ -53,9 +53,9 @@ def overview(rules: RuleSet, routes: Sequence[Listed]) -> str:
 
 
 def applied(of_tier: Sequence[Rule], route: Listed, method: str) -> tuple[Applied, ...]:
-    """What applies to requests with this method to this route: the rules of a tier, and decorators.
+    """Rules of a tier and decorators that apply to this method of this route.
 
-    Where something exempts all of the route's paths, that alone.
+    If one of them exempts all of the route's paths, that alone.
     """
     marks = [mark for mark in route.marks(method) if mark == "exempt" or mark.applies_to(_class_of(method))]
     found = [*_matching(of_tier, route, method), *[Applied(mark, wholly=True) for mark in marks]]
@@ -64,7 +64,7 @@ def applied(of_tier: Sequence[Rule], route: Listed, method: str) -> tuple[Applie
 
 
 def unmatched(rules: RuleSet, routes: Sequence[Listed]) -> list[tuple[str, Rule]]:
-    """The rules that are for no route at all, each with the first tier that has it."""
+    """Rules that match no route at all, each with the first tier that has it."""
     idle: dict[int, tuple[str, Rule]] = {}
     for tier, of_tier in rules.tiers.items():
         matched = {id(each.rule) for route in routes for method in route.methods for each in _matching(of_tier, route, method)}
@@ -89,7 +89,7 @@ def _class_of(method: str) -> str:
 
 
 def _rows(rules: RuleSet, routes: Sequence[Listed]) -> list[Row]:
-    """A row for each rule that applies, without what the row above says already."""
+    """A row for each rule that applies, without cells that repeat the row above."""
     rows = []
     for route in sorted(routes, key=lambda route: (route.template, route.methods)):
         shown = [method for method in route.methods if method != "OPTIONS"] or route.methods
@@ -102,7 +102,7 @@ def _rows(rules: RuleSet, routes: Sequence[Listed]) -> list[Row]:
 
 
 def _alike(pairs: Iterable[tuple[str, Group]]) -> list[tuple[list[str], Group]]:
-    """The names of those that are alike."""
+    """Group names by equal values, in their order."""
     groups: dict[Group, list[str]] = {}
     for name, group in pairs:
         groups.setdefault(group, []).append(name)
@@ -110,7 +110,7 @@ def _alike(pairs: Iterable[tuple[str, Group]]) -> list[tuple[list[str], Group]]:
 
 
 def _cells(each: Applied | None) -> Row:
-    """What a row says of a rule: its name, limits, key, and whatever is not as usual."""
+    """Cells of a rule: its name, limits, key, and notes on whatever is not the default."""
     if each is None:
         return ("-", "", "", "")
     rule = each.rule
@@ -135,7 +135,7 @@ def _cells(each: Applied | None) -> Row:
 
 
 def _on_priorities(rule: Rule) -> list[str]:
-    """What a rule keeps, and for whom it is."""
+    """Note on a rule's reserve and priority."""
     kept = [] if rule.reserve is None else [f"reserve {percent(rule.reserve)}"]
     return kept if rule.priority is None else [*kept, f"priority {rule.priority}"]
 
@@ -155,7 +155,7 @@ def _new(row: Row, above: Row) -> Row:
 
 
 def _aligned(heads: Sequence[str], rows: Sequence[Row]) -> str:
-    """A table as text, without the columns in which nothing stands."""
+    """Format a table as text, without empty columns."""
     columns = [column for column in zip(heads, *rows) if any(column[1:])]
     widths = [max(map(len, column)) for column in columns]
     columns = [(head, "-" * width, *cells) for (head, *cells), width in zip(columns, widths)]

@@ -1,8 +1,7 @@
 """The routes of Starlette and FastAPI, mounted applications and included routers in their places.
 
-A route table is read once into an index that proposes the few routes whose literal segments fit; those are
-asked whether they match, in the table's order, as the router would ask all of them. Nothing is kept per path, so no client
-can make anything grow.
+A route table is read once into an index that proposes the few routes whose literal segments fit. Only those are matched, in the
+table's order, while the router would match all. Nothing is kept per path, so no client can make anything grow.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from limitgate.routes import LitestarRoutes, NoRoutes, Route, Routes
 from limitgate.rules.decorators import effective, has_marks, marks_of, note_routed
 
 _WITHIN_A_SEGMENT = re.compile(r"(?:[^{}]|\{\w+(?::(?:str|int|float|uuid))?\})*")
-"""What stays in one segment of a path for sure; other convertors may go on."""
+"""Route segment that surely stays within one segment of a path; other convertors may go on."""
 _MATCH_PARTIAL, _MATCH_FULL = 1, 2  # the values of starlette.routing.Match
 
 
@@ -32,7 +31,7 @@ class StarletteRoutes:
         self._tables: dict[int, _Table] = {}
         """By the identity of the list of routes."""
         self._lists: list[tuple[list[Any], list[Any]]] = []
-        """All lists that routes stand in, with what stood in them when they were read."""
+        """All lists of routes, with their contents when they were read."""
         self._decorated = False
 
     def decorated(self) -> bool:
@@ -50,7 +49,7 @@ class StarletteRoutes:
     def _find(self, scope: Scope) -> Route | None:
         """The route at the end of the mounts. One that leads back to where the request came by adds nothing to the template.
 
-        What is mounted in itself has as many depths as clients like, so depth is nothing that a key goes by.
+        An application mounted in itself has any depth that clients like, so depth is no part of a key.
         """
         tables = self._current()
         first = table = tables[id(self._router.routes)]
@@ -90,7 +89,7 @@ class _Entry(NamedTuple):
     path: str
     endpoint: Any
     below: list[Any] | None
-    """The routes of what is mounted there; None where it leads to an endpoint, or to nothing that has routes."""
+    """Routes of the application mounted there; None if it is an endpoint, or shows no routes."""
 
 
 class _Table:
@@ -117,7 +116,7 @@ class _Table:
 
 
 def _read(routes: list[Any]) -> dict[int, _Table]:
-    """The tables of a router and of all that is mounted in it, each read once: an application may be mounted in itself."""
+    """Tables of a router and of all applications mounted in it, each read once: one may be mounted in itself."""
     tables: dict[int, _Table] = {}
     waiting = [routes]
     while waiting:
@@ -129,7 +128,7 @@ def _read(routes: list[Any]) -> dict[int, _Table]:
 
 
 def _are_decorated(tables: Iterable[_Table]) -> bool:
-    """True if any endpoint carries a decorator, once all are known that somebody routes to."""
+    """True if any endpoint of these tables carries a decorator."""
     entries = [entry for table in tables for entry in table.entries]
     for entry in entries:
         note_routed(entry.endpoint)
@@ -167,7 +166,7 @@ def _are_routes(found: object) -> bool:
 def flat(routes: Iterable[Any]) -> Iterable[Any]:
     """The routes with those of FastAPI's included routers in their places, each under its full path.
 
-    Before FastAPI 0.143 what is included and is no route of FastAPI's own has its path and endpoint in ``starlette_route``.
+    Before FastAPI 0.143 an included route that is not FastAPI's own has its path and endpoint in ``starlette_route``.
     """
     if not any(type(route).__module__ == "fastapi.routing" for route in routes):
         return routes
@@ -180,13 +179,13 @@ def flat(routes: Iterable[Any]) -> Iterable[Any]:
 
 
 def _mounted(route: Any) -> list[Any] | None:
-    """The routes of what is mounted at a route; None where it leads to an endpoint, or to nothing that has routes."""
+    """Routes of the application mounted at a route; None if it is an endpoint, or shows no routes."""
     routes: list[Any] | None = getattr(_router(getattr(route, "app", None)) or route, "routes", None)
     return routes
 
 
 def _lists(routes: list[Any]) -> Iterator[list[Any]]:
-    """The lists that the routes of one level stand in: their own, and those of FastAPI's included routers, each once."""
+    """Lists of the routes of one level: their own, and those of FastAPI's included routers, each once."""
     waiting, known = [routes], set()
     while waiting:
         found = waiting.pop()
