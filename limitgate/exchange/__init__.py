@@ -1,1 +1,1 @@
-"""What passes between an application and its server."""
+"""Exchanges: messages, calls and chunks between an application and its server."""

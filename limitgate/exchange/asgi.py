@@ -97,15 +97,15 @@ class ASGIExchange(Exchange):
     """
 
     _is_closed = False
-    """True if the application has nothing to say any more."""
+    """True if whatever the application sends is dropped."""
     _has_hung_up = False
     """True if the application has closed the WebSocket itself."""
     _is_receiving = False
-    """True if the application waits for a message, or has once given up to."""
+    """True if the application waits for a message, or has been cancelled while it did."""
     _buffer: ReceiveBuffer | None = None
-    """What the server said while the request waited for its turn."""
-    _weighed: tuple[Message, asyncio.Future[Refusal | None]] | None = None
-    """A message that the application does not have yet, and what becomes of it."""
+    """Messages of the server while the request waited for its turn; None if it did not wait."""
+    _charging: tuple[Message, asyncio.Future[Refusal | None]] | None = None
+    """A message that the application does not have yet, and the refusal that its charge may bring."""
 
     def __init__(
         self, gate: Gate, admission: Admission, scope: Scope, receive: Receive, send: Send, *, on_denied: OnDenied | None
@@ -120,8 +120,8 @@ class ASGIExchange(Exchange):
 
     async def receive(self) -> Message:
         """The next message from the server."""
-        if self._weighed is not None:  # nobody waited for it to the end
-            return await self._heard(*self._weighed)
+        if self._charging is not None:  # nobody waited for it to the end
+            return await self._deliver(*self._charging)
         self._is_receiving = True
         message = await self._receive()
         self._is_receiving = False
@@ -131,8 +131,8 @@ class ASGIExchange(Exchange):
         if kind in _ENDS:
             self.admission.client_left = True
         elif messages is not None and kind == "websocket.receive" and not self._has_hung_up:
-            self._weighed = message, self.gate.message(messages)
-            return await self._heard(*self._weighed)
+            self._charging = message, self.gate.message(messages)
+            return await self._deliver(*self._charging)
         return message
 
     async def stays_until(self, waiter: Waiter) -> bool:
@@ -152,14 +152,14 @@ class ASGIExchange(Exchange):
                 await self._send({"type": "websocket.close"})
         return False
 
-    async def _heard(self, message: Message, weighing: asyncio.Future[Refusal | None]) -> Message:
-        """A message, once it is known that it may pass, else a disconnect. Who is cancelled meanwhile may ask for it again."""
+    async def _deliver(self, message: Message, charging: asyncio.Future[Refusal | None]) -> Message:
+        """A message once its charge is made, or a disconnect if it must not pass. A cancelled caller may ask for it again."""
         try:
-            refusal = await asyncio.shield(weighing)
+            refusal = await asyncio.shield(charging)
         except Exception:
-            self._weighed = None
+            self._charging = None
             raise
-        self._weighed = None
+        self._charging = None
         if refusal is None or self._has_hung_up:
             return message
         self._is_closed = True
@@ -189,7 +189,7 @@ class ASGIExchange(Exchange):
             self._has_hung_up = True
         is_last = kind in _LASTS and not message.get("more_body")
         if is_last and admission.settlement.has_news:
-            await self.gate.asettle(admission)  # whoever has the whole response is to find everything put right
+            await self.gate.asettle(admission)  # a client that has the whole response is to find everything refunded
         if is_last and admission.has_slots:  # to send it may take long
             await self._send_wholly(message)
             admission.is_sent = True
@@ -208,7 +208,7 @@ class ASGIExchange(Exchange):
         await self._send(message)
 
     async def refuse_late(self) -> bool:
-        """Answer in the application's place if a limit that it has asked for itself refuses, and nothing else was answered."""
+        """Answer in the application's place if a limit that it asked for refuses, and nothing else was answered."""
         refusal = self.admission.refusal
         if refusal is None or self.admission.has_begun:
             return False

@@ -1,4 +1,4 @@
-"""What an ASGI server has to say while a request waits for its turn: kept in order for the application, and never lost."""
+"""Messages of an ASGI server while a request waits for its turn: kept in order for the application, and never lost."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ class ReceiveBuffer:
     def __init__(self, receive: Callable[[], Awaitable[Message]]) -> None:
         self._receive = receive
         self._kept: deque[Message] = deque()
-        self._coming: asyncio.Future[Message] | None = None
+        self._pending: asyncio.Future[Message] | None = None
 
     async def receive(self) -> Message:
         """The next message: first those that were kept."""
         while not self._kept:
-            coming = self._coming
-            if coming is None:
+            pending = self._pending
+            if pending is None:
                 return await self._receive()
-            await asyncio.wait([coming])  # the application may be cancelled, and ask again
-            if self._coming is coming:
-                self._coming = None
-                return coming.result()
+            await asyncio.wait([pending])  # the application may be cancelled, and ask again
+            if self._pending is pending:
+                self._pending = None
+                return pending.result()
         return self._kept.popleft()
 
     async def stays_until(self, moment: asyncio.Future[Any]) -> bool:
-        """Listen until something has come. False if the client left before."""
+        """Listen until a moment has come. False if the client left before."""
         while not moment.done() and len(self._kept) < MOST:
-            if self._coming is None:
-                self._coming = asyncio.ensure_future(self._receive())
-            coming = self._coming
-            await asyncio.wait([moment, coming], return_when=asyncio.FIRST_COMPLETED)
-            if coming.done() and self._coming is coming:
-                if coming.cancelled() or coming.exception() is not None:
+            if self._pending is None:
+                self._pending = asyncio.ensure_future(self._receive())
+            pending = self._pending
+            await asyncio.wait([moment, pending], return_when=asyncio.FIRST_COMPLETED)
+            if pending.done() and self._pending is pending:
+                if pending.cancelled() or pending.exception() is not None:
                     break  # that is for the application to see, if it asks
-                self._coming = None
-                self._kept.append(coming.result())
+                self._pending = None
+                self._kept.append(pending.result())
                 if self._kept[-1]["type"] in _ENDS:
                     return moment.done()
         await asyncio.wait([moment])
         return True
 
     def close(self) -> None:
-        """Nobody wants to hear any more."""
-        if self._coming is not None and not self._coming.get_loop().is_closed():
-            self._coming.cancel()
+        """Stop listening."""
+        if self._pending is not None and not self._pending.get_loop().is_closed():
+            self._pending.cancel()

@@ -40,19 +40,19 @@ class Upload:
         """Read lines as the server's stream does."""
         return self._noting(self._stream.readlines, *hint)
 
-    def _noting(self, read: Callable[..., T], *given: int) -> T:
+    def _noting(self, read: Callable[..., T], *size: int) -> T:
         try:
-            return read(*given)
+            return read(*size)
         except OSError:
             self._admission.client_left = True
             raise
 
 
 class Body:
-    """The chunks of a WSGI response, which may be all of the application that has yet to run.
+    """The chunks of a WSGI response, whose making may be all of the application that has yet to run.
 
-    What is known to be charged wrongly is put right at the end of the chunks, and when they are closed: not every server, and
-    hardly a test client, closes them, but what runs then may still say what the request has cost.
+    Refunds that are due are made at the end of the chunks, and when they are closed: not every server, and hardly a test
+    client, closes them, but code that runs then may still settle the cost.
     """
 
     def __init__(self, chunks: Iterable[bytes], exchange: Exchange) -> None:

@@ -1,4 +1,4 @@
-"""A request on its way through a gate: what has been decided about it so far, and what was taken for it."""
+"""Admissions: one request's passage through one gate, with its decision, charges and refunds. Data only."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from limitgate.rules.decorators import Mark
 
 
 class Charged(NamedTuple):
-    """Something that was taken for a request."""
+    """Charges that were made for a request."""
 
     request_plan: RequestPlan
     plan: Plan
-    """What was taken; a part of what was considered where the store failed for the rest."""
+    """The charges made; a part of those planned where the store failed for the rest."""
     reading: Reading
     is_local: bool = False
     """True if this process decided, as the store had failed."""
@@ -44,11 +44,11 @@ class Booking(NamedTuple):
 
 
 class Refund(NamedTuple):
-    """Something that was charged otherwise than it should have been."""
+    """A correction of charges, downwards or upwards."""
 
     charged: Charged
     costs: Sequence[int]
-    """What each of its charges should have been."""
+    """Right cost of each of the charges."""
 
 
 class Verdict(NamedTuple):
@@ -84,26 +84,26 @@ class Admission:
     refusal: Refusal | None = None
     """The response to send instead of the application's; None to let the request pass."""
     messages: RequestPlan | None = None
-    """What each message over a WebSocket is to be charged, None for nothing."""
+    """Charges of each message over a WebSocket, None for none."""
     has_begun = False
     """True if a response has begun, so that it is too late to refuse."""
     client_left = False
     """True if the client is known to have hung up; what is answered then is no outcome."""
     status: int | None = None
-    """That of the response, None as long as there is none, or none that the client waited for."""
+    """Response status; None before the response starts, or if the client disconnected first."""
     charged: tuple[Charged, ...] = ()
-    """What was taken for it so far."""
+    """Charges made so far."""
     is_by_outcome = False
-    """True if some of that is charged by the outcome only."""
+    """True if some of the charges depend on the outcome."""
     has_slots = False
-    """True if some of that are places for requests in flight, which it keeps until it is over."""
+    """True if some of the charges are slots for requests in flight, which it keeps until it is over."""
     is_sent = False
     """True if the application has given all of its response, so that it is in flight no longer."""
     booking: Booking | None = None
-    """What it has to wait for before it goes on; what was booked for that is not yet among what was taken."""
+    """The turn that the request has to wait for; its charges are not among ``charged`` yet."""
 
     _settled_by: int | None = None
-    """The status by which charges were put right the last time."""
+    """Status at the last refund."""
 
     def __init__(
         self,
@@ -135,11 +135,11 @@ class Admission:
         return None if self.outer_ref is None else self.outer_ref()
 
     def begun(self, status: int | None) -> None:
-        """A response has begun with this status, None if it is none."""
+        """Note that a response has begun with this status, None if that is no number."""
         self.has_begun, self.status = True, None if self.client_left else status
 
     def failed(self) -> None:
-        """The application has raised an error: the response is a 500 if there is none yet, and somebody to send it to."""
+        """Note that the application raised an error: a 500, unless a response has begun or the client has left."""
         if not (self.has_begun or self.client_left):
             self.status = 500
 
@@ -150,13 +150,13 @@ class Admission:
         return self.may_need_refund
 
     def booking_ended(self, booking: Booking, *, stays: bool) -> None:
-        """Its turn has come, or it was given up: then the request is refused, as if it had never come."""
+        """Note that the turn has come, or that it was given up; then the request is refused, as if it had never come."""
         self.charged += booking.charged
         if not stays:
             self.refusal = unavailable()
 
     def abandon(self) -> None:
-        """Nobody can be asked any more to put anything right, so what was charged stays."""
+        """Forget the charges: no store can be asked any more to refund them."""
         self.charged = ()
         self.has_slots = False
 
@@ -166,16 +166,16 @@ class Admission:
         return self.refusal is not None and not self.has_begun
 
     @property
-    def has_to_give_back(self) -> bool:
-        """True if something was taken for it that it must not keep."""
+    def has_to_refund(self) -> bool:
+        """True if there are charges that must not stay."""
         return bool(self.charged) and (self.is_undone or (self.has_slots and self.is_sent))
 
     @property
     def may_need_refund(self) -> bool:
-        """True if by what is known now something may have been charged that should not have been, or too little."""
+        """True if, by what is known now, a charge may be too high or too low."""
         if not (self.settlement.has_news or self.is_by_outcome or self.refusal or self.has_slots):
             return False  # almost all requests
-        return self.has_to_give_back or (
+        return self.has_to_refund or (
             bool(self.charged) and (self.settlement.has_news or (self.is_by_outcome and self.status != self._settled_by))
         )
 
@@ -186,32 +186,32 @@ class Admission:
         """
         self.settlement.has_news = False
         self._settled_by = self.status
-        wrong, right = [], []
-        for taken in self.charged:
-            costs = self._costs(taken, any_has_own_cost=any_has_own_cost)
-            if costs != [charge.cost for charge in taken.plan.charges]:
-                wrong.append(Refund(taken, costs))
-                taken = taken.having_cost(costs)  # noqa: PLW2901
-            right.append(taken)
-        self.charged = () if self.is_undone else tuple(right)
+        refunds, corrected = [], []
+        for charged in self.charged:
+            costs = self._costs(charged, any_has_own_cost=any_has_own_cost)
+            if costs == [charge.cost for charge in charged.plan.charges]:
+                corrected.append(charged)
+            else:
+                refunds.append(Refund(charged, costs))
+                corrected.append(charged.having_cost(costs))
+        self.charged = () if self.is_undone else tuple(corrected)
         self.has_slots = self.has_slots and not (self.is_undone or self.is_sent)
-        return wrong
+        return refunds
 
-    def _costs(self, taken: Charged, *, any_has_own_cost: bool) -> list[int]:
-        """What each charge of what was taken should have been."""
+    def _costs(self, charged: Charged, *, any_has_own_cost: bool) -> list[int]:
+        """The right cost of each charge, by what is known now."""
         if self.is_undone:
-            return [0] * len(taken.plan.charges)
-        told, status = self.settlement.costs, self.status
-        request_plan = taken.request_plan
-        asked = zip(request_plan.plan.charges if request_plan.plan else (), request_plan.compiled_rules)
+            return [0] * len(charged.plan.charges)
+        settled, status = self.settlement.costs, self.status
+        request_plan = charged.request_plan
         costs = {}
-        for charge, compiled_rule in asked:
+        for charge, compiled_rule in zip(request_plan.plan.charges if request_plan.plan else (), request_plan.compiled_rules):
             rule = compiled_rule.rule
             if charge.bucket.has_slots:
                 costs[charge.key] = 0 if self.is_sent else charge.cost
             elif rule.charge_if and status is not None and not rule.charge_if.counts(status):
                 costs[charge.key] = 0
             else:
-                unnamed = told.get(None, charge.cost) if rule.has_own_cost or not any_has_own_cost else charge.cost
-                costs[charge.key] = told.get(rule.name, unnamed)
-        return [costs[charge.key] for charge in taken.plan.charges]
+                unnamed = settled.get(None, charge.cost) if rule.has_own_cost or not any_has_own_cost else charge.cost
+                costs[charge.key] = settled.get(rule.name, unnamed)
+        return [costs[charge.key] for charge in charged.plan.charges]

@@ -1,4 +1,4 @@
-"""What both doors do when they are built: read the options, load the rules, open the store, make the gate."""
+"""Building a gate: read the options, load the rules, open the store."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Refuser = TypeVar("Refuser")
 
 
 class GateOptions(TypedDict, Generic[Store, Identify, Refuser], total=False):
-    """The options of a door; `Settings` says what each means. What is left out comes from ``LIMITGATE_*``.
+    """Options of middleware; `Settings` says what each means. Options left out come from ``LIMITGATE_*``.
 
-    Each door has its own kind of store, of ``identify`` and of ``on_denied``.
+    ASGI, WSGI and Django have their own kinds of store, ``identify`` and ``on_denied``.
     """
 
     enabled: bool
@@ -54,7 +54,7 @@ class GateOptions(TypedDict, Generic[Store, Identify, Refuser], total=False):
 
 
 class Built(NamedTuple):
-    """A door's gate and what else it needs to know."""
+    """A gate, and what the middleware around it needs besides."""
 
     gate: Gate | None
     """None where LimitGate is switched off."""
@@ -64,7 +64,7 @@ class Built(NamedTuple):
 
 
 def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOptions[Any, Any, Any]]) -> Built:
-    """Set up what a door needs. Raises `ConfigError` for any mistake, `TypeError` for an unknown option."""
+    """Build the gate of middleware. Raises `ConfigError` for any mistake, `TypeError` for an unknown option."""
     settings = Settings(**options)
     if not settings.enabled:
         return Built(None, None, owns_store=False)
@@ -107,7 +107,7 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
 
 
 def _review(rules: RuleSet, proxies: TrustedProxies, *, identifies: bool) -> None:
-    """Tell what is odd about who is trusted, and about the rules as a whole."""
+    """Log what is odd about trusted proxies, and about the rules as a whole."""
     for internet in proxies.trust_everybody:
         Diagnosis.TRUSTS_ALL.log(internet)
     known = rules.tiers.keys() if identifies else rules.callers.tiers(by_header=proxies.trust_anybody)

@@ -1,4 +1,4 @@
-"""How many buckets one source may open: where clients choose what names a bucket, they could name as many as they like.
+"""Limits the buckets that one source may open: where clients choose the names of buckets, they could choose any number.
 
 A source that opens too many goes on in one bucket of its own, so that it fills neither Redis nor memory; buckets that were in
 use before stay what they are. What is known is bounded too, in buckets and in sources, and forgotten by age.
@@ -74,11 +74,11 @@ class CardinalityGuard:
         self._told = Once(Diagnosis.NEWCOMERS)
         self._lock = RLock()
         self.overflowed = 0
-        """How many requests had to share the overflow bucket of their source."""
+        """Number of requests that had to share the overflow bucket of their source."""
         begin_anew_in_children(self)
 
     def __len__(self) -> int:
-        """How many buckets are known."""
+        """Number of buckets that are known."""
         return len(self._known)
 
     def know(self, bucket: Hashable) -> bool:
@@ -103,13 +103,13 @@ class CardinalityGuard:
 
     def _charge(self, source: str | None) -> bool:
         now = int(self._clock() * 1_000_000)
-        known = hash(source)  # a name may have any length
-        written, debt = self._sources.get(known) or (now, 0)
+        source_id = hash(source)  # a name may have any length
+        written, debt = self._sources.get(source_id) or (now, 0)
         after = gcra.try_charge(gcra.advance((debt,), now - written, self._windows), self._windows, 1)
         if after is not None:
-            self._sources.put(known, (now, after[0]))
+            self._sources.put(source_id, (now, after[0]))
         return after is not None
 
     def begin_anew(self) -> None:
-        """In the child of a fork: nobody here will release a lock that another thread held."""
+        """Renew the lock in the child of a fork, where no thread would release one that was held."""
         self._lock = RLock()

@@ -34,9 +34,9 @@ from limitgate.stores import AsyncRedisStore
 log = logging.getLogger("limitgate")
 
 CALM = 0.5
-"""Seconds without a failure after which the store is said to answer again: one that is full answers every other request."""
+"""Seconds without a failure until it is logged that the store answers again: a full one answers every other request."""
 AGAIN = 60.0
-"""Seconds after which it is said again that this process is overloaded."""
+"""Seconds between two logs that this process is overloaded."""
 
 Identify = Callable[[Request], Caller | Awaitable[Caller | None] | None]
 Stay = Callable[[Waiter], Awaitable[bool]]
@@ -44,7 +44,7 @@ Stay = Callable[[Waiter], Awaitable[bool]]
 
 
 class Gate:
-    """Decides about requests, by the plans of a planner and what a store says to them.
+    """Decides about requests, by the plans of a planner and the readings of a store.
 
     ``client_of`` finds a request's client behind proxies, ``styles`` are the header styles, ``on_error`` is for rules that
     have none of their own, ``processes`` is how many serve together, and ``timeout`` is in seconds.
@@ -66,11 +66,11 @@ class Gate:
     ) -> None:
         self.store = store
         self.failures = 0
-        """How often the store did not answer."""
+        """Number of times the store did not answer."""
         self.overloaded = 0
-        """How often this process had no room to ask the store, and limited by itself."""
+        """Number of times this process had no room to ask the store, and limited by itself."""
         self.uncorrected = 0
-        """How often a charge that should have been corrected stayed as it was, as the store did not answer."""
+        """Number of times a refund was lost, as the store did not answer."""
         self._planner = planner
         self._client_of = client_of
         self._timeout = timeout
@@ -104,10 +104,10 @@ class Gate:
                 reading: Reading = self.store.spend(request_plan.plan, self._timeout)
             except StoreError as error:
                 admission.budget.deduct(error, began)
-                admission.booking = self._follow(
+                admission.booking = self._apply(
                     admission, run(self.store, self._without_store(request_plan, error), admission.budget)
                 )
-                self._give_back_if_refused(admission)
+                self._refund_if_refused(admission)
             except BaseException:
                 self._release_later(request_plan.plan)
                 raise
@@ -131,8 +131,8 @@ class Gate:
             except StoreError as error:
                 admission.budget.deduct(error, began)
                 flow = self._without_store(request_plan, error)
-                admission.booking = self._follow(admission, await arun(self.store, flow, admission.budget))
-                await self._agive_back_if_refused(admission)
+                admission.booking = self._apply(admission, await arun(self.store, flow, admission.budget))
+                await self._arefund_if_refused(admission)
             except BaseException:
                 self._release_later(request_plan.plan)
                 raise
@@ -146,14 +146,14 @@ class Gate:
         return admission.booking is None or await self._await(admission, admission.booking, stay)
 
     def further(self, admission: Admission, extra_rules: Sequence[ExtraRule]) -> Decision | None:
-        """Weigh further rules while a request is under way; if one refuses, all that was taken for it is given back.
+        """Decide about further rules while a request is under way; if one refuses, all charges of the request are refunded.
 
-        The decision about the request as a whole, once its turn has come; None if no rule applies.
+        Returns the decision about the request as a whole, once its turn has come; None if no rule applies.
         """
         booking = run(self.store, self._decide_further(admission, extra_rules), admission.budget)
         if booking is not None:
             self._wait(admission, booking)
-        self._give_back_if_refused(admission)
+        self._refund_if_refused(admission)
         return nesting.overall_decision(admission)
 
     async def afurther(self, admission: Admission, extra_rules: Sequence[ExtraRule], stay: Stay) -> Decision | None:
@@ -163,7 +163,7 @@ class Gate:
         admission.budget.left = min(admission.budget.left, budget.left)  # others may have been asked at the same time
         if booking is not None:
             await self._await(admission, booking, stay)
-        await self._agive_back_if_refused(admission)
+        await self._arefund_if_refused(admission)
         return nesting.overall_decision(admission)
 
     def message(self, messages: RequestPlan) -> asyncio.Future[Refusal | None]:
@@ -171,18 +171,22 @@ class Gate:
         return self._soon(self._decide_message(messages), Budget(self._timeout, measured=self._is_measured))
 
     def settle(self, admission: Admission) -> None:
-        """Correct what was charged for a request by its outcome and by what it turned out to cost, as far as that is known."""
-        run(self.store, self._refund(admission.refunds(any_has_own_cost=nesting.any_has_own_cost(admission))), admission.budget)
+        """Refund a request by its outcome and by the costs that `Decision.settle` noted, as far as these are known."""
+        run(
+            self.store,
+            self._apply_refunds(_refunds_of(admission)),
+            admission.budget,
+        )
 
     async def asettle(self, admission: Admission) -> None:
         """`settle`, by an `AsyncStore`; to the end, even if the request is cancelled meanwhile or cannot wait any longer."""
-        wrong = admission.refunds(any_has_own_cost=nesting.any_has_own_cost(admission))
-        if wrong:
-            await asyncio.wait([self._soon(self._refund(wrong))], timeout=max(0.0, admission.budget.left))
+        refunds = _refunds_of(admission)
+        if refunds:
+            await asyncio.wait([self._soon(self._apply_refunds(refunds))], timeout=max(0.0, admission.budget.left))
 
     def settle_soon(self, admission: Admission) -> asyncio.Future[None]:
-        """`settle`, by an `AsyncStore`, on the running event loop; done when the result is."""
-        return self._soon(self._refund(admission.refunds(any_has_own_cost=nesting.any_has_own_cost(admission))))
+        """`settle`, by an `AsyncStore`, in a task of the running event loop."""
+        return self._soon(self._apply_refunds(_refunds_of(admission)))
 
     async def aconnect(self) -> None:
         """Have the store connect in the background, if it is one that does."""
@@ -190,7 +194,7 @@ class Gate:
             await self.store.connect()
 
     async def asettled(self) -> None:
-        """Wait until everything in this event loop has been settled that nobody waits for any more."""
+        """Wait for all refunds and charges under way in this event loop that nobody else waits for."""
         here = asyncio.get_running_loop()
         if under_way := [each for each in list(self._under_way) if each.get_loop() is here]:
             await asyncio.wait(under_way)
@@ -246,7 +250,7 @@ class Gate:
         return admission, request_plan
 
     def _admit(self, admission: Admission, request_plan: RequestPlan, plan: Plan, reading: Reading) -> None:
-        """What becomes of a request that comes, by what the store said: the short way, which almost all of them go."""
+        """Decide about a request that comes, by the store's reading: the short way, which almost all of them go."""
         self._note_answer(reading)
         admission.decision = decision = decide(plan, reading, admission.settlement)
         admission.now, admission.fields = reading.now, rate_fields(self._styles, decision, reading.now, self._rule_names)
@@ -267,7 +271,7 @@ class Gate:
             raise RuntimeError("further limits were asked for when the request was over, expected it before")
         request_plan = self._planner.further(admission.request, admission.identified, extra_rules)
         if request_plan.plan is not None:
-            return self._follow(admission, (yield from self._decide(request_plan, request_plan.plan)))
+            return self._apply(admission, (yield from self._decide(request_plan, request_plan.plan)))
         return None
 
     def _decide_message(self, messages: RequestPlan) -> Flow[Refusal | None]:
@@ -275,7 +279,7 @@ class Gate:
             return None
         verdict = yield from self._decide(messages, messages.plan)
         if verdict.refusal is not None:
-            yield from self._refund([Refund(taken, [0] * len(taken.plan.charges)) for taken in verdict.charged])
+            yield from self._apply_refunds([Refund(each, [0] * len(each.plan.charges)) for each in verdict.charged])
         return verdict.refusal
 
     def _decide(self, request_plan: RequestPlan, plan: Plan) -> Flow[Verdict]:
@@ -307,18 +311,18 @@ class Gate:
             raise
         return self._fallback.with_rest(request_plan, outcome, reading)
 
-    def _follow(self, admission: Admission, verdict: Verdict) -> Booking | None:
-        """Let a verdict have its effect on an admission, and what it has to wait for then.
+    def _apply(self, admission: Admission, verdict: Verdict) -> Booking | None:
+        """Apply a verdict to an admission, and return the turn that the request has to wait for then.
 
-        A refusal stands: what is taken for the request then goes back.
+        A refusal stands: what is charged after it is refunded.
         """
-        decision, taken, booking = verdict.decision, verdict.charged, None
-        if any(each.request_plan.has_slots for each in taken):
-            self._hold(admission, taken)
+        decision, charged, booking = verdict.decision, verdict.charged, None
+        if any(each.request_plan.has_slots for each in charged):
+            self._hold(admission, charged)
         if decision.delay and verdict.now is not None and admission.refusal is None:
-            taken, booking = book(taken, verdict.now, decision.delay)
-        admission.charged += taken
-        admission.is_by_outcome |= any(taken.request_plan.is_by_outcome for taken in verdict.charged)
+            charged, booking = book(charged, verdict.now, decision.delay)
+        admission.charged += charged
+        admission.is_by_outcome |= any(each.request_plan.is_by_outcome for each in verdict.charged)
         if admission.refusal is not None:  # by a limit that was asked at the same time
             return None
         if not decision.allowed:
@@ -332,25 +336,25 @@ class Gate:
             admission.fields = []
         return booking
 
-    def _give_back_if_refused(self, admission: Admission) -> None:
-        if admission.has_to_give_back:
+    def _refund_if_refused(self, admission: Admission) -> None:
+        if admission.has_to_refund:
             self.settle(admission)
 
-    async def _agive_back_if_refused(self, admission: Admission) -> None:
-        if admission.has_to_give_back:
+    async def _arefund_if_refused(self, admission: Admission) -> None:
+        if admission.has_to_refund:
             await self.asettle(admission)
 
-    def _refund(self, wrong: Sequence[Refund]) -> Flow[None]:
-        """See to it that everything was charged as it should have been. Where the store fails, it stays as it is."""
+    def _apply_refunds(self, refunds: Sequence[Refund]) -> Flow[None]:
+        """Give back to buckets, or charge more. Where the store fails, they stay as they are."""
         charges: list[Charge] = []
         slots: list[Charge] = []
-        for taken, costs in wrong:
-            plan = refund(taken.plan, taken.reading, costs)
-            if taken.request_plan.has_slots:
-                over = [charge for charge, cost in zip(taken.plan.charges, costs) if not cost]
-                self._slot_keeper_of(taken).release(over)
-                slots += [] if taken.is_local else over
-            if taken.is_local:
+        for charged, costs in refunds:
+            plan = refund(charged.plan, charged.reading, costs)
+            if charged.request_plan.has_slots:
+                over = [charge for charge, cost in zip(charged.plan.charges, costs) if not cost]
+                self._slot_keeper_of(charged).release(over)
+                slots += [] if charged.is_local else over
+            if charged.is_local:
                 self._fallback.apply_refund(plan)
             else:
                 charges += plan.charges
@@ -365,18 +369,18 @@ class Gate:
                 self._slot_keeper.release_later(slots)
                 raise
 
-    def _hold(self, admission: Admission, taken: Sequence[Charged]) -> None:
-        """Keep the slots that were taken for a request, until they are given back."""
+    def _hold(self, admission: Admission, charged: Sequence[Charged]) -> None:
+        """Keep the slots of a request until they are given back."""
         admission.has_slots = True
-        for each in taken:
+        for each in charged:
             read = zip(each.plan.charges, each.reading.after)
             self._slot_keeper_of(each).hold([charge for charge, then in read if then is not None], admission)
 
-    def _slot_keeper_of(self, taken: Charged) -> SlotKeeper:
-        return self._fallback.slot_keeper if taken.is_local else self._slot_keeper
+    def _slot_keeper_of(self, charged: Charged) -> SlotKeeper:
+        return self._fallback.slot_keeper if charged.is_local else self._slot_keeper
 
     def _release_later(self, plan: Plan | None, keys: frozenset[str] = frozenset()) -> None:
-        """What nobody has heard of may have been done all the same; in these buckets, or in all."""
+        """Schedule the release of slots in these buckets, or in all: the reply was lost, so they may be taken."""
         charges = plan.charges if plan else ()
         self._slot_keeper.release_later([charge for charge in charges if not keys or charge.key in keys])
 
@@ -404,3 +408,7 @@ class Gate:
         if time.monotonic() - self._said_overloaded > AGAIN:
             self._said_overloaded = time.monotonic()
             Diagnosis.OVERLOADED.log(error)
+
+
+def _refunds_of(admission: Admission) -> list[Refund]:
+    return admission.refunds(any_has_own_cost=nesting.any_has_own_cost(admission))

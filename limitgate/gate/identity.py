@@ -1,4 +1,4 @@
-"""Who asks: the caller behind a request, its tier, and whether its API key is one to go by."""
+"""Identity: the caller behind a request, its tier, and the API key that counts, if any."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from limitgate.rules.callers import DEFAULT_TIER, Caller, Callers
 
 
 class Subject:
-    """Who asks for what, as far as keys can tell one from another."""
+    """A request with its caller and tier: all that the parts of keys read."""
 
     __slots__ = ("_fields", "_identities", "caller", "request", "route", "tier")
 
@@ -34,12 +34,12 @@ class Subject:
 
     @property
     def api_key(self) -> str | None:
-        """What stands for the caller's API key; None if there is no key, or none to go by."""
+        """Text that stands for the API key; None if there is none, or none that counts."""
         return self._identities.api_key(self)
 
     @property
     def is_real(self) -> bool:
-        """True if what it sends is taken for real: it is a known caller, or a client in ``trusted_proxies``."""
+        """True if its headers are believed: it is a known caller, or a client in ``trusted_proxies``."""
         return self.caller is not None or self._identities.trust(self.request.client)
 
     @property
@@ -48,13 +48,13 @@ class Subject:
         return self.caller.priority if self.caller else NORMAL
 
     def address(self) -> str | None:
-        """What the client is counted as by address, None without a peer address."""
+        """Address or network that the client is counted by; None without a peer address."""
         client = self.request.client
         return None if client is None else grouped(client, self._identities.ipv6_prefix)
 
 
 class Identities:
-    """Finds out who asks.
+    """Finds the caller behind a request.
 
     Listed callers prove themselves by an API key or, where they or their proxy are trusted, by headers; ``identifies`` says
     whether the application names callers itself. A caller of a tier outside of ``tiers`` gets the default rules.
@@ -87,7 +87,7 @@ class Identities:
         return self._proxies.trust(client)
 
     def subject(self, request: Request, identified: Caller | None) -> Subject:
-        """Who asks, given the caller that the application has named, if any."""
+        """The subject of a request, given the caller that the application has named, if any."""
         caller = identified
         if caller is not None and not isinstance(caller, Caller):
             raise TypeError(f"identify gave a {type(caller).__name__}, expected a Caller or None")
@@ -97,10 +97,10 @@ class Identities:
         return Subject(request, caller, tier, self)
 
     def api_key(self, subject: Subject) -> str | None:
-        """What stands for the API key of a request.
+        """Text that stands for the API key of a request.
 
         Where keys are listed, a key that is not counts as none. Where the application names callers, a caller's key is no
-        more than the caller, so that nobody gets another bucket by sending another key. Otherwise every key is taken.
+        more than the caller, so that nobody gets another bucket by sending another key. Otherwise every key counts.
         """
         presented = self._presented(subject.request)
         if presented is None:

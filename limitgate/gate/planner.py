@@ -1,4 +1,4 @@
-"""From a request to a plan: which rules apply, which buckets they mean, what each would be charged. Pure, compiled at start."""
+"""From a request to a plan: the rules that apply, their buckets, and the charge for each. Pure, compiled at start."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from limitgate.rules.options import Per
 from limitgate.rules.rule import Rule, RuleSet
 
 _PATHS, _SHORT = 512, 200
-"""Paths that a planner remembers the rules of, and the characters of one that it remembers: clients choose both."""
+"""Paths whose rules a planner remembers, and the characters that one may have: clients choose both."""
 _PLANS, _CHARGES = 8192, 32_768
 """Plans that a planner remembers, and the charges in them if every rule of a tier applied: about half a kilobyte each."""
 _LONG = 250
-"""Characters for each key of a plan from which on it is not remembered: clients choose them."""
+"""Characters per key from which on a plan is not remembered: clients choose them."""
 
 ExtraRule = tuple[Rule, Sequence[Value]]
 """A rule that an application asks for while a request is under way, and the further parts of its key."""
@@ -260,7 +260,7 @@ class Planner:
         return label == "host" or label.startswith("header:") or (label == "api_key" and not self._identities.vouch_for_keys)
 
     def _review(self, rule: Rule) -> None:
-        """Tell what is odd about a rule by itself."""
+        """Log what is odd about a rule by itself."""
         if rule.key_asks("api_key") and not self._identities.vouch_for_keys:
             self._unlisted.log(rule.name)
         for limit, most, burst in overshooting(rule) if self._strict else ():

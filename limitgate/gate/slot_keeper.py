@@ -1,8 +1,8 @@
 """Slots that this process holds for requests in flight, and renews in time: see limitgate/algorithms/concurrency.py.
 
 While anything is held there is a timer in each event loop that holds something, or a thread for all threads, and every `RENEW`
-seconds it renews all that is held there, in calls that they share. It also gives back what may have been taken or kept without
-anybody knowing, as the store did not answer, and what was held for somebody who has gone without a word.
+seconds it renews all that is held there, in calls that they share. It also releases slots that may be taken although the
+store's reply was lost, and those whose holder has gone without a word.
 """
 
 from __future__ import annotations
@@ -306,7 +306,7 @@ class SlotKeeper:
                     renewer.hasten()
 
     def release_later(self, charges: Sequence[Charge]) -> None:
-        """Give the slots among charges back soon: they may be taken, for all that is known, but nobody holds them."""
+        """Schedule the release of slots that may be taken, as the reply was lost, though nobody holds them."""
         if slots := _slots(charges):
             self._here().release_later(slots)
 
