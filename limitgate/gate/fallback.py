@@ -51,11 +51,11 @@ class Fallback:
         if not rest:
             return self._by_this_process(request_plan, local)
         if local:
-            peek = Plan(tuple(local), "peek")
+            peek = Plan.peek(local)
             reading = self._store.spend(peek)
             if not reading.admitted:
                 return _verdict(peek, reading)
-        return Split(Plan(tuple(rest)), Plan(tuple(local)) if local else None)
+        return Split(Plan.spend(rest), Plan.spend(local) if local else None)
 
     def wholly_without_store(self, request_plan: RequestPlan, error: StoreError) -> Verdict:
         """Decide without the store, which failed for the rest of a split, too."""
@@ -68,7 +68,7 @@ class Fallback:
         if local is None or not reading.admitted:
             return _verdict(rest, reading, Charged(request_plan, rest, reading))
         here = self._store.spend(local)
-        both = Plan((*rest.charges, *local.charges))
+        both = Plan.spend([*rest.charges, *local.charges])
         states, after = [*reading.states, *here.states], [*reading.after, *here.after]
         charged = [Charged(request_plan, rest, reading), Charged(request_plan, local, here, is_local=True)]
         return _verdict(both, Reading(reading.now, states, after, here.admitted), *charged)
@@ -91,7 +91,7 @@ class Fallback:
     def _by_this_process(self, request_plan: RequestPlan, charges: Sequence[Charge]) -> Verdict:
         if not charges:
             return Verdict(undecided(allowed=True))
-        plan = Plan(tuple(charges))
+        plan = Plan.spend(charges)
         reading = self._store.spend(plan)
         return _verdict(plan, reading, Charged(request_plan, plan, reading, is_local=True))
 

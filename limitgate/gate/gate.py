@@ -360,7 +360,7 @@ class Gate:
                 charges += plan.charges
         if charges:
             try:
-                yield Plan(tuple(charges), "peek"), self._timeout
+                yield Plan.adjust(charges), self._timeout
             except StoreError as error:
                 self.uncorrected += 1
                 self._note_failure(error)

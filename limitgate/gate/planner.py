@@ -89,7 +89,7 @@ def _charge(compiled_rules: tuple[CompiledRule, ...], specs: tuple[ChargeSpec, .
     ]
     by_outcome = any(compiled_rule.rule.charge_if for compiled_rule in compiled_rules)
     has_slots = any(charge.bucket.has_slots for _, charge in charges)
-    plan = Plan(tuple([charge for _, charge in charges]))
+    plan = Plan.spend([charge for _, charge in charges])
     behind = tuple([compiled_rule for compiled_rule, _ in charges])
     return RequestPlan(plan, behind, (), by_outcome, has_slots=has_slots)
 

@@ -24,7 +24,7 @@ from limitgate.algorithms import concurrency
 from limitgate.errors import StoreError
 from limitgate.forking import begin_anew_in_children
 from limitgate.gate.flow import Flow, arun, run
-from limitgate.limits.plan import Adjustment, Charge, Plan, Reading
+from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.own_errors import own_error, survived
 from limitgate.stores.redis.aio.loop_end import begin
 from limitgate.stores.redis.replies import calls_of
@@ -85,7 +85,7 @@ class _Renewer:
         until = time.monotonic() + concurrency.HELD_US / 1e6
         for charge in charges:
             if len(self.releases) < MAX_RELEASES:
-                self.releases[charge.key, charge.slot] = _Release(_given_back(charge), until)
+                self.releases[charge.key, charge.slot] = _Release(charge.released(), until)
         if charges:
             self.schedule(AGAIN)
 
@@ -95,7 +95,7 @@ class _Renewer:
             if holder() is None and self.let_go(slot):
                 self.release_later(charges)
         renewed = self.held.copy()
-        failed = yield from self._sending([_renewed(charge) for held in renewed.values() for charge in held.charges])
+        failed = yield from self._sending([charge.renewed() for held in renewed.values() for charge in held.charges])
         for slot, (charges, _) in renewed.items():
             if slot not in self.held:  # a renewal may have come after it was given back
                 self.release_later(charges)
@@ -110,14 +110,14 @@ class _Renewer:
     def ending(self) -> Flow[None]:
         """Give back all that is held, as nobody will renew it."""
         held = [self.held.pop(slot, None) for slot in list(self.held)]
-        charges = [_given_back(charge) for each in held if each is not None for charge in each.charges]
+        charges = [charge.released() for each in held if each is not None for charge in each.charges]
         yield from self._sending([*charges, *[release.charge for release in list(self.releases.values())]])
 
     def _sending(self, charges: Sequence[Charge]) -> Flow[bool]:
         """Send adjustments. True if some of them failed."""
         failed = False
-        for together in calls_of([Plan((charge,), "peek") for charge in charges]):
-            plan = Plan(tuple([charge for one in together for charge in one.charges]), "peek")
+        for together in calls_of([Plan.adjust([charge]) for charge in charges]):
+            plan = Plan.adjust([charge for one in together for charge in one.charges])
             try:
                 reading = yield plan, self.slot_keeper.timeout
             except StoreError:
@@ -354,13 +354,3 @@ def _end() -> None:
 
 def _slots(charges: Sequence[Charge]) -> list[Charge]:
     return [charge for charge in charges if charge.slot and charge.cost]
-
-
-def _given_back(charge: Charge) -> Charge:
-    """The adjustment that gives a slot back."""
-    return charge._replace(cost=0, enforced=False, adjustment=Adjustment(0, 0, [charge.cost], [charge.slot]))
-
-
-def _renewed(charge: Charge) -> Charge:
-    """The adjustment that renews a slot."""
-    return charge._replace(cost=0, enforced=False, adjustment=Adjustment(0, 0, [-charge.cost], [charge.slot]))

@@ -37,7 +37,7 @@ def _part(charged: Charged, *, is_ahead: bool) -> Charged:
     read = zip(charged.plan.charges, charged.reading.states, charged.reading.after)
     part = [each for each in read if is_booked(each[0], each[1]) is is_ahead]
     reading = charged.reading._replace(states=[states for _, states, _ in part], after=[then for _, _, then in part])
-    return charged._replace(plan=Plan(tuple([charge for charge, _, _ in part])), reading=reading)
+    return charged._replace(plan=Plan.spend([charge for charge, _, _ in part]), reading=reading)
 
 
 def sleep_until(booking: Booking) -> None:

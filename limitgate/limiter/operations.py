@@ -63,7 +63,7 @@ class ChargedOperation:
         self._counts = False
         undone = [full_refund(each.plan, each.reading) for each in taken]
         try:
-            yield Plan(tuple([charge for plan in undone for charge in plan.charges]), "peek"), self._timeout
+            yield Plan.adjust([charge for plan in undone for charge in plan.charges]), self._timeout
         except StoreError:
             return  # the charge then drains by itself
 
@@ -91,7 +91,7 @@ class Operations:
         plan = yield from self._planned("peek", key, limits, 1)
         _check_are_no_slots(charge.bucket for charge in plan.charges)
         charges = [charge if not charge.bucket.algorithm.IS_LIMIT else _refunded(charge, cost) for charge in plan.charges]
-        plan = plan._replace(charges=tuple(charges))
+        plan = Plan.adjust(charges)
         return decide(plan, (yield plan, self._timeout))
 
     def _hitting_up_to(self, key: str, limits: Limits, cost: int) -> Flow[Decision]:
@@ -130,12 +130,12 @@ class Operations:
         return (yield from self._banned(key, us, ban.MORE if longer else ban.AT_LEAST))
 
     def _pardoning(self, key: str) -> Flow[None]:
-        yield Plan((_ban_of(self._name(key), 1),), "reset"), self._timeout
+        yield Plan.reset([_ban_of(self._name(key), 1)]), self._timeout
 
     def _banned(self, key: str, us: int = 0, how: int = ban.AT_LEAST) -> Flow[Decision]:
         """Decision about the ban of a key, after it was made longer."""
         charge = _ban_of(self._name(key), 1)
-        plan = Plan((charge._replace(adjustment=Adjustment(0, 0, [us], [how])) if us else charge,), "peek")
+        plan = Plan.adjust([charge._replace(adjustment=Adjustment(0, 0, [us], [how]))]) if us else Plan.peek([charge])
         decision = decide(plan, (yield plan, self._timeout))
         return decision._replace(remaining=min(decision.remaining, decision.limit))  # a ban has no count of its own
 
@@ -156,8 +156,9 @@ class Operations:
     def _kept(self, name: str, number: int | None = None, how: int = register.REPLACE) -> Flow[Configuration | None]:
         """Configuration under a name, after one was written there if given."""
         key = self._register(name)
-        lease = None if number is None else Adjustment(0, 0, [number], [how])
-        reading = yield Plan((Charge(key, _REGISTER, 0, enforced=False, rule=None, adjustment=lease),), "peek"), self._timeout
+        charge = Charge(key, _REGISTER, 0, enforced=False, rule=None)
+        plan = Plan.peek([charge]) if number is None else Plan.adjust([charge.adjusted([number], [how])])
+        reading = yield plan, self._timeout
         kept = configuration_of(reading.states[0][0])
         self._known.note(key, kept)
         return kept

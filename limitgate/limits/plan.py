@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from limitgate.algorithms.base import Amount, State
@@ -12,7 +12,8 @@ from limitgate.limits.bucket import Bucket
 MAX_AHEAD = 2**51
 """Microseconds (71 years): what is booked no further ahead is remembered to the microsecond."""
 
-Verb = Literal["spend", "peek", "reset"]
+Verb = Literal["spend", "peek", "adjust", "reset"]
+"""`Plan` has a constructor for each."""
 
 _CHANCE = random.SystemRandom()  # not that of an application, which may have seeded it, and another one in each fork
 
@@ -66,6 +67,18 @@ class Charge(NamedTuple):
     slot: int = 0
     """What names the place that is taken, where requests in flight are counted; 0 elsewhere."""
 
+    def adjusted(self, back: Sequence[Amount], grace: Sequence[int], as_of: int = 0) -> Charge:
+        """A charge of nothing that makes an adjustment of this one's bucket, see `Adjustment`."""
+        return self._replace(cost=0, enforced=False, max_wait_us=0, adjustment=Adjustment(0, as_of, back, grace))
+
+    def released(self) -> Charge:
+        """A charge of nothing that gives this one's slot back."""
+        return self.adjusted([self.cost], [self.slot])
+
+    def renewed(self) -> Charge:
+        """A charge of nothing that renews this one's slot, or takes it again if it is gone and there is room."""
+        return self.adjusted([-self.cost], [self.slot])
+
     def share(self, processes: int) -> Charge:
         """This charge by one of so many processes that each limit alone, see `Limit.share`."""
         return self if processes == 1 else self._replace(bucket=self.bucket.share(processes, self.cost))
@@ -76,6 +89,26 @@ class Plan(NamedTuple):
 
     charges: tuple[Charge, ...]
     verb: Verb = "spend"
+
+    @classmethod
+    def spend(cls, charges: Iterable[Charge]) -> Plan:
+        """A request: take every charge that fits if all enforced ones do."""
+        return cls(tuple(charges), "spend")
+
+    @classmethod
+    def peek(cls, charges: Iterable[Charge]) -> Plan:
+        """A question: read the buckets and change nothing."""
+        return cls(tuple(charges), "peek")
+
+    @classmethod
+    def adjust(cls, charges: Iterable[Charge]) -> Plan:
+        """Refunds, bans, and slots that are renewed or released: make the adjustments, whether they fit or not."""
+        return cls(tuple(charges), "adjust")
+
+    @classmethod
+    def reset(cls, charges: Iterable[Charge]) -> Plan:
+        """Empty the windows of the charges."""
+        return cls(tuple(charges), "reset")
 
     @property
     def gives_back(self) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from limitgate.algorithms.base import State
 from limitgate.limits.bucket import LEASE_SPARE_US
-from limitgate.limits.plan import Adjustment, Charge, Plan, Reading
+from limitgate.limits.plan import Charge, Plan, Reading
 
 
 def refund(plan: Plan, reading: Reading, costs: Sequence[int]) -> Plan:
@@ -25,7 +25,7 @@ def refund(plan: Plan, reading: Reading, costs: Sequence[int]) -> Plan:
     read = zip(plan.charges, reading.states, reading.after, costs)
     took = [(charge, states, cost) for charge, states, then, cost in read if then is not None]  # what did not fit took nothing
     wrong = [_corrected(charge, states, reading.now, cost) for charge, states, cost in took if cost != charge.cost]
-    return Plan(tuple([charge for charge in wrong if charge.adjustment and charge.adjustment.gives_back]), "peek")
+    return Plan.adjust([charge for charge in wrong if charge.adjustment and charge.adjustment.gives_back])
 
 
 def full_refund(plan: Plan, reading: Reading) -> Plan:
@@ -39,4 +39,4 @@ def _corrected(charge: Charge, states: Sequence[State], now: int, cost: int) -> 
     if bucket.lease and cost < charge.cost:  # it may come out of what was taken in advance, up to so long ago
         back = [max(0, ticks - LEASE_SPARE_US * count) for ticks, count in zip(back, bucket.counts)]
         grace = [0] * len(back)
-    return Charge(charge.key, bucket, 0, enforced=False, rule=charge.rule, adjustment=Adjustment(0, now, back, grace))
+    return charge._replace(slot=0).adjusted(back, grace, now)

@@ -6,7 +6,7 @@
 -- ARGV[n+1] charge n, packed: verb, its algorithm, 1 if this bucket may refuse, 1 if it takes anything, 1 if the plan ends here, the
 --           number of windows, then for each what is asked of it; then, if something is to be put right, taken besides or named,
 --           how many requests to take besides, since when, the name of what is taken, and what to put right in each window.
--- Verbs     's'pend, 'p'eek (charge nothing) and 'r'eset (the asked windows start full).
+-- Verbs     's'pend, 'p'eek (change nothing), 'a'djust (make adjustments, charge nothing) and 'r'eset (empty the windows).
 -- Reply     {now, unreadable values, clock steps, 1 if there was no memory to write, then what is reported of each window}.
 --
 -- A bucket is one string: version, time of writing in Unix µs, then what its algorithm keeps. It is read once, kept as a list of

@@ -175,7 +175,7 @@ class MemoryStore:
         return states
 
     def _interrupting(self, plan: Plan) -> Reading:
-        """Reading of a plan that only gives back, which is carried out when the interrupted call ends; else a `StoreError`."""
+        """Reading of an adjustment, which is made when the interrupted call ends; else a `StoreError`."""
         if plan.verb == "spend" or not plan.gives_back:
             raise StoreError(
                 "a call of this thread was interrupted by one to the same store, expected it from outside", "timeout"

@@ -112,7 +112,7 @@ def a_plan(rnd: random.Random, keys: list[str], names: list[int], counts: tuple[
             cost = rnd.choice((1, 1, 2))
             charge = charge._replace(cost=0, adjustment=Adjustment(0, 0, [cost if what == "release" else -cost], [name]))
         charges.append(charge)
-    return Plan(tuple(charges), {"take": "spend", "reset": "reset"}.get(what, "peek"))
+    return Plan(tuple(charges), {"take": "spend", "release": "adjust", "renew": "adjust"}.get(what, what))
 
 
 def history(rnd: random.Random, size: int = 10) -> list[tuple[Plan, int]]:

@@ -122,7 +122,7 @@ def history(seed: int, algorithm: str) -> list[Event]:
         if what < 0.1:
             owed = rnd.choice((1, 2, 20, count))
             lease = Adjustment(0, now, [-owed], [0])
-            plan = Plan((charge._replace(cost=0, enforced=False, adjustment=lease),), "peek")
+            plan = Plan((charge._replace(cost=0, enforced=False, adjustment=lease),), "adjust")
             answer = oracle.ask(now, 0, "peek", owed)
         elif what < 0.3 and back and not may_step:
             (was, reading), admission = back.pop(rnd.randrange(len(back)))

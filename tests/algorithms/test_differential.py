@@ -73,7 +73,7 @@ def a_plan(rnd: random.Random, buckets: dict[str, list[Bucket]], now: int | None
             tuple(
                 [charge._replace(cost=0, max_wait_us=0, adjustment=a_correction(rnd, charge.bucket, now)) for charge in charges]
             ),
-            "peek",
+            "adjust",
         )
     return Plan(tuple(charges), rnd.choice(("spend",) * 12 + ("peek", "peek", "reset")))
 

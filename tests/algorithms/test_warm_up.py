@@ -81,7 +81,7 @@ def history(rnd: random.Random, size: int = 5) -> list[Event]:
         (limit,) = windows.limits
         verb, cost, ahead, lease = rnd.choice(("spend",) * 10 + ("peek", "reset")), rnd.choice(COSTS), rnd.choice(AHEAD), None
         if rnd.random() < 0.15:
-            verb, cost, lease = "peek", 0, a_correction(rnd, limit, now)
+            verb, cost, lease = "adjust", 0, a_correction(rnd, limit, now)
         plan = Plan((Charge(key, windows, cost, enforced=True, rule=None, adjustment=lease, max_wait_us=ahead),), verb)
         event, guava = _asked(guava, plan, now)
         events.append(event)

@@ -376,7 +376,7 @@ class Slow(Watched):
     hold: Any = None
 
     async def aspend(self, plan: Plan, timeout: float = 0) -> Reading:
-        if self.hold is not None and plan.verb == "peek":
+        if self.hold is not None and plan.verb == "adjust":
             await self.hold.wait()
         await asyncio.sleep(0)
         return self.spend(plan)

@@ -431,7 +431,7 @@ class Slow(Watched):
         self.may_go_on: Any = None
 
     async def aspend(self, plan: Any, timeout: float = 0) -> Any:
-        if plan.verb == "peek" and self.may_go_on is not None:
+        if plan.verb == "adjust" and self.may_go_on is not None:
             await self.may_go_on.wait()
         return self.spend(plan)
 

@@ -244,7 +244,7 @@ def test_what_a_thread_cannot_give_back_is_counted(redis_cluster: RedisCluster, 
         original = cluster_threads.SyncCluster._carry_out
 
         def carry_out(self: Any, parts: Any, patience: Any) -> Any:
-            if parts[0].plan.verb == "peek":
+            if parts[0].plan.verb == "adjust":
                 raise UnforeseenError
             return original(self, parts, patience)
 

@@ -532,7 +532,7 @@ def test_shutting_down_waits_until_turns_are_given_back(world: World) -> None:
 
     class Slow(MemoryStore):
         async def aspend(self, plan: Any, timeout: float = 0) -> Any:
-            if plan.verb == "peek":
+            if plan.verb == "adjust":
                 await asyncio.sleep(0.3)
             return self.spend(plan)
 

@@ -29,7 +29,7 @@ def giving_back(key: str) -> Plan:
     """What gives two requests back."""
     windows = bucket_of("50/day")
     lease = Adjustment(0, 0, [2 * windows.weights[0]], [0])
-    return Plan((Charge(key, windows, 0, enforced=False, rule=None, adjustment=lease),), "peek")
+    return Plan((Charge(key, windows, 0, enforced=False, rule=None, adjustment=lease),), "adjust")
 
 
 def begin(store: Any, *plans: Plan, timeout: float = PATIENT) -> list[asyncio.Task[Reading]]:

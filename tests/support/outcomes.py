@@ -37,7 +37,7 @@ class Watched(MemoryStore):
     @property
     def corrections(self) -> int:
         """How often it was asked to put something right."""
-        return sum(plan.verb == "peek" for plan in self.plans)
+        return sum(plan.verb == "adjust" for plan in self.plans)
 
     @property
     def owed(self) -> dict[str, float]:

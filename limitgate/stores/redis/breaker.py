@@ -142,4 +142,4 @@ def _probe_beside(plan: Plan) -> Plan:
     The bucket is in the hash slot of the plan's first: a node of a cluster says of others where they are, working or not.
     """
     key = plan.charges[0].key
-    return Plan((Charge(f"{key}:probe:{{{key}}}", bucket_of("1/second"), 1, enforced=False, rule=None),), "reset")
+    return Plan.reset([Charge(f"{key}:probe:{{{key}}}", bucket_of("1/second"), 1, enforced=False, rule=None)])

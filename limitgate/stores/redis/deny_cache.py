@@ -90,7 +90,7 @@ class DenyCache:
     def learn(self, plan: Plan, reading: Reading, sent: float, heard: float) -> None:
         """Remember what a call said that was sent and heard at these times, or forget what it has changed.
 
-        What gives back after a refusal elsewhere (a "peek") says how its bucket stands now, so that the whole plan is known.
+        An adjustment after a refusal elsewhere says how its bucket stands now, so that the whole plan is known.
         """
         refused = plan.verb == "spend" and not reading.admitted
         gives_back = plan.gives_back
@@ -100,7 +100,7 @@ class DenyCache:
             for charge, states in zip(plan.charges, reading.states):
                 key, last = charge.key, self._given_back.get(charge.key)
                 is_known = last is None or last.is_followed_by(sent, reading.now)  # else it may tell of a time before
-                if gives_back and plan.verb != "peek":
+                if gives_back and plan.verb != "adjust":
                     self._given_back[key] = _GivenBack(heard if last is None else max(heard, last.heard), math.inf)
                 elif gives_back and is_known:
                     self._given_back[key] = _GivenBack(heard, reading.now)
@@ -109,7 +109,7 @@ class DenyCache:
                 self._seen.pop(key, None)
                 if (
                     is_known
-                    and (refused or (gives_back and plan.verb == "peek"))
+                    and (refused or (gives_back and plan.verb == "adjust"))
                     and charge.bucket.algorithm.refusal_is_stable(states, charge.bucket, charge.cost)
                 ):
                     self._seen[key] = _Seen(charge.bucket, states, reading.now, sent, heard)

@@ -164,5 +164,5 @@ class Leases:
                 held.forward(min(at, held.sent + LONGEST))
                 lease = held.lease(0)
                 if lease.gives_back:
-                    plans.append(Plan((Charge(key, held.bucket, 0, enforced=False, rule=None, adjustment=lease),), "peek"))
+                    plans.append(Plan.adjust([Charge(key, held.bucket, 0, enforced=False, rule=None, adjustment=lease)]))
         return plans

@@ -121,7 +121,7 @@ def _untouched(plan: Plan, reading: Reading) -> tuple[Plan, Reading]:
     read = zip(plan.charges, reading.states, reading.after)
     left = [(charge, debts) for charge, debts, then in read if not charge.cost or then is None]
     debts = [debts for _, debts in left]
-    return Plan(tuple([charge for charge, _ in left])), reading._replace(states=debts, admitted=False)
+    return Plan.spend([charge for charge, _ in left]), reading._replace(states=debts, admitted=False)
 
 
 class Watched(Protocol):

@@ -131,7 +131,7 @@ def test_many_renewals_cost_one_copy(weighed: Weighed) -> None:
         weighed.client.set("slots", some_places(10_000, weighed.now()))
         charge = spending("slots", "10000 at once")
         names = random.Random(back).sample(range(1, 10_001), 100)
-        plan = Plan(tuple([putting_right(charge._replace(slot=name), back, name) for name in names]), "peek")
+        plan = Plan(tuple([putting_right(charge._replace(slot=name), back, name) for name in names]), "adjust")
         assert weighed.bytes_of(plan) < 2 * PLACE * 10_000 + 1_000
         assert weighed.client.strlen("slots") == 15 + PLACE * (10_000 if back < 0 else 9_900)
 

@@ -321,7 +321,7 @@ def test_nobody_waits_for_what_is_given_back(cluster: RedisCluster, monkeypatch:
     send = SyncConnection.send
 
     def late(connection: SyncConnection, data: bytes, patience: Patience) -> None:
-        seconds = 0.4 if connection.session.flying[0].plans[0].verb == "peek" else 0.15
+        seconds = 0.4 if connection.session.flying[0].plans[0].verb == "adjust" else 0.15
         time.sleep(seconds)
         patience.waited_in_vain(seconds)
         send(connection, data, patience)

@@ -334,7 +334,7 @@ def test_giving_back_is_exact_property(client: redis.Redis, rnd: random.Random) 
             world.spend(Plan((Charge(key, bucket_of(other), 0, enforced=True, rule=None),), "peek"))
         world.advance(on_its_way)
         lease = Adjustment(0, as_of, back, grace)
-        world.spend(Plan((Charge(key, windows, 0, enforced=False, rule=None, adjustment=lease),), "peek"))
+        world.spend(Plan((Charge(key, windows, 0, enforced=False, rule=None, adjustment=lease),), "adjust"))
         gone_us = [max(0, max(0, world.now - as_of) - us) for us in grace]
         left = [max(0, ticks - us * count) for ticks, us, count in zip(back, gone_us, windows.counts, strict=True)]
         drained = [max(0, debt - on_its_way * count) for debt, count in zip(before, counts, strict=True)]
