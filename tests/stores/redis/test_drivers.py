@@ -1,4 +1,4 @@
-"""A connection that is lost under way: the same outcome on asyncio and under threads."""
+"""What a connection says has the same outcome on asyncio and under threads: one suite for both drivers of a session."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from limitgate.stores.redis.breaker import FAILURES
 from limitgate.stores.redis.threads.patience import Patience
 from tests.support.clusters import KINDS
 from tests.support.crowds import a_plan, giving_back
-from tests.support.proxy import CUT, Proxy, in_a_loop
+from tests.support.proxy import CUT, Proxy, in_a_loop, until
 from tests.support.redis_server import RedisServer
 
 PATIENT = 5.0
@@ -129,3 +129,108 @@ async def test_a_server_that_cuts_every_connection(redis_server: RedisServer, ki
         assert [await client.ask(a_plan()) for _ in range(FAILURES + 2)] == ["connection"] * (FAILURES + 2)
         assert client.door.store.outages == 1
         assert len(proxy.calls) <= known + 2 * FAILURES + 2
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+ERRORS = {
+    "read only": (b"-READONLY You can't write against a read only replica.\r\n", "reply"),
+    "loading": (b"-LOADING Redis is loading the dataset in memory\r\n", "connection"),
+    "no permission": (b"-NOPERM this user has no permissions\r\n", "reply"),
+    "moved": (b"-MOVED 1 127.0.0.1:1\r\n", "reply"),
+    "ask": (b"-ASK 1 127.0.0.1:1\r\n", "reply"),
+    "try again": (b"-TRYAGAIN Multiple keys request during rehashing of slot\r\n", "reply"),
+    "cluster down": (b"-CLUSTERDOWN Hash slot not served\r\n", "reply"),
+    "no script, twice": (b"-NOSCRIPT No matching script.\r\n", "reply"),
+    "text": (b"+OK\r\n", "reply"),
+    "too short": (b"*1\r\n:0\r\n", "reply"),
+    "no RESP": (b"HTTP/1.1 400 Bad Request\r\n", "connection"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("reply", "fault"), ERRORS.values(), ids=ERRORS)
+@in_a_loop
+async def test_an_error_is_a_failure_and_costs_the_connection(
+    redis_server: RedisServer, kind: str, reply: bytes, fault: str
+) -> None:
+    """The request fails, the failure is counted once, and the next request gets another connection."""
+    async with Proxy(redis_server) as proxy, Client(kind, proxy.url) as client:
+        known = len(proxy.calls)
+        proxy.instead.update({known: reply, known + 1: reply} if b"NOSCRIPT" in reply else {known: reply})
+        assert await client.ask(a_plan()) == fault
+        assert client.door.store.failures == 1
+        assert await client.ask(a_plan()) is True
+        assert len(proxy.lines) == 2
+        await until(lambda: not proxy.lines[0].open)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@in_a_loop
+async def test_a_full_redis_keeps_its_connection(redis_server: RedisServer, kind: str) -> None:
+    """It answers, so that no failure is counted, and those before it are forgotten."""
+    async with Proxy(redis_server) as proxy, Client(kind, proxy.url) as client:
+        known = len(proxy.calls)
+        for place in range(FAILURES - 1):
+            proxy.instead[known + place] = ERRORS["text"][0]
+        proxy.instead[known + FAILURES - 1] = b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"
+        proxy.instead[known + FAILURES] = ERRORS["text"][0]
+        faults = [await client.ask(a_plan()) for _ in range(FAILURES + 1)]
+        assert faults == ["reply"] * (FAILURES - 1) + ["oom", "reply"]
+        assert client.door.store.healthy
+        assert len(proxy.lines) == FAILURES
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@in_a_loop
+async def test_a_script_that_was_forgotten_is_sent_again(redis_server: RedisServer, kind: str) -> None:
+    """On the same connection, and nobody notices."""
+    async with Proxy(redis_server) as proxy, Client(kind, proxy.url) as client:
+        plan, known = a_plan(), len(proxy.calls)
+        proxy.instead[known] = b"-NOSCRIPT No matching script.\r\n"
+        assert await client.ask(plan) is True
+        assert [call[0] for call in proxy.calls[known:]] == [b"EVALSHA", b"EVAL"]
+        assert await client.used(plan.charges[0].key) == 1
+        assert (client.door.store.failures, len(proxy.lines)) == (0, 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@in_a_loop
+async def test_push_messages_are_no_answers(redis_server: RedisServer, kind: str) -> None:
+    """Neither while a call is on its way nor in between."""
+    async with Proxy(redis_server) as proxy, Client(kind, proxy.url) as client:
+        push = b">2\r\n+invalidate\r\n*1\r\n+key\r\n"
+        proxy.hold()
+        asking = asyncio.create_task(client.ask(a_plan()))
+        await proxy.called(len(proxy.calls) + 1)
+        proxy.lines[0].say(push)
+        proxy.release()
+        assert await asking is True
+        proxy.lines[0].say(push)
+        assert await client.ask(a_plan()) is True
+        assert len(proxy.lines) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@in_a_loop
+async def test_an_answer_that_nobody_has_asked_for(redis_server: RedisServer, kind: str) -> None:
+    """It is not taken for the answer to the next call, which goes elsewhere."""
+    async with Proxy(redis_server) as proxy, Client(kind, proxy.url) as client:
+        plan = a_plan(cost=50)
+        assert await client.ask(plan) is True
+        proxy.lines[0].say(b"*10\r\n" + b":0\r\n" * 10)
+        await asyncio.sleep(0.05)
+        assert await client.ask(plan) is False
+        assert len(proxy.lines) == 2
+        assert client.door.store.failures == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@in_a_loop
+async def test_a_call_that_cannot_be_sent_is_no_failure_of_redis(redis_server: RedisServer, kind: str) -> None:
+    """A key that is no Unicode: the request fails alone, and the connection goes on."""
+    async with Proxy(redis_server) as proxy, Client(kind, proxy.url) as client:
+        assert [await client.ask(a_plan(key="\ud800")) for _ in range(FAILURES)] == ["connection"] * FAILURES
+        assert await client.ask(a_plan()) is True
+        assert client.door.store.failures == 0
+        assert len(proxy.lines) == 1
