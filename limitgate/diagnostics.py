@@ -39,7 +39,7 @@ class Diagnosis(Enum):
     CLOCKS_DIFFER = "LG010", "the store's clock is %.1f seconds %s this machine's"
     CLOCK_STEPPED = "LG011", "the clock of %s stepped back; further steps are only counted"
     LIMIT_ABOVE_ROUTE = "LG012", "@limit stands above the route decorator of %s; it applies, but belongs below"
-    NEWCOMERS = (
+    TOO_MANY_BUCKETS = (
         "LG013",
         "%s: one source opens more than %d new buckets a minute; its requests under further keys share a single one",
     )

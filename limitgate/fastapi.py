@@ -1,6 +1,6 @@
 """FastAPI: limits as dependencies. To import this also documents limited routes, see `limitgate.routes.fastapi_openapi`.
 
-A dependency runs after those that it depends on, so it can limit by what they have found out, such as the authenticated user.
+A dependency runs after those that it depends on, so it can limit by their results, such as the authenticated user.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from limitgate.keys import Value, value_of
 from limitgate.limits.decision import Decision, RateLimited
 from limitgate.limits.limit import Limit
 from limitgate.routes import fastapi_openapi
-from limitgate.rules.decorators import place_named, seen_by_gate, without_a_gate
+from limitgate.rules.decorators import decided_marks, place_named, without_a_gate
 from limitgate.rules.options import DependencyOptions, check_names, show_options
 from limitgate.rules.rule import DEFAULTS, Rule
 
 Part = str | Callable[..., Any] | params.Depends | UnionType
-"""A part of a key: one that rules know, too, or a dependency, as it is, in ``Depends(...)``, or as ``Annotated`` type.
+"""A part of a key: one that rules have, too, or a dependency, as it is, in ``Depends(...)``, or as ``Annotated`` type.
 
 To a type checker, such a type is what it annotates: a class, or a union.
 """
@@ -64,7 +64,7 @@ class RateLimit:
         **options: Unpack[DependencyOptions],
     ) -> None:
         check_names("RateLimit.__init__", options, DependencyOptions)
-        if seen_by_gate.get() is not None:
+        if decided_marks.get() is not None:
             message = (
                 "a RateLimit is made while a request is under way, expected it to be made once, since each has its own bucket"
             )
@@ -76,19 +76,19 @@ class RateLimit:
         self._names = {f"part_{place}": _name_of(dependency) for place, dependency in enumerate(dependencies)}
         self.__signature__ = _signature(dict(zip(self._names, dependencies)))
 
-    async def __call__(self, connection: HTTPConnection, **given: Any) -> Decision | None:
-        """Weigh the limit for the request at hand."""
+    async def __call__(self, connection: HTTPConnection, **values: Any) -> Decision | None:
+        """Decide about the limit for the request at hand."""
         if EXCHANGE not in connection.scope:
             without_a_gate(self.rule)
         exchange: Exchange | None = connection.scope.get(EXCHANGE)
         if exchange is None:
             return None
-        if len(given) < len(self._names):
+        if len(values) < len(self._names):
             names = ", ".join(self._names.values())
             raise TypeError(f"{self.rule.name} was called without {names}, expected Depends(...), so that FastAPI finds them")
         if not self._has_charged(exchange.admission):
-            values = [value_of(given[part], name) for part, name in self._names.items()]
-            connection.scope["limitgate"] = await self._weigh(exchange, values, connection.scope)
+            parts = [value_of(values[part], name) for part, name in self._names.items()]
+            connection.scope["limitgate"] = await self._decide(exchange, parts, connection.scope)
         decision, refusal = exchange.decision, exchange.admission.refusal
         if refusal is not None and decision is not None:
             raise Refused(refusal, decision)
@@ -98,11 +98,11 @@ class RateLimit:
         """True if it has run for this request before: FastAPI calls it once for each set of security scopes."""
         return any(
             compiled_rule.rule is self.rule
-            for taken in admission.charged
-            for compiled_rule in taken.request_plan.compiled_rules
+            for charged in admission.charged
+            for compiled_rule in charged.request_plan.compiled_rules
         )
 
-    async def _weigh(self, exchange: Exchange, values: Sequence[Value], scope: MutableMapping[str, Any]) -> Decision | None:
+    async def _decide(self, exchange: Exchange, values: Sequence[Value], scope: MutableMapping[str, Any]) -> Decision | None:
         if self._asks_user:  # whom authentication inside of the gate has found; what the gate was given has no user
             request = exchange.admission.request
             request.scope = {**(request.scope or {}), "user": scope.get("user")}
@@ -125,7 +125,7 @@ def _taken_apart(key: Iterable[Part]) -> tuple[Iterable[str], list[Any]]:
 
 
 def _signature(dependencies: Mapping[str, Any]) -> inspect.Signature:
-    """What FastAPI reads from a dependency: the connection, and further dependencies."""
+    """The signature that FastAPI reads from a dependency: the connection, and further dependencies."""
     connection = inspect.Parameter("connection", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=HTTPConnection)
     return inspect.Signature([connection, *[_parameter(*named) for named in dependencies.items()]])
 
@@ -140,13 +140,13 @@ def _parameter(name: str, part: Any) -> inspect.Parameter:
 
 
 def _annotated_with(part: Any) -> list[params.Depends]:
-    return [found for found in getattr(part, "__metadata__", ()) if isinstance(found, params.Depends)]
+    return [each for each in getattr(part, "__metadata__", ()) if isinstance(each, params.Depends)]
 
 
 def _name_of(part: Any) -> str:
-    """What a dependency is called among the parts of a key."""
-    for found in [part] if isinstance(part, params.Depends) else _annotated_with(part):
-        part = found.dependency or getattr(part, "__origin__", part)
+    """The name of a dependency among the parts of a key."""
+    for depends in [part] if isinstance(part, params.Depends) else _annotated_with(part):
+        part = depends.dependency or getattr(part, "__origin__", part)
     return getattr(part, "__qualname__", type(part).__qualname__)
 
 

@@ -32,7 +32,7 @@ NAME = "limitgate"
 """The extension's key in ``app.extensions``, and the name of its command."""
 _VARIABLE = re.compile(r"<(?:(?P<converter>\w+)(?:\(.*?\))?:)?\w+>")
 _METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
-"""What is listed of a route that takes any method; Flask's own are never without."""
+"""Methods listed for a route that takes any; Flask's own routes name theirs."""
 
 
 class LimitGate:
@@ -81,7 +81,7 @@ class LimitGate:
 def _configured(app: Flask) -> dict[str, Any]:
     """The options in ``app.config``."""
     known = {option.upper(): option for option in Settings.model_fields}
-    given = {}
+    configured = {}
     for key, value in app.config.items():
         name = key.removeprefix(PREFIX)
         if name == key:
@@ -89,8 +89,8 @@ def _configured(app: Flask) -> dict[str, Any]:
         if name not in known:
             near = ", ".join(PREFIX + option for option in get_close_matches(name, known) or sorted(known))
             raise ConfigError(f"app.config: {key} is unknown, expected {near}")
-        given[known[name]] = value
-    return given
+        configured[known[name]] = value
+    return configured
 
 
 def _in_context(app: Flask, identify: Identify) -> Identify:
@@ -105,7 +105,7 @@ def _in_context(app: Flask, identify: Identify) -> Identify:
             try:
                 context = app.request_context(dict(request.environ or {}))
                 context.request.shallow = True
-                stack.callback(_left, context)  # before it is entered, as half of a context has to be left, too
+                stack.callback(_leave, context)  # before it is entered, as half of a context has to be left, too
                 context.push()
             except Exception:  # noqa: BLE001
                 return None
@@ -114,8 +114,8 @@ def _in_context(app: Flask, identify: Identify) -> Identify:
     return identify_in_context
 
 
-def _left(context: Any) -> None:
-    """Leave a context that no request was handled in, whatever teardown functions miss that count on ``before_request``."""
+def _leave(context: Any) -> None:
+    """Leave a context that no request was handled in, even if teardown functions miss their ``before_request``."""
     with suppress(Exception):
         context.pop()
 
@@ -132,7 +132,7 @@ class _Routed:
 
 
 def _with_routes(app: Flask) -> Any:
-    """What a gate goes around: the application, and the middleware that it has already."""
+    """The WSGI application to put a gate around: with its routes, and the middleware that it has already."""
     return _Routed(app) if isinstance(wsgi_routes(app.wsgi_app), NoRoutes) else app.wsgi_app
 
 
@@ -164,12 +164,12 @@ def _pattern(routes: Map, rule: URLRule) -> tuple[str, ...]:
         converter = routes.converters.get(variable["converter"] or "default")
         return ANY if getattr(converter, "part_isolating", True) else REST
 
-    found: list[str] = []
+    pattern: list[str] = []
     for segment in filter(None, _VARIABLE.sub(placeholder, rule.rule).split("/")):
         if REST in segment:
-            return (*found, REST)
-        found.append(ANY if ANY in segment else segment)
-    return tuple(found)
+            return (*pattern, REST)
+        pattern.append(ANY if ANY in segment else segment)
+    return tuple(pattern)
 
 
 def _takes(routes: Map, rule: URLRule, method: str, path: str) -> bool:
@@ -177,9 +177,9 @@ def _takes(routes: Map, rule: URLRule, method: str, path: str) -> bool:
     if rule.host or rule.subdomain:
         return True
     try:
-        found, _ = routes.bind("localhost").match(path, method, return_rule=True)
+        matched, _ = routes.bind("localhost").match(path, method, return_rule=True)
     except RequestRedirect:
         return not path.endswith("/") and _takes(routes, rule, method, f"{path}/")
     except HTTPException:
         return False
-    return found is rule
+    return matched is rule

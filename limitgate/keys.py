@@ -1,4 +1,4 @@
-"""Which bucket a request falls into: the parts of a composite key, and the digest they become.
+"""The bucket that a request falls into: the parts of a composite key, and the digest they become.
 
 Every part's value is taken down with its name and length, so no value can pass for another part's or spell a separator. A
 part that is absent is replaced by the client's address under a name of its own: leaving something out neither opens a
@@ -56,7 +56,7 @@ class Key:
         self._remembered = lru_cache(maxsize=_REMEMBERED)(self.digest)
 
     def text(self, subject: Subject) -> str:
-        """What tells this subject's bucket from the others of this key. However much a client sends, it is short."""
+        """Text that tells this subject's bucket from the others of this key; short, however much a client sends."""
         text = ""
         for part in self._parts:
             text += part(subject)
@@ -83,22 +83,22 @@ class Key:
 
 
 def overflow(source: str | None) -> str:
-    """The text of the bucket that takes in what a source asks under too many keys; no key's text is the same."""
+    """Text of the bucket for requests of a source that has opened too many buckets; no key's text is the same."""
     return _field("overflow nobody" if source is None else "overflow", source or "")
 
 
-def value_of(found: object, name: str) -> Value:
-    """Part ``name`` of a key, as the application gave it. Raises `TypeError` as `told_apart` does.
+def value_of(value: object, name: str) -> Value:
+    """Part ``name`` of a key, as the application gave it. Raises `TypeError` as `text_of` does.
 
     Text, a number or a UUID may be no more than what the client has sent. An object is somebody that the application knows.
     """
-    return Value(name, told_apart(found, name), isinstance(found, str | int | UUID))
+    return Value(name, text_of(value, name), isinstance(value, str | int | UUID))
 
 
-def told_apart(value: object, name: str) -> str | None:
-    """What the application gave as part ``name`` of a key, as text; None if it is absent or an anonymous user.
+def text_of(value: object, name: str) -> str | None:
+    """Text of a value that the application gave as part ``name`` of a key; None if it is absent or an anonymous user.
 
-    Raises `TypeError` for what has nothing to be told apart by.
+    Raises `TypeError` for an object without an identity.
     """
     if isinstance(value, int | UUID):
         return str(value)
@@ -110,12 +110,12 @@ def told_apart(value: object, name: str) -> str | None:
 
 
 def given(values: Sequence[Value], subject: Subject) -> str:
-    """What further parts contribute to a key's text; the client's address for one that is absent, as for any other."""
+    """Text of further parts of a key; the client's address for one that is absent, as for any other."""
     return "".join([_field(f"given {name}", text) if text else _absent(subject) for name, text, _ in values])
 
 
 def _part(labels: Sequence[str], pattern: str) -> Callable[[Subject], str]:
-    """What one part contributes to the digest: the first alternative that is present, else the client's address."""
+    """A function that reads one part: its first alternative that is present, else the client's address."""
     fields = [(label, _field_of(label)) for label in labels]
     own_pattern = _field("pattern", pattern) if "path" in labels else None
 
@@ -132,7 +132,7 @@ def _part(labels: Sequence[str], pattern: str) -> Callable[[Subject], str]:
 
 
 def _absent(subject: Subject) -> str:
-    """What stands for a part that is absent."""
+    """Text in place of a part that is absent."""
     address = subject.address()
     return "nobody," if address is None else _field("absent", address)
 
@@ -154,7 +154,7 @@ def _bytes(text: str) -> bytes:
 
 
 def _field_of(label: str) -> Callable[[Subject], str]:
-    """What makes the field of one alternative, nothing where that is absent."""
+    """A function that makes the field of one alternative, empty where that is absent."""
     read = _reader(label)
 
     def field(subject: Subject) -> str:

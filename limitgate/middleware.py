@@ -1,4 +1,4 @@
-"""The two doors, side by side: how a request comes in and how its answer goes out. What the answer is, the gate says."""
+"""ASGI and WSGI middleware, side by side: a request comes in, an answer goes out. The gate decides which."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from limitgate.limits.decision import RateLimited
 from limitgate.routes.flask import wsgi_routes
 from limitgate.routes.starlette import asgi_routes
 from limitgate.rules.callers import Caller
-from limitgate.rules.decorators import EVERYTHING, Mark, seen_by_gate
+from limitgate.rules.decorators import EVERYTHING, Mark, decided_marks
 from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store
 
 log = logging.getLogger("limitgate")
@@ -75,8 +75,8 @@ class LimitGate:
             else:
                 await self._attend(exchange)
 
-    async def _run(self, seen: Container[Mark], scope: Scope, receive: Receive, send: Send) -> None:
-        token: Token[Container[Mark] | None] | None = seen_by_gate.set(seen)
+    async def _run(self, marks: Container[Mark], scope: Scope, receive: Receive, send: Send) -> None:
+        token: Token[Container[Mark] | None] | None = decided_marks.set(marks)
         try:
             await self.app(scope, receive, send)
         except GeneratorExit:  # the event loop is gone
@@ -85,7 +85,7 @@ class LimitGate:
             raise
         finally:
             if token is not None:
-                seen_by_gate.reset(token)
+                decided_marks.reset(token)
 
     async def _attend(self, exchange: ASGIExchange) -> None:
         """Stay with a request to its end."""
@@ -93,7 +93,7 @@ class LimitGate:
         if admission.refusal is not None:
             await exchange.turn_away(admission.refusal)
             return
-        token: Token[Container[Mark] | None] | None = seen_by_gate.set(admission.marks)
+        token: Token[Container[Mark] | None] | None = decided_marks.set(admission.marks)
         try:
             if admission.booking is None or await exchange.await_booking():
                 await self.app(exchange.scope, exchange.receive, exchange.send)
@@ -111,7 +111,7 @@ class LimitGate:
                 admission.failed()
         finally:
             if token is not None:
-                seen_by_gate.reset(token)
+                decided_marks.reset(token)
             await exchange.aend()
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -127,14 +127,14 @@ class LimitGate:
 
 
 def _forget(token: Token[Container[Mark] | None] | None) -> None:
-    """Undo what was set for a request, wherever it is thrown away; its own context may be gone, and then so is what was set."""
+    """Reset the marks of a request that is thrown away. Its context may be gone, and the marks with it."""
     if token is not None:
         with suppress(ValueError):
-            seen_by_gate.reset(token)
+            decided_marks.reset(token)
 
 
 def _tell_server(error: Exception) -> None:
-    """Log a mistake where a server builds the middleware: most of them go on after an error in that moment, in silence."""
+    """Log a mistake if a server builds the middleware: most of them go on after such an error, in silence."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -197,12 +197,12 @@ class LimitGateWSGI:
             environ["limitgate"], environ[EXCHANGE] = None, None
         return self._run(EVERYTHING, environ, start_response)
 
-    def _run(self, seen: Container[Mark], environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        token = seen_by_gate.set(seen)
+    def _run(self, marks: Container[Mark], environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        token = decided_marks.set(marks)
         try:
             return self.app(environ, start_response)
         finally:
-            seen_by_gate.reset(token)
+            decided_marks.reset(token)
 
 
 def _is_all_there(chunks: Iterable[bytes], environ: dict[str, Any]) -> bool:

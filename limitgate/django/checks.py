@@ -28,24 +28,26 @@ _OURS = "limitgate.django.LimitGateMiddleware"
 
 
 def check(**_: Any) -> list[CheckMessage]:
-    """What is wrong with ``LIMITGATE``, with the rules, or with the middleware's place; ``W...`` is only odd."""
+    """Find mistakes in ``LIMITGATE``, in the rules, and in the middleware's place; ``W...`` is only odd."""
     middleware = _middleware()
     ours = [place for place, each in enumerate(middleware) if isclass(each) and issubclass(each, LimitGateMiddleware)]
     marks = _marks()
     given = getattr(settings, "LIMITGATE", None) is not None
-    found, rules = _options() if given or ours else ([], [])
+    messages, rules = _options() if given or ours else ([], [])
     if not ours and (given or marks):
-        found.append(_missing(given=given))
+        messages.append(_missing(given=given))
     if len(ours) > 1:
         hint = f"Keep one {_OURS!r} in MIDDLEWARE."
-        found.append(Error("LimitGateMiddleware is there twice, so rules are charged twice.", hint=hint, id="limitgate.E005"))
+        messages.append(
+            Error("LimitGateMiddleware is there twice, so rules are charged twice.", hint=hint, id="limitgate.E005")
+        )
     if ours:
-        found += _order(middleware[ours[0] :], rules, marks)
-    return found
+        messages += _order(middleware[ours[0] :], rules, marks)
+    return messages
 
 
 def _options() -> tuple[list[CheckMessage], list[Rule]]:
-    """What is wrong with the options and the rules, and the rules of all tiers as far as they can be read."""
+    """Find mistakes in options and rules; also returns the rules of all tiers as far as they can be read."""
     try:
         chosen = options()
     except ConfigError as error:
@@ -58,17 +60,17 @@ def _options() -> tuple[list[CheckMessage], list[Rule]]:
     except ConfigError as error:
         hint = "Correct it in LIMITGATE, or in the environment if it comes from a LIMITGATE_* variable."
         return [Error(f"LIMITGATE: {error}", hint=hint, id="limitgate.E002")], []
-    found: list[CheckMessage] = []
+    messages: list[CheckMessage] = []
     if counts_alone and not settings.DEBUG:
         message = "LIMITGATE: the store is memory://, so each process limits by itself and forgets when it restarts."
         hint = "Set LIMITGATE['STORE'] to 'redis://...', or silence this where one process serves alone."
-        found.append(Caution(message, hint=hint, id="limitgate.W001"))
+        messages.append(Caution(message, hint=hint, id="limitgate.W001"))
     try:
         tiers = rules_of(read.rules).tiers
     except ConfigError as error:
         hint = "LIMITGATE['RULES'] is a rule file, a folder of them, or a list of Rule; decorators alone need []."
-        return [*found, Error(f"LIMITGATE: {error}", hint=hint, id="limitgate.E003")], []
-    return found, [rule for of_tier in tiers.values() for rule in of_tier]
+        return [*messages, Error(f"LIMITGATE: {error}", hint=hint, id="limitgate.E003")], []
+    return messages, [rule for of_tier in tiers.values() for rule in of_tier]
 
 
 def _is_memory(store: Any) -> bool:
@@ -88,7 +90,7 @@ def _missing(*, given: bool) -> CheckMessage:
 
 
 def _order(behind: Sequence[Any], rules: Sequence[Rule], marks: Sequence[Mark]) -> Iterator[CheckMessage]:
-    """What is wrong with the middleware that stands behind ours."""
+    """Find mistakes in the order of middleware, given the classes that stand behind ours."""
     limits = [*rules, *(mark for mark in marks if isinstance(mark, Rule))]
     by_user = sorted({rule.name for rule in limits if rule.key_asks("user")})
     if by_user and any(_is(each, _AUTHENTICATION) for each in behind):
@@ -103,13 +105,13 @@ def _order(behind: Sequence[Any], rules: Sequence[Rule], marks: Sequence[Mark]) 
 
 def _middleware() -> list[Any]:
     """The middleware in its order, None for what cannot be imported: Django will say so itself."""
-    found = []
+    classes = []
     for path in settings.MIDDLEWARE:
         try:
-            found.append(import_string(path))
+            classes.append(import_string(path))
         except ImportError:
-            found.append(None)
-    return found
+            classes.append(None)
+    return classes
 
 
 def _marks() -> list[Mark]:

@@ -1,4 +1,4 @@
-"""The door in Django: how a request comes in and how its answer goes out. What the answer is, the gate says."""
+"""Django middleware: a request comes in, an answer goes out. The gate decides which."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from limitgate.gate.nesting import overall_decision, response_fields
 from limitgate.http.response import Refusal
 from limitgate.routes.django import DjangoRoutes
 from limitgate.rules.callers import Caller
-from limitgate.rules.decorators import EVERYTHING, seen_by_gate
+from limitgate.rules.decorators import EVERYTHING, decided_marks
 from limitgate.rules.settings import Settings
 from limitgate.stores import open_store, open_sync_store
 
@@ -43,16 +43,16 @@ class LimitGateMiddleware:
         if self._awaits:
             markcoroutinefunction(self)
             if (identify := Settings(**chosen).identify) is not None:
-                chosen["identify"] = _asked_once(identify)
-        front = build_gate(self._routes, open_store if self._awaits else open_sync_store, **chosen)
-        self.gate = front.gate
-        self._deny = None if front.on_denied is None else _adapted(front.on_denied, awaits=self._awaits)
+                chosen["identify"] = _called_once(identify)
+        built = build_gate(self._routes, open_store if self._awaits else open_sync_store, **chosen)
+        self.gate = built.gate
+        self._deny = None if built.on_denied is None else _adapted(built.on_denied, awaits=self._awaits)
 
     def __call__(self, request: Any) -> Any:
         """The response to a request; on an event loop, an awaitable of it."""
         if self._awaits:
             return self._acall(request)
-        exchange = _decided(self.gate, self._gate_request(request)) if self.gate else None
+        exchange = _decide(self.gate, self._gate_request(request)) if self.gate else None
         _leave(exchange, request)
         refusal = exchange.admission.refusal if exchange else None
         if exchange is not None and refusal is not None:
@@ -60,7 +60,7 @@ class LimitGateMiddleware:
             refused = deny(request) if deny else _refusing(refusal, request)
             exchange.admission.end()
             return _completed(refused, exchange)
-        token = seen_by_gate.set(exchange.admission.marks if exchange else EVERYTHING)
+        token = decided_marks.set(exchange.admission.marks if exchange else EVERYTHING)
         try:
             response = self.get_response(request)
         except BaseException:  # Django makes a 500 of everything else
@@ -68,7 +68,7 @@ class LimitGateMiddleware:
                 exchange.end()
             raise
         finally:
-            seen_by_gate.reset(token)
+            decided_marks.reset(token)
         if exchange is not None:
             exchange.admission.begun(response.status_code)
             if response.streaming:
@@ -85,7 +85,7 @@ class LimitGateMiddleware:
             exchange.admission.client_left = True
 
     async def _acall(self, request: Any) -> Any:
-        exchange = await _adecided(self.gate, self._gate_request(request)) if self.gate else None
+        exchange = await _adecide(self.gate, self._gate_request(request)) if self.gate else None
         _leave(exchange, request)
         refusal = exchange.admission.refusal if exchange else None
         if exchange is not None and refusal is not None:
@@ -93,7 +93,7 @@ class LimitGateMiddleware:
             refused = await deny(request) if deny else _refusing(refusal, request)
             exchange.admission.end()
             return _completed(refused, exchange)
-        token = seen_by_gate.set(exchange.admission.marks if exchange else EVERYTHING)
+        token = decided_marks.set(exchange.admission.marks if exchange else EVERYTHING)
         try:
             response = await self.get_response(request)
         except GeneratorExit:  # the event loop is gone, and nothing can be awaited any more
@@ -103,7 +103,7 @@ class LimitGateMiddleware:
                 await exchange.aend()
             raise
         finally:
-            seen_by_gate.reset(token)
+            decided_marks.reset(token)
         if exchange is not None:
             exchange.admission.begun(response.status_code)
             if response.streaming:
@@ -119,15 +119,15 @@ class LimitGateMiddleware:
         return DjangoRequest(request, awaits=self._awaits)
 
 
-def _decided(gate: Gate, request: DjangoRequest) -> Exchange:
+def _decide(gate: Gate, request: DjangoRequest) -> Exchange:
     """Have a gate decide about a request."""
     return Exchange(gate, gate.check(request, admission_around(_place_of(request.django))))
 
 
-async def _adecided(gate: Gate, request: DjangoRequest) -> Exchange:
+async def _adecide(gate: Gate, request: DjangoRequest) -> Exchange:
     """Have a gate decide about a request, twice if a key needs the user, which shows before anything is charged.
 
-    Once its turn has come: Django itself cancels a request whose client leaves meanwhile.
+    Returns once its turn has come: Django itself cancels a request whose client leaves meanwhile.
     """
     outer = admission_around(_place_of(request.django))
     try:
@@ -146,13 +146,13 @@ def _place_of(request: Any) -> Mapping[str, Any]:
     return place
 
 
-def _asked_once(identify: Identify) -> Identify:
-    """``identify``, which need not find the same caller twice when the gate is asked anew."""
+def _called_once(identify: Identify) -> Identify:
+    """``identify``, called once for a request that the gate decides about twice."""
 
     async def remembered(request: Any) -> Caller | None:
         if request.identified is None:
-            found = identify(request)
-            request.identified = (await found if isawaitable(found) else found,)
+            identified = identify(request)
+            request.identified = (await identified if isawaitable(identified) else identified,)
         caller: Caller | None = request.identified[0]
         return caller
 
@@ -203,14 +203,14 @@ def _end_of_loop(exchange: Exchange) -> None:
 
 
 def _when_closed(response: Any, end: Callable[[], None]) -> None:
-    """Have something done when Django closes a response, after it was sent or the client has left."""
+    """Call a function when Django closes a response, after it was sent or the client has left."""
     close = response.close
 
     def close_and_end() -> None:
         try:
             close()
         finally:
-            vars(response).pop("close", None)  # nothing of it is to lead back to it
+            vars(response).pop("close", None)  # the response must not refer to itself
             end()
 
     response.close = close_and_end

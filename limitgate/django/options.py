@@ -19,18 +19,18 @@ def options() -> DjangoOptions:
 
     Raises `ConfigError` where it is no dict, or names an option twice or one that does not exist.
     """
-    given = getattr(settings, "LIMITGATE", None)
-    if given is None:
+    mapping = getattr(settings, "LIMITGATE", None)
+    if mapping is None:
         return {}
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"LIMITGATE is a {type(given).__name__}, expected a dict of options")
-    found: dict[str, object] = {}
-    for name, value in given.items():
+    if not isinstance(mapping, Mapping):
+        raise ConfigError(f"LIMITGATE is a {type(mapping).__name__}, expected a dict of options")
+    chosen: dict[str, object] = {}
+    for name, value in mapping.items():
         option = str(name).lower()
         if option not in Settings.model_fields:
             known = ", ".join(sorted(Settings.model_fields))
             raise ConfigError(f"LIMITGATE: unknown option {name!r:.80}, expected one of {known}, in upper or lower case")
-        if option in found:
+        if option in chosen:
             raise ConfigError(f"LIMITGATE: option {option!r} is there twice, expected it in upper or in lower case")
-        found[option] = value
-    return cast("DjangoOptions", found)
+        chosen[option] = value
+    return cast("DjangoOptions", chosen)

@@ -13,7 +13,7 @@ from limitgate.rules.callers import Caller
 
 
 class UserWanted(BaseException):
-    """Somebody asked for a user who has yet to be looked up, which has to be awaited. No error, so nobody is to catch it."""
+    """Raised for a user who has yet to be looked up, which has to be awaited. No `Exception`, so that only we catch it."""
 
 
 class DjangoRequest(Request):
@@ -25,7 +25,7 @@ class DjangoRequest(Request):
     django: Any
     """Django's own request."""
     identified: tuple[Caller | None] | None = None
-    """What ``identify`` found, once it was asked."""
+    """The result of ``identify``, once it was called."""
     _user: tuple[Any] | None = None
 
     def __init__(self, django: Any, *, awaits: bool = False) -> None:
@@ -45,7 +45,7 @@ class DjangoRequest(Request):
 
     @property
     def user(self) -> Any:
-        """``request.user``; where nothing before this middleware has set it, whom the server names.
+        """``request.user``; where no middleware before this one has set it, the user that the server names.
 
         Raises `UserWanted` where `find_user` has to be awaited first.
         """

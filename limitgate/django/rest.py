@@ -33,7 +33,7 @@ class Unavailable(APIException):  # type: ignore[misc]  # REST framework is not 
     default_detail = "The rate limit cannot be checked at the moment. Try again shortly."
     default_code = "temporary_reduced_capacity"
     wait = 1
-    """What REST framework sends as ``Retry-After``, in seconds."""
+    """``Retry-After``, which REST framework sends, in seconds."""
 
 
 class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typed

@@ -9,7 +9,7 @@ from limitgate.exchange.base import Exchange
 from limitgate.gate.admission import Admission
 from limitgate.gate.nesting import response_fields
 from limitgate.http.response import Fields
-from limitgate.rules.decorators import seen_by_gate
+from limitgate.rules.decorators import decided_marks
 
 T = TypeVar("T")
 StartResponse = Callable[..., Callable[[bytes], object]]
@@ -64,7 +64,7 @@ class Body:
         return self
 
     def __next__(self) -> bytes:
-        token = seen_by_gate.set(self._exchange.admission.marks)
+        token = decided_marks.set(self._exchange.admission.marks)
         try:
             if self._iterator is None:
                 self._iterator = iter(self._chunks)
@@ -77,7 +77,7 @@ class Body:
             self._exchange.admission.failed()
             raise
         finally:
-            seen_by_gate.reset(token)
+            decided_marks.reset(token)
 
     def close(self) -> None:
         """The server is done with it."""

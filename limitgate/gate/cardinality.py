@@ -71,7 +71,7 @@ class CardinalityGuard:
         self._clock = clock
         self._known: Latest[bool] = Latest(BUCKETS)
         self._sources: Latest[tuple[int, int]] = Latest(SOURCES)
-        self._told = Once(Diagnosis.NEWCOMERS)
+        self._told = Once(Diagnosis.TOO_MANY_BUCKETS)
         self._lock = RLock()
         self.overflowed = 0
         """Number of requests that had to share the overflow bucket of their source."""

@@ -18,7 +18,7 @@ from limitgate.keys import Value
 from limitgate.limits.plan import Plan
 from limitgate.routes import Routes, mounts_of
 from limitgate.rules.callers import Caller
-from limitgate.rules.decorators import EVERYTHING, Mark, seen_by_gate
+from limitgate.rules.decorators import EVERYTHING, Mark, decided_marks
 from limitgate.rules.lint import overshooting
 from limitgate.rules.options import Per
 from limitgate.rules.rule import Rule, RuleSet
@@ -236,7 +236,7 @@ class Planner:
     def _compiled_marks(self, marks: Sequence[Mark], request: Request) -> list[CompiledRule]:
         """The decorators that apply to a request, but for those that a gate around this one has decided about."""
         compiled_rules: list[CompiledRule] = []
-        by_outer = seen_by_gate.get() if request.passed_a_gate else None
+        by_outer = decided_marks.get() if request.passed_a_gate else None
         decided = by_outer if isinstance(by_outer, tuple) else ()
         for rule in marks:
             if isinstance(rule, Rule) and rule.applies_to(request.method) and rule not in decided:

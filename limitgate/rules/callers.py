@@ -28,7 +28,7 @@ Text = Annotated[StrictStr, Field(min_length=1, max_length=_LONGEST)]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: an identity of the application's own, the tier whose rules apply, and a priority. What ``identify`` returns."""
+    """A caller as ``identify`` names it: an identity of the application's own, the tier whose rules apply, and a priority."""
 
     id: str
     tier: str = DEFAULT_TIER
@@ -47,7 +47,7 @@ class KnownCaller(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     id: Text
-    """What the caller is called: the ``caller`` part of keys."""
+    """The caller's name: the ``caller`` part of keys."""
     api_key: StrictStr | None = None
     """``sha256:`` and the 64 hex digits of the key's SHA-256."""
     header: Annotated[dict[Text, Text] | None, Field(repr=False)] = None
@@ -57,7 +57,7 @@ class KnownCaller(BaseModel):
     tier: Text | None = None
     """The tier, if it is not the one of the file."""
     priority: Priority = NORMAL
-    """Whether what rules ``reserve`` is there for this caller (high), or not (normal), or is kept from it twice (low)."""
+    """High: the ``reserve`` of rules is there for this caller; normal: it is not; low: twice as much is kept from it."""
 
     @field_validator("api_key")
     @classmethod
@@ -124,15 +124,15 @@ class Callers:
         Whole digests are compared in constant time. They are found by their first bytes, which tells nothing about the
         key: nobody can choose keys whose SHA-256 begins as they like.
         """
-        found = self._found(api_key)
-        return found[1] if found else None
+        match = self._match(api_key)
+        return match[1] if match else None
 
     def listed_key(self, api_key: str) -> str | None:
-        """What stands for a listed API key, the same however it is encoded: its digest. None if it is not listed."""
-        found = self._found(api_key)
-        return found[0].hex() if found else None
+        """The digest of a listed API key, the same however it is encoded; None if it is not listed."""
+        match = self._match(api_key)
+        return match[0].hex() if match else None
 
-    def _found(self, api_key: str) -> tuple[bytes, Caller] | None:
+    def _match(self, api_key: str) -> tuple[bytes, Caller] | None:
         for sent in _as_bytes(api_key):
             digest = hashlib.sha256(sent).digest()
             for listed, caller in self._by_key.get(digest[:8], ()):

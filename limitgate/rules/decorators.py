@@ -1,8 +1,8 @@
 """``@limit`` and ``@exempt``: limits written beside the code they are for.
 
-A decorator only leaves a mark. The gate finds the marks of the endpoint that a request will reach and decides on them together
-with the rules, before the body is read. What the decorator wraps around the endpoint is a guard: it raises where no gate has
-seen the endpoint, so a limited route never runs unlimited in silence.
+A decorator only leaves a mark. The gate finds the marks of the endpoint that a request will reach and decides about them
+together with the rules, before the body is read. The wrapper around the endpoint is a guard: it raises where no gate has
+decided, so a limited route never runs unlimited in silence.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ Mark = Rule | Literal["exempt"]
 
 _MARKS = "__limitgate_marks__"
 _OUTER = "__limitgate_outer__"
-"""On a function: what a decorator of ours made of it last."""
+"""On a function: its outermost wrapper by a decorator of ours."""
 _STACKED = "__limitgate_stacked__"
-"""On what was made: only decorators below ours can have what it was made of."""
+"""On a wrapper: only decorators below ours can have the function that it wraps."""
 _ROUTED = "__limitgate_routed__"
-"""On what was made: some application routes to it."""
+"""On a wrapper: some application routes to it."""
 _DISPATCHERS = ("dispatch", "dispatch_request")
 """The methods through which class-based endpoints are run: Starlette's and Flask's."""
 
-seen_by_gate: ContextVar[Container[Mark] | None] = ContextVar("limitgate_seen", default=None)
-"""The marks that a gate has weighed for the request at hand."""
+decided_marks: ContextVar[Container[Mark] | None] = ContextVar("limitgate_decided_marks", default=None)
+"""Marks that a gate has decided about for the request at hand; None outside of a request."""
 
 _places: Counter[str] = Counter()
 
 
 class _Everything:
-    """Contains every mark: for requests that a gate has let through unweighed."""
+    """Contains every mark: for requests that a gate lets through without a decision."""
 
     def __contains__(self, mark: object) -> bool:
         return True
@@ -60,12 +60,12 @@ def limit(*limits: Limit | str, name: str | None = None, **options: Unpack[Limit
     decorated endpoint raises it when it is called without a gate around it.
     """
     check_names("limit", options, LimitOptions)
-    given = tuple(as_limit(limit) for limit in limits)
+    parsed = tuple(as_limit(limit) for limit in limits)
 
     def decorate(endpoint: F) -> F:
         _check_is_real(endpoint)
         is_stacked = not _is_named(endpoint, inspect.currentframe(), parameters=False)
-        rule = Rule(name or place_named(_name_of(endpoint)), *given, **options)
+        rule = Rule(name or place_named(_name_of(endpoint)), *parsed, **options)
         if any(isinstance(mark, Rule) and mark.name == rule.name for mark in _marks_within(endpoint)):
             raise ConfigError(f"limit {rule.name!r} is on {_name_of(endpoint)} twice, expected different names")
         guarded: F = _guarded(endpoint, rule, is_stacked=is_stacked)
@@ -135,20 +135,20 @@ def class_of(endpoint: Any) -> Any:
     """The class of a class-based view: ``view_class`` to Flask and Django, ``cls`` to REST framework. Else the endpoint."""
     if not inspect.isclass(endpoint):
         for name in ("view_class", "cls"):
-            if inspect.isclass(found := getattr(endpoint, name, None)):
-                return found
+            if inspect.isclass(view_class := getattr(endpoint, name, None)):
+                return view_class
     return endpoint
 
 
 def _handler_of(endpoint: Any, view_class: type, method: str) -> str:
-    """The name of what serves ``method`` in a class; REST framework's view sets have ``actions`` that map one to the other."""
+    """The name of the handler of ``method`` in a class; REST framework's view sets map one to the other by ``actions``."""
     actions = getattr(endpoint, "actions", None)
     named = actions if endpoint is not view_class and isinstance(actions, dict) else {}
     name = method.lower()
     if name == "head" and name not in named and not hasattr(view_class, name):
         name = "get"
-    found: str = named.get(name, name)
-    return found
+    handler: str = named.get(name, name)
+    return handler
 
 
 def has_marks(endpoint: Any) -> bool:
@@ -165,7 +165,7 @@ def _marks_within(endpoint: Any) -> list[Mark]:
 
 
 def note_routed(endpoint: Any) -> None:
-    """Remember that an application routes to this endpoint, and so to what it was made of."""
+    """Note that an application routes to this endpoint, and so to the functions that it wraps."""
     function = getattr(endpoint, "__func__", endpoint)
     while function is not None and not inspect.isclass(function):
         if _MARKS in getattr(function, "__dict__", ()):
@@ -174,7 +174,7 @@ def note_routed(endpoint: Any) -> None:
 
 
 def effective(endpoint: Any) -> Any:
-    """The endpoint as it is meant: what our decorators above made of it, if nobody routes to that.
+    """The endpoint as it is meant: wrapped by our decorators above, if no application routes to that.
 
     A decorator that stands above the route decorator has made something that the route does not know of. A limit between two
     route decorators, where nobody else can have the endpoint, is meant for both routes.
@@ -194,9 +194,9 @@ def _is_exempt(made: Any) -> bool:
 
 
 def _is_named(endpoint: Any, frame: FrameType | None, *, parameters: bool) -> bool:
-    """True if whoever calls a decorator in ``frame`` has the endpoint by a name, so that it may be used without, too.
+    """True if the caller of the decorator in ``frame`` has a name for the endpoint, so that it may be used undecorated, too.
 
-    In a stack of decorators nobody has. Unless ``parameters`` count, those are names only where the caller's caller has one.
+    In a stack of decorators it has none. Unless ``parameters`` count, those are names only where the caller's caller has one.
     """
     while frame is not None and (frame := frame.f_back) is not None:
         names = {name for name, value in list(frame.f_locals.items()) if value is endpoint}
@@ -208,14 +208,14 @@ def _is_named(endpoint: Any, frame: FrameType | None, *, parameters: bool) -> bo
 
 def _is_global(endpoint: Any) -> bool:
     """True if an endpoint is found in its module under its own name."""
-    found: Any = sys.modules.get(getattr(endpoint, "__module__", None) or "")
+    value: Any = sys.modules.get(getattr(endpoint, "__module__", None) or "")
     for name in getattr(endpoint, "__qualname__", "").split("."):
-        found = getattr(found, name, None)
-    return found is endpoint
+        value = getattr(value, name, None)
+    return value is endpoint
 
 
 def _note_outer(endpoint: Any, made: Any, *, is_stacked: bool) -> None:
-    """Have a function know of what was made of it."""
+    """Note on a function the endpoint that wraps it."""
     if inspect.isfunction(endpoint):
         setattr(endpoint, _OUTER, made)
         if is_stacked:
@@ -223,7 +223,7 @@ def _note_outer(endpoint: Any, made: Any, *, is_stacked: bool) -> None:
 
 
 def _without_notes(made: F) -> F:
-    """What was made of a function, without what is noted about that function alone."""
+    """A wrapper without the notes that are about the wrapped function alone."""
     for note in (_OUTER, _STACKED, _ROUTED):
         vars(made).pop(note, None)
     return made
@@ -246,7 +246,7 @@ def _guarded(endpoint: Any, rule: Rule, *, is_stacked: bool) -> Any:
 
 
 def _guard(function: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
-    """A function that first makes sure that a gate has weighed ``rule``; a generator function is called, not entered."""
+    """A function that first makes sure that a gate has decided about ``rule``; a generator function is called, not entered."""
     guard: Callable[..., Any]
     if inspect.iscoroutinefunction(function):
 
@@ -264,13 +264,13 @@ def _guard(function: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
 
 
 def _check(rule: Rule) -> None:
-    seen = seen_by_gate.get()
-    if seen is None or rule not in seen:
+    decided = decided_marks.get()
+    if decided is None or rule not in decided:
         without_a_gate(rule)
 
 
 def without_a_gate(rule: Rule) -> None:
-    """A limit was reached which no gate has seen the request for. Raises `ConfigError` unless LimitGate is switched off."""
+    """Raise `ConfigError` for a limit that was reached without a gate around it, unless LimitGate is switched off."""
     if _enabled():
         raise ConfigError(
             f"{rule.name} is limited, but no LimitGate has seen this request for it; expected "
@@ -286,7 +286,7 @@ def _enabled() -> bool:
 
 
 def _check_is_real(endpoint: Any) -> None:
-    """Raise `ConfigError` for what Django's ``method_decorator`` tries decorators on: it decorates anew for each request."""
+    """Raise `ConfigError` for the stand-in that Django's ``method_decorator`` decorates anew for each request."""
     if getattr(endpoint, "__module__", None) == "django.utils.decorators":
         raise ConfigError(
             "method_decorator cannot apply @limit or @exempt, expected them without it: directly on the method or on the class"

@@ -91,10 +91,10 @@ class _Document:
         """The error that names this file, the line of ``field``, and the field."""
         node, line = self._root, self._root.start_mark.line if self._root else 0
         for part in field:
-            found = _child(node, part)
-            if found is None:
+            child = _child(node, part)
+            if child is None:
                 break
-            node, line = found
+            node, line = child
         return ConfigError(f"{self.file}:{line + 1}: {_spelled(field)}{message}", field)
 
     def _check(self, field: Field, node: Any, budget: list[int]) -> None:
@@ -122,7 +122,7 @@ class _Document:
 
 
 class _Described(NamedTuple):
-    """What a document describes; the rules and callers in the document's order."""
+    """Rules and callers of a document, in its order."""
 
     document: _Document
     tier: str
@@ -146,16 +146,16 @@ def load_rules(path: str | Path) -> RuleSet:
     return _joined([_described(_Document(file)) for file in files])
 
 
-def rules_of(given: object) -> RuleSet:
+def rules_of(option: object) -> RuleSet:
     """The rule set that the option ``rules`` gives, in whatever form. Raises `ConfigError` if it is none."""
-    if given is None:
+    if option is None:
         raise ConfigError("rules are missing, expected rules=... or LIMITGATE_RULES: a file, a folder, or a list of Rule")
-    if isinstance(given, RuleSet):
-        return given
-    if isinstance(given, str | Path):
-        return load_rules(given)
+    if isinstance(option, RuleSet):
+        return option
+    if isinstance(option, str | Path):
+        return load_rules(option)
     rules: list[Rule] = []
-    for rule in given if isinstance(given, Iterable) else [given]:
+    for rule in option if isinstance(option, Iterable) else [option]:
         if not isinstance(rule, Rule):
             raise ConfigError(f"rules: {rule!r:.80} is no Rule, expected a path, a list of Rule, or a RuleSet")
         rules.append(rule)
@@ -227,7 +227,7 @@ def _joined(parts: list[_Described]) -> RuleSet:
 
 
 def _child(node: Any, part: str | int) -> tuple[Any, int] | None:
-    """What stands in a node under a name or a place, and on which line, counted from 0."""
+    """The child of a node under a name or at an index, and its line, counted from 0; None if there is none."""
     if isinstance(node, yaml.MappingNode):
         return next(((value, key.start_mark.line) for key, value in node.value if key.value == part), None)
     if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):

@@ -1,4 +1,4 @@
-"""What is odd about rules as they were given: limits that admit more than they seem to, rules that nothing reaches. Pure."""
+"""Lint of rules: limits that admit more than they seem to, rules that no request reaches. Pure."""
 
 from __future__ import annotations
 

@@ -80,17 +80,17 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     methods: frozenset[StrictStr] | None = None
     """Methods that the rule is for, all if not given. GET covers HEAD and WebSocket handshakes."""
     key: Annotated[tuple[StrictStr, ...], Field(min_length=1)] = ("ip",)
-    """What buckets are told apart by, see docs/keys.md."""
+    """Parts of a request that tell buckets apart, see docs/keys.md."""
     tier: Text | None = None
     """The tier that the rule belongs to; in a file, that of the file if not given."""
     cost: Annotated[Cost, PlainValidator(_cost_or_callable)] = 1
-    """How many requests one counts for; in Python also a callable ``(request) -> int``."""
+    """Number of requests that one counts for; in Python also a callable ``(request) -> int``."""
     on_error: OnError | None = None
-    """What a request gets when the store fails; as the option of this name says if not given."""
+    """The answer to requests while the store fails; the option of this name if not given."""
     charge_if: ChargeIf | None = None
     """Which outcomes are charged: every request is while it is under way, and others get it back when they are over."""
     per: Per = "request"
-    """What is counted: requests, or each message that a client sends over a WebSocket."""
+    """Unit of counting: requests, or each message that a client sends over a WebSocket."""
     shadow: StrictBool = False
     """Count and report, but never refuse."""
     exempt: StrictBool = False
@@ -98,7 +98,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     lease: Annotated[int, Field(strict=True, ge=0)] = 0
     """Requests that a process may take in advance, for limits that say nothing about it; 0 to ask for every one."""
     algorithm: StrictStr | None = None
-    """How requests are counted, for limits that say nothing about it; see docs/algorithms.md."""
+    """The algorithm of limits that name none themselves; see docs/algorithms.md."""
     align: StrictStr | None = None
     """Where a ``fixed_window`` begins, as a limit's own; of a time zone only windows of whole days do, if there are any."""
     max_delay: Annotated[float | None, PlainValidator(_delay)] = None
@@ -196,7 +196,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return self._checked("reserve", partial(graded, self.buckets), self.reserve or Fraction())
 
     def _checked(self, field: str, make: Callable[..., T], value: object) -> T:
-        """What ``make`` makes of a value, its complaint naming the rule and the field."""
+        """Call ``make`` with a value, and have its `ConfigError` name the rule and the field."""
         try:
             return make(value)
         except ConfigError as error:
@@ -221,7 +221,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return math.ceil((self.max_delay or 0) * 1_000_000)
 
     def cost_of(self, request: Request) -> int:
-        """What this request costs. Raises `TypeError` or `ValueError` where a callable gives no valid cost."""
+        """The cost of this request. Raises `TypeError` or `ValueError` where a callable gives no valid cost."""
         return check_cost(self.cost(request)) if callable(self.cost) else self.cost
 
     def _check(self) -> None:

@@ -58,7 +58,7 @@ class Settings(BaseSettings):
     store: Annotated[Any, NoDecode, Field(repr=False)] = "memory://"
     """The URL of a store, or a store. With ``memory://`` each process counts by itself."""
     on_error: OnError = "open"
-    """What a request gets when the store fails: it passes, gets a 503, or is limited by this process alone."""
+    """The answer to requests while the store fails: they pass, get a 503, or are limited by this process alone."""
     processes: Annotated[int, Field(ge=1, le=100_000)] = 1
     """Processes that serve together. While the store fails, each grants its share of the limits under ``local``."""
     timeout: Annotated[float, Field(gt=0, le=60)] = 0.1
@@ -72,7 +72,7 @@ class Settings(BaseSettings):
     api_key_header: Annotated[str, Field(min_length=1)] = "x-api-key"
     """Where the API key stands; ``authorization`` reads a Bearer token (RFC 6750)."""
     identify: ImportString[Callable[..., Any]] | None = None
-    """Tells who asks: ``(request) -> Caller | None``; may be async on ASGI."""
+    """Names the caller of a request: ``(request) -> Caller | None``; may be async on ASGI."""
     headers: Strings = ("x-ratelimit",)
     """Styles of rate headers to send."""
     shadow: bool = False
@@ -124,7 +124,7 @@ class Settings(BaseSettings):
 
 
 def warn_about_environment(store: object) -> None:
-    """Log what around this process will surprise whoever runs it."""
+    """Log settings around this process that will surprise the people who run it."""
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     given = {name.upper() for name in (*os.environ, *dotenv_values(str(Settings.model_config.get("env_file"))))}
     for name in sorted(given - known):
@@ -137,7 +137,7 @@ def warn_about_environment(store: object) -> None:
 
 
 def _workers(arguments: Iterable[str]) -> int:
-    """How many worker processes the server was told to start, as far as its command line and environment tell."""
+    """Number of worker processes of the server, as far as its command line and environment tell."""
     told = [os.environ.get("WEB_CONCURRENCY", "")]
     before = ""
     for argument in arguments:

@@ -31,7 +31,7 @@ from limitgate.algorithms import concurrency
 from limitgate.exchange.base import EXCHANGE
 from limitgate.fastapi import RateLimit
 from limitgate.limits.plan import Plan, Reading
-from limitgate.rules.decorators import seen_by_gate
+from limitgate.rules.decorators import decided_marks
 from tests.support.django_app import WAYS
 from tests.support.doors import (
     MOMENT,
@@ -917,6 +917,6 @@ def test_a_request_that_is_thrown_away_leaves_nothing_set(store: Counted) -> Non
     for gate in (gated(app, Rule("rate", "9/minute"), store=store), LimitGate(app, rules=[], enabled=False)):
         call = gate(http_scope("/"), None, None)
         call.send(None)
-        assert seen_by_gate.get() is not None
+        assert decided_marks.get() is not None
         call.close()
-        assert seen_by_gate.get() is None
+        assert decided_marks.get() is None
