@@ -32,13 +32,13 @@ State = Literal["closed", "open", "half-open"]
 
 
 class Tally:
-    """What the breakers of a store have counted together."""
+    """Counts that the breakers of a store share."""
 
     def __init__(self) -> None:
         self.failures = 0
         """Calls that failed."""
         self.outages = 0
-        """How often requests stopped waiting for a server."""
+        """Times that a breaker has opened."""
         self.lock = RLock()
 
 

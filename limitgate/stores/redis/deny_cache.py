@@ -22,7 +22,7 @@ LONGEST = 1.0
 MAX_BUCKETS = 10_000
 """Buckets that are remembered; the oldest go first, and none is of use for longer than `LONGEST`."""
 SKEW = 1.001
-"""How much faster Redis' clock may run than ours: twice what NTP ever slews a clock (500 ppm)."""
+"""Factor by which Redis' clock may run faster than ours: twice what NTP ever slews a clock (500 ppm)."""
 
 
 class _Seen(NamedTuple):
@@ -36,7 +36,7 @@ class _Seen(NamedTuple):
     heard: float
 
     def later(self, elapsed_us: int) -> Sequence[State]:
-        """How it stands some time later."""
+        """Return its states some time later."""
         return self.bucket.algorithm.advance(self.states, elapsed_us, self.bucket)
 
 
@@ -62,7 +62,7 @@ class DenyCache:
         self._lock = RLock()
 
     def __len__(self) -> int:
-        """How many buckets are remembered."""
+        """Number of buckets remembered."""
         return len(self._seen)
 
     def answer(self, plan: Plan, at: float) -> Reading | None:
@@ -88,7 +88,7 @@ class DenyCache:
         return read(plan.charges, max([seen.now + us for seen, us in zip(found, elapsed)]), states)
 
     def learn(self, plan: Plan, reading: Reading, sent: float, heard: float) -> None:
-        """Remember what a call said that was sent and heard at these times, or forget what it has changed.
+        """Remember the reading of a call that was sent and heard at these times, or forget the buckets that it has changed.
 
         An adjustment after a refusal elsewhere says how its bucket stands now, so that the whole plan is known.
         """

@@ -1,4 +1,4 @@
-"""What went wrong between us and Redis, as what it means to those who asked."""
+"""From errors of redis-py and the network to `StoreError`s."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from redis.exceptions import AskError, OutOfMemoryError, ResponseError, TimeoutE
 from limitgate.errors import StoreError
 
 Redirection = AskError | TryAgainError
-"""What a node of a cluster says about a slot that it does not hold (MOVED is an ASK in redis-py), or not all of."""
+"""Replies of a cluster's node about a hash slot that it does not hold (MOVED is an ASK in redis-py), or not all of."""
 
 
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""What the kernel says where this process, or this machine, has no file descriptor or no memory for a connection."""
+"""Errors of the kernel where this process, or this machine, has no file descriptor or no memory for a connection."""
 
 
 def is_no_room(error: BaseException | None) -> bool:
@@ -37,19 +37,19 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def unsendable(error: Exception) -> StoreError:
-    """What went wrong before a call was sent, one of `wire.UNSENDABLE`."""
+    """Explain an error before a call was sent, one of `wire.UNSENDABLE`."""
     return StoreError(f"the call cannot be sent: {error}", "connection")
 
 
 def no_error(reply: object) -> object:
-    """A reply that is none of Redis' errors. Raises `StoreError` for one that is."""
+    """Return a reply unless it is an error of Redis. Raises `StoreError` for one that is."""
     if isinstance(reply, Exception):
         raise store_error(reply) from reply
     return reply
 
 
 def store_error(error: Exception) -> StoreError:
-    """What an error of redis-py, or of the network, means; of a failure that is known already, a copy."""
+    """Explain an error of redis-py or the network. A `StoreError` is copied."""
     return StoreError(str(error), error.fault) if isinstance(error, StoreError) else _meaning(error)
 
 

@@ -30,7 +30,7 @@ MAX_BUCKETS = 1_000
 
 
 class _Held:
-    """What this process holds of a bucket."""
+    """Lease of this process on a bucket."""
 
     __slots__ = ("ahead", "as_of", "began", "bucket", "debts", "sent")
 
@@ -38,7 +38,7 @@ class _Held:
         self.bucket = bucket
         self.ahead = ahead
         self.debts = debts
-        """What is held, in ticks per window."""
+        """Debts with what was really used, in ticks per window."""
         self.began = self.as_of = now
         """Redis' clock when it was taken, and at which the debts stand; Unix µs."""
         self.sent = sent
@@ -56,14 +56,14 @@ class _Held:
         return [full - (ahead - debt) for full, ahead, debt in zip(self.bucket.capacities, self.ahead, self.debts)]
 
     def lease(self, most: int) -> Adjustment:
-        """What is held but for what is spared, to be given back while taking up to so many requests anew."""
+        """Adjustment that gives back what is held but for what is spared, and takes up to so many requests anew."""
         bucket = zip(self.ahead, self.debts, self.bucket.counts)
         back = [max(0, ahead - LEASE_SPARE_US * count - debt) for ahead, debt, count in bucket]
         return Adjustment(most, self.as_of, back, [0] * len(back))
 
 
 class Leases:
-    """What this process holds of buckets whose limits have a ``lease``. Times are seconds on one monotonic clock."""
+    """Leases of this process on buckets whose limits have a ``lease``. Times are seconds on one monotonic clock."""
 
     def __init__(self) -> None:
         self._held: dict[str, _Held] = {}
@@ -72,7 +72,7 @@ class Leases:
         self._lock = RLock()
 
     def __len__(self) -> int:
-        """How many buckets are leased from."""
+        """Number of buckets leased from."""
         return len(self._held)
 
     def answer(self, plan: Plan, at: float) -> Reading | None:
@@ -154,7 +154,7 @@ class Leases:
         return None if oldest is None else max(0.0, oldest.sent + LONGEST - at)
 
     def ended(self, at: float, age: float = LONGEST) -> list[Plan]:
-        """What gives back all leases of an age in seconds or above at a time, a plan for each. They are no longer used."""
+        """End all leases of an age in seconds or above at a time. Returns a plan for each, which gives it back."""
         plans = []
         with self._lock:
             for key, held in list(self._held.items()):

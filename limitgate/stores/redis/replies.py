@@ -1,4 +1,4 @@
-"""What both Redis stores share: what can be answered without asking, what is sent, and what follows from the reply."""
+"""The script's replies, as both Redis stores share them: answers without asking, calls to send, outcomes of replies."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ MAX_LOAD = 2_000
 """Microseconds that the plans of a call may cost Redis at most, by their `Bucket.load`; a plan that costs more goes alone."""
 
 Outcome = Reading | StoreError
-"""What becomes of a plan that Redis has answered."""
+"""Outcome of a plan that Redis has answered."""
 
 log = logging.getLogger("limitgate.store")
 
 
 class Room:
-    """What room there is in a call: for one plan, and for others up to `MAX_BATCH` that cost Redis `MAX_LOAD` together."""
+    """Room in a call: for one plan, and for others up to `MAX_BATCH` that cost Redis `MAX_LOAD` together."""
 
     __slots__ = ("_keys", "_left", "_plans")
 
@@ -71,7 +71,7 @@ def calls_of(plans: Iterable[Plan]) -> Iterator[list[Plan]]:
 
 
 class RedisReplies:
-    """Knows what the script has said.
+    """Store whose plans are decided by the script.
 
     ``local_refusals`` says whether refusals that hold are repeated without asking. ``clock`` is monotonic, in seconds.
     """
@@ -81,7 +81,7 @@ class RedisReplies:
     clock_steps = 0
     """Buckets written in the server's future: its clock stepped back."""
     clock_leaps = 0
-    """How often a server's clock was found ahead of the time that had passed."""
+    """Times that a server's clock was ahead of the time that had passed."""
     not_given_back = 0
     """Charges that a refused request left behind on a node of a cluster, as it could not be told; they drain there."""
 
@@ -91,7 +91,7 @@ class RedisReplies:
         self._breakers: WeakSet[Breaker] = WeakSet()
         self._tally = Tally()
         self.inspection = Inspection()
-        """What new connections have led to."""
+        """Reports of servers on new connections."""
         self._stepped = Once(Diagnosis.CLOCK_STEPPED)
         self._leapt = Once(Diagnosis.CLOCK_LEAPT)
         self.patience = math.inf
@@ -101,7 +101,7 @@ class RedisReplies:
 
     @property
     def replacements(self) -> int:
-        """How often a connection led to a server that may have forgotten something since the one before."""
+        """Connections that led to a server which may have forgotten something since the one before."""
         return self.inspection.replacements
 
     @property
@@ -113,12 +113,12 @@ class RedisReplies:
 
     @property
     def failures(self) -> int:
-        """How many calls to a server have failed."""
+        """Number of calls to a server that have failed."""
         return self._tally.failures
 
     @property
     def outages(self) -> int:
-        """How often requests stopped waiting for a server."""
+        """Number of times that requests stopped waiting for a server."""
         return self._tally.outages
 
     def breaker(self, server: str = "Redis", *, instead_of: Breaker | None = None) -> Breaker:
@@ -153,7 +153,7 @@ class RedisReplies:
         call.plans = [self.leases.asking(plan, now) for plan in call.plans]
 
     def understood(self, call: wire.Call, reply: object, clock: ServerClock) -> list[Outcome]:
-        """What a reply says to each plan of a call. Raises `StoreError` for a reply of any other shape.
+        """Return the outcomes of a call's plans. Raises `StoreError` for a reply of any other shape.
 
         The ``clock`` is that of the server which replied.
         """

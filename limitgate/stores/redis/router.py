@@ -1,4 +1,4 @@
-"""Where a call goes next that a node of a Redis Cluster has not carried out, decided here for asyncio and threads alike.
+"""Routes of calls that a node of a Redis Cluster has not carried out, decided here for asyncio and threads alike.
 
 MOVED      another node holds the hash slot: there at once, as will be later calls; who holds which slot is looked up anew
 ASK        another node is taking the slot over and has this bucket: there at once, announced by ASKING, this time only
@@ -24,7 +24,7 @@ from limitgate.stores.redis.wire import Call
 PAUSE = 0.01
 """Seconds after which a call is sent that is parked or split."""
 MAX_HOPS = 5
-"""How often a call is sent on without a pause."""
+"""Redirections that a call follows without a pause."""
 
 
 class Send(NamedTuple):

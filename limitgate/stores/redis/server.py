@@ -28,7 +28,7 @@ class Server:
     def __init__(self, replies: RedisReplies, address: Address | None) -> None:
         self.address = address
         self.name = server_name(address)
-        """What log lines call it."""
+        """Name for log lines."""
         self.breaker = replies.breaker(self.name)
         self._replies = replies
         self._clock = ServerClock(self.name)

@@ -18,7 +18,7 @@ class ServerClock:
     def __init__(self, name: str) -> None:
         self.name = name
         self._latest = math.inf, 0.0
-        """What it said last, in Unix µs, and when that was asked."""
+        """Its last time, in Unix µs, and the moment at which that was asked for."""
 
     def leap(self, now: int, sent: float, heard: float) -> float:
         """By how many seconds it is ahead of what can have passed since the reply before, 0 if it is not.

@@ -31,7 +31,7 @@ class Part(NamedTuple):
     hash_slot: int
     plan: Plan
     places: Sequence[int]
-    """Where its charges stand in the whole plan."""
+    """Indices of its charges in the whole plan."""
 
 
 def hash_slot(key: str) -> int:
@@ -58,17 +58,17 @@ def parts_of(plan: Plan) -> list[Part]:
 
 
 class Conclusion(NamedTuple):
-    """What becomes of a plan that was carried out in parts."""
+    """Outcome of a plan that was carried out in parts, and what follows from it."""
 
     outcome: Outcome
-    back: Sequence[Plan] = ()
-    """What has to be given back."""
+    refunds: Sequence[Plan] = ()
+    """Plans that give back what parts took although the plan failed or was refused."""
     seen: Sequence[tuple[Plan, Reading]] = ()
-    """What a refused plan took nothing from all the same, full shadows and costs of nothing, as it was read."""
+    """Buckets that a refused plan took nothing from all the same, full shadows and costs of nothing, with their readings."""
 
 
 def concluded(plan: Plan, parts: Sequence[Part], outcomes: Sequence[Outcome]) -> Conclusion:
-    """What becomes of a plan with these outcomes of its parts."""
+    """Conclude from the outcomes of its parts what becomes of a plan."""
     if len(parts) == 1:
         return Conclusion(outcomes[0])
     readings = [outcome for outcome in outcomes if isinstance(outcome, Reading)]
@@ -117,7 +117,7 @@ def _joined(plan: Plan, parts: Sequence[Part], readings: Sequence[Reading]) -> R
 
 
 def _untouched(plan: Plan, reading: Reading) -> tuple[Plan, Reading]:
-    """What a plan that was admitted took nothing from, as it was read for one that is refused."""
+    """Charges of an admitted plan that took nothing, and their reading as that of a refused plan."""
     read = zip(plan.charges, reading.states, reading.after)
     left = [(charge, debts) for charge, debts, then in read if not charge.cost or then is None]
     debts = [debts for _, debts in left]
@@ -125,7 +125,7 @@ def _untouched(plan: Plan, reading: Reading) -> tuple[Plan, Reading]:
 
 
 class Watched(Protocol):
-    """What a driver keeps for each node."""
+    """A driver's object for a node."""
 
     @property
     def breaker(self) -> Breaker:
@@ -136,7 +136,7 @@ N = TypeVar("N", bound=Watched)
 
 
 class SlotMap(Generic[N]):
-    """Which node holds which slot, as far as we have heard, and what ``open_node`` made for each node.
+    """Which node holds which hash slot, as far as is known, and the driver's object for each node, made by ``open_node``.
 
     ``seeds`` are asked about slots that nothing is known of: the cluster says itself where they are.
     """
@@ -154,7 +154,7 @@ class SlotMap(Generic[N]):
         return self._holders[slot] or next((seed for seed in self._seeds if self._is_healthy(seed)), self._seeds[0])
 
     def node(self, address: Address) -> N:
-        """What was made for a node."""
+        """The driver's object for a node, made now if there is none."""
         node = self.nodes.get(address)
         return self.nodes.setdefault(address, self._open_node(address)) if node is None else node
 
@@ -191,7 +191,7 @@ class SlotMap(Generic[N]):
 
 
 def unreachable(nodes: SlotMap[Any], parts: Sequence[Part]) -> StoreError | None:
-    """What requests are told that would need a node which does not answer; None if all may be asked."""
+    """Failure of a plan that needs a node which does not answer; None if all of its nodes may be asked."""
     failures = []
     for part in parts:
         try:

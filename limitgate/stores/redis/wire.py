@@ -1,4 +1,4 @@
-"""How plans travel to limitgate/lua/spend.lua and their readings come back. Pure: bytes and numbers, no connection."""
+"""Encoding of plans for limitgate/lua/spend.lua, and decoding of its replies. Pure: bytes and numbers, no connection."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SPEND = script()
 SHA = hashlib.sha1(SPEND.encode(), usedforsecurity=False).hexdigest()
 
 UNSENDABLE = (ValueError, struct.error)
-"""What is raised for a call that cannot be put into bytes: a key that is no Unicode, more buckets than can be numbered."""
+"""Errors of a call that cannot be put into bytes: a key that is no Unicode, more buckets than can be numbered."""
 
 _HEAD = 4  # the clock, unreadable values, clock steps, no memory
 
 
 class Answers(NamedTuple):
-    """What the script says to several plans."""
+    """The script's answers to several plans."""
 
     readings: list[Reading]
     unreadable: int
@@ -41,15 +41,15 @@ class Call:
 
     def __init__(self, plans: Sequence[Plan]) -> None:
         self.plans = self.asked = plans
-        """What is sent, and what was asked for: without what is taken in advance with it."""
+        """Plans as they are sent; `asked` are the same without what is taken in advance."""
         self.sent = 0.0
-        """When it was sent, on a monotonic clock in seconds."""
+        """Time of sending, on a monotonic clock in seconds."""
         self.in_full = False
         """True if the script's text is sent, since Redis did not know its hash."""
         self.asking = False
         """True if it goes to a node that a slot is just moving to (ASK in the Redis Cluster specification)."""
         self.hops = 0
-        """How often a node of a cluster has sent it on."""
+        """Redirections by nodes of a cluster so far."""
         self.is_repeated = False
         """True if it was sent before, on a connection that was lost."""
         self.replies_due = 0
@@ -72,14 +72,14 @@ class Call:
         return again
 
     def commands(self) -> list[Sequence[str | bytes | int]]:
-        """What to send; the last reply is the one that counts. Raises one of `UNSENDABLE`."""
+        """Commands to send; the last reply is the one that counts. Raises one of `UNSENDABLE`."""
         script = ("EVAL", SPEND) if self.in_full else ("EVALSHA", SHA)
         command = (*script, *arguments(self.plans))
         return [("ASKING",), command] if self.asking else [command]
 
 
 def arguments(plans: Sequence[Plan]) -> list[str | bytes | int]:
-    """What follows the script's hash or text in EVALSHA or EVAL: the number of keys, the keys, the arguments.
+    """Arguments of EVALSHA or EVAL after the script's hash or text: the number of keys, the keys, the charges.
 
     A crowd mostly asks for the same of different buckets, so each charge is sent once and every key says which one it gets.
     """
@@ -100,7 +100,7 @@ def arguments(plans: Sequence[Plan]) -> list[str | bytes | int]:
 
 
 def answers(plans: Sequence[Plan], reply: object) -> Answers:
-    """What a reply says to each plan. Raises `StoreError` for a reply of any other shape."""
+    """Decode a reply. Raises `StoreError` for a reply of any other shape."""
     facts = sum([charge.bucket.facts for plan in plans for charge in plan.charges])
     if not isinstance(reply, list) or len(reply) != _HEAD + facts or set(map(type, reply)) != {int}:
         raise StoreError(f"unexpected reply of {type(reply).__name__} from the script", "reply")
@@ -128,12 +128,12 @@ def _packed(bucket: Bucket, cost: int, ahead: int, how: tuple[Verb, bool, bool],
 
 
 def _date(bucket: Bucket) -> int:
-    """What the script is told about the present date, 0 where it does not matter."""
+    """The present date for the script, 0 where it does not matter."""
     return bucket.algorithm.date(bucket.limits[0]) if bucket.is_dated else 0
 
 
 def _more(charge: Charge) -> bytes:
-    """What follows a charge that names what it takes, or whose bucket is leased from or given back to."""
+    """Encode the slot and the adjustment that follow a charge."""
     bucket, lease = charge.bucket, charge.adjustment
     if lease is None:
         return struct.pack("<ddd", 0, 0, charge.slot)

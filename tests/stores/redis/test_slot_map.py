@@ -98,11 +98,11 @@ def test_what_is_given_back_is_what_was_taken_property(asked: tuple[Plan, list[l
                     if charge.cost and after is not None:
                         taken.append((charge.key, [charge.cost * weight for weight in charge.bucket.weights]))
     given_back = [
-        (charge.key, list(charge.adjustment.back)) for back in told.back for charge in back.charges if charge.adjustment
+        (charge.key, list(charge.adjustment.back)) for back in told.refunds for charge in back.charges if charge.adjustment
     ]
     assert given_back == taken
-    assert all(back.verb == "adjust" and len(parts_of(back)) == 1 for back in told.back)
-    assert all(charge.cost == 0 for back in told.back for charge in back.charges)
+    assert all(back.verb == "adjust" and len(parts_of(back)) == 1 for back in told.refunds)
+    assert all(charge.cost == 0 for back in told.refunds for charge in back.charges)
 
 
 @given(read_plans(), st.lists(st.sampled_from(["timeout", "connection", "oom", "reply", None]), min_size=8, max_size=8))
@@ -190,7 +190,7 @@ class StoredBucket:
         parts = parts_of(plan)
         refused = read([self.elsewhere], self.now, [[self.elsewhere.bucket.capacities[0]]])
         taken = self.call(parts[0].plan)
-        (back, *_) = concluded(plan, parts, [taken, refused]).back or (None,)
+        (back, *_) = concluded(plan, parts, [taken, refused]).refunds or (None,)
         if back is not None:
             self.held.append(Hold(back, cost * self.weight, self.now, self.now + self.truth // self.count))
 

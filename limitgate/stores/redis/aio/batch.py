@@ -9,7 +9,7 @@ from limitgate.limits.plan import Plan, Reading
 from limitgate.stores.redis import wire
 
 Request = tuple[Plan, float, "asyncio.Future[Reading]", float]
-"""What is asked, at what silence of Redis it is overdue (see `Batcher`), whom to tell, and its timeout in seconds."""
+"""A plan, the silence of Redis at which it is overdue (see `Batcher`), its future reading, and its timeout in seconds."""
 
 
 class Batch(wire.Call):
@@ -21,9 +21,9 @@ class Batch(wire.Call):
         super().__init__([plan for plan, _, _, _ in requests])
         self.requests = requests
         self.since = 0.0
-        """When it was first sent, by the `ListeningClock`."""
+        """Time of the first sending, by the `ListeningClock`."""
         self.silence = 0.0
-        """How long Redis had been silent then."""
+        """Seconds for which Redis had been silent then."""
         self._due: float | None = None
 
     @property
@@ -36,14 +36,14 @@ class Batch(wire.Call):
 
     @property
     def due(self) -> float:
-        """When the first of its requests is overdue, by the `ListeningClock`, or before; infinity if nobody waits."""
+        """Time by which its first request is overdue, or before, by the `ListeningClock`; infinity if nobody waits."""
         if self._due is None:
             first = min([due for _, due, waiting, _ in self.requests if not waiting.done()], default=math.inf)
             self._due = self.since + first - self.silence
         return self._due
 
     def silence_at(self, now: float) -> float:
-        """The silence that its requests have met by now, by the `ListeningClock`."""
+        """Seconds of silence that its requests have met by now, by the `ListeningClock`."""
         return self.silence + max(0.0, now - self.since)
 
     def overdue(self, now: float) -> list[Request]:

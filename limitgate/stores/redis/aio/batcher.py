@@ -38,7 +38,7 @@ MAX_QUEUED = 50_000
 SILENCE = 1.0
 """Seconds without any reply after which a connection is given up whose calls are overdue."""
 NO_ROOM_PAUSE = 0.05
-"""Seconds for which nobody tries to connect after there was no room for a connection in this process."""
+"""Pause in seconds before the next attempt to connect after this process had no room for a connection."""
 
 
 class ClusterOfNode(Protocol):
@@ -48,13 +48,13 @@ class ClusterOfNode(Protocol):
         """Requests as calls with one slot each."""
 
     def heard_late(self, plan: Plan, waiting: asyncio.Future[Reading], reading: Reading) -> None:
-        """A plan was carried out that nobody waits for any more."""
+        """Deal with the reading of a plan that nobody waits for any more."""
 
     def redirected(self, batch: Batch, redirection: Redirection, asked: Address) -> None:
         """Send a batch on that the node at an address has redirected."""
 
     def troubled(self) -> None:
-        """A node has failed."""
+        """Look for the other nodes: one has failed."""
 
 
 class Batcher:
@@ -81,7 +81,7 @@ class Batcher:
         self._cluster = cluster
         self._queue: deque[Request] = deque()
         self._queue_is_due = math.inf
-        """At how many seconds of silence the first request in the queue is overdue, or less."""
+        """Seconds of silence at which the first request in the queue is overdue, or less."""
         self._resends: deque[Batch] = deque()
         self._parked: list[Batch] = []
         self._turn_will_end = False
@@ -99,7 +99,7 @@ class Batcher:
         return self._server.breaker
 
     def spend(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
-        """The reading of a plan, or a `StoreError` within ``timeout`` seconds.
+        """Return the reading of a plan, or a `StoreError`, within ``timeout`` seconds.
 
         Raises one at once where Redis has stopped answering, or too many are waiting already.
         """
@@ -107,7 +107,7 @@ class Batcher:
         return self.ask(plan, timeout)
 
     def ask(self, plan: Plan, timeout: float, *, first: bool = False) -> asyncio.Future[Reading]:
-        """`spend`, but whether or not Redis has stopped answering. What goes ``first`` does so before all that waits."""
+        """`spend` even if Redis has stopped answering. A plan that goes ``first`` does so before all that wait."""
         loop = asyncio.get_running_loop()
         if len(self._queue) >= MAX_QUEUED and not first:
             raise StoreError(f"{MAX_QUEUED} requests wait for {self._server.name} already", "overload")
@@ -154,7 +154,7 @@ class Batcher:
         await asyncio.sleep(0)  # the transport tells of its end in the next turn
 
     def abandon(self) -> None:
-        """The event loop was closed before anything here was: no call on its way will be answered."""
+        """Forget calls on their way: the event loop was closed before the connections were."""
         for connection in self._connections:
             for batch in connection.session.flying:
                 self._replies.unanswered(batch)
@@ -219,7 +219,7 @@ class Batcher:
                 self._send(batch, connection)
 
     def _next_requests(self) -> list[Request]:
-        """The requests to send next, without those that nobody waits for any more, or that are surely refused by now."""
+        """Take the next requests from the queue, but for those that nobody waits for or that are surely refused by now."""
         requests: list[Request] = []
         room = Room()
         while self._queue:
@@ -294,7 +294,7 @@ class Batcher:
             self._connection = None
 
     def _lost(self, connection: AsyncConnection) -> None:
-        """A connection has ended. Batches on one that may have been dead before they were sent are sent once more."""
+        """Let go of a connection that has ended. Its batches are sent once more, or fail, see `session`."""
         self._connections.discard(connection)
         self._no_longer_use(connection)
         lost = store_error(ConnectionResetError("the connection was lost"))
@@ -369,12 +369,12 @@ class Batcher:
             self._dial_at_once()
 
     def _dial_at_once(self) -> None:
-        """Where Redis has been silent for so long that its connection is given up, no pause is due before the next."""
+        """Connect without a pause: Redis has been silent for so long that its connection was given up."""
         if not self.breaker.is_closed and self._connection is None and self._connecting in (None, asyncio.current_task()):
             self._connecting = begin(self._connect())
 
     def listened(self) -> float | None:
-        """Note what Redis has been silent for. Seconds until a request is overdue; None if nobody waits."""
+        """Count Redis' silence. Returns the seconds until a request is overdue; None if nobody waits."""
         now = self._clock.seconds
         if not self._owes:
             self._silence.break_()
@@ -393,7 +393,7 @@ class Batcher:
 
     @property
     def _owes(self) -> bool:
-        """True if Redis has something to answer, be it that we call."""
+        """True if Redis owes an answer, or is being connected to."""
         return self._connecting is not None or any(connection.session.flying for connection in self._connections)
 
     def _expire(self, now: float) -> None:
@@ -414,7 +414,7 @@ class Batcher:
                 connection.give_up()
 
     def _batches(self) -> Iterable[Batch]:
-        """What was sent, here or elsewhere, and is not answered."""
+        """All batches that were sent, here or elsewhere, and are not answered."""
         yield from self._resends
         yield from self._parked
         for connection in self._connections:
@@ -440,7 +440,7 @@ class Batcher:
             self._replies.unanswered(batch)
 
     def _failed(self, error: StoreError) -> None:
-        """A call failed. When too many have, nobody waits any more, and probes look for Redis."""
+        """Count a failed call. After too many requests no longer wait, and probes look for Redis."""
         if self.breaker.failed(error):
             self._fail_unsent(error)
             self._probe_later()
@@ -465,7 +465,7 @@ class Batcher:
 
 
 def _fail(requests: Iterable[Request], error: Exception, silence: float) -> None:
-    """Tell everybody who still waits, each with an error of their own, and for how much of the silence it has waited."""
+    """Fail requests that somebody still waits for, each by an error of its own, with the part of the silence it has waited."""
     for _, due, waiting, timeout in requests:
         if not waiting.done():
             failure = error if isinstance(error, StoreError) else store_error(error)

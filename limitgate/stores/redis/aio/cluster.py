@@ -85,31 +85,31 @@ class AsyncCluster:
         self.troubled()
 
     def ask(self, part: Part, timeout: float) -> asyncio.Future[Reading]:
-        """The reading of a part of a plan, even from a node that has stopped answering."""
+        """Return the reading of a part of a plan, even from a node that has stopped answering."""
         return self._node(part).ask(part.plan, timeout)
 
     def told_already(self, plan: Plan, parts: Sequence[Part]) -> Outcome | None:
-        """What becomes of a plan that is surely refused as things stand, or that needs a node which does not answer."""
+        """Outcome of a plan that is surely refused as things stand, or that needs a node which does not answer; else None."""
         return unreachable(self._map, parts) or self._replies.refused(plan)
 
     def failed(self, part: asyncio.Future[Reading]) -> None:
-        """A part of a plan has failed, so the plan has: what the part took after all is given back when that is heard."""
+        """Note that a part of a plan has failed, and so the plan: what the part takes all the same is given back then."""
         self._failed_parts.add(part)
 
     def heard_late(self, plan: Plan, waiting: asyncio.Future[Reading], reading: Reading) -> None:
-        """A plan was carried out that nobody waits for any more."""
+        """Give back what a plan took that nobody waits for any more, if it is a part of one that has failed."""
         if waiting in self._failed_parts and plan.verb == "spend" and reading.admitted:
             self._give_back(full_refund(plan, reading))
 
     def clear_up(self, conclusion: Conclusion, since: float) -> list[asyncio.Future[Reading]]:
-        """Give back what a request took after a time that is refused elsewhere. What is under way then; nobody has to wait."""
+        """Give back what a request took that is refused elsewhere, asked since a time. Returns the refunds on their way."""
         with survived():
             self._replies.refused_elsewhere(conclusion.seen, since)
-        given_back = [self._give_back(plan) for plan in conclusion.back]
+        given_back = [self._give_back(plan) for plan in conclusion.refunds]
         return [told for told in given_back if told is not None]
 
     def _give_back(self, plan: Plan) -> asyncio.Future[Reading] | None:
-        """Give back before anything else is asked, unless it cannot be sent or there is nothing to give back."""
+        """Send a refund before all that waits. Returns None if it is empty or cannot be sent."""
         told = None
         if plan.charges and not self._closed:
             try:
@@ -142,7 +142,7 @@ class AsyncCluster:
             await asyncio.wait([self._looking])
 
     def abandon(self) -> None:
-        """The event loop was closed before anything here was: no call on its way will be answered."""
+        """Forget calls on their way: the event loop was closed before the connections were."""
         for batcher in self._map.nodes.values():
             batcher.abandon()
 
@@ -228,7 +228,7 @@ class _Crowd:
         return plan.answer
 
     def listened(self) -> float | None:
-        """Note what Redis has been silent for, and fail those that have waited for too long. Seconds until the next may."""
+        """Count Redis' silence and fail plans that have waited too long. Returns the seconds until the next one has."""
         if self._silence.go_on():
             silence = self._silence.seconds
             for plan in self._waiting:
@@ -241,7 +241,7 @@ class _Crowd:
         return min([plan.due for plan in self._waiting]) - self._silence.seconds
 
     def disperse(self, error: StoreError) -> None:
-        """Nobody who waits will be asked about."""
+        """Fail all plans that wait."""
         while self._waiting:
             self._waiting.popleft().tell(error)
 
@@ -250,7 +250,7 @@ class _Crowd:
         plan.begin(self._over)
 
     def _over(self) -> None:
-        """One is through, and has given back what it had to. The next ones begin, unless they can be told already."""
+        """Begin the next plans, unless their outcome is clear already: one is through, and has given back what it had to."""
         self.under_way -= 1
         self._silence.break_()
         while self._waiting and self.under_way < ABREAST:
@@ -271,9 +271,9 @@ class _Together:
         self._plan = plan
         self._parts = parts
         self.timeout = timeout
-        """How long it may still wait, in seconds."""
+        """Seconds that it may still wait."""
         self.due = timeout
-        """At what silence of Redis it has waited for too long, while it waits for others."""
+        """Seconds of Redis' silence at which it has waited too long for others."""
         self._waited = 0.0
         self._left = len(parts)
         self._began = 0.0
@@ -289,7 +289,7 @@ class _Together:
         self.tell(store_error(TimeoutError()))
 
     def is_told(self) -> bool:
-        """True if nobody waits for it, or what becomes of it is clear by what was heard meanwhile, and so is told."""
+        """Answer if the outcome is clear by what was heard meanwhile. True if nobody waits for it any more."""
         outcome: Outcome | None = None
         try:
             if not self.answer.done():

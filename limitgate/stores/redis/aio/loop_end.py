@@ -1,4 +1,4 @@
-"""What event loops do differently: how tasks begin, and the end of a loop, for what has to be closed with it."""
+"""Differences between event loops: tasks that begin at once, and the end of a loop, at which its connections are closed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """A task that begins in the next turn of the running event loop, also where `asyncio.eager_task_factory` is in use.
+    """Create a task that begins in the next turn of the running event loop, even under `asyncio.eager_task_factory`.
 
     An eager one may have ended before anybody knows of it.
     """
@@ -30,7 +30,7 @@ class LoopEnd:
             await anext(self._ending)
 
     async def closed(self) -> None:
-        """It is closed already: stop watching."""
+        """Stop watching: all is closed already."""
         self._close = None
         if self._ending is not None:
             await self._ending.aclose()

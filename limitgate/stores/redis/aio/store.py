@@ -23,10 +23,10 @@ from limitgate.stores.redis.replies import RedisReplies
 
 
 class AsyncServers(Protocol):
-    """What carries plans out in one event loop: one server, or a cluster."""
+    """One server or a cluster, as one event loop reaches it."""
 
     def spend(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
-        """The reading of a plan, or a `StoreError`, within ``timeout`` seconds."""
+        """Return the reading of a plan, or a `StoreError`, within ``timeout`` seconds."""
 
     def connect(self) -> None:
         """Begin to connect, if there is no connection. Nobody waits for it."""
@@ -35,11 +35,11 @@ class AsyncServers(Protocol):
         """Close the connections; requests still waiting fail."""
 
     def abandon(self) -> None:
-        """The event loop was closed before anything here was: no call on its way will be answered."""
+        """Forget calls on their way: the event loop was closed before the connections were."""
 
 
 class _LoopState:
-    """What a store has of its own in one event loop."""
+    """Connections and lease timer of a store in one event loop."""
 
     def __init__(self, servers: AsyncServers, leases: Leases) -> None:
         self.servers = servers
@@ -123,13 +123,13 @@ class AsyncRedisStore(RedisReplies):
             await state.end()
 
     def end_leases_in_time(self) -> None:
-        """Ring in this event loop when the oldest lease ends."""
+        """Give leases back in this event loop when they end."""
         state = self._loops.get(asyncio.get_running_loop())
         if state is not None:
             state.end_leases_in_time()
 
     async def _open(self) -> _LoopState:
-        """What the running event loop has of its own, made now. Loops that have ended without a word lose theirs."""
+        """Make the running event loop's state, and drop that of loops that have ended without a word."""
         state = _LoopState(self._reach(ListeningClock()), self.leases)
         with self._opening:  # event loops may run in several threads
             ended = [loop for loop in list(self._loops) if loop.is_closed()]  # without closing asynchronous generators

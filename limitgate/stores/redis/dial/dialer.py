@@ -42,7 +42,7 @@ class Dial(Protocol):
     """Opens connections of threads."""
 
     def __call__(self, *, within: float | None = None) -> Any:
-        """A new connection, each step of which takes at most so many seconds, `CONNECT_TIMEOUT` if None."""
+        """Open a connection, each step of which takes at most so many seconds, `CONNECT_TIMEOUT` if None."""
 
 
 class Dialer:
@@ -77,7 +77,7 @@ class Dialer:
         return self._where.nodes
 
     def dial(self, address: Address | None = None, *, within: float | None = None) -> Any:
-        """A new connection of threads: to a node of a cluster, or to where the URL leads. See `Dial`."""
+        """Open a connection of threads: to a node of a cluster, or to where the URL leads. See `Dial`."""
         options = {} if within is None else {"socket_timeout": within, "socket_connect_timeout": within}
         try:
             connection = self._dial(address, options)
@@ -116,7 +116,7 @@ class Dialer:
         return connection
 
     def slots(self, node: Address) -> Any:
-        """What a node of a cluster says about who holds which slot."""
+        """Ask a node of a cluster who holds which hash slot."""
         return _asked(self._connection(node, **self._brief), _SLOTS)
 
     async def aslots(self, clock: ListeningClock, node: Address) -> Any:
@@ -181,7 +181,7 @@ class Dialer:
         return "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._where.master
 
     def _named_by(self, sentinel: Address, reply: Any) -> Address:
-        """The address that a Sentinel has server_name. It is the first to be asked the next time."""
+        """Read the address that a Sentinel has named. That Sentinel is the first to be asked the next time."""
         try:
             master = parse_address(*reply)
         except (TypeError, ValueError) as error:
@@ -190,7 +190,7 @@ class Dialer:
         return master
 
     def _passed_over(self, sentinel: Address) -> None:
-        """A Sentinel was of no help. It is the last to be asked the next time: several that hang must not use up all time."""
+        """Ask a Sentinel that was of no help last the next time: several that hang must not use up all time."""
         self._sentinels = (*[other for other in self._sentinels if other != sentinel], sentinel)
 
     @staticmethod
@@ -242,7 +242,7 @@ async def _aasked(reached: Awaitable[Any], command: Sequence[str]) -> Any:
 
 
 def _said(connection: Any, command: Sequence[Any]) -> object:
-    """What a server says to a command, be it an error. Raises what ends the connection."""
+    """Send a command and return the reply, be it an error. Raises the error that ends the connection."""
     try:
         connection.send_command(*command, check_health=False)
         return connection.read_response(disable_decoding=True, disconnect_on_error=False)
@@ -273,5 +273,5 @@ def _is_answer(error: BaseException) -> bool:
 
 
 def _at(arguments: Mapping[str, Any], host: str, address: str) -> dict[str, Any]:
-    """What redis-py connects with, to an address of the host; certificates are for the host."""
+    """Arguments that redis-py connects with, to an address of the host; certificates are for the host."""
     return {**arguments, "host": address, **({"server_hostname": host} if "ssl" in arguments else {})}

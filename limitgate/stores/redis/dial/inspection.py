@@ -1,6 +1,6 @@
-"""What servers say of themselves when a connection to them is new: rights that are missing, eviction, and whose data they have.
+"""Inspection of servers on each new connection: rights that are missing, eviction, and whose data they have.
 
-Whatever they say, or do not say, no connection fails for it.
+No connection fails by it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FORGETS_NOBODY = frozenset({"noeviction", "volatile-ttl"})
 
 
 class Data(NamedTuple):
-    """Whose data a server has."""
+    """Origin of a server's data."""
 
     run: str
     """Another one each time that a server is started."""
@@ -38,7 +38,7 @@ class Data(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What a server says."""
+    """A server's report."""
 
     rights: Sequence[str]
     """Rights that are missing, as ACL SETUSER spells them."""
@@ -49,7 +49,7 @@ class Told(NamedTuple):
 
 
 def told(reply: object) -> Told | None:
-    """What a reply of the script says, None if it is none of the script's."""
+    """Read a reply of the script. None if it is none of the script's."""
     if isinstance(reply, NoPermissionError):
         return Told(["+eval"], "", None)
     match reply:
@@ -77,10 +77,10 @@ def _data(said: dict[str, str]) -> Data | None:
 
 
 class Inspection:
-    """Knows what the servers of a store have said, and tells what is odd about it, each once."""
+    """Remembers the reports of a store's servers, and logs what is odd about them, each once."""
 
     replacements = 0
-    """How often a connection led to a server that may have forgotten something since the one before."""
+    """Connections that led to a server which may have forgotten something since the one before."""
 
     def __init__(self) -> None:
         self._prefixes: tuple[str, ...] = ()

@@ -79,7 +79,7 @@ class Resolver:
             answer.set_exception(error)
 
     def _instead(self, host: str, error: Exception) -> Addresses:
-        """What was found last. Raises the error if nothing was."""
+        """Return the addresses of the last lookup that succeeded. Raises the error if none did."""
         if host not in self._known:
             raise error
         return self._known[host]

@@ -78,14 +78,14 @@ class SyncCluster:
             raise error
 
     def exchange(self, plans: Sequence[Plan], patience: Patience) -> list[Outcome]:
-        """What becomes of plans, each with an outcome of its own."""
+        """Carry out plans, each with an outcome of its own."""
         asked, began, enough = [parts_of(plan) for plan in plans], time.monotonic(), patience.left / 2
         heard = iter(self._carry_out([part for parts in asked for part in parts], patience))
         conclusions = [concluded(plan, parts, [next(heard) for _ in parts]) for plan, parts in zip(plans, asked)]
         for conclusion in conclusions:
             with survived():
                 self._replies.refused_elsewhere(conclusion.seen, began)
-        back = [parts_of(plan)[0] for conclusion in conclusions for plan in conclusion.back]
+        back = [parts_of(plan)[0] for conclusion in conclusions for plan in conclusion.refunds]
         may_wait = patience.left > enough  # another call may take as long as the first
         if back and (may_wait or not self._give_back_unwatched(back)):
             self._give_back(back, patience)
@@ -118,7 +118,7 @@ class SyncCluster:
         return False
 
     def _carry_out(self, parts: Sequence[Part], patience: Patience) -> list[Outcome]:
-        """What becomes of plans whose buckets are in one slot each."""
+        """Carry out plans whose buckets are in one hash slot each."""
         outcomes: list[Outcome] = [StoreError("no answer from Redis within the timeout", "timeout")] * len(parts)
         errands = self._errands(parts)
         while errands and patience.left > 0:

@@ -26,14 +26,14 @@ Exchange = Callable[[Sequence[Plan], Patience], Sequence[Reading | StoreError]]
 
 
 class _Request:
-    """What a thread wants to know."""
+    """A thread's plan, and its reading."""
 
     __slots__ = ("due", "goes", "outcome", "plan", "told")
 
     def __init__(self, plan: Plan, due: float) -> None:
         self.plan = plan
         self.due = due
-        """When it has waited for long enough, by `CallCoalescer.listened`."""
+        """Time at which it has waited for long enough, by `CallCoalescer.listened`."""
         self.outcome: Reading | StoreError | None = None
         self.goes = False
         """True if it is this thread's turn to ask."""
@@ -51,7 +51,7 @@ class CallCoalescer:
         self._somebody_goes = False
         self._lock = Lock()
         self._clock = 0.0, Patience(0)
-        """What was listened for before the latest call, and how patient that is."""
+        """Seconds listened for before the latest call, and that call's patience."""
 
     def listened(self) -> float:
         """Seconds for which threads that went have listened to Redis in vain so far."""
@@ -59,7 +59,7 @@ class CallCoalescer:
         return before + patience.spent
 
     def spend(self, plan: Plan, timeout: float) -> Reading:
-        """The reading of a plan, or a `StoreError` within ``timeout`` seconds."""
+        """Return the reading of a plan. Raises `StoreError` within ``timeout`` seconds."""
         began = self.listened()
         mine = _Request(plan, began + timeout)
         try:
@@ -96,7 +96,7 @@ class CallCoalescer:
                 return
 
     def _give_up(self, mine: _Request) -> None:
-        """The time is over. If it has just become this thread's turn, it goes all the same, to pass the turn on."""
+        """Fail a request whose time is over. If this thread's turn has just come, it goes all the same, to pass it on."""
         with self._lock:
             if not mine.goes and mine.outcome is None:
                 mine.outcome = StoreError("no answer from Redis within the timeout", "timeout")
@@ -133,7 +133,7 @@ class CallCoalescer:
                         request.told.release()
 
     def _next(self, due: float = math.inf) -> list[_Request]:
-        """Those who share the next call, if it is given up at a time: who may wait longer than that shares another one.
+        """Requests that share the next call, if it is given up at a time: one that may wait longer shares another call.
 
         Whoever is among them stays so until it is made, as others only leave before it.
         """

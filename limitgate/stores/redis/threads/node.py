@@ -63,7 +63,7 @@ class Node:
         self._replies = replies
         self._failed = failed
         self._probe_due: float | None = None
-        """When a thread that asks has to probe, as none could be started for it; monotonic, in seconds."""
+        """Time at which a thread that asks has to probe, as none could be started for it; monotonic, in seconds."""
         self._probing = threading.Lock()
 
     @property
@@ -177,7 +177,7 @@ class Node:
                 self._note(answer)
 
     def _lose(self, sent: Sent, session: Session[Call], error: Exception, patience: Patience) -> None:
-        """The connection is lost: send its calls on another one, or fail them."""
+        """Send the calls of a lost connection on another one, or fail them."""
         self._connections.close_idle()  # what broke one connection may have broken those that lie idle
         again = {call: call.repeated() for call in session.flying if session.may_repeat(call)}
         self._unanswered(again)

@@ -7,7 +7,7 @@ import threading
 from limitgate.errors import ConfigError
 
 _LOCK = threading.Lock
-"""What locks here are made of."""
+"""Type of the locks here."""
 _PATCHES = {
     "gevent": "gevent.monkey.patch_all()",
     "eventlet": "eventlet.monkey_patch()",

@@ -1,4 +1,4 @@
-"""How long a thread may still wait for Redis, counted while it was there to listen.
+"""Patience of a thread that waits for Redis, counted while it was there to listen.
 
 A thread that waits for the GIL, or for a processor, hears nothing, so that time is nobody's silence. It waits in slices: what
 the kernel has waited for in vain was Redis' time, however late the thread came back to know it, and an answer that came while

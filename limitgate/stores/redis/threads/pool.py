@@ -36,7 +36,7 @@ class ConnectionPool:
         self._closed = False
 
     def take(self, patience: Patience) -> SyncConnection:
-        """A connection that is open and has nothing left to read. Raises `StoreError` once ``patience`` is over."""
+        """Take a connection that is open and has nothing left to read. Raises `StoreError` once ``patience`` is over."""
         while (connection := self._pop()) is not None:
             if connection.is_quiet():
                 return connection

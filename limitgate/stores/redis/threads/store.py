@@ -25,20 +25,20 @@ from limitgate.stores.redis.threads.patience import Patience
 
 
 class SyncServers(Protocol):
-    """What carries plans out: one server, or a cluster."""
+    """One server or a cluster, as threads reach it."""
 
     def check(self, plan: Plan) -> None:
         """Raise a `StoreError` if nobody is to wait for what a plan needs."""
 
     def exchange(self, plans: Sequence[Plan], patience: Patience) -> list[Outcome]:
-        """What becomes of plans. Raises `StoreError` once ``patience`` is over."""
+        """Carry out plans. Raises `StoreError` once ``patience`` is over."""
 
     def close(self) -> None:
         """Close the connections that no thread is using."""
 
 
 class _ThreadState(threading.local):
-    """What the running thread does with a store."""
+    """The running thread's use of a store."""
 
     is_asking = False
     closes = False
