@@ -31,8 +31,9 @@ MAX_FULL = 2**50
 _LEAST = 1000
 
 State = tuple[int, int]
-Amount = tuple[int, int, int]
-"""What is put back: ticks of requests, and of warmth; and for how long the request had to wait for its turn, in µs."""
+Amount = tuple[int, int, int, int]
+"""What is given back: ticks of requests and of warmth, how long the request had to wait for its turn in µs, and the warmth that
+it left behind, which says what toll it paid."""
 
 
 def check(limit: LimitNumbers) -> str | None:
@@ -114,20 +115,22 @@ def _charged(state: State, cost: int, limit: LimitNumbers) -> State:
 def apply_adjustment(
     states: Sequence[State], back: Sequence[Amount], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
 ) -> Sequence[State]:
-    """The states after something is put back, as if it had been the last that was charged, or, if negative, charged now.
+    """The states after something is given back, as if it had been the last that was charged, or, if negative, charged now.
 
-    What of it has drained by now, which it does ``grace_us`` after it was charged, has cooled the window instead. That is
-    exact, to the microsecond, while nobody else uses the window, and for one that has not been idle since.
+    What of it has drained by now, which it does ``grace_us`` after it was charged, has cooled the window instead. The toll is
+    that of a window as warm as this one, or as the charge left it if it has cooled since. So it is exact in a window that has
+    not been idle since, and less than a microsecond off in one that nobody else uses.
 
-    A turn that is still ahead and has others behind it is not put back, as in `limitgate.algorithms.gcra`: they keep theirs.
+    A turn that is still ahead and has others behind it is not given back, as in `limitgate.algorithms.gcra`: they keep theirs.
     """
     right = []
     elapsed_us = max(0, elapsed_us)
-    for state, (ticks, taken, turn), grace, limit in zip(states, back, grace_us, bucket.limits):
+    for state, (ticks, taken, turn, warmest), grace, limit in zip(states, back, grace_us, bucket.limits):
         debt, warmth = state
         full = limit.full
         other = min(full, max(0, warmth - taken))
-        amount = ticks + toll(warmth, full) - toll(other, full)
+        paid_at = min(full, max(warmth, warmest)) if ticks > 0 else warmth  # as warm as the window was before it cooled
+        amount = ticks + toll(paid_at, full) - toll(min(full, max(0, paid_at - taken)), full)
         last = amount + (grace + 1 - elapsed_us) * limit.count  # less would be owed if nobody had come since
         if ticks > 0 and turn > elapsed_us and debt >= last:
             right.append(state)
@@ -154,11 +157,12 @@ def refund_amount(
     for state, limit in zip(states, bucket.limits):
         ticks = max(-limit.ceiling, min((cost - due) * limit.period_us, limit.ceiling))
         if ticks < 0:
-            back.append((ticks, max(ticks, -limit.full), 0))
+            back.append((ticks, max(ticks, -limit.full), 0, 0))
             graces.append(0)
         else:
             debt, warmth = _charged(state, due, limit)
-            back.append((ticks, _charged(state, cost, limit)[1] - warmth, refill_us(state, limit)))
+            _, warmest = _charged(state, cost, limit)
+            back.append((ticks, warmest - warmth, refill_us(state, limit), warmest))
             graces.append(debt // limit.count)
     return back, graces
 
@@ -204,9 +208,9 @@ def encode_charge(limit: LimitNumbers, window: int, cost: int, max_wait_us: int,
 
 
 def encode_adjustment(limit: LimitNumbers, back: Amount, grace_us: int) -> Sequence[int]:
-    """What is put back, as whole microseconds and a rest, the warmth, how long the turn was ahead, and the grace."""
-    ticks, warmth, turn = back
-    return *divmod(ticks, limit.count), warmth, turn, grace_us
+    """The ticks as whole microseconds and a rest, the warmth, how long the turn was ahead, the grace, and the warmth before."""
+    ticks, warmth, turn, warmest = back
+    return *divmod(ticks, limit.count), warmth, turn, grace_us, warmest
 
 
 def decode_state(facts: Sequence[int], bucket: BucketNumbers) -> Sequence[State]:

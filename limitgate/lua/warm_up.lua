@@ -1,8 +1,8 @@
 -- Warming up. Twin of limitgate/algorithms/warm_up.py.
 --
--- In a bucket: the count, the debt, the warmth. Asked: the count, what can be stored, how long ahead may be booked, the warmth and
--- the ticks of the requests. To be put right: what is put back, in ticks and in warmth, for how long the turn was ahead, and the
--- grace. Reported: debt and warmth.
+-- In a bucket: the count, the debt, the warmth. Charge: the count, what can be stored, how long the request may wait, the warmth and
+-- the ticks of the requests. Adjustment: what is given back, in ticks and in warmth, for how long the turn was ahead, the grace, and
+-- the warmth that the charge left behind. Reported: debt and warmth.
 --
 -- Debts are two numbers, whole microseconds and a rest over count. Warmth is in ticks: there are never as many.
 
@@ -78,11 +78,12 @@ end
 
 -- Put back what was charged, as if it had been the last, less what of it drained meanwhile: that has cooled the window instead.
 -- A turn still ahead that others are behind is not put back.
-local function put_back(bucket, full, lease, elapsed)
-  local whole, rest, warmth, turn, grace = values(lease, 1, 5)
+local function put_back(bucket, full, amount, elapsed)
+  local whole, rest, warmth, turn, grace, warmest = values(amount, 1, 6)
   local count, before, idle = bucket[COUNT], bucket[WARMTH], math.max(0, elapsed - grace)
   local other = math.max(0, before - warmth)
-  local ticks = rest + toll_between(other, before, full)
+  local paid_at = math.min(full, math.max(before, warmest))  -- as warm as the window was before it cooled
+  local ticks = rest + toll_between(math.max(0, paid_at - warmth), paid_at, full)
   whole, rest = whole + floor(ticks / count), ticks % count
   local last = whole + grace + 1 - elapsed  -- less would be owed if nobody had come since
   if turn > elapsed and (bucket[WHOLE] > last or (bucket[WHOLE] == last and bucket[REST] >= rest)) then return end
@@ -97,7 +98,7 @@ end
 
 return {
   charge_format = 'dddddd',
-  adjustment_format = 'ddddd',
+  adjustment_format = 'dddddd',
   layout = function(size) return size == 26 and 'I6I7I6I7' end,
   advance = advance,
   check = function(bucket, charge)

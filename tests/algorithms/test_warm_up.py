@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import pytest
 import redis
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from limitgate import ConfigError, Decision, Limit, Limiter, MemoryStore, Rule, load_rules
 from limitgate.algorithms import warm_up
@@ -66,9 +66,12 @@ def a_correction(rnd: random.Random, limit: Limit, now: int) -> Adjustment:
     """Something to be put back, or taken on top, of what was charged a while ago."""
     ticks = rnd.choice((-1, 1)) * rnd.choice((0, 1, rnd.randrange(limit.period_us), limit.period_us, 7 * limit.period_us))
     taken = max(-limit.full, min(limit.full, rnd.choice((ticks, ticks // 2))))
+    warmest = rnd.choice((0, limit.full, rnd.randrange(limit.full + 1), 2 * limit.full))
     grace = rnd.choice((0, 0, 1, 1000, 10**6, 10**10))
     turn = rnd.choice((0, 0, 1, 10**6, 10**10))
-    return Adjustment(0, now - rnd.choice((0, 0, 1, 1000, 333_333, 10**7, 10**11, -5)), [(ticks, taken, turn)], [grace])
+    return Adjustment(
+        0, now - rnd.choice((0, 0, 1, 1000, 333_333, 10**7, 10**11, -5)), [(ticks, taken, turn, warmest)], [grace]
+    )
 
 
 def history(rnd: random.Random, size: int = 5) -> list[Event]:
@@ -97,9 +100,10 @@ def _asked(found: Guava, plan: Plan, now: int) -> tuple[Event, Guava]:
     guava.under(limit)
     writes = now < found.now or plan.verb == "reset" or charge.adjustment is not None or limit.count != found.limit.count
     if charge.adjustment is not None:
-        ((ticks, taken, turn),), since = charge.adjustment.back, max(0, now - charge.adjustment.as_of)
+        ((ticks, taken, turn, warmest),), since = charge.adjustment.back, max(0, now - charge.adjustment.as_of)
         if ticks > 0:
-            guava.put_back(_requests(ticks, limit), _requests(taken, limit), since, charge.adjustment.grace[0], turn)
+            back = [_requests(each, limit) for each in (ticks, taken, warmest)]
+            guava.put_back(*back[:2], since, charge.adjustment.grace[0], turn, warmest=back[2])
         elif ticks < 0:
             guava.take(_requests(-ticks, limit), _requests(-taken, limit))
     if plan.verb == "reset":
@@ -352,6 +356,8 @@ COSTS_BEFORE_AND_AFTER = st.tuples(st.integers(1, 60), st.integers(0, 60))
     costs=COSTS_BEFORE_AND_AFTER,
     wait=st.integers(0, 30_000_000),
 )
+@example(count=109, ms=46, before=5, costs=(1, 0), wait=101_071)  # charged while warm, given back when cold
+@example(count=10, ms=5_000, before=40, costs=(10, 0), wait=10_300_000)
 def test_a_correction_is_as_if_it_had_cost_that_property(
     count: int, ms: int, before: int, costs: tuple[int, int], wait: int
 ) -> None:
@@ -393,8 +399,8 @@ def test_who_else_asked_meanwhile_makes_no_difference_property(costs: list[int],
 
     found: list[list[tuple[int, int]]] = []
     states = taken(costs)
-    ((ticks, warmth, _),), grace = warm_up.refund_amount(found[which], windows, costs[which], truth)
-    assert warm_up.apply_adjustment(states, [(ticks, warmth, 0)], 0, grace, windows) == taken(
+    ((ticks, warmth, _, warmest),), grace = warm_up.refund_amount(found[which], windows, costs[which], truth)
+    assert warm_up.apply_adjustment(states, [(ticks, warmth, 0, warmest)], 0, grace, windows) == taken(
         [*costs[:which], truth, *costs[which + 1 :]]
     )
 

@@ -92,15 +92,18 @@ class Guava:
         self.owed += cost + self._requests(rate.toll(self.taken) - rate.toll(before))
         self.owed = min(self.owed, LONGEST_US / rate.stable)
 
-    def put_back(self, cost: Fraction, permits: Fraction, since_us: int, grace_us: int, turn_us: int) -> None:
+    def put_back(
+        self, cost: Fraction, permits: Fraction, since_us: int, grace_us: int, turn_us: int, *, warmest: Fraction
+    ) -> None:
         """Give back the last that was taken, which has been paid for by the time since: that has cooled the limiter instead.
 
-        A turn that is still ahead stays taken if more is owed than there would be if it were the last one.
+        It has paid the toll of a limiter that was at least so warm before it cooled. A turn that is still ahead stays taken if
+        more is owed than there would be if it were the last one.
         """
         rate = rate_of(self.limit)
-        before = self.taken
         other = max(Fraction(0), self.taken - permits)
-        cost += self._requests(rate.toll(before) - rate.toll(other))
+        paid_at = min(rate.most, max(self.taken, warmest))
+        cost += self._requests(rate.toll(paid_at) - rate.toll(max(Fraction(0), paid_at - permits)))
         if turn_us > since_us and self.owed >= cost + (grace_us + 1 - since_us) / rate.stable:
             return
         self.taken = other
