@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Self
 
 from limitgate.exchange.base import EXCHANGE, Exchange
-from limitgate.exchange.receive_buffer import ReceiveBuffer
+from limitgate.exchange.receive_buffer import ENDS, Message, ReceiveBuffer
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
 from limitgate.gate.nesting import overall_decision, response_fields
@@ -17,7 +17,6 @@ from limitgate.http.request import Scope
 from limitgate.http.response import Fields, Refusal, raw
 from limitgate.limits.decision import Decision
 
-Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 OnDenied = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -27,8 +26,6 @@ _STARTS = frozenset({"http.response.start", "websocket.accept", "websocket.http.
 _STATUSES = {"http.response.start": 200, "websocket.accept": 101, "websocket.http.response.start": 403, "websocket.close": 403}
 """The status by the message that a response or handshake begins with, if it names none; servers make a 403 of a close."""
 _BEGINNINGS = frozenset(_STATUSES)
-_ENDS = frozenset({"http.disconnect", "websocket.disconnect"})
-"""Messages that say that the client has left."""
 _LASTS = frozenset({"http.response.body", "websocket.close"})
 """Messages that may be the last of an application."""
 _BUFFERED = 65_536
@@ -128,7 +125,7 @@ class ASGIExchange(Exchange):
         while self._is_closed and message["type"] == "websocket.receive":
             message = await self._receive()  # it was on its way already when the WebSocket was closed
         kind, messages = message["type"], self.admission.messages
-        if kind in _ENDS:
+        if kind in ENDS:
             self.admission.client_left = True
         elif messages is not None and kind == "websocket.receive" and not self._has_hung_up:
             self._charging = message, self.gate.message(messages)

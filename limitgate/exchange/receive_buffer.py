@@ -11,7 +11,8 @@ Message = MutableMapping[str, Any]
 
 MOST = 4
 """Messages that are kept; from then on nobody listens but the application. Servers cut bodies into parts of some 64 KiB."""
-_ENDS = frozenset({"http.disconnect", "websocket.disconnect"})
+ENDS = frozenset({"http.disconnect", "websocket.disconnect"})
+"""Messages that say that the client has left."""
 
 
 class ReceiveBuffer:
@@ -46,7 +47,7 @@ class ReceiveBuffer:
                     break  # that is for the application to see, if it asks
                 self._pending = None
                 self._kept.append(pending.result())
-                if self._kept[-1]["type"] in _ENDS:
+                if self._kept[-1]["type"] in ENDS:
                     return moment.done()
         await asyncio.wait([moment])
         return True

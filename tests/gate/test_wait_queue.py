@@ -1,9 +1,8 @@
-"""Turns that are booked ahead and given back: what a bucket makes of them, lines of those who wait, what is kept for them."""
+"""Turns that are booked ahead and given back: as a bucket books them, and in queues of waiters."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -13,7 +12,6 @@ import redis
 from hypothesis import given, strategies as st
 
 from limitgate import Limit, MemoryStore
-from limitgate.exchange.receive_buffer import MOST, ReceiveBuffer
 from limitgate.gate.admission import Booking, Charged
 from limitgate.gate.wait_queue import Waiter, WaitQueues
 from limitgate.limits.bucket import Bucket, bucket_of
@@ -117,7 +115,7 @@ def test_a_cost_is_waited_for(bucket: StoredBucket) -> None:
 
 
 def test_who_does_not_wait_sees_the_line(bucket: StoredBucket) -> None:
-    """Without a bound a request is refused until the line is gone; one that cannot refuse holds nobody up."""
+    """Without a bound a request is refused until the queue is gone; one that cannot refuse holds nobody up."""
     bucket.delays(3, "1/second")
     assert bucket.ask("1/second", ahead=0).decision.retry_after == 3
     shadow = bucket.ask("1/second", binding=False).decision
@@ -125,7 +123,7 @@ def test_who_does_not_wait_sees_the_line(bucket: StoredBucket) -> None:
 
 
 def test_a_line_is_no_room(bucket: StoredBucket) -> None:
-    """What is told of a bucket with a line: nothing remains, more is used than it holds, and when all is gone."""
+    """What is told of a bucket with a queue: nothing remains, more is used than it holds, and when all is gone."""
     bucket.delays(5, "10/second burst 2")
     (window,) = bucket.ask("10/second burst 2").decision.windows
     assert (window.limit, window.remaining, window.used, window.reset_after, window.retry_after) == (2, 0, 6, 0.6, 0)
@@ -187,9 +185,9 @@ def test_what_was_borrowed_is_given_back_whatever_came_on_top(bucket: StoredBuck
 def _passes_no_more(limit: Limit, passed: list[tuple[int, int]]) -> None:
     """In no interval has more passed than burst and rate allow, but for the microsecond that a turn is rounded by."""
     passed.sort()
-    for place, (began, _) in enumerate(passed):
+    for number, (began, _) in enumerate(passed):
         total = 0
-        for at, cost in passed[place:]:
+        for at, cost in passed[number:]:
             total += cost
             assert total <= limit.burst + Fraction((at - began + 1) * limit.count, limit.period * SECOND)
 
@@ -225,7 +223,7 @@ def test_whoever_leaves_nobody_passes_above_the_limit_property(limit: Limit, his
     _passes_no_more(limit, passed + [(at, cost) for at, cost, _ in waiting])
 
 
-# --- lines ------------------------------------------------------------------------------------------------------------
+# --- queues -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -248,17 +246,17 @@ def test_whoever_came_first_has_the_first_turn(world: World) -> None:
     """Everybody is called when the turn is there, in the order of coming, by one timer after the other."""
 
     async def main() -> list[tuple[float, int]]:
-        lines, called = WaitQueues(), []
+        queues, called = WaitQueues(), []
 
         async def wait(number: int) -> None:
             mine = turn(world, number + 1)
-            place = lines.join(mine)
-            await place
+            waiter = queues.join(mine)
+            await waiter
             called.append((world.now, number))
-            assert names(lines.leave(mine, place)) == [number + 1]
+            assert names(queues.leave(mine, waiter)) == [number + 1]
 
         await asyncio.gather(*map(wait, range(5)))
-        assert len(lines) == 0
+        assert len(queues) == 0
         return called
 
     assert world.run(main()) == [(1.0, 0), (2.0, 1), (3.0, 2), (4.0, 3), (5.0, 4)]
@@ -269,53 +267,53 @@ def test_those_behind_who_leaves_move_up(world: World) -> None:
     """Who leaves gives up the place; the turn that becomes free is the last one."""
 
     async def main() -> None:
-        lines = WaitQueues()
+        queues = WaitQueues()
         turns = [turn(world, number) for number in (1, 2, 3)]
-        first, second, third = places = [lines.join(each) for each in turns]
-        assert names(lines.leave(turns[0], first)) == [3]
-        await asyncio.wait(places[1:])
+        first, second, third = waiters = [queues.join(each) for each in turns]
+        assert names(queues.leave(turns[0], first)) == [3]
+        await asyncio.wait(waiters[1:])
         assert (names(second.result()), names(third.result())) == ([1], [2])
-        assert [names(lines.leave(turns[n], places[n])) for n in (1, 2)] == [[1], [2]]
+        assert [names(queues.leave(turns[n], waiters[n])) for n in (1, 2)] == [[1], [2]]
         assert world.now == 2
-        assert len(lines) == 0
+        assert len(queues) == 0
 
     world.run(main())
 
 
 def test_those_who_are_called_at_once_leave_one_by_one(world: World) -> None:
-    """A line is gone when nobody waits in it any more, though some that were called have not left yet, or others come."""
+    """A queue is gone when nobody waits in it any more, though some that were called have not left yet, or others come."""
 
     async def main() -> None:
-        lines = WaitQueues()
+        queues = WaitQueues()
         turns = [turn(world, number) for number in (1, 1, 1, 2)]
-        places = [lines.join(each) for each in turns[:3]]
-        await asyncio.wait(places)
-        lines.leave(turns[0], places[0])
-        assert len(lines) == 0
-        lines.leave(turns[1], places[1])
-        places.append(lines.join(turns[3]))
-        lines.leave(turns[2], places[2])
-        assert len(lines) == 1
-        await places[3]
-        lines.leave(turns[3], places[3])
-        assert len(lines) == 0
+        waiters = [queues.join(each) for each in turns[:3]]
+        await asyncio.wait(waiters)
+        queues.leave(turns[0], waiters[0])
+        assert len(queues) == 0
+        queues.leave(turns[1], waiters[1])
+        waiters.append(queues.join(turns[3]))
+        queues.leave(turns[2], waiters[2])
+        assert len(queues) == 1
+        await waiters[3]
+        queues.leave(turns[3], waiters[3])
+        assert len(queues) == 0
 
     world.run(main())
 
 
 def test_who_is_cancelled_is_passed_over(world: World) -> None:
-    """A place that was cancelled takes no turn from those behind it, even if it is not left yet when the turn comes."""
+    """A waiter that was cancelled takes no turn from those behind it, even if it is not left yet when the turn comes."""
 
     async def main() -> None:
-        lines = WaitQueues()
+        queues = WaitQueues()
         turns = [turn(world, number) for number in (1, 2)]
-        places = [lines.join(each) for each in turns]
-        places[0].cancel()
+        waiters = [queues.join(each) for each in turns]
+        waiters[0].cancel()
         await asyncio.sleep(1.5)
-        assert names(places[1].result()) == [1]
-        assert names(lines.leave(turns[0], places[0])) == [2]
-        lines.leave(turns[1], places[1])
-        assert len(lines) == 0
+        assert names(waiters[1].result()) == [1]
+        assert names(queues.leave(turns[0], waiters[0])) == [2]
+        queues.leave(turns[1], waiters[1])
+        assert len(queues) == 0
 
     world.run(main())
 
@@ -324,53 +322,53 @@ def test_a_line_in_which_nobody_stays_rings_no_more(world: World) -> None:
     """Once all have given up, their turns wake nobody."""
 
     async def main() -> None:
-        lines = WaitQueues()
+        queues = WaitQueues()
         turns = [turn(world, number) for number in (1, 2)]
-        places = [lines.join(each) for each in turns]
-        for place in places:
-            place.cancel()
+        waiters = [queues.join(each) for each in turns]
+        for waiter in waiters:
+            waiter.cancel()
         await asyncio.sleep(1.5)
-        for mine, place in zip(turns, places, strict=True):
-            lines.leave(mine, place)
+        for mine, waiter in zip(turns, waiters, strict=True):
+            queues.leave(mine, waiter)
         waits = world.waits
         await asyncio.sleep(5)
         assert world.waits == waits + 1
-        assert len(lines) == 0
+        assert len(queues) == 0
 
     world.run(main())
 
 
-def test_an_event_loop_that_has_ended_leaves_no_line(world: World) -> None:
-    """Who waited there will never leave, and keeps neither the loop nor a line; late leavers find what they came with."""
-    lines, first = WaitQueues(), turn(world, 1)
+def test_an_event_loop_that_has_ended_leaves_no_queue(world: World) -> None:
+    """Who waited there will never leave, and keeps neither the loop nor a queue; late leavers find what they came with."""
+    queues, first = WaitQueues(), turn(world, 1)
 
     async def join(mine: Booking) -> Waiter:
-        return lines.join(mine)
+        return queues.join(mine)
 
     def ended(mine: Booking) -> Waiter:
         with asyncio.Runner() as runner:
             return runner.run(join(mine))
 
-    places = [ended(first) for _ in range(3)]
-    assert len(lines) == 1
-    assert [lines.leave(first, place) for place in places] == [first] * 3
-    assert len(lines) == 0
+    waiters = [ended(first) for _ in range(3)]
+    assert len(queues) == 1
+    assert [queues.leave(first, waiter) for waiter in waiters] == [first] * 3
+    assert len(queues) == 0
 
 
 @pytest.mark.parametrize(
     "other", [{"key": "other"}, {"cost": 2}, {"windows": bucket_of("2/second")}], ids=["bucket", "cost", "limits"]
 )
-def test_turns_of_another_kind_are_another_line(world: World, other: dict[str, Any]) -> None:
+def test_turns_of_another_kind_are_another_queue(world: World, other: dict[str, Any]) -> None:
     """Nobody moves up into a turn in another bucket, of another cost, or under another limit."""
 
     async def main() -> None:
-        lines = WaitQueues()
+        queues = WaitQueues()
         turns = [turn(world, 1), turn(world, 2, **other)]
-        places = [lines.join(each) for each in turns]
-        assert names(lines.leave(turns[0], places[0])) == [1]
-        await places[1]
+        waiters = [queues.join(each) for each in turns]
+        assert names(queues.leave(turns[0], waiters[0])) == [1]
+        await waiters[1]
         assert world.now == 2
-        lines.leave(turns[1], places[1])
+        queues.leave(turns[1], waiters[1])
 
     world.run(main())
 
@@ -379,11 +377,11 @@ def test_a_turn_whose_reply_came_late_is_in_order_all_the_same(world: World) -> 
     """Turns are in the order of the store's clock, whichever reply was heard first."""
 
     async def main() -> None:
-        lines = WaitQueues()
+        queues = WaitQueues()
         turns = [turn(world, number) for number in (2, 1)]
-        places = [lines.join(each) for each in turns]
-        await asyncio.wait(places)
-        assert (names(places[0].result()), world.now) == ([1], 2)
+        waiters = [queues.join(each) for each in turns]
+        await asyncio.wait(waiters)
+        assert (names(waiters[0].result()), world.now) == ([1], 2)
 
     world.run(main())
 
@@ -396,144 +394,9 @@ def test_a_timer_that_rings_early_is_set_again(world: World, monkeypatch: pytest
         on_time = loop.call_later
         monkeypatch.setattr(loop, "call_later", lambda delay, *call: on_time(delay * 0.9, *call))
         mine = turn(world, 1)
-        place = WaitQueues().join(mine)
-        await place
+        waiter = WaitQueues().join(mine)
+        await waiter
         return world.monotonic() - mine.due_at
 
     assert 0 <= world.run(main()) < 0.001
     assert world.waits < 10
-
-
-# --- what is kept meanwhile -------------------------------------------------------------------------------------------
-
-
-class Server:
-    """Hands out messages at their times, and counts how often it is asked."""
-
-    def __init__(self, *messages: tuple[float, Any]) -> None:
-        self.messages = list(messages)
-        self.asked = 0
-
-    async def receive(self) -> Any:
-        self.asked += 1
-        if not self.messages:
-            await asyncio.get_running_loop().create_future()
-        pause, message = self.messages[0]
-        await asyncio.sleep(pause)
-        self.messages.pop(0)
-        if isinstance(message, Exception):
-            raise message
-        return message
-
-
-def body(part: bytes, *, more: bool = True) -> dict[str, Any]:
-    return {"type": "http.request", "body": part, "more_body": more}
-
-
-GONE = {"type": "http.disconnect"}
-Listen = Callable[..., tuple[bool, list[Any], Server]]
-
-
-@pytest.fixture
-def listen(world: World) -> Listen:
-    """Listens for so many seconds, then reads so many messages: whether the client stayed, and what was read."""
-
-    def listen(*messages: tuple[float, Any], seconds: float = 1, reads: int = 0) -> tuple[bool, list[Any], Server]:
-        async def main() -> tuple[bool, list[Any], Server]:
-            server = Server(*messages)
-            inbox = ReceiveBuffer(server.receive)
-            stays = await inbox.stays_until(asyncio.ensure_future(asyncio.sleep(seconds)))
-            read = [await inbox.receive() for _ in range(reads)]
-            inbox.close()
-            return stays, read, server
-
-        return world.run(main())
-
-    return listen
-
-
-def test_what_comes_meanwhile_is_read_first(listen: Listen) -> None:
-    """All messages reach the application, in order, those that came while it waited and those after."""
-    parts = [body(b"1"), body(b"2"), body(b"3"), body(b"4", more=False)]
-    stays, read, server = listen((0.1, parts[0]), (0.2, parts[1]), (1, parts[2]), (1, parts[3]), reads=4)
-    assert (stays, read, server.asked) == (True, parts, 4)
-
-
-def test_no_more_is_kept_than_a_few_messages(listen: Listen) -> None:
-    """Of an upload a few parts are kept, then nobody asks for more until the application does."""
-    parts = [(0.01, body(bytes([number]))) for number in range(20)]
-    stays, read, server = listen(*parts, reads=0)
-    assert (stays, server.asked) == (True, MOST)
-    _, read, server = listen(*parts, reads=20)
-    assert (read, server.asked) == ([message for _, message in parts], 20)
-
-
-def test_who_leaves_is_heard(listen: Listen, world: World) -> None:
-    """A client that leaves is noticed at once, and the application could read of it, too."""
-    stays, read, _ = listen((0, body(b"", more=False)), (0.25, GONE), reads=2)
-    assert (stays, read, world.now) == (False, [body(b"", more=False), GONE], 0.25)
-
-
-def test_who_leaves_as_the_turn_comes_had_it(world: World) -> None:
-    """Where both happen at once the request goes on."""
-
-    async def main() -> bool:
-        inbox, moment = ReceiveBuffer(Server((0, GONE)).receive), asyncio.get_running_loop().create_future()
-        listening = asyncio.ensure_future(inbox.stays_until(moment))
-        await asyncio.sleep(0)
-        moment.set_result(None)
-        return await listening
-
-    assert world.run(main())
-
-
-def test_a_message_on_its_way_is_not_lost(listen: Listen) -> None:
-    """What is just being received when the turn comes is handed to the application, whose own call was not made twice."""
-    stays, read, server = listen((1.5, body(b"late")), (0.1, GONE), reads=2)
-    assert (stays, read, server.asked) == (True, [body(b"late"), GONE], 2)
-
-
-def test_a_reader_that_is_cancelled_loses_nothing(world: World) -> None:
-    """An application that gives up on a message meanwhile can ask for it again."""
-
-    async def main() -> Any:
-        inbox = ReceiveBuffer(Server((2, body(b"late"))).receive)
-        await inbox.stays_until(asyncio.ensure_future(asyncio.sleep(1)))
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(inbox.receive(), 0.1)
-        return await inbox.receive()
-
-    assert world.run(main()) == body(b"late")
-
-
-def test_two_readers_get_a_message_each(world: World) -> None:
-    """Where two tasks of an application read at once, none of them gets the other's."""
-
-    async def main() -> Any:
-        server = Server((2, body(b"1")), (1, body(b"2")))
-        inbox = ReceiveBuffer(server.receive)
-        await inbox.stays_until(asyncio.ensure_future(asyncio.sleep(1)))
-        return await asyncio.gather(inbox.receive(), inbox.receive())
-
-    assert world.run(main()) == [body(b"1"), body(b"2")]
-
-
-def test_a_server_that_fails_fails_the_application(listen: Listen, world: World) -> None:
-    """What a server raises is for the application to see, when it asks; the turn is waited for all the same."""
-    assert listen((0.1, LookupError("no such stream")))[0]
-    assert world.now == 1
-    with pytest.raises(LookupError, match="no such stream"):
-        listen((0.1, LookupError("no such stream")), reads=1)
-
-
-def test_nobody_listens_after_the_end(world: World) -> None:
-    """A call that nobody will hear of is cancelled."""
-
-    async def main() -> None:
-        inbox = ReceiveBuffer(Server().receive)
-        await inbox.stays_until(asyncio.ensure_future(asyncio.sleep(1)))
-        inbox.close()
-        await asyncio.sleep(0)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    world.run(main())
