@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import attack, cpu, end_to_end, frameworks, growth, memory_use
+from benchmarks import attack, cpu, end_to_end, extras, frameworks, growth, memory_use
 from benchmarks.chart import Row, chart
+from benchmarks.drive import CROWD
 from benchmarks.figures import Failed, over
 from benchmarks.redis_side import own_server
 from benchmarks.report import inserted, page, summary
-from benchmarks.results import ASGI, CROWDED, Results
+from benchmarks.results import ASGI, CROWDED, THREADS, Results
 from benchmarks.rounds import Plan
 from benchmarks.setting import setting
 from tests.support.redis_server import RedisServer
@@ -31,30 +32,37 @@ class Pace(NamedTuple):
     wsgi: Plan
     frameworks: Plan
     growth: Plan
-    concurrencies: tuple[int, ...]
     attack_rounds: int
     attack_seconds: float
     rushes: int
     runs: int
     """Of wrk, a second each."""
     buckets: int
+    clients: int
 
 
-FULL = Pace(Plan(15, 1_000), Plan(12, 500), Plan(9, 200), Plan(15, 1_000), (1, CROWDED, 128), 3, 1.0, 5, 7, 1_000_000)
-QUICK = Pace(Plan(2, 250), Plan(2, 250), Plan(2, 50), Plan(2, 250), (1, CROWDED, 128), 1, 0.3, 1, 1, 20_000)
+_DRAINED = 0.33
+"""Seconds for half the clients; after the other half a request has drained from 5 per second and from 100 per minute."""
+FULL = Pace(Plan(12, 500, _DRAINED), Plan(9, 500), Plan(9, 200), Plan(9, 1_000), 3, 1.0, 5, 5, 1_000_000, CROWD)
+QUICK = Pace(Plan(2, 500, _DRAINED), Plan(2, 250), Plan(2, 50), Plan(2, 250), 1, 0.3, 1, 1, 20_000, 10_000)
+CONCURRENCIES = (1, 8, CROWDED, 128)
 
 Section = Callable[[RedisServer, Pace], dict[str, Any]]
 SECTIONS: dict[str, Section] = {
-    "asgi": lambda server, pace: {"asgi": cpu.asgi(server, pace.concurrencies, pace.asgi)},
-    "wsgi": lambda server, pace: {"wsgi": cpu.wsgi(server, pace.concurrencies[:2], pace.wsgi)},
-    "frameworks": lambda server, pace: {"frameworks": frameworks.added(server, pace.concurrencies[:2], pace.frameworks)},
+    "gate": lambda server, pace: {"gate": cpu.gate(server, CONCURRENCIES, pace.asgi)},
+    "crowded": lambda server, pace: {"crowded": cpu.crowded(server, CONCURRENCIES, pace.asgi, pace.clients)},
+    "example": lambda server, pace: {"example": extras.measured_example(server, (1, CROWDED), pace.asgi)},
+    "options": lambda server, pace: {"options": extras.measured_options(server, CROWDED, pace.asgi)},
+    "wsgi": lambda server, pace: {"wsgi": cpu.wsgi(server, (1, THREADS), pace.wsgi)},
+    "frameworks": lambda server, pace: {"frameworks": frameworks.added(server, (1, CROWDED), pace.frameworks)},
+    "throughput": lambda server, pace: {"throughput": end_to_end.throughput(server, rounds=pace.runs, seconds=1)},
     "attacks": lambda server, pace: {
         "attacks": attack.attacks(server, rounds=pace.attack_rounds, requests=7_000, seconds=pace.attack_seconds)
     },
     "rushes": lambda server, pace: {"rushes": attack.rushes(server, pace.rushes)},
-    "throughput": lambda server, pace: {"throughput": end_to_end.throughput(server, rounds=pace.runs, seconds=1)},
     "memory": lambda server, _: {"memory": memory_use.memory_use(server)},
     "growth": lambda server, pace: {"growth": growth.growth(server, pace.growth, pace.buckets)},
+    "easy": lambda server, pace: {"easy": cpu.easy(server, CROWDED, pace.growth)},
 }
 """What can be measured, each on an empty Redis of its own; each returns fields of `Results`."""
 
@@ -72,7 +80,7 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure LimitGate beside its peers.")
-    parser.add_argument("--quick", action="store_true", help="a minute instead of seven; the figures are not worth keeping")
+    parser.add_argument("--quick", action="store_true", help="two minutes instead of eight; the figures are not worth keeping")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="SECTION", help=f"of {', '.join(SECTIONS)}")
     parser.add_argument("--write", action="store_true", help="keep the results in docs/ and README.md")
     options = parser.parse_args()
@@ -100,7 +108,7 @@ def _write(results: Results) -> None:
 
 
 def _chart(results: Results) -> str:
-    outcomes = results.asgi[CROWDED]
+    outcomes = results.gate[CROWDED]
     rows = []
     for contender in ASGI:
         name = cpu.on_redis(contender.name)
@@ -108,7 +116,7 @@ def _chart(results: Results) -> str:
         instead = f"fails ({outcome.error})" if isinstance(outcome, Failed) else ""
         rows.append(Row(contender.name, statistics.median(costs) if costs else None, instead, ours=contender is ASGI[0]))
     captions = (
-        f"Three windows on Redis, {CROWDED} requests at once; median of {FULL.asgi.rounds} rounds.",
+        f"README's rule on Redis, 1,000 clients, {CROWDED} requests at once; median of {FULL.asgi.rounds} rounds.",
         f"{results.setting}.",
     )
     return chart("CPU that a limiter adds to a request", "µs", rows, captions)

@@ -1,15 +1,14 @@
 """The contenders: one small application, bare and behind each limiter, set up as its documentation says.
 
-Each is limited by client address under the same windows. Where one cannot do that by itself, `Contender.remark` says what was
-done. Limiters are imported by the function that sets them up, so that one which cannot be imported fails alone, and so that
-a served application is not weighed down by the others.
+Each is limited by client address under the same windows, LimitGate by route as well. Where one cannot do that by itself,
+`Contender.remark` says what was done, and `Contender.without` what it leaves out. Limiters are imported by the function that
+sets them up, so that one which cannot be imported fails alone, and so that a served application is not weighed down by others.
 """
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +24,13 @@ Quotas = Mapping[str, int]
 Build = Callable[[str, Quotas], Any]
 """Makes the application; takes the URL of a Redis on a unix socket, or "" for the limiter's memory store, and the quotas."""
 
+README: Quotas = {"second": 5, "minute": 100, "day": 2_000}
+"""Those of the rule that README begins with."""
 EASY: Quotas = {"second": 1_000, "minute": 5_000, "day": 10_000}
 """Nothing here is ever refused under these, and a bucket is not full again before its client's next request."""
 PATH = "/api/hello"
+_KEYS = 1_000_000
+"""What throttled-py's memory store may hold; it forgets clients beyond 1,024 keys unless told otherwise."""
 PATIENCE = 5.0
 """Seconds LimitGate may wait for Redis where CPU is measured, so that a pause of the machine's is not taken for a failure."""
 
@@ -40,6 +43,8 @@ class Contender:
     build: Build
     bare: str = "Starlette"
     remark: str = ""
+    without: str = ""
+    """What LimitGate does for the same request and this one does not."""
 
 
 # --- bare applications ------------------------------------------------------------------------------------------------
@@ -86,9 +91,9 @@ BARE: Mapping[str, Callable[[], Any]] = {"Starlette": starlette, "FastAPI": fast
 # --- LimitGate --------------------------------------------------------------------------------------------------------
 
 
-def rule(quotas: Quotas) -> Rule:
-    """One rule that holds all windows."""
-    return Rule("api", *_texts(quotas), path="/api/**", key=["ip"])
+def rule(quotas: Quotas, key: Sequence[str] = ("path", "ip")) -> Rule:
+    """One rule that holds all windows; for the quotas of README, its rule."""
+    return Rule("api", *quota_texts(quotas), path="/api/**", key=key)
 
 
 def limitgate(url: str, quotas: Quotas) -> Starlette:
@@ -97,6 +102,14 @@ def limitgate(url: str, quotas: Quotas) -> Starlette:
     app.add_middleware(
         LimitGate, rules=[rule(quotas)], store=url or "memory://", on_error="closed", timeout=PATIENCE if url else 0.1
     )
+    return app
+
+
+def limitgate_by_address(url: str, quotas: Quotas) -> Starlette:
+    """The same, by address alone."""
+    app = starlette()
+    by_address = rule(quotas, ("ip",))
+    app.add_middleware(LimitGate, rules=[by_address], store=url or "memory://", on_error="closed", timeout=PATIENCE)
     return app
 
 
@@ -135,7 +148,7 @@ def throttled(url: str, quotas: Quotas) -> Any:
     """throttled-py: GCRA, a limiter for each window, since one holds one quota."""
     from throttled.asyncio import RateLimiterType, Throttled, store as stores
 
-    store = stores.RedisStore(server=url) if url else stores.MemoryStore()
+    store = stores.RedisStore(server=url) if url else stores.MemoryStore(options={"MAX_SIZE": _KEYS})
     limiters = [
         (unit, Throttled(using=RateLimiterType.GCRA.value, quota=f"{count}/{unit}", store=store))
         for unit, count in quotas.items()
@@ -158,7 +171,7 @@ def limits(url: str, quotas: Quotas) -> Any:
 
     storage = RedisStorage(f"async+redis+{url}", implementation="redispy") if url else MemoryStorage()
     limiter = FixedWindowRateLimiter(storage)
-    windows = parse_many(";".join(_texts(quotas)))
+    windows = parse_many(";".join(quota_texts(quotas)))
 
     async def admits(client: str) -> bool:
         for window in windows:
@@ -177,7 +190,7 @@ def slowapi(url: str, quotas: Quotas) -> Any:
 
     limiter = Limiter(key_func=get_remote_address, storage_uri=f"redis+{url}" if url else "memory://")
 
-    @limiter.limit(";".join(_texts(quotas)))  # type: ignore[untyped-decorator]
+    @limiter.limit(";".join(quota_texts(quotas)))  # type: ignore[untyped-decorator]
     async def hello(request: Request) -> PlainTextResponse:  # noqa: ARG001 - slowapi looks for this name
         return PlainTextResponse("hello")
 
@@ -230,7 +243,7 @@ def flask_limiter(url: str, quotas: Quotas) -> Any:
 
     app = flask()
     storage = f"redis+{url}" if url else "memory://"
-    Limiter(get_remote_address, app=app, default_limits=_texts(quotas), storage_uri=storage)
+    Limiter(get_remote_address, app=app, default_limits=quota_texts(quotas), storage_uri=storage)
     return app
 
 
@@ -239,44 +252,47 @@ PEERS = (
     Contender(
         "asgi-ratelimit",
         asgi_ratelimit,
-        remark="Its own middleware with one rule. Fixed windows, no rate headers: TTL and EVALSHA.",
+        remark="Its own middleware with one rule. Fixed windows: TTL and EVALSHA.",
+        without="headers, smooth windows; in memory also a bound, and all or nothing",
     ),
     Contender(
         "throttled-py",
         throttled,
         remark="GCRA. One limiter holds one quota, so three of them, asked one after the other by a middleware of ours, the "
-        "thinnest possible, without rate headers.",
+        "thinnest possible. Its memory store may hold a million keys here; beyond 1,024 it forgets clients by default.",
+        without="headers, all or nothing",
     ),
     Contender(
         "limits",
         limits,
-        remark="Its asyncio side on redis-py, fixed windows, asked by the same thinnest middleware, without rate headers.",
+        remark="Its asyncio side on redis-py, fixed windows, asked by the same thinnest middleware.",
+        without="headers, smooth windows, all or nothing; in memory also a bound",
     ),
     Contender(
         "fastapi-limiter",
         fastapi_limiter,
         "FastAPI",
         "With a limiter made as its README says, all clients share one bucket; so each client got its own, by the factory "
-        "that pyrate-limiter's README shows. Sliding log, no rate headers. Compared with the bare FastAPI application.",
+        "that pyrate-limiter's README shows. Sliding log. Compared with the bare FastAPI application.",
+        without="headers, a bound on memory",
     ),
     Contender(
         "slowapi",
         slowapi,
         remark="Its decorator on the route, fixed windows, rate headers off as by default. Calls Redis synchronously.",
+        without="headers, smooth windows, all or nothing; in memory also a bound",
     ),
 )
 WSGI = (
     Contender("LimitGate", limitgate_wsgi, "Flask", "LimitGateWSGI around the same application."),
-    Contender("Flask-Limiter", flask_limiter, "Flask", "Default limits, fixed windows, rate headers off as by default."),
+    Contender(
+        "Flask-Limiter",
+        flask_limiter,
+        "Flask",
+        "Default limits, fixed windows, rate headers off as by default.",
+        without="headers, smooth windows, all or nothing; in memory also a bound",
+    ),
 )
-
-
-def served() -> Any:
-    """The application that a server process is told to serve, by name and store, through the environment."""
-    name, url = os.environ["BENCHMARK_APP"], os.environ["BENCHMARK_STORE"]
-    if name in BARE:
-        return BARE[name]()
-    return next(contender for contender in (LIMITGATE, *PEERS) if contender.name == name).build(url, EASY)
 
 
 class _Asking:
@@ -294,7 +310,8 @@ class _Asking:
         await self.app(scope, receive, send)
 
 
-def _texts(quotas: Quotas) -> list[str]:
+def quota_texts(quotas: Quotas) -> list[str]:
+    """Quotas as limits are written."""
     return [f"{count}/{unit}" for unit, count in quotas.items()]
 
 

@@ -17,11 +17,10 @@ from itertools import count, islice
 from typing import Any, NamedTuple
 
 from benchmarks.contenders import starlette
-from benchmarks.drive import Crowd, Crowds, trouble
+from benchmarks.drive import CLIENTS, Crowd, Crowds, trouble
 from benchmarks.readme import RULE, bare_example, example, visit
 from limitgate import LimitGate, LimitGateWSGI, MemoryStore, Rule
 
-CLIENTS = 1_000
 FEW, MANY = 32, 192
 """Requests between two marks. Both are counted, and the difference is what so many more cost: what comes once cancels out."""
 TIMES = 3

@@ -15,8 +15,11 @@ import uvloop
 
 from benchmarks.contenders import PATH
 
-CLIENTS = 250
+CLIENTS = 1_000
 """Addresses that requests come from, in turn."""
+CROWD = 100_000
+"""As many where there are many."""
+FEW_CLIENTS = 250
 _THREADS = 32
 """As many as a crowd of threads may have at once."""
 

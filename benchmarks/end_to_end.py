@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from benchmarks.contenders import BARE, LIMITGATE, PATH, PEERS
 from benchmarks.cpu import in_memory, on_redis
-from benchmarks.drive import CLIENTS, address
+from benchmarks.drive import CROWD
 from tests.support.redis_server import RedisServer
 
 CONNECTIONS = 32
@@ -29,19 +29,34 @@ _WARM = 1
 """Seconds that each server is asked before it counts."""
 
 _SCRIPT = """
-local requests = {{}}
-init = function()
-  for number = 0, {clients} - 1 do
-    requests[number] = wrk.format("GET", "{path}", {{["X-Forwarded-For"] = "{network}" .. number}})
-  end
-end
 local number = 0
 request = function()
   number = (number + 1) % {clients}
-  return requests[number]
+  local client = string.format("10.%d.%d.%d", number / 65536, number / 256 % 256, number % 256)
+  return "GET {path} HTTP/1.1\\r\\nHost: localhost\\r\\nX-Forwarded-For: " .. client .. "\\r\\n\\r\\n"
 end
 """
-"""What wrk sends: each request from the next client. uvicorn believes a peer on 127.0.0.1 about the client's address."""
+"""What wrk sends: each request from the next client. uvicorn believes a peer on 127.0.0.1 about the client's address.
+
+There are so many clients that none is back within a run, so that README's 5 per second refuse nobody.
+"""
+
+
+class Server(NamedTuple):
+    """A server that runs."""
+
+    port: int
+    pid: int
+
+
+class Run(NamedTuple):
+    """What a server did while it was asked for a while."""
+
+    rate: float
+    """Requests per second."""
+    failed: int
+    cpu: float = 0.0
+    """CPU per request, µs; 0 where the system does not tell."""
 
 
 class Served(NamedTuple):
@@ -53,6 +68,8 @@ class Served(NamedTuple):
     """Share of what the bare application managed in the same round, median over the rounds."""
     failed: int
     """Answers that were not 2xx or 3xx, and connections that broke."""
+    added: tuple[float, ...] = ()
+    """CPU of the server per request over the bare application's, µs, round by round; empty where the system does not tell."""
 
 
 @dataclass(frozen=True)
@@ -71,21 +88,21 @@ def throughput(server: RedisServer, *, rounds: int, seconds: int) -> Throughput:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="limitgate-benchmark-")))
         script = folder / "clients.lua"
-        script.write_text(_SCRIPT.format(clients=CLIENTS, path=PATH, network=address(0)[:-1]))
-        ports = {name: stack.enter_context(_uvicorn(app, url)) for name, (app, url) in _apps(server).items()}
-        runs: dict[str, list[tuple[float, int]]] = {name: [] for name in ports}
-        for port in ports.values():
-            _wrk(wrk, script, port, _WARM)
+        script.write_text(_SCRIPT.format(clients=CROWD, path=PATH))
+        servers = {name: stack.enter_context(_uvicorn(app, url)) for name, (app, url) in _apps(server).items()}
+        runs: dict[str, list[Run]] = {name: [] for name in servers}
+        for one in servers.values():
+            _run(wrk, script, one, _WARM)
         for _ in range(rounds):
-            for name, port in ports.items():
-                runs[name].append(_wrk(wrk, script, port, seconds))
+            for name, one in servers.items():
+                runs[name].append(_run(wrk, script, one, seconds))
     return Throughput({name: _served(taken, runs[_bare_of(name)]) for name, taken in runs.items()})
 
 
 def _apps(server: RedisServer) -> dict[str, tuple[str, str]]:
     """What is served under which name: the application and its store."""
     apps = {name: (name, "") for name in BARE}
-    apps |= {in_memory(LIMITGATE.name): (LIMITGATE.name, "")}
+    apps |= {in_memory(contender.name): (contender.name, "") for contender in (LIMITGATE, PEERS[0])}
     return apps | {on_redis(contender.name): (contender.name, server.url) for contender in (LIMITGATE, *PEERS)}
 
 
@@ -93,27 +110,28 @@ def _bare_of(name: str) -> str:
     return next((peer.bare for peer in PEERS if on_redis(peer.name) == name), name if name in BARE else LIMITGATE.bare)
 
 
-def _served(taken: list[tuple[float, int]], bare: list[tuple[float, int]]) -> Served:
+def _served(runs: list[Run], bare: list[Run]) -> Served:
     return Served(
-        statistics.median(rate for rate, _ in taken),
-        statistics.median(rate / base for (rate, _), (base, _) in zip(taken, bare)),
-        sum(failed for _, failed in taken),
+        statistics.median(run.rate for run in runs),
+        statistics.median(run.rate / base.rate for run, base in zip(runs, bare)),
+        sum(run.failed for run in runs),
+        tuple(run.cpu - base.cpu for run, base in zip(runs, bare) if run.cpu and base.cpu),
     )
 
 
 @contextmanager
-def _uvicorn(app: str, url: str) -> Iterator[int]:
+def _uvicorn(app: str, url: str) -> Iterator[Server]:
     """A server in a process of its own, on a free port, stopped by its pid."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "uvicorn", "--factory", "benchmarks.contenders:served", "--port", str(port)]
-    command += ["--host", "127.0.0.1", "--loop", "asyncio", "--no-access-log", "--log-level", "critical"]
+    command = [sys.executable, "-m", "uvicorn", "--factory", "benchmarks.readme:served", "--port", str(port)]
+    command += ["--host", "127.0.0.1", "--loop", "uvloop", "--http", "httptools", "--no-access-log", "--log-level", "critical"]
     environment = {**os.environ, "BENCHMARK_APP": app, "BENCHMARK_STORE": url}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         _wait_for(port, process)
-        yield port
+        yield Server(port, process.pid)
     finally:
         process.terminate()
         try:
@@ -135,11 +153,23 @@ def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
     raise RuntimeError(f"uvicorn did not come up on port {port}")
 
 
-def _wrk(wrk: str, script: Path, port: int, seconds: int) -> tuple[float, int]:
-    """Requests per second, and how many were not answered well."""
-    command = [wrk, "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "-s", str(script), f"http://127.0.0.1:{port}"]
+def _run(wrk: str, script: Path, server: Server, seconds: int) -> Run:
+    """Have wrk ask a server."""
+    command = [wrk, "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "-s", str(script), f"http://127.0.0.1:{server.port}"]
+    before = _cpu(server.pid)
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=seconds + _PATIENCE)
-    return parsed(done.stdout)
+    return Run(*parsed(done.stdout), (_cpu(server.pid) - before) / max(requests(done.stdout), 1))
+
+
+def _cpu(pid: int) -> float:
+    """CPU that all threads of a process have spent, µs; 0 where the system does not tell."""
+    return sum(int(file.read_text().split()[0]) for file in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e3
+
+
+def requests(text: str) -> int:
+    """How many requests wrk's report is of."""
+    match = re.search(r"(\d+) requests in", text)
+    return int(match[1]) if match else 0
 
 
 def parsed(text: str) -> tuple[float, int]:

@@ -1,15 +1,15 @@
 """What a limiter adds to a request in each framework, beside the limiter that the framework's users would take otherwise.
 
-All copies of a framework's application take turns: the bare one, and one for each limiter, store and number of windows. Django
-under ASGI hands every request to a new thread, at a price that varies by more than a limiter costs when threads move between
-cores; so all this happens on one core.
+All copies of a framework's application take turns, under README's rule: the bare one, and one for each limiter and store.
+Django under ASGI hands every request to a new thread, at a price that varies by more than a limiter costs when threads move
+between cores; so all this happens on one core.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
@@ -18,16 +18,13 @@ from typing import Any, Literal
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
-from benchmarks.contenders import EASY, PATH, PATIENCE, Build, Quotas, fastapi, flask, flask_limiter, rule
+from benchmarks.contenders import PATH, PATIENCE, README, Build, Quotas, fastapi, flask, flask_limiter, rule
 from benchmarks.cpu import in_memory, on_redis
 from benchmarks.drive import Crowd, Crowds
 from benchmarks.figures import Failed, Outcome, Outcomes
 from benchmarks.rounds import Plan, alternate
 from limitgate import LimitGate
 from tests.support.redis_server import RedisServer
-
-WINDOWS: Mapping[str, Quotas] = {"one window": {"minute": EASY["minute"]}, "three windows": EASY}
-"""What each limits by."""
 
 
 @dataclass(frozen=True)
@@ -143,13 +140,8 @@ def slowapi(url: str, quotas: Quotas) -> Any:
     return app
 
 
-def copy_name(limiter: Limiter, windows: str, store: Callable[[str], str]) -> str:
-    """What a limiter's copy is called among the outcomes of its framework; the bare one is called as the framework."""
-    return store(f"{limiter.name}, {windows}")
-
-
 def added(server: RedisServer, concurrencies: Sequence[int], plan: Plan) -> dict[str, dict[int, Outcomes]]:
-    """By framework and concurrency: all copies, named as `copy_name` says."""
+    """By framework and concurrency: the bare copy, called as the framework, and the limiters' by `on_redis` and `in_memory`."""
     from benchmarks import django_side
 
     with django_side.configured(server.url), _on_one_core():
@@ -162,12 +154,10 @@ def _added(framework: Framework, server: RedisServer, concurrencies: Sequence[in
         door = crowd_of.wsgi if framework.door == "wsgi" else crowd_of.asgi
         crowds: dict[str, Crowd] = {framework.name: door(framework.bare())}
         broken: dict[str, Outcome] = {}
-        for limiter, (windows, quotas), (store, url) in product(
-            framework.limiters, WINDOWS.items(), ((on_redis, server.url), (in_memory, ""))
-        ):
-            name = copy_name(limiter, windows, store)
+        for limiter, (store, url) in product(framework.limiters, ((on_redis, server.url), (in_memory, ""))):
+            name = store(limiter.name)
             try:
-                crowds[name] = limiter.crowd(door(limiter.build(url, quotas)), url)
+                crowds[name] = limiter.crowd(door(limiter.build(url, README)), url)
             except Exception as error:  # noqa: BLE001 - whatever keeps it from being built is what is to be shown
                 broken[name] = Failed(type(error).__name__)
         return {concurrency: {**broken, **alternate(crowds, concurrency, plan, server)} for concurrency in concurrencies}

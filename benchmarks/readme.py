@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from benchmarks.contenders import PATH, PATIENCE, Quotas, starlette
+from benchmarks.contenders import BARE, LIMITGATE, PATH, PATIENCE, PEERS, README, rule
 from benchmarks.drive import address, scope
-from limitgate import LimitGate, Rule, limit
+from limitgate import LimitGate, limit
 
-QUOTAS: Quotas = {"second": 5, "minute": 100, "day": 2_000}
-RULE = Rule("api", path="/api/**", key=["path", "ip"], qps=5, qpm=100, qpd=2_000)
+RULE = rule(README)
 """The rule of README's first example."""
 CONFIG = Path(__file__).parent.parent / "config"
 PROXY = "192.0.2.1"
@@ -26,16 +26,17 @@ _LOGINS = 3
 """In a lap. Each is made by an address of its own, as nobody logs in every second."""
 
 
+def served() -> Any:
+    """The application that a server process is told to serve, by name and store, through the environment."""
+    name, url = os.environ["BENCHMARK_APP"], os.environ["BENCHMARK_STORE"]
+    if name in BARE:
+        return BARE[name]()
+    return next(contender for contender in (LIMITGATE, *PEERS) if contender.name == name).build(url, README)
+
+
 def options(store: Any) -> dict[str, Any]:
     """Options of a middleware that is measured: a request that could not be decided shows up as a 503."""
-    return {"store": store or "memory://", "on_error": "closed", "timeout": PATIENCE}
-
-
-def limitgate(url: str, _: Quotas = QUOTAS) -> Starlette:
-    """README's rule around Starlette."""
-    app = starlette()
-    app.add_middleware(LimitGate, rules=[RULE], **options(url))
-    return app
+    return {"store": "memory://" if store == "" else store, "on_error": "closed", "timeout": PATIENCE}
 
 
 def bare_example() -> Starlette:

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 
 from benchmarks.attack import AT_ONCE, Attack, Rush
-from benchmarks.contenders import BARE, WSGI
+from benchmarks.contenders import BARE, PEERS, WSGI, Contender
 from benchmarks.cpu import CALLER, NO_OP, SCRIPT, in_memory, on_redis
+from benchmarks.drive import CROWD
 from benchmarks.end_to_end import CONNECTIONS
+from benchmarks.extras import BARE_EXAMPLE, BUSY, EXAMPLE, LEASED, PLAIN, variants
 from benchmarks.figures import Bar, Failed, Outcomes, Taken, over, ratio, server
-from benchmarks.frameworks import WINDOWS, Framework, copy_name, frameworks
+from benchmarks.frameworks import Framework, frameworks
 from benchmarks.growth import Growth
 from benchmarks.memory_use import REQUESTS
 from benchmarks.results import ASGI, CROWDED, Results, bars
@@ -24,29 +26,51 @@ Cell = Callable[[Outcomes, str], str]
 """What to write about one contender."""
 
 _HOW = """\
-Each contender is the same application with one route, limited by client address under three windows (1,000 per second, 5,000
-per minute, 10,000 per day) that refuse nothing here; one that answers anything but 200 is shown as failing. Requests come from
-250 addresses. CPU is that of the process that handles requests, straight into the application without a server; what is shown
-is the difference to the bare application. The machine's speed drifts by half within minutes, so all take turns in many short
-rounds: a figure is the median over the rounds, in brackets the best round less the bare application's best, and a ratio is the
-median of the ratios within each round. Redis stands beside, on a unix socket; its CPU is that of its process, as INFO has it;
-its commands are counted by MONITOR in a turn that is not timed. All use the redis-py named above with its defaults: its pool
-refuses the 101st connection that is wanted at once."""
+Each contender is the same application with one route, limited as README's first rule says: 5 per second, 100 per minute and
+2,000 per day for each client, LimitGate by `key: [path, ip]` and with its rate headers, the peers by address. One that
+answers anything but 200 is shown as failing. CPU is that of the process that handles requests, straight into the application
+without a server, on uvloop; what is shown is the difference to the bare application. The machine's speed drifts by half
+within minutes, so all take turns in many short rounds: a figure is the median over the rounds, in brackets the best round
+less the bare application's best, and a ratio is the median of the ratios within each round.
+
+Buckets drain between two visits, in real time and on the stores' own clocks: in each turn half of the 1,000 clients make a
+request each, and rounds begin at least 0.33 seconds apart, so that by the next visit a request has drained from 5 per second
+and from 100 per minute. Of 2,000 per day some is always owed, as it is by real clients: one request takes 43 seconds to
+drain. Of 100,000 clients each makes one request first; a turn is then that of the next 500, who have been away for longer.
+
+Redis stands beside, on a unix socket; its CPU is that of its process, as INFO has it; its commands are counted by MONITOR in
+a turn that is not timed. "All or nothing" is that a refused request is charged to no window; smooth windows let no more than
+their burst through at once, fixed ones twice as many around an edge. All use the redis-py named above with its defaults: its
+pool refuses the 101st connection that is wanted at once."""
+_KINDS = """\
+The whole example is `config/` with its tiers, a trusted proxy whose header names the client, and a login that is decorated
+besides its rule. Of 32 requests one is of a VIP's API key, three are logins (two limits in two buckets), one is a health check,
+and the others ask for `/api/hello`."""
+_MIXED = f"""\
+All but the last two are README's rule and one thing more. {BUSY.capitalize()} is a rule of one limit, 100,000 per second, to
+compare a lease with."""
+_EASY = """\
+The case that this page used to show: `key: [ip]`, 250 clients, 1,000 per second, 5,000 per minute, 10,000 per day, no pause, so
+that no bucket ever drains."""
 
 
 def page(results: Results) -> str:
     """Everything, as a page."""
     sections = [
         ("What was aimed at", _bars(bars(results))),
-        ("CPU per request over the bare application, µs", _cpu(results)),
+        ("README's rule, 1,000 clients: CPU per request over the bare application, µs", _gate(results)),
+        (f"README's rule, {CROWD:,} clients: CPU per request over the bare application, µs", _crowded(results)),
+        ("README's whole example: CPU per request over its bare application, µs", _example(results)),
+        (f"What each option costs: CPU per request over the bare application, {CROWDED} at once, µs", _options(results)),
         ("What a request costs Redis", _server(results)),
         ("WSGI: CPU per request over bare Flask, µs", _wsgi(results)),
         ("Frameworks: CPU per request over each bare framework, µs", _frameworks(results)),
+        (f"Through uvicorn, one worker, uvloop, httptools, {CONNECTIONS} connections", _served(results)),
         ("One client far over its limit, 5 per second and 100 per minute", _attacks(results)),
         (f"{AT_ONCE:,} requests at the same moment, on Redis", _rushes(results)),
-        (f"Through uvicorn, one worker, h11, {CONNECTIONS} connections", _served(results)),
         ("What must not grow: LimitGate's CPU over the bare application, µs", _growth(results)),
         ("Bytes for each client, three windows", _memory(results)),
+        (f"The easy case: CPU per request over the bare application, {CROWDED} at once, µs", _easy(results)),
         ("How it was measured", _HOW),
         ("How each was set up", "\n".join(f"* {contender.name}: {contender.remark}" for contender in (*ASGI, WSGI[1]))),
     ]
@@ -58,29 +82,31 @@ def page(results: Results) -> str:
 def summary(results: Results) -> str:
     """A table that fits into README."""
     heads = [
-        "three windows on Redis",
-        *[f"CPU over bare app, {concurrency} at once, µs" for concurrency in results.asgi],
-        f"Redis' CPU, {CROWDED} at once, µs",
-        "Redis commands",
+        "README's rule, CPU over the bare app, µs",
+        f"in memory, {CROWDED} at once",
+        *[f"on Redis, {concurrency} at once" for concurrency in results.gate],
+        f"Redis' CPU, {CROWDED} at once",
         "commands per refusal",
         f"decided of {AT_ONCE:,} at once",
         "requests/s of bare app's",
+        "does without",
     ]
     rows = []
     for contender in ASGI:
         name = on_redis(contender.name)
-        outcomes = results.asgi.get(CROWDED, {})
+        outcomes = results.gate.get(CROWDED, {})
         attack, rush = results.attacks.get(contender.name), results.rushes.get(contender.name)
         served = results.throughput.served.get(name)
         rows.append(
             [
                 contender.name,
-                *[_over(at_once, name, contender.bare) for at_once in results.asgi.values()],
+                _over(outcomes, in_memory(contender.name), contender.bare),
+                *[_over(at_once, name, contender.bare) for at_once in results.gate.values()],
                 _median(server(outcomes, name)),
-                _commands(outcomes, name),
                 number(attack.commands) if attack else NOTHING,
                 number(rush.decided) if rush else NOTHING,
                 f"{served.of_bare:.0%}" if served else NOTHING,
+                contender.without or "nothing",
             ]
         )
     return f"{table(heads, rows)}\n\nMeasured {results.setting}."
@@ -119,29 +145,81 @@ def _bars(marks: Iterable[Bar]) -> str:
 
 
 def _fine(figure: float) -> str:
-    return f"{figure:,.0f}" if figure >= 100 else f"{figure:.2g}"
+    return f"{figure:,.0f}" if figure >= 100 else f"{figure:.3g}"
 
 
-def _cpu(results: Results) -> str:
-    if not results.asgi:
+def _gate(results: Results) -> str:
+    if not results.gate:
         return ""
-    heads = ["at once", *map(str, results.asgi)]
-    parts = []
-    for title, store in (("on Redis", on_redis), ("in memory", in_memory)):
+    calls = [
+        [name, *[_over(outcomes, name, CALLER) for outcomes in results.gate.values()], NOTHING] for name in (NO_OP, SCRIPT)
+    ]
+    tables = _on_both(results.gate, ASGI, calls)
+    rows = [[name, *[_raw(outcomes, name) for outcomes in results.gate.values()]] for name in BARE]
+    return "\n\n".join([*tables, table(["to compare with, not over anything, at once", *map(str, results.gate)], rows)])
+
+
+def _on_both(
+    by_concurrency: Mapping[int, Outcomes], contenders: Sequence[Contender], calls: Sequence[Sequence[str]] = ()
+) -> list[str]:
+    """A table for each store, and what each contender leaves out."""
+    tables = []
+    for title, store, more in (("in memory", in_memory, ()), ("on Redis", on_redis, calls)):
         rows = [
-            [contender.name, *[_over(outcomes, store(contender.name), contender.bare) for outcomes in results.asgi.values()]]
-            for contender in ASGI
+            [
+                contender.name,
+                *[_over(outcomes, store(contender.name), contender.bare) for outcomes in by_concurrency.values()],
+                contender.without or "nothing",
+            ]
+            for contender in contenders
         ]
-        if store is on_redis:
-            rows += [[name, *[_over(outcomes, name, CALLER) for outcomes in results.asgi.values()]] for name in (NO_OP, SCRIPT)]
-        parts.append(table([f"{title}, {heads[0]}", *heads[1:]], rows))
-    rows = [[name, *[_raw(outcomes, name) for outcomes in results.asgi.values()]] for name in BARE]
-    parts.append(table(["to compare with, not over anything, at once", *heads[1:]], rows))
-    return "\n\n".join(parts)
+        tables.append(table([f"{title}, at once", *map(str, by_concurrency), "does without"], [*rows, *more]))
+    return tables
+
+
+def _crowded(results: Results) -> str:
+    return "\n\n".join(_on_both(results.crowded, (ASGI[0], PEERS[0]))) if results.crowded else ""
+
+
+def _example(results: Results) -> str:
+    if not results.example:
+        return ""
+    rows = [
+        [store(name), *[_over(outcomes, store(name), bare) for outcomes in results.example.values()]]
+        for store in (in_memory, on_redis)
+        for name, bare in ((PLAIN, ASGI[0].bare), (EXAMPLE, BARE_EXAMPLE))
+    ]
+    return f"{table(['at once', *map(str, results.example)], rows)}\n\n{_KINDS}"
+
+
+def _options(results: Results) -> str:
+    if not results.options:
+        return ""
+    rows = []
+    for name in variants():
+        base = BUSY if name == LEASED else PLAIN
+        cells = []
+        for store in (in_memory, on_redis):
+            costs, plain = (over(results.options, store(one), ASGI[0].bare) for one in (name, base))
+            times = ratio(costs, plain)
+            cells += [_over(results.options, store(name), ASGI[0].bare), NOTHING if times is None else _fine(times)]
+        rows.append([name, *cells])
+    heads = ["", "in memory", "times as much", "on Redis", "times as much"]
+    return f"{table(heads, rows)}\n\n{_MIXED}"
+
+
+def _easy(results: Results) -> str:
+    if not results.easy:
+        return ""
+    rows = [
+        [contender.name, *[_over(results.easy, store(contender.name), contender.bare) for store in (in_memory, on_redis)]]
+        for contender in (ASGI[0], PEERS[0])
+    ]
+    return f"{table(['', 'in memory', 'on Redis'], rows)}\n\n{_EASY}"
 
 
 def _server(results: Results) -> str:
-    if not results.asgi:
+    if not results.gate:
         return ""
     names = [*[on_redis(contender.name) for contender in ASGI], NO_OP, SCRIPT]
     tables: dict[str, Cell] = {
@@ -150,8 +228,8 @@ def _server(results: Results) -> str:
     }
     return "\n\n".join(
         table(
-            [title, *map(str, results.asgi)],
-            [[name, *[cell(outcomes, name) for outcomes in results.asgi.values()]] for name in names],
+            [title, *map(str, results.gate)],
+            [[name, *[cell(outcomes, name) for outcomes in results.gate.values()]] for name in names],
         )
         for title, cell in tables.items()
     )
@@ -182,19 +260,18 @@ def _frameworks(results: Results) -> str:
 
 
 def _framework(framework: Framework, by_concurrency: Mapping[int, Outcomes]) -> str:
-    """Limiters by rows, concurrency and number of windows by columns; last what the most windows cost in commands."""
-    columns = [(concurrency, windows) for concurrency in by_concurrency for windows in WINDOWS]
-    most = columns[-1]
-    heads = [f"{windows}, {concurrency} at once" for concurrency, windows in columns]
-    rows = []
-    for store, limiter in product((on_redis, in_memory), framework.limiters):
-        cells = [
-            _over(by_concurrency[concurrency], copy_name(limiter, windows, store), framework.name)
-            for concurrency, windows in columns
+    """Limiters by rows, concurrency by columns; last what the most at once cost in commands."""
+    heads = [f"{concurrency} at once" for concurrency in by_concurrency]
+    most = by_concurrency[max(by_concurrency)]
+    rows = [
+        [
+            store(limiter.name),
+            *[_over(outcomes, store(limiter.name), framework.name) for outcomes in by_concurrency.values()],
+            _commands(most, store(limiter.name)),
         ]
-        commands = _commands(by_concurrency[most[0]], copy_name(limiter, most[1], store))
-        rows.append([store(limiter.name), *cells, commands])
-    bare = [_raw(by_concurrency[concurrency], framework.name) for concurrency, _ in columns]
+        for store, limiter in product((on_redis, in_memory), framework.limiters)
+    ]
+    bare = [_raw(outcomes, framework.name) for outcomes in by_concurrency.values()]
     return table([framework.name, *heads, f"Redis commands, {heads[-1]}"], [*rows, ["bare, not over anything", *bare, NOTHING]])
 
 
@@ -240,10 +317,16 @@ def _served(results: Results) -> str:
     if results.throughput.missing:
         return f"Not measured: {results.throughput.missing}."
     rows = [
-        [name, number(served.per_second), f"{served.of_bare:.0%}", number(served.failed)]
+        [
+            name,
+            number(served.per_second),
+            f"{served.of_bare:.0%}",
+            _median(served.added),
+            number(served.failed),
+        ]
         for name, served in results.throughput.served.items()
     ]
-    return table(["", "requests/s", "of its bare application's", "failed"], rows)
+    return table(["", "requests/s", "of its bare application's", "the server's CPU over it, µs", "failed"], rows)
 
 
 def _growth(results: Results) -> str:
@@ -267,6 +350,7 @@ def _memory(results: Results) -> str:
         ["LimitGate on Redis, three rules, three keys", number(use.three_keys)],
         ["LimitGate's memory store", number(use.memory_store)],
         *[[f"{on_redis(name)}, after {REQUESTS} requests", number(size)] for name, size in use.clients.items()],
+        *[[f"{name}, by which a process grows, {CROWD:,} clients", number(size)] for name, size in use.process.items()],
     ]
     return table(["", "bytes"], rows)
 

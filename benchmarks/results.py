@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.attack import AT_ONCE, Attack, Rush
-from benchmarks.contenders import LIMITGATE, PEERS
-from benchmarks.cpu import CALLER, NO_OP, in_memory, on_redis
+from benchmarks import instructions
+from benchmarks.attack import Attack, Rush
+from benchmarks.contenders import LIMITGATE, PEERS, WSGI
+from benchmarks.cpu import Naming, in_memory, on_redis
 from benchmarks.end_to_end import Throughput
-from benchmarks.figures import Bar, Outcomes, best, over, ratio, server
+from benchmarks.extras import BARE_EXAMPLE, EXAMPLE, PLAIN
+from benchmarks.figures import Bar, Outcomes, over, ratio, server
 from benchmarks.growth import Growth
 from benchmarks.memory_use import MemoryUse
 from benchmarks.setting import Setting
 
 ASGI = (LIMITGATE, *PEERS)
-Naming = Callable[[str], str]
-"""`on_redis` or `in_memory`."""
-CROWDED = 32
-"""The concurrency that most marks are about."""
+CROWDED, THREADS = 32, 8
+"""The concurrency that most marks are about, and that of threads."""
+PEER = PEERS[0].name
+"""The peer that most marks compare with, the cheapest of them."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,12 @@ class Results:
     """What one run measured; what it left out is empty."""
 
     setting: Setting
-    asgi: Mapping[int, Outcomes] = field(default_factory=dict)
+    gate: Mapping[int, Outcomes] = field(default_factory=dict)
     """By concurrency."""
+    crowded: Mapping[int, Outcomes] = field(default_factory=dict)
+    example: Mapping[int, Outcomes] = field(default_factory=dict)
+    options: Outcomes = field(default_factory=dict)
+    easy: Outcomes = field(default_factory=dict)
     wsgi: Mapping[int, Outcomes] = field(default_factory=dict)
     frameworks: Mapping[str, Mapping[int, Outcomes]] = field(default_factory=dict)
     """By framework, then by concurrency."""
@@ -39,48 +45,79 @@ class Results:
 
 
 def bars(results: Results) -> list[Bar]:
-    """The marks that were set before the engine was built for speed, and what was measured."""
-    crowded, alone = results.asgi.get(CROWDED, {}), results.asgi.get(1, {})
-    attack, rush = results.attacks.get(LIMITGATE.name), results.rushes.get(LIMITGATE.name)
-    served = results.throughput.served.get(on_redis(LIMITGATE.name))
-    ours = over(alone, on_redis(LIMITGATE.name), LIMITGATE.bare)
-    throttled = server(crowded, on_redis("throttled-py"))
+    """The marks that were set before requests were made cheap, and what was measured."""
+    attack = results.attacks.get(LIMITGATE.name)
+    served = {name: results.throughput.served.get(on_redis(name)) for name in (LIMITGATE.name, PEER)}
+    ours, theirs = served[LIMITGATE.name], served[PEER]
+    counts = instructions.kept().get(instructions.python())
+    crowded = results.gate.get(CROWDED, {})
     return [
-        _against_best("CPU over the bare app on Redis, 32 at once, of the best peer's", crowded, on_redis, 1 / 5, 1 / 10),
-        Bar("the same, 1 at once, of one bare redis-py `evalsha`", 1.2, 0.7, ratio(ours, over(alone, NO_OP, CALLER))),
-        _against_best("CPU over the bare app in memory, 32 at once, of the best peer's", crowded, in_memory, 1 / 3, 1 / 5),
+        _against_peer("CPU in memory, 32 at once, of asgi-ratelimit's", crowded, in_memory, 1.6, 1.0),
+        _against_peer("CPU on Redis, 32 at once, of asgi-ratelimit's", crowded, on_redis, 0.1, 0.07),
+        _against_peer("the same, 8 at once", results.gate.get(8, {}), on_redis, 0.14, 0.09),
+        _against_peer("the same, 1 at once", results.gate.get(1, {}), on_redis, 0.25, 0.17),
         Bar(
-            "Redis' CPU, 32 at once, of that for throttled-py's three calls",
-            1 / 4,
-            1 / 6,
-            ratio(server(crowded, on_redis(LIMITGATE.name)), throttled),
+            "Redis' own CPU, 32 at once, of that for asgi-ratelimit",
+            0.27,
+            0.2,
+            ratio(server(crowded, on_redis(LIMITGATE.name)), server(crowded, on_redis(PEER))),
         ),
-        Bar("Redis commands per refused request under attack", 0.05, 0.01, attack.commands if attack else None),
+        _in_flask("Flask in memory, 8 threads, of Flask-Limiter's", results, in_memory, 0.2, 0.12),
+        _in_flask("Flask on Redis, 8 threads, of Flask-Limiter's", results, on_redis, 0.1, 0.05),
         Bar(
-            f"of {AT_ONCE:,} requests at once answered by a decision",
-            AT_ONCE,
-            AT_ONCE,
-            rush.decided if rush else None,
-            higher_is_better=True,
-        ),
-        Bar(
-            "requests/s through uvicorn on Redis, 32 connections, of the bare app's",
+            "requests/s through uvicorn on Redis, 32 connections, of the bare application's",
             0.6,
-            0.75,
-            served.of_bare if served else None,
+            0.67,
+            ours.of_bare if ours else None,
             results.throughput.missing,
             higher_is_better=True,
+        ),
+        Bar("the server's CPU then, of asgi-ratelimit's", 0.14, 0.09, ratio(ours and ours.added, theirs and theirs.added)),
+        _example(results),
+        _many_clients(results),
+        *[
+            Bar(f"{one.what}: {one.much} against {one.little}", 1.2, 1.05, ratio(*reversed(one.costs)))
+            for one in results.growth[:2]
+        ],
+        Bar(
+            "instructions on Redis, 32 at once, as kept by `make bench-count`",
+            75_000,
+            50_000,
+            counts.counts.get("ASGI, Redis, 32 at once") if counts else None,
+        ),
+        Bar("Redis commands per refused request under attack", 0.01, 0.01, attack.commands if attack else None),
+        Bar(
+            "bytes of memory for each of 100,000 clients",
+            400,
+            220,
+            results.memory.process.get(LIMITGATE.name) if results.memory else None,
         ),
     ]
 
 
-def peers_over(outcomes: Outcomes, store: Naming) -> dict[str, Sequence[float] | None]:
-    """What each peer cost over its bare application, round by round; None for one that failed."""
-    return {peer.name: over(outcomes, store(peer.name), peer.bare) for peer in PEERS}
+def _against_peer(what: str, outcomes: Outcomes, store: Naming, must: float, aim: float) -> Bar:
+    ours, theirs = (over(outcomes, store(name), LIMITGATE.bare) for name in (LIMITGATE.name, PEER))
+    return Bar(what, must, aim, ratio(ours, theirs))
 
 
-def _against_best(what: str, outcomes: Outcomes, store: Naming, must: float, aim: float) -> Bar:
-    peers = peers_over(outcomes, store)
-    winner = best(peers)
-    ours = over(outcomes, store(LIMITGATE.name), LIMITGATE.bare)
-    return Bar(what, must, aim, ratio(ours, peers[winner]) if winner else None, winner or "")
+def _in_flask(what: str, results: Results, store: Naming, must: float, aim: float) -> Bar:
+    outcomes = results.wsgi.get(THREADS, {})
+    ours, theirs = (over(outcomes, store(contender.name), contender.bare) for contender in WSGI)
+    return Bar(what, must, aim, ratio(ours, theirs))
+
+
+def _example(results: Results) -> Bar:
+    outcomes = results.example.get(CROWDED, {})
+    whole, plain = over(outcomes, on_redis(EXAMPLE), BARE_EXAMPLE), over(outcomes, on_redis(PLAIN), LIMITGATE.bare)
+    return Bar("README's whole example on Redis, 32 at once, of its plain rule", 1.5, 1.25, ratio(whole, plain))
+
+
+def _many_clients(results: Results) -> Bar:
+    """Of two parts of a run, so the medians are compared, each as a multiple of its bare application."""
+    name = on_redis(LIMITGATE.name)
+    times = [
+        ratio(over(outcomes, name, LIMITGATE.bare), over(outcomes, LIMITGATE.bare, None))
+        for outcomes in (results.crowded.get(CROWDED, {}), results.gate.get(CROWDED, {}))
+    ]
+    many, few = times
+    return Bar("100,000 clients against 1,000, on Redis, 32 at once", 1.2, 1.05, many / few if many and few else None)

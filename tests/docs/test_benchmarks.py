@@ -5,22 +5,24 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from itertools import product
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from benchmarks import algorithms, attack, cpu, end_to_end, frameworks, pacing
+from benchmarks import algorithms, attack, cpu, end_to_end, extras, frameworks, growth, instructions, memory_use, pacing, readme
 from benchmarks.chart import Row, chart
-from benchmarks.contenders import LIMITGATE, PEERS
+from benchmarks.contenders import LIMITGATE, PEERS, WSGI
 from benchmarks.drive import Crowds, trouble
 from benchmarks.figures import Bar, Failed, Taken, Turn, best, over, ratio
 from benchmarks.redis_side import overheard, parsed
 from benchmarks.report import BEGIN, END, inserted, number, page, summary
 from benchmarks.results import Results, bars
-from benchmarks.rounds import Plan, alternate
+from benchmarks.rounds import Plan, alternate, numbers_of
 from benchmarks.setting import Setting
+from limitgate import MemoryStore
 
 ROOT = Path(__file__).parents[2]
 SETTING = Setting("2026-11-21", "a machine", "3.11.7", "7.0.15", "redis 8.1.0")
@@ -34,25 +36,46 @@ def measured() -> Results:
     """Two rounds, the second on a machine half as fast; all peers but one cost 100 µs and 30 µs of Redis' time."""
     outcomes = {"Starlette": taken(10, 20), "FastAPI": taken(40, 80), cpu.NO_OP: taken(50, 100)}
     for contender in PEERS:
-        outcomes[cpu.on_redis(contender.name)] = taken(110, 220, server=30, commands=3)
+        outcomes[cpu.on_redis(contender.name)] = taken(110, 220, server=24, commands=3)
         outcomes[cpu.in_memory(contender.name)] = taken(50, 100)
     outcomes[cpu.on_redis("limits")] = Failed("MaxConnectionsError")
     outcomes[cpu.on_redis(LIMITGATE.name)] = taken(30, 60, server=6, commands=1)
     outcomes[cpu.in_memory(LIMITGATE.name)] = taken(15, 30)
+    example = {"Starlette": taken(10, 20), extras.BARE_EXAMPLE: taken(12, 24)}
+    example |= {cpu.on_redis(extras.PLAIN): taken(30, 60), cpu.on_redis(extras.EXAMPLE): taken(40, 80)}
+    crowded = {"Starlette": taken(20, 10), cpu.on_redis(LIMITGATE.name): taken(62, 31)}
+    options = {"Starlette": taken(10, 20), **{cpu.on_redis(name): taken(30, 60) for name in extras.variants()}}
+    wsgi = {"Flask": taken(10, 20), cpu.on_redis(WSGI[0].name): taken(15, 30), cpu.on_redis(WSGI[1].name): taken(50, 100)}
     attacks = {LIMITGATE.name: attack.Attack(7000, 15, 9.0, 0.001)}
     rushes = {LIMITGATE.name: attack.Rush(999, 50.0, "503")}
     by_framework = {framework.name: {1: added(framework), 32: added(framework)} for framework in frameworks.frameworks()}
-    served = {cpu.on_redis(LIMITGATE.name): end_to_end.Served(6000.0, 0.7, 0)}
-    throughput = end_to_end.Throughput(served)
-    return Results(SETTING, {1: outcomes, 32: outcomes}, {}, by_framework, attacks, rushes, throughput)
+    served = {
+        cpu.on_redis(LIMITGATE.name): end_to_end.Served(6000.0, 0.7, 0, (10.0, 30.0)),
+        cpu.on_redis(PEERS[0].name): end_to_end.Served(3000.0, 0.3, 0, (100.0, 300.0)),
+    }
+    return Results(
+        SETTING,
+        gate={1: outcomes, 32: outcomes},
+        crowded={32: crowded},
+        memory=memory_use.MemoryUse(184.0, 408.0, 200.0, {LIMITGATE.name: 200.0}, {LIMITGATE.name: 300.0}),
+        example={32: example},
+        options=options,
+        easy=outcomes,
+        wsgi={8: wsgi},
+        frameworks=by_framework,
+        attacks=attacks,
+        rushes=rushes,
+        throughput=end_to_end.Throughput(served),
+        growth=[growth.Growth("rules", "1", "1,000", ([10.0, 20.0], [13.0, 26.0]))],
+    )
 
 
 def added(framework: frameworks.Framework) -> dict[str, Taken | Failed]:
     """LimitGate costs 20 µs and one command more than the bare framework; every peer fails."""
     outcomes: dict[str, Taken | Failed] = {framework.name: taken(40, 80)}
-    for limiter, windows, store in product(framework.limiters, frameworks.WINDOWS, (cpu.on_redis, cpu.in_memory)):
+    for limiter, store in product(framework.limiters, (cpu.on_redis, cpu.in_memory)):
         ours = taken(60, 100, commands=1) if limiter.name == LIMITGATE.name else Failed("ModuleNotFoundError")
-        outcomes[frameworks.copy_name(limiter, windows, store)] = ours
+        outcomes[store(limiter.name)] = ours
     return outcomes
 
 
@@ -96,17 +119,26 @@ def test_a_bar_says_whether_it_was_reached(measured: float | None, higher_is_bet
     assert Bar("", must, aim, measured, higher_is_better=higher_is_better).verdict == verdict
 
 
-def test_bars_are_worked_out_from_what_was_measured() -> None:
-    """Each bar finds its figures, and failed peers are not compared with."""
+def test_bars_are_worked_out_from_what_was_measured(monkeypatch) -> None:
+    """Each bar finds its figures, and what was left out is not measured."""
+    monkeypatch.setattr(instructions, "kept", dict)
     verdicts = [(bar.measured, bar.verdict) for bar in bars(measured())]
     assert verdicts == [
-        (pytest.approx(20 / 70), "missed"),
-        (pytest.approx(0.5), "aim reached"),
-        (pytest.approx(5 / 10), "missed"),
-        (pytest.approx(0.2), "reached"),
+        (pytest.approx(5 / 40), "aim reached"),
+        (pytest.approx(20 / 100), "missed"),
+        (None, "not measured"),
+        (pytest.approx(20 / 100), "reached"),
+        (pytest.approx(6 / 24), "reached"),
+        (None, "not measured"),
+        (pytest.approx(5 / 40), "missed"),
+        (0.7, "aim reached"),
+        (pytest.approx(0.1), "reached"),
+        (pytest.approx(28 / 20), "reached"),
+        (pytest.approx(42 / 20 / 2), "aim reached"),
+        (pytest.approx(1.3), "missed"),
+        (None, "not measured"),
         (0.001, "aim reached"),
-        (999, "missed"),
-        (0.7, "reached"),
+        (300.0, "reached"),
     ]
 
 
@@ -130,11 +162,11 @@ def test_the_page_shows_every_framework_with_each_of_its_limiters() -> None:
     shown = page(measured()).partition("## Frameworks")[2]
     for framework in frameworks.frameworks():
         rows = shown.partition(f"| {framework.name} |")[2].partition("\n\n")[0].splitlines()
-        assert rows[2] == f"| LimitGate on Redis |{' 20 (20) |' * 4} 1.0 |"
-        assert rows[-1] == f"| bare, not over anything |{' 60 (40) |' * 4} - |"
+        assert rows[2] == f"| LimitGate on Redis |{' 20 (20) |' * 2} 1.0 |"
+        assert rows[-1] == f"| bare, not over anything |{' 60 (40) |' * 2} - |"
         peers = [limiter.name for limiter in framework.limiters if limiter.name != LIMITGATE.name]
         assert [row.count("fails (ModuleNotFoundError)") for row in rows if any(peer in row for peer in peers)] == [
-            5
+            3
         ] * 2 * len(peers)
 
 
@@ -262,6 +294,38 @@ def test_who_does_not_answer_with_200_drops_out() -> None:
     assert outcomes["raising"] == Failed("TimeoutError")
     assert isinstance(outcomes["good"], Taken)
     assert len(outcomes["good"].turns) == 3
+
+
+def test_turns_go_on_where_the_last_one_ended() -> None:
+    """So with more clients than requests in a turn, others come in the next."""
+    visits: list[int] = []
+
+    def crowd(numbers, concurrency) -> Counter[int | str]:
+        visits.extend(numbers)
+        return Counter({200: 1})
+
+    plan = Plan(rounds=2, requests=3)
+    alternate({"one": crowd}, 1, plan, first=100)
+    assert visits == list(range(100, 100 + numbers_of(plan)))
+
+
+def test_the_whole_example_limits_all_that_it_is_asked(redis_server) -> None:
+    """In three laps nobody is refused, and the caller of the tier, every login twice, and every client have a bucket."""
+    for store in (MemoryStore(), redis_server.url):
+        with Crowds() as crowd_of:
+            crowd = crowd_of.asgi(readme.example(store), visit=partial(readme.visit, clients=1_000))
+            assert crowd(iter(range(3 * readme.LAP)), 8) == {200: 3 * readme.LAP}
+        if isinstance(store, MemoryStore):
+            assert len(store) == 1 + 2 * 9 + 3 * 27
+
+
+def test_every_option_is_measured_on_an_application_that_limits() -> None:
+    """A client is admitted, and is refused once it has used up the rule; with the bucket of all clients nobody is."""
+    for name, build in extras.variants().items():
+        with Crowds() as crowd_of:
+            crowd = crowd_of.asgi(build(""), clients=1)
+            tally = crowd(iter(range(20)), 1)
+        assert tally == ({200: 20} if name in (extras.BUSY, extras.LEASED, "shadow") else {200: 5, 429: 15}), name
 
 
 @pytest.mark.alone
