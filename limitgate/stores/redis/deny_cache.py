@@ -25,7 +25,7 @@ SKEW = 1.001
 """Factor by which Redis' clock may run faster than ours: twice what NTP ever slews a clock (500 ppm)."""
 
 
-class _Seen(NamedTuple):
+class _Refusal(NamedTuple):
     """A bucket as the script read it when it refused."""
 
     bucket: Bucket
@@ -57,13 +57,13 @@ class DenyCache:
     """Remembers the buckets of plans that were refused. Times are seconds on one monotonic clock."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, _Seen] = {}
+        self._refusals: dict[str, _Refusal] = {}
         self._given_back: dict[str, _GivenBack] = {}
         self._lock = RLock()
 
     def __len__(self) -> int:
         """Number of buckets remembered."""
-        return len(self._seen)
+        return len(self._refusals)
 
     def answer(self, plan: Plan, at: float) -> Reading | None:
         """The reading of a plan that is surely refused at a time; None if Redis has to be asked.
@@ -72,20 +72,20 @@ class DenyCache:
         """
         if plan.verb != "spend":
             return None
-        found = []
+        refusals = []
         for charge in plan.charges:
-            seen = self._seen.get(charge.key)
-            if seen is None or seen.bucket is not charge.bucket or at - seen.sent >= LONGEST:
+            refusal = self._refusals.get(charge.key)
+            if refusal is None or refusal.bucket is not charge.bucket or at - refusal.sent >= LONGEST:
                 return None
-            found.append(seen)
-        least = [seen.later(int((at - seen.sent) * SKEW * 1e6) + 1) for seen in found]
+            refusals.append(refusal)
+        least = [refusal.later(int((at - refusal.sent) * SKEW * 1e6) + 1) for refusal in refusals]
         if not all(map(_holds, plan.charges, least)):
             return None
         if read(plan.charges, 0, least).admitted:
             return None
-        elapsed = [int((at - seen.heard) * 1e6) for seen in found]
-        states = [seen.later(us) for seen, us in zip(found, elapsed)]
-        return read(plan.charges, max([seen.now + us for seen, us in zip(found, elapsed)]), states)
+        elapsed = [int((at - refusal.heard) * 1e6) for refusal in refusals]
+        states = [refusal.later(us) for refusal, us in zip(refusals, elapsed)]
+        return read(plan.charges, max([refusal.now + us for refusal, us in zip(refusals, elapsed)]), states)
 
     def learn(self, plan: Plan, reading: Reading, sent: float, heard: float) -> None:
         """Remember the reading of a call that was sent and heard at these times, or forget the buckets that it has changed.
@@ -94,7 +94,7 @@ class DenyCache:
         """
         refused = plan.verb == "spend" and not reading.admitted
         gives_back = plan.gives_back
-        if not (refused or gives_back or any(charge.key in self._seen for charge in plan.charges)):
+        if not (refused or gives_back or any(charge.key in self._refusals for charge in plan.charges)):
             return
         with self._lock:
             for charge, states in zip(plan.charges, reading.states):
@@ -106,14 +106,14 @@ class DenyCache:
                     self._given_back[key] = _GivenBack(heard, reading.now)
                 elif refused and not is_known:
                     continue
-                self._seen.pop(key, None)
+                self._refusals.pop(key, None)
                 if (
                     is_known
                     and (refused or (gives_back and plan.verb == "adjust"))
                     and charge.bucket.algorithm.refusal_is_stable(states, charge.bucket, charge.cost)
                 ):
-                    self._seen[key] = _Seen(charge.bucket, states, reading.now, sent, heard)
-            for kept in (self._seen, self._given_back):
+                    self._refusals[key] = _Refusal(charge.bucket, states, reading.now, sent, heard)
+            for kept in (self._refusals, self._given_back):
                 while len(kept) > MAX_BUCKETS:
                     del kept[next(iter(kept))]
 

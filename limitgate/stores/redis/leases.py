@@ -51,7 +51,7 @@ class _Held:
             self.debts = gcra.advance(self.debts, now - self.as_of, self.bucket)
             self.as_of = now
 
-    def seen(self) -> list[int]:
+    def view(self) -> list[int]:
         """The bucket's debts if everything is gone but what we hold; nothing else is sure."""
         return [full - (ahead - debt) for full, ahead, debt in zip(self.bucket.capacities, self.ahead, self.debts)]
 
@@ -67,7 +67,7 @@ class Leases:
 
     def __init__(self) -> None:
         self._held: dict[str, _Held] = {}
-        self.asked: set[str] = set()
+        self.pending: set[str] = set()
         """Buckets that a call on its way takes a lease from."""
         self._lock = RLock()
 
@@ -81,37 +81,37 @@ class Leases:
         if plan.verb != "spend" or not counted or not all(charge.bucket.lease for charge in counted):
             return None  # on a cluster a part may be a ban alone
         with self._lock:
-            found = []
+            leases = []
             for charge in counted:
                 held = self._held.get(charge.key)
                 if held is None or held.bucket is not charge.bucket or at - held.sent >= LONGEST:
                     return None
                 held.forward(at)
-                found.append(held)
-            views = [held.seen() for held in found]
+                leases.append(held)
+            views = [held.view() for held in leases]
             for charge, debts in zip(counted, views):
                 if gcra.try_charge(debts, charge.bucket, charge.cost + 1) is None:
                     return None  # the last one is kept: nobody shall read "0 remaining" only because it is all that we hold
-            seen = dict(zip([charge.key for charge in counted], views))
-            states = [seen.get(charge.key) or charge.bucket.algorithm.initial(0, charge.bucket) for charge in plan.charges]
-            reading = read(plan.charges, max([held.as_of for held in found]), states)
-            for held, charge in zip(found, counted):
+            by_key = dict(zip([charge.key for charge in counted], views))
+            states = [by_key.get(charge.key) or charge.bucket.algorithm.initial(0, charge.bucket) for charge in plan.charges]
+            reading = read(plan.charges, max([held.as_of for held in leases]), states)
+            for held, charge in zip(leases, counted):
                 weights = held.bucket.weights
                 held.debts = [debt + charge.cost * weight for debt, weight in zip(held.debts, weights)]
             return reading
 
-    def asking(self, plan: Plan, at: float) -> Plan:
+    def extend(self, plan: Plan, at: float) -> Plan:
         """The plan as it is sent: its buckets are leased from anew, and what is held of them is given back."""
         if plan.verb == "spend":
             for charge in plan.charges:
                 if charge.bucket.lease:
                     with self._lock:
-                        return plan._replace(charges=tuple([self._asking(charge, at) for charge in plan.charges]))
+                        return plan._replace(charges=tuple([self._extended(charge, at) for charge in plan.charges]))
         return plan
 
-    def _asking(self, charge: Charge, at: float) -> Charge:
+    def _extended(self, charge: Charge, at: float) -> Charge:
         key, bucket = charge.key, charge.bucket
-        if not bucket.lease or not charge.cost or key in self.asked or len(self._held) + len(self.asked) >= MAX_BUCKETS:
+        if not bucket.lease or not charge.cost or key in self.pending or len(self._held) + len(self.pending) >= MAX_BUCKETS:
             return charge
         held = self._held.get(key)
         if held is None:
@@ -123,29 +123,29 @@ class Leases:
             lease = held.lease(bucket.lease)
         else:  # the rule was changed: what was taken under the old one is given back when it ends
             return charge
-        self.asked.add(key)
+        self.pending.add(key)
         return charge._replace(adjustment=lease)
 
     def learn(self, plan: Plan, reading: Reading, sent: float) -> None:
-        """Note what a plan from `asking`, which was sent at a time, has taken in advance."""
+        """Note what a plan from `extend`, which was sent at a time, has taken in advance."""
         for charge, after in zip(plan.charges, reading.after):
             if charge.adjustment is None or not charge.adjustment.most:
                 continue
             with self._lock:
-                self.asked.discard(charge.key)
+                self.pending.discard(charge.key)
                 if reading.admitted and after is not None:
                     bucket = charge.bucket
                     rooms = zip(bucket.capacities, after, bucket.weights)
-                    taken = min([charge.adjustment.most, *[(full - debt) // weight for full, debt, weight in rooms]])
-                    if taken:
-                        ahead = [debt + taken * weight for debt, weight in zip(after, bucket.weights)]
+                    extra = min([charge.adjustment.most, *[(full - debt) // weight for full, debt, weight in rooms]])
+                    if extra:
+                        ahead = [debt + extra * weight for debt, weight in zip(after, bucket.weights)]
                         self._held[charge.key] = _Held(bucket, ahead, after, reading.now, sent)
 
     def forget(self, plan: Plan) -> None:
-        """A plan from `asking` was not answered: whatever it took is left to drain."""
+        """A plan from `extend` was not answered: whatever it took is left to drain."""
         for charge in plan.charges:
             if charge.adjustment and charge.adjustment.most:
-                self.asked.discard(charge.key)
+                self.pending.discard(charge.key)
 
     def pause(self, at: float) -> float | None:
         """Seconds from a time until the oldest lease ends, when it is due to be given back; None if there is none."""

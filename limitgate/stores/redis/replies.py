@@ -150,7 +150,7 @@ class RedisReplies:
     def outgoing(self, call: wire.Call) -> None:
         """Make the plans of a call ready to be sent."""
         call.sent = now = self._clock()
-        call.plans = [self.leases.asking(plan, now) for plan in call.plans]
+        call.plans = [self.leases.extend(plan, now) for plan in call.plans]
 
     def understood(self, call: wire.Call, reply: object, clock: ServerClock) -> list[Outcome]:
         """Return the outcomes of a call's plans. Raises `StoreError` for a reply of any other shape.
@@ -168,7 +168,7 @@ class RedisReplies:
         lost = _lost(plans, readings) if unwritten else ()
         outcomes: list[Outcome] = list(readings)
         for place, (plan, reading) in enumerate(zip(plans, readings)):
-            if reading.admitted and plan.verb == "spend" and not (lost or self.deny_cache or self.leases.asked):
+            if reading.admitted and plan.verb == "spend" and not (lost or self.deny_cache or self.leases.pending):
                 continue  # mostly there is nothing to note
             if place in lost:
                 self.leases.forget(plan)
@@ -186,10 +186,10 @@ class RedisReplies:
     def end_leases_in_time(self) -> None:
         """See to it that leases are given back when they end. A store does so by its own means."""
 
-    def refused_elsewhere(self, seen: Iterable[tuple[Plan, Reading]], since: float) -> None:
+    def refused_elsewhere(self, untouched: Iterable[tuple[Plan, Reading]], since: float) -> None:
         """These buckets were read, after a time, for requests that others have refused."""
         if self.deny_cache is not None:
-            for plan, reading in seen:
+            for plan, reading in untouched:
                 self.deny_cache.learn(plan, reading, since, self._clock())
 
     def unanswered(self, call: wire.Call) -> None:

@@ -54,12 +54,12 @@ class Router:
     def __init__(self, slots: SlotMap[Any]) -> None:
         self._slots = slots
 
-    def route(self, call: Call, redirection: Redirection, asked: Address) -> Route:
+    def route(self, call: Call, redirection: Redirection, origin: Address) -> Route:
         """Decide where a call goes that the node at an address has redirected."""
         slot = hash_slot_of(call.plans[0])
         if isinstance(redirection, TryAgainError):
             return Split(self._slots.holder(slot))
-        address = address_at(redirection.host, redirection.port, asked)
+        address = address_at(redirection.host, redirection.port, origin)
         call.hops += 1
         call.asking = not isinstance(redirection, MovedError)
         if not call.asking:

@@ -63,7 +63,7 @@ class Conclusion(NamedTuple):
     outcome: Outcome
     refunds: Sequence[Plan] = ()
     """Plans that give back what parts took although the plan failed or was refused."""
-    seen: Sequence[tuple[Plan, Reading]] = ()
+    untouched: Sequence[tuple[Plan, Reading]] = ()
     """Buckets that a refused plan took nothing from all the same, full shadows and costs of nothing, with their readings."""
 
 
@@ -84,12 +84,12 @@ def concluded(plan: Plan, parts: Sequence[Part], outcomes: Sequence[Outcome]) ->
             return Conclusion(outcome)
     if plan.verb != "spend":
         return Conclusion(outcome)
-    taken = [
+    admitted = [
         (part.plan, reading) for part, reading in zip(parts, outcomes) if isinstance(reading, Reading) and reading.admitted
     ]
-    back = [full_refund(part, reading) for part, reading in taken]
-    seen = [] if failures else [_untouched(part, reading) for part, reading in taken]
-    return Conclusion(outcome, [plan for plan in back if plan.charges], seen)
+    back = [full_refund(part, reading) for part, reading in admitted]
+    untouched = [] if failures else [_untouched(part, reading) for part, reading in admitted]
+    return Conclusion(outcome, [plan for plan in back if plan.charges], untouched)
 
 
 def _missed(parts: Sequence[Part], outcomes: Sequence[Outcome]) -> frozenset[str]:
@@ -163,10 +163,10 @@ class SlotMap(Generic[N]):
         self._holders[slot] = address
         self.is_outdated = True
 
-    def learn(self, reply: object, asked: Address) -> bool:
+    def learn(self, reply: object, origin: Address) -> bool:
         """Take what a node says to CLUSTER SLOTS. False if it knows of no slot."""
         holders: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
-        for first, last, address in _ranges(reply, asked):
+        for first, last, address in _ranges(reply, origin):
             holders[first : last + 1] = [address] * (last + 1 - first)
         if not any(holders):
             return False
@@ -204,18 +204,18 @@ def unreachable(nodes: SlotMap[Any], parts: Sequence[Part]) -> StoreError | None
     return StoreError(str(failures[0][1]), failures[0][1].fault, keys)
 
 
-def address_at(host: str, port: int, asked: Address) -> Address:
+def address_at(host: str, port: int, origin: Address) -> Address:
     """The address of a host and a port as a node names them. Without a host it is the node's own, which was asked."""
-    return (asked[0] if host in ("", "?") else host), port
+    return (origin[0] if host in ("", "?") else host), port
 
 
-def _ranges(reply: object, asked: Address) -> Iterable[tuple[int, int, Address]]:
+def _ranges(reply: object, origin: Address) -> Iterable[tuple[int, int, Address]]:
     """The first and the last slot, and the node, of what CLUSTER SLOTS says; of what has another shape, nothing."""
     for entry in reply if isinstance(reply, list) else []:
         try:
             first, last, (host, port, *_), *_ = entry
             host, port = parse_address(host or "", port)
             if 0 <= first <= last < REDIS_CLUSTER_HASH_SLOTS:
-                yield first, last, address_at(host, port, asked)
+                yield first, last, address_at(host, port, origin)
         except (TypeError, ValueError):
             continue

@@ -37,11 +37,11 @@ class Answers(NamedTuple):
 class Call:
     """Plans that are sent together. On a cluster all their buckets are in one slot."""
 
-    __slots__ = ("asked", "asking", "hops", "in_full", "is_repeated", "plans", "replies_due", "sent")
+    __slots__ = ("asking", "hops", "in_full", "is_repeated", "plans", "replies_due", "requested", "sent")
 
     def __init__(self, plans: Sequence[Plan]) -> None:
-        self.plans = self.asked = plans
-        """Plans as they are sent; `asked` are the same without what is taken in advance."""
+        self.plans = self.requested = plans
+        """Plans as they are sent; `requested` are the same without what is taken in advance."""
         self.sent = 0.0
         """Time of sending, on a monotonic clock in seconds."""
         self.in_full = False
@@ -66,7 +66,7 @@ class Call:
 
     def repeated(self) -> Call:
         """The call to send once more, without what gives back: a charge may be made twice, that may not."""
-        again = Call([plan for plan in self.asked if not plan.has_adjustments])
+        again = Call([plan for plan in self.requested if not plan.has_adjustments])
         again.follow(self)
         again.asking, again.is_repeated = self.asking, True
         return again
@@ -84,19 +84,19 @@ def arguments(plans: Sequence[Plan]) -> list[str | bytes | int]:
     A crowd mostly asks for the same of different buckets, so each charge is sent once and every key says which one it gets.
     """
     keys: list[str | bytes | int] = [0]
-    charges: dict[bytes, int] = {}
+    distinct: dict[bytes, int] = {}
     which = []
-    for asked, verb in plans:
-        last = len(asked) - 1
-        for place, charge in enumerate(asked):
+    for charges, verb in plans:
+        last = len(charges) - 1
+        for place, charge in enumerate(charges):
             keys.append(charge.key)
             how = verb, charge.enforced, place == last
             packed = _packed(charge.bucket, charge.cost, charge.max_wait_us, how, _date(charge.bucket))
             if charge.adjustment is not None or charge.slot:
                 packed += _more(charge)
-            which.append(charges.setdefault(packed, len(charges) + 1))
+            which.append(distinct.setdefault(packed, len(distinct) + 1))
     keys[0] = len(which)
-    return [*keys, struct.pack(f"<{len(which)}H", *which), *charges]
+    return [*keys, struct.pack(f"<{len(which)}H", *which), *distinct]
 
 
 def answers(plans: Sequence[Plan], reply: object) -> Answers:
@@ -122,8 +122,8 @@ def _packed(bucket: Bucket, cost: int, ahead: int, how: tuple[Verb, bool, bool],
     (verb, binding, last), algorithm = how, bucket.algorithm
     charge = [struct.pack("<s4BH", verb.encode(), NUMBERS[algorithm], binding, cost > 0, last, len(bucket.ids))]
     for limit, window in zip(bucket.limits, bucket.ids, strict=True):
-        asked = algorithm.encode_charge(limit, window, cost, ahead, date)
-        charge.append(struct.pack(f"<{len(asked)}d", *asked))
+        numbers = algorithm.encode_charge(limit, window, cost, ahead, date)
+        charge.append(struct.pack(f"<{len(numbers)}d", *numbers))
     return b"".join(charge)
 
 

@@ -310,7 +310,7 @@ def test_what_was_never_sent_takes_no_lease(cluster: RedisCluster) -> None:
         for _ in range(FAILURES):
             node.breaker.failed(StoreError("no answer"))
         assert ends(servers.exchange([plan(leased)], Patience(1))) == ["connection"]
-        assert not store.leases.asked
+        assert not store.leases.pending
 
 
 def test_nobody_waits_for_what_is_given_back(cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch) -> None:

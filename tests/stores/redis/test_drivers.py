@@ -94,7 +94,7 @@ async def test_what_was_taken_in_advance_is_asked_for_again(redis_server: RedisS
         proxy.instead[len(proxy.calls)] = CUT
         assert await client.ask(a_plan(limit)) is True
         assert len(client.door.store.leases) == 1
-        assert client.door.store.leases.asked == set()
+        assert client.door.store.leases.pending == set()
 
 
 @pytest.mark.parametrize("kind", KINDS)

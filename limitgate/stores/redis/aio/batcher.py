@@ -50,7 +50,7 @@ class ClusterOfNode(Protocol):
     def heard_late(self, plan: Plan, waiting: asyncio.Future[Reading], reading: Reading) -> None:
         """Deal with the reading of a plan that nobody waits for any more."""
 
-    def redirected(self, batch: Batch, redirection: Redirection, asked: Address) -> None:
+    def redirected(self, batch: Batch, redirection: Redirection, origin: Address) -> None:
         """Send a batch on that the node at an address has redirected."""
 
     def troubled(self) -> None:

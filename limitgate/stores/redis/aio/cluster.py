@@ -104,28 +104,28 @@ class AsyncCluster:
     def clear_up(self, conclusion: Conclusion, since: float) -> list[asyncio.Future[Reading]]:
         """Give back what a request took that is refused elsewhere, asked since a time. Returns the refunds on their way."""
         with survived():
-            self._replies.refused_elsewhere(conclusion.seen, since)
+            self._replies.refused_elsewhere(conclusion.untouched, since)
         given_back = [self._give_back(plan) for plan in conclusion.refunds]
-        return [told for told in given_back if told is not None]
+        return [refund for refund in given_back if refund is not None]
 
     def _give_back(self, plan: Plan) -> asyncio.Future[Reading] | None:
         """Send a refund before all that waits. Returns None if it is empty or cannot be sent."""
-        told = None
+        refund = None
         if plan.charges and not self._closed:
             try:
-                told = self._node(parts_of(plan)[0]).ask(plan, GIVE_BACK_TIMEOUT, first=True)
+                refund = self._node(parts_of(plan)[0]).ask(plan, GIVE_BACK_TIMEOUT, first=True)
             except Exception as error:  # noqa: BLE001 - counted below
                 own_error(error)
-        if told is not None:
-            self._giving_back.add(told)
-            told.add_done_callback(self._given_back)
+        if refund is not None:
+            self._giving_back.add(refund)
+            refund.add_done_callback(self._given_back)
         elif plan.charges:
             self._replies.not_given_back += 1
-        return told
+        return refund
 
-    def _given_back(self, told: asyncio.Future[Reading]) -> None:
-        self._giving_back.discard(told)
-        if told.cancelled() or told.exception():
+    def _given_back(self, refund: asyncio.Future[Reading]) -> None:
+        self._giving_back.discard(refund)
+        if refund.cancelled() or refund.exception():
             self._replies.not_given_back += 1
 
     async def close(self) -> None:
@@ -153,9 +153,9 @@ class AsyncCluster:
             slots.setdefault(hash_slot_of(request[0]), []).append(request)
         return map(Batch, slots.values())
 
-    def redirected(self, batch: Batch, redirection: Redirection, asked: Address) -> None:
+    def redirected(self, batch: Batch, redirection: Redirection, origin: Address) -> None:
         """Send a batch on that the node at an address has redirected."""
-        route = self._router.route(batch, redirection, asked)
+        route = self._router.route(batch, redirection, origin)
         node = self._map.node(route.address)
         if isinstance(route, Send):
             node.adopt(batch)
@@ -306,19 +306,19 @@ class _Together:
         self._began = time.monotonic()
         for place, part in enumerate(self._parts):
             try:
-                asked = self._cluster.ask(part, self.timeout)
+                reading = self._cluster.ask(part, self.timeout)
             except Exception as error:  # noqa: BLE001 - the other parts are asked, or will be
                 self._note(place, own_error(error))
             else:
-                asked.add_done_callback(partial(self._heard, place))
+                reading.add_done_callback(partial(self._heard, place))
 
-    def _heard(self, place: int, asked: asyncio.Future[Reading]) -> None:
-        error = asked.exception()
+    def _heard(self, place: int, reading: asyncio.Future[Reading]) -> None:
+        error = reading.exception()
         if error is not None:
-            self._cluster.failed(asked)
+            self._cluster.failed(reading)
         if error is not None and not isinstance(error, StoreError):
             error = StoreError(str(error))
-        self._note(place, error or asked.result())
+        self._note(place, error or reading.result())
 
     def _note(self, place: int, outcome: Outcome) -> None:
         self._outcomes[place] = outcome
@@ -345,7 +345,7 @@ class _Together:
 
     def _finish(self, given_back: Sequence[asyncio.Future[Reading]]) -> None:
         """It is over once everything is given back."""
-        left = [told for told in given_back if not told.done()]
+        left = [refund for refund in given_back if not refund.done()]
         if left:
             left[0].add_done_callback(lambda _: self._finish(left[1:]))
         else:

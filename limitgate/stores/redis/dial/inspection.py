@@ -37,7 +37,7 @@ class Data(NamedTuple):
         return self.history == before.history or forgot_its_replicas
 
 
-class Told(NamedTuple):
+class Report(NamedTuple):
     """A server's report."""
 
     rights: Sequence[str]
@@ -48,14 +48,14 @@ class Told(NamedTuple):
     """None where it does not say, or follows another server."""
 
 
-def told(reply: object) -> Told | None:
+def read_report(reply: object) -> Report | None:
     """Read a reply of the script. None if it is none of the script's."""
     if isinstance(reply, NoPermissionError):
-        return Told(["+eval"], "", None)
+        return Report(["+eval"], "", None)
     match reply:
         case [list(rights), bytes(info)] if all(isinstance(right, bytes) for right in rights):
             said = _fields(info)
-            return Told([right.decode(errors="replace") for right in rights], _evicts(said), _data(said))
+            return Report([right.decode(errors="replace") for right in rights], _evicts(said), _data(said))
     return None
 
 
@@ -103,19 +103,19 @@ class Inspection:
     def heard(self, server: str, reply: object) -> None:
         """Note what a server has said, be it an error or nonsense."""
         with survived():
-            found = told(reply)
-            if found is not None:
-                self._compare(server, found)
+            report = read_report(reply)
+            if report is not None:
+                self._compare(server, report)
 
-    def _compare(self, server: str, found: Told) -> None:
-        if found.rights:
-            self._lacks.log(server, " ".join(found.rights))
-        if found.evicts:
-            self._evicts.log(server, found.evicts)
-        if found.data is not None:
-            before = self._data.pop(server, None) or self._followed(found.data)
-            self._data[server] = found.data
-            if before is not None and not found.data.continues(before):
+    def _compare(self, server: str, report: Report) -> None:
+        if report.rights:
+            self._lacks.log(server, " ".join(report.rights))
+        if report.evicts:
+            self._evicts.log(server, report.evicts)
+        if report.data is not None:
+            before = self._data.pop(server, None) or self._followed(report.data)
+            self._data[server] = report.data
+            if before is not None and not report.data.continues(before):
                 self.replacements += 1
                 self._replaced.log(server)
 

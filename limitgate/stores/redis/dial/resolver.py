@@ -57,24 +57,24 @@ class Resolver:
         return await answer
 
     def _run(self, host: str) -> None:
-        found: Addresses | Exception
+        result: Addresses | Exception
         try:
-            found = _found(host)
+            result = _resolve(host)
         except Exception as error:  # noqa: BLE001 - besides OSError, UnicodeError for what cannot be the name of a host
-            found = error
+            result = error
         with self._lock:
             waiting = self._waiting.pop(host, [])
-            if not isinstance(found, Exception):
-                self._known[host] = found
+            if not isinstance(result, Exception):
+                self._known[host] = result
         for answer in waiting:
             with suppress(RuntimeError):  # its event loop has ended
-                answer.get_loop().call_soon_threadsafe(self._tell, answer, host, found)
+                answer.get_loop().call_soon_threadsafe(self._tell, answer, host, result)
 
-    def _tell(self, answer: asyncio.Future[Addresses], host: str, found: Addresses | Exception) -> None:
+    def _tell(self, answer: asyncio.Future[Addresses], host: str, result: Addresses | Exception) -> None:
         if answer.done():
             return
         try:
-            answer.set_result(self._instead(host, found) if isinstance(found, Exception) else found)
+            answer.set_result(self._instead(host, result) if isinstance(result, Exception) else result)
         except Exception as error:  # noqa: BLE001 - told to whoever connects
             answer.set_exception(error)
 
@@ -85,7 +85,7 @@ class Resolver:
         return self._known[host]
 
 
-def _found(host: str) -> Addresses:
+def _resolve(host: str) -> Addresses:
     try:
         listed = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except socket.gaierror:

@@ -48,9 +48,9 @@ class _Errand(Call):
     def each(self) -> Sequence[_Errand]:
         """The plans as errands of their own, just as they are sent here."""
         alone = []
-        for place, plan, asked in zip(self.places, self.plans, self.asked):
+        for place, plan, requested in zip(self.places, self.plans, self.requested):
             errand = _Errand([plan], [place], self.address)
-            errand.asked = [asked]
+            errand.requested = [requested]
             errand.follow(self)
             alone.append(errand)
         return alone
@@ -79,12 +79,12 @@ class SyncCluster:
 
     def exchange(self, plans: Sequence[Plan], patience: Patience) -> list[Outcome]:
         """Carry out plans, each with an outcome of its own."""
-        asked, began, enough = [parts_of(plan) for plan in plans], time.monotonic(), patience.left / 2
-        heard = iter(self._carry_out([part for parts in asked for part in parts], patience))
-        conclusions = [concluded(plan, parts, [next(heard) for _ in parts]) for plan, parts in zip(plans, asked)]
+        parted, began, enough = [parts_of(plan) for plan in plans], time.monotonic(), patience.left / 2
+        heard = iter(self._carry_out([part for parts in parted for part in parts], patience))
+        conclusions = [concluded(plan, parts, [next(heard) for _ in parts]) for plan, parts in zip(plans, parted)]
         for conclusion in conclusions:
             with survived():
-                self._replies.refused_elsewhere(conclusion.seen, began)
+                self._replies.refused_elsewhere(conclusion.untouched, began)
         back = [parts_of(plan)[0] for conclusion in conclusions for plan in conclusion.refunds]
         may_wait = patience.left > enough  # another call may take as long as the first
         if back and (may_wait or not self._give_back_unwatched(back)):
@@ -228,6 +228,6 @@ def _check(node: Node, patience: Patience) -> None:
     node.breaker.check()
 
 
-def _in_trouble(asked: tuple[Node, list[_Errand]]) -> bool:
+def _in_trouble(errands: tuple[Node, list[_Errand]]) -> bool:
     """True if the last call to a node failed."""
-    return asked[0].breaker.in_trouble
+    return errands[0].breaker.in_trouble

@@ -28,7 +28,7 @@ Exchange = Callable[[Sequence[Plan], Patience], Sequence[Reading | StoreError]]
 class _Request:
     """A thread's plan, and its reading."""
 
-    __slots__ = ("due", "goes", "outcome", "plan", "told")
+    __slots__ = ("due", "goes", "outcome", "plan", "wake")
 
     def __init__(self, plan: Plan, due: float) -> None:
         self.plan = plan
@@ -37,7 +37,7 @@ class _Request:
         self.outcome: Reading | StoreError | None = None
         self.goes = False
         """True if it is this thread's turn to ask."""
-        self.told = Lock()
+        self.wake = Lock()
         """Held until there is an answer, or it is this thread's turn."""
 
 
@@ -84,13 +84,13 @@ class CallCoalescer:
         with self._lock:
             self._waiting.append(mine)
             if self._somebody_goes:
-                mine.told.acquire()
+                mine.wake.acquire()
             else:
                 self._somebody_goes = mine.goes = True
 
     def _wait(self, mine: _Request) -> None:
         """Wait for an answer, or for this thread's turn, or until Redis has been silent for too long."""
-        while not mine.told.acquire(timeout=max(mine.due - self.listened(), SHORTEST)):
+        while not mine.wake.acquire(timeout=max(mine.due - self.listened(), SHORTEST)):
             if self.listened() >= mine.due:
                 self._give_up(mine)
                 return
@@ -130,7 +130,7 @@ class CallCoalescer:
             finally:
                 for request in together:
                     if request is not mine:
-                        request.told.release()
+                        request.wake.release()
 
     def _next(self, due: float = math.inf) -> list[_Request]:
         """Requests that share the next call, if it is given up at a time: one that may wait longer shares another call.
@@ -149,7 +149,7 @@ class CallCoalescer:
                 self._somebody_goes = following is not None
                 if following is not None:
                     following.goes = True
-                    following.told.release()
+                    following.wake.release()
                 mine.goes = False
 
     def _leave(self, mine: _Request) -> None:

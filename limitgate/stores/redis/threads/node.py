@@ -241,13 +241,13 @@ class Node:
 
 def _joined(call: Call, heard: Heard, error: Exception) -> Heard:
     """The answer to a call, of which all was sent again but what gives back: that fails by an error."""
-    if isinstance(heard, StoreError) or not any(plan.has_adjustments for plan in call.asked):
+    if isinstance(heard, StoreError) or not any(plan.has_adjustments for plan in call.requested):
         return heard
     lost = store_error(error)
     if not isinstance(heard, list):
         return lost
-    told = iter(heard)
-    return [lost if plan.has_adjustments else next(told) for plan in call.asked]
+    outcomes = iter(heard)
+    return [lost if plan.has_adjustments else next(outcomes) for plan in call.requested]
 
 
 def _keep_probing(node: ref[Node], breaker: Breaker) -> None:

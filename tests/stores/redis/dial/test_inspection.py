@@ -20,7 +20,7 @@ from limitgate import StoreError
 from limitgate.algorithms import script
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.dial.dialer import Dialer
-from limitgate.stores.redis.dial.inspection import INSPECT, Data, Inspection, Told, told
+from limitgate.stores.redis.dial.inspection import INSPECT, Data, Inspection, Report, read_report
 from tests.stores.test_stores import PATIENT, REDIS, Door, a_plan
 from tests.support.impostor import HANG_UP, Impostor
 from tests.support.redis_server import RedisServer
@@ -54,13 +54,13 @@ NONSENSE: list[object] = [
 @pytest.mark.parametrize("reply", NONSENSE, ids=repr)
 def test_nonsense_says_nothing(reply: object) -> None:
     """What is no reply of the script teaches nothing."""
-    assert told(reply) is None
+    assert read_report(reply) is None
 
 
 @pytest.mark.parametrize("info", [b"", b"\r\n", b"maxmemory", b"\xff:\xff\r\n:\r\n::", b"maxmemory:lots\r\nrole:master\r\n"])
 def test_what_info_does_not_say(info: bytes) -> None:
     """Fields that are missing, or hold something else, teach nothing."""
-    assert told([[], info]) == Told([], "", None)
+    assert read_report([[], info]) == Report([], "", None)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_what_info_does_not_say(info: bytes) -> None:
 )
 def test_which_policies_forget(maxmemory: str, policy: str, evicts: str) -> None:
     """A full server forgets clients that were refused, but for one that forgets nobody, or first who is least in debt."""
-    found = told([[], f"# Memory\r\nmaxmemory:{maxmemory}\r\nmaxmemory_policy:{policy}\r\n".encode()])
+    found = read_report([[], f"# Memory\r\nmaxmemory:{maxmemory}\r\nmaxmemory_policy:{policy}\r\n".encode()])
     assert found is not None
     assert found.evicts == evicts
 
@@ -83,13 +83,13 @@ def test_which_policies_forget(maxmemory: str, policy: str, evicts: str) -> None
 def test_a_replica_has_no_data_of_its_own() -> None:
     """Whose data a server has is told by a master only."""
     info = b"run_id:r\r\nrole:%b\r\nmaster_replid:h\r\nmaster_replid2:p\r\n"
-    assert told([[], info % b"slave"]) == Told([], "", None)
-    assert told([[b"+get"], info % b"master"]) == Told(["+get"], "", Data("r", "h", "p"))
+    assert read_report([[], info % b"slave"]) == Report([], "", None)
+    assert read_report([[b"+get"], info % b"master"]) == Report(["+get"], "", Data("r", "h", "p"))
 
 
 def test_eval_that_is_not_permitted() -> None:
     """Who may not even ask lacks that right."""
-    assert told(NoPermissionError("no")) == Told(["+eval"], "", None)
+    assert read_report(NoPermissionError("no")) == Report(["+eval"], "", None)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def lacking(url: str, *, prefix: str = "limitgate", before_7: bool = False) -> l
     """The rights that the script finds missing; as on a Redis that cannot check them, ``before_7``."""
     older = "local redis = {pcall = redis.pcall}\n" if before_7 else ""
     with redis.Redis.from_url(url) as client:
-        found = told(client.eval(older + INSPECT, 0, prefix))
+        found = read_report(client.eval(older + INSPECT, 0, prefix))
     assert found is not None
     return list(found.rights)
 
@@ -326,5 +326,5 @@ def test_a_log_handler_that_raises(guarded: RedisServer, open_door: Callable[[st
     """Whatever becomes of what is said, requests are answered."""
     door = open_door(user(guarded, "-strlen"))
     door.store.inspection.expect("limitgate")
-    monkeypatch.setattr("limitgate.stores.redis.dial.inspection.told", lambda _: 1 / 0)
+    monkeypatch.setattr("limitgate.stores.redis.dial.inspection.read_report", lambda _: 1 / 0)
     assert door.spend(a_plan(key="limitgate:b")).admitted
