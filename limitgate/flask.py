@@ -63,9 +63,9 @@ class LimitGate:
             options["rules"] = rules_of(settings.rules)
         if settings.identify is not None:
             options["identify"] = _in_context(app, settings.identify)
-        door = LimitGateWSGI(_with_routes(app), **options)
-        app.extensions[NAME] = door
-        app.wsgi_app = door  # type: ignore[method-assign]
+        middleware = LimitGateWSGI(_with_routes(app), **options)
+        app.extensions[NAME] = middleware
+        app.wsgi_app = middleware  # type: ignore[method-assign]
 
         @app.cli.command(NAME)
         def show_limits() -> None:

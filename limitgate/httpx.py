@@ -73,7 +73,7 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
     ) -> None:
         counting = limiter_of(limiter, AsyncLimiter)
         self._owned = counting if isinstance(limiter, str) else None
-        self._courtesy = ClientThrottle(
+        self._throttle = ClientThrottle(
             limits,
             counting,
             key=key,
@@ -83,11 +83,11 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
             longest_pause=longest_pause,
         )
         self._transport = httpx.AsyncHTTPTransport() if transport is None else transport
-        self._door = _AsyncDoor(self._transport)
+        self._outbound = _AsyncOutbound(self._transport)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request in its turn. Raises `RateLimited`, `StoreError`, and whatever the inner transport raises."""
-        response: httpx.Response = await arun(self._courtesy.exchange(self._door, request))
+        response: httpx.Response = await arun(self._throttle.exchange(self._outbound, request))
         return response
 
     async def __aenter__(self) -> Self:
@@ -137,7 +137,7 @@ class RateLimitTransport(httpx.BaseTransport):
     ) -> None:
         counting = limiter_of(limiter, Limiter)
         self._owned = counting if isinstance(limiter, str) else None
-        self._courtesy = ClientThrottle(
+        self._throttle = ClientThrottle(
             limits,
             counting,
             key=key,
@@ -147,11 +147,11 @@ class RateLimitTransport(httpx.BaseTransport):
             longest_pause=longest_pause,
         )
         self._transport = httpx.HTTPTransport() if transport is None else transport
-        self._door = _Door(self._transport)
+        self._outbound = _SyncOutbound(self._transport)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request in its turn. Raises `RateLimited`, `StoreError`, and whatever the inner transport raises."""
-        response: httpx.Response = run(self._courtesy.exchange(self._door, request))
+        response: httpx.Response = run(self._throttle.exchange(self._outbound, request))
         return response
 
     def __enter__(self) -> Self:
@@ -233,7 +233,7 @@ def _reading_briefly(request: httpx.Request) -> Iterator[None]:
         request.extensions["timeout"] = timeouts
 
 
-class _AsyncDoor:
+class _AsyncOutbound:
     """The `Transport` of an async transport."""
 
     sleep = staticmethod(asyncio.sleep)
@@ -265,7 +265,7 @@ class _AsyncDoor:
         await response.aclose()
 
 
-class _Door:
+class _SyncOutbound:
     """The `Transport` of a sync transport."""
 
     sleep = staticmethod(time.sleep)

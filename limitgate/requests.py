@@ -64,7 +64,7 @@ class RateLimitAdapter(BaseAdapter):
         super().__init__()
         counting = limiter_of(limiter, Limiter)
         self._owned = counting if isinstance(limiter, str) else None
-        self._courtesy = ClientThrottle(
+        self._throttle = ClientThrottle(
             limits,
             counting,
             key=key,
@@ -77,8 +77,8 @@ class RateLimitAdapter(BaseAdapter):
 
     def send(self, request: PreparedRequest, *args: Any, **kwargs: Any) -> Response:
         """Send a request in its turn. Raises `RateLimited`, `StoreError`, and whatever the inner adapter raises."""
-        door = _Door(lambda each: self._adapter.send(each, *args, **kwargs))
-        response: Response = run(self._courtesy.exchange(door, request))
+        transport = _Outbound(lambda each: self._adapter.send(each, *args, **kwargs))
+        response: Response = run(self._throttle.exchange(transport, request))
         response.connection = self  # type: ignore[assignment] # authentication sends once more through it
         return response
 
@@ -91,7 +91,7 @@ class RateLimitAdapter(BaseAdapter):
                 self._owned.close()
 
 
-class _Door:
+class _Outbound:
     """The `Transport` of a request that is sent in one way."""
 
     sleep = staticmethod(time.sleep)

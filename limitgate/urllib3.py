@@ -73,7 +73,7 @@ class RateLimitPoolManager(PoolManager):
     ) -> None:
         counting = limiter_of(limiter, Limiter)
         self._owned = counting if isinstance(limiter, str) else None
-        self._courtesy = ClientThrottle(
+        self._throttle = ClientThrottle(
             limits,
             counting,
             key=key,
@@ -95,7 +95,7 @@ class RateLimitPoolManager(PoolManager):
         """Return the pool that `urlopen` sends one request to. It has no more of a pool than that needs."""
         pool = self._manager.connection_from_host(host, port, scheme, pool_kwargs)
         origin = Url(scheme or "http", host=host, port=port).url
-        return cast("HTTPConnectionPool", _Hop(self._manager, self._courtesy, pool, origin))
+        return cast("HTTPConnectionPool", _Hop(self._manager, self._throttle, pool, origin))
 
     def clear(self) -> None:
         """Close all connections; new ones are made as needed."""
@@ -119,9 +119,9 @@ class RateLimitPoolManager(PoolManager):
 class _Hop:
     """Stand-in for the pool of a host in `PoolManager.urlopen`, which follows redirects; its requests take turns."""
 
-    def __init__(self, manager: PoolManager, courtesy: ClientThrottle[Request], pool: HTTPConnectionPool, origin: str) -> None:
+    def __init__(self, manager: PoolManager, throttle: ClientThrottle[Request], pool: HTTPConnectionPool, origin: str) -> None:
         self._manager = manager
-        self._courtesy = courtesy
+        self._throttle = throttle
         self._pool = pool
         self._origin = origin
         self.is_same_host = pool.is_same_host
@@ -149,7 +149,7 @@ class _Hop:
         request = Request(method, self._origin + target, headers or {}, body)
         left = Retry.from_int(retries, redirect=False, default=self._manager.connection_pool_kw.get("retries"))
         while True:
-            response: BaseHTTPResponse = run(self._courtesy.exchange(_Door(self._manager, left, options), request))
+            response: BaseHTTPResponse = run(self._throttle.exchange(_Outbound(self._manager, left, options), request))
             left = response.retries or left
             try:
                 if preload_content:
@@ -171,7 +171,7 @@ class _Hop:
             left.sleep(response)
 
 
-class _Door:
+class _Outbound:
     """The `Transport` of a request with certain options; ``retries`` are those that it has left."""
 
     sleep = staticmethod(time.sleep)

@@ -148,17 +148,17 @@ class ClientThrottle(Generic[Request]):
         self._empty: dict[str, float] = {}
         """Times at which our own empty buckets will be full again, by key."""
 
-    def exchange(self, door: Transport, request: Request) -> Flow:
+    def exchange(self, transport: Transport, request: Request) -> Flow:
         """Send a request in its turn, and again if it is refused; return its response. Raises `RateLimited`, `StoreError`."""
         key = self._key(request)
         if key is None:
-            return (yield door.send(request))[0]
+            return (yield transport.send(request))[0]
         deadline = time.monotonic() + self._timeout
         refusals, refused = 0, None
         while True:
-            yield from self._turn(door, key, deadline, refused)
+            yield from self._turn(transport, key, deadline, refused)
             full_in = self._full_in(key)
-            response, answer = yield door.send(request)
+            response, answer = yield transport.send(request)
             try:
                 told = _pause(answer, max(full_in, self._full_in(key)))
                 pause = min(told, self._longest_pause)
@@ -168,20 +168,20 @@ class ClientThrottle(Generic[Request]):
                     yield from self._heed(key, pause, answer)
                 if not answer.refused:
                     return response
-                refused = yield door.discard(response)
+                refused = yield transport.discard(response)
             except GeneratorExit:
                 raise
             except BaseException:
-                yield door.close(response)
+                yield transport.close(response)
                 raise
             refusals += 1
             wait = pause if refusals == 1 else max(pause, _backoff(refusals))
-            if time.monotonic() + wait > deadline or not (self._repeatable(request) and door.repeatable(request)):
+            if time.monotonic() + wait > deadline or not (self._repeatable(request) and transport.repeatable(request)):
                 raise RateLimited(_refusal(max(told, wait)), refused)
             if wait > pause or pause <= _HEARD:
-                yield door.sleep(wait)  # else the next turn comes after the pause, which a pardon may end
+                yield transport.sleep(wait)  # else the next turn comes after the pause, which a pardon may end
 
-    def _turn(self, door: Transport, key: str, deadline: float, refused: Any) -> Flow:
+    def _turn(self, transport: Transport, key: str, deadline: float, refused: Any) -> Flow:
         """Wait for the next turn outside of any pause; ``refused`` if the service has refused this request before."""
         while True:
             yield from self._look_for_pardon(key)
@@ -198,7 +198,7 @@ class ClientThrottle(Generic[Request]):
                     return
             if time.monotonic() + pause > deadline:
                 raise RateLimited(_refusal(pause), refused)
-            yield door.sleep(min(pause, LOOK_AGAIN) if banned or _short(key) in self._look_at else pause)  # may be lifted
+            yield transport.sleep(min(pause, LOOK_AGAIN) if banned or _short(key) in self._look_at else pause)  # may be lifted
 
     def _taking(self, key: str, left: float) -> Generator[Any, Any, Decision | None]:
         """Take the next turn within so many seconds; return its decision, None if ``on_error`` is open."""

@@ -582,7 +582,7 @@ def test_an_answer_that_nobody_gets_is_closed(service: Service, monkeypatch: pyt
             patch.setattr(limiter, "ban", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 http.get(service.url)
-        http.adapters["http://"]._courtesy._paused.clear()
+        http.adapters["http://"]._throttle._paused.clear()
         assert http.get(service.url, timeout=PATIENCE).text == "hello"
 
 

@@ -102,8 +102,8 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "sync": Kind(Limiter, Side, lambda _, steps: run(steps)),
-    "async": Kind(AsyncLimiter, AsyncSide, lambda world, steps: world.run(arun(steps))),
+    "sync": Kind(Limiter, Side, lambda _, flow: run(flow)),
+    "async": Kind(AsyncLimiter, AsyncSide, lambda world, flow: world.run(arun(flow))),
 }
 
 
@@ -149,10 +149,10 @@ class Caller:
         self.world = world
         self.kind = kind
         self.limiter = kind.limiter(MemoryStore(world) if store is None else store)
-        self.courtesy = caring(*limits, limiter=self.limiter, **options)
+        self.throttle = caring(*limits, limiter=self.limiter, **options)
 
     def ask(self, side: Side, request: Request | None = None) -> Any:
-        return self.kind.go(self.world, self.courtesy.exchange(side, request or Request()))
+        return self.kind.go(self.world, self.throttle.exchange(side, request or Request()))
 
     def refused(self, side: Side, request: Request | None = None) -> RateLimited:
         with pytest.raises(RateLimited) as refused:
@@ -406,7 +406,7 @@ def test_the_longest_pause_holds(kind: Kind, world: World, *, fails: bool) -> No
     store.fails = fails
     caller, side = Caller(kind, world, store=store), kind.side(world)
     for pause in (5, 9, 2):
-        kind.go(world, caller.courtesy._heed("shop", pause, Answer(503, pause)))
+        kind.go(world, caller.throttle._heed("shop", pause, Answer(503, pause)))
     caller.ask(side)
     assert side.times == [9]
 
@@ -454,7 +454,7 @@ def test_whoever_waits_hears_of_a_pause_at_once_in_its_own_process(world: World)
     caller = Caller(KINDS["async"], world, "4/second burst 1")
 
     async def main() -> None:
-        await asyncio.gather(*[arun(caller.courtesy.exchange(side, Request())) for _ in range(6)])
+        await asyncio.gather(*[arun(caller.throttle.exchange(side, Request())) for _ in range(6)])
 
     world.run(main())
     assert side.times[:2] == [0, 0.25]
@@ -591,7 +591,7 @@ def test_memory_is_bounded(kind: Kind, world: World, monkeypatch: pytest.MonkeyP
     caller, side = Caller(kind, world, "1/second"), kind.side(world, *[Answer(503, 50)] * 200)
     for number in range(200):
         caller.ask(side, Request(f"host-{number}"))
-        assert len(caller.courtesy._paused) <= 20 >= len(caller.courtesy._empty)
+        assert len(caller.throttle._paused) <= 20 >= len(caller.throttle._empty)
     caller.ask(side, Request("host-0"))
     assert side.times[-1] == 50
 
@@ -604,7 +604,7 @@ def test_what_is_over_is_forgotten_first(kind: Kind, world: World, monkeypatch: 
         caller.ask(side, Request(f"host-{number}"))
     world.advance(100)
     caller.ask(side, Request("host-20"))
-    assert list(caller.courtesy._paused) == ["host-0", "host-20"]
+    assert list(caller.throttle._paused) == ["host-0", "host-20"]
 
 
 def test_what_is_heard_is_logged(kind: Kind, world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -715,14 +715,14 @@ def test_whoever_is_cancelled_leaves_nothing_open(world: World, step: str) -> No
     async def main() -> None:
         where = caller.limiter if step == "ban" else side
         with mock.patch.object(where, step, hang):
-            task = asyncio.create_task(arun(caller.courtesy.exchange(side, Request())))
+            task = asyncio.create_task(arun(caller.throttle.exchange(side, Request())))
             await asyncio.sleep(0.1)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
         ends = [response.ends for response in side.given]
         assert ends == {"send": [], "discard": [["closed"]], "sleep": [["discarded"]], "ban": [["closed"]]}[step]
-        await arun(caller.courtesy.exchange(side, Request()))
+        await arun(caller.throttle.exchange(side, Request()))
 
     world.run(main())
 
@@ -732,11 +732,11 @@ def test_whoever_leaves_a_line_gives_the_turn_back(world: World) -> None:
     caller, side = Caller(KINDS["async"], world, "1/second"), AsyncSide(world)
 
     async def main() -> None:
-        tasks = [asyncio.create_task(arun(caller.courtesy.exchange(side, Request(name=name)))) for name in "abcd"]
+        tasks = [asyncio.create_task(arun(caller.throttle.exchange(side, Request(name=name)))) for name in "abcd"]
         await asyncio.sleep(0.5)
         tasks[1].cancel()
         await asyncio.wait(tasks)
-        await arun(caller.courtesy.exchange(side, Request(name="e")))
+        await arun(caller.throttle.exchange(side, Request(name="e")))
 
     world.run(main())
     assert [(round(at, 2), request.name) for at, request in side.asked] == [(0, "a"), (1, "c"), (2, "d"), (3, "e")]
@@ -746,11 +746,11 @@ def test_steps_can_be_dropped_anywhere(world: World) -> None:
     """An event loop that is closed in the middle drops them: nothing is awaited any more, and nobody complains."""
     for count in range(1, 6):
         caller, side = Caller(KINDS["sync"], world, "10/second"), Side(world, Answer(429, 3))
-        steps = caller.courtesy.exchange(side, Request())
-        given = next(steps)
+        flow = caller.throttle.exchange(side, Request())
+        given = next(flow)
         for _ in range(count - 1):
-            given = steps.send(given)
-        steps.close()
+            given = flow.send(given)
+        flow.close()
         assert len(side.given) <= 1
 
 
@@ -820,7 +820,7 @@ def test_whatever_happens_everybody_is_polite_property(
 
         async def one(number: int, key: str) -> None:
             began = world.now
-            with_ = callers[number % processes].courtesy
+            with_ = callers[number % processes].throttle
             try:
                 response = await arun(with_.exchange(side, Request(key)))
             except RateLimited as refused:

@@ -397,7 +397,7 @@ def test_a_pause_of_another_status_is_everybodys(service: Service) -> None:
     with RateLimitPoolManager() as http:
         waiting = threading.Thread(target=http.request, args=["GET", service.url])
         waiting.start()
-        while not http._courtesy._paused_for(service.host):
+        while not http._throttle._paused_for(service.host):
             time.sleep(0.01)
         http.request("GET", service.url, retries=False)
         waiting.join(PATIENCE)
@@ -596,7 +596,7 @@ def test_an_answer_that_nobody_gets_is_closed(service: Service, monkeypatch: pyt
             patch.setattr(limiter, "ban", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 http.request("GET", service.url)
-        http._courtesy._paused.clear()
+        http._throttle._paused.clear()
         assert http.request("GET", service.url, pool_timeout=1).data == b"hello"
 
 
