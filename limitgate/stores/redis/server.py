@@ -13,7 +13,7 @@ from limitgate.stores.redis.replies import Outcome, RedisReplies
 from limitgate.stores.redis.server_clock import ServerClock
 from limitgate.stores.redis.session import Answered, Redirected, Session
 
-Heard = list[Outcome] | StoreError | Redirection
+Answer = list[Outcome] | StoreError | Redirection
 """The answer to a call: an outcome for each of its plans, a failure of all of them, or a redirection to another node."""
 
 
@@ -42,7 +42,7 @@ class Server:
         """Seconds to wait for the answer to a probe: a server that takes longer than requests would wait is of no use."""
         return min(PROBE_TIMEOUT, self._replies.patience)
 
-    def heard(self, session: Session[Any], event: Answered[Any] | Redirected[Any]) -> Heard:
+    def judge(self, session: Session[Any], event: Answered[Any] | Redirected[Any]) -> Answer:
         """Judge an answer. A failure that is the server's retires the connection: the next call gets another one.
 
         An answer that comes too late for everybody is no sign that the server answers.
@@ -50,9 +50,9 @@ class Server:
         call = event.call
         try:
             if isinstance(event, Redirected) and self.address is not None:
-                heard: Heard = event.reply
+                answer: Answer = event.reply
             else:
-                heard = self._replies.understood(call, no_error(event.reply), self._clock)
+                answer = self._replies.understood(call, no_error(event.reply), self._clock)
             if call.is_wanted:
                 self.breaker.succeeded()
         except Exception as error:  # noqa: BLE001 - the answer is read, and others have theirs
@@ -65,4 +65,4 @@ class Server:
                 with survived():
                     self.breaker.succeeded()
             return failure
-        return heard
+        return answer

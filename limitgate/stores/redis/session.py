@@ -60,7 +60,8 @@ class MustClose(NamedTuple):
 NEED_DATA: Final = None
 """Nothing more until further bytes are received."""
 
-Event = Answered[Call] | Redirected[Call] | Resend[Call] | MustClose
+CallEvent = Answered[Call] | Redirected[Call] | Resend[Call]
+Event = CallEvent[Call] | MustClose
 
 
 class Session(Generic[Call]):
@@ -159,7 +160,7 @@ class Session(Generic[Call]):
         return reply
 
 
-def _error_event(call: Call, error: Exception) -> Answered[Call] | Redirected[Call] | Resend[Call]:
+def _error_event(call: Call, error: Exception) -> CallEvent[Call]:
     if isinstance(error, AskError | TryAgainError):
         return Redirected(call, error)
     if isinstance(error, NoScriptError) and not call.in_full:

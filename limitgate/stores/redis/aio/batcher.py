@@ -20,7 +20,7 @@ from limitgate.limits.plan import Plan, Reading
 from limitgate.own_errors import own_error, survived
 from limitgate.stores.redis import wire
 from limitgate.stores.redis.aio.batch import Batch, Request
-from limitgate.stores.redis.aio.connection import AsyncConnection, Heard
+from limitgate.stores.redis.aio.connection import AsyncConnection
 from limitgate.stores.redis.aio.listening import AWAY, ListeningClock, Silence
 from limitgate.stores.redis.aio.loop_end import begin
 from limitgate.stores.redis.breaker import Breaker
@@ -29,7 +29,7 @@ from limitgate.stores.redis.dial.url import Address
 from limitgate.stores.redis.errors import Redirection, no_room, store_error, unsendable
 from limitgate.stores.redis.replies import MAX_BATCH, Outcome, RedisReplies, Room
 from limitgate.stores.redis.server import Server, blames_server
-from limitgate.stores.redis.session import Resend
+from limitgate.stores.redis.session import CallEvent, Resend
 
 MAX_FLYING = 16
 """Calls that may be on their way at a time."""
@@ -250,7 +250,7 @@ class Batcher:
         except Exception as error:  # noqa: BLE001 - it is in no queue any more
             self._fail(batch, own_error(error))
 
-    def _heard(self, connection: AsyncConnection, event: Heard) -> None:
+    def _heard(self, connection: AsyncConnection, event: CallEvent[Batch]) -> None:
         """Deal with an event. An error that is the server's fails its batch, and later ones get another connection."""
         self._silence.break_()
         batch = event.call
@@ -258,20 +258,20 @@ class Batcher:
             self._send(batch, connection)
             connection.flush()
             return
-        heard = self._server.heard(connection.session, event)
+        answer = self._server.judge(connection.session, event)
         try:
-            if isinstance(heard, list):
-                self._hand_out(batch, heard, batch.silence_at(self._clock.seconds))
-            elif isinstance(heard, StoreError):
-                self._refused(connection, batch, heard)
+            if isinstance(answer, list):
+                self._hand_out(batch, answer, batch.silence_at(self._clock.seconds))
+            elif isinstance(answer, StoreError):
+                self._fail_answered(connection, batch, answer)
             elif self._cluster is not None and self._server.address is not None:
-                self._cluster.redirected(batch, heard, self._server.address)
+                self._cluster.redirected(batch, answer, self._server.address)
         except Exception as error:  # noqa: BLE001 - it is not on its way any more
             self._fail(batch, own_error(error))
         if self._queue or self._resends:
             self._flush()
 
-    def _refused(self, connection: AsyncConnection, batch: Batch, failure: StoreError) -> None:
+    def _fail_answered(self, connection: AsyncConnection, batch: Batch, failure: StoreError) -> None:
         _fail(batch.requests, failure, batch.silence_at(self._clock.seconds))
         if blames_server(failure):
             self._no_longer_use(connection)

@@ -11,9 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from limitgate.stores.redis.aio.batch import Batch
-from limitgate.stores.redis.session import NEED_DATA, Answered, MustClose, Redirected, Resend, Session
-
-Heard = Answered[Batch] | Redirected[Batch] | Resend[Batch]
+from limitgate.stores.redis.session import NEED_DATA, CallEvent, MustClose, Session
 
 
 class AsyncConnection(asyncio.Protocol):
@@ -26,7 +24,7 @@ class AsyncConnection(asyncio.Protocol):
     def __init__(
         self,
         connection: Any,
-        heard: Callable[[AsyncConnection, Heard], None],
+        heard: Callable[[AsyncConnection, CallEvent[Batch]], None],
         lost: Callable[[AsyncConnection], None],
         clock: Callable[[], float],
     ) -> None:

@@ -17,7 +17,7 @@ from limitgate.stores.redis.dial.url import Address
 from limitgate.stores.redis.errors import Redirection
 from limitgate.stores.redis.replies import Outcome, RedisReplies
 from limitgate.stores.redis.router import PAUSE, Router, Send, Split
-from limitgate.stores.redis.server import Heard
+from limitgate.stores.redis.server import Answer
 from limitgate.stores.redis.slot_map import (
     GIVE_BACK_TIMEOUT,
     MAP_PAUSE,
@@ -124,15 +124,15 @@ class SyncCluster:
         while errands and patience.left > 0:
             round_trip = self._round(errands, patience)
             errands = []
-            for errand, heard in round_trip:
-                if isinstance(heard, list):
-                    for place, outcome in zip(errand.places, heard):
+            for errand, answer in round_trip:
+                if isinstance(answer, list):
+                    for place, outcome in zip(errand.places, answer):
                         outcomes[place] = outcome
-                elif isinstance(heard, StoreError):
+                elif isinstance(answer, StoreError):
                     for place in errand.places:
-                        outcomes[place] = StoreError(str(heard), heard.fault)
+                        outcomes[place] = StoreError(str(answer), answer.fault)
                 else:
-                    errands += self._sent_on(errand, heard)
+                    errands += self._sent_on(errand, answer)
             if any(errand.is_parked for errand in errands):
                 time.sleep(PAUSE)
                 patience.waited_in_vain(PAUSE)
@@ -150,13 +150,13 @@ class SyncCluster:
             errands.append(errand)
         return errands
 
-    def _round(self, errands: Sequence[_Errand], patience: Patience) -> list[tuple[_Errand, Heard]]:
+    def _round(self, errands: Sequence[_Errand], patience: Patience) -> list[tuple[_Errand, Answer]]:
         """Send errands to their nodes, then hear from each."""
         by_node: dict[Address, list[_Errand]] = {}
         for errand in errands:
             by_node.setdefault(errand.address, []).append(errand)
         sent: list[tuple[Node, Sent, list[_Errand]]] = []
-        heard: list[tuple[_Errand, Heard]] = []
+        heard: list[tuple[_Errand, Answer]] = []
         try:
             nodes = [(self._map.node(address), own) for address, own in by_node.items()]
             for node, own in sorted(nodes, key=_in_trouble):  # last those that may let us wait for a connection

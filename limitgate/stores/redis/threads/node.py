@@ -21,7 +21,7 @@ from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dial
 from limitgate.stores.redis.dial.url import Address
 from limitgate.stores.redis.errors import store_error, unsendable
 from limitgate.stores.redis.replies import Outcome, RedisReplies
-from limitgate.stores.redis.server import Heard, Server, blames_server
+from limitgate.stores.redis.server import Answer, Server, blames_server
 from limitgate.stores.redis.session import MustClose, Resend, Session
 from limitgate.stores.redis.threads.connection import SyncConnection
 from limitgate.stores.redis.threads.patience import Patience
@@ -36,12 +36,12 @@ def _nothing() -> None:
 class Sent:
     """Calls that were sent together on one connection, None if there was none for them, and the answers so far."""
 
-    __slots__ = ("calls", "connection", "heard")
+    __slots__ = ("answers", "calls", "connection")
 
     def __init__(self, calls: Sequence[Call], connection: SyncConnection | None) -> None:
         self.calls = calls
         self.connection = connection
-        self.heard: dict[Call, Heard] = {}
+        self.answers: dict[Call, Answer] = {}
 
 
 class Node:
@@ -91,10 +91,10 @@ class Node:
     def exchange(self, plans: Sequence[Plan], patience: Patience) -> list[Outcome]:
         """Carry out plans that share a call. Raises `StoreError` once ``patience`` is over."""
         self.breaker.check()
-        heard = self._carry_out(plans, patience)
-        if isinstance(heard, list):
-            return heard
-        raise heard if isinstance(heard, StoreError) else store_error(heard)
+        answer = self._carry_out(plans, patience)
+        if isinstance(answer, list):
+            return answer
+        raise answer if isinstance(answer, StoreError) else store_error(answer)
 
     def send(self, calls: Sequence[Call], patience: Patience) -> Sent:
         """Send calls together, to be followed by `hear`."""
@@ -107,11 +107,11 @@ class Node:
             self._fail(sent, error)
         return sent
 
-    def hear(self, sent: Sent, patience: Patience) -> list[Heard]:
+    def hear(self, sent: Sent, patience: Patience) -> list[Answer]:
         """Wait for the answers to calls. Those on a connection that was lost may be sent once more, see `session`."""
-        calls, heard, connection = sent.calls, sent.heard, sent.connection
+        calls, answers, connection = sent.calls, sent.answers, sent.connection
         try:
-            while connection is not None and len(heard) < len(calls):
+            while connection is not None and len(answers) < len(calls):
                 self._hear_next(sent, connection, patience)
         except BaseException as error:  # noqa: BLE001 - what interrupts this thread is raised again
             self._fail(sent, error)
@@ -120,14 +120,14 @@ class Node:
                 self._connections.give(connection)
             else:
                 connection.close()
-        return [heard[call] for call in calls]
+        return [answers[call] for call in calls]
 
     def abandon(self, sent: Sent) -> None:
         """Hear no more of calls that were sent."""
         if sent.connection is not None:
             sent.connection.session.give_up()
             sent.connection.close()
-        self._unanswered([call for call in sent.calls if call not in sent.heard])
+        self._unanswered([call for call in sent.calls if call not in sent.answers])
 
     def close(self) -> None:
         """Close the connections that no thread is using, and stop looking for the server."""
@@ -151,7 +151,7 @@ class Node:
         else:
             self._carry_out([probe], Patience(self._server.probe_timeout))
 
-    def _carry_out(self, plans: Sequence[Plan], patience: Patience) -> Heard:
+    def _carry_out(self, plans: Sequence[Plan], patience: Patience) -> Answer:
         call = Call(plans)
         self._replies.outgoing(call)
         return self.hear(self.send([call], patience), patience)[0]
@@ -161,7 +161,7 @@ class Node:
         try:
             return sent.connection.session.send(call) if sent.connection is not None else b""
         except UNSENDABLE as error:
-            sent.heard[call] = unsendable(error)
+            sent.answers[call] = unsendable(error)
             self._unanswered([call])
             return b""
 
@@ -172,7 +172,7 @@ class Node:
         elif isinstance(event, Resend):
             connection.send(session.send(event.call), patience)
         else:
-            answer = sent.heard[event.call] = self._server.heard(session, event)
+            answer = sent.answers[event.call] = self._server.judge(session, event)
             if isinstance(answer, StoreError) and blames_server(answer):
                 self._note(answer)
 
@@ -183,11 +183,11 @@ class Node:
         self._unanswered(again)
         answers = self._sent_again([call for call in again.values() if call.plans], patience)
         for call, repeated in again.items():
-            sent.heard[call] = _joined(call, answers.get(repeated, []), error)
-        if len(sent.heard) < len(sent.calls):
+            sent.answers[call] = _joined(call, answers.get(repeated, []), error)
+        if len(sent.answers) < len(sent.calls):
             raise error
 
-    def _sent_again(self, calls: Sequence[Call], patience: Patience) -> dict[Call, Heard]:
+    def _sent_again(self, calls: Sequence[Call], patience: Patience) -> dict[Call, Answer]:
         for call in calls:
             self._replies.outgoing(call)
         return dict(zip(calls, self.hear(self.send(calls, patience), patience))) if calls else {}
@@ -199,7 +199,7 @@ class Node:
             raise error
         failure = self._explained(error)
         for call in sent.calls:
-            sent.heard.setdefault(call, failure)
+            sent.answers.setdefault(call, failure)
         if blames_server(failure):
             self._note(failure)
 
@@ -239,14 +239,14 @@ class Node:
         self._probe_due = None if pause is None else now + pause
 
 
-def _joined(call: Call, heard: Heard, error: Exception) -> Heard:
+def _joined(call: Call, answer: Answer, error: Exception) -> Answer:
     """The answer to a call, of which all was sent again but what gives back: that fails by an error."""
-    if isinstance(heard, StoreError) or not any(plan.has_adjustments for plan in call.requested):
-        return heard
+    if isinstance(answer, StoreError) or not any(plan.has_adjustments for plan in call.requested):
+        return answer
     lost = store_error(error)
-    if not isinstance(heard, list):
+    if not isinstance(answer, list):
         return lost
-    outcomes = iter(heard)
+    outcomes = iter(answer)
     return [lost if plan.has_adjustments else next(outcomes) for plan in call.requested]
 
 
