@@ -218,7 +218,8 @@ class ASGIExchange(Exchange):
         if self.scope["type"] == "websocket":
             await self._receive()
         await self.refuse(refusal)
-        self.end()
+        self.admission.end()
+        self._detach()
 
     async def refuse(self, refusal: Refusal) -> None:
         """Answer in the application's place."""
@@ -236,11 +237,6 @@ class ASGIExchange(Exchange):
         headers = refusal.raw + raw(response_fields(self.admission))
         await self._send({"type": f"{kind}.start", "status": refusal.status, "headers": headers})
         await self._send({"type": f"{kind}.body", "body": b"" if self.scope.get("method") == "HEAD" else refusal.body})
-
-    def end(self) -> None:
-        """End the request, for which everything has been refunded or never charged."""
-        self.admission.end()
-        self._detach()
 
     async def aend(self) -> None:
         """End the request, and refund what has to be refunded."""
