@@ -3,8 +3,10 @@ from __future__ import annotations
 import io
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import redis
@@ -14,6 +16,8 @@ from tests.support.effort import EXAMPLES, FUZZED
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_server import RedisServer
 from tests.support.scripted import Scripted
+
+TESTS = Path(__file__).parent
 
 settings.register_profile(
     "limitgate",
@@ -27,9 +31,7 @@ settings.load_profile("limitgate")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--quick``."""
-    parser.addoption(
-        "--quick", action="store_true", help="skip tests that start a process, as servers are, and those that run alone"
-    )
+    parser.addoption("--quick", action="store_true", help="only unit tests that start no process")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,9 +40,14 @@ def pytest_configure(config: pytest.Config) -> None:
         sys.stdout.reconfigure(write_through=True)
 
 
-def _skip_what_starts_a_process(event: str, _: object) -> None:
-    if event == "subprocess.Popen":
-        pytest.skip("starts a process")
+def _is_quick(item: pytest.Item) -> bool:
+    """True for a unit test: it stands where its module does in the package, and does not measure time."""
+    folder = item.path.relative_to(TESTS).parts[0]
+    return not item.get_closest_marker("alone") and (folder.endswith(".py") or (TESTS.parent / "limitgate" / folder).is_dir())
+
+
+def _start_no_process(*_: object, **__: object) -> None:
+    pytest.skip("starts a process")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -49,8 +56,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Names that differ, as by an address, would part the processes that share the tests.
     """
     if config.getoption("quick"):
-        sys.addaudithook(_skip_what_starts_a_process)
-        items[:] = [item for item in items if not item.get_closest_marker("alone")]
+        subprocess.Popen.__init__ = _start_no_process  # type: ignore[method-assign]
+        items[:] = filter(_is_quick, items)
     if wrong := [item.nodeid for item in items if re.search(r" at 0x\w*", item.nodeid)]:
         raise pytest.UsageError(f"tests are named by addresses, expected other ids: {wrong[:3]}")
 

@@ -1,4 +1,4 @@
-"""Rule files that are made to do harm. ``python -m tests.attacks.bombs`` loads them all within half a gigabyte."""
+"""Rule files that are made to do harm. ``python -m tests.attacks.bombs`` loads them all within half a gigabyte, and a minute."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from limitgate.errors import ConfigError
 from limitgate.rules.files import MAX_BYTES
 
 MEMORY = 512 << 20
+CPU_SECONDS = 60
 
 RULE = "rules: [{{name: a, qps: {}}}]"
 
@@ -100,4 +101,5 @@ def load_all() -> list[str]:
 
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     sys.exit("\n".join(load_all()) or 0)

@@ -5,7 +5,7 @@ import pytest
 from tests.attacks import path_fuzz
 from tests.attacks.path_fuzz import FRAMEWORKS, SEEDS, found_by
 
-PATHS = 5000
+PATHS = 2000
 
 
 @pytest.mark.usefixtures("_unwatched")

@@ -35,9 +35,9 @@ def test_a_yaml_bomb_is_a_mistake_like_any_other(tmp_path: Path, bomb: str) -> N
 
 
 def test_yaml_bombs_take_little_memory_and_time() -> None:
-    """All of them together are refused within half a gigabyte and a minute."""
+    """All of them together are refused within half a gigabyte and a minute of CPU."""
     command = [sys.executable, "-m", "tests.attacks.bombs"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")
 
 

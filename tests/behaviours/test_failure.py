@@ -24,8 +24,6 @@ from tests.support.clock import Clock
 from tests.support.doors import MOMENT, PATIENCE, SITES, ASGISite, Reply, Site, asgi_reply, wsgi_environ, wsgi_reply
 from tests.support.redis_server import RedisServer
 
-pytestmark = pytest.mark.alone
-
 Open = Callable[..., Site]
 
 TIMEOUT = 0.1

@@ -858,7 +858,6 @@ def test_through_uvicorn(redis_server: RedisServer, tmp_path: Path) -> None:
         assert not redis.keys(f"{tmp_path.name}:*")
 
 
-@pytest.mark.alone
 def test_a_place_is_kept_for_as_long_as_a_request_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that takes longer than a lease lasts keeps its place all the time, as it is renewed."""
     monkeypatch.setattr("limitgate.gate.slot_keeper.RENEW", 0.05)

@@ -511,7 +511,6 @@ def test_what_cannot_be_given_back_stays(open_site: Callable[..., Late], store: 
     assert site.app.gate.uncorrected == 1
 
 
-@pytest.mark.alone
 def test_a_request_waits_for_the_store_once_its_timeout(open_site: Callable[..., Late]) -> None:
     """However many limits are asked for, a request gives the store its ``timeout`` once; then ``on_error`` decides at once."""
     given: list[float] = []
@@ -534,7 +533,6 @@ def test_a_request_waits_for_the_store_once_its_timeout(open_site: Callable[...,
     assert time.monotonic() - began < PATIENCE
 
 
-@pytest.mark.alone
 def test_a_request_that_has_waited_waits_less(open_site: Callable[..., Late]) -> None:
     """A limit that is asked for later has what is left of the ``timeout``."""
     given: list[float] = []

@@ -36,8 +36,6 @@ EARLY = 0.001
 """Seconds by which a test may measure a pause as shorter than it was."""
 SLOW = Rule("r", "50/second burst 1", key=["global"], max_delay=5)
 
-pytestmark = pytest.mark.alone
-
 
 class Passing:
     """Notes when requests pass, and in which thread."""

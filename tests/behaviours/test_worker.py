@@ -119,7 +119,6 @@ def doubled(done: list[Note]) -> list[list[Note]]:
     return [[note for note in done if note.job == job] for job, count in counts.items() if count > 1]
 
 
-@pytest.mark.alone
 def test_a_stream_is_drained_at_the_rate(site: Site) -> None:
     """Every job is done once, evenly spaced over all processes, and the parent says how it went."""
     assert site.call("fill", "--jobs", "230").wait(PATIENCE) == 0
@@ -136,7 +135,6 @@ def test_a_stream_is_drained_at_the_rate(site: Site) -> None:
     assert any(90 < float(line.split()[-3].removesuffix("/s")) < 110 for line in said[:-1])
 
 
-@pytest.mark.alone
 def test_workers_that_die_or_freeze_lose_nothing(site: Site) -> None:
     """What they had in hand is done by others after the idle time; only that may be done twice, and who died is replaced."""
     site.fill(200)
@@ -154,7 +152,6 @@ def test_workers_that_die_or_freeze_lose_nothing(site: Site) -> None:
     assert len({note.pid for note in done}) == 4
 
 
-@pytest.mark.alone
 def test_ctrl_c_ends_cleanly(site: Site) -> None:
     """A terminal sends SIGINT to workers, too, but only the parent acts: jobs that are being worked on are finished.
 
@@ -195,7 +192,6 @@ def test_only_what_was_left_is_claimed(site: Site) -> None:
     assert site.output.count("ValueError: a job that fails") == 2
 
 
-@pytest.mark.alone
 def test_a_redis_that_goes_away_and_comes_back(tmp_path: Path) -> None:
     """Everybody waits for it and goes on: every job is done once, the one included that was done just when it went.
 

@@ -328,7 +328,6 @@ def test_every_option_is_measured_on_an_application_that_limits() -> None:
         assert tally == ({200: 20} if name in (extras.BUSY, extras.LEASED, "shadow") else {200: 5, 429: 15}), name
 
 
-@pytest.mark.alone
 def test_a_paced_rate_is_measured(redis_server) -> None:
     """What comes in the first second is left out, as a burst is no rate; the row says how much of the limit was achieved."""
     case = pacing.Case(redis_server.url, "100/second", even=False, processes=1, tasks=2, seconds=0.5)

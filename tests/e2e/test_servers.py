@@ -131,7 +131,6 @@ def test_a_websocket_is_refused_with_429(served: str, who: dict[str, str]) -> No
     assert b'"violated-policies": ["chat"]' in response.body
 
 
-@pytest.mark.alone
 def test_a_client_that_obeys_gets_through(served: str, who: dict[str, str]) -> None:
     """urllib3's ``Retry`` waits for as long as Retry-After says, once, and then succeeds."""
     with urllib3.PoolManager(headers=who, retries=urllib3.Retry(total=1)) as client:

@@ -17,8 +17,6 @@ from tests.faults.table import FAULTS, UNDER_THREADS
 from tests.faults.traffic import Sample, Traffic
 from tests.support.redis_server import RedisServer
 
-pytestmark = pytest.mark.alone
-
 ENDS_WITHIN = 3.0
 """Seconds that an application may take to end."""
 

@@ -224,7 +224,6 @@ def test_a_slot_whose_store_fails_at_the_beginning(in_haste: None) -> None:
 # --- renewing ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.alone
 def test_threads_renew_what_they_hold(redis_server: RedisServer, in_haste: None) -> None:
     """A place that is held for longer than a lease lasts stays taken; the thread that renews it ends with the last one."""
     key, before = uuid4().hex, set(threading.enumerate())
@@ -239,7 +238,6 @@ def test_threads_renew_what_they_hold(redis_server: RedisServer, in_haste: None)
     waited(lambda: not {thread.name for thread in {*threading.enumerate()} - before})
 
 
-@pytest.mark.alone
 def test_an_event_loop_renews_what_it_holds(redis_server: RedisServer, in_haste: None) -> None:
     """The same by a timer, and all places in one call."""
     key = uuid4().hex
@@ -609,7 +607,6 @@ def test_the_places_of_a_process_that_was_killed(redis_server: RedisServer) -> N
         assert time.monotonic() > killed + held - 0.25
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("door", ["threads", "asyncio"])
 def test_on_a_cluster(redis_cluster: RedisCluster, in_haste: None, door: str) -> None:
     """Places of keys on several nodes are renewed and given back on theirs, by threads and by event loops."""

@@ -396,7 +396,6 @@ def test_the_context_managers_read_as_such(redis_server: RedisServer) -> None:
     assert asyncio.run(hit()).remaining == 3
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("verb", ["hit", "peek", "reset"])
 def test_a_store_that_is_gone_is_a_store_error(open_limiter: Open, verb: str) -> None:
     """Where nobody listens, every call is a StoreError, at once."""
@@ -409,7 +408,6 @@ def test_a_store_that_is_gone_is_a_store_error(open_limiter: Open, verb: str) ->
     assert time.monotonic() - start < 2
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("timeout", [None, 0.3])
 def test_a_store_that_is_silent_costs_the_timeout(open_limiter: Open, own_redis: RedisServer, timeout: float | None) -> None:
     """Where the store does not answer, a call is a StoreError within its timeout, 0.1 s unless told."""

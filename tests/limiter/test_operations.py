@@ -180,7 +180,6 @@ def test_who_need_not_wait_does_not(limiter: Subject) -> None:
     assert time.monotonic() - began < PATIENCE
 
 
-@pytest.mark.alone
 def test_turns_are_taken_one_after_the_other(either: Subject) -> None:
     """Whoever waits passes one emission interval after the one before, and not before."""
     began = time.monotonic()
@@ -190,7 +189,6 @@ def test_turns_are_taken_one_after_the_other(either: Subject) -> None:
     assert time.monotonic() - began >= sum(waited)
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("store", ["memory", "redis"])
 def test_everybody_in_a_crowd_gets_a_turn(store: str, redis_server: RedisServer) -> None:
     """Tasks that wait at once are served in the order in which they came, an emission interval apart."""
@@ -300,7 +298,6 @@ def test_a_wait_that_is_cancelled_gives_its_turn_back() -> None:
     asyncio.run(story())
 
 
-@pytest.mark.alone
 def test_who_waits_behind_one_that_leaves_moves_up() -> None:
     """A turn in the middle of a line is taken by the next, and so on; the last one becomes free."""
 
@@ -370,7 +367,6 @@ def test_a_turn_that_became_too_late_while_the_store_thought(monkeypatch: pytest
     assert limiter.peek("key", "1/second").retry_after == 1
 
 
-@pytest.mark.alone
 def test_waiting_threads_keep_to_the_rate(redis_server: RedisServer) -> None:
     """Threads that wait pass at the rate, none before its turn and none much after."""
     with contextlib.closing(RedisStore(redis_server.url)) as store, ThreadPoolExecutor(10) as pool:
@@ -591,7 +587,6 @@ def test_an_async_function_is_limited() -> None:
     asyncio.run(story())
 
 
-@pytest.mark.alone
 def test_a_limited_function_may_wait_for_its_turn() -> None:
     """With a timeout calls are spaced instead of refused."""
     limiter = Limiter(MemoryStore())

@@ -573,7 +573,6 @@ def test_a_pardon_is_noticed_within_a_second(paced: Paced, monkeypatch: pytest.M
     assert [at for at in looked if at] == [1, 2, 3, 3]  # the last one twice, as the pardon asks, too
 
 
-@pytest.mark.alone
 def test_a_pardon_by_another_process_is_noticed(redis_server: RedisServer) -> None:
     """A refusal that is remembered here does not hide it."""
     prefix = uuid4().hex
@@ -769,7 +768,6 @@ def _drain(server: tuple[str, str], limit: str, count: int, start: Any, came: An
     came.put(asyncio.run(main()))
 
 
-@pytest.mark.alone
 def test_processes_share_one_rate(redis_server: RedisServer) -> None:
     """Together they let through what the limit says, no less and no more, evenly."""
     context, prefix, limit, each, processes = multiprocessing.get_context("spawn"), uuid4().hex, "200/second", 100, 3
@@ -787,7 +785,6 @@ def test_processes_share_one_rate(redis_server: RedisServer) -> None:
         assert seen[place + each] - seen[place] == pytest.approx(0.5, abs=0.05)
 
 
-@pytest.mark.alone
 def test_a_redis_that_goes_away_and_comes_back(own_redis: RedisServer) -> None:
     """Whoever goes on with the same iterator gets every item once and in order."""
 

@@ -157,7 +157,6 @@ def test_requests_wait_their_turn(use: Opens, serve: Opens) -> None:
     assert server.connections == 1
 
 
-@pytest.mark.alone
 def test_each_host_has_turns_of_its_own(use: Opens, serve: Opens) -> None:
     """By name and port, unless a key function says otherwise; None is for what needs no turn."""
     one, two, user = serve(), serve(), use("1/minute", timeout=0)
@@ -254,7 +253,6 @@ def _stalling(connection: Connection) -> None:
     assert connection.is_left()
 
 
-@pytest.mark.alone
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("slow", [_trickling, _stalling])
 @pytest.mark.parametrize("timeouts", [None, 5, 0.1], ids=str)
@@ -636,7 +634,6 @@ def test_a_pause_holds_in_other_clients_of_the_store(kind: type[User], redis_ser
         assert 55 < users[1].refused("GET", server.url).decision.retry_after <= 60
 
 
-@pytest.mark.alone
 def test_redis_is_gone(use: Opens, own_redis: RedisServer, serve: Opens) -> None:
     """Then each counts for itself, or sends at once, or not at all; and as before once it is back."""
     server = serve()

@@ -49,7 +49,6 @@ def session(*limits: Limit | str, **options) -> requests.Session:
 # --- turns ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.alone
 def test_turns_are_waited_for(service: Service) -> None:
     """Nobody is refused; requests leave as the limit lets them, and over one connection."""
     with session(Limit("20/second", burst=2)) as http:
@@ -58,7 +57,6 @@ def test_turns_are_waited_for(service: Service) -> None:
     assert service.lines == 1
 
 
-@pytest.mark.alone
 def test_threads_share_the_turns(service: Service) -> None:
     """Whoever sends, through one adapter there is one budget."""
     with session(Limit("50/second", burst=1)) as http:
@@ -154,7 +152,6 @@ def test_limits_that_book_no_turns_are_told_when_it_is_built() -> None:
 # --- what the other side says -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.alone
 def test_a_refusal_is_obeyed_and_the_request_repeated(service: Service) -> None:
     """Not before it may be, over the same connection."""
     service.answers = [SOON]
@@ -165,7 +162,6 @@ def test_a_refusal_is_obeyed_and_the_request_repeated(service: Service) -> None:
     assert service.lines == 1
 
 
-@pytest.mark.alone
 def test_others_are_held_back_by_a_refusal_too(service: Service) -> None:
     """A pause is everybody's who has the same key, whatever they were about to send."""
     with session() as http:
@@ -250,7 +246,6 @@ def test_what_is_streamed_is_left_to_who_asked(service: Service) -> None:
         assert reply.content == b"abcd"
 
 
-@pytest.mark.alone
 def test_an_answer_that_leaves_nothing_holds_the_next_back(service: Service) -> None:
     """Fields of any response are heeded, not only those of refusals."""
     service.answers = [Told(200, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "0.3"})]
@@ -276,7 +271,6 @@ def test_retries_that_leave_refusals_alone_go_along(service: Service) -> None:
     assert len(service.asked) == 4
 
 
-@pytest.mark.alone
 def test_retries_that_respect_retry_after_keep_refusals_to_themselves(service: Service) -> None:
     """Which is why one should not have both: what they send takes no turns, and what they hear nobody else learns."""
     with session("1/hour", timeout=0, adapter=HTTPAdapter(max_retries=1)) as http:
@@ -343,7 +337,6 @@ with RateLimitPoolManager(Limit("25/second", burst=1), limiter=sys.argv[1]) as h
 """
 
 
-@pytest.mark.alone
 def test_processes_share_the_budget(service: Service, redis_server: RedisServer) -> None:
     """Through Redis the requests of two come as from one, whatever they send with."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -374,7 +367,6 @@ def test_without_redis(service: Service, own_redis: RedisServer, on_error: str, 
     assert len(service.asked) == count
 
 
-@pytest.mark.alone
 def test_a_refusal_is_obeyed_without_redis(service: Service, own_redis: RedisServer) -> None:
     """In this process at least."""
     own_redis.kill()
@@ -387,7 +379,6 @@ def test_a_refusal_is_obeyed_without_redis(service: Service, own_redis: RedisSer
 # --- hostile answers --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("answer", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_refusal_is_a_refusal(service: Service, monkeypatch: pytest.MonkeyPatch, answer) -> None:
     """It takes its time at most, says nothing, and no connection is in the way of those that follow."""

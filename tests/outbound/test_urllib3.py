@@ -42,7 +42,6 @@ def path_of(request: Request) -> str:
 # --- turns ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.alone
 def test_turns_are_waited_for(service: Service) -> None:
     """Nobody is refused; requests leave as the limit lets them, and over one connection."""
     with RateLimitPoolManager(Limit("20/second", burst=2)) as http:
@@ -51,7 +50,6 @@ def test_turns_are_waited_for(service: Service) -> None:
     assert service.lines == 1
 
 
-@pytest.mark.alone
 def test_threads_share_the_turns(service: Service) -> None:
     """Whoever sends, through one manager there is one budget."""
     with RateLimitPoolManager(Limit("50/second", burst=1)) as http:
@@ -154,7 +152,6 @@ def test_options_that_make_no_sense_are_told_when_it_is_built(options: dict[str,
 # --- what the other side says -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("retries", [None, 3, 0, False, Retry(1, status_forcelist=[429], backoff_factor=10)])
 def test_a_refusal_is_obeyed_and_the_request_repeated(service: Service, retries: Any) -> None:
     """Not before it may be, over the same connection, and whatever the retries would do about it."""
@@ -249,7 +246,6 @@ def test_a_refusal_can_be_read_as_it_was_asked_for(service: Service) -> None:
         assert gzip.decompress(refused.value.response.data) == b"slow"
 
 
-@pytest.mark.alone
 def test_an_answer_that_leaves_nothing_holds_the_next_back(service: Service) -> None:
     """Fields of any response are heeded, not only those of refusals."""
     service.answers = [Told(200, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "0.3"})]
@@ -370,7 +366,6 @@ def test_what_is_sent_again_takes_a_turn(service: Service) -> None:
         assert limiter.peek(service.host, "10/hour").remaining == 10 - count
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("answer", [BROKEN, Told(500)], ids=["broken", "failing"])
 def test_retries_wait_as_long_as_they_say(service: Service, answer: Told) -> None:
     """Beside their turns."""
@@ -390,7 +385,6 @@ def test_retries_keep_no_connections(service: Service) -> None:
     assert (len(service.asked), service.lines) == (6, 1)
 
 
-@pytest.mark.alone
 def test_a_pause_of_another_status_is_everybodys(service: Service) -> None:
     """What asks for it is heeded by others, too, and again by who was told."""
     service.answers = [Told(503, {"Retry-After": "1"})]
@@ -464,7 +458,6 @@ def test_without_redis(service: Service, own_redis: RedisServer, on_error: Any, 
 # --- hostile answers --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("answer", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_refusal_is_a_refusal(service: Service, monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
     """It takes its time at most, says nothing, and no connection is in the way of those that follow."""
@@ -481,7 +474,6 @@ def test_a_hostile_refusal_is_a_refusal(service: Service, monkeypatch: pytest.Mo
         assert http.request("GET", f"{service.url}/y", pool_timeout=PATIENCE, retries=False).data == b"hello"
 
 
-@pytest.mark.alone
 def test_the_body_of_a_refusal_has_a_second(service: Service) -> None:
     """As long as it comes at all."""
     service.answers = [HOSTILE["trickling"]()]

@@ -533,7 +533,6 @@ def test_a_connection_closed_while_the_loop_runs_is_replaced(own_redis: RedisSer
     assert asyncio.run(visit()) == [4, 3, 2, 1]
 
 
-@pytest.mark.alone
 def test_a_restarted_server_is_found_again(own_door: Door, own_redis: RedisServer) -> None:
     """While the server is gone every call fails fast, and the first one after its return is decided."""
     own_door.spend(a_plan())
@@ -543,7 +542,6 @@ def test_a_restarted_server_is_found_again(own_door: Door, own_redis: RedisServe
     assert hit(own_door, "5/day").remaining == 4
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "not yet connected"])
 @pytest.mark.parametrize("timeout", [0.05, 0.3])
 def test_a_frozen_server_is_a_timeout(own_door: Door, own_redis: RedisServer, timeout: float, *, connected: bool) -> None:
@@ -558,7 +556,6 @@ def test_a_frozen_server_is_a_timeout(own_door: Door, own_redis: RedisServer, ti
     assert hit(own_door, "5/day").remaining == 4
 
 
-@pytest.mark.alone
 def test_a_server_frozen_for_long_is_found_again(own_door: Door, own_redis: RedisServer) -> None:
     """Calls fail for as long as the server is frozen, and succeed soon after it is back."""
     own_door.spend(a_plan())
@@ -569,7 +566,6 @@ def test_a_server_frozen_for_long_is_found_again(own_door: Door, own_redis: Redi
     assert hit(own_door, "5/day").remaining == 4
 
 
-@pytest.mark.alone
 def test_a_crowd_before_a_frozen_server_fails_in_time(own_door: Door, own_redis: RedisServer) -> None:
     """A hundred simultaneous callers of a frozen server all get their error in time."""
     own_door.spend(a_plan())
@@ -596,7 +592,6 @@ def refusing_urls() -> dict[str, str]:
     return {"no socket": "unix:///nonexistent/redis.sock", "no listener": f"redis://127.0.0.1:{free_port()}/0"}
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("place", ["no socket", "no listener"])
 def test_a_refused_connection_is_an_error_at_once(open_door: Callable[[str], Door], place: str) -> None:
     """Where nobody listens, a call does not wait for its timeout."""
@@ -606,7 +601,6 @@ def test_a_refused_connection_is_an_error_at_once(open_door: Callable[[str], Doo
     assert time.monotonic() - start < 2
 
 
-@pytest.mark.alone
 def test_a_crowd_is_refused_at_once(open_door: Callable[[str], Door]) -> None:
     """Many simultaneous callers of a server that is not there all fail fast, each with the store's error."""
     door = open_door("unix:///nonexistent/redis.sock")
@@ -616,7 +610,6 @@ def test_a_crowd_is_refused_at_once(open_door: Callable[[str], Door]) -> None:
     assert time.monotonic() - start < 5
 
 
-@pytest.mark.alone
 def test_a_wrong_password_is_a_store_error(open_door: Callable[[str], Door], own_redis: RedisServer) -> None:
     """A wrong password fails at once without being told; the right one works."""
     with own_redis.client() as client:
@@ -627,7 +620,6 @@ def test_a_wrong_password_is_a_store_error(open_door: Callable[[str], Door], own
     assert hit(open_door(f"{own_redis.url}?password=secret"), "5/day").remaining == 4
 
 
-@pytest.mark.alone
 def test_a_missing_password_is_a_store_error(own_door: Door, own_redis: RedisServer) -> None:
     """A server that wants a password, and gets none, is a store error on every call, and none once it wants none."""
     with own_redis.client() as client:
@@ -659,7 +651,6 @@ REPLIES = {
 }
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("script", REPLIES.values(), ids=REPLIES)
 def test_a_reply_that_is_none_of_ours_is_a_store_error(own_door: Door, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error or a reply of another shape is a store error, and the next call is decided on a fresh connection."""
@@ -671,7 +662,6 @@ def test_a_reply_that_is_none_of_ours_is_a_store_error(own_door: Door, script: s
     assert hit(own_door, "5/day").remaining == 4
 
 
-@pytest.mark.alone
 def test_the_shape_of_a_reply_has_a_fault_of_its_own(own_door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reply of another shape is not mistaken for a lost connection."""
     monkeypatch.setattr(wire, "SPEND", "return {1, 2}")
@@ -679,7 +669,6 @@ def test_the_shape_of_a_reply_has_a_fault_of_its_own(own_door: Door, monkeypatch
     assert failure(own_door, PATIENT).fault == "reply"
 
 
-@pytest.mark.alone
 def test_out_of_memory_has_a_fault_of_its_own(own_door: Door, own_redis: RedisServer) -> None:
     """A full Redis is told from one that is gone, charges nothing, and works again when it has room."""
     hit(own_door, "5/day", key="full")
@@ -718,7 +707,6 @@ def test_in_a_full_redis_a_crowd_fails_only_where_something_was_taken(own_redis:
         assert len(client.keys()) == 1
 
 
-@pytest.mark.alone
 def test_a_caller_does_not_wait_for_a_slow_connection_twice(own_door: Door, own_redis: RedisServer) -> None:
     """Connecting goes on past the deadline of the caller who began it, so a slow server is reached in the end."""
     with own_redis.frozen():
@@ -780,7 +768,6 @@ def tunnel(redis_server: RedisServer) -> Iterator[Tunnel]:
         yield tunnel
 
 
-@pytest.mark.alone
 def test_a_connection_that_leads_nowhere_is_given_up(open_door: Callable[[str], Door], tunnel: Tunnel) -> None:
     """When the network swallows a connection without closing it, calls time out, and within 2 s another one is used."""
     door, key = open_door(tunnel.url), uuid4().hex

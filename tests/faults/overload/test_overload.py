@@ -67,6 +67,7 @@ def test_small_stalls(url: str) -> None:
     assert attack.stalls(Setting(HTTPTOOLS, seconds=SECONDS), url).complaints() == []
 
 
+@pytest.mark.alone
 def test_starved_threads(url: str) -> None:
     """Threads that wait for the interpreter do not wait for the store."""
     assert attack.starved(Setting(THREADS, seconds=SECONDS), url, 8).complaints() == []
@@ -109,6 +110,7 @@ def test_a_crowd_in_one_turn_is_answered(url: str) -> None:
     assert asyncio.run(rushes.one_turn(url, 5_000, warm=True, policy="closed")).complaints() == []
 
 
+@pytest.mark.alone
 def test_crowds_on_two_nodes(redis_cluster: RedisCluster) -> None:
     """What one address is refused does not stay charged to everybody, and nobody else is refused."""
     assert asyncio.run(rushes.on_two_nodes(redis_cluster, 2_000, seconds=SECONDS)).complaints() == []

@@ -217,7 +217,6 @@ async def test_who_goes_away_after_sending_disturbs_nobody(redis_server: RedisSe
         assert len(proxy.lines) == 1
 
 
-@pytest.mark.alone
 @in_a_loop
 async def test_who_is_late_before_sending_is_not_charged(redis_server: RedisServer) -> None:
     """A request whose time is up while it waits to be sent fails in time and is never sent; others that wait are."""
@@ -269,7 +268,6 @@ async def test_who_is_late_before_there_is_a_connection_is_not_charged(redis_ser
         assert await used(store, plan.charges[0].key) == 1
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("order", [(0.1, 0.3), (0.3, 0.1)])
 @in_a_loop
 async def test_everybody_has_a_deadline_of_their_own(redis_server: RedisServer, order: tuple[float, float]) -> None:

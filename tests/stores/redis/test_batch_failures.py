@@ -24,8 +24,6 @@ from tests.support.doors import asgi_reply
 from tests.support.proxy import CUT, PATIENT, Proxy, in_a_loop, until
 from tests.support.redis_server import RedisServer
 
-pytestmark = pytest.mark.alone
-
 READ_ONLY = b"-READONLY You can't write against a read only replica.\r\n"
 
 

@@ -23,8 +23,6 @@ from limitgate.stores.redis.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE,
 from tests.support.crowds import a_plan
 from tests.support.redis_server import RedisServer
 
-pytestmark = pytest.mark.alone
-
 BACK_WITHIN = 2.0
 """Seconds within which a store finds Redis again."""
 FAILURE = StoreError("no answer", "timeout")

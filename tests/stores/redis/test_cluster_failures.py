@@ -29,8 +29,6 @@ from tests.support.proxy import in_a_loop
 from tests.support.redis_cluster import RedisCluster, eventually
 from tests.support.redis_server import free_port
 
-pytestmark = pytest.mark.alone
-
 BACK_WITHIN = 2.0
 """Seconds after which a store has found a node again, or its successor."""
 
@@ -369,6 +367,7 @@ async def owed_by(store: AsyncRedisStore, charge: Any) -> int:
     return -(-reading.states[0][0] // charge.bucket.weights[0])
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("local_refusals", [True, False])
 @in_a_loop
 async def test_a_crowd_holds_little_of_what_others_share(cluster: RedisCluster, *, local_refusals: bool) -> None:

@@ -16,8 +16,6 @@ from tests.support.clusters import KINDS, charge, ends, key_on, nodes_of, plan, 
 from tests.support.redis_cluster import RedisCluster, Sentinels, eventually
 from tests.support.redis_server import RedisServer
 
-pytestmark = pytest.mark.alone
-
 BACK_WITHIN = 2.0
 """Seconds after a promotion until requests succeed again."""
 

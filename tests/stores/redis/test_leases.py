@@ -574,7 +574,6 @@ async def silent_after(store: AsyncRedisStore, requests: int) -> None:
     assert store._loops[asyncio.get_running_loop()]._timer is None
 
 
-@pytest.mark.alone
 def test_a_lease_goes_back_when_a_process_falls_silent(door: Door, own_redis: RedisServer) -> None:
     """About a second after it was taken, what is left of a lease is back, and nothing goes on running for it."""
     start = time.monotonic()
@@ -599,7 +598,6 @@ def test_closing_gives_back_at_once(door: Door, own_redis: RedisServer) -> None:
     assert door.spend(a_plan()).admitted
 
 
-@pytest.mark.alone
 def test_closing_without_redis_takes_no_longer_than_connecting(door: Door, own_redis: RedisServer) -> None:
     """A store whose Redis is gone can be closed, leases or not."""
     door.spend(a_plan())

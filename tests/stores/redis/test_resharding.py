@@ -17,8 +17,6 @@ from tests.support.clusters import KINDS, charge, ends, key_on, owed, plan, sett
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_server import RedisServer
 
-pytestmark = pytest.mark.alone
-
 
 class Move(NamedTuple):
     """A slot, the node that holds it, and the one that will. Every test moves another slot."""

@@ -229,7 +229,6 @@ UNHELPFUL: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("words", UNHELPFUL.values(), ids=UNHELPFUL)
 def test_the_next_sentinel_is_asked(impostor: Callable[..., Impostor], pool: Any, words: dict[str, Any]) -> None:
     """A Sentinel that does not say where the master is costs a moment, and from then on it is asked last."""

@@ -287,7 +287,6 @@ def test_whatever_is_answered_the_connection_is_made(pool: Any, reply: bytes, qu
         assert server.count("EVAL") == 1
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("reply", [HANG_UP, None, b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["lost", "silent", "no Redis"])
 def test_a_connection_that_is_lost_meanwhile(pool: Any, reply: bytes | None) -> None:
     """A connection that ends, or on which nothing is answered in time, is none; and what there was of it is closed."""
