@@ -1,4 +1,4 @@
-"""Rule files that are made to do harm. ``python -m tests.attacks.bombs`` loads them all within half a gigabyte, and a minute."""
+"""Rule files that are made to do harm. ``python -m tests.attacks.bombs`` loads them all within 512 MiB and a minute."""
 
 from __future__ import annotations
 
