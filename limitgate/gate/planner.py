@@ -207,7 +207,7 @@ class Planner:
         return find(tier, method, sent, root)
 
     def _find_match(self, tier: str, method: str, sent: str, root: str) -> RuleMatch:
-        paths = self._reach.readings(sent, root)
+        paths = self._reach.interpretations(sent, root)
         if paths is None:
             return RuleMatch(self._for_any_path(tier, method))
         if mounts := mounts_of(self._routes):
@@ -221,12 +221,12 @@ class Planner:
         return [compiled_rule for compiled_rule in self._every[tier] if compiled_rule.rule.applies_to(method)]
 
     def _is_exempt(self, tier: str, method: str, paths: Sequence[str]) -> bool:
-        """True if exempt rules cover every reading of the path: one that may be read otherwise is not let off."""
+        """True if exempt rules cover every interpretation of the path: one that may be read otherwise is not let off."""
         index = self._exempt[tier]
         return all(any(compiled_rule.rule.applies_to(method) for _, compiled_rule in index.find(path)) for path in paths)
 
     def _matching(self, tier: str, method: str, paths: Sequence[str]) -> list[CompiledRule]:
-        """The rules of a tier that apply to any reading of the path, in the order they were written."""
+        """The rules of a tier that apply to any interpretation of the path, in the order they were written."""
         index = self._tiers[tier]
         placed = index.find(paths[0])
         for other in paths[1:]:

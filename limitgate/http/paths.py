@@ -51,7 +51,7 @@ REST = "**"
 """A pattern's last segment that stands for any number of segments, none included."""
 
 
-def readings(path: str, root: str = "") -> tuple[str, ...]:
+def interpretations(path: str, root: str = "") -> tuple[str, ...]:
     """Interpretations of the path below ``root``: the cleaned one first, then, if it differs, as sent without empty segments.
 
     Cleaning strips control characters, invalid UTF-8 and ``;parameters``, merges slashes, resolves dot segments (RFC 3986
@@ -66,11 +66,11 @@ def readings(path: str, root: str = "") -> tuple[str, ...]:
     if root and rest is path:
         found.insert(0, _below_mount(found[0], root))
         _, inside, behind = path.partition(root)  # as Litestar takes the mount point off; Quart does not mind where it ends
-        found += readings("/" + behind) if inside else ()
+        found += interpretations("/" + behind) if inside else ()
     if rest and not rest.startswith("/"):
         _, slash, behind = rest.partition("/")
-        found += readings(slash + behind) if slash else ["/"]
-        found += readings(_path_of_url(rest), root)
+        found += interpretations(slash + behind) if slash else ["/"]
+        found += interpretations(_path_of_url(rest), root)
     return tuple(dict.fromkeys(found))
 
 
@@ -82,8 +82,8 @@ def _forms(path: str) -> list[str]:
     return [_joined(_cleaned(shown)), _joined(without_controls), _joined([segment for segment in sent if segment])]
 
 
-def first_reading(path: str, root: str = "") -> str:
-    """First of the `readings` of a path; of a path beyond `LONG`, the part behind that is left as it was sent."""
+def first_interpretation(path: str, root: str = "") -> str:
+    """First of the `interpretations` of a path; of a path beyond `LONG`, the part behind that is left as it was sent."""
     rest = below(path, root)
     if len(path) + len(root) <= LONG:
         if _is_tidy(path, root):
@@ -112,15 +112,15 @@ class Reach(NamedTuple):
         longest = max((len(segment) for pattern in patterns for segment in pattern), default=0)
         return cls(max(map(len, patterns), default=0), max(2, longest))
 
-    def readings(self, path: str, root: str = "") -> tuple[str, ...] | None:
-        """Paths that match the same patterns as the `readings` of a path; None if it is to match all.
+    def interpretations(self, path: str, root: str = "") -> tuple[str, ...] | None:
+        """Paths that match the same patterns as the `interpretations` of a path; None if it is to match all.
 
         Segments and characters of a path beyond `LONG` that no pattern looks at are left out. It matches all patterns if it
         climbs by dot segments, if cleaning removes more than `_PADDING` before the part that patterns look at, or beyond
         `LONGEST`.
         """
         if len(path) + len(root) <= LONG:
-            return readings(path, root)
+            return interpretations(path, root)
         if len(path) + len(root) > LONGEST or _may_climb(path) or _may_climb(root):
             return None
         try:
@@ -129,7 +129,7 @@ class Reach(NamedTuple):
             return None
 
     def _of_long(self, path: str, root: str) -> list[str]:
-        """The paths of `readings`, in any order."""
+        """The paths of `interpretations`, in any order."""
         rest = below(path, root)
         found = self.forms(rest)
         if root and rest is path:

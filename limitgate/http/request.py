@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Any, Self
 from urllib.parse import unquote
 
-from limitgate.http.paths import first_reading
+from limitgate.http.paths import first_interpretation
 
 Scope = MutableMapping[str, Any]
 Environ = MutableMapping[str, Any]
@@ -315,7 +315,7 @@ class Request:
     @cached_property
     def path(self) -> str:
         """Path below the mount point, normalized."""
-        return first_reading(self.sent, self.root)
+        return first_interpretation(self.sent, self.root)
 
     @property
     def headers(self) -> Headers:

@@ -21,7 +21,7 @@ from limitgate import Caller, LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleS
 from limitgate.gate.identity import Identities, Subject
 from limitgate.http import client_ip as client_module
 from limitgate.http.client_ip import MAX_HOPS, TrustedProxies, canonical, grouped
-from limitgate.http.paths import PathIndex, readings, segments
+from limitgate.http.paths import PathIndex, interpretations, segments
 from limitgate.http.request import ASGIRequest, Request, WSGIRequest
 from limitgate.keys import Key
 from limitgate.limits.plan import check_cost
@@ -29,7 +29,7 @@ from limitgate.routes.flask import wsgi_routes
 from limitgate.routes.starlette import asgi_routes
 from limitgate.rules.callers import Callers, KnownCaller
 
-MOST_READINGS = 17
+MOST_INTERPRETATIONS = 17
 """Of a path: three for each of the ways in which something may be taken off that is a mount point or a host."""
 Parser = Callable[[bytes], None]
 PEERS = ("10.0.0.1", "203.0.113.9", "::ffff:10.0.0.1", "2001:db8::1", "testclient", "", None)
@@ -102,7 +102,7 @@ def _fields(request: Request, size: int) -> None:
         request.headers.get(name.upper()) == value for name, value in request.headers.items() if name.upper().lower() == name
     )
     assert request.path.startswith("/")
-    assert len(readings(request.sent, request.root)) <= MOST_READINGS
+    assert len(interpretations(request.sent, request.root)) <= MOST_INTERPRETATIONS
     assert request.method_class in ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT", "TRACE", "other")
     assert isinstance(request.is_preflight, bool)
     found = request.query.get("a", "")
@@ -121,7 +121,7 @@ def fuzz_environ(data: bytes) -> None:
 
 
 def fuzz_address(data: bytes) -> None:
-    """An address: reading its own spelling gives itself, and its group is stable."""
+    """An address: parsing its own spelling gives itself, and its group is stable."""
     text = _text(data)
     address = canonical(text)
     if address is None:
@@ -163,19 +163,19 @@ for _pattern in _PATTERNS:
 
 
 def fuzz_path(data: bytes) -> None:
-    """A path: few readings, no longer than it is, each a path; the first has nothing left to clean."""
+    """A path: few interpretations, no longer than it is, each a path; the first has nothing left to clean."""
     path, root = (part.decode("utf-8", "replace") for part in _split(data, 2))
-    found = readings(path, root)
-    assert 1 <= len(found) <= MOST_READINGS
+    found = interpretations(path, root)
+    assert 1 <= len(found) <= MOST_INTERPRETATIONS
     assert len(set(found)) == len(found) or not path.startswith("/")
-    for reading in found:
-        assert reading.startswith("/")
-        assert len(reading) <= len(path) + 1
-        patterns = _INDEX.find(reading)
+    for interpretation in found:
+        assert interpretation.startswith("/")
+        assert len(interpretation) <= len(path) + 1
+        patterns = _INDEX.find(interpretation)
         assert "/**" in patterns
         assert len(patterns) <= len(_PATTERNS)
     if not root:
-        assert readings(found[0]) == (found[0],)
+        assert interpretations(found[0]) == (found[0],)
 
 
 _CALLERS = Callers(

@@ -97,7 +97,7 @@ PATHS = {"login": "/login", "item": "/items/7", "file": "/files/a/b", "marked": 
 
 
 AROUND = ["..", ".", "..;", ";", ";x", "%2e%2e", "x/../..", "%0a", "%0a..", ".%0a.", "%00", ""]
-"""Segments that make two readings of a path."""
+"""Segments that make two interpretations of a path."""
 
 
 def spellings(path: str) -> list[str]:

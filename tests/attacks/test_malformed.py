@@ -15,7 +15,7 @@ from werkzeug.routing import BaseConverter
 
 from limitgate import LimitGate, LimitGateWSGI, Rule
 from limitgate.http.client_ip import TrustedProxies
-from limitgate.http.paths import readings
+from limitgate.http.paths import interpretations
 from limitgate.http.request import ASGIRequest, WSGIRequest
 from limitgate.routes.flask import wsgi_routes
 from tests.attacks.world import LIMIT, PROXY, TRUSTED
@@ -96,7 +96,8 @@ WORK: dict[str, Callable[[int], Callable[[], object]]] = {
     "lines of different names": _different_lines,
     "slashes before a dispatcher": _dispatched,
     **{
-        f"a path of {unit!r}": lambda size, unit=unit: lambda: readings(unit * size) for unit in ("/", "/..", ";", "\x00", "x/")
+        f"a path of {unit!r}": lambda size, unit=unit: lambda: interpretations(unit * size)
+        for unit in ("/", "/..", ";", "\x00", "x/")
     },
     **{f"a Forwarded of {unit!r}": _forwarding(unit, "forwarded") for unit in ('"', '",', "\\", '\\"', "for=", 'a="\\', ";")},
     **{f"an X-Forwarded-For of {unit!r}": _forwarding(unit, "x-forwarded-for") for unit in (",", "10.0.0.1,", " ", "[")},

@@ -143,7 +143,7 @@ def test_both_readings_of_a_path_count_each_rule_once() -> None:
     ],
 )
 def test_a_path_that_can_be_read_otherwise_is_not_exempt(path: str) -> None:
-    """Nobody slips past the rules by a path that is exempt in one reading and limited in another."""
+    """Nobody slips past the rules by a path that is exempt in one interpretation and limited in another."""
     assert "all" in applied(planner(*RULES).plan(asked(path=path), None))
 
 
@@ -574,7 +574,7 @@ def test_a_long_path_falls_under_its_own_rules(path: str) -> None:
 
 
 def test_a_long_path_is_exempt_as_a_short_one_is() -> None:
-    """Exempt rules are for long paths, too, where every reading of the path is exempt."""
+    """Exempt rules are for long paths, too, where every interpretation of the path is exempt."""
     gate = planner(Rule("all", "9/s"), Rule("files", path="/files/**", exempt=True))
     assert applied(gate.plan(asked(path="/files/" + "x" * 5000), None)) == []
     assert applied(gate.plan(asked(path="/files/../" + "x" * 5000 + "/.."), None)) == ["all"]

@@ -11,14 +11,14 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.routing import Map, RequestRedirect, Rule as FlaskRule
 
 from limitgate.errors import ConfigError
-from limitgate.http.paths import ANY, LONG, LONGEST, REST, PathIndex, Reach, first_reading, readings, segments
+from limitgate.http.paths import ANY, LONG, LONGEST, REST, PathIndex, Reach, first_interpretation, interpretations, segments
 
 
 def matches(pattern: str, path: str, root: str = "") -> bool:
-    """Whether a request for ``path`` falls under ``pattern``, by any of its readings."""
+    """Whether a request for ``path`` falls under ``pattern``, by any of its interpretations."""
     index: PathIndex[str] = PathIndex()
     index.add(segments(pattern), pattern)
-    return any(pattern in index.find(reading) for reading in readings(path, root))
+    return any(pattern in index.find(interpretation) for interpretation in interpretations(path, root))
 
 
 SPELLINGS_OF_LOGIN = [
@@ -247,7 +247,7 @@ def test_a_pattern_does_not_match_what_neither_reading_is(pattern: str, path: st
 )
 def test_patterns_are_below_the_mount_point(path: str, root: str, seen: str) -> None:
     """What a pattern is matched with begins where the application is mounted."""
-    assert readings(path, root)[0] == seen
+    assert interpretations(path, root)[0] == seen
 
 
 @pytest.mark.parametrize(
@@ -380,11 +380,11 @@ def test_a_pattern_of_ordinary_characters_is_a_literal(pattern: str) -> None:
 @example("/", "/")
 @example("/a", "//")
 def test_readings_never_raise_property(path: str, root: str) -> None:
-    """Any text has readings, each of them a path, and none of them twice."""
-    found = readings(path, root)
+    """Any text has interpretations, each of them a path, and none of them twice."""
+    found = interpretations(path, root)
     assert found
     assert len(set(found)) == len(found)
-    assert all(reading.startswith("/") for reading in found)
+    assert all(interpretation.startswith("/") for interpretation in found)
 
 
 NASTY = [
@@ -414,9 +414,9 @@ nasty_paths = st.tuples(st.sampled_from(["/", "/", "/", "//", "", "\n"]), st.lis
 
 @given(st.one_of(nasty_paths, st.text(alphabet="/.;a\n\x00", max_size=12)))
 def test_a_clean_path_has_one_reading_property(path: str) -> None:
-    """The first reading has nothing left to clean, so reading it again changes nothing."""
-    clean = readings(path)[0]
-    assert readings(clean) == (clean,)
+    """The first interpretation has nothing left to clean, so cleaning it again changes nothing."""
+    clean = interpretations(path)[0]
+    assert interpretations(clean) == (clean,)
     assert not re.search(r"//|[;\x00-\x1f\x7f-\x9f]|/\.{1,2}(/|\Z)|.\/\Z", clean)
 
 
@@ -501,9 +501,9 @@ long_paths = st.lists(st.tuples(units, st.sampled_from([1, 1, 2, 30, 70, 600])),
 @example("/login/", ";" * 600, "")
 def test_a_cut_path_matches_what_the_whole_one_does_property(start: str, path: str, root: str) -> None:
     """The patterns that match a long path are those that match what it is cut to, or it is taken for any path."""
-    whole, cut = readings(start + path, root), REACH.readings(start + path, root)
+    whole, cut = interpretations(start + path, root), REACH.interpretations(start + path, root)
     if cut is not None:
-        found = [[set(INDEX.find(reading)) for reading in readings_] for readings_ in (whole, cut)]
+        found = [[set(INDEX.find(interpretation)) for interpretation in each_way] for each_way in (whole, cut)]
         assert set.union(*found[0]) == set.union(*found[1])
         assert set.intersection(*found[0]) >= set.intersection(*found[1])
         assert len(start + path + root) <= LONG or sum(map(len, cut)) < 40_000
@@ -528,10 +528,10 @@ def test_a_cut_path_matches_what_the_whole_one_does_property(start: str, path: s
 )
 def test_a_long_path_that_somebody_may_mean_is_read_exactly(path: str) -> None:
     """Long identifiers, deep paths, parameters and repeated slashes match their own patterns and no others."""
-    cut = REACH.readings(path)
+    cut = REACH.interpretations(path)
     assert cut is not None
-    assert {found for reading in cut for found in INDEX.find(reading)} == {
-        found for reading in readings(path) for found in INDEX.find(reading)
+    assert {found for interpretation in cut for found in INDEX.find(interpretation)} == {
+        found for interpretation in interpretations(path) for found in INDEX.find(interpretation)
     }
 
 
@@ -547,13 +547,13 @@ def test_a_long_path_that_somebody_may_mean_is_read_exactly(path: str) -> None:
 )
 def test_a_path_that_takes_too_long_to_read_may_be_any(path: str) -> None:
     """A long path that climbs, begins with much that comes to nothing, or is longer than any server's, is not told apart."""
-    assert REACH.readings(path) is None
+    assert REACH.interpretations(path) is None
 
 
 @given(st.one_of(nasty_paths, st.text(alphabet="/.;a\n\x00", max_size=12)), st.sampled_from(["", "/v1", "/x;y", "/a"]))
-def test_the_first_reading_is_the_first_of_all_property(path: str, root: str) -> None:
-    """What applications see as the path is the reading that patterns are tried on first."""
-    assert first_reading(path, root) == readings(path, root)[0]
+def test_the_first_interpretation_is_the_first_of_all_property(path: str, root: str) -> None:
+    """What applications see as the path is the interpretation that patterns are tried on first."""
+    assert first_interpretation(path, root) == interpretations(path, root)[0]
 
 
 @pytest.mark.parametrize(
@@ -569,7 +569,7 @@ def test_the_first_reading_is_the_first_of_all_property(path: str, root: str) ->
 )
 def test_the_path_of_a_long_request_is_cleaned_where_it_begins(path: str, root: str, expected: str) -> None:
     """Beyond 512 characters a path is shown as it was sent; what it begins with is clean."""
-    assert first_reading(path, root) == expected
+    assert first_interpretation(path, root) == expected
 
 
 @pytest.mark.parametrize("root", ["", "/v1", "/;/a"])
@@ -584,7 +584,7 @@ def test_a_long_path_is_bounded_work(unit: str, start: str, root: str) -> None:
     for size in (LONG - 20, LONGEST - 20, 65536):
         path = start + unit * (size // len(unit))
         began = time.thread_time()
-        for reading in reach.readings(path, root) or ():
-            list(index.find(reading))
-        first_reading(path, root)
+        for interpretation in reach.interpretations(path, root) or ():
+            list(index.find(interpretation))
+        first_interpretation(path, root)
         assert time.thread_time() - began < 0.1

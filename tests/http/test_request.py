@@ -7,7 +7,7 @@ from urllib.parse import parse_qs, quote_from_bytes, unquote_to_bytes, urlencode
 import pytest
 from hypothesis import assume, given, strategies as st
 
-from limitgate.http.paths import readings
+from limitgate.http.paths import interpretations
 from limitgate.http.request import LONGEST_VALUE, MOST_FIELDS, MOST_LINES, ASGIRequest, Query, Request, WSGIRequest
 
 
@@ -67,7 +67,7 @@ def seen(request: Request) -> dict[str, Any]:
         "method": request.method,
         "class": request.method_class,
         "path": request.path,
-        "paths": readings(request.sent, request.root),
+        "paths": interpretations(request.sent, request.root),
         "query": str(request.query),
         "headers": dict(request.headers),
         "peer": request.peer,
@@ -263,7 +263,7 @@ def test_what_is_no_header_in_an_environ_is_not_shown_as_one() -> None:
 )
 def test_the_bytes_of_path_info_are_utf_8(native: str, expected: str) -> None:
     """A WSGI server hands the path's bytes over as latin-1; what is matched is the text they spell."""
-    assert readings(WSGIRequest({"REQUEST_METHOD": "GET", "PATH_INFO": native}).sent)[-1] == expected
+    assert interpretations(WSGIRequest({"REQUEST_METHOD": "GET", "PATH_INFO": native}).sent)[-1] == expected
 
 
 @DOORS
