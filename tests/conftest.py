@@ -40,10 +40,11 @@ def pytest_configure(config: pytest.Config) -> None:
         sys.stdout.reconfigure(write_through=True)
 
 
-def _is_quick(item: pytest.Item) -> bool:
-    """True for a unit test: it stands where its module does in the package, and does not measure time."""
-    folder = item.path.relative_to(TESTS).parts[0]
-    return not item.get_closest_marker("alone") and (folder.endswith(".py") or (TESTS.parent / "limitgate" / folder).is_dir())
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Quick are unit tests: they stand where their modules do in the package."""
+    parts = collection_path.relative_to(TESTS).parts if collection_path.is_relative_to(TESTS) else ()
+    is_unit = not parts or parts[0].endswith(".py") or (TESTS.parent / "limitgate" / parts[0]).is_dir()
+    return True if config.getoption("quick") and not is_unit else None
 
 
 def _start_no_process(*_: object, **__: object) -> None:
@@ -57,7 +58,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     if config.getoption("quick"):
         subprocess.Popen.__init__ = _start_no_process  # type: ignore[method-assign]
-        items[:] = filter(_is_quick, items)
+        items[:] = [item for item in items if not item.get_closest_marker("alone")]
     if wrong := [item.nodeid for item in items if re.search(r" at 0x\w*", item.nodeid)]:
         raise pytest.UsageError(f"tests are named by addresses, expected other ids: {wrong[:3]}")
 
