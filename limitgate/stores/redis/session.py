@@ -85,7 +85,9 @@ class Session(Generic[Call]):
     def send(self, call: Call) -> bytes:
         """Put a call into bytes and on its way. Raises one of `wire.UNSENDABLE`, and nothing has happened."""
         commands = call.commands()
-        packed = b"".join([hiredis.pack_command(command) for command in commands])  # type: ignore[arg-type]
+        packed = b""
+        for command in commands:
+            packed += hiredis.pack_command(command)  # type: ignore[arg-type]
         if not self.flying:
             self._is_unheard = True
         if call.in_full:
@@ -108,7 +110,15 @@ class Session(Generic[Call]):
 
     def next_event(self) -> Event[Call] | None:
         """Return what the received bytes say next, `NEED_DATA` if nothing. `MustClose` is the last event."""
-        while (reply := self._next_reply()) is not _NO_REPLY:
+        while self._has_rest and self._end is None:
+            try:
+                reply = self._reader.gets()
+            except Exception as error:  # noqa: BLE001 - besides hiredis' own, redis-py's about an error it cannot read, a map by lists
+                self.receive_end(InvalidResponse(f"no reply of Redis: {type(error).__name__}"))
+                break
+            if reply is _NO_REPLY:
+                break
+            self._has_rest = self._reader.has_data()
             if isinstance(reply, hiredis.PushNotification):
                 continue
             if not self.flying:
@@ -141,23 +151,13 @@ class Session(Generic[Call]):
 
     def is_quiet(self) -> bool:
         """True if the connection is fit for the next call: all calls are answered, and all bytes understood."""
-        return self.next_event() is NEED_DATA and not (self.flying or self._has_rest)
+        if self._has_rest and self.next_event() is not NEED_DATA:
+            return False
+        return self.is_open and not (self.flying or self._has_rest)
 
     def may_repeat(self, call: Call) -> bool:
         """True if a call that got no reply here may be sent again on another connection."""
         return self._is_unheard and not call.is_repeated
-
-    def _next_reply(self) -> object:
-        if self._end is not None:
-            return _NO_REPLY
-        try:
-            reply = self._reader.gets()
-        except Exception as error:  # noqa: BLE001 - besides hiredis' own, redis-py's about an error it cannot read, a map by lists
-            self.receive_end(InvalidResponse(f"no reply of Redis: {type(error).__name__}"))
-            return _NO_REPLY
-        if reply is not _NO_REPLY:
-            self._has_rest = self._reader.has_data()
-        return reply
 
 
 def _error_event(call: Call, error: Exception) -> CallEvent[Call]:

@@ -103,7 +103,7 @@ class Batcher:
 
         Raises one at once where Redis has stopped answering, or too many are waiting already.
         """
-        self.breaker.check()
+        self._server.breaker.check()
         return self.ask(plan, timeout)
 
     def ask(self, plan: Plan, timeout: float, *, first: bool = False) -> asyncio.Future[Reading]:
@@ -113,7 +113,7 @@ class Batcher:
             raise StoreError(f"{MAX_QUEUED} requests wait for {self._server.name} already", "overload")
         if self._connection is None and loop.time() < self._no_room_until:
             raise no_room()
-        self.breaker.sending(plan)
+        self._server.breaker.sending(plan)
         reading = loop.create_future()
         due = self._silence.seconds + timeout
         (self._queue.appendleft if first else self._queue.append)((plan, due, reading, timeout))
@@ -162,11 +162,11 @@ class Batcher:
     def adopt(self, batch: Batch) -> None:
         """Send a batch, just as it is, before everything that waits: it was sent elsewhere, and is to be dealt with here."""
         try:
-            self.breaker.check()
+            self._server.breaker.check()
         except StoreError as error:
             self._fail(batch, error)
             return
-        self.breaker.sending(batch.plans[0])
+        self._server.breaker.sending(batch.plans[0])
         self._resends.append(batch)
         self._silence.watch(self)
         self._flush()
@@ -370,7 +370,11 @@ class Batcher:
 
     def _dial_at_once(self) -> None:
         """Connect without a pause: Redis has been silent for so long that its connection was given up."""
-        if not self.breaker.is_closed and self._connection is None and self._connecting in (None, asyncio.current_task()):
+        if (
+            not self._server.breaker.is_closed
+            and self._connection is None
+            and self._connecting in (None, asyncio.current_task())
+        ):
             self._connecting = begin(self._connect())
 
     def listened(self) -> float | None:
@@ -441,7 +445,7 @@ class Batcher:
 
     def _failed(self, error: StoreError) -> None:
         """Count a failed call. After too many requests no longer wait, and probes look for Redis."""
-        if self.breaker.failed(error):
+        if self._server.breaker.failed(error):
             self._fail_unsent(error)
             self._probe_later()
         if self._cluster is not None:
@@ -449,12 +453,12 @@ class Batcher:
 
     def _probe_later(self) -> None:
         loop = asyncio.get_running_loop()
-        pause = self.breaker.pause_before_probe(loop.time())
+        pause = self._server.breaker.pause_before_probe(loop.time())
         self._probe_timer = None if pause is None else loop.call_later(pause, self._send_probe)
 
     def _send_probe(self) -> None:
         self._probe_timer = None
-        probe = self.breaker.begin_probe(asyncio.get_running_loop().time())
+        probe = self._server.breaker.begin_probe(asyncio.get_running_loop().time())
         if probe is None:
             return
         try:

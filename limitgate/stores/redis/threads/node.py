@@ -74,23 +74,23 @@ class Node:
     def check(self, _: Plan) -> None:
         """Raise a `StoreError` if nobody is to wait for this server."""
         self.look()
-        self.breaker.check()
+        self._server.breaker.check()
 
     def look(self) -> None:
         """Probe in this thread if it is time to, as no other could be started for it; others do not wait meanwhile."""
         due = self._probe_due
-        if due is None or self.breaker.is_closed or time.monotonic() < due or not self._probing.acquire(blocking=False):
+        if due is None or self._server.breaker.is_closed or time.monotonic() < due or not self._probing.acquire(blocking=False):
             return
         try:
             if not self._start_probing():
-                self.probe(self.breaker, Patience(self._replies.patience))
+                self.probe(self._server.breaker, Patience(self._replies.patience))
                 self._probe_here_later()
         finally:
             self._probing.release()
 
     def exchange(self, plans: Sequence[Plan], patience: Patience) -> list[Outcome]:
         """Carry out plans that share a call. Raises `StoreError` once ``patience`` is over."""
-        self.breaker.check()
+        self._server.breaker.check()
         answer = self._carry_out(plans, patience)
         if isinstance(answer, list):
             return answer
@@ -98,7 +98,7 @@ class Node:
 
     def send(self, calls: Sequence[Call], patience: Patience) -> Sent:
         """Send calls together, to be followed by `hear`."""
-        self.breaker.sending(calls[0].plans[0])
+        self._server.breaker.sending(calls[0].plans[0])
         sent = Sent(calls, None)
         try:
             sent.connection = connection = self._connections.take(patience)
@@ -110,8 +110,9 @@ class Node:
     def hear(self, sent: Sent, patience: Patience) -> list[Answer]:
         """Wait for the answers to calls. Those on a connection that was lost may be sent once more, see `session`."""
         calls, answers, connection = sent.calls, sent.answers, sent.connection
+        count = len(calls)
         try:
-            while connection is not None and len(answers) < len(calls):
+            while connection is not None and len(answers) < count:
                 self._hear_next(sent, connection, patience)
         except BaseException as error:  # noqa: BLE001 - what interrupts this thread is raised again
             self._fail(sent, error)
@@ -220,14 +221,14 @@ class Node:
         """Tell the breaker of a failure, unless it is our own."""
         if failure.fault == "overload":
             return
-        if self.breaker.failed(failure) and not self._start_probing():
+        if self._server.breaker.failed(failure) and not self._start_probing():
             self._probe_here_later()
         self._failed()
 
     def _start_probing(self) -> bool:
         """Start the thread that probes until the server is back; it keeps no store alive. False if none can be started now."""
         try:
-            background.start("probe", _keep_probing, ref(self), self.breaker)
+            background.start("probe", _keep_probing, ref(self), self._server.breaker)
         except RuntimeError:
             return False
         self._probe_due = None
@@ -235,7 +236,7 @@ class Node:
 
     def _probe_here_later(self) -> None:
         now = time.monotonic()
-        pause = self.breaker.pause_before_probe(now)
+        pause = self._server.breaker.pause_before_probe(now)
         self._probe_due = None if pause is None else now + pause
 
 
