@@ -23,9 +23,8 @@ FEW_BUCKETS = 100
 _SCARCE = (Limit("10/day"), Limit("20 per 7 days"))
 """Limits whose buckets stay where they are while it is measured."""
 _FILL = """
-local value = redis.call('DUMP', KEYS[1])
 for number = tonumber(ARGV[1]), tonumber(ARGV[2]) do
-  redis.call('RESTORE', ARGV[3] .. string.format('%032x', number), 3600000, value)
+  redis.call('RESTORE', ARGV[3] .. string.format('%032x', number), 3600000, ARGV[4])
 end
 return redis.status_reply('OK')
 """
@@ -123,10 +122,11 @@ def _fill(server: RedisServer, crowd: Crowd, buckets: int) -> None:
         argument for argument in overheard(server, lambda: crowd(iter([0]), 1))[-1] if argument.startswith(b"limitgate:")
     )
     with server.client() as client:
+        value = client.dump(key)
         fill = client.register_script(_FILL)
         with client.pipeline(transaction=False) as pipeline:
             for start in range(0, buckets, _BATCH):
-                fill([key], [start, min(start + _BATCH, buckets) - 1, "limitgate:other:"], client=pipeline)
+                fill([], [start, min(start + _BATCH, buckets) - 1, "limitgate:other:", value], client=pipeline)
             pipeline.execute()
         found = client.dbsize()
     if found < buckets:

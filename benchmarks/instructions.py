@@ -49,9 +49,13 @@ class Kept(NamedTuple):
     counts: Counts
 
 
-def missing() -> str:
-    """The first program that is needed and not there, "" if none is."""
-    return next((name for name in _PROGRAMS if shutil.which(name) is None), "")
+def hindrance() -> str:
+    """Why nothing can be counted here, "" if it can."""
+    absent = [name for name in _PROGRAMS if shutil.which(name) is None]
+    if absent:
+        return f"{', '.join(absent)} not installed (`scripts/ensure-valgrind` tries to)"
+    is_fixed = subprocess.run(["setarch", "-R", "true"], capture_output=True, check=False).returncode == 0
+    return "" if is_fixed else "addresses cannot be fixed, as `setarch -R` is not allowed"
 
 
 def setting() -> dict[str, str]:
@@ -137,8 +141,8 @@ def table(before: Counts, now: Counts) -> Iterable[str]:
 
 def main() -> None:
     """Count, show and keep."""
-    if missing():
-        sys.exit(f"{missing()} is not installed; 'scripts/ensure-valgrind' tries to")
+    if reason := hindrance():
+        sys.exit(reason)
     before = kept().get(python(), Kept({}, {})).counts
     now = counted()
     print("\n".join(table(before, now)))

@@ -16,8 +16,8 @@ def part(name: str, requests: int, total: int) -> str:
 
 def test_no_request_takes_more_instructions_than_was_kept() -> None:
     """A rise that is meant is kept by `make bench-count`, in the same commit."""
-    if instructions.missing():
-        pytest.skip(f"{instructions.missing()} is not installed, which instructions are counted with")
+    if reason := instructions.hindrance():
+        pytest.skip(reason)
     kept = instructions.kept().get(instructions.python())
     if kept is None:
         pytest.skip(f"no counts are kept for Python {instructions.python()}: `make bench-count` keeps some")
@@ -60,3 +60,9 @@ def test_counts_of_other_versions_stay(tmp_path, monkeypatch) -> None:
     kept = instructions.kept(file)
     assert {version: entry.counts for version, entry in kept.items()} == {"3.11": {"case": 5}, "3.13": {"case": 6}}
     assert kept["3.11"].setting == {"machine": "one"}
+
+
+def test_what_hinders_counting_is_named(monkeypatch) -> None:
+    """So a test that is skipped says what to do."""
+    monkeypatch.setattr(instructions.shutil, "which", lambda name: None if name == "valgrind" else name)
+    assert instructions.hindrance() == "valgrind not installed (`scripts/ensure-valgrind` tries to)"
