@@ -212,7 +212,7 @@ class Outcome:
             found.append(f"a burst of {here:.1f} passed locally, bound {BURST}")
         if self.exact != {(200, False): EXACTLY, (429, False): TOO_MANY}:
             found.append(f"of {EXACTLY + TOO_MANY} requests to a limit of {EXACTLY}: {dict(self.exact)}")
-        if not self.fault.degrades and (passed := self._fewest()) < PER_SECOND * self.fault.lasts / 2:
+        if not self.fault.degrades and (passed := self._fewest()) < PER_SECOND * self.fault.lasts / 4:
             found.append(f"only {passed} passed in {self.fault.lasts} s though Redis was there")
         return found
 
