@@ -107,7 +107,7 @@ class Operations:
     def _booking(
         self, key: str, limits: Limits, cost: int, timeout: float | None
     ) -> Flow[tuple[ChargedOperation, tuple[Charged, ...], Booking | None]]:
-        """What was booked: what was taken, and the turn to wait for if it is not now."""
+        """Book a turn: the operation, its charges, and the turn to wait for unless it is now."""
         began = time.monotonic()
         plan = self._ahead((yield from self._planned("spend", key, limits, cost)), timeout)
         found = yield from self._taking(plan)
