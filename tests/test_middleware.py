@@ -405,7 +405,7 @@ def test_the_decision_is_handed_to_the_app(site: Open) -> None:
     it.ask()
     (decision,) = it.seen
     assert isinstance(decision, Decision)
-    assert decision[:7] == (True, 2, 1, 0.0, 0.5, 1, "api")
+    assert decision == Decision(True, 2, 1, 0.0, 0.5, 1, "api")
     assert [(window.rule, window.limit, window.period, window.remaining) for window in decision.windows] == [
         ("api", 2, 1, 1),
         ("api", 100, 60, 99),

@@ -7,6 +7,7 @@ only, as a cluster does without one of its nodes, that is about the rules of the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from limitgate.errors import StoreError
@@ -69,9 +70,8 @@ class Fallback:
             return _verdict(rest, reading, Charged(request_plan, rest, reading))
         here = self._store.spend(local)
         both = Plan.spend([*rest.charges, *local.charges])
-        states, after = [*reading.states, *here.states], [*reading.after, *here.after]
         charged = [Charged(request_plan, rest, reading), Charged(request_plan, local, here, is_local=True)]
-        return _verdict(both, Reading(reading.now, states, after, here.admitted), *charged)
+        return _verdict(both, Reading(reading.now, [*reading.buckets, *here.buckets], here.admitted), *charged)
 
     def apply_refund(self, plan: Plan) -> None:
         """Give back to buckets of this process."""
@@ -109,4 +109,4 @@ class Fallback:
 
 def _verdict(plan: Plan, reading: Reading, *charged: Charged) -> Verdict:
     admitted = tuple([each for each in charged if each.reading.admitted])
-    return Verdict(decide(plan, reading)._replace(degraded=True), reading.now, admitted)
+    return Verdict(replace(decide(plan, reading), degraded=True), reading.now, admitted)

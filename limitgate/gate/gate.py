@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from inspect import isawaitable
 from typing import Any
 
@@ -329,7 +330,7 @@ class Gate:
             admission.refusal = verdict._replace(decision=nesting.joined_with_outer(admission, decision)).refusal
         elif admission.decision is not None:
             decision = joined(admission.decision, decision)
-        admission.decision = decision._replace(settlement=admission.settlement)
+        admission.decision = replace(decision, settlement=admission.settlement)
         if verdict.now is not None:
             admission.now, admission.fields = verdict.now, rate_fields(self._styles, decision, verdict.now, self._rule_names)
         elif not decision.allowed:
@@ -373,8 +374,8 @@ class Gate:
         """Keep the slots of a request until they are given back."""
         admission.has_slots = True
         for each in charged:
-            read = zip(each.plan.charges, each.reading.after)
-            self._slot_keeper_of(each).hold([charge for charge, then in read if then is not None], admission)
+            slots = [charge for charge, _, after in each.reading.buckets if after is not None]
+            self._slot_keeper_of(each).hold(slots, admission)
 
     def _slot_keeper_of(self, charged: Charged) -> SlotKeeper:
         return self._fallback.slot_keeper if charged.is_local else self._slot_keeper

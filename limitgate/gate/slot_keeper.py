@@ -123,11 +123,11 @@ class _Renewer:
             except StoreError:
                 failed = True
             else:
-                self._note(plan, reading)
+                self._note(reading)
         return failed
 
-    def _note(self, plan: Plan, reading: Reading) -> None:
-        for charge, [state] in zip(plan.charges, reading.states):
+    def _note(self, reading: Reading) -> None:
+        for charge, [state], _ in reading.buckets:
             gives_back = charge.adjustment is not None and charge.adjustment.back[0] > 0
             if gives_back:
                 self.releases.pop((charge.key, charge.slot), None)

@@ -34,10 +34,9 @@ def book(charged: tuple[Charged, ...], now: int, delay: float) -> tuple[tuple[Ch
 
 def _part(charged: Charged, *, is_ahead: bool) -> Charged:
     """The charges that were booked ahead, or those that were not."""
-    read = zip(charged.plan.charges, charged.reading.states, charged.reading.after)
-    part = [each for each in read if is_booked(each[0], each[1]) is is_ahead]
-    reading = charged.reading._replace(states=[states for _, states, _ in part], after=[then for _, _, then in part])
-    return charged._replace(plan=Plan.spend([charge for charge, _, _ in part]), reading=reading)
+    part = [bucket for bucket in charged.reading.buckets if is_booked(bucket.charge, bucket.before) is is_ahead]
+    plan = Plan.spend([bucket.charge for bucket in part])
+    return charged._replace(plan=plan, reading=charged.reading._replace(buckets=part))
 
 
 def sleep_until(booking: Booking) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -115,7 +116,7 @@ class Operations:
         if timeout is not None and turn is not None and turn.due_at - began - 0.001 > timeout:
             delay = found.decision.delay
             yield from found.giving_back([*taken, *turn.charged])
-            found.decision = found.decision._replace(allowed=False, granted=0, delay=0.0, retry_after=delay)
+            found.decision = replace(found.decision, allowed=False, granted=0, delay=0.0, retry_after=delay)
             turn = None
         return found, taken, turn
 
@@ -137,7 +138,7 @@ class Operations:
         charge = _ban_of(self._name(key), 1)
         plan = Plan.adjust([charge._replace(adjustment=Adjustment(0, 0, [us], [how]))]) if us else Plan.peek([charge])
         decision = decide(plan, (yield plan, self._timeout))
-        return decision._replace(remaining=min(decision.remaining, decision.limit))  # a ban has no count of its own
+        return replace(decision, remaining=min(decision.remaining, decision.limit))  # a ban has no count of its own
 
     def _configuring(
         self, name: str, limits: Sequence[Limit | str], *, per_process: bool, replace: bool
@@ -159,7 +160,7 @@ class Operations:
         charge = Charge(key, _REGISTER, 0, enforced=False, rule=None)
         plan = Plan.peek([charge]) if number is None else Plan.adjust([charge.adjusted([number], [how])])
         reading = yield plan, self._timeout
-        kept = configuration_of(reading.states[0][0])
+        kept = configuration_of(reading.buckets[0].before[0])
         self._known.note(key, kept)
         return kept
 

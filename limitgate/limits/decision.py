@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from limitgate.algorithms.base import State
 from limitgate.errors import LimitGateError
 from limitgate.limits.limit import Limit
-from limitgate.limits.plan import Charge, Plan, Reading, check_cost
+from limitgate.limits.plan import BucketReading, Charge, Plan, Reading, check_cost
 
 SECOND = 1_000_000
-
-Evidence = tuple[Sequence[Charge], Sequence[Sequence[State]], Sequence[Sequence[State] | None]]
-"""The charges, how their windows stand after the decision, and `Reading.after`."""
 
 
 class Window(NamedTuple):
@@ -78,13 +76,6 @@ class Settlement:
     """True if something was noted that is not put into effect yet."""
     is_over = False
 
-    def __eq__(self, other: object) -> bool:
-        """True if this is one, too: what a request turns out to cost is nothing that was decided."""
-        return isinstance(other, Settlement)
-
-    def __hash__(self) -> int:
-        return hash(Settlement)
-
     def note(self, rule: str | None, cost: int) -> None:
         """What a rule is to be charged. Safe for threads: they may do so at the same time."""
         for each in (self, *self.others):
@@ -92,7 +83,10 @@ class Settlement:
             each.has_news = True
 
 
-class _Fields(NamedTuple):
+@dataclass(frozen=True, slots=True, repr=False)
+class Decision:
+    """The answer to a request. Immutable."""
+
     allowed: bool
     limit: int
     """The burst of the window with the least remaining, of equals the one with the longest ``reset_after``."""
@@ -106,8 +100,6 @@ class _Fields(NamedTuple):
     """The cost, or 0 when refused or only asked."""
     rule: str | None
     """The rule that decided: the one that refuses longest, or has the least remaining. None in a Limiter."""
-    evidence: Evidence = ((), (), ())
-    """What `Decision.standings` and ``windows`` are worked out from."""
     degraded: bool = False
     """The store failed and ``on_error`` decided."""
     shadow: bool = False
@@ -115,25 +107,22 @@ class _Fields(NamedTuple):
     delay: float = 0.0
     """Seconds until the turn that was booked, where requests may wait for it; 0 where it is now. The request has waited as long
     when the application sees it, or less if others before it have left."""
-    settlement: Settlement | None = None
-    """What `Decision.settle` notes, None where there is nothing to settle: in a Limiter."""
-
-
-class Decision(_Fields):
-    """The answer to a request. Immutable."""
-
-    __slots__ = ()
+    evidence: Sequence[BucketReading] = field(default=(), compare=False)
+    """Source of `Decision.standings` and ``windows``."""
+    is_charged: bool = field(default=False, compare=False)
+    """True if the charges of the evidence that fit were made."""
+    settlement: Settlement | None = field(default=None, compare=False)
+    """Keeps what `Decision.settle` is told; None where there is nothing to settle: in a Limiter."""
 
     @property
     def standings(self) -> list[Standing]:
-        """Every bucket that was looked at, worked out when asked: most answers need only the tightest window."""
-        return [Standing(charge, states, then is not None) for charge, states, then in zip(*self.evidence)]
+        """Every bucket that was looked at, worked out on demand: most answers need only the tightest window."""
+        return [Standing(charge, states, after is not None) for charge, states, after in _after_charges(self)]
 
     @property
     def refusing(self) -> tuple[str | None, ...]:
         """The rules that refused."""
-        charges, _, after = self.evidence
-        return tuple(dict.fromkeys([charge.rule for charge, then in zip(charges, after) if then is None and charge.enforced]))
+        return tuple(dict.fromkeys([charge.rule for charge, _, after in self.evidence if after is None and charge.enforced]))
 
     @property
     def windows(self) -> tuple[Window, ...]:
@@ -154,17 +143,52 @@ class Decision(_Fields):
         settlement = self.settlement
         if settlement is None or settlement.is_over:
             raise RuntimeError("settle was called where no request is under way, expected it before the response is over")
-        if rule is not None and not self.degraded and rule not in {charge.rule for charge in self.evidence[0]}:
+        if rule is not None and not self.degraded and rule not in {bucket.charge.rule for bucket in self.evidence}:
             raise ValueError(f"rule {rule!r:.80} took no part in this decision, expected one of {self._rules()}")
         settlement.note(rule, check_cost(cost))
 
     def _rules(self) -> str:
-        return ", ".join(dict.fromkeys(repr(charge.rule) for charge in self.evidence[0]))
+        return ", ".join(dict.fromkeys(repr(bucket.charge.rule) for bucket in self.evidence))
 
     def __repr__(self) -> str:
-        shown = {**self._asdict(), "windows": self.windows}
-        del shown["evidence"], shown["settlement"]
+        shown = {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
+        shown["windows"] = self.windows
         return f"Decision({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+
+class _Draft:
+    """A `Decision` before it is frozen: a frozen dataclass takes five times as long to construct."""
+
+    __slots__ = Decision.__slots__
+
+    def __init__(  # noqa: PLR0917 - keywords would take longer
+        self,
+        allowed: bool,  # noqa: FBT001
+        limit: int,
+        remaining: int,
+        retry_after: float,
+        reset_after: float,
+        granted: int,
+        rule: str | None,
+        shadow: bool,  # noqa: FBT001
+        delay: float,
+        evidence: Sequence[BucketReading],
+        is_charged: bool,  # noqa: FBT001
+        settlement: Settlement | None,
+    ) -> None:
+        self.allowed = allowed
+        self.limit = limit
+        self.remaining = remaining
+        self.retry_after = retry_after
+        self.reset_after = reset_after
+        self.granted = granted
+        self.rule = rule
+        self.degraded = False
+        self.shadow = shadow
+        self.delay = delay
+        self.evidence = evidence
+        self.is_charged = is_charged
+        self.settlement = settlement
 
 
 class RateLimited(LimitGateError):  # noqa: N818 - the name is part of the public contract
@@ -181,36 +205,38 @@ class RateLimited(LimitGateError):  # noqa: N818 - the name is part of the publi
 
     def __reduce__(self) -> tuple[Any, ...]:
         """To another process goes what was decided, without what it was worked out from, and without a response."""
-        return RateLimited, (self.decision._replace(evidence=((), (), ()), settlement=None),)
+        return RateLimited, (replace(self.decision, evidence=(), settlement=None),)
 
 
 def decide(plan: Plan, reading: Reading, settlement: Settlement | None = None) -> Decision:
     """The decision that follows from what the store read, as it stands after the plan was carried out."""
-    charges, states, after, allowed = plan.charges, reading.states, reading.after, reading.admitted
-    takes = allowed and plan.verb == "spend"
-    if takes:
-        states = [before if then is None else then for before, then in zip(states, after)]
-    tightest, limit, left, refill = _tightest(charges, states)
-    wait, deciding = (0.0, tightest) if allowed else _longest_wait(charges, states, after)
-    delay = 0.0
-    for charge in charges:
-        if charge.max_wait_us and takes:
-            delay = _delay(charges, reading.states)
-            break
-    return Decision(
+    buckets, allowed = reading.buckets, reading.admitted
+    is_charged = allowed and plan.verb == "spend"
+    tightest, limit, left, refill = _tightest(buckets, is_charged=is_charged)
+    wait, deciding = (0.0, tightest) if allowed else _longest_wait(buckets)
+    is_shadow = may_wait = False
+    for charge, _, after in buckets:
+        if after is None:
+            is_shadow = allowed
+        if charge.max_wait_us:
+            may_wait = is_charged
+    draft: Any = _Draft(
         allowed,
         limit.burst,
         left,
         wait,
         refill / SECOND,
-        tightest.cost if takes else 0,
+        tightest.cost if is_charged else 0,
         deciding.rule,
-        (charges, states, after),
-        False,
-        allowed and None in after,
-        delay,
+        is_shadow,
+        _delay(buckets) if may_wait else 0.0,
+        buckets,
+        is_charged,
         settlement,
     )
+    draft.__class__ = Decision
+    decision: Decision = draft
+    return decision
 
 
 def joined(first: Decision, second: Decision) -> Decision:
@@ -218,51 +244,61 @@ def joined(first: Decision, second: Decision) -> Decision:
 
     Where the second one refused, the wait is long enough for the first one, too, to admit such a request again.
     """
-    charges, states, _ = evidence = _both(first.evidence, second.evidence)
-    if not charges:
+    evidence = _both(_after_charges(first), _after_charges(second))
+    if not evidence:
         return second
-    tightest, limit, left, refill = _tightest(charges, states)
-    both = second._replace(
+    tightest, limit, left, refill = _tightest(evidence, is_charged=False)
+    both = replace(
+        second,
         limit=limit.burst,
         remaining=left,
         reset_after=refill / SECOND,
         evidence=evidence,
+        is_charged=False,
         degraded=first.degraded or second.degraded,
         delay=first.delay + second.delay,
     )
     if second.allowed:
-        return both._replace(granted=tightest.cost, rule=tightest.rule, shadow=first.shadow or second.shadow)
-    return both._replace(retry_after=max(second.retry_after, _again(first))) if second.refusing else both
+        return replace(both, granted=tightest.cost, rule=tightest.rule, shadow=first.shadow or second.shadow)
+    return replace(both, retry_after=max(second.retry_after, _again(first))) if second.refusing else both
 
 
-def _both(first: Evidence, second: Evidence) -> Evidence:
-    """What two decisions were worked out from. Of a bucket that both asked about, what leaves less, or refuses."""
-    found = {each[0].key: each for each in zip(*first)}
-    for each in zip(*second):
-        known = found.get(each[0].key)
-        if known is None or each[2] is None or _least(*each[:2]) <= _least(*known[:2]):
-            found[each[0].key] = each
-    charges, states, after = zip(*found.values()) if found else ((), (), ())
-    return charges, states, after
+def _after_charges(decision: Decision) -> Sequence[BucketReading]:
+    """The evidence of a decision, with the states after its charges in the place of those before."""
+    if not decision.is_charged:
+        return decision.evidence
+    return [bucket if bucket.after is None else bucket._replace(before=bucket.after) for bucket in decision.evidence]
 
 
-def _least(charge: Charge, states: Sequence[State]) -> int:
-    """What the tightest window of a bucket has left."""
-    return min([charge.bucket.algorithm.remaining(state, limit) for limit, state in zip(charge.bucket.limits, states)])
+def _both(first: Sequence[BucketReading], second: Sequence[BucketReading]) -> list[BucketReading]:
+    """Evidence of two decisions. Of a bucket that stands in both, the reading that leaves less, or refuses."""
+    joined = {bucket.charge.key: bucket for bucket in first}
+    for bucket in second:
+        known = joined.get(bucket.charge.key)
+        if known is None or bucket.after is None or _least(bucket) <= _least(known):
+            joined[bucket.charge.key] = bucket
+    return list(joined.values())
+
+
+def _least(bucket: BucketReading) -> int:
+    """Whole requests that the tightest window of a bucket has left."""
+    limits, remaining = bucket.charge.bucket.limits, bucket.charge.bucket.algorithm.remaining
+    return min([remaining(state, limit) for limit, state in zip(limits, bucket.before)])
 
 
 def _again(admitted: Decision) -> float:
     """Seconds until a request like one that was admitted would be, once more. Places in flight are free again by then."""
-    charged = [(charge, states) for charge, states, _ in zip(*admitted.evidence) if charge.enforced]
+    charged = [(charge, states) for charge, states, _ in _after_charges(admitted) if charge.enforced]
     return max([_wait(charge, states) for charge, states in charged if not charge.bucket.has_slots], default=0.0)
 
 
-def _tightest(charges: Sequence[Charge], states: Sequence[Sequence[State]]) -> tuple[Charge, Limit, int, int]:
+def _tightest(buckets: Sequence[BucketReading], *, is_charged: bool) -> tuple[Charge, Limit, int, int]:
     """The window with the least remaining, of equals the one that takes longest to refill: both, with its charge and limit."""
-    tightest, tight, least, latest = charges[0], charges[0].bucket.limits[0], -1, -1
-    for charge, found in zip(charges, states):
+    tightest, least, latest = buckets[0].charge, -1, -1
+    tight = tightest.bucket.limits[0]
+    for charge, before, after in buckets:
         algorithm = charge.bucket.algorithm
-        for limit, state in zip(charge.bucket.limits, found):
+        for limit, state in zip(charge.bucket.limits, after if is_charged and after is not None else before):
             left = algorithm.remaining(state, limit)
             if left <= least or least < 0:
                 refill = algorithm.refill_us(state, limit)
@@ -271,25 +307,23 @@ def _tightest(charges: Sequence[Charge], states: Sequence[Sequence[State]]) -> t
     return tightest, tight, least, latest
 
 
-def _longest_wait(
-    charges: Sequence[Charge], states: Sequence[Sequence[State]], after: Sequence[Sequence[State] | None]
-) -> tuple[float, Charge]:
+def _longest_wait(buckets: Sequence[BucketReading]) -> tuple[float, Charge]:
     """The longest that a charge which refused makes wait, in seconds, and this charge."""
-    longest, refusing = -1.0, charges[0]
-    for charge, found, then in zip(charges, states, after):
-        if then is None and charge.enforced:
-            wait = _wait(charge, found)
+    longest, refusing = -1.0, buckets[0].charge
+    for charge, states, after in buckets:
+        if after is None and charge.enforced:
+            wait = _wait(charge, states)
             if wait > longest:
                 longest, refusing = wait, charge
     return longest, refusing
 
 
-def _delay(charges: Sequence[Charge], states: Sequence[Sequence[State]]) -> float:
+def _delay(buckets: Sequence[BucketReading]) -> float:
     """Seconds until charges that were booked ahead would have fitted into every window."""
     longest = 0.0
-    for charge, found in zip(charges, states):
+    for charge, states, _ in buckets:
         if charge.max_wait_us and charge.enforced:
-            longest = max(longest, _wait(charge._replace(max_wait_us=0), found))
+            longest = max(longest, _wait(charge._replace(max_wait_us=0), states))
     return longest
 
 

@@ -22,8 +22,8 @@ from limitgate.limits.plan import Charge, Plan, Reading
 
 def refund(plan: Plan, reading: Reading, costs: Sequence[int]) -> Plan:
     """What corrects a plan that was admitted, given what each of its charges turned out to cost; maybe without charges."""
-    read = zip(plan.charges, reading.states, reading.after, costs)
-    took = [(charge, states, cost) for charge, states, then, cost in read if then is not None]  # what did not fit took nothing
+    read = zip(plan.charges, reading.buckets, costs)
+    took = [(charge, bucket.before, cost) for charge, bucket, cost in read if bucket.after is not None]
     wrong = [_corrected(charge, states, reading.now, cost) for charge, states, cost in took if cost != charge.cost]
     return Plan.adjust([charge for charge in wrong if charge.adjustment and charge.adjustment.gives_back])
 

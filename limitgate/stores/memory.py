@@ -160,7 +160,7 @@ class MemoryStore:
         reading = read(charges, now, states)
         if plan.verb == "spend":
             admitted = reading.admitted
-            for home, charge, before, after in zip(homes, charges, states, reading.after):
+            for home, (charge, before, after) in zip(homes, reading.buckets):
                 if after is None:
                     if home[3] is not None and home[3][1] != charge.cost:
                         self._note_refusal(home, charge, before)

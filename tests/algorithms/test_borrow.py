@@ -134,7 +134,7 @@ def test_what_was_borrowed_too_much_is_given_back(limiter: Limiter, truth: int) 
     clock.advance(0.5)
     store.spend(refund(plan, reading, [truth]), 5)
     owed = max(0, truth * SECOND - 5 * SECOND) if truth <= 30 else 25 * SECOND + (truth - 30) * SECOND
-    assert store.spend(plan._replace(verb="peek"), 5).states == [[owed]]
+    assert store.spend(plan._replace(verb="peek"), 5).buckets[0].before == [owed]
 
 
 @pytest.mark.parametrize(("cost", "ahead", "passes"), [(1, 2.1, True), (50, 2.1, True), (50, 2.099_999, False), (1, 0, False)])

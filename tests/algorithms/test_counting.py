@@ -323,7 +323,7 @@ def test_a_charge_gives_back_no_more_than_itself(client: redis.Redis) -> None:
             readings.append(store.spend(plan, 5))
         for used in (7, 6, 6):
             store.spend(refund(plan, readings[1], [1]), 5)
-            assert store.spend(plan._replace(verb="peek"), 5).states[0][0].used == used
+            assert store.spend(plan._replace(verb="peek"), 5).buckets[0].before[0].used == used
 
 
 def test_what_has_joined_a_later_entry_is_not_given_back(client: redis.Redis) -> None:

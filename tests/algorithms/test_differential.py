@@ -146,7 +146,7 @@ def same(event: Event, reading: Reading) -> None:
     """Every debt is exact, and every field of the decision is what the oracle says."""
     answer, decision = event.answer, decide(event.plan, reading)
     assert reading.now == answer.now
-    for charge, ticks, requests in zip(event.plan.charges, reading.states, answer.debts, strict=True):
+    for (charge, ticks, _), requests in zip(reading.buckets, answer.debts, strict=True):
         weights = [limit.period * 1_000_000 for limit in charge.bucket.limits]
         assert list(ticks) == [weight * owed for weight, owed in zip(weights, requests, strict=True)]
     assert {name: getattr(decision, name) for name in FIELDS} == answer.decision
@@ -331,9 +331,9 @@ def test_what_is_not_ours_is_replaced(
             command, *rest = ["SET", foreign] if isinstance(foreign, bytes) else foreign
             client.execute_command(command, key, *rest)
             plan = Plan((Charge(key, FIVE, 1, enforced=True, rule=None),), verb)
-            assert [list(debts) for debts in store.spend(plan, 5).states] == [[0]]
+            assert list(store.spend(plan, 5).buckets[0].before) == [0]
             assert store.unreadable == times
-            peeked = store.spend(plan._replace(verb="peek"), 5).states[0][0]
+            peeked = store.spend(plan._replace(verb="peek"), 5).buckets[0].before[0]
             assert math.ceil(peeked / 60_000_000) == (verb == "spend")
             assert store.unreadable == times, "still there"
     assert len(caplog.records) == 1

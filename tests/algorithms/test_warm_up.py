@@ -135,7 +135,7 @@ def same(event: Event, reading: Reading) -> None:
     """The state is exact, and so is what is decided."""
     (charge,), (limit,) = event.plan.charges, event.plan.charges[0].bucket.limits
     owed, taken = event.state
-    assert reading.states[0][0] == (owed * limit.period_us, taken * limit.period_us)
+    assert reading.buckets[0].before[0] == (owed * limit.period_us, taken * limit.period_us)
     decision = decide(event.plan, reading)
     passes = event.wait_us <= charge.max_wait_us
     assert decision.allowed is passes
@@ -442,10 +442,10 @@ def test_a_key_lives_until_it_is_cold(client: redis.Redis, text: str, cost: int)
     plan = Plan((Charge(key, windows, cost, enforced=True, rule=None, max_wait_us=10**15),))
     for us in (0, 1, 1234, SECOND, 10**9):
         clock.advance(us=us)
-        ((state,),) = scripted.spend(plan, 5).after
+        (state,) = scripted.spend(plan, 5).buckets[0].after
         assert 0 < int(client.get(key + TTL_SUFFIX)) - clock.now - warm_up.ttl_us(state, windows.limits[0]) <= 2001
     clock.advance(us=warm_up.ttl_us(state, windows.limits[0]))
-    assert scripted.spend(plan._replace(verb="peek"), 5).states == [[(0, 0)]]
+    assert scripted.spend(plan._replace(verb="peek"), 5).buckets[0].before == [(0, 0)]
 
 
 def test_a_full_store_forgets_no_warmth_before_those_that_owe_less() -> None:
@@ -482,8 +482,8 @@ def test_what_is_not_ours_is_replaced(client: redis.Redis, foreign: bytes) -> No
     client.set(key, foreign)
     plan = Plan((Charge(key, bucket_of(Limit("10/second", warm_up="2s")), 1, enforced=True, rule=None),))
     answers = wire.answers([plan], client.execute_command(*scripted.command(plan, clock())))
-    assert (answers.readings[0].states, answers.unreadable) == ([[(0, 0)]], 1)
-    assert scripted.spend(plan, 5).states[0][0][0] > 0
+    assert (answers.readings[0].buckets[0].before, answers.unreadable) == ([(0, 0)], 1)
+    assert scripted.spend(plan, 5).buckets[0].before[0][0] > 0
 
 
 # --- how it is given --------------------------------------------------------------------------------------------------
@@ -556,6 +556,8 @@ def test_plans_that_are_sent_together_are_carried_out_one_after_the_other(client
             reply = client.execute_command("EVALSHA", scripted.sha, *wire.arguments(plans), clock.now)
             expected = [store.spend(plan) for plan in plans]
             got = wire.answers(plans, reply).readings
-            assert [(each.states, each.admitted) for each in got] == [(each.states, each.admitted) for each in expected]
+            assert [(each.buckets[0].before, each.admitted) for each in got] == [
+                (each.buckets[0].before, each.admitted) for each in expected
+            ]
             clock.advance(us=rnd.choice(FORWARD[:8]))
         client.unlink(key)

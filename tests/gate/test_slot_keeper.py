@@ -366,7 +366,7 @@ def test_what_is_held_for_somebody_who_is_gone_is_given_back(in_haste: None) -> 
     del chunks
     gc.collect()
     waited(lambda: len(gate.gate._slot_keeper) == 0)
-    waited(lambda: store.spend(plan).states[0][0].taken == 0)
+    waited(lambda: store.spend(plan).buckets[0].before[0].taken == 0)
 
 
 def test_releases_end_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -640,5 +640,5 @@ def test_a_refusal_on_another_node_gives_a_place_back(redis_cluster: RedisCluste
         place, rate = charge(key_on(0), "1 at once")._replace(slot=1), charge(key_on(1), "1/day")
         assert door.spend(plan(rate)).admitted
         assert not door.spend(plan(place, rate)).admitted
-        assert settled(door, lambda: door.spend(plan(place, verb="peek")).states[0][0].taken == 0)
+        assert settled(door, lambda: door.spend(plan(place, verb="peek")).buckets[0].before[0].taken == 0)
         assert door.spend(plan(place)).admitted

@@ -16,7 +16,7 @@ from limitgate.gate.admission import Booking, Charged
 from limitgate.gate.wait_queue import Waiter, WaitQueues
 from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.decision import Decision, decide
-from limitgate.limits.plan import MAX_AHEAD, Charge, Plan, Reading
+from limitgate.limits.plan import MAX_AHEAD, BucketReading, Charge, Plan, Reading
 from limitgate.limits.refund import full_refund, refund
 from tests.support.clock import Clock
 from tests.support.scripted import Scripted
@@ -234,12 +234,12 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 def turn(world: World, seconds: float, key: str = "k", windows: Bucket = bucket_of("1/second"), cost: int = 1) -> Booking:  # noqa: B008 - the same one
     """A turn in so many seconds."""
     plan = Plan((Charge(key, windows, cost, enforced=True, rule="r"),))
-    taken = Charged(None, plan, Reading(world(), [[seconds]], [[0]], True))
+    taken = Charged(None, plan, Reading(world(), [BucketReading(plan.charges[0], [seconds], [0])], True))
     return Booking(world() + round(seconds * SECOND), world.monotonic() + seconds, (taken,))
 
 
 def names(turn: Booking) -> list[Any]:
-    return [state for taken in turn.charged for (state,) in taken.reading.states]
+    return [state for taken in turn.charged for _, (state,), _ in taken.reading.buckets]
 
 
 def test_whoever_came_first_has_the_first_turn(world: World) -> None:

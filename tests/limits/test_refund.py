@@ -54,7 +54,7 @@ class StoredBucket:
     def owed(self, windows: Bucket | None = None) -> Sequence[int]:
         """Ticks per window, now."""
         charge = Charge(self.key, windows or self.windows, 0, enforced=False, rule=None)
-        return self.store.spend(Plan((charge,), "peek"), 5).states[0]
+        return self.store.spend(Plan((charge,), "peek"), 5).buckets[0].before
 
     def requests(self, windows: Bucket | None = None) -> list[float]:
         """What is owed now, in requests per window."""

@@ -78,7 +78,7 @@ def one_by_one(buckets: Buckets, plan: Plan, now: int) -> tuple[Reading, Buckets
                 (known[window],) = kind.advance(found[1], now - found[0], single, now)
         states.append([known[window] for window in windows.ids])
     reading = read(plan.charges, now, states)
-    for charge, before, then in zip(plan.charges, states, reading.after):
+    for charge, before, then in reading.buckets:
         left = then if plan.verb == "spend" and reading.admitted and then is not None else before
         for window, state in zip(charge.bucket.ids, left):
             after[f"{charge.key}/{window}"] = now, [state]
@@ -176,7 +176,9 @@ def test_what_cannot_be_explained_is_found() -> None:
     assert explained(calls)
     admitted = next(place for place, call in enumerate(calls) if call.plan.verb == "spend" and call.reading.admitted)
     wrong = calls[admitted]
-    more = [[(0, state[1]) if isinstance(state, tuple) else state + 1 for state in each] for each in wrong.reading.states]
+    more = [
+        [(0, state[1]) if isinstance(state, tuple) else state + 1 for state in each.before] for each in wrong.reading.buckets
+    ]
     calls[admitted] = wrong._replace(reading=read(wrong.plan.charges, wrong.reading.now, more))
     assert calls[admitted].told != wrong.told
     assert not explained(calls)

@@ -671,7 +671,7 @@ def test_a_debt_of_more_than_64_bits_is_kept(limit: str) -> None:
     plan, store, ticks = a_plan("key", limit), subject.store, 2**64
     lease = Adjustment(0, subject.clock.now, [-ticks], [0])
     store.spend(Plan((plan.charges[0]._replace(cost=0, adjustment=lease),), "adjust"))
-    assert store.spend(plan._replace(verb="peek")).states[0][0] == ticks
+    assert store.spend(plan._replace(verb="peek")).buckets[0].before[0] == ticks
     assert store._beside
     store.spend(plan._replace(verb="reset"))
     assert not store._beside

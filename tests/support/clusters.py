@@ -61,7 +61,7 @@ def plan(*charges: Charge, verb: Verb = "spend") -> Plan:
 def owed(door: Door, *charges: Charge) -> list[float]:
     """Requests that the first window of each bucket owes."""
     readings = [door.spend(plan(each, verb="peek")) for each in charges]
-    return [reading.states[0][0] / each.bucket.weights[0] for reading, each in zip(readings, charges, strict=True)]
+    return [reading.buckets[0].before[0] / each.bucket.weights[0] for reading, each in zip(readings, charges, strict=True)]
 
 
 def used(door: Door, *charges: Charge) -> list[int]:

@@ -69,4 +69,4 @@ async def ask(store: Any, *plans: Plan, timeout: float = PATIENT) -> list[Any]:
 async def used(store: Any, key: str, limit: str = "50/day") -> int:
     """Requests that a key owes, a begun one counted whole."""
     plan = a_plan(limit, key=key, verb="peek")
-    return math.ceil((await store.aspend(plan, PATIENT)).states[0][0] / plan.charges[0].bucket.weights[0])
+    return math.ceil((await store.aspend(plan, PATIENT)).buckets[0].before[0] / plan.charges[0].bucket.weights[0])

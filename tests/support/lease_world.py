@@ -86,7 +86,7 @@ class World:
 
     def owed(self, key: str) -> list[int]:
         """What a bucket owes in Redis."""
-        return list(self.spend(self.plan(keys=[key])._replace(verb="peek")).states[0])
+        return list(self.spend(self.plan(keys=[key])._replace(verb="peek")).buckets[0].before)
 
     def admitted_locally(self, plan: Plan, reading: Reading) -> None:
         self.local += 1
@@ -115,7 +115,7 @@ class World:
     def _admit(self, plan: Plan, reading: Reading) -> None:
         if not reading.admitted or plan.verb != "spend":
             return
-        for charge, after in zip(plan.charges, reading.after, strict=True):
+        for charge, _, after in reading.buckets:
             if after is not None and charge.cost:
                 self.truths[charge.key].admit(charge.cost, self.now)
         self._check_headers(plan, reading)

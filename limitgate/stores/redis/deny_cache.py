@@ -97,7 +97,7 @@ class DenyCache:
         if not (refused or gives_back or any(charge.key in self._refusals for charge in plan.charges)):
             return
         with self._lock:
-            for charge, states in zip(plan.charges, reading.states):
+            for charge, states, _ in reading.buckets:
                 key, last = charge.key, self._given_back.get(charge.key)
                 is_known = last is None or last.is_followed_by(sent, reading.now)  # else it may tell of a time before
                 if gives_back and plan.verb != "adjust":

@@ -126,9 +126,9 @@ class Leases:
         self.pending.add(key)
         return charge._replace(adjustment=lease)
 
-    def learn(self, plan: Plan, reading: Reading, sent: float) -> None:
+    def learn(self, reading: Reading, sent: float) -> None:
         """Note what a plan from `extend`, which was sent at a time, has taken in advance."""
-        for charge, after in zip(plan.charges, reading.after):
+        for charge, _, after in reading.buckets:
             if charge.adjustment is None or not charge.adjustment.most:
                 continue
             with self._lock:

@@ -176,7 +176,7 @@ class RedisReplies:
                 continue
             if self.deny_cache is not None:
                 self.deny_cache.learn(plan, reading, sent, heard)
-            self.leases.learn(plan, reading, sent)
+            self.leases.learn(reading, sent)
             if not reading.admitted and self.leases:  # maybe only because somebody before took all the room in advance
                 outcomes[place] = self.leases.answer(plan, heard) or reading
         if self.leases:

@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from limitgate.errors import StoreError
-from limitgate.limits.plan import Plan, Reading
+from limitgate.limits.plan import BucketReading, Plan, Reading
 from limitgate.limits.refund import full_refund
 from limitgate.stores.redis.breaker import CHANCE, Breaker
 from limitgate.stores.redis.dial.url import Address, parse_address
@@ -88,7 +88,7 @@ def concluded(plan: Plan, parts: Sequence[Part], outcomes: Sequence[Outcome]) ->
         (part.plan, reading) for part, reading in zip(parts, outcomes) if isinstance(reading, Reading) and reading.admitted
     ]
     back = [full_refund(part, reading) for part, reading in admitted]
-    untouched = [] if failures else [_untouched(part, reading) for part, reading in admitted]
+    untouched = [] if failures else [_untouched(reading) for _, reading in admitted]
     return Conclusion(outcome, [plan for plan in back if plan.charges], untouched)
 
 
@@ -106,22 +106,17 @@ def _worst(failures: Sequence[StoreError]) -> Any:
 
 
 def _joined(plan: Plan, parts: Sequence[Part], readings: Sequence[Reading]) -> Reading:
-    debts: list[Any] = [()] * len(plan.charges)
-    after: list[Any] = [None] * len(plan.charges)
-    for part, reading in zip(parts, readings):
-        for place, owed, then in zip(part.places, reading.states, reading.after):
-            debts[place], after[place] = owed, then
+    places = {place: bucket for part, reading in zip(parts, readings) for place, bucket in zip(part.places, reading.buckets)}
+    buckets = [places.get(place) or BucketReading(charge, (), None) for place, charge in enumerate(plan.charges)]
     now = max([reading.now for reading in readings])
     waited = max([reading.waited for reading in readings])
-    return Reading(now, debts, after, all(reading.admitted for reading in readings), waited)
+    return Reading(now, buckets, all(reading.admitted for reading in readings), waited)
 
 
-def _untouched(plan: Plan, reading: Reading) -> tuple[Plan, Reading]:
+def _untouched(reading: Reading) -> tuple[Plan, Reading]:
     """Charges of an admitted plan that took nothing, and their reading as that of a refused plan."""
-    read = zip(plan.charges, reading.states, reading.after)
-    left = [(charge, debts) for charge, debts, then in read if not charge.cost or then is None]
-    debts = [debts for _, debts in left]
-    return Plan.spend([charge for charge, _ in left]), reading._replace(states=debts, admitted=False)
+    untouched = [bucket for bucket in reading.buckets if not bucket.charge.cost or bucket.after is None]
+    return Plan.spend([bucket.charge for bucket in untouched]), reading._replace(buckets=untouched, admitted=False)
 
 
 class Watched(Protocol):

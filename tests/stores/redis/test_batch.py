@@ -319,7 +319,7 @@ def batches(rnd: random.Random, store: MemoryStore, clock: Clock) -> Iterator[tu
         readings = [store.spend(plan) for plan in plans]
         yield plans, readings
         limits = [limit for plan in plans for charge in plan.charges for limit in charge.bucket.limits]
-        debts = [debt for reading in readings for owed in reading.states for debt in owed]
+        debts = [debt for reading in readings for bucket in reading.buckets for debt in bucket.before]
         waits = [max(0, debt // limit.count + rnd.choice((-1, 0, 1))) for debt, limit in zip(debts, limits, strict=True)][:20]
 
 

@@ -254,7 +254,7 @@ def test_logs_that_are_to_be_copied_take_turns(weighed: Weighed) -> None:
     assert max(map(weighed.client.strlen, keys)) < whole + 100 * ENTRY
     peeked = [plan._replace(verb="peek") for plan in plans]
     reply = weighed.client.execute_command("EVALSHA", weighed.sha, *wire.arguments(peeked))
-    assert {reading.states[0][0].used for reading in wire.answers(peeked, reply).readings} <= {count + 9, count + 10}
+    assert {reading.buckets[0].before[0].used for reading in wire.answers(peeked, reply).readings} <= {count + 9, count + 10}
 
 
 def test_a_log_without_memory_stays_as_it_is(own_redis: RedisServer) -> None:

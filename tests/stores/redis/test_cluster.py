@@ -90,7 +90,7 @@ def test_what_was_owed_before_is_owed_still(door: Door) -> None:
         assert not door.spend(plan(busy, refusing)).admitted
     door.idle(0.05)
     after = door.spend(plan(busy, verb="peek"))
-    for then, now, count in zip(before.states[0], after.states[0], busy.bucket.counts, strict=True):
+    for then, now, count in zip(before.buckets[0].before, after.buckets[0].before, busy.bucket.counts, strict=True):
         left = max(0, then - (after.now - before.now) * count)
         assert left <= now <= left + 20 * count, "each refusal may leave less than a microsecond"
 
@@ -125,11 +125,13 @@ def test_several_windows_and_costs(door: Door) -> None:
     readings = [door.spend(plan(one, two, three)) for _ in range(5)]
     assert [reading.admitted for reading in readings] == [True] * 3 + [False] * 2
     for place, each in enumerate((one, two, three)):
-        requests = [debt / weight for debt, weight in zip(readings[2].states[place], each.bucket.weights, strict=True)]
+        requests = [debt / weight for debt, weight in zip(readings[2].buckets[place].before, each.bucket.weights, strict=True)]
         assert requests == pytest.approx([2 * each.cost] * len(requests), abs=0.01)
     assert settled(door, lambda: used(door, one, two, three) == [12, 9, 15])
     third = door.spend(plan(three, verb="peek"))
-    assert [round(debt / weight) for debt, weight in zip(third.states[0], three.bucket.weights, strict=True)] == [15] * 3
+    assert [round(debt / weight) for debt, weight in zip(third.buckets[0].before, three.bucket.weights, strict=True)] == [
+        15
+    ] * 3
 
 
 def test_two_buckets_of_one_slot(door: Door, cluster: RedisCluster) -> None:

@@ -65,7 +65,7 @@ async def test_closing_gives_back_first(redis_cluster: RedisCluster) -> None:
         assert await ask(store, plan(loose, tight)) == [False]
     assert store.not_given_back == 0
     async with contextlib.aclosing(AsyncRedisStore(redis_cluster.url)) as fresh:
-        assert (await fresh.aspend(plan(loose, verb="peek"), PATIENT)).states[0][0] < loose.bucket.weights[0] / 1000
+        assert (await fresh.aspend(plan(loose, verb="peek"), PATIENT)).buckets[0].before[0] < loose.bucket.weights[0] / 1000
 
 
 def test_a_loop_that_ends_gives_back_first(redis_cluster: RedisCluster) -> None:

@@ -364,7 +364,7 @@ async def owed_by(store: AsyncRedisStore, charge: Any) -> int:
         reading = await store.aspend(plan(charge, verb="peek"), 1)
     except StoreError:
         return 1_000
-    return -(-reading.states[0][0] // charge.bucket.weights[0])
+    return -(-reading.buckets[0].before[0] // charge.bucket.weights[0])
 
 
 @pytest.mark.alone

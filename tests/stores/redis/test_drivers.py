@@ -46,7 +46,7 @@ class Client:
 
     async def used(self, key: str) -> int:
         reading = await self.run(lambda: self.door.spend(a_plan(key=key, verb="peek"), PATIENT))
-        return round(reading.states[0][0] / bucket_of("50/day").weights[0])
+        return round(reading.buckets[0].before[0] / bucket_of("50/day").weights[0])
 
     async def __aexit__(self, *_: object) -> None:
         await self.run(self.door.close)

@@ -68,7 +68,7 @@ def owed(server: RedisServer, limit: Limit | str = SLOW) -> int:
     """Requests that the bucket owes, but for the small change that is spared of what goes back."""
     with contextlib.closing(RedisStore(server.url)) as store:
         plan = a_plan(limit, verb="peek")
-        return round(store.spend(plan, PATIENT).states[0][0] / plan.charges[0].bucket.weights[0])
+        return round(store.spend(plan, PATIENT).buckets[0].before[0] / plan.charges[0].bucket.weights[0])
 
 
 # --- no more is admitted than without ---------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ def test_the_memory_store_has_no_use_for_a_lease_property(rnd: random.Random) ->
             for limits in ((Limit("20/second", lease=20), Limit("50/minute", lease=9)), ("20/second", "50/minute"))
         ]
         one, other = (store.spend(plan) for store, plan in zip((leased, plain), plans, strict=True))
-        assert (one, decide(plans[0], one).windows) == (other, decide(plans[1], other).windows)
+        assert (one.now, decide(plans[0], one).windows) == (other.now, decide(plans[1], other).windows)
 
 
 # --- Lua and Python agree ---------------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ def test_python_knows_what_lua_took_property(client: redis.Redis, rnd: random.Ra
         plan = world.plan(rnd.choice((1, 1, 2, least // 3 or 1)))
         (reading,) = process.ask(plan)
         owed, held = world.owed(key), process.store.leases._held.get(key)
-        expected = list(reading.after[0] if reading.admitted else reading.states[0])
+        expected = list(reading.buckets[0].after if reading.admitted else reading.buckets[0].before)
         if held:
             expected = [debt + one - two for debt, one, two in zip(expected, held.ahead, held.debts, strict=True)]
         assert owed == expected
@@ -640,8 +640,8 @@ def test_nothing_is_given_back_beyond_a_full_bucket(own_redis: RedisServer) -> N
         other.spend(a_plan(limit, verb="reset"), PATIENT)
         other.spend(a_plan("9/day"), PATIENT)
         store.close()
-        assert other.spend(a_plan(limit, verb="peek"), PATIENT).states == [[0]]
-        assert other.spend(a_plan("9/day", verb="peek"), PATIENT).states[0][0] > 0
+        assert other.spend(a_plan(limit, verb="peek"), PATIENT).buckets[0].before == [0]
+        assert other.spend(a_plan("9/day", verb="peek"), PATIENT).buckets[0].before[0] > 0
         assert other.unreadable == 0
 
 

@@ -285,7 +285,7 @@ class Slow:
 
     def spend(self, plan: Plan, timeout: float) -> Reading:
         self.given.append(timeout)
-        return Reading(0, [], [], admitted=True, waited=self.waits.pop(0))
+        return Reading(0, [], admitted=True, waited=self.waits.pop(0))
 
     def close(self) -> None:
         pass

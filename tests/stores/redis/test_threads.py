@@ -40,7 +40,7 @@ class Line:
         if len(self.sent) == 1:
             self.wait_for(self._expected)
             self._then()
-        return [Reading(0, [], [], admitted=True)] * len(plans)
+        return [Reading(0, [], admitted=True)] * len(plans)
 
     def wait_for(self, waiting: int) -> None:
         deadline = time.monotonic() + PATIENT
