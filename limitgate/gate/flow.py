@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Generator
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from typing import Any, TypeVar
 
 from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan, Reading
@@ -99,7 +99,7 @@ def run(store: SyncStore, flow: Flow[T], budget: Budget | None = None) -> T:
     return drive(flow, spend)
 
 
-async def arun(store: AsyncStore, flow: Flow[T], budget: Budget | None = None) -> T:
+def arun(store: AsyncStore, flow: Flow[T], budget: Budget | None = None) -> Coroutine[Any, Any, T]:
     """`run`, on an `AsyncStore`."""
     budget = budget or Budget(math.inf, measured=True)
 
@@ -113,4 +113,4 @@ async def arun(store: AsyncStore, flow: Flow[T], budget: Budget | None = None) -
         budget.deduct(reading, began)
         return reading
 
-    return await adrive(flow, spend)
+    return adrive(flow, spend)
