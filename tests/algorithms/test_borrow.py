@@ -240,8 +240,8 @@ def test_a_share_lets_borrow_too(cost: int) -> None:
 def test_only_what_borrows_is_looked_at_more_closely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of one, and limits that do not let borrow, are weighed just as before."""
     calls: list[int] = []
-    weigh: Callable[..., int] = gcra._bookable
-    monkeypatch.setattr(gcra, "_bookable", lambda limit, cost, ahead: calls.append(cost) or weigh(limit, cost, ahead))
+    tolerance: Callable[..., int] = gcra._tolerance
+    monkeypatch.setattr(gcra, "_tolerance", lambda limit, cost, wait: calls.append(cost) or tolerance(limit, cost, wait))
     limiter = Limiter(MemoryStore(Clock()))
     limiter.hit("key", TEN)
     limiter.hit("key", "10/second", cost=5)
