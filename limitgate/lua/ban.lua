@@ -1,6 +1,6 @@
 -- A ban. Twin of limitgate/algorithms/ban.py.
 --
--- In a bucket: for how long it lasts. Nothing is asked. To be put right: microseconds, and what to do with them.
+-- In a bucket: for how long it lasts. Charge: nothing. Adjustment: microseconds, and what to do with them.
 
 local LEFT = FIRST
 local MORE, MAX = 0, 2^52

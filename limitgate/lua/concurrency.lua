@@ -4,7 +4,7 @@
 -- slot and until when it lasts, on that timeline. So that nothing is counted twice, a slot of several places is there several
 -- times, side by side. The text that was read of a long bucket is not copied for every charge: noted is what of it is gone, and
 -- what is new is a list of slots besides. If nothing is gone but from its front, and that not much, new slots are appended.
--- Asked: how many may be taken, how many are to be, and for how long. To be put right: what is given back, or renewed where it is
+-- Charge: how many may be taken, how many are to be, and for how long. Adjustment: what is given back, or renewed where it is
 -- negative, and the name. Reported: how many are taken, for how long the last one lasts, the name that was asked for if it has a
 -- slot, and of how many places.
 

@@ -1,7 +1,7 @@
 -- Fixed window. Twin of limitgate/algorithms/fixed_window.py.
 --
--- In a bucket: what is used in the present window, and how long the window still lasts. Asked: burst, cost, period, how windows are
--- aligned, three ends of windows by the calendar. To be put right: what is put back, and for how long it can be.
+-- In a bucket: what is used in the present window, and how long the window still lasts. Charge: burst, cost, period, how windows are
+-- aligned, three ends of windows by the calendar. Adjustment: what is put back, and for how long it can be.
 
 local USED, LEFT = FIRST, FIRST + 1
 local BURST, COST, PERIOD, HOW, ENDS = 1, 2, 3, 4, 5

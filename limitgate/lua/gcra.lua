@@ -1,6 +1,6 @@
 -- GCRA. Twin of limitgate/algorithms/gcra.py.
 --
--- In a bucket, per window: its id, count and debt. Asked per window: its id, count, tolerance and increment. To be put right, per
+-- In a bucket, per window: its id, count and debt. Charge, per window: its id, count, tolerance and increment. Adjustment, per
 -- window: the increment of one request, what is put back, and the grace. Reported per window: the debt.
 --
 -- An amount of time is two numbers: whole microseconds and a rest over count, both exact in doubles.
@@ -51,7 +51,7 @@ local function find(bucket, id, count, expected)
   return place
 end
 
--- Report what the asked windows owe. True if the charge fits into all of them, decided on the state after it.
+-- Report the debts of the charge's windows. True if the charge fits into all of them, decided on the state after it.
 local function check(bucket, charge)
   local fits, expected, n = true, FIRST, #reply
   for at = 1, #charge, CHARGE_FIELDS do
@@ -68,7 +68,7 @@ local function check(bucket, charge)
   return fits
 end
 
--- Add to each asked window what stands in a list for it: two numbers from a place on, so many numbers per window.
+-- Add to each window of a charge what stands in a list for it: two numbers from a place on, so many numbers per window.
 local function add(bucket, charge, amounts, place, fields)
   local expected = FIRST
   for at = 1, #charge, CHARGE_FIELDS do
@@ -81,7 +81,7 @@ local function add(bucket, charge, amounts, place, fields)
   end
 end
 
--- The asked windows start full.
+-- Empty the windows of a charge.
 local function reset(bucket, charge)
   for at = 1, #charge, CHARGE_FIELDS do
     local place = find(bucket, charge[at], charge[at + 1], FIRST)
@@ -89,8 +89,8 @@ local function reset(bucket, charge)
   end
 end
 
--- Put back what was taken before and not used, or, where that is negative, take on top what should have been taken.
--- Except while the bucket drained other debts, it drained meanwhile. A turn still ahead that others are behind is not put back.
+-- Give back what was charged before and not used, or, where that is negative, charge what should have been charged.
+-- Except while the bucket drained other debts, it drained meanwhile. A turn still ahead that others are behind is not given back.
 local function apply_adjustment(bucket, charge)
   local lease, elapsed, expected, place = charge.adjustment, math.max(0, now - charge.as_of), FIRST, 3
   for at = 1, #charge, CHARGE_FIELDS do
@@ -115,7 +115,7 @@ local function apply_adjustment(bucket, charge)
   end
 end
 
--- Whether some amounts, listed as for add, fit into all asked windows besides what is owed.
+-- True if some amounts, listed as for add, fit into all windows of a charge besides what is owed.
 local function fits_besides(bucket, charge, amounts)
   local expected = FIRST
   for at = 1, #charge, CHARGE_FIELDS do

@@ -1,6 +1,6 @@
 -- A register. Twin of limitgate/algorithms/register.py.
 --
--- In a bucket: the number that it keeps, in parts. Nothing is asked. To be put right: how to set it, and the number in parts.
+-- In a bucket: the number that it keeps, in parts. Charge: nothing. Adjustment: how to set it, and the number in parts.
 
 local PARTS, SIZE = 96, 6
 local IF_EMPTY = 1

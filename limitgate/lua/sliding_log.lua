@@ -5,7 +5,7 @@
 -- Entries are all of one size and in order, so what is looked for among them is found by bisection. A log of more than a page is
 -- read page by page, only where it is looked at, and new entries are appended to it. Entries that do not count any more stay in
 -- front of the others until there are so many that a copy of these pays; so their places begin where the first one counts.
--- Asked: burst, cost, period. To be put right: what is put back, and when by the bucket's clock it was charged.
+-- Charge: burst, cost, period. Adjustment: what is put back, and when by the bucket's clock it was charged.
 -- Reported: requests that count, the cost, how long until it fits (-1 for never), until nothing counts any more, the clock, and
 -- for how long all of these count (a period where there are none).
 
@@ -43,12 +43,12 @@ local function stored(bucket, from, to)
 end
 
 local function page(bucket, number)
-  local found = bucket.pages[number]
-  if not found then
-    found = stored(bucket, (number - 1) * PAGE + 1, number * PAGE)
-    bucket.pages[number] = found
+  local text = bucket.pages[number]
+  if not text then
+    text = stored(bucket, (number - 1) * PAGE + 1, number * PAGE)
+    bucket.pages[number] = text
   end
-  return found
+  return text
 end
 
 -- When an entry was made, and how many requests count up to it. Before the first, no time and no requests.
@@ -119,9 +119,9 @@ local function shifted(bucket, from, to, by)
   for at = 0, to - from, MANY do
     local some = math.min(MANY, to - from + 1 - at)
     local layout = '<' .. ('I7I6'):rep(some)
-    local found = numbers(layout, text, at * SIZE + 1)
-    for n = 2, 2 * some, 2 do found[n] = (found[n] + by) % WRAP end
-    entries[#entries + 1] = pack(layout, values(found))
+    local list = unpacked(layout, text, at * SIZE + 1)
+    for n = 2, 2 * some, 2 do list[n] = (list[n] + by) % WRAP end
+    entries[#entries + 1] = pack(layout, values(list))
   end
   return table.concat(entries)
 end
@@ -157,7 +157,7 @@ local function remove(bucket, requests, moment)
   follow(bucket, kept, earlier .. own .. later)
 end
 
--- Whether what is stored can stay, and the tail follow it: Redis makes no text shorter.
+-- True if what is stored can stay, and the tail follow it: Redis makes no text shorter.
 local function can_stay(bucket, count)
   if bucket.stored <= PAGE or bucket.is_raised or bucket.gone + count < bucket.stored then return false end
   if bucket.gone * SHARE <= bucket.stored then return true end

@@ -1,7 +1,7 @@
 -- Sliding window of two counters. Twin of limitgate/algorithms/sliding_window.py.
 --
 -- In a bucket: what is used in the present window, what was used in the one before, and how long the present one still lasts.
--- Asked: burst, cost, period. To be put right: what is put back, and how long the window lasted that was charged for it.
+-- Charge: burst, cost, period. Adjustment: what is put back, and how long the window lasted that was charged for it.
 -- Reported: the same as in a bucket.
 
 local CURRENT, PREVIOUS, LEFT = FIRST, FIRST + 1, FIRST + 2

@@ -3,9 +3,9 @@
 --
 -- KEYS      the buckets, one per charge, plan after plan.
 -- ARGV[1]   for each key the number of its charge, 16 bits.
--- ARGV[n+1] charge n, packed: verb, its algorithm, 1 if this bucket may refuse, 1 if it takes anything, 1 if the plan ends here, the
---           number of windows, then for each what is asked of it; then, if something is to be put right, taken besides or named,
---           how many requests to take besides, since when, the name of what is taken, and what to put right in each window.
+-- ARGV[n+1] charge n, packed: verb, its algorithm, 1 if it is enforced, 1 if it takes anything, 1 if the plan ends here, the
+--           number of windows, then for each its part of the charge; then, if there is an adjustment, a lease or a slot, how many
+--           requests to take in advance, since when the adjustment counts, the slot's name, and the adjustment of each window.
 -- Verbs     's'pend, 'p'eek (change nothing), 'a'djust (make adjustments, charge nothing) and 'r'eset (empty the windows).
 -- Reply     {now, unreadable values, clock steps, 1 if there was no memory to write, then what is reported of each window}.
 --
@@ -25,11 +25,11 @@ local now = time[1] * 1000000 + time[2]
 local reply = {now, 0, 0, 0}
 local UNREADABLE, STEPS, UNWRITTEN = 2, 3, 4
 
--- The numbers packed in a text from a place on.
-local function numbers(format, text, place)
-  local found = {unpack(format, text, place)}
-  found[#found] = nil  -- where reading ended
-  return found
+-- The values packed in a text from a place on, as a list.
+local function unpacked(format, text, place)
+  local list = {unpack(format, text, place)}
+  list[#list] = nil  -- where reading ended
+  return list
 end
 
 -- a * b / c, rounded down, and what is left over: exact where the quotient is below 2^53, a and b are, and c is below 2^52.
@@ -80,12 +80,12 @@ end
 
 local made = {}
 local function algorithm(number)
-  local found = made[number]
-  if not found then
-    found = make(number)
-    made[number] = found
+  local known = made[number]
+  if not known then
+    known = make(number)
+    made[number] = known
   end
-  return found
+  return known
 end
 
 -- A bucket as it stands now, or an error. What is not ours or makes no sense is left out and counted, and written over or deleted
@@ -102,7 +102,7 @@ local function open(key, charge)
     reply[UNREADABLE] = reply[UNREADABLE] + 1
     return {VERSION, now, kind = kind, changed = true}
   end
-  local bucket = numbers(HEADER .. layout, value, 1)
+  local bucket = unpacked(HEADER .. layout, value, 1)
   bucket.kind = kind
   local elapsed = now - bucket[2]
   if elapsed < 0 then
@@ -112,19 +112,19 @@ local function open(key, charge)
   return bucket
 end
 
--- A charge, as the list of what is asked of its windows.
+-- A charge, as the list of its windows' parts.
 local function decode(text)
-  local verb, number, binding, takes, last, windows = unpack(CHARGE, text)
+  local verb, number, enforced, takes, last, windows = unpack(CHARGE, text)
   local kind = algorithm(number)
-  local asked = '<' .. kind.charge_format:rep(windows)
-  local charge = numbers(asked, text, CHARGE_SIZE + 1)
-  charge.kind, charge.verb, charge.binding, charge.takes, charge.last = kind, verb, binding == 1, takes == 1, last == 1
+  local format = '<' .. kind.charge_format:rep(windows)
+  local charge = unpacked(format, text, CHARGE_SIZE + 1)
+  charge.kind, charge.verb, charge.enforced, charge.takes, charge.last = kind, verb, enforced == 1, takes == 1, last == 1
   charge.most = 0
   local place = CHARGE_SIZE + 8 * #charge + 1
   if place < #text then
     charge.most, charge.as_of, charge.slot = unpack(MORE, text, place)
     place = place + MORE_SIZE
-    if place < #text then charge.adjustment = numbers('<' .. kind.adjustment_format:rep(windows), text, place) end
+    if place < #text then charge.adjustment = unpacked('<' .. kind.adjustment_format:rep(windows), text, place) end
   end
   return charge
 end
@@ -177,7 +177,7 @@ for i, key in ipairs(KEYS) do
     bucket.changed = true
   end
   buckets[i], charges[i], fits[i] = bucket, charge, kind.check(bucket, charge) or not charge.takes
-  if charge.binding and not fits[i] then admitted = false end
+  if charge.enforced and not fits[i] then admitted = false end
   if charge.last then
     for n = first, i do
       local taken = charges[n]

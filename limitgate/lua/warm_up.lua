@@ -76,8 +76,8 @@ local function charge_more(bucket, full, warmth, whole, rest)
   owe(bucket, whole, rest, toll_between(before, bucket[WARMTH], full))
 end
 
--- Put back what was charged, as if it had been the last, less what of it drained meanwhile: that has cooled the window instead.
--- A turn still ahead that others are behind is not put back.
+-- Give back what was charged, as if it had been the last, less what of it drained meanwhile: that has cooled the window instead.
+-- A turn still ahead that others are behind is not given back.
 local function put_back(bucket, full, amount, elapsed)
   local whole, rest, warmth, turn, grace, warmest = values(amount, 1, 6)
   local count, before, idle = bucket[COUNT], bucket[WARMTH], math.max(0, elapsed - grace)
