@@ -240,7 +240,7 @@ def test_a_decision_cannot_be_changed(limiter: Subject) -> None:
     """A decision and its windows are immutable."""
     decision = limiter.hit("key", "5/second")
     for part, name in ((decision, "allowed"), (decision, "windows"), (decision.windows[0], "remaining")):
-        with pytest.raises(AttributeError):
+        with pytest.raises((AttributeError, TypeError)):  # the latter is what slotted dataclasses raise for no field
             setattr(part, name, None)
 
 
