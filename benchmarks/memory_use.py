@@ -66,7 +66,7 @@ def _in_redis(server: RedisServer, rules: Sequence[Sequence[Limit]]) -> float:
 def _client(server: RedisServer, app: object) -> float:
     _empty(server)
     with Crowds() as crowd_of:
-        error = trouble(crowd_of.asgi(app)(iter(range(REQUESTS * FEW_CLIENTS)), 1))
+        error = trouble(crowd_of.asgi(app, clients=FEW_CLIENTS)(iter(range(REQUESTS * FEW_CLIENTS)), 1))
     if error:
         raise RuntimeError(error)
     return bytes_in_use(server) / FEW_CLIENTS
