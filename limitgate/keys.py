@@ -39,7 +39,7 @@ class Key:
     make up its values.
     """
 
-    __slots__ = ("_hash", "_inventable", "_parts", "_remembered")
+    __slots__ = ("_hash", "_inventable", "_labels", "_parts", "_remembered")
 
     def __init__(
         self,
@@ -51,7 +51,8 @@ class Key:
     ) -> None:
         parts = [[(label, _field_of(label), inventable(label)) for label in check_part(name)] for name in names]
         self._inventable = [fields for fields in parts if any(made_up for _, _, made_up in fields)]
-        self._parts = [_part(check_part(name), pattern) for name in names]
+        self._labels = [check_part(name) for name in names]
+        self._parts = [_part(labels, pattern) for labels in self._labels]
         self._hash = hashlib.blake2b(_field("owner", owner).encode(), digest_size=16, key=secret)
         self._remembered = lru_cache(maxsize=_REMEMBERED)(self.digest)
 
@@ -77,9 +78,72 @@ class Key:
         digest.update(_bytes(text))
         return digest.hexdigest()
 
+    def prepared(self, subject: Subject, prefix: str) -> PreparedKey:
+        """Digest whatever is the same for all requests of this subject's tier, method and route."""
+        parts = list(zip(self._labels, self._parts))
+        digest = self._hash.copy()
+        while parts and _is_settled(parts[0][0], subject):
+            digest.update(_bytes(parts.pop(0)[1](subject)))
+        tail = ""
+        while parts and _is_settled(parts[-1][0], subject):
+            tail = parts.pop()[1](subject) + tail
+        return PreparedKey(prefix, digest, [labels for labels, _ in parts], [part for _, part in parts], tail)
+
     def digest_of(self, text: str) -> str:
         """`digest`, remembered unless ``text`` is long."""
         return self._remembered(text) if len(text) <= _SHORT else self.digest(text)
+
+
+class PreparedKey:
+    """Key of which only what the client contributes is left to be digested."""
+
+    __slots__ = ("_digest", "_parts", "_prefix", "_tail", "is_by_address")
+
+    def __init__(
+        self,
+        prefix: str,
+        digest: Any,
+        labels: Sequence[Sequence[str]],
+        parts: Sequence[Callable[[Subject], str]],
+        tail: str,
+    ) -> None:
+        self.is_by_address = [tuple(each) for each in labels] == [("ip",)]
+        """True if the client contributes its address and nothing else."""
+        self._prefix = prefix
+        self._digest = digest
+        self._parts = parts
+        self._tail = _bytes(tail)
+
+    def by_address(self, field: bytes) -> str:
+        """Key of a client, by its `address_field`."""
+        digest = self._digest.copy()
+        digest.update(field)
+        if self._tail:
+            digest.update(self._tail)
+        key: str = self._prefix + digest.hexdigest()
+        return key
+
+    def of(self, subject: Subject) -> str:
+        """Key of a subject of the same tier, method and route."""
+        text = ""
+        for part in self._parts:
+            text += part(subject)
+        return self.by_address(_bytes(text))
+
+
+def address_field(address: str | None) -> bytes:
+    """What an address contributes to a key, as part ``ip``."""
+    return _bytes(_field("ip", address) if address else "nobody,")
+
+
+_SETTLED = frozenset({"method", "tier", "global"})
+"""Parts that are the same for all requests of a tier and method."""
+
+
+def _is_settled(labels: Sequence[str], subject: Subject) -> bool:
+    """True if a part is the same for all requests of this subject's tier, method and route."""
+    first = labels[0]
+    return first in _SETTLED or (first == "path" and (bool(subject.route) or len(labels) == 1))
 
 
 def overflow(source: str | None) -> str:

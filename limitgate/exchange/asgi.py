@@ -11,7 +11,7 @@ from limitgate.exchange.base import EXCHANGE, Exchange
 from limitgate.exchange.receive_buffer import ENDS, Message, ReceiveBuffer
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
-from limitgate.gate.nesting import overall_decision, response_fields
+from limitgate.gate.nesting import overall_decision, raw_response_fields
 from limitgate.gate.wait_queue import Waiter
 from limitgate.http.request import Scope
 from limitgate.http.response import Fields, Refusal, raw
@@ -64,8 +64,12 @@ class InnerScope(dict[str, Any]):
 
     def update(self, *others: Any, **more: Any) -> None:
         """Write several."""
-        for name, value in dict(*others, **more).items():
-            self[name] = value
+        written = dict(*others, **more)
+        super().update(written)
+        if _OURS.isdisjoint(written):
+            self._outside.update(written)
+        else:
+            self._outside.update({name: value for name, value in written.items() if name not in _OURS})
 
     def __ior__(self, other: Any) -> Self:  # type: ignore[override,misc]
         self.update(other)
@@ -172,8 +176,8 @@ class ASGIExchange(Exchange):
                 await self.refuse_late()
                 return
             admission.begun(message.get("status") or _STATUSES[kind])
-            if kind in _STARTS and (fields := response_fields(admission)):
-                message = {**message, "headers": [*(message.get("headers") or ()), *raw(fields)]}
+            if kind in _STARTS and (fields := raw_response_fields(admission)):
+                message = {**message, "headers": [*(message.get("headers") or ()), *fields]}
             await self._send(message)
             if admission.is_by_outcome and admission.may_need_refund:  # a response may take long
                 await self.gate.asettle(admission)
@@ -234,7 +238,7 @@ class ASGIExchange(Exchange):
         elif self._on_denied is not None and refusal.status == 429:
             await self._on_denied(self.scope, self._receive, self._sending(refusal.waiting))
             return
-        headers = refusal.raw + raw(response_fields(self.admission))
+        headers = refusal.raw + raw_response_fields(self.admission)
         await self._send({"type": f"{kind}.start", "status": refusal.status, "headers": headers})
         await self._send({"type": f"{kind}.body", "body": b"" if self.scope.get("method") == "HEAD" else refusal.body})
 
@@ -259,7 +263,7 @@ class ASGIExchange(Exchange):
                 headers = list(message.get("headers") or ())
                 present = {bytes(name).lower() for name, _ in headers}
                 missing = [field for field in raw(unless_set) if field[0] not in present]
-                message = {**message, "headers": [*headers, *missing, *raw(response_fields(self.admission))]}
+                message = {**message, "headers": [*headers, *missing, *raw_response_fields(self.admission)]}
             await self._send(message)
 
         return send

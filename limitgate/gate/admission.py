@@ -7,13 +7,17 @@ from typing import NamedTuple
 from weakref import ReferenceType
 
 from limitgate.gate.flow import Budget
-from limitgate.gate.planner import RequestPlan
+from limitgate.gate.request_plan import PreparedPlan, RequestPlan
 from limitgate.http.request import Request
-from limitgate.http.response import Fields, Refusal, refusal, unavailable
+from limitgate.http.response import Fields, RawFields, Refusal, rate_fields, raw, raw_x_ratelimit, refusal, unavailable
 from limitgate.limits.decision import Decision, Settlement
 from limitgate.limits.plan import Plan, Reading
+from limitgate.limits.template import PlainReading
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import Mark
+
+_COMMONEST = ("x-ratelimit",)
+"""Styles of which the bytes are made at once."""
 
 
 class Charged(NamedTuple):
@@ -68,6 +72,14 @@ class Verdict(NamedTuple):
         return unavailable() if self.now is None else refusal(self.decision)
 
 
+def _charged(prepared: PreparedPlan, keys: Sequence[str], reading: PlainReading) -> Charged:
+    """What was taken by a prepared plan, with an object for each charge."""
+    if prepared.template is None:
+        raise ValueError("the prepared plan has no charges, expected one that was carried out")
+    plan = prepared.template.plan(keys)
+    return Charged(prepared.request_plan(plan), plan, prepared.template.reading(plan, reading))
+
+
 class Admission:
     """One request's passage through one gate: what is decided, charged and still to be refunded. Data: no gate, no server."""
 
@@ -91,8 +103,12 @@ class Admission:
     """True if the client is known to have hung up; what is answered then is no outcome."""
     status: int | None = None
     """Response status; None before the response starts, or if the client disconnected first."""
-    charged: tuple[Charged, ...] = ()
-    """Charges made so far."""
+    _charged: tuple[Charged, ...] = ()
+    _prepared: tuple[PreparedPlan, Sequence[str], PlainReading] | None = None
+    """A prepared plan that was carried out, its keys and reading, until somebody asks for `charged`."""
+    _fields: Fields | None = None
+    _fields_are_due = False
+    """True if the fields are those of the decision, and nobody has asked for them yet."""
     is_by_outcome = False
     """True if some of the charges depend on the outcome."""
     has_slots = False
@@ -120,14 +136,49 @@ class Admission:
         self.identified = identified
         self.marks = marks
         """Decorators that the gate has decided about."""
-        self.fields: Fields = []
-        """Rate fields of this gate's own decision."""
         self.settlement = Settlement()
         self.budget = budget
         """Time left to wait for the store."""
         self.header_styles = header_styles
         self.rule_names = rule_names
         """Names of all rules of the gate."""
+
+    def admit(self, prepared: PreparedPlan, keys: Sequence[str], reading: PlainReading, decision: Decision) -> None:
+        """Note that a prepared plan was carried out in whole."""
+        self.decision, self.now = decision, reading[0]
+        self._prepared = prepared, keys, reading
+        self._fields_are_due = True
+
+    @property
+    def charged(self) -> tuple[Charged, ...]:
+        """What was taken for the request so far."""
+        if self._prepared is not None:
+            prepared, keys, reading = self._prepared
+            self._prepared = None
+            self._charged += (_charged(prepared, keys, reading),)
+        return self._charged
+
+    @charged.setter
+    def charged(self, charged: tuple[Charged, ...]) -> None:
+        self._prepared, self._charged = None, charged
+
+    @property
+    def fields(self) -> Fields:
+        """Rate fields of this gate's own decision."""
+        if self._fields_are_due and self.decision is not None:
+            self.fields = rate_fields(self.header_styles, self.decision, self.now, self.rule_names)
+        return self._fields or []
+
+    @fields.setter
+    def fields(self, fields: Fields) -> None:
+        self._fields_are_due, self._fields = False, fields
+
+    @property
+    def raw_fields(self) -> RawFields:
+        """The `fields` as ASGI wants them."""
+        if self._fields_are_due and self.decision is not None and self.header_styles == _COMMONEST:
+            return raw_x_ratelimit(self.decision, self.now)
+        return raw(self.fields)
 
     @property
     def outer(self) -> Admission | None:

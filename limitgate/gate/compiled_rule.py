@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from limitgate.gate.cardinality import CardinalityGuard
 from limitgate.gate.identity import Subject
-from limitgate.keys import Key, Value, given, overflow
+from limitgate.keys import Key, PreparedKey, Value, given, overflow
 from limitgate.limits.plan import Charge
 from limitgate.limits.priority import NORMAL, Priority
 from limitgate.rules.rule import Rule
@@ -82,6 +82,17 @@ class CompiledRule:
             )
             for bucket in self.rule.buckets_for(priority)
         ]
+
+    @property
+    def is_plain(self) -> bool:
+        """True if its charges depend on nothing but who asks, and on nothing that a client can make up."""
+        is_fixed = self._cost is not None and not (self._is_graded or self.rule.charge_if)
+        return is_fixed and (self._cardinality is None or not self._is_inventable)
+
+    def prepared(self, subject: Subject) -> tuple[PreparedKey, list[Charge]]:
+        """Key of this rule for all requests of a subject's tier, method and route, and the charges less their keys."""
+        charges = [charge._replace(key="") for charge in self.charges("", self._cost or 0, NORMAL)]
+        return self._key.prepared(subject, self._prefix), charges
 
     def _opened(self, cardinality: CardinalityGuard, text: str, subject: Subject, values: Sequence[Value]) -> str:
         """The text of a bucket that was not known; of its source's overflow bucket where that has opened too many."""

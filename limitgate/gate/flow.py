@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any, TypeVar
 
 from limitgate.errors import StoreError
@@ -24,10 +24,20 @@ Flow = Generator[tuple[Plan, float], Reading, T]
 
 def measures_silence(store: object) -> bool:
     """True if a store's readings and errors say for how long it was silent: the class that defines ``spend`` tells."""
+    return bool(_beside_spend(store).get("measures_silence", False))
+
+
+def takes_plain(store: object) -> bool:
+    """True if a store carries out plain plans in a way of their own: the class that defines ``spend`` has it."""
+    return not {"spend_plain", "aspend_plain"}.isdisjoint(_beside_spend(store))
+
+
+def _beside_spend(store: object) -> Mapping[str, Any]:
+    """All that the class defines which defines how to ask the store."""
     for kind in type(store).__mro__:
         if "spend" in vars(kind) or "aspend" in vars(kind):
-            return bool(vars(kind).get("measures_silence", False))
-    return False
+            return vars(kind)
+    return {}
 
 
 class Budget:

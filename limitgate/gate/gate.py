@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import replace
 from inspect import isawaitable
 from typing import Any
@@ -18,8 +18,9 @@ from limitgate.errors import StoreError
 from limitgate.gate import nesting
 from limitgate.gate.admission import Admission, Booking, Charged, Refund, Verdict
 from limitgate.gate.fallback import Fallback
-from limitgate.gate.flow import Budget, Flow, T, arun, measures_silence, run
-from limitgate.gate.planner import ExtraRule, Planner, RequestPlan
+from limitgate.gate.flow import Budget, Flow, T, arun, measures_silence, run, takes_plain
+from limitgate.gate.planner import ExtraRule, Planner
+from limitgate.gate.request_plan import PreparedPlan, RequestPlan
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.wait_queue import Waiter, WaitQueues, book, sleep_until
 from limitgate.http.request import Request
@@ -27,8 +28,9 @@ from limitgate.http.response import Refusal, rate_fields, refusal
 from limitgate.limits.decision import Decision, decide, joined
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.limits.refund import refund
+from limitgate.limits.template import PlainReading, PlanTemplate
 from limitgate.rules.callers import Caller
-from limitgate.rules.decorators import EVERYTHING
+from limitgate.rules.decorators import EVERYTHING, Mark
 from limitgate.rules.options import OnError
 from limitgate.stores import AsyncRedisStore
 
@@ -76,6 +78,7 @@ class Gate:
         self._client_of = client_of
         self._timeout = timeout
         self._is_measured = measures_silence(store)
+        self._can_prepare = identify is None and takes_plain(store)
         self._styles = styles
         self._rule_names = planner.names
         self._identify = identify
@@ -94,53 +97,105 @@ class Gate:
 
     def check(self, request: Request, outer: Admission | None = None) -> Admission:
         """Decide about a request by a `SyncStore`, and wait for its turn. ``outer`` is the admission to the gate around."""
+        found = self._prepared(request, outer)
+        if found is not None:
+            prepared, keys = found
+            admission = self._admission(request, None, prepared.marks)
+            template = prepared.template
+            if template is not None:
+                try:
+                    reading = self.store.spend_plain(template, keys, self._timeout)
+                except StoreError as error:
+                    admission.budget.deduct(error, time.monotonic())
+                    self._go_without_store(admission, prepared.request_plan(template.plan(keys)), error)
+                else:
+                    if reading is None:
+                        self._spend(admission, prepared.request_plan(template.plan(keys)))
+                    else:
+                        self._admit_prepared(admission, prepared, template, keys, reading)
+            return admission
         identified = self._identified(request)
         if identified is not None and isawaitable(identified):
             getattr(identified, "close", bool)()  # else the coroutine would warn, too, that nobody awaited it
             raise TypeError("identify is async, expected a plain function under WSGI")
-        admission, request_plan = self._admission(request, identified, outer)
-        if request_plan.plan is not None:
-            began = time.monotonic()
-            try:
-                reading: Reading = self.store.spend(request_plan.plan, self._timeout)
-            except StoreError as error:
-                admission.budget.deduct(error, began)
-                admission.booking = self._apply(
-                    admission, run(self.store, self._without_store(request_plan, error), admission.budget)
-                )
-                self._refund_if_refused(admission)
-            except BaseException:
-                self._release_later(request_plan.plan)
-                raise
-            else:
-                admission.budget.deduct(reading, began)
-                self._admit(admission, request_plan, request_plan.plan, reading)
-            if admission.booking is not None:
-                self._wait(admission, admission.booking)
+        admission, request_plan = self._planned(request, identified, outer)
+        self._spend(admission, request_plan)
+        if admission.booking is not None:
+            self._wait(admission, admission.booking)
         return admission
 
     async def acheck(self, request: Request, outer: Admission | None = None) -> Admission:
         """Decide about a request by an `AsyncStore`; ``identify`` may be async. Its turn is for `await_booking`."""
+        found = self._prepared(request, outer)
+        if found is not None:
+            prepared, keys = found
+            admission = self._admission(request, None, prepared.marks)
+            template = prepared.template
+            if template is not None:
+                try:
+                    reading = await self.store.aspend_plain(template, keys, self._timeout)
+                except StoreError as error:
+                    admission.budget.deduct(error, time.monotonic())
+                    await self._ago_without_store(admission, prepared.request_plan(template.plan(keys)), error)
+                else:
+                    if reading is None:
+                        await self._aspend(admission, prepared.request_plan(template.plan(keys)))
+                    else:
+                        self._admit_prepared(admission, prepared, template, keys, reading)
+            return admission
         identified = self._identified(request)
         if identified is not None and isawaitable(identified):
             identified = await identified
-        admission, request_plan = self._admission(request, identified, outer)
-        if request_plan.plan is not None:
-            began = time.monotonic()
-            try:
-                reading: Reading = await self.store.aspend(request_plan.plan, self._timeout)
-            except StoreError as error:
-                admission.budget.deduct(error, began)
-                flow = self._without_store(request_plan, error)
-                admission.booking = self._apply(admission, await arun(self.store, flow, admission.budget))
-                await self._arefund_if_refused(admission)
-            except BaseException:
-                self._release_later(request_plan.plan)
-                raise
-            else:
-                admission.budget.deduct(reading, began)
-                self._admit(admission, request_plan, request_plan.plan, reading)
+        admission, request_plan = self._planned(request, identified, outer)
+        await self._aspend(admission, request_plan)
         return admission
+
+    def _spend(self, admission: Admission, request_plan: RequestPlan) -> None:
+        """Charge a request by a `SyncStore`."""
+        plan = request_plan.plan
+        if plan is None:
+            return
+        began = time.monotonic()
+        try:
+            reading: Reading = self.store.spend(plan, self._timeout)
+        except StoreError as error:
+            admission.budget.deduct(error, began)
+            self._go_without_store(admission, request_plan, error)
+        except BaseException:
+            self._release_later(plan)
+            raise
+        else:
+            admission.budget.deduct(reading, began)
+            self._admit(admission, request_plan, plan, reading)
+
+    async def _aspend(self, admission: Admission, request_plan: RequestPlan) -> None:
+        """`_spend`, by an `AsyncStore`."""
+        plan = request_plan.plan
+        if plan is None:
+            return
+        began = time.monotonic()
+        try:
+            reading: Reading = await self.store.aspend(plan, self._timeout)
+        except StoreError as error:
+            admission.budget.deduct(error, began)
+            await self._ago_without_store(admission, request_plan, error)
+        except BaseException:
+            self._release_later(plan)
+            raise
+        else:
+            admission.budget.deduct(reading, began)
+            self._admit(admission, request_plan, plan, reading)
+
+    def _go_without_store(self, admission: Admission, request_plan: RequestPlan, error: StoreError) -> None:
+        """Decide about a request for which the store has failed."""
+        admission.booking = self._apply(admission, run(self.store, self._without_store(request_plan, error), admission.budget))
+        self._refund_if_refused(admission)
+
+    async def _ago_without_store(self, admission: Admission, request_plan: RequestPlan, error: StoreError) -> None:
+        """`_go_without_store`, by an `AsyncStore`."""
+        verdict = await arun(self.store, self._without_store(request_plan, error), admission.budget)
+        admission.booking = self._apply(admission, verdict)
+        await self._arefund_if_refused(admission)
 
     async def await_booking(self, admission: Admission, stay: Stay) -> bool:
         """Wait until the turn of a request comes. False if the client left before: then it is refused and refunded."""
@@ -238,21 +293,45 @@ class Gate:
         request.resolve_client_with(self._client_of)
         return self._identify(request) if self._identify else None
 
-    def _admission(self, request: Request, identified: Caller | None, outer: Admission | None) -> tuple[Admission, RequestPlan]:
+    def _planned(self, request: Request, identified: Caller | None, outer: Admission | None) -> tuple[Admission, RequestPlan]:
         request_plan = self._planner.plan(request, identified)
-        budget = Budget(self._timeout, measured=self._is_measured)
-        admission = Admission(
-            request, identified, request_plan.marks, budget, header_styles=self._styles, rule_names=self._rule_names
-        )
+        admission = self._admission(request, identified, request_plan.marks)
         if outer is not None:
             nesting.enter(admission, outer)
         if request_plan.messages is not None:
             admission.messages = request_plan.messages
         return admission, request_plan
 
+    def _admission(self, request: Request, identified: Caller | None, marks: Container[Mark]) -> Admission:
+        budget = Budget(self._timeout, measured=self._is_measured)
+        return Admission(request, identified, marks, budget, header_styles=self._styles, rule_names=self._rule_names)
+
+    def _prepared(self, request: Request, outer: Admission | None) -> tuple[PreparedPlan, Sequence[str]] | None:
+        """The prepared plan of a request and its keys, None if it has none."""
+        if outer is not None or not self._can_prepare or request.is_websocket:
+            return None
+        request.resolve_client_with(self._client_of)
+        return self._planner.prepared(request)
+
+    def _admit_prepared(
+        self, admission: Admission, prepared: PreparedPlan, template: PlanTemplate, keys: Sequence[str], reading: PlainReading
+    ) -> None:
+        """`_admit` by a prepared plan: the short way, which almost all requests go."""
+        now, _, waited = reading
+        if waited:
+            admission.budget.left -= waited
+        decision = template.decide(keys, reading, admission.settlement)
+        if decision is None:
+            plan = template.plan(keys)
+            self._admit(admission, prepared.request_plan(plan), plan, template.reading(plan, reading))
+        else:
+            admission.admit(prepared, keys, reading, decision)
+            if self._failing or self._compare_clocks is not None:
+                self._note_answer(now)
+
     def _admit(self, admission: Admission, request_plan: RequestPlan, plan: Plan, reading: Reading) -> None:
-        """Decide about a request that comes, by the store's reading: the short way, which almost all of them go."""
-        self._note_answer(reading)
+        """What becomes of a request that comes, by what the store said: the short way, which almost all of them go."""
+        self._note_answer(reading.now)
         admission.decision = decision = decide(plan, reading, admission.settlement)
         admission.now, admission.fields = reading.now, rate_fields(self._styles, decision, reading.now, self._rule_names)
         if decision.allowed:
@@ -292,7 +371,7 @@ class Gate:
         except BaseException:  # the request was cancelled
             self._release_later(plan)
             raise
-        self._note_answer(reading)
+        self._note_answer(reading.now)
         return Verdict(decide(plan, reading), reading.now, (Charged(request_plan, plan, reading),) if reading.admitted else ())
 
     def _without_store(self, request_plan: RequestPlan, error: StoreError) -> Flow[Verdict]:
@@ -385,14 +464,14 @@ class Gate:
         charges = plan.charges if plan else ()
         self._slot_keeper.release_later([charge for charge in charges if not keys or charge.key in keys])
 
-    def _note_answer(self, reading: Reading) -> None:
+    def _note_answer(self, now: int) -> None:
         if self._failing and getattr(self.store, "healthy", True) and time.monotonic() - self._failed > CALM:
             self._failing = False
             log.warning("the store answers again")
         compare = self._compare_clocks
         if compare is not None:
             self._compare_clocks = None
-            compare(reading.now)
+            compare(now)
 
     def _note_failure(self, error: StoreError) -> None:
         if error.fault == "overload":

@@ -78,6 +78,20 @@ class Identities:
         self._api_key_header = api_key_header.lower()
 
     @property
+    def list_callers(self) -> bool:
+        """True if anybody may be told from the rest by what a request has in it."""
+        return bool(self._callers)
+
+    @property
+    def take_peers(self) -> bool:
+        """True if the peer of a request is its client, whatever its headers say."""
+        return self._proxies.take_peers
+
+    def address(self, client: str | None) -> str | None:
+        """What a client is counted as by address; None for a client without one."""
+        return None if client is None else grouped(client, self.ipv6_prefix)
+
+    @property
     def vouch_for_keys(self) -> bool:
         """True if an API key that anybody could have invented is told from a real one."""
         return self._callers.list_keys or self._identifies

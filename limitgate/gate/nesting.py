@@ -12,7 +12,7 @@ from itertools import chain
 from weakref import ref
 
 from limitgate.gate.admission import Admission
-from limitgate.http.response import Fields, rate_fields
+from limitgate.http.response import Fields, RawFields, rate_fields, raw
 from limitgate.limits.decision import Decision, joined
 
 
@@ -41,6 +41,13 @@ def joined_with_outer(admission: Admission, decision: Decision) -> Decision:
     """A decision of this admission's gate together with that of the gates around it."""
     outer = admission.outer_decision
     return decision if outer is None else joined(outer, decision)
+
+
+def raw_response_fields(admission: Admission) -> RawFields:
+    """The `response_fields` as ASGI wants them."""
+    if admission.outer_ref is None and not admission.inner:
+        return admission.raw_fields  # almost all requests
+    return raw(response_fields(admission))
 
 
 def response_fields(admission: Admission) -> Fields:

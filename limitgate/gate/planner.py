@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any
 
 from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import ConfigError
 from limitgate.gate.cardinality import CardinalityGuard
 from limitgate.gate.compiled_rule import ChargeSpec, CompiledRule
 from limitgate.gate.identity import Identities, Subject
+from limitgate.gate.request_plan import UNLIMITED, PreparedPlan, RequestPlan
+from limitgate.http.client_ip import REMEMBERED, SHORT
 from limitgate.http.paths import PathIndex, Reach, beyond, segments
 from limitgate.http.request import Request
-from limitgate.keys import Value
+from limitgate.keys import Value, address_field
 from limitgate.limits.plan import Plan
 from limitgate.routes import Routes, mounts_of
-from limitgate.rules.callers import Caller
+from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.decorators import EVERYTHING, Mark, decided_marks
 from limitgate.rules.lint import overshooting
 from limitgate.rules.options import Per
@@ -32,31 +35,6 @@ _LONG = 250
 
 ExtraRule = tuple[Rule, Sequence[Value]]
 """A rule that an application asks for while a request is under way, and the further parts of its key."""
-
-
-class RequestPlan(NamedTuple):
-    """The charges of one request, and the rules behind them."""
-
-    plan: Plan | None
-    """None where no rule applies."""
-    compiled_rules: Sequence[CompiledRule]
-    """The rules behind the plan's charges, in their order."""
-    marks: Container[Mark]
-    """Decorators that were taken into account."""
-    is_by_outcome: bool = False
-    """True if a rule is charged by the outcome."""
-    messages: RequestPlan | None = None
-    """Charges of each message over a WebSocket, None for none."""
-    has_slots: bool = False
-    """True if it takes slots for requests in flight, which have to be given back."""
-
-    def named(self) -> RequestPlan:
-        """The same with names for the slots that one request takes."""
-        return self._replace(plan=self.plan.named()) if self.plan else self
-
-
-UNLIMITED = RequestPlan(None, (), EVERYTHING)
-"""No rule applies, and none of the decorators either."""
 
 
 class RuleMatch:
@@ -79,6 +57,8 @@ def _counting(per: Per, compiled_rules: Iterable[CompiledRule]) -> tuple[Compile
     return tuple([compiled_rule for compiled_rule in compiled_rules if compiled_rule.rule.per == per])
 
 
+_UNKNOWN: tuple[object, PreparedPlan | None] = object(), None
+_UNLIMITED = PreparedPlan((), None, EVERYTHING)
 EXEMPT = RuleMatch((), is_exempt=True)
 
 
@@ -97,6 +77,14 @@ def _charge(compiled_rules: tuple[CompiledRule, ...], specs: tuple[ChargeSpec, .
 def _in_order(placed: Iterable[tuple[int, CompiledRule]]) -> list[CompiledRule]:
     """Rules in the order of their places in the tier."""
     return [compiled_rule for _, compiled_rule in sorted(placed, key=itemgetter(0))]
+
+
+def _keep(kept: dict[Any, Any], key: object, value: object, most: int = _PATHS) -> None:
+    """Remember a value in the place of the oldest where there are as many already."""
+    if len(kept) >= most:
+        with suppress(RuntimeError):  # another thread was faster
+            kept.pop(next(iter(kept)), None)
+    kept[key] = value
 
 
 class Planner:
@@ -129,6 +117,12 @@ class Planner:
         self._remembered_matches = lru_cache(maxsize=_PATHS)(self._find_match)
         most = max(map(len, rules.tiers.values()), default=0)
         self._remembered_plans = lru_cache(maxsize=min(_PLANS, _CHARGES // (most + 1)))(_charge)
+        self._ways: dict[tuple[str, str, str, str], tuple[object, PreparedPlan | None]] = {}
+        """By tier, method, path and root path the version of the routes, and the prepared plan; None where there is none."""
+        self._prepared: dict[Any, PreparedPlan] = {}
+        """By tier, method, template of the route, rules and decorators."""
+        self._address_fields: dict[str | None, bytes] = {}
+        """By peers that are clients, what their addresses contribute to keys."""
         self._decorated: dict[int, CompiledRule] = {}
         self._tiers = {tier: self._index(of_tier, exempt=False) for tier, of_tier in rules.tiers.items()}
         self._exempt = {tier: self._index(of_tier, exempt=True) for tier, of_tier in rules.tiers.items()}
@@ -168,6 +162,25 @@ class Planner:
             return request_plan._replace(marks=marks, messages=self._charged(message_rules, subject))
         return request_plan._replace(marks=marks) if marks else request_plan
 
+    def prepared(self, request: Request) -> tuple[PreparedPlan, Sequence[str]] | None:
+        """Plan an HTTP request that comes by no other gate and has no caller by ``identify``: a prepared plan, and its keys.
+
+        None where its charges are not plain: then `plan` knows.
+        """
+        subject, tier = None, DEFAULT_TIER
+        if self._identities.list_callers:
+            subject = self._identities.subject(request, None)
+            tier = subject.tier
+        version = self._routes.version()
+        known, prepared = self._ways.get((tier, request.method, request.sent, request.root), _UNKNOWN)
+        if known is not version:
+            prepared = self._prepare(tier, request, version)
+        if prepared is None:
+            return None
+        if prepared.is_by_address:
+            return prepared, prepared.keys_of_address(self._address_field(request))
+        return prepared, prepared.keys_of(subject or self._identities.subject(request, None))
+
     def further(self, request: Request, identified: Caller | None, extra_rules: Sequence[ExtraRule]) -> RequestPlan:
         """Plan the charges of rules that an application asks for while a request is under way."""
         subject = self._identities.subject(request, identified)
@@ -180,6 +193,56 @@ class Planner:
             return RequestPlan(None, (), ())
         specs = [compiled_rule.spec(subject, values) for compiled_rule, (_, values) in zip(compiled_rules, applying)]
         return self._remembered(compiled_rules, specs)
+
+    def _prepare(self, tier: str, request: Request, version: object) -> PreparedPlan | None:
+        """Find what the requests of a tier, method, path and root path have in common, and remember it unless they are long.
+
+        Clients choose paths, so most of what is kept is shared by all paths of the same rules and route.
+        """
+        way = tier, request.method, request.sent, request.root
+        match = self._match(*way)
+        template: str | None = None
+        marks: tuple[Mark, ...] = ()
+        if version is not None and (match.asks_route or self._routes.decorated()):
+            route = self._routes.find(request)
+            if route is not None:
+                template, marks = route.template, route.marks
+        prepared = self._preparable(request, version, match, template, marks)
+        if sum(map(len, way)) <= _SHORT:
+            _keep(self._ways, way, (version, prepared))
+        return prepared
+
+    def _preparable(
+        self, request: Request, version: object, match: RuleMatch, template: str | None, marks: tuple[Mark, ...]
+    ) -> PreparedPlan | None:
+        if version is None or request.method == "OPTIONS":  # a preflight says so in its headers
+            return None
+        if match.is_exempt or "exempt" in marks:
+            return _UNLIMITED
+        compiled_rules = (*match.request_rules, *self._compiled_marks(marks, request))
+        if not all(compiled_rule.is_plain for compiled_rule in compiled_rules):
+            return None
+        subject = self._identities.subject(request, None)
+        subject.route = template
+        alike = subject.tier, request.method, template, compiled_rules, tuple(map(id, marks))
+        prepared = self._prepared.get(alike)
+        if prepared is None:
+            with suppress(ValueError):
+                prepared = PreparedPlan(compiled_rules, subject, marks)
+                _keep(self._prepared, alike, prepared)
+        return prepared
+
+    def _address_field(self, request: Request) -> bytes:
+        """What the address of a request's client contributes to keys."""
+        if not self._identities.take_peers:
+            return address_field(self._identities.address(request.client))
+        peer = request.peer
+        field = self._address_fields.get(peer)
+        if field is None:
+            field = address_field(self._identities.address(request.client))
+            if peer is None or len(peer) <= SHORT:
+                _keep(self._address_fields, peer, field, REMEMBERED)
+        return field
 
     def _charged(self, compiled_rules: tuple[CompiledRule, ...], subject: Subject) -> RequestPlan:
         return self._remembered(compiled_rules, [compiled_rule.spec(subject) for compiled_rule in compiled_rules])

@@ -143,6 +143,11 @@ class TrustedProxies:
                 break
         return client
 
+    @property
+    def take_peers(self) -> bool:
+        """True if peers are the clients, and requests are not looked at any more for a header that should be believed."""
+        return not (self._looks or self.trust_anybody)
+
     def _look_at(self, request: Request, peer: str | None) -> None:
         """Report a forwarding header that is not believed (LG006). A proxy writes it into all requests; the first ones suffice.
 

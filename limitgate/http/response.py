@@ -108,6 +108,16 @@ def _x_ratelimit(decision: Decision, now: int, _: frozenset[str]) -> Fields:
     ]
 
 
+def raw_x_ratelimit(decision: Decision, now: int) -> RawFields:
+    """The fields of style ``x-ratelimit`` as `raw` gives them."""
+    reset_at = now + round(decision.reset_after * SECOND)
+    return [
+        (b"x-ratelimit-limit", b"%d" % decision.limit),
+        (b"x-ratelimit-remaining", b"%d" % decision.remaining),
+        (b"x-ratelimit-reset", b"%d" % -(-reset_at // SECOND)),
+    ]
+
+
 def _x_ratelimit_windows(decision: Decision, _: int, __: frozenset[str]) -> Fields:
     """Two fields for each unit of time; of several windows of a unit the one with the least remaining."""
     tightest: dict[str, Window] = {}

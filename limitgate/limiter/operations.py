@@ -13,7 +13,7 @@ from limitgate.algorithms.gcra import MAX_OWED_US
 from limitgate.errors import ConfigError, StoreError
 from limitgate.gate.admission import Booking, Charged
 from limitgate.gate.flow import Flow
-from limitgate.gate.planner import UNLIMITED
+from limitgate.gate.request_plan import UNLIMITED
 from limitgate.gate.wait_queue import book
 from limitgate.keys import Key
 from limitgate.limiter.stored_limits import Configuration, Configured, Known, configuration_of, number_of

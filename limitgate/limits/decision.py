@@ -191,6 +191,14 @@ class _Draft:
         self.settlement = settlement
 
 
+def decision_of(*values: Any) -> Decision:
+    """A `Decision` of the values that `_Draft` takes, in its order."""
+    draft: Any = _Draft(*values)
+    draft.__class__ = Decision
+    decision: Decision = draft
+    return decision
+
+
 class RateLimited(LimitGateError):  # noqa: N818 - the name is part of the public contract
     """A call was refused. ``decision`` says by what and for how long.
 
@@ -220,7 +228,7 @@ def decide(plan: Plan, reading: Reading, settlement: Settlement | None = None) -
             is_shadow = allowed
         if charge.max_wait_us:
             may_wait = is_charged
-    draft: Any = _Draft(
+    return decision_of(
         allowed,
         limit.burst,
         left,
@@ -234,9 +242,6 @@ def decide(plan: Plan, reading: Reading, settlement: Settlement | None = None) -
         is_charged,
         settlement,
     )
-    draft.__class__ = Decision
-    decision: Decision = draft
-    return decision
 
 
 def joined(first: Decision, second: Decision) -> Decision:

@@ -30,6 +30,9 @@ class Routes(Protocol):
     def find(self, request: Request) -> Route | None:
         """The route that a request will take; None where there is none, or none that can be known."""
 
+    def version(self) -> object:
+        """The same object while a method, path and root path lead to the same route; None if more than these matters."""
+
 
 def mounts_of(routes: Routes) -> list[str]:
     """Paths of mounts whose router compares prefixes only, so that ``/filesadmin`` is led to ``/files``."""
@@ -47,6 +50,10 @@ class NoRoutes:
     def find(self, _: Request) -> Route | None:
         """Return None."""
         return None
+
+    def version(self) -> object:
+        """The same at all times."""
+        return self
 
 
 class LitestarRoutes(NoRoutes):

@@ -42,6 +42,10 @@ class DjangoRoutes:
         except Exception:  # noqa: BLE001 - not found, or it is Django's to raise, after the request was charged
             return None
 
+    def version(self) -> object:
+        """None: middleware may put another URLconf in place for any request."""
+        return None
+
     def _table(self, urlconf: Any) -> _Table:
         """The table of a URLconf, read anew when Django's own was."""
         resolver = get_resolver(urlconf)

@@ -22,6 +22,7 @@ class FlaskRoutes:
     def __init__(self, app: Any) -> None:
         self._app = app
         self._views: dict[str, Any] | None = None
+        self._version: tuple[Any, int] | None = None
         self._decorated = False
 
     def decorated(self) -> bool:
@@ -48,6 +49,17 @@ class FlaskRoutes:
             return None
         view = effective(self._app.view_functions.get(rule.endpoint))
         return Route(rule.rule, marks_of(view, environ["REQUEST_METHOD"]))
+
+    def version(self) -> object:
+        """The views as they were read last, None if the host of a request matters, too."""
+        app = self._app
+        if app.url_map.host_matching or app.subdomain_matching or app.config.get("TRUSTED_HOSTS"):
+            return None
+        self.decorated()
+        rules = len(app.url_map._rules)  # noqa: SLF001 - all that Werkzeug tells of a rule that was added is a longer list
+        if self._version is None or self._version[0] is not self._views or self._version[1] != rules:
+            self._version = self._views, rules
+        return self._version
 
     def _with_a_short_host(self, environ: Environ) -> Environ:
         """Copy of an environ with a short host, if routes do not depend on it."""
@@ -95,6 +107,10 @@ class DispatchedRoutes:
             environ["PATH_INFO"] = environ.get("PATH_INFO", "")[len(prefix) :]
             template += prefix if prefix in routes.mounted else ""
             routes = routes.mounted.get(prefix, routes.default)
+        return None
+
+    def version(self) -> object:
+        """None: the applications have one each."""
         return None
 
     def prefix_of(self, path: str) -> str:

@@ -33,6 +33,8 @@ class StarletteRoutes:
         self._lists: list[tuple[list[Any], list[Any]]] = []
         """All lists of routes, with their contents when they were read."""
         self._decorated = False
+        self._by_path = False
+        """True if all routes are chosen by method and path alone."""
 
     def decorated(self) -> bool:
         """True if any endpoint carries a decorator, in mounted applications too."""
@@ -45,6 +47,11 @@ class StarletteRoutes:
             return self._find(dict(request.scope or {}))
         except Exception:  # noqa: BLE001 - it is the router's to raise, after the request was charged
             return None
+
+    def version(self) -> object:
+        """The present tables, unless any of their routes looks at more than method and path, as one by host does."""
+        tables = self._current()
+        return tables if self._by_path else None
 
     def _find(self, scope: Scope) -> Route | None:
         """The route at the end of the mounts. One that leads back to where the request came by adds nothing to the template.
@@ -81,7 +88,26 @@ class StarletteRoutes:
         self._tables = tables = _read(self._router.routes)
         self._lists = [each for table in tables.values() for each in table.lists]
         self._decorated = _are_decorated(tables.values())
+        self._by_path = all(_is_by_path(entry.route) for table in tables.values() for entry in table.entries)
         return tables
+
+
+def _is_by_path(route: Any) -> bool:
+    """True if a route is one of Starlette's or FastAPI's that matches by method and path, and not one with a way of its own."""
+    matches = getattr(type(route), "matches", None)
+    return (getattr(matches, "__module__", None), getattr(matches, "__qualname__", "").partition(".")[0]) in _BY_PATH
+
+
+_BY_PATH = frozenset(
+    {
+        ("starlette.routing", "Route"),
+        ("starlette.routing", "WebSocketRoute"),
+        ("starlette.routing", "Mount"),
+        ("fastapi.routing", "APIRoute"),
+        ("fastapi.routing", "APIWebSocketRoute"),
+    }
+)
+"""Modules and classes whose ``matches`` looks at method and path alone."""
 
 
 class _Entry(NamedTuple):

@@ -28,6 +28,7 @@ from limitgate.forking import begin_anew_in_children
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Charge, Plan, Reading, read
+from limitgate.limits.template import PlainReading, PlanTemplate, charged
 from limitgate.stores.packed import HEAD, Entry, Layout, Layouts, with_cost, written_at
 
 _MORE = 2
@@ -125,6 +126,56 @@ class MemoryStore:
     async def aspend(self, plan: Plan, timeout: float = 0) -> Reading:
         """`spend`, for async callers."""
         return self.spend(plan)
+
+    def spend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float = 0) -> PlainReading | None:
+        """`spend` for the plain plan with these keys. None, and nothing is charged, if it is for `spend` alone to say."""
+        with self._lock:
+            if self._busy:
+                return None
+            self._busy = True
+            try:
+                self._now = now = self._clock()
+                debts = self._carry_out_plain(template, keys, now)
+                while self._late:
+                    self._carry_out(self._late.popleft(), now)
+            finally:
+                self._busy = False
+        return None if debts is None else (now, debts, 0.0)
+
+    async def aspend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float = 0) -> PlainReading | None:
+        """`spend_plain`, for async callers."""
+        return self.spend_plain(template, keys)
+
+    def _carry_out_plain(self, template: PlanTemplate, keys: Sequence[str], now: int) -> list[int] | None:
+        """`_carry_out` of a plain plan: debts of all windows before. None if a bucket is not kept as the plan asks for it."""
+        shards, mask, known = self._shards, self._mask, self._layouts.known
+        debts: list[int] = []
+        writes = []
+        is_admitted = True
+        for key, (bucket, cost, enforced, rows) in zip(keys, template.buckets):
+            shard, layout = shards[hash(key) & mask], known.get(bucket)
+            value = shard.get(key)
+            if layout is None or (self._count >= self._max_buckets if value is None else len(value) != layout.plain_size):
+                return None
+            if value is None:
+                self._reclaim(now)
+                after = charged(template.nothing, 0, rows, debts)
+            else:
+                number, written, last_cost, *owed = layout.unpack(value)
+                if number != layout.number or last_cost != cost or now < written:
+                    return None
+                after = charged(owed, now - written, rows, debts)
+            if after is not None:
+                writes.append((shard, key, value, layout, cost, after))
+            elif enforced:
+                is_admitted = False
+        for shard, key, value, layout, cost, after in writes if is_admitted else ():
+            packed = layout.pack(layout.number, now, cost, *after)
+            if value is not None and shard.get(key) is value:
+                shard[key] = packed
+            else:  # it is new, or was dropped for another one
+                self._put(shard, key, layout, packed, after)
+        return debts
 
     def begin_anew(self) -> None:
         """In the child of a fork: no thread is left there that could release what another one held."""

@@ -1167,7 +1167,7 @@ def test_nothing_is_left_of_a_request(site: Open, query: str) -> None:
 
 
 def _kept(seen: Any, admissions: list[weakref.ref[Any]]) -> Any:
-    admissions.append(weakref.ref(seen[0]))
+    admissions.append(weakref.ref(seen))
     return seen
 
 

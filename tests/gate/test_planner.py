@@ -10,7 +10,8 @@ import pytest
 
 from limitgate import Caller, Rule, RuleSet
 from limitgate.gate.identity import Identities
-from limitgate.gate.planner import Planner, RequestPlan
+from limitgate.gate.planner import Planner
+from limitgate.gate.request_plan import RequestPlan
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.request import ASGIRequest, Request
 from limitgate.routes import NoRoutes, Route

@@ -1,0 +1,74 @@
+"""The charges of one request: those of any rules, and plans prepared for all requests that differ in who asks alone."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import NamedTuple
+
+from limitgate.gate.compiled_rule import CompiledRule
+from limitgate.gate.identity import Subject
+from limitgate.keys import PreparedKey
+from limitgate.limits.plan import Plan
+from limitgate.limits.template import PlanTemplate
+from limitgate.rules.decorators import EVERYTHING, Mark
+
+
+class RequestPlan(NamedTuple):
+    """The charges of one request, and the rules behind them."""
+
+    plan: Plan | None
+    """None where no rule applies."""
+    compiled_rules: Sequence[CompiledRule]
+    """The rules behind the plan's charges, in their order."""
+    marks: Container[Mark]
+    """Decorators that were taken into account."""
+    is_by_outcome: bool = False
+    """True if a rule is charged by the outcome."""
+    messages: RequestPlan | None = None
+    """Charges of each message over a WebSocket, None for none."""
+    has_slots: bool = False
+    """True if it takes slots for requests in flight, which have to be given back."""
+
+    def named(self) -> RequestPlan:
+        """The same with names for the slots that one request takes."""
+        return self._replace(plan=self.plan.named()) if self.plan else self
+
+
+UNLIMITED = RequestPlan(None, (), EVERYTHING)
+"""No rule applies, and none of the decorators either."""
+
+
+class PreparedPlan:
+    """Plan of requests of one tier, method, path and root path, of which the key of who asks is all that is missing.
+
+    Almost every request has one: its charges are plain, see `limitgate.limits.template`, or there are none. Raises `ValueError`
+    for charges that are not plain.
+    """
+
+    __slots__ = ("_compiled_rules", "_keys", "_only_key", "is_by_address", "marks", "template")
+
+    def __init__(self, compiled_rules: Sequence[CompiledRule], subject: Subject | None, marks: Container[Mark]) -> None:
+        prepared = [compiled_rule.prepared(subject) for compiled_rule in compiled_rules] if subject is not None else []
+        self.template = PlanTemplate([charge for _, charges in prepared for charge in charges]) if prepared else None
+        """The charges; None where no rule applies."""
+        self.marks = marks
+        """Decorators that were taken into account."""
+        self._compiled_rules = tuple(compiled_rules)
+        self._keys: list[PreparedKey] = [key for key, _ in prepared]
+        self._only_key = self._keys[0] if len(prepared) == 1 else None
+        self.is_by_address = all(key.is_by_address for key in self._keys)
+        """True if nothing of a request but its client's address is in the keys."""
+
+    def keys_of_address(self, field: bytes) -> Sequence[str]:
+        """Keys for a client, by its `limitgate.keys.address_field`."""
+        if self._only_key is not None:
+            return (self._only_key.by_address(field),)
+        return [key.by_address(field) for key in self._keys]
+
+    def keys_of(self, subject: Subject) -> Sequence[str]:
+        """Keys for a subject of the same tier."""
+        return [key.of(subject) for key in self._keys]
+
+    def request_plan(self, plan: Plan) -> RequestPlan:
+        """The plan of one request, made of the template with its keys."""
+        return RequestPlan(plan, self._compiled_rules, self.marks)

@@ -1,0 +1,283 @@
+"""Prepared plans: requests that have one get what requests get that are planned anew each time."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import Any
+
+import pytest
+from flask import Flask
+from hypothesis import given, settings, strategies as st
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Host, Mount, Route
+
+from limitgate import Limit, LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet, StoreError, exempt, limit
+from limitgate.rules.callers import KnownCaller
+from tests.support.clock import Clock
+from tests.support.doors import Reply, asgi_reply, wsgi_reply
+from tests.support.stored import buckets
+
+KEY = "the key of a VIP"
+PROXY = "10.0.0.1"
+
+RULES = [
+    Rule("api", path="/api/**", key=["path", "ip"], qps=2, qpm=5, qpd=2000),
+    Rule("all", "9/minute"),
+    Rule("shadow", "1/minute", path="/api/**", shadow=True),
+    Rule("free", path="/api/free", exempt=True),
+    Rule("costly", "9/minute", path="/costly", cost=3, key=["method", "ip", "tier"]),
+    Rule("measured", "9/minute", path="/measured", cost=lambda _: 2),
+    Rule("slow", "9/minute", path="/slow", max_delay=0.001),
+    Rule("counted", Limit("9/minute", algorithm="fixed_window"), path="/counted"),
+    Rule("api", path="/api/**", key=["caller"], qps=4, qpm=50, tier="vip"),
+]
+PATHS = (
+    "/api/a",
+    "/api/a",
+    "/api/b",
+    "/api/free",
+    "/login",
+    "/costly",
+    "/measured",
+    "/counted",
+    "/health",
+    "/nowhere",
+    "/sub/x",
+)
+
+
+class General(MemoryStore):
+    """A memory store that is asked for plans of any kind alone, as a user's own store is."""
+
+    def spend(self, plan: Any, timeout: float = 0) -> Any:
+        return super().spend(plan, timeout)
+
+    async def aspend(self, plan: Any, timeout: float = 0) -> Any:
+        return super().spend(plan, timeout)
+
+
+class Counted(MemoryStore):
+    """A memory store that counts how often it was asked in which way."""
+
+    plain = general = 0
+
+    def spend(self, plan: Any, timeout: float = 0) -> Any:
+        self.general += 1
+        return super().spend(plan, timeout)
+
+    async def aspend(self, plan: Any, timeout: float = 0) -> Any:
+        return self.spend(plan, timeout)
+
+    def spend_plain(self, template: Any, keys: Any, timeout: float = 0) -> Any:
+        found = super().spend_plain(template, keys, timeout)
+        self.plain += found is not None
+        return found
+
+    async def aspend_plain(self, template: Any, keys: Any, timeout: float = 0) -> Any:
+        return self.spend_plain(template, keys, timeout)
+
+
+def kept(store: MemoryStore, now: int) -> dict[str, Any]:
+    """The buckets that owe anything by key, their limits in place of the objects that each application has of its own."""
+    return {
+        key: (written, cost, bucket.limits, *owed)
+        for key, (written, cost, bucket, owed) in buckets(store).items()
+        if bucket.limits[0].algorithm != "gcra"
+        or any(debt > (now - written) * count for debt, count in zip(owed, bucket.counts))
+    }
+
+
+def rules() -> RuleSet:
+    caller = KnownCaller(id="acme", api_key=f"sha256:{hashlib.sha256(KEY.encode()).hexdigest()}", tier="vip")
+    return RuleSet(RULES, callers=[caller])
+
+
+def asgi(store: Any, **options: Any) -> Any:
+    async def answer(request: Any) -> PlainTextResponse:
+        return PlainTextResponse(repr(request.scope["limitgate"]))
+
+    @limit("3/minute", key=["ip"], name="login")
+    async def login(request: Any) -> PlainTextResponse:
+        return await answer(request)
+
+    app = Starlette(
+        routes=[
+            Route("/api/{item}", answer),
+            Route("/login", login, methods=["GET", "POST"]),
+            Route("/health", exempt(answer)),
+            Mount("/sub", routes=[Route("/x", login)]),
+            *[Route(path, answer) for path in ("/costly", "/measured", "/slow", "/counted")],
+        ]
+    )
+    gate = LimitGate(app, store=store, **{"rules": rules(), "trusted_proxies": [PROXY], **options})
+    return lambda *given, **more: asyncio.run(asgi_reply(gate, *given, **more))
+
+
+def wsgi(store: Any, **options: Any) -> Any:
+    from flask import request
+
+    app = Flask(__name__)
+
+    def answer(item: str = "") -> str:
+        return repr(request.environ["limitgate"])
+
+    @limit("3/minute", key=["ip"], name="login")
+    def login() -> str:
+        return answer()
+
+    app.add_url_rule("/api/<item>", "api", answer)
+    app.add_url_rule("/login", "login", login, methods=["GET", "POST"])
+    app.add_url_rule("/health", "health", exempt(answer))
+    for path in ("/costly", "/measured", "/slow", "/counted"):
+        app.add_url_rule(path, path[1:], answer)
+    gate = LimitGateWSGI(app.wsgi_app, **{"store": store, "rules": rules(), "trusted_proxies": [PROXY], **options})
+    app.wsgi_app = gate  # type: ignore[method-assign]
+    return lambda *given, **more: wsgi_reply(gate, *given, **more)
+
+
+DOORS = pytest.mark.parametrize("door", [asgi, wsgi])
+
+requests = st.tuples(
+    st.sampled_from(PATHS),
+    st.sampled_from(["GET", "GET", "GET", "HEAD", "POST", "OPTIONS"]),
+    st.sampled_from([{}, {}, {"x-api-key": KEY}, {"x-api-key": "invented"}, {"x-forwarded-for": "198.51.100.7, 203.0.113.9"}]),
+    st.sampled_from(["192.0.2.1", "192.0.2.2", "2001:db8::1", PROXY, None]),
+    st.sampled_from([0, 0, 0.3, 1, 20]),
+)
+
+
+@DOORS
+@settings(deadline=None, max_examples=60)
+@given(visits=st.lists(requests, min_size=1, max_size=30))
+def test_a_prepared_plan_is_what_would_have_been_planned(door: Any, visits: list[Any]) -> None:
+    """Property: responses, decisions and buckets are the same, whether a store takes plain plans or not."""
+    clock = Clock()
+    stores = MemoryStore(clock), General(clock)
+    prepared, planned = [door(store) for store in stores]
+    for path, method, headers, peer, step in visits:
+        clock.advance(step)
+        one, other = (ask(path, method, headers, peer=peer) for ask in (prepared, planned))
+        assert (one.status, one.headers, one.body) == (other.status, other.headers, other.body)
+        assert kept(stores[0], clock()) == kept(stores[1], clock())
+
+
+@DOORS
+@pytest.mark.parametrize(
+    ("path", "headers", "options"),
+    [
+        ("/api/a", {}, {}),
+        ("/api/a", {"x-api-key": KEY}, {}),
+        ("/login", {}, {}),
+        ("/costly", {}, {}),
+        ("/nowhere", {}, {}),
+        ("/api/a", {"x-forwarded-for": "203.0.113.9"}, {"peer": PROXY}),
+    ],
+)
+def test_what_people_run_has_prepared_plans(door: Any, path: str, headers: Any, options: Any) -> None:
+    """Several rules, tiers of API keys, decorators, shadow rules, fixed costs, refusals and proxies are all prepared."""
+    store = Counted(Clock())
+    ask = door(store)
+    for _ in range(12):
+        ask(path, headers=headers, **options)
+    assert (store.general, store.plain) == (1, 11)
+
+
+@DOORS
+@pytest.mark.parametrize("path", ["/measured", "/slow", "/counted"])
+def test_what_needs_more_is_planned_anew(door: Any, path: str) -> None:
+    """A cost that is worked out, a delay and other algorithms are no plain plans."""
+    store = Counted(Clock())
+    ask = door(store)
+    for _ in range(3):
+        ask(path)
+    assert (store.general, store.plain) == (3, 0)
+
+
+@DOORS
+def test_nothing_is_asked_where_no_rule_applies(door: Any) -> None:
+    """An exempt route and an exempt path cost no question, and have no decision."""
+    store = Counted(Clock())
+    ask = door(store)
+    assert [ask(path).body for path in ("/health", "/api/free", "/health", "/api/free")] == [b"None"] * 4
+    assert (store.general, store.plain) == (0, 0)
+
+
+def test_routes_that_come_later_are_seen() -> None:
+    """A route that is added, or decorated anew, is limited from its first request on."""
+    store = Counted(Clock())
+
+    async def answer(request: Any) -> PlainTextResponse:
+        return PlainTextResponse("")
+
+    app = Starlette(routes=[])
+    gate = LimitGate(app, rules=[Rule("api", "9/minute", key=["path", "ip"])], store=store)
+    ask = lambda path: asyncio.run(asgi_reply(gate, path)).headers.get("x-ratelimit-limit")  # noqa: E731
+    assert [ask("/later/1"), ask("/later/2")] == ["9", "9"]
+    app.router.routes.append(Route("/later/{n}", limit("2/minute")(answer)))
+    assert [ask("/later/1"), ask("/later/2"), ask("/later/3")] == ["2", "2", "2"]
+    assert len(store) == 3
+
+
+def test_a_route_by_host_is_not_taken_from_another_request() -> None:
+    """Where a route depends on more than method and path, nothing is prepared."""
+
+    async def answer(request: Any) -> PlainTextResponse:
+        return PlainTextResponse("")
+
+    inner = Starlette(routes=[Route("/{n}", limit("2/minute", name="inner")(answer))])
+    app = Starlette(routes=[Host("a.example", inner), Route("/{n}", answer)])
+    store = Counted(Clock())
+    gate = LimitGate(app, rules=[Rule("api", "9/minute", key=["path", "ip"])], store=store)
+
+    def ask(host: str) -> Reply:
+        return asyncio.run(asgi_reply(gate, "/x", headers={"host": host}))
+
+    assert [ask(host).headers["x-ratelimit-limit"] for host in ("a.example", "b.example", "a.example")] == ["2", "9", "2"]
+    assert store.plain == 0
+
+
+class Failing(MemoryStore):
+    """A memory store that fails after a while."""
+
+    is_down = False
+
+    def spend(self, plan: Any, timeout: float = 0) -> Any:
+        self.check()
+        return super().spend(plan, timeout)
+
+    async def aspend(self, plan: Any, timeout: float = 0) -> Any:
+        return self.spend(plan, timeout)
+
+    def spend_plain(self, template: Any, keys: Any, timeout: float = 0) -> Any:
+        self.check()
+        return super().spend_plain(template, keys, timeout)
+
+    async def aspend_plain(self, template: Any, keys: Any, timeout: float = 0) -> Any:
+        return self.spend_plain(template, keys, timeout)
+
+    def check(self) -> None:
+        if self.is_down:
+            raise StoreError("down")
+
+
+@DOORS
+@pytest.mark.parametrize(("on_error", "statuses"), [("open", [200] * 3), ("closed", [503] * 3), ("local", [200, 200, 429])])
+def test_where_the_store_fails_on_error_decides(door: Any, on_error: str, statuses: list[int]) -> None:
+    """A plain plan that the store did not carry out is dealt with like any other."""
+    store = Failing(Clock())
+    ask = door(store, on_error=on_error)
+    assert [ask("/api/a").status for _ in range(2)] == [200, 200]
+    store.is_down = True
+    assert [ask("/api/a").status for _ in range(3)] == statuses
+    store.is_down = False
+    assert ask("/api/a").status == 429
+
+
+def test_a_request_by_outcome_has_no_prepared_plan() -> None:
+    """What is charged by the status of the response is seen to the end, as before."""
+    store = Counted(Clock())
+    ask = asgi(store, rules=[Rule("api", "2/minute", charge_if={"status": [404]})])
+    assert [ask("/nowhere").status for _ in range(3)] == [404, 404, 429]
+    assert store.plain == 0
