@@ -12,7 +12,6 @@ from limitgate.http.request import Request
 from limitgate.http.response import Fields, RawFields, Refusal, rate_fields, raw, raw_x_ratelimit, refusal, unavailable
 from limitgate.limits.decision import Decision, Settlement
 from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.template import PlainReading
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import Mark
 
@@ -72,14 +71,6 @@ class Verdict(NamedTuple):
         return unavailable() if self.now is None else refusal(self.decision)
 
 
-def _charged(prepared: PreparedPlan, keys: Sequence[str], reading: PlainReading) -> Charged:
-    """What was taken by a prepared plan, with an object for each charge."""
-    if prepared.template is None:
-        raise ValueError("the prepared plan has no charges, expected one that was carried out")
-    plan = prepared.template.plan(keys)
-    return Charged(prepared.request_plan(plan), plan, prepared.template.reading(plan, reading))
-
-
 class Admission:
     """One request's passage through one gate: what is decided, charged and still to be refunded. Data: no gate, no server."""
 
@@ -104,8 +95,8 @@ class Admission:
     status: int | None = None
     """Response status; None before the response starts, or if the client disconnected first."""
     _charged: tuple[Charged, ...] = ()
-    _prepared: tuple[PreparedPlan, Sequence[str], PlainReading] | None = None
-    """A prepared plan that was carried out, its keys and reading, until somebody asks for `charged`."""
+    _prepared: tuple[PreparedPlan, Reading] | None = None
+    """A prepared plan that was carried out and its reading, until somebody asks for `charged`."""
     _fields: Fields | None = None
     _fields_are_due = False
     """True if the fields are those of the decision, and nobody has asked for them yet."""
@@ -143,19 +134,20 @@ class Admission:
         self.rule_names = rule_names
         """Names of all rules of the gate."""
 
-    def admit(self, prepared: PreparedPlan, keys: Sequence[str], reading: PlainReading, decision: Decision) -> None:
+    def admit(self, prepared: PreparedPlan, reading: Reading, decision: Decision) -> None:
         """Note that a prepared plan was carried out in whole."""
-        self.decision, self.now = decision, reading[0]
-        self._prepared = prepared, keys, reading
+        self.decision, self.now = decision, reading.now
+        self._prepared = prepared, reading
         self._fields_are_due = True
 
     @property
     def charged(self) -> tuple[Charged, ...]:
         """What was taken for the request so far."""
         if self._prepared is not None:
-            prepared, keys, reading = self._prepared
+            prepared, reading = self._prepared
             self._prepared = None
-            self._charged += (_charged(prepared, keys, reading),)
+            plan = Plan.spend([bucket.charge for bucket in reading.buckets])
+            self._charged += (Charged(prepared.request_plan(plan), plan, reading),)
         return self._charged
 
     @charged.setter

@@ -28,7 +28,7 @@ from limitgate.http.response import Refusal, rate_fields, refusal
 from limitgate.limits.decision import Decision, decide, joined
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.limits.refund import refund
-from limitgate.limits.template import PlainReading, PlanTemplate
+from limitgate.limits.template import PlanTemplate
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING, Mark
 from limitgate.rules.options import OnError
@@ -112,7 +112,7 @@ class Gate:
                     if reading is None:
                         self._spend(admission, prepared.request_plan(template.plan(keys)))
                     else:
-                        self._admit_prepared(admission, prepared, template, keys, reading)
+                        self._admit_prepared(admission, prepared, template, reading)
             return admission
         identified = self._identified(request)
         if identified is not None and isawaitable(identified):
@@ -141,7 +141,7 @@ class Gate:
                     if reading is None:
                         await self._aspend(admission, prepared.request_plan(template.plan(keys)))
                     else:
-                        self._admit_prepared(admission, prepared, template, keys, reading)
+                        self._admit_prepared(admission, prepared, template, reading)
             return admission
         identified = self._identified(request)
         if identified is not None and isawaitable(identified):
@@ -313,21 +313,18 @@ class Gate:
         request.resolve_client_with(self._client_of)
         return self._planner.prepared(request)
 
-    def _admit_prepared(
-        self, admission: Admission, prepared: PreparedPlan, template: PlanTemplate, keys: Sequence[str], reading: PlainReading
-    ) -> None:
+    def _admit_prepared(self, admission: Admission, prepared: PreparedPlan, template: PlanTemplate, reading: Reading) -> None:
         """`_admit` by a prepared plan: the short way, which almost all requests go."""
-        now, _, waited = reading
-        if waited:
-            admission.budget.left -= waited
-        decision = template.decide(keys, reading, admission.settlement)
+        if reading.waited:
+            admission.budget.left -= reading.waited
+        decision = template.decide(reading, admission.settlement)
         if decision is None:
-            plan = template.plan(keys)
-            self._admit(admission, prepared.request_plan(plan), plan, template.reading(plan, reading))
+            plan = Plan.spend([bucket.charge for bucket in reading.buckets])
+            self._admit(admission, prepared.request_plan(plan), plan, reading)
         else:
-            admission.admit(prepared, keys, reading, decision)
+            admission.admit(prepared, reading, decision)
             if self._failing or self._compare_clocks is not None:
-                self._note_answer(now)
+                self._note_answer(reading.now)
 
     def _admit(self, admission: Admission, request_plan: RequestPlan, plan: Plan, reading: Reading) -> None:
         """What becomes of a request that comes, by what the store said: the short way, which almost all of them go."""

@@ -6,16 +6,14 @@ It is the same as what `limitgate.limits.plan.read` and `limitgate.limits.decisi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import islice
 from typing import Any
 
 from limitgate.algorithms import gcra
 from limitgate.limits.decision import SECOND, Decision, Settlement, decision_of
-from limitgate.limits.plan import BucketReading, Charge, Plan, Reading, read
-
-PlainReading = tuple[int, Sequence[int], float]
-"""Clock of the store in Unix µs, what each window owed before in ticks of 1/count µs, and seconds of the store's silence."""
+from limitgate.limits.plan import BucketReading, Charge, Plan, Reading, Verb, read
 
 MAX_WINDOWS = 12
 """Windows of a plain plan at most: the script has a dozen variables for each, of 200 that Lua allows."""
@@ -38,10 +36,25 @@ def is_plain(charge: Charge) -> bool:
     )
 
 
+class PlainShape:
+    """Numbers of buckets and windows, by which a store may carry out plain plans in one call. Each is one object."""
+
+    __slots__ = ("buckets",)
+
+    def __init__(self, buckets: tuple[tuple[int, bool], ...]) -> None:
+        self.buckets = buckets
+        """Per bucket the number of its windows, and true if it may refuse."""
+
+
+@cache
+def _shape(*buckets: tuple[int, bool]) -> PlainShape:
+    return PlainShape(buckets)
+
+
 class PlanTemplate:
     """Plain charges less their keys, and the numbers of their windows. Raises `ValueError` for charges that are not plain."""
 
-    __slots__ = ("buckets", "charges", "nothing", "windows")
+    __slots__ = ("buckets", "charges", "counts", "load", "nothing", "shape", "windows")
 
     def __init__(self, charges: Sequence[Charge]) -> None:
         count = sum(len(charge.bucket.limits) for charge in charges)
@@ -56,6 +69,12 @@ class PlanTemplate:
             for limit, (count, increment, capacity) in zip(charge.bucket.limits, _rows(charge))
         )
         """Per window of all charges what is in its row, the ticks of one request, the burst, and the charge."""
+        self.counts = tuple(count for count, *_ in self.windows)
+        """Per window the ticks that a microsecond pays back."""
+        self.shape = _shape(*[(len(charge.bucket.limits), charge.enforced) for charge in charges])
+        """Same object for all templates of as many buckets and windows."""
+        self.load = sum([charge.bucket.load.opening + charge.bucket.load.charge for charge in charges])
+        """Microseconds that a plan takes of Redis at most, by the script for all plans."""
         self.nothing = (0,) * count
         """Debts of windows that nobody has used; a bucket has as many at most."""
 
@@ -63,50 +82,95 @@ class PlanTemplate:
         """Plan with these keys, one for each charge."""
         return Plan(tuple([charge._replace(key=key) for charge, key in zip(self.charges, keys)]))
 
-    def reading(self, plan: Plan, reading: PlainReading) -> Reading:
-        """Reading of a plan of this template, with an object for each charge."""
-        now, debts, waited = reading
-        each = iter(debts)
-        states = [list(islice(each, len(charge.bucket.limits))) for charge in self.charges]
-        return read(plan.charges, now, states)._replace(waited=waited)
+    def reading(self, keys: Sequence[str], now: int, debts: Sequence[int], *, admitted: bool) -> Reading:
+        """Reading of the plan with these keys, by the ticks that each window owed at ``now``, Unix µs."""
+        reading: Reading = tuple.__new__(Reading, (now, PlainBuckets(self, keys, debts), admitted, 0.0))
+        return reading
 
-    def decide(self, keys: Sequence[str], reading: PlainReading, settlement: Settlement) -> Decision | None:
-        """Decision to admit the plan with these keys; None unless every charge fits, those of shadow rules included."""
+    def decide(self, reading: Reading, settlement: Settlement) -> Decision | None:
+        """Decision that follows from a `reading` of this template, None unless every charge fitted."""
+        buckets = reading.buckets
+        if not (reading.admitted and isinstance(buckets, PlainBuckets)):
+            return None
         least, latest, burst, deciding = -1, -1, 0, self.charges[0]
-        for debt, (count, increment, capacity, period_us, limit, charge) in zip(reading[1], self.windows):
+        for debt, (count, increment, capacity, period_us, limit, charge) in zip(buckets.debts, self.windows):
             owed = debt + increment
-            if owed > capacity:
+            if owed > capacity:  # of a rule that may not refuse
                 return None
             left = (capacity - owed) // period_us
             if left <= least or least < 0:
                 refill = -(-owed // count)
                 if left != least or refill > latest:
                     least, latest, burst, deciding = left, refill, limit, charge
-        evidence = _Evidence(self, keys, reading)
-        wait, reset = 0.0, latest / SECOND
-        return decision_of(
-            True, burst, least, wait, reset, deciding.cost, deciding.rule, False, 0.0, evidence, True, settlement
-        )
+        reset, cost, rule = latest / SECOND, deciding.cost, deciding.rule
+        return decision_of(True, burst, least, 0.0, reset, cost, rule, False, 0.0, buckets, True, settlement)
 
 
-class _Evidence(Sequence[BucketReading]):
-    """Readings of the buckets of a plain plan, each made an object when it is asked for."""
+class PlainPlan:
+    """Plain plan of one request: a template and its keys. A `Plan` to whoever asks for the charges."""
 
-    __slots__ = ("_keys", "_reading", "_template")
+    __slots__ = ("_plan", "keys", "template")
+    verb: Verb = "spend"
+    gives_back = has_adjustments = False
 
-    def __init__(self, template: PlanTemplate, keys: Sequence[str], reading: PlainReading) -> None:
-        self._template = template
-        self._keys = keys
-        self._reading = reading
+    def __init__(self, template: PlanTemplate, keys: Sequence[str]) -> None:
+        self.template = template
+        self.keys = keys
+        self._plan: Plan | None = None
+
+    @property
+    def charges(self) -> tuple[Charge, ...]:
+        """The charges."""
+        return self.whole.charges
+
+    @property
+    def whole(self) -> Plan:
+        """The same with an object for each charge."""
+        if self._plan is None:
+            self._plan = self.template.plan(self.keys)
+        return self._plan
+
+
+AnyPlan = Plan | PlainPlan
+
+
+def common_shape(plans: Iterable[AnyPlan]) -> PlainShape | None:
+    """The shape of plans that are plain and all of one, None if they are not."""
+    shapes = {plan.template.shape if isinstance(plan, PlainPlan) else None for plan in plans}
+    return shapes.pop() if len(shapes) == 1 else None
+
+
+def whole(plan: AnyPlan) -> Plan:
+    """A plan with an object for each charge."""
+    return plan.whole if isinstance(plan, PlainPlan) else plan
+
+
+class PlainBuckets(Sequence[BucketReading]):
+    """Buckets of a plain plan, as they were read. Each becomes an object when somebody asks for it."""
+
+    __slots__ = ("debts", "keys", "template")
+
+    def __init__(self, template: PlanTemplate, keys: Sequence[str], debts: Sequence[int]) -> None:
+        self.template = template
+        self.keys = keys
+        self.debts = debts
+        """Ticks that each window owed before the plan was carried out."""
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self.keys)
 
     def __getitem__(self, place: Any) -> Any:
-        return self._template.reading(self._template.plan(self._keys), self._reading).buckets[place]
+        each = iter(self.debts)
+        states = [list(islice(each, len(charge.bucket.limits))) for charge in self.template.charges]
+        return read(self.template.plan(self.keys).charges, 0, states).buckets[place]
 
     def __iter__(self) -> Iterator[BucketReading]:
         return iter(self[:])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def charged(owed: Sequence[int], elapsed_us: int, rows: Sequence[Row], debts: list[int]) -> list[int] | None:

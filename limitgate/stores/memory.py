@@ -28,7 +28,7 @@ from limitgate.forking import begin_anew_in_children
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Charge, Plan, Reading, read
-from limitgate.limits.template import PlainReading, PlanTemplate, charged
+from limitgate.limits.template import PlanTemplate, charged
 from limitgate.stores.packed import HEAD, Entry, Layout, Layouts, with_cost, written_at
 
 _MORE = 2
@@ -127,7 +127,7 @@ class MemoryStore:
         """`spend`, for async callers."""
         return self.spend(plan)
 
-    def spend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float = 0) -> PlainReading | None:
+    def spend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float = 0) -> Reading | None:
         """`spend` for the plain plan with these keys. None, and nothing is charged, if it is for `spend` alone to say."""
         with self._lock:
             if self._busy:
@@ -135,19 +135,19 @@ class MemoryStore:
             self._busy = True
             try:
                 self._now = now = self._clock()
-                debts = self._carry_out_plain(template, keys, now)
+                reading = self._carry_out_plain(template, keys, now)
                 while self._late:
                     self._carry_out(self._late.popleft(), now)
             finally:
                 self._busy = False
-        return None if debts is None else (now, debts, 0.0)
+        return reading
 
-    async def aspend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float = 0) -> PlainReading | None:
+    async def aspend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float = 0) -> Reading | None:
         """`spend_plain`, for async callers."""
         return self.spend_plain(template, keys)
 
-    def _carry_out_plain(self, template: PlanTemplate, keys: Sequence[str], now: int) -> list[int] | None:
-        """`_carry_out` of a plain plan: debts of all windows before. None if a bucket is not kept as the plan asks for it."""
+    def _carry_out_plain(self, template: PlanTemplate, keys: Sequence[str], now: int) -> Reading | None:
+        """`_carry_out` of a plain plan. None if a bucket is not kept as the plan asks for it."""
         shards, mask, known = self._shards, self._mask, self._layouts.known
         debts: list[int] = []
         writes = []
@@ -175,7 +175,7 @@ class MemoryStore:
                 shard[key] = packed
             else:  # it is new, or was dropped for another one
                 self._put(shard, key, layout, packed, after)
-        return debts
+        return template.reading(keys, now, debts, admitted=is_admitted)
 
     def begin_anew(self) -> None:
         """In the child of a fork: no thread is left there that could release what another one held."""

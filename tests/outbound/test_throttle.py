@@ -112,9 +112,23 @@ def kind(request: pytest.FixtureRequest) -> Kind:
     return KINDS[request.param]
 
 
+class Clockwork:
+    """What the module knows of time."""
+
+    def __init__(self, world: World) -> None:
+        self.monotonic = world.monotonic
+
+
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    return World(monkeypatch)
+    return a_world(monkeypatch)
+
+
+def a_world(patch: pytest.MonkeyPatch) -> World:
+    world = World(patch)
+    patch.setattr(throttle, "time", Clockwork(world))
+    patch.setattr(throttle, "MemoryStore", lambda: MemoryStore(world))
+    return world
 
 
 @pytest.fixture(autouse=True)
@@ -795,7 +809,7 @@ def test_whatever_happens_everybody_is_polite_property(
 ) -> None:
     """Nobody is sent in a pause that was heard, none above the limit; who waits ends in time, and takes its own response."""
     with pytest.MonkeyPatch.context() as patch:
-        world = World(patch)
+        world = a_world(patch)
         store = MemoryStore(world)
         callers = [
             Caller(KINDS["async"], world, f"5/second burst {burst}", store=store, timeout=timeout) for _ in range(processes)

@@ -14,6 +14,7 @@ from typing import Literal
 from limitgate.errors import StoreError, StoreFault
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge, Plan
+from limitgate.limits.template import AnyPlan
 from limitgate.own_errors import survived
 
 log = logging.getLogger("limitgate.store")
@@ -73,7 +74,7 @@ class Breaker:
         """True if the last call failed."""
         return self._in_a_row > 0
 
-    def sending(self, plan: Plan) -> None:
+    def sending(self, plan: AnyPlan) -> None:
         """Note that a plan is sent. While there is trouble the latest says where to probe: on a cluster, its node holds it."""
         if plan is not self._probe and (self._probe is None or self.in_trouble):
             self._probe = _probe_beside(plan)
@@ -136,7 +137,7 @@ class Breaker:
         return self._probe
 
 
-def _probe_beside(plan: Plan) -> Plan:
+def _probe_beside(plan: AnyPlan) -> Plan:
     """A probe: it clears a bucket that nobody uses, so that a server that cannot write is not believed.
 
     The bucket is in the hash slot of the plan's first: a node of a cluster says of others where they are, working or not.

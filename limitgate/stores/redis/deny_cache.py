@@ -9,13 +9,14 @@ it is promised is enough. After `LONGEST` seconds Redis is asked again, so that 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from threading import RLock
 from typing import NamedTuple
 
 from limitgate.algorithms.base import State
 from limitgate.limits.bucket import Bucket
-from limitgate.limits.plan import Charge, Plan, Reading, read
+from limitgate.limits.plan import Charge, Reading, read
+from limitgate.limits.template import AnyPlan
 
 LONGEST = 1.0
 """Seconds for which a refusal is repeated without asking."""
@@ -65,7 +66,15 @@ class DenyCache:
         """Number of buckets remembered."""
         return len(self._refusals)
 
-    def answer(self, plan: Plan, at: float) -> Reading | None:
+    def knows(self, keys: Iterable[str]) -> bool:
+        """True if the bucket of any of these keys is remembered."""
+        refusals = self._refusals
+        for key in keys:  # noqa: SIM110 - any() would make a generator for every request
+            if key in refusals:
+                return True
+        return False
+
+    def answer(self, plan: AnyPlan, at: float) -> Reading | None:
         """The reading of a plan that is surely refused at a time; None if Redis has to be asked.
 
         Redis has to be asked, too, where one of several buckets is not known: it might refuse for longer than the others.
@@ -87,7 +96,7 @@ class DenyCache:
         states = [refusal.later(us) for refusal, us in zip(refusals, elapsed)]
         return read(plan.charges, max([refusal.now + us for refusal, us in zip(refusals, elapsed)]), states)
 
-    def learn(self, plan: Plan, reading: Reading, sent: float, heard: float) -> None:
+    def learn(self, plan: AnyPlan, reading: Reading, sent: float, heard: float) -> None:
         """Remember the reading of a call that was sent and heard at these times, or forget the buckets that it has changed.
 
         An adjustment after a refusal elsewhere says how its bucket stands now, so that the whole plan is known.

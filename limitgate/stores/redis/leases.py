@@ -21,6 +21,7 @@ from threading import RLock
 from limitgate.algorithms import gcra
 from limitgate.limits.bucket import LEASE_SPARE_US, Bucket
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, read
+from limitgate.limits.template import AnyPlan
 from limitgate.stores.redis.deny_cache import SKEW
 
 LONGEST = 1.0
@@ -75,7 +76,7 @@ class Leases:
         """Number of buckets leased from."""
         return len(self._held)
 
-    def answer(self, plan: Plan, at: float) -> Reading | None:
+    def answer(self, plan: AnyPlan, at: float) -> Reading | None:
         """Admit a plan out of what is held of all its buckets; None if that does not suffice."""
         counted = [charge for charge in plan.charges if charge.bucket.algorithm.IS_LIMIT]
         if plan.verb != "spend" or not counted or not all(charge.bucket.lease for charge in counted):
@@ -141,7 +142,7 @@ class Leases:
                         ahead = [debt + extra * weight for debt, weight in zip(after, bucket.weights)]
                         self._held[charge.key] = _Held(bucket, ahead, after, reading.now, sent)
 
-    def forget(self, plan: Plan) -> None:
+    def forget(self, plan: AnyPlan) -> None:
         """A plan from `extend` was not answered: whatever it took is left to drain."""
         for charge in plan.charges:
             if charge.adjustment and charge.adjustment.most:

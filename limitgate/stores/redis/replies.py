@@ -12,7 +12,8 @@ from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import StoreError
 from limitgate.forking import begin_anew_in_children
 from limitgate.limits.plan import Plan, Reading
-from limitgate.stores.redis import wire
+from limitgate.limits.template import AnyPlan, PlainPlan, PlainShape, whole
+from limitgate.stores.redis import plain, wire
 from limitgate.stores.redis.breaker import Breaker, Tally
 from limitgate.stores.redis.deny_cache import DenyCache
 from limitgate.stores.redis.dial.inspection import Inspection
@@ -24,6 +25,8 @@ MAX_BATCH = 64
 MAX_LOAD = 2_000
 """Microseconds that the plans of a call may cost Redis at most, by their `Bucket.load`; a plan that costs more goes alone."""
 
+UNCARRIED = Reading(0, (), admitted=False)
+"""Instead of the reading of a plain plan that was not carried out: it has to be asked for as a plan of any kind."""
 Outcome = Reading | StoreError
 """Outcome of a plan that Redis has answered."""
 
@@ -41,15 +44,18 @@ class Room:
         self._keys: set[str] = set()
         """Buckets that are opened anyway."""
 
-    def takes(self, plan: Plan) -> bool:
+    def takes(self, plan: AnyPlan) -> bool:
         """True if there is room for a plan, which has it from now on. Once there is none it is not to be asked again."""
         keys, left = self._keys, self._left
-        for charge in plan.charges:
-            opening, each, correction = charge.bucket.load
-            left -= each if charge.adjustment is None else each + correction
-            if charge.key not in keys:
-                keys.add(charge.key)
-                left -= opening
+        if isinstance(plan, PlainPlan):
+            left -= plan.template.load  # hardly ever of the same buckets
+        else:
+            for charge in plan.charges:
+                opening, each, correction = charge.bucket.load
+                left -= each if charge.adjustment is None else each + correction
+                if charge.key not in keys:
+                    keys.add(charge.key)
+                    left -= opening
         if self._plans < MAX_BATCH and (left < 0 or not self._plans):
             return False
         self._left = left
@@ -138,33 +144,34 @@ class RedisReplies:
         self._breakers = WeakSet()
         self._tally = Tally()
 
-    def locally(self, plan: Plan) -> Reading | None:
+    def locally(self, plan: AnyPlan) -> Reading | None:
         """The reading of a plan that is surely admitted or refused as things stand; None if Redis has to be asked."""
         reading = self.leases.answer(plan, self._clock()) if self.leases else None
         return self.refused(plan) if reading is None else reading
 
-    def refused(self, plan: Plan) -> Reading | None:
+    def refused(self, plan: AnyPlan) -> Reading | None:
         """The reading of a plan that is surely refused as things stand; None if Redis has to be asked."""
         return self.deny_cache.answer(plan, self._clock()) if self.deny_cache else None
 
     def outgoing(self, call: wire.Call) -> None:
         """Make the plans of a call ready to be sent."""
         call.sent = now = self._clock()
-        call.plans = [self.leases.extend(plan, now) for plan in call.plans]
+        if call.shape is not None:
+            return
+        call.plans = [self.leases.extend(whole(plan), now) for plan in call.plans]
 
     def understood(self, call: wire.Call, reply: object, clock: ServerClock) -> list[Outcome]:
         """Return the outcomes of a call's plans. Raises `StoreError` for a reply of any other shape.
 
         The ``clock`` is that of the server which replied.
         """
+        if call.shape is not None:
+            return self._understood_plain(call, call.shape, reply, clock)
         plans, sent = call.plans, call.sent
         readings, unreadable, steps, unwritten = wire.answers(plans, reply)
         self._count(unreadable, steps)
         heard = self._clock()
-        leap = clock.leap(readings[0].now, sent, heard)
-        if leap:
-            self.clock_leaps += 1
-            self._leapt.log(clock.name, leap)
+        self._compare(clock, readings[0].now, sent, heard)
         lost = _lost(plans, readings) if unwritten else ()
         outcomes: list[Outcome] = list(readings)
         for place, (plan, reading) in enumerate(zip(plans, readings)):
@@ -183,6 +190,31 @@ class RedisReplies:
             self.end_leases_in_time()
         return outcomes
 
+    def _understood_plain(self, call: wire.Call, shape: PlainShape, reply: object, clock: ServerClock) -> list[Outcome]:
+        """`understood` for a call of plain plans. `UNCARRIED` for one of which a bucket is not as it asks for."""
+        plans = [plan for plan in call.plans if isinstance(plan, PlainPlan)]
+        now, unwritten, verdicts, readings = plain.answers(shape, plans, reply)
+        sent, heard, cache = call.sent, self._clock(), self.deny_cache
+        self._compare(clock, now, sent, heard)
+        outcomes: list[Outcome] = list(readings)
+        if not (unwritten or cache) and verdicts.count(plain.ADMITTED) == len(verdicts):
+            return outcomes  # mostly there is nothing to note
+        for place, (plan, verdict) in enumerate(zip(plans, verdicts)):
+            if verdict == plain.NOT_CARRIED_OUT:
+                outcomes[place] = UNCARRIED
+            elif unwritten and verdict:
+                outcomes[place] = StoreError("Redis is out of memory", "oom")
+            elif cache is not None and (not verdict or cache.knows(plan.keys)):
+                cache.learn(plan, readings[place], sent, heard)
+        return outcomes
+
+    def _compare(self, clock: ServerClock, now: int, sent: float, heard: float) -> None:
+        """Look at whether the server's clock has leapt."""
+        leap = clock.leap(now, sent, heard)
+        if leap:
+            self.clock_leaps += 1
+            self._leapt.log(clock.name, leap)
+
     def end_leases_in_time(self) -> None:
         """See to it that leases are given back when they end. A store does so by its own means."""
 
@@ -194,7 +226,7 @@ class RedisReplies:
 
     def unanswered(self, call: wire.Call) -> None:
         """No reply came to a call."""
-        for plan in call.plans:
+        for plan in call.plans if call.shape is None else ():
             self.leases.forget(plan)
 
     def _count(self, unreadable: int, steps: int) -> None:
@@ -207,7 +239,7 @@ class RedisReplies:
             self._stepped.log("Redis")
 
 
-def _lost(plans: Sequence[Plan], readings: Sequence[Reading]) -> set[int]:
+def _lost(plans: Sequence[AnyPlan], readings: Sequence[Reading]) -> set[int]:
     """The places of plans that Redis had no memory for: what they took was not taken, so nobody was refused for it either."""
     lost, unwritten = set(), set[str]()
     for place, (plan, reading) in enumerate(zip(plans, readings)):

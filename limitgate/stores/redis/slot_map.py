@@ -15,6 +15,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from limitgate.errors import StoreError
 from limitgate.limits.plan import BucketReading, Plan, Reading
 from limitgate.limits.refund import full_refund
+from limitgate.limits.template import AnyPlan
 from limitgate.stores.redis.breaker import CHANCE, Breaker
 from limitgate.stores.redis.dial.url import Address, parse_address
 from limitgate.stores.redis.replies import Outcome
@@ -39,7 +40,7 @@ def hash_slot(key: str) -> int:
     return key_slot(key.encode("utf-8", "surrogatepass"))
 
 
-def hash_slot_of(plan: Plan) -> int:
+def hash_slot_of(plan: AnyPlan) -> int:
     """The hash slot of a plan all of whose buckets are in one."""
     return hash_slot(plan.charges[0].key)
 

@@ -11,7 +11,9 @@ from typing import NamedTuple
 from limitgate.algorithms import NUMBERS, script
 from limitgate.errors import StoreError
 from limitgate.limits.bucket import Bucket
-from limitgate.limits.plan import Charge, Plan, Reading, Verb, read
+from limitgate.limits.plan import Charge, Reading, Verb, read
+from limitgate.limits.template import AnyPlan, PlainPlan, PlainShape
+from limitgate.stores.redis.plain import arguments as plain_arguments, script_of
 
 SPEND = script()
 SHA = hashlib.sha1(SPEND.encode(), usedforsecurity=False).hexdigest()
@@ -37,11 +39,13 @@ class Answers(NamedTuple):
 class Call:
     """Plans that are sent together. On a cluster all their buckets are in one slot."""
 
-    __slots__ = ("asking", "hops", "in_full", "is_repeated", "plans", "replies_due", "requested", "sent")
+    __slots__ = ("asking", "hops", "in_full", "is_repeated", "plans", "replies_due", "requested", "sent", "shape")
 
-    def __init__(self, plans: Sequence[Plan]) -> None:
+    def __init__(self, plans: Sequence[AnyPlan], shape: PlainShape | None = None) -> None:
         self.plans = self.requested = plans
         """Plans as they are sent; `requested` are the same without what is taken in advance."""
+        self.shape = shape
+        """The shape of all the plans; None if they may be of any kind."""
         self.sent = 0.0
         """Time of sending, on a monotonic clock in seconds."""
         self.in_full = False
@@ -66,19 +70,25 @@ class Call:
 
     def repeated(self) -> Call:
         """The call to send once more, without what gives back: a charge may be made twice, that may not."""
-        again = Call([plan for plan in self.requested if not plan.has_adjustments])
+        again = Call([plan for plan in self.requested if not plan.has_adjustments], self.shape)
         again.follow(self)
         again.asking, again.is_repeated = self.asking, True
         return again
 
     def commands(self) -> list[Sequence[str | bytes | int]]:
         """Commands to send; the last reply is the one that counts. Raises one of `UNSENDABLE`."""
-        script = ("EVAL", SPEND) if self.in_full else ("EVALSHA", SHA)
-        command = (*script, *arguments(self.plans))
+        command: Sequence[str | bytes | int]
+        if self.shape is not None:
+            plain = script_of(self.shape)
+            script = ("EVAL", plain.text) if self.in_full else ("EVALSHA", plain.sha)
+            command = (*script, *plain_arguments([plan for plan in self.plans if isinstance(plan, PlainPlan)]))
+        else:
+            script = ("EVAL", SPEND) if self.in_full else ("EVALSHA", SHA)
+            command = (*script, *arguments(self.plans))
         return [("ASKING",), command] if self.asking else [command]
 
 
-def arguments(plans: Sequence[Plan]) -> list[str | bytes | int]:
+def arguments(plans: Sequence[AnyPlan]) -> list[str | bytes | int]:
     """Arguments of EVALSHA or EVAL after the script's hash or text: the number of keys, the keys, the charges.
 
     A crowd mostly asks for the same of different buckets, so each charge is sent once and every key says which one it gets.
@@ -86,11 +96,12 @@ def arguments(plans: Sequence[Plan]) -> list[str | bytes | int]:
     keys: list[str | bytes | int] = [0]
     distinct: dict[bytes, int] = {}
     which = []
-    for charges, verb in plans:
+    for plan in plans:
+        charges = plan.charges
         last = len(charges) - 1
         for place, charge in enumerate(charges):
             keys.append(charge.key)
-            how = verb, charge.enforced, place == last
+            how = plan.verb, charge.enforced, place == last
             packed = _packed(charge.bucket, charge.cost, charge.max_wait_us, how, _date(charge.bucket))
             if charge.adjustment is not None or charge.slot:
                 packed += _more(charge)
@@ -99,20 +110,20 @@ def arguments(plans: Sequence[Plan]) -> list[str | bytes | int]:
     return [*keys, struct.pack(f"<{len(which)}H", *which), *distinct]
 
 
-def answers(plans: Sequence[Plan], reply: object) -> Answers:
+def answers(plans: Sequence[AnyPlan], reply: object) -> Answers:
     """Decode a reply. Raises `StoreError` for a reply of any other shape."""
     facts = sum([charge.bucket.facts for plan in plans for charge in plan.charges])
     if not isinstance(reply, list) or len(reply) != _HEAD + facts or set(map(type, reply)) != {int}:
         raise StoreError(f"unexpected reply of {type(reply).__name__} from the script", "reply")
     readings = []
     at = _HEAD
-    for charges, _ in plans:
+    for plan in plans:
         states = []
-        for charge in charges:
+        for charge in plan.charges:
             bucket = charge.bucket
             states.append(bucket.algorithm.decode_state(reply[at : at + bucket.facts], bucket))
             at += bucket.facts
-        readings.append(read(charges, reply[0], states))
+        readings.append(read(plan.charges, reply[0], states))
     return Answers(readings, reply[1], reply[2], bool(reply[3]))
 
 

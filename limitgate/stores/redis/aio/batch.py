@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
+from collections.abc import Iterable, Iterator
 
-from limitgate.limits.plan import Plan, Reading
+from limitgate.limits.plan import Reading
+from limitgate.limits.template import AnyPlan, PlainPlan, PlainShape
 from limitgate.stores.redis import wire
 
-Request = tuple[Plan, float, "asyncio.Future[Reading]", float]
+Request = tuple[AnyPlan, float, "asyncio.Future[Reading]", float]
 """A plan, the silence of Redis at which it is overdue (see `Batcher`), its future reading, and its timeout in seconds."""
 
 
@@ -17,8 +20,8 @@ class Batch(wire.Call):
 
     __slots__ = ("_due", "requests", "silence", "since")
 
-    def __init__(self, requests: list[Request]) -> None:
-        super().__init__([plan for plan, _, _, _ in requests])
+    def __init__(self, requests: list[Request], shape: PlainShape | None = None) -> None:
+        super().__init__([plan for plan, _, _, _ in requests], shape)
         self.requests = requests
         self.since = 0.0
         """Time of the first sending, by the `ListeningClock`."""
@@ -60,7 +63,8 @@ class Batch(wire.Call):
 
     def repeated(self) -> Batch:
         """The requests to send once more: those that somebody waits for, and that give nothing back."""
-        again = Batch([request for request in self.requests if not (request[0].has_adjustments or request[2].done())])
+        left = [request for request in self.requests if not (request[0].has_adjustments or request[2].done())]
+        again = Batch(left, self.shape)
         again.follow(self)
         again.asking, again.is_repeated = self.asking, True
         return again
@@ -69,8 +73,93 @@ class Batch(wire.Call):
         """Its requests as batches of their own, their plans just as they are."""
         alone = []
         for plan, request in zip(self.plans, self.requests):
-            batch = Batch([request])
+            batch = Batch([request], self.shape)
             batch.plans = [plan]
             batch.follow(self)
             alone.append(batch)
         return alone
+
+
+class RequestQueue:
+    """Requests that wait to be sent, in the order in which they came; plain plans of one shape side by side.
+
+    A plain plan joins those of its shape that wait already, as many as may share a call.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._entries: deque[Request | list[Request]] = deque()
+        self._open: dict[PlainShape, list[Request]] = {}
+        self._size = 0
+
+    def __len__(self) -> int:
+        """Number of requests."""
+        return self._size
+
+    def __iter__(self) -> Iterator[Request]:
+        for entry in self._entries:
+            if isinstance(entry, list):
+                yield from entry
+            else:
+                yield entry
+
+    def append(self, request: Request) -> None:
+        """Add a request of any kind."""
+        self._entries.append(request)
+        self._size += 1
+
+    def appendleft(self, request: Request) -> None:
+        """Add a request that goes before all others."""
+        self._entries.appendleft(request)
+        self._size += 1
+
+    def append_plain(self, plan: PlainPlan, request: Request) -> None:
+        """Add the request for a plain plan."""
+        shape = plan.template.shape
+        together = self._open.get(shape)
+        if together is None or len(together) >= self._most:
+            self._open[shape] = together = []
+            self._entries.append(together)
+        together.append(request)
+        self._size += 1
+
+    def first(self) -> Request | None:
+        """The request of any kind that is next; None if plain plans are, or nothing."""
+        entry = self._entries[0] if self._entries else None
+        return None if isinstance(entry, list) else entry
+
+    def popleft(self) -> Request:
+        """Take out the request that is `first`."""
+        entry = self._entries.popleft()
+        if isinstance(entry, list):
+            raise TypeError("plain plans are next, expected first() to be asked before")
+        self._size -= 1
+        return entry
+
+    def pop_plain(self) -> Batch | None:
+        """Take out the plain plans that are next and share a call; None if a request of any kind is, or nothing."""
+        together = self._entries[0] if self._entries else None
+        if not isinstance(together, list):
+            return None
+        self._entries.popleft()
+        self._size -= len(together)
+        plan = together[0][0]
+        shape = plan.template.shape if isinstance(plan, PlainPlan) else None
+        if shape is not None and self._open.get(shape) is together:
+            del self._open[shape]
+        return Batch(together, shape)
+
+    def keep(self, requests: Iterable[Request]) -> None:
+        """Keep these requests only."""
+        self.clear()
+        for request in requests:
+            if isinstance(request[0], PlainPlan):
+                self.append_plain(request[0], request)
+            else:
+                self.append(request)
+
+    def clear(self) -> None:
+        """Forget all requests."""
+        self._entries.clear()
+        self._open.clear()
+        self._size = 0

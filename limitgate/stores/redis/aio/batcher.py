@@ -17,9 +17,10 @@ from typing import Any, Protocol
 
 from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan, Reading
+from limitgate.limits.template import AnyPlan, PlainPlan, whole
 from limitgate.own_errors import own_error, survived
 from limitgate.stores.redis import wire
-from limitgate.stores.redis.aio.batch import Batch, Request
+from limitgate.stores.redis.aio.batch import Batch, Request, RequestQueue
 from limitgate.stores.redis.aio.connection import AsyncConnection
 from limitgate.stores.redis.aio.listening import AWAY, ListeningClock, Silence
 from limitgate.stores.redis.aio.loop_end import begin
@@ -79,7 +80,8 @@ class Batcher:
         self._replies = replies
         self._clock = clock
         self._cluster = cluster
-        self._queue: deque[Request] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._queue = RequestQueue(MAX_BATCH)
         self._queue_is_due = math.inf
         """Seconds of silence at which the first request in the queue is overdue, or less."""
         self._resends: deque[Batch] = deque()
@@ -106,25 +108,40 @@ class Batcher:
         self._server.breaker.check()
         return self.ask(plan, timeout)
 
+    def spend_plain(self, plan: PlainPlan, timeout: float) -> asyncio.Future[Reading]:
+        """`spend` for a plain plan, or `UNCARRIED` if a bucket is not kept as it asks for."""
+        self._server.breaker.check()
+        request = self._request(plan, timeout)
+        self._queue.append_plain(plan, request)
+        self._send_soon()
+        return request[2]
+
     def ask(self, plan: Plan, timeout: float, *, first: bool = False) -> asyncio.Future[Reading]:
         """`spend` even if Redis has stopped answering. A plan that goes ``first`` does so before all that wait."""
-        loop = asyncio.get_running_loop()
+        request = self._request(plan, timeout, first=first)
+        (self._queue.appendleft if first else self._queue.append)(request)
+        self._send_soon()
+        return request[2]
+
+    def _request(self, plan: AnyPlan, timeout: float, *, first: bool = False) -> Request:
+        """Make a request that waits from now on. Raises `StoreError` if there is no room for it."""
         if len(self._queue) >= MAX_QUEUED and not first:
             raise StoreError(f"{MAX_QUEUED} requests wait for {self._server.name} already", "overload")
-        if self._connection is None and loop.time() < self._no_room_until:
+        if self._connection is None and self._loop.time() < self._no_room_until:
             raise no_room()
         self._server.breaker.sending(plan)
-        reading = loop.create_future()
         due = self._silence.seconds + timeout
-        (self._queue.appendleft if first else self._queue.append)((plan, due, reading, timeout))
         self._queue_is_due = min(self._queue_is_due, due)
+        return plan, due, self._loop.create_future(), timeout
+
+    def _send_soon(self) -> None:
+        """Send what waits when this turn of the event loop ends, or now if that is a large crowd already."""
         self._silence.watch(self)
         if len(self._queue) == MAX_BATCH:
-            self._flush()  # Redis can begin while the rest of a large crowd is still arriving
+            self._flush()  # Redis can begin while the rest is still arriving
         elif not self._turn_will_end:
             self._turn_will_end = True
-            loop.call_soon(self._end_turn)
-        return reading
+            self._loop.call_soon(self._end_turn)
 
     def connect(self) -> None:
         """Begin to connect, if there is no connection. Nobody waits for it."""
@@ -197,6 +214,8 @@ class Batcher:
         while (self._resends or self._queue) and len(flying) < MAX_FLYING and not connection.session.is_settling:
             if self._resends:
                 self._send(self._resends.popleft(), connection)
+            elif (plain := self._queue.pop_plain()) is not None:
+                self._send_first(plain, connection)
             elif requests := self._next_requests():
                 self._send_new(requests, connection)
         connection.flush()
@@ -209,21 +228,25 @@ class Batcher:
             _fail(requests, own_error(error), self._silence.seconds)
             return
         for batch in batches:
-            batch.silence = self._silence.seconds
-            batch.since = self._clock.now()
-            try:
-                self._replies.outgoing(batch)
-            except Exception as error:  # noqa: BLE001 - as above
-                self._fail(batch, own_error(error))
-            else:
-                self._send(batch, connection)
+            self._send_first(batch, connection)
+
+    def _send_first(self, batch: Batch, connection: AsyncConnection) -> None:
+        """Send a batch for the first time."""
+        batch.silence = self._silence.seconds
+        batch.since = self._clock.now()
+        try:
+            self._replies.outgoing(batch)
+        except Exception as error:  # noqa: BLE001 - its requests are in no queue any more
+            self._fail(batch, own_error(error))
+        else:
+            self._send(batch, connection)
 
     def _next_requests(self) -> list[Request]:
         """Take the next requests from the queue, but for those that nobody waits for or that are surely refused by now."""
         requests: list[Request] = []
         room = Room()
-        while self._queue:
-            plan, _, waiting, _ = self._queue[0]
+        while (first := self._queue.first()) is not None:
+            plan, _, waiting, _ = first
             try:
                 if waiting.done():
                     self._queue.popleft()
@@ -286,7 +309,7 @@ class Batcher:
                 waiting.set_result(outcome._replace(waited=waited) if waited > 0 else outcome)
             elif self._cluster is not None:
                 with survived():
-                    self._cluster.heard_late(plan, waiting, outcome)
+                    self._cluster.heard_late(whole(plan), waiting, outcome)
 
     def _no_longer_use(self, connection: AsyncConnection) -> None:
         """Later requests get another connection."""
@@ -406,7 +429,7 @@ class Batcher:
         for batch in self._batches():
             overdue += batch.overdue(now)
         _fail(overdue, TimeoutError(), math.inf)
-        self._queue = deque(request for request in self._queue if not request[2].done())
+        self._queue.keep([request for request in self._queue if not request[2].done()])
         self._queue_is_due = min([due for _, due, _, _ in self._queue], default=math.inf)
         if overdue:
             self._give_up_the_silent()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from functools import partial
 from threading import Lock
 from typing import Protocol
@@ -12,6 +13,7 @@ from weakref import WeakKeyDictionary
 from redis.asyncio.connection import ConnectionPool
 
 from limitgate.limits.plan import Plan, Reading
+from limitgate.limits.template import PlainPlan, PlanTemplate
 from limitgate.own_errors import survived
 from limitgate.stores.redis.aio.batcher import Batcher
 from limitgate.stores.redis.aio.cluster import AsyncCluster
@@ -19,7 +21,7 @@ from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.aio.loop_end import LoopEnd
 from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.redis.leases import LONGEST, Leases
-from limitgate.stores.redis.replies import RedisReplies
+from limitgate.stores.redis.replies import UNCARRIED, RedisReplies
 
 
 class AsyncServers(Protocol):
@@ -109,6 +111,18 @@ class AsyncRedisStore(RedisReplies):
         self.patience = timeout
         state = self._loops.get(asyncio.get_running_loop()) or await self._open()
         return await state.servers.spend(plan, timeout)
+
+    async def aspend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float) -> Reading | None:
+        """`aspend` for the plain plan with these keys. None, and nothing is charged, if it is for `aspend` alone to say."""
+        if self.deny_cache and self.deny_cache.knows(keys):
+            return None
+        self.patience = timeout
+        state = self._loops.get(asyncio.get_running_loop()) or await self._open()
+        servers = state.servers
+        if not isinstance(servers, Batcher):
+            return None
+        reading = await servers.spend_plain(PlainPlan(template, keys), timeout)
+        return None if reading is UNCARRIED else reading
 
     async def connect(self) -> None:
         """Begin to connect in the background."""

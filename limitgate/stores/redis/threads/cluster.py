@@ -10,6 +10,7 @@ from functools import partial
 
 from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan
+from limitgate.limits.template import AnyPlan, whole
 from limitgate.own_errors import survived
 from limitgate.stores.redis import background
 from limitgate.stores.redis.dial.dialer import Dialer
@@ -49,7 +50,7 @@ class _Errand(Call):
         """The plans as errands of their own, just as they are sent here."""
         alone = []
         for place, plan, requested in zip(self.places, self.plans, self.requested):
-            errand = _Errand([plan], [place], self.address)
+            errand = _Errand([whole(plan)], [place], self.address)
             errand.requested = [requested]
             errand.follow(self)
             alone.append(errand)
@@ -68,17 +69,18 @@ class SyncCluster:
         self._giving_back: set[threading.Thread] = set()
         self._lock = threading.Lock()
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: AnyPlan) -> None:
         """Raise a `StoreError` if nobody is to wait for a node that a plan needs."""
-        parts = parts_of(plan)
+        parts = parts_of(whole(plan))
         for part in parts:
             self._map.node(self._map.holder(part.hash_slot)).look()
         error = unreachable(self._map, parts)
         if error:
             raise error
 
-    def exchange(self, plans: Sequence[Plan], patience: Patience) -> list[Outcome]:
+    def exchange(self, asked: Sequence[AnyPlan], patience: Patience) -> list[Outcome]:
         """Carry out plans, each with an outcome of its own."""
+        plans = [whole(plan) for plan in asked]
         parted, began, enough = [parts_of(plan) for plan in plans], time.monotonic(), patience.left / 2
         heard = iter(self._carry_out([part for parts in parted for part in parts], patience))
         conclusions = [concluded(plan, parts, [next(heard) for _ in parts]) for plan, parts in zip(plans, parted)]

@@ -18,11 +18,12 @@ from operator import attrgetter
 from threading import Lock
 
 from limitgate.errors import StoreError
-from limitgate.limits.plan import Plan, Reading
+from limitgate.limits.plan import Reading
+from limitgate.limits.template import AnyPlan
 from limitgate.stores.redis.replies import Room
 from limitgate.stores.redis.threads.patience import SHORTEST, Patience
 
-Exchange = Callable[[Sequence[Plan], Patience], Sequence[Reading | StoreError]]
+Exchange = Callable[[Sequence[AnyPlan], Patience], Sequence[Reading | StoreError]]
 
 
 class _Request:
@@ -30,7 +31,7 @@ class _Request:
 
     __slots__ = ("due", "goes", "outcome", "plan", "wake")
 
-    def __init__(self, plan: Plan, due: float) -> None:
+    def __init__(self, plan: AnyPlan, due: float) -> None:
         self.plan = plan
         self.due = due
         """Time at which it has waited for long enough, by `CallCoalescer.listened`."""
@@ -58,7 +59,7 @@ class CallCoalescer:
         before, patience = self._clock
         return before + patience.spent
 
-    def spend(self, plan: Plan, timeout: float) -> Reading:
+    def spend(self, plan: AnyPlan, timeout: float) -> Reading:
         """Return the reading of a plan. Raises `StoreError` within ``timeout`` seconds."""
         began = self.listened()
         mine = _Request(plan, began + timeout)

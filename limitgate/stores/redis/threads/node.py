@@ -13,7 +13,7 @@ from weakref import ref
 from redis.exceptions import RedisError
 
 from limitgate.errors import StoreError
-from limitgate.limits.plan import Plan
+from limitgate.limits.template import AnyPlan, common_shape
 from limitgate.own_errors import own_error, survived
 from limitgate.stores.redis import background
 from limitgate.stores.redis.breaker import Breaker
@@ -71,7 +71,7 @@ class Node:
         """The breaker of this server."""
         return self._server.breaker
 
-    def check(self, _: Plan) -> None:
+    def check(self, _: AnyPlan) -> None:
         """Raise a `StoreError` if nobody is to wait for this server."""
         self.look()
         self._server.breaker.check()
@@ -88,7 +88,7 @@ class Node:
         finally:
             self._probing.release()
 
-    def exchange(self, plans: Sequence[Plan], patience: Patience) -> list[Outcome]:
+    def exchange(self, plans: Sequence[AnyPlan], patience: Patience) -> list[Outcome]:
         """Carry out plans that share a call. Raises `StoreError` once ``patience`` is over."""
         self._server.breaker.check()
         answer = self._carry_out(plans, patience)
@@ -152,8 +152,8 @@ class Node:
         else:
             self._carry_out([probe], Patience(self._server.probe_timeout))
 
-    def _carry_out(self, plans: Sequence[Plan], patience: Patience) -> Answer:
-        call = Call(plans)
+    def _carry_out(self, plans: Sequence[AnyPlan], patience: Patience) -> Answer:
+        call = Call(plans, common_shape(plans))
         self._replies.outgoing(call)
         return self.hear(self.send([call], patience), patience)[0]
 

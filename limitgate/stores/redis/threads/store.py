@@ -12,11 +12,12 @@ from redis.connection import ConnectionPool
 
 from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan, Reading
+from limitgate.limits.template import AnyPlan, PlainPlan, PlanTemplate
 from limitgate.own_errors import survived
 from limitgate.stores.redis import background
 from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.redis.leases import LONGEST
-from limitgate.stores.redis.replies import MAX_BATCH, Outcome, RedisReplies, calls_of
+from limitgate.stores.redis.replies import MAX_BATCH, UNCARRIED, Outcome, RedisReplies, calls_of
 from limitgate.stores.redis.threads.cluster import SyncCluster
 from limitgate.stores.redis.threads.coalescer import CallCoalescer
 from limitgate.stores.redis.threads.node import Node
@@ -27,10 +28,10 @@ from limitgate.stores.redis.threads.patience import Patience
 class SyncServers(Protocol):
     """One server or a cluster, as threads reach it."""
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: AnyPlan) -> None:
         """Raise a `StoreError` if nobody is to wait for what a plan needs."""
 
-    def exchange(self, plans: Sequence[Plan], patience: Patience) -> list[Outcome]:
+    def exchange(self, plans: Sequence[AnyPlan], patience: Patience) -> list[Outcome]:
         """Carry out plans. Raises `StoreError` once ``patience`` is over."""
 
     def close(self) -> None:
@@ -83,6 +84,16 @@ class RedisStore(RedisReplies):
 
     def spend(self, plan: Plan, timeout: float) -> Reading:
         """Carry out ``plan`` in one round trip at most. Raises `StoreError` within about ``timeout`` seconds."""
+        return self._ask(plan, timeout)
+
+    def spend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float) -> Reading | None:
+        """`spend` for the plain plan with these keys. None, and nothing is charged, if it is for `spend` alone to say."""
+        if not isinstance(self._servers, Node) or (self.deny_cache and self.deny_cache.knows(keys)):
+            return None
+        reading = self._ask(PlainPlan(template, keys), timeout)
+        return None if reading is UNCARRIED else reading
+
+    def _ask(self, plan: AnyPlan, timeout: float) -> Reading:
         check_patches()
         state = self._this_thread
         if state.is_asking or background.this_thread.is_background:
@@ -91,7 +102,7 @@ class RedisStore(RedisReplies):
             )
         try:
             state.is_asking = True
-            reading = self.locally(plan)
+            reading = self.locally(plan) if isinstance(plan, Plan) else None
             if reading is None:
                 self.patience = timeout
                 self._servers.check(plan)

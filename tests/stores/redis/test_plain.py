@@ -1,0 +1,368 @@
+"""Plain plans on Redis: a script in a straight line says and keeps what the one for all plans does, and crowds share calls."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import given, strategies as st
+
+from limitgate import AsyncRedisStore, MemoryStore, RedisStore, StoreError
+from limitgate.limits.bucket import Bucket, bucket_of
+from limitgate.limits.plan import Charge, Plan, Reading
+from limitgate.limits.template import PlainPlan, PlanTemplate
+from limitgate.stores.redis import plain
+from limitgate.stores.redis.aio.batch import RequestQueue
+from limitgate.stores.redis.aio.batcher import MAX_BATCH
+from tests.limits.test_template import plain_charges
+from tests.support.clock import Clock
+from tests.support.proxy import Proxy, calls_to, in_a_loop
+from tests.support.redis_cluster import RedisCluster
+from tests.support.redis_server import RedisServer
+from tests.support.scripted import CLOCK, TTL_SUFFIX, Scripted
+
+NAMES = count()
+STEPS = (0, 0, 1, 999, 10**5, 10**6, 10**7, 86_400 * 10**6, -1)
+README = bucket_of("5/second", "100/minute", "2000/day")
+
+
+def template(*limits: str, cost: int = 1, enforced: bool = True) -> PlanTemplate:
+    """One charge of these limits, of README's own where there are none."""
+    return PlanTemplate([Charge("", bucket_of(*limits) if limits else README, cost, enforced, "api")])
+
+
+def fresh(size: int = 1) -> list[str]:
+    """Keys that nobody has used."""
+    return [f"plain:{next(NAMES)}" for _ in range(size)]
+
+
+class Twins:
+    """Both scripts on a real Redis under one clock, each with keys of its own, which must come to hold the same."""
+
+    def __init__(self, client: redis.Redis, charges: Sequence[Charge]) -> None:
+        self.client = client
+        self.clock = Clock()
+        self.template = PlanTemplate(charges)
+        on_set = f"server.call('SET', key .. '{TTL_SUFFIX}', ttl)"
+        self.general = Scripted(client, self.clock, on_set)
+        self.sha = client.script_load(CLOCK.replace("ON_SET", on_set) + plain.script_of(self.template.shape).text)
+
+    def plain(self, plans: Sequence[Sequence[str]], *templates: PlanTemplate) -> plain.PlainAnswers:
+        """Carry out plans of our template, or each of one of others of its shape."""
+        asked = [PlainPlan(of, keys) for of, keys in zip(templates or [self.template] * len(plans), plans, strict=True)]
+        reply = self.client.execute_command("EVALSHA", self.sha, *plain.arguments(asked), self.clock())
+        return plain.answers(self.template.shape, asked, reply)
+
+    def kept(self, keys: Sequence[str]) -> list[tuple[Any, Any]]:
+        return [(self.client.get(key), self.client.get(key + TTL_SUFFIX)) for key in keys]
+
+
+@given(plain_charges(), st.lists(st.tuples(st.integers(0, 2), st.sampled_from(STEPS)), min_size=1, max_size=20))
+def test_both_scripts_say_and_keep_the_same(client: redis.Redis, charges: list[Charge], visits: list[Any]) -> None:
+    """Property: verdicts, debts, bytes in Redis and how long they stay are the same, unless it is left to the other one."""
+    twins = Twins(client, charges)
+    name = fresh()[0]
+    for visitor, step in visits:
+        twins.clock.advance(us=step)
+        keys = [[f"{name}:{kind}:{visitor}:{number}" for number in range(len(charges))] for kind in "gp"]
+        expected = twins.general.spend(twins.template.plan(keys[0]), 1.0)
+        answers = twins.plain([keys[1]])
+        if answers.verdicts == [plain.NOT_CARRIED_OUT]:
+            twins.general.spend(twins.template.plan(keys[1]), 1.0)
+        else:
+            (found,) = answers.readings
+            assert found.admitted == expected.admitted
+            assert (answers.verdicts == [plain.ADMITTED]) == all(bucket.after is not None for bucket in expected.buckets)
+            assert [each[1:] for each in found.buckets] == [(list(before), after) for _, before, after in expected.buckets]
+        assert twins.kept(keys[0]) == twins.kept(keys[1])
+
+
+def test_a_key_that_comes_twice_in_a_call_is_charged_twice(client: redis.Redis) -> None:
+    """Plans of a call are carried out one after the other."""
+    twins = Twins(client, [Charge("", bucket_of("3/day"), 1, enforced=True, rule=None)])
+    assert twins.plain([fresh()] * 5).verdicts == [1, 1, 1, 0, 0]
+
+
+def test_plans_of_several_rules_share_a_call(client: redis.Redis) -> None:
+    """Each plan of a call is held to its own limits, in whatever order they come."""
+    twins = Twins(client, [Charge("", bucket_of("2/day"), 1, enforced=True, rule=None)])
+    two, four = template("2/day"), template("4/day")
+    few, many = fresh(), fresh()
+    plans = [(few, two), (many, four), (many, four), (few, two), (few, two), (many, four), (many, four), (many, four)]
+    answers = twins.plain([keys for keys, _ in plans], *[of for _, of in plans])
+    assert answers.verdicts == [1, 1, 1, 1, 0, 1, 1, 0]
+    assert [each.buckets[0].before[0] // (86_400 * 10**6) for each in answers.readings] == [0, 0, 1, 1, 2, 2, 3, 4]
+
+
+def packed(bucket: Bucket, written: int, *owed: tuple[int, int]) -> bytes:
+    """A bucket as the script for all plans writes it."""
+    head = b"\x01" + written.to_bytes(7, "little")
+    rows = zip(bucket.ids, bucket.counts, owed, strict=True)
+    sizes = (6, 6, 7, 6)
+    return head + b"".join(
+        number.to_bytes(size, "little") for id_, count_, debt in rows for number, size in zip((id_, count_, *debt), sizes)
+    )
+
+
+ODD = {
+    "nothing in it": b"",
+    "another version": b"\x02" + packed(README, 0, (0, 0), (0, 0), (0, 0))[1:],
+    "too short": packed(README, 0, (0, 0), (0, 0), (0, 0))[:-1],
+    "too long": packed(README, 0, (0, 0), (0, 0), (0, 0)) + b"\0",
+    "of the future": packed(README, 2**53, (0, 0), (0, 0), (0, 0)),
+    "another count": packed(bucket_of("6/second", "100/minute", "2000/day"), 0, (0, 0), (0, 0), (0, 0)),
+    "another window": packed(bucket_of("5/second", "100/minute", "2000/hour"), 0, (0, 0), (0, 0), (0, 0)),
+    "a window less": packed(bucket_of("5/second", "100/minute"), 0, (0, 0), (0, 0)),
+    "a rest above the count": packed(README, 0, (1, 5), (0, 0), (0, 0)),
+    "a debt beyond all": packed(README, 0, (2**52 + 1, 0), (0, 0), (0, 0)),
+}
+
+
+@pytest.mark.parametrize("value", ODD.values(), ids=ODD)
+def test_an_odd_bucket_is_left_to_the_other_script(client: redis.Redis, value: bytes) -> None:
+    """Nothing of a plan is carried out where a bucket is not as it is written; others of the same call are."""
+    twins = Twins(client, [Charge("", README, 1, enforced=True, rule=None)] * 2)
+    first, odd, other, another = fresh(4)
+    client.set(odd, value)
+    answers = twins.plain([[first, odd], [other, another]])
+    assert answers.verdicts == [plain.NOT_CARRIED_OUT, plain.ADMITTED]
+    assert client.mget(first, odd) == [None, value]
+    assert client.exists(other, another) == 2
+
+
+def test_a_key_of_another_type_is_left_to_the_other_script(redis_server: RedisServer, client: redis.Redis) -> None:
+    """A list under a bucket's key is replaced by the script for all plans, and counted."""
+
+    async def run() -> tuple[Reading | None, int]:
+        store = AsyncRedisStore(redis_server.url)
+        key = fresh()
+        client.rpush(key[0], "x")
+        try:
+            untold = await store.aspend_plain(template(), key, 1.0)
+            await store.aspend(template().plan(key), 1.0)
+            assert await store.aspend_plain(template(), key, 1.0) is not None
+            return untold, store.unreadable
+        finally:
+            await store.aclose()
+
+    assert asyncio.run(run()) == (None, 1)
+
+
+@pytest.mark.parametrize(
+    "reply", [None, 1, [1, 0, 1], b"", b"x", struct.pack("<3q", 1, 0, 1), struct.pack("<10q", *range(10)), "text"]
+)
+def test_a_reply_of_another_shape_is_an_error(reply: object) -> None:
+    """Whatever is not as many numbers as were asked for is told, and nothing is made of it."""
+    with pytest.raises(StoreError, match="unexpected reply"):
+        plain.answers(template().shape, [PlainPlan(template(), ["a"])], reply)
+
+
+def test_scripts_are_few(client: redis.Redis) -> None:
+    """Redis keeps every script: plans of the same number of windows have one, whatever their limits, costs and rules."""
+    scripts = {plain.script_of(template(f"{n}/second", f"{n}/day", cost=1 + n % 2).shape).sha for n in range(2, 50)}
+    assert len(scripts) == 1
+    most = PlanTemplate(
+        [Charge("", bucket_of("5/second", "5/minute", "5/hour"), 1, enforced=bool(m % 2), rule=str(m)) for m in range(4)]
+    )
+    assert Twins(client, most.charges).plain([fresh(4)]).verdicts == [1]
+
+
+# --- the store --------------------------------------------------------------------------------------------------------
+
+
+async def spend(store: AsyncRedisStore, plans: Sequence[tuple[PlanTemplate, Sequence[str]]]) -> list[Any]:
+    """What becomes of plain plans that come in one turn: true or false, None, or the class of an error."""
+
+    async def one(of: PlanTemplate, keys: Sequence[str]) -> Any:
+        try:
+            reading = await store.aspend_plain(of, keys, 5.0)
+        except StoreError as error:
+            return error.fault
+        return None if reading is None else reading.admitted
+
+    return await asyncio.gather(*[one(*each) for each in plans])
+
+
+@in_a_loop
+async def test_plain_plans_of_a_turn_share_calls(redis_server: RedisServer) -> None:
+    """Plans of one shape go together, whatever their limits; those of another in a call of their own, as do other kinds."""
+    store, one, other = AsyncRedisStore(redis_server.url), template(), template("9/hour")
+    alike = template("6/second", "7/minute", "8/day", cost=2)
+    await spend(store, [(one, fresh()), (other, fresh())])
+    await store.aspend(Plan.spend(one.plan(fresh()).charges), 5.0)
+    before = calls_to(redis_server)
+    mixed = [(each, fresh()) for _ in range(9) for each in (one, other, alike)]
+    general = [store.aspend(one.plan(fresh()), 5.0) for _ in range(3)]
+    admitted, *_ = await asyncio.gather(spend(store, mixed), *general)
+    assert admitted == [True] * 27
+    assert calls_to(redis_server) - before == 3
+    await store.aclose()
+
+
+@in_a_loop
+async def test_a_crowd_is_served_in_the_order_in_which_it_came(redis_server: RedisServer) -> None:
+    """Of many plain plans at once for one bucket exactly those are admitted that came first, in as few calls as they fill."""
+    store, of, key = AsyncRedisStore(redis_server.url, local_refusals=False), template("100/day"), fresh()
+    await spend(store, [(of, fresh())])
+    before = calls_to(redis_server)
+    assert await spend(store, [(of, key)] * 200) == [True] * 100 + [False] * 100
+    assert calls_to(redis_server) - before == -(-200 // MAX_BATCH)
+    await store.aclose()
+
+
+@in_a_loop
+async def test_a_script_that_redis_has_forgotten_is_sent_again(own_redis: RedisServer) -> None:
+    """NOSCRIPT costs a round trip and nobody a decision."""
+    store, of, key = AsyncRedisStore(own_redis.url), template("3/day"), fresh()
+    assert await spend(store, [(of, key)]) == [True]
+    with own_redis.client() as client:
+        client.script_flush()
+    assert await spend(store, [(of, key)] * 3) == [True, True, False]
+    assert store.failures == 0
+    await store.aclose()
+
+
+@in_a_loop
+async def test_a_refusal_that_holds_asks_nobody(redis_server: RedisServer) -> None:
+    """Once refused, the next plans are left to the way of all plans, which answers without a call."""
+    store, of, key = AsyncRedisStore(redis_server.url), template("1/day"), fresh()
+    assert await spend(store, [(of, key)] * 2) == [True, False]
+    before = calls_to(redis_server)
+    assert await spend(store, [(of, key)] * 5) == [None] * 5
+    assert not (await store.aspend(of.plan(key), 5.0)).admitted
+    assert calls_to(redis_server) == before
+    await store.aclose()
+
+
+@in_a_loop
+async def test_who_goes_away_hurts_nobody(redis_server: RedisServer) -> None:
+    """Requests that are cancelled while they wait, or while they are on their way, leave the others what they have."""
+    store, of, key = AsyncRedisStore(redis_server.url), template("50/day"), fresh()
+    await spend(store, [(of, fresh())])
+    tasks = [asyncio.ensure_future(store.aspend_plain(of, key, 5.0)) for _ in range(20)]
+    await asyncio.sleep(0)
+    for task in tasks[::2]:
+        task.cancel()
+    done = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [isinstance(each, asyncio.CancelledError) for each in done] == [True, False] * 10
+    assert all(each.admitted for each in done[1::2])  # type: ignore[union-attr]
+    await store.aclose()
+
+
+@in_a_loop
+async def test_no_memory_is_told(own_redis: RedisServer) -> None:
+    """Without memory a plan that would be charged fails, and nothing is kept of it."""
+    store, of, keys = AsyncRedisStore(own_redis.url), template(), fresh()
+    assert await spend(store, [(of, fresh())]) == [True]
+    with own_redis.client() as client:
+        client.config_set("maxmemory", 1)
+        assert await spend(store, [(of, keys)] * 2) == ["oom"] * 2
+        client.config_set("maxmemory", 0)
+        assert client.get(keys[0]) is None
+    assert await spend(store, [(of, keys)]) == [True]
+    await store.aclose()
+
+
+@in_a_loop
+async def test_a_silent_server_is_a_timeout(redis_server: RedisServer) -> None:
+    """A server that does not answer in time fails the requests that wait, each with an error of its own."""
+    async with Proxy(redis_server) as proxy:
+        store, of = AsyncRedisStore(proxy.url), template()
+        await spend(store, [(of, fresh())])
+        proxy.hold()
+        errors = await asyncio.gather(*[store.aspend_plain(of, fresh(), 0.05) for _ in range(3)], return_exceptions=True)
+        assert [getattr(error, "fault", error) for error in errors] == ["timeout"] * 3
+        assert len(set(map(id, errors))) == 3
+        await store.aclose()
+
+
+@in_a_loop
+async def test_plans_that_wait_are_kept_in_order() -> None:
+    """A queue gives requests back in the order in which they came, plain plans with those of their template."""
+    queue = RequestQueue(2)
+    one, other = template(), template("9/hour")
+    loop = asyncio.get_running_loop()
+
+    def request(of: PlanTemplate | None) -> Any:
+        made = template().plan(fresh()) if of is None else PlainPlan(of, fresh())
+        return made, 0.0, loop.create_future(), 1.0
+
+    requests = [request(of) for of in (one, None, one, other, one, None)]
+    for each in requests:
+        if isinstance(each[0], Plan):
+            queue.append(each)
+        else:
+            queue.append_plain(each[0], each)
+    first = request(None)
+    queue.appendleft(first)
+    assert len(queue) == 7
+    assert queue.pop_plain() is None
+    assert queue.popleft() is first
+    batch = queue.pop_plain()
+    assert batch is not None
+    assert (batch.requests, batch.shape) == ([requests[0], requests[2]], one.shape)
+    queue.keep([each for each in queue if each is not requests[3]])
+    assert list(queue) == [requests[1], requests[4], requests[5]]
+    assert queue.first() is requests[1]
+    queue.popleft()
+    assert queue.first() is None
+    assert queue.pop_plain().requests == [requests[4]]  # type: ignore[union-attr]
+    assert queue.popleft() is requests[5]
+    assert (len(queue), queue.first(), queue.pop_plain()) == (0, None, None)
+
+
+def test_a_memory_store_and_redis_decide_alike(client: redis.Redis) -> None:
+    """A plain plan's decision does not depend on where its buckets are."""
+    twins = Twins(client, [Charge("", README, 2, enforced=True, rule="api")])
+    memory = MemoryStore(twins.clock)
+    key = fresh()
+    for step in (0, 0, 10**5, 10**6, 0, 0):
+        twins.clock.advance(us=step)
+        assert list(twins.plain([key]).readings[0].buckets) == list(memory.spend(twins.template.plan(key)).buckets)
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+def test_threads_share_calls_whatever_they_ask(redis_server: RedisServer) -> None:
+    """Plain plans of several shapes, and plans of other kinds, are decided alike if they happen to share a call."""
+    store = RedisStore(redis_server.url, local_refusals=False)
+    templates = [template("40/day"), template("40/day", "90/hour"), template("40/day", "90/hour", cost=2)]
+    keys = [fresh() for _ in templates]
+
+    def one(number: int) -> tuple[int, bool | None]:
+        of = number % 3
+        if number % 4 == 3:
+            return of, store.spend(templates[of].plan(keys[of]), 5.0).admitted
+        reading = store.spend_plain(templates[of], keys[of], 5.0)
+        return of, None if reading is None else reading.admitted
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = Counter(pool.map(one, range(300)))
+    assert answers == {(0, True): 40, (0, False): 60, (1, True): 40, (1, False): 60, (2, True): 20, (2, False): 80}
+    store.close()
+
+
+def test_a_thread_is_told_what_is_for_the_other_script(client: redis.Redis, redis_server: RedisServer) -> None:
+    """An odd bucket, and one that is known to refuse, are left to the way of all plans; a forgotten script is not."""
+    store, of, key, odd = RedisStore(redis_server.url), template("1/day"), fresh(), fresh()
+    client.set(odd[0], "odd")
+    assert store.spend_plain(of, odd, 5.0) is None
+    answers = [store.spend_plain(of, key, 5.0) for _ in range(3)]
+    assert [answer and answer.admitted for answer in answers] == [True, False, None]
+    assert not store.spend(of.plan(key), 5.0).admitted
+    store.close()
+
+
+def test_threads_on_a_cluster_go_the_way_of_all_plans(redis_cluster: RedisCluster) -> None:
+    """Nothing is carried out that would have to be split over nodes."""
+    with contextlib.closing(RedisStore(redis_cluster.url)) as store:
+        assert store.spend_plain(template(), fresh(), 5.0) is None
