@@ -319,8 +319,9 @@ class Gate:
             admission.budget.left -= reading.waited
         decision = template.decide(reading, admission.settlement)
         if decision is None:
-            plan = Plan.spend([bucket.charge for bucket in reading.buckets])
-            self._admit(admission, prepared.request_plan(plan), plan, reading)
+            buckets = list(reading.buckets)
+            plan = Plan.spend([bucket.charge for bucket in buckets])
+            self._admit(admission, prepared.request_plan(plan), plan, reading._replace(buckets=buckets))
         else:
             admission.admit(prepared, reading, decision)
             if self._failing or self._compare_clocks is not None:

@@ -215,7 +215,7 @@ class Planner:
     def _preparable(
         self, request: Request, version: object, match: RuleMatch, template: str | None, marks: tuple[Mark, ...]
     ) -> PreparedPlan | None:
-        if version is None or request.method == "OPTIONS":  # a preflight says so in its headers
+        if version is None or request.method_class in ("OPTIONS", "other"):  # a preflight's headers matter; invented are many
             return None
         if match.is_exempt or "exempt" in marks:
             return _UNLIMITED

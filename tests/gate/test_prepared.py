@@ -220,6 +220,15 @@ def test_routes_that_come_later_are_seen() -> None:
     assert len(store) == 3
 
 
+@DOORS
+def test_what_clients_invent_is_not_prepared(door: Any) -> None:
+    """Methods that HTTP does not define are charged like any other, and make nothing grow."""
+    store = Counted(Clock())
+    ask = door(store, rules=[Rule("all", "9/minute")])
+    assert [ask("/", f"X{number}").headers["x-ratelimit-remaining"] for number in range(5)] == ["8", "7", "6", "5", "4"]
+    assert (store.general, store.plain) == (5, 0)
+
+
 def test_a_route_by_host_is_not_taken_from_another_request() -> None:
     """Where a route depends on more than method and path, nothing is prepared."""
 
