@@ -23,8 +23,8 @@ from limitgate.stores.redis.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE,
 from tests.support.crowds import a_plan
 from tests.support.redis_server import RedisServer
 
-BACK_WITHIN = 2.0
-"""Seconds within which a store finds Redis again."""
+PATIENT = 20.0
+"""Seconds within which a store finds Redis again however busy the machine is; how long it pauses is a matter of `Breaker`."""
 FAILURE = StoreError("no answer", "timeout")
 
 
@@ -81,7 +81,7 @@ def fail(it: Store, times: int = FAILURES) -> None:
 
 
 def until(it: Store, true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + BACK_WITHIN
+    deadline = time.monotonic() + PATIENT
     while not true():
         assert time.monotonic() < deadline
         it.idle(0.01)
@@ -219,8 +219,8 @@ def test_a_redis_that_only_answers_with_errors_is_left_in_peace(it: Store, own_r
         it.idle(1.0)
         assert client.info("stats")["total_connections_received"] - before < 10
         client.config_set("min-replicas-to-write", 0)
-    it.idle(BACK_WITHIN)
-    assert it.fault() is None
+    until(it, lambda: it.store.healthy)
+    assert it.fault(5) is None
 
 
 def test_a_full_redis_answers(it: Store, own_redis: RedisServer) -> None:
@@ -301,7 +301,7 @@ def test_a_forgotten_store_stops_probing(own_redis: RedisServer) -> None:
     fail(it)
     forgotten = weakref.ref(it.store)
     del it
-    deadline = time.monotonic() + BACK_WITHIN
+    deadline = time.monotonic() + PATIENT
     while forgotten() is not None or "limitgate-probe" in [thread.name for thread in threading.enumerate()]:
         assert time.monotonic() < deadline
         gc.collect()
@@ -324,7 +324,7 @@ def test_where_no_thread_can_be_started_requests_look_for_redis(
             assert not it.store.healthy
         if may_start:
             monkeypatch.undo()
-        deadline = time.monotonic() + BACK_WITHIN
+        deadline = time.monotonic() + PATIENT
         while it.fault(0.5) is not None:
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -29,7 +29,7 @@ from tests.support.proxy import in_a_loop
 from tests.support.redis_cluster import RedisCluster, eventually
 from tests.support.redis_server import free_port
 
-BACK_WITHIN = 2.0
+BACK_WITHIN = 10.0
 """Seconds after which a store has found a node again, or its successor."""
 
 
