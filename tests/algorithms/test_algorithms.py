@@ -354,8 +354,8 @@ def mixed(door: Any) -> None:
     name = uuid4().hex
     charges = []
     for algorithm in COUNTING:
-        windows = Bucket((Limit("3 per 366 days", algorithm=algorithm),))
-        charges.append(Charge(f"{name}:{algorithm}", windows, 1, enforced=True, rule=algorithm))
+        bucket = Bucket((Limit("3 per 366 days", algorithm=algorithm),))
+        charges.append(Charge(f"{name}:{algorithm}", bucket, 1, enforced=True, rule=algorithm))
     tight = Bucket((Limit("2 per 366 days", algorithm="sliding_log"),))
     plan = Plan((*charges, Charge(f"{name}:tight", tight, 1, enforced=True, rule="tight")))
     told = []

@@ -128,8 +128,8 @@ def test_the_worst_case_property(limit: Limit, asking: list[tuple[int, int]]) ->
 @pytest.mark.parametrize("truth", [0, 1, 12, 29, 30, 31, 99])
 def test_what_was_borrowed_too_much_is_given_back(limiter: Limiter, truth: int) -> None:
     """A large request that turns out to cost something else leaves what it would have left, had it cost that at once."""
-    windows, clock, store = bucket_of(TEN), limiter.clock, limiter._store
-    plan = Plan((Charge(limiter.key, windows, 30, enforced=True, rule=None),))
+    bucket, clock, store = bucket_of(TEN), limiter.clock, limiter._store
+    plan = Plan((Charge(limiter.key, bucket, 30, enforced=True, rule=None),))
     reading = store.spend(plan, 5)
     clock.advance(0.5)
     store.spend(refund(plan, reading, [truth]), 5)
@@ -140,13 +140,13 @@ def test_what_was_borrowed_too_much_is_given_back(limiter: Limiter, truth: int) 
 @pytest.mark.parametrize(("cost", "ahead", "passes"), [(1, 2.1, True), (50, 2.1, True), (50, 2.099_999, False), (1, 0, False)])
 def test_a_turn_can_be_booked(limiter: Limiter, cost: int, ahead: float, *, passes: bool) -> None:
     """Where requests may wait, a large one waits for as long as a small one would, and then all of it is owed."""
-    windows, store = bucket_of(TEN), limiter._store
+    bucket, store = bucket_of(TEN), limiter._store
     limiter.hit(limiter.key, TEN, cost=30)
     plan = Plan(
         (
             Charge(
                 limiter._prefix + limiter._key.digest_of(limiter.key),
-                windows,
+                bucket,
                 cost,
                 True,
                 None,
@@ -171,10 +171,10 @@ def test_a_bucket_that_refuses_since_something_was_borrowed_is_not_dropped() -> 
 
 def test_a_refusal_is_repeated_as_long_as_it_holds() -> None:
     """What was refused is refused without asking until one request fits, and then asked about, whatever it costs."""
-    windows, store, refusals = bucket_of(TEN), MemoryStore(Clock()), DenyCache()
+    bucket, store, refusals = bucket_of(TEN), MemoryStore(Clock()), DenyCache()
 
     def plan(cost: int) -> Plan:
-        return Plan((Charge("key", windows, cost, enforced=True, rule=None),))
+        return Plan((Charge("key", bucket, cost, enforced=True, rule=None),))
 
     store.spend(plan(15))
     refusals.learn(plan(7), store.spend(plan(7)), 100.0, 100.0)
@@ -231,9 +231,9 @@ def test_a_limit_that_lets_borrow(algorithm: str) -> None:
 @pytest.mark.parametrize("cost", [1, 2, 5, 30, 10**6])
 def test_a_share_lets_borrow_too(cost: int) -> None:
     """Of several processes each has its share of the burst, whatever a request costs, as it can be borrowed."""
-    windows = bucket_of(TEN)
-    assert windows.share(3, cost) is windows.share(3)
-    (share,) = windows.share(3).limits
+    bucket = bucket_of(TEN)
+    assert bucket.share(3, cost) is bucket.share(3)
+    (share,) = bucket.share(3).limits
     assert (share.count, share.period, share.burst, share.borrow) == (10, 3, 3, True)
 
 

@@ -106,8 +106,8 @@ def a_plan(rnd: random.Random, keys: list[str], names: list[int], counts: tuple[
     name = names[-1] if what == "take" else rnd.choice(names)
     charges = []
     for key in rnd.sample(keys, rnd.choice((1, len(keys)))):
-        windows, cost = bucket_of(f"{rnd.choice(counts)} at once"), rnd.choice((0, 1, 1, 1, 1, 2, 3, 10**12))
-        charge = Charge(key, windows, cost, rnd.random() < 0.8, rnd.choice(("a", "b")), slot=name)
+        bucket, cost = bucket_of(f"{rnd.choice(counts)} at once"), rnd.choice((0, 1, 1, 1, 1, 2, 3, 10**12))
+        charge = Charge(key, bucket, cost, rnd.random() < 0.8, rnd.choice(("a", "b")), slot=name)
         if what in ("release", "renew"):
             cost = rnd.choice((1, 1, 2))
             charge = charge._replace(cost=0, adjustment=Adjustment(0, 0, [cost if what == "release" else -cost], [name]))
@@ -135,11 +135,11 @@ def told(plan: Plan, reading: Reading) -> tuple[bool, list[tuple[int, int, int]]
     """What a reading says, as the oracle would say it."""
     return reading.admitted, [
         (
-            windows.algorithm.used(state, windows.limits[0]),
-            windows.algorithm.refill_us(state, windows.limits[0]),
+            bucket.algorithm.used(state, bucket.limits[0]),
+            bucket.algorithm.refill_us(state, bucket.limits[0]),
             state.places(charge.slot),
         )
-        for charge, windows, (state,) in ((charge, charge.bucket, states) for charge, states, _ in reading.buckets)
+        for charge, bucket, (state,) in ((charge, charge.bucket, states) for charge, states, _ in reading.buckets)
     ]
 
 
@@ -479,7 +479,7 @@ def test_a_rule_with_concurrency() -> None:
     """``concurrency: 20`` is the limit "20 at once" beside the others, in a bucket of its own."""
     rule = Rule("api", "5/second", concurrency=20)
     assert rule.every_limit == (Limit("5/second"), Limit("20 at once"))
-    assert [windows.has_slots for windows in rule.buckets] == [False, True]
+    assert [bucket.has_slots for bucket in rule.buckets] == [False, True]
     assert Rule("api", concurrency=20).every_limit == Rule("api", "20 at once").every_limit
     assert list(overshooting(Rule("api", "20 at once"))) == []
 

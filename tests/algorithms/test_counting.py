@@ -107,7 +107,7 @@ def history(seed: int, algorithm: str) -> list[Event]:
     """What happens to one bucket, each event with what the oracle says to it."""
     rnd = random.Random(f"{algorithm} {seed}")
     limits, oracle, now = a_kind(rnd, algorithm)
-    windows = [Bucket((limit,)) for limit in limits]
+    several = [Bucket((limit,)) for limit in limits]
     key, skew, clock = f"{algorithm}:{seed}", rnd.choice((0, 0, -DAY * US // 3, DAY * US // 3)), Clock(now)
     store, back, may_step = MemoryStore(clock), [], rnd.random() < 0.3
     if may_step:  # an expired bucket that is gone cannot be found in the future when the clock steps back
@@ -115,7 +115,7 @@ def history(seed: int, algorithm: str) -> list[Event]:
     events: list[Event] = []
     for _ in range(rnd.choice((3, 5, 7))):
         now += a_step(rnd, oracle.period, events[-1].answer if events else None, back=may_step)
-        clock.now, its = now, rnd.choice(windows)
+        clock.now, its = now, rnd.choice(several)
         oracle.count = count = its.limits[0].count
         cost, what = rnd.choice((0, 1, 1, 1, 2, 3, count, count - count // 3, count + 1)), rnd.random()
         charge = Charge(key, its, cost, enforced=True, rule="r")
@@ -314,9 +314,9 @@ def test_a_log_has_no_more_entries_than_its_limit_has_requests(client: redis.Red
 
 def test_a_charge_gives_back_no_more_than_itself(client: redis.Redis) -> None:
     """Whatever is given back of a moment comes out of what that moment was charged."""
-    clock, windows = Clock(), bucket_of(Limit("9/minute", algorithm="sliding_log"))
+    clock, bucket = Clock(), bucket_of(Limit("9/minute", algorithm="sliding_log"))
     for store in (MemoryStore(clock), Scripted(client, clock)):
-        plan = Plan((Charge(uuid4().hex, windows, 3, enforced=True, rule="r"),))
+        plan = Plan((Charge(uuid4().hex, bucket, 3, enforced=True, rule="r"),))
         readings = []
         for _ in range(3):
             clock.advance(1)
@@ -328,9 +328,9 @@ def test_a_charge_gives_back_no_more_than_itself(client: redis.Redis) -> None:
 
 def test_what_has_joined_a_later_entry_is_not_given_back(client: redis.Redis) -> None:
     """A charge whose entry counts on with what is owed cannot be told from that any more, and no older one pays for it."""
-    clock, windows = Clock(), bucket_of(Limit("3/minute", algorithm="sliding_log"))
+    clock, bucket = Clock(), bucket_of(Limit("3/minute", algorithm="sliding_log"))
     for store in (MemoryStore(clock), Scripted(client, clock)):
-        plan, last = Plan((Charge(uuid4().hex, windows, 1, enforced=True, rule="r"),)), None
+        plan, last = Plan((Charge(uuid4().hex, bucket, 1, enforced=True, rule="r"),)), None
         for _ in range(3):
             clock.advance(1)
             last = store.spend(plan, 5)
@@ -344,11 +344,11 @@ def test_what_has_joined_a_later_entry_is_not_given_back(client: redis.Redis) ->
 
 def test_the_longest_log(client: redis.Redis) -> None:
     """A log of ten thousand entries is exact, and every wait in it, too."""
-    clock, windows = Clock(), bucket_of(Limit("10000/minute", algorithm="sliding_log"))
+    clock, bucket = Clock(), bucket_of(Limit("10000/minute", algorithm="sliding_log"))
     scripted, memory, key = Scripted(client, clock), MemoryStore(clock), uuid4().hex
 
     def plan(cost: int, verb: Verb = "peek") -> Plan:
-        return Plan((Charge(key, windows, cost, enforced=True, rule="r"),), verb)
+        return Plan((Charge(key, bucket, cost, enforced=True, rule="r"),), verb)
 
     entries = b""
     for total in range(1, 10_000):

@@ -63,10 +63,10 @@ def some_windows(rnd: random.Random) -> list[Bucket]:
 def a_plan(rnd: random.Random, buckets: dict[str, list[Bucket]], now: int | None = None) -> Plan:
     charges = []
     for key in rnd.sample(list(buckets), rnd.choice((1, 1, len(buckets)))):
-        windows = rnd.choice(buckets[key])
-        cost = rnd.choice((*COSTS, windows.limits[0].burst, windows.limits[-1].burst + 1))
+        bucket = rnd.choice(buckets[key])
+        cost = rnd.choice((*COSTS, bucket.limits[0].burst, bucket.limits[-1].burst + 1))
         charges.append(
-            Charge(key, windows, cost, rnd.random() < 0.75, rnd.choice((None, "a", "b")), max_wait_us=rnd.choice(AHEAD))
+            Charge(key, bucket, cost, rnd.random() < 0.75, rnd.choice((None, "a", "b")), max_wait_us=rnd.choice(AHEAD))
         )
     if now is not None and rnd.random() < 0.15:
         return Plan(
@@ -81,17 +81,17 @@ def a_plan(rnd: random.Random, buckets: dict[str, list[Bucket]], now: int | None
 def a_turn(rnd: random.Random, buckets: dict[str, list[Bucket]]) -> Plan:
     """A request that is ready to wait for its turn: buckets are used up quickly and more is booked ahead."""
     charges = []
-    for key, windows in buckets.items():
-        (limits, *_), ahead = [each.limits for each in windows], rnd.choice(AHEAD[-2:])
+    for key, several in buckets.items():
+        (limits, *_), ahead = [each.limits for each in several], rnd.choice(AHEAD[-2:])
         cost = min([rnd.choice((1, 10**18)), *[limit.burst for limit in limits]])
-        charges.append(Charge(key, windows[0], cost, rnd.random() < 0.9, rnd.choice((None, "a")), max_wait_us=ahead))
+        charges.append(Charge(key, several[0], cost, rnd.random() < 0.9, rnd.choice((None, "a")), max_wait_us=ahead))
     return Plan(tuple(charges))
 
 
-def a_correction(rnd: random.Random, windows: Bucket, now: int) -> Adjustment:
+def a_correction(rnd: random.Random, bucket: Bucket, now: int) -> Adjustment:
     """Something to be put back, or taken on top, of what was charged a while ago."""
     back = []
-    for weight, limit in zip(windows.weights, windows.limits, strict=True):
+    for weight, limit in zip(bucket.weights, bucket.limits, strict=True):
         ticks = rnd.choice((-1, 1)) * rnd.choice((0, 1, rnd.randrange(weight + 1), weight, 7 * weight, limit.ceiling))
         back.append(max(-limit.ceiling, min(ticks, limit.ceiling)))
     grace = [rnd.choice((0, 0, 1, 1000, 10**6, 10**10)) for _ in back]

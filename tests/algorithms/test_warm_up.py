@@ -80,12 +80,12 @@ def history(rnd: random.Random, size: int = 5) -> list[Event]:
     several = [a_window(period, rnd.choice(COUNTS), rnd.choice(WARM_UPS)) for _ in range(rnd.choice((1, 1, 2)))]
     guava, events = Guava(several[0].limits[0], now), []
     for _ in range(size):
-        windows = rnd.choice(several)
-        (limit,) = windows.limits
+        bucket = rnd.choice(several)
+        (limit,) = bucket.limits
         verb, cost, ahead, lease = rnd.choice(("spend",) * 10 + ("peek", "reset")), rnd.choice(COSTS), rnd.choice(AHEAD), None
         if rnd.random() < 0.15:
             verb, cost, lease = "adjust", 0, a_correction(rnd, limit, now)
-        plan = Plan((Charge(key, windows, cost, enforced=True, rule=None, adjustment=lease, max_wait_us=ahead),), verb)
+        plan = Plan((Charge(key, bucket, cost, enforced=True, rule=None, adjustment=lease, max_wait_us=ahead),), verb)
         event, guava = _asked(guava, plan, now)
         events.append(event)
         now += _step(rnd, guava, limit)
@@ -271,11 +271,11 @@ def test_half_of_what_the_rate_is_passes_while_it_warms_up(subject: Subject, tex
 @given(count=st.integers(1, 1000), ms=st.integers(1, 60_000), costs=st.lists(st.integers(1, 100), max_size=30))
 def test_turns_are_not_before_guavas_property(count: int, ms: int, costs: list[int]) -> None:
     """Of requests that come all at once each has the turn that Guava gives it, or one less than a tick later."""
-    windows = bucket_of(Limit(f"{count}/second", warm_up=ms / 1000))
-    rate, states = rate_of(windows.limits[0]), [(0, 0)]
+    bucket = bucket_of(Limit(f"{count}/second", warm_up=ms / 1000))
+    rate, states = rate_of(bucket.limits[0]), [(0, 0)]
     stored, turn = rate.most, Fraction(0)
     for cost in costs:
-        states = warm_up.try_charge(states, windows, cost, 10**12)
+        states = warm_up.try_charge(states, bucket, cost, 10**12)
         of_stored = min(stored, Fraction(cost))
         turn += rate.time_of_stored(stored, of_stored) + (cost - of_stored) * rate.stable
         stored -= of_stored
@@ -362,14 +362,14 @@ def test_a_correction_is_as_if_it_had_cost_that_property(
     count: int, ms: int, before: int, costs: tuple[int, int], wait: int
 ) -> None:
     """Where nobody else asks meanwhile, a bucket is as if a request had cost from the start what it turned out to cost."""
-    windows = bucket_of(Limit(f"{count}/second", warm_up=ms / 1000))
-    (limit,), (cost, truth) = windows.limits, costs
-    found = warm_up.try_charge([(0, 0)], windows, before, 10**12)
-    back, grace = warm_up.refund_amount(found, windows, cost, truth)
-    after = warm_up.advance(warm_up.try_charge(found, windows, cost, 10**12), wait, windows)
+    bucket = bucket_of(Limit(f"{count}/second", warm_up=ms / 1000))
+    (limit,), (cost, truth) = bucket.limits, costs
+    found = warm_up.try_charge([(0, 0)], bucket, before, 10**12)
+    back, grace = warm_up.refund_amount(found, bucket, cost, truth)
+    after = warm_up.advance(warm_up.try_charge(found, bucket, cost, 10**12), wait, bucket)
     (debt, warmth), ((owed, expected),) = (
-        warm_up.apply_adjustment(after, back, wait, grace, windows)[0],
-        warm_up.advance(warm_up.try_charge(found, windows, truth, 10**12), wait, windows),
+        warm_up.apply_adjustment(after, back, wait, grace, bucket)[0],
+        warm_up.advance(warm_up.try_charge(found, bucket, truth, 10**12), wait, bucket),
     )
     if truth > cost:  # from now on, so it may be more
         assert debt >= owed
@@ -386,7 +386,7 @@ def test_a_correction_is_as_if_it_had_cost_that_property(
 )
 def test_who_else_asked_meanwhile_makes_no_difference_property(costs: list[int], which: int, truth: int, count: int) -> None:
     """In a bucket that has not been idle since, one that had its turn and is given back leaves what the others cost alone."""
-    windows = bucket_of(Limit(f"{count}/second", warm_up=100_000))
+    bucket = bucket_of(Limit(f"{count}/second", warm_up=100_000))
     which %= len(costs)
     truth = min(truth, costs[which])
 
@@ -394,23 +394,23 @@ def test_who_else_asked_meanwhile_makes_no_difference_property(costs: list[int],
         states = [(0, 0)]
         for cost in costs:
             found.append(states)
-            states = warm_up.try_charge(states, windows, cost, 10**12)
+            states = warm_up.try_charge(states, bucket, cost, 10**12)
         return states
 
     found: list[list[tuple[int, int]]] = []
     states = taken(costs)
-    ((ticks, warmth, _, warmest),), grace = warm_up.refund_amount(found[which], windows, costs[which], truth)
-    assert warm_up.apply_adjustment(states, [(ticks, warmth, 0, warmest)], 0, grace, windows) == taken(
+    ((ticks, warmth, _, warmest),), grace = warm_up.refund_amount(found[which], bucket, costs[which], truth)
+    assert warm_up.apply_adjustment(states, [(ticks, warmth, 0, warmest)], 0, grace, bucket) == taken(
         [*costs[:which], truth, *costs[which + 1 :]]
     )
 
 
 def test_a_turn_is_given_back_while_nobody_is_behind(subject: Subject) -> None:
     """Who leaves the end of a queue makes room there; who leaves from amid it makes none, as those behind keep their turns."""
-    windows, store = bucket_of(Limit("10/second", warm_up="2s")), subject.limiter._store
+    bucket, store = bucket_of(Limit("10/second", warm_up="2s")), subject.limiter._store
 
     def book() -> tuple[Plan, Reading]:
-        plan = Plan((Charge(subject.key, windows, 1, enforced=True, rule=None, max_wait_us=10**9),))
+        plan = Plan((Charge(subject.key, bucket, 1, enforced=True, rule=None, max_wait_us=10**9),))
         return plan, store.spend(plan, 5)
 
     def turn(booked: tuple[Plan, Reading]) -> float:
@@ -436,15 +436,15 @@ def test_a_turn_is_given_back_while_nobody_is_behind(subject: Subject) -> None:
 @pytest.mark.parametrize("text", ["7/second", "333/minute", "1000003/day"])
 def test_a_key_lives_until_it_is_cold(client: redis.Redis, text: str, cost: int) -> None:
     """A key is kept until its bucket is as one that nobody has used, at most 2 ms longer."""
-    clock, key, windows = Clock(), uuid4().hex, bucket_of(Limit(text, warm_up="7s"))
+    clock, key, bucket = Clock(), uuid4().hex, bucket_of(Limit(text, warm_up="7s"))
     on_set = f"server.call('SET', key .. '{TTL_SUFFIX}', string.format('%d', fake + ttl * 1000))"
     scripted = Scripted(client, clock, on_set)
-    plan = Plan((Charge(key, windows, cost, enforced=True, rule=None, max_wait_us=10**15),))
+    plan = Plan((Charge(key, bucket, cost, enforced=True, rule=None, max_wait_us=10**15),))
     for us in (0, 1, 1234, SECOND, 10**9):
         clock.advance(us=us)
         (state,) = scripted.spend(plan, 5).buckets[0].after
-        assert 0 < int(client.get(key + TTL_SUFFIX)) - clock.now - warm_up.ttl_us(state, windows.limits[0]) <= 2001
-    clock.advance(us=warm_up.ttl_us(state, windows.limits[0]))
+        assert 0 < int(client.get(key + TTL_SUFFIX)) - clock.now - warm_up.ttl_us(state, bucket.limits[0]) <= 2001
+    clock.advance(us=warm_up.ttl_us(state, bucket.limits[0]))
     assert scripted.spend(plan._replace(verb="peek"), 5).buckets[0].before == [(0, 0)]
 
 
@@ -533,8 +533,8 @@ def test_a_share_has_a_share_of_the_rate() -> None:
     """Of several processes that each limit alone, all together let pass what the limit does."""
     shared = Limit("100/second", warm_up="10s").share(3, cost=7)
     assert (shared.count, shared.period, shared.burst, shared.warm_up) == (100, 3, 1, 10)
-    windows = bucket_of(Limit("100/second", warm_up="10s"))
-    assert windows.share(3, 7) is windows.share(3, 900)
+    bucket = bucket_of(Limit("100/second", warm_up="10s"))
+    assert bucket.share(3, 7) is bucket.share(3, 900)
 
 
 def test_plans_that_are_sent_together_are_carried_out_one_after_the_other(client: redis.Redis, scripted: Scripted) -> None:

@@ -186,7 +186,7 @@ def test_configured_names_that_nobody_configured_are_not_kept() -> None:
                 limiter.hit("key", Configured(text(number, LONG)))
 
 
-def test_what_courtesy_remembers_is_bounded() -> None:
+def test_what_a_client_throttle_remembers_is_bounded() -> None:
     """Ten thousand keys take 10 MB at most, however long they are."""
     times: dict[str, float] = {}
     with growing_less_than(10 * MEGABYTE):

@@ -60,18 +60,18 @@ class Counted(Watched):
     @property
     def taken(self) -> int:
         found = 0
-        for written, _, windows, states in buckets(self).values():
-            if windows.has_slots:
-                found += concurrency.advance(states, self.clock() - written, windows)[0].taken
+        for written, _, bucket, states in buckets(self).values():
+            if bucket.has_slots:
+                found += concurrency.advance(states, self.clock() - written, bucket)[0].taken
         return found
 
     @property
     def owed_elsewhere(self) -> dict[str, int]:
         """Requests that the buckets of other limits owe."""
         found = {}
-        for key, (_, _, windows, states) in buckets(self).items():
-            if not windows.has_slots:
-                found[key] = max(map(windows.algorithm.used, states, windows.limits))
+        for key, (_, _, bucket, states) in buckets(self).items():
+            if not bucket.has_slots:
+                found[key] = max(map(bucket.algorithm.used, states, bucket.limits))
         return found
 
 

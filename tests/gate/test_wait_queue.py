@@ -231,9 +231,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World(monkeypatch)
 
 
-def turn(world: World, seconds: float, key: str = "k", windows: Bucket = bucket_of("1/second"), cost: int = 1) -> Booking:  # noqa: B008 - the same one
+def turn(world: World, seconds: float, key: str = "k", bucket: Bucket = bucket_of("1/second"), cost: int = 1) -> Booking:  # noqa: B008 - the same one
     """A turn in so many seconds."""
-    plan = Plan((Charge(key, windows, cost, enforced=True, rule="r"),))
+    plan = Plan((Charge(key, bucket, cost, enforced=True, rule="r"),))
     taken = Charged(None, plan, Reading(world(), [BucketReading(plan.charges[0], [seconds], [0])], True))
     return Booking(world() + round(seconds * SECOND), world.monotonic() + seconds, (taken,))
 
@@ -356,7 +356,7 @@ def test_an_event_loop_that_has_ended_leaves_no_queue(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [{"key": "other"}, {"cost": 2}, {"windows": bucket_of("2/second")}], ids=["bucket", "cost", "limits"]
+    "other", [{"key": "other"}, {"cost": 2}, {"bucket": bucket_of("2/second")}], ids=["bucket", "cost", "limits"]
 )
 def test_turns_of_another_kind_are_another_queue(world: World, other: dict[str, Any]) -> None:
     """Nobody moves up into a turn in another bucket, of another cost, or under another limit."""

@@ -368,15 +368,15 @@ def test_the_rarest_limit_can_be_shared() -> None:
 
 def test_the_windows_of_a_share_are_the_same_every_time() -> None:
     """A bucket's shared windows are one object, whatever costs come, unless one needs more than its share of the burst."""
-    windows = bucket_of("10/second", "600/minute burst 90")
-    share = windows.share(4)
+    bucket = bucket_of("10/second", "600/minute burst 90")
+    share = bucket.share(4)
     assert [str(limit) for limit in share.limits] == ["5 per 2 seconds burst 2", "150/minute burst 22"]
-    assert all(windows.share(4, cost) is share for cost in (0, 1, 2))
-    dear = windows.share(4, 5)
+    assert all(bucket.share(4, cost) is share for cost in (0, 1, 2))
+    dear = bucket.share(4, 5)
     assert [limit.burst for limit in dear.limits] == [5, 22]
-    assert dear is windows.share(4, 5)
+    assert dear is bucket.share(4, 5)
     assert dear.ids == share.ids
-    assert windows.share(1, 5) is windows
+    assert bucket.share(1, 5) is bucket
 
 
 def test_shares_of_equal_periods_are_told_apart() -> None:

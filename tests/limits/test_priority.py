@@ -35,7 +35,7 @@ CALLERS = [
 def rooms(rule: Rule) -> dict[str, list[int]]:
     """What each priority has room for in each bucket."""
     return {
-        priority: [limit.burst for windows in rule.buckets_for(priority) for limit in windows.limits] for priority in RESERVES
+        priority: [limit.burst for bucket in rule.buckets_for(priority) for limit in bucket.limits] for priority in RESERVES
     }
 
 
@@ -145,7 +145,7 @@ def test_everybody_has_room_or_there_is_no_such_rule_property(burst: int, percen
     (high,), (normal,), (low,) = rooms(rule).values()
     assert high > normal > low > 0
     assert normal - low == high - normal >= Fraction(percents, 100) * high
-    assert len({(windows.ids, windows.suffix) for priority in RESERVES for windows in rule.buckets_for(priority)}) == 1
+    assert len({(bucket.ids, bucket.suffix) for priority in RESERVES for bucket in rule.buckets_for(priority)}) == 1
 
 
 def test_the_buckets_of_a_priority_are_the_same_every_time() -> None:
@@ -297,8 +297,8 @@ def test_places_are_kept_as_well(store: str) -> None:
 # --- in the memory store ----------------------------------------------------------------------------------------------
 
 
-def charge(windows: Bucket, key: str = "shared", cost: int = 1) -> Plan:
-    return Plan((Charge(key, windows, cost, enforced=True, rule=None),))
+def charge(bucket: Bucket, key: str = "shared", cost: int = 1) -> Plan:
+    return Plan((Charge(key, bucket, cost, enforced=True, rule=None),))
 
 
 @given(
@@ -310,9 +310,9 @@ def test_nobody_takes_what_is_kept_property(limit: Limit, asking: list[tuple[str
     store, rule = MemoryStore(Clock()), Rule("r", limit, reserve="20%")
     taken = 0
     for priority, cost in asking:
-        (windows,) = rule.buckets_for(priority)
-        decision = decide(plan := charge(windows, cost=cost), store.spend(plan))
-        room = windows.limits[0].burst
+        (bucket,) = rule.buckets_for(priority)
+        decision = decide(plan := charge(bucket, cost=cost), store.spend(plan))
+        room = bucket.limits[0].burst
         assert decision.allowed is (taken + cost <= room or not cost)
         taken += cost if decision.allowed else 0
         assert (decision.limit, decision.remaining) == (room, max(0, room - taken))
@@ -321,7 +321,7 @@ def test_nobody_takes_what_is_kept_property(limit: Limit, asking: list[tuple[str
 def test_a_bucket_that_refuses_anybody_is_not_dropped() -> None:
     """However many new keys come, one that refuses low priority stays, even if high priority used it last."""
     store = MemoryStore(Clock(), max_buckets=3)
-    buckets = {priority: windows for priority, (windows,) in graded(Rule("r", "10/second").buckets, Fraction(1, 5)).items()}
+    buckets = {priority: bucket for priority, (bucket,) in graded(Rule("r", "10/second").buckets, Fraction(1, 5)).items()}
     store.spend(charge(buckets["high"], cost=7))
     for number in range(50):
         store.spend(charge(Rule("r", "10/day").buckets[0], f"new {number}"))

@@ -31,15 +31,15 @@ class Taken(NamedTuple):
 class StoredBucket:
     """One bucket in a store under a clock of its own."""
 
-    def __init__(self, store: Any, clock: Clock, windows: Bucket) -> None:
+    def __init__(self, store: Any, clock: Clock, bucket: Bucket) -> None:
         self.store = store
         self.clock = clock
-        self.windows = windows
+        self.bucket = bucket
         self.key = uuid4().hex
 
-    def charge(self, cost: int, windows: Bucket | None = None) -> Taken:
+    def charge(self, cost: int, bucket: Bucket | None = None) -> Taken:
         """Charge a cost, whether it is admitted or not."""
-        charge = Charge(self.key, windows or self.windows, cost, enforced=True, rule="rule")
+        charge = Charge(self.key, bucket or self.bucket, cost, enforced=True, rule="rule")
         plan = Plan((charge,))
         return Taken(plan, self.store.spend(plan, 5))
 
@@ -51,15 +51,15 @@ class StoredBucket:
         (charge,) = taken.plan.charges
         return Taken(Plan((charge._replace(cost=cost),)), taken.reading)
 
-    def owed(self, windows: Bucket | None = None) -> Sequence[int]:
+    def owed(self, bucket: Bucket | None = None) -> Sequence[int]:
         """Ticks per window, now."""
-        charge = Charge(self.key, windows or self.windows, 0, enforced=False, rule=None)
+        charge = Charge(self.key, bucket or self.bucket, 0, enforced=False, rule=None)
         return self.store.spend(Plan((charge,), "peek"), 5).buckets[0].before
 
-    def requests(self, windows: Bucket | None = None) -> list[float]:
+    def requests(self, bucket: Bucket | None = None) -> list[float]:
         """What is owed now, in requests per window."""
-        windows = windows or self.windows
-        return [debt / weight for debt, weight in zip(self.owed(windows), windows.weights, strict=True)]
+        bucket = bucket or self.bucket
+        return [debt / weight for debt, weight in zip(self.owed(bucket), bucket.weights, strict=True)]
 
 
 Open = Callable[[Bucket], StoredBucket]
@@ -71,9 +71,9 @@ def open_bucket(request: pytest.FixtureRequest, client: redis.Redis) -> Open:
     clock = Clock()
     store = MemoryStore(clock) if request.param == "memory" else Scripted(client, clock)
 
-    def opened(windows: Bucket) -> StoredBucket:
+    def opened(bucket: Bucket) -> StoredBucket:
         clock.now = Clock().now
-        return StoredBucket(store, clock, windows)
+        return StoredBucket(store, clock, bucket)
 
     return opened
 
@@ -86,46 +86,46 @@ def limits(draw: Any) -> Limit:
     return Limit(f"{count} per {period} seconds", burst=max(1, min(burst, 3660 * 86_400 * count // period)))
 
 
-all_windows = st.lists(limits(), min_size=1, max_size=3).map(lambda found: Bucket(tuple(found)))
+all_buckets = st.lists(limits(), min_size=1, max_size=3).map(lambda found: Bucket(tuple(found)))
 costs = st.one_of(st.integers(0, 12), st.integers(0, 10**6), st.just(10**30))
 shares = st.integers(0, 8)
 """Eighths of how long a window takes to drain."""
 
 
-def wait(bucket: StoredBucket, eighths: int, more: int) -> int:
+def wait(stored: StoredBucket, eighths: int, more: int) -> int:
     """Go on, by a part of what the slowest or the fastest window needs to drain; how many microseconds that was."""
-    drains = [-(-debt // count) for debt, count in zip(bucket.owed(), bucket.windows.counts, strict=True)]
+    drains = [-(-debt // count) for debt, count in zip(stored.owed(), stored.bucket.counts, strict=True)]
     us = min(sorted(drains)[more % len(drains)] * eighths // 7 + more, 10**15)
-    bucket.clock.advance(us=us)
+    stored.clock.advance(us=us)
     return us
 
 
-@given(windows=all_windows, charged=st.tuples(costs, costs, costs), pauses=st.tuples(shares, shares, st.integers(0, 3)))
+@given(bucket=all_buckets, charged=st.tuples(costs, costs, costs), pauses=st.tuples(shares, shares, st.integers(0, 3)))
 def test_a_correction_is_exact_property(
-    open_bucket: Open, windows: Bucket, charged: tuple[int, int, int], pauses: tuple[int, int, int]
+    open_bucket: Open, bucket: Bucket, charged: tuple[int, int, int], pauses: tuple[int, int, int]
 ) -> None:
     """Where nobody else uses the bucket it owes what it would with the lower cost, and on top what the higher costs more."""
     older, first, right = charged
-    bucket = open_bucket(windows)
-    bucket.charge(older)
-    wait(bucket, pauses[0], pauses[2])
-    before = bucket.owed()
-    taken = bucket.charge(first)
+    stored = open_bucket(bucket)
+    stored.charge(older)
+    wait(stored, pauses[0], pauses[2])
+    before = stored.owed()
+    taken = stored.charge(first)
     assume(taken.reading.admitted)
-    elapsed = wait(bucket, pauses[1], pauses[2])
-    bucket.refund(taken, right)
-    for owed, debt, limit in zip(bucket.owed(), before, windows.limits, strict=True):
+    elapsed = wait(stored, pauses[1], pauses[2])
+    stored.refund(taken, right)
+    for owed, debt, limit in zip(stored.owed(), before, bucket.limits, strict=True):
         left = max(0, debt + min(first, right) * limit.period_us - elapsed * limit.count)
         ideal = min(left + max(0, right - first) * limit.period_us, limit.ceiling)
         assert ideal <= owed < ideal + limit.count
 
 
-@given(windows=all_windows, costs=st.lists(st.integers(0, 12), min_size=2, max_size=5), pauses=st.tuples(shares, shares))
+@given(bucket=all_buckets, costs=st.lists(st.integers(0, 12), min_size=2, max_size=5), pauses=st.tuples(shares, shares))
 def test_the_last_of_several_corrections_counts_property(
-    open_bucket: Open, windows: Bucket, costs: list[int], pauses: tuple[int, int]
+    open_bucket: Open, bucket: Bucket, costs: list[int], pauses: tuple[int, int]
 ) -> None:
     """Put right several times is as put right once; but what was charged on top may be given back in part only."""
-    several, once = open_bucket(windows), open_bucket(windows)
+    several, once = open_bucket(bucket), open_bucket(bucket)
     taken, same = several.charge(costs[0]), once.charge(costs[0])
     assume(taken.reading.admitted)
     wait(several, *pauses)
@@ -133,7 +133,7 @@ def test_the_last_of_several_corrections_counts_property(
         taken = several.refund(taken, cost)
     once.refund(same, costs[-1])
     one_way = costs in (sorted(costs), sorted(costs, reverse=True))
-    for left, right, count in zip(several.owed(), once.owed(), windows.counts, strict=True):
+    for left, right, count in zip(several.owed(), once.owed(), bucket.counts, strict=True):
         assert left > right - len(costs) * count
         assert left < right + len(costs) * count or not one_way
 
@@ -148,19 +148,19 @@ def test_whatever_was_used_is_paid_property(
     open_bucket: Open, asked: list[tuple[int, int, int]], order: Any, limit: str
 ) -> None:
     """However many use a bucket at once, what they used and the time since has not paid is still owed in the end."""
-    windows = bucket_of(Limit(limit, burst=1000))
-    bucket = open_bucket(windows)
-    began = bucket.clock.now
+    bucket = bucket_of(Limit(limit, burst=1000))
+    stored = open_bucket(bucket)
+    began = stored.clock.now
     under_way: list[tuple[Taken, int]] = []
     for reserved, cost, pause in asked:
-        under_way.append((bucket.charge(reserved), cost))
-        bucket.clock.advance(us=pause)
+        under_way.append((stored.charge(reserved), cost))
+        stored.clock.advance(us=pause)
         if order.random() < 0.5:
-            bucket.refund(*under_way.pop(order.randrange(len(under_way))))
+            stored.refund(*under_way.pop(order.randrange(len(under_way))))
     for taken, cost in under_way:
-        bucket.refund(taken, cost)
-    used = sum(cost for _, cost, _ in asked) * windows.weights[0]
-    assert bucket.owed()[0] >= used - (bucket.clock.now - began) * windows.counts[0]
+        stored.refund(taken, cost)
+    used = sum(cost for _, cost, _ in asked) * bucket.weights[0]
+    assert stored.owed()[0] >= used - (stored.clock.now - began) * bucket.counts[0]
 
 
 # --- examples ---------------------------------------------------------------------------------------------------------
@@ -242,13 +242,13 @@ def test_a_changed_count_changes_nothing(open_bucket: Open) -> None:
 
 def test_what_is_put_right_is_only_what_is_wrong() -> None:
     """Charges that were right, that did not fit, or that have nothing to give back any more, are not asked about."""
-    windows, leased = bucket_of("5/minute"), Bucket((Limit("100/second", lease=10),))
+    bucket, leased = bucket_of("5/minute"), Bucket((Limit("100/second", lease=10),))
     plan = Plan(
         (
-            Charge("right", windows, 1, enforced=True, rule="a"),
-            Charge("wrong", windows, 2, enforced=True, rule="b"),
-            Charge("shadow", windows, 9, enforced=False, rule="c"),
-            Charge("nothing", windows, 0, enforced=True, rule="d"),
+            Charge("right", bucket, 1, enforced=True, rule="a"),
+            Charge("wrong", bucket, 2, enforced=True, rule="b"),
+            Charge("shadow", bucket, 9, enforced=False, rule="c"),
+            Charge("nothing", bucket, 0, enforced=True, rule="d"),
             Charge("leased", leased, 1, enforced=True, rule="e"),
         )
     )
@@ -260,11 +260,11 @@ def test_what_is_put_right_is_only_what_is_wrong() -> None:
 
 def test_of_a_lease_less_is_given_back(open_bucket: Open) -> None:
     """Where a charge may come out of what was taken in advance, what a lease's time drains of it stays; on top comes all."""
-    windows = Bucket((Limit("2/second burst 10", lease=2),))
-    bucket = open_bucket(windows)
-    taken = bucket.charge(9)
-    taken = bucket.refund(taken, 4)
+    bucket = Bucket((Limit("2/second burst 10", lease=2),))
+    stored = open_bucket(bucket)
+    taken = stored.charge(9)
+    taken = stored.refund(taken, 4)
     kept = LEASE_SPARE_US * 2 / (1 * SECOND)
-    assert bucket.requests() == pytest.approx([4 + kept], abs=1e-6)
-    bucket.refund(taken, 8)
-    assert bucket.requests() == pytest.approx([8 + kept], abs=1e-6)
+    assert stored.requests() == pytest.approx([4 + kept], abs=1e-6)
+    stored.refund(taken, 8)
+    assert stored.requests() == pytest.approx([8 + kept], abs=1e-6)

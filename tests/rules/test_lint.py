@@ -14,14 +14,14 @@ from limitgate.rules.lint import most_within, overshooting
 
 def greedy(period: int, *limits: Limit) -> int:
     """How many requests pass in so many seconds if each comes as soon as it may, from full buckets."""
-    windows, now, admitted = bucket_of(*limits), 0, 0
+    bucket, now, admitted = bucket_of(*limits), 0, 0
     debts = [0] * len(limits)
     while True:
         wait = max(gcra.wait_us(debt, 1, limit) or 0 for debt, limit in zip(debts, limits))
         now += wait
         if now >= period * 1_000_000:
             return admitted
-        debts = gcra.try_charge(gcra.advance(debts, wait, windows), windows, 1)
+        debts = gcra.try_charge(gcra.advance(debts, wait, bucket), bucket, 1)
         admitted += 1
 
 

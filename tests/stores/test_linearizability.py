@@ -54,9 +54,9 @@ def a_plan(rnd: random.Random, name: str, algorithm: str) -> Plan:
     """A plan over some of three buckets."""
     limits = Limit("50/second burst 5"), Limit("40/minute"), _limit(algorithm)
     charges = [
-        Charge(f"{name}{key}{windows.suffix}", windows, rnd.choice((1, 1, 1, 2, 3)), rnd.random() < 0.9, None)
+        Charge(f"{name}{key}{bucket.suffix}", bucket, rnd.choice((1, 1, 1, 2, 3)), rnd.random() < 0.9, None)
         for key in rnd.sample(("a", "b", "c"), rnd.choice((1, 1, 2)))
-        for windows in buckets_of(tuple(rnd.sample(limits, rnd.choice((1, 2, 3)))))
+        for bucket in buckets_of(tuple(rnd.sample(limits, rnd.choice((1, 2, 3)))))
     ]
     return Plan(tuple(charges), rnd.choice(("spend", "spend", "spend", "peek", "reset")))
 
@@ -69,14 +69,14 @@ def one_by_one(buckets: Buckets, plan: Plan, now: int) -> tuple[Reading, Buckets
     """What a store says that serves one after the other, and what it holds then."""
     after, states = dict(buckets), []
     for charge in plan.charges:
-        windows, kind = charge.bucket, charge.bucket.algorithm
-        known = dict(zip(windows.ids, kind.initial(now, windows)))
-        for limit, window in zip(windows.limits, windows.ids):
+        bucket, kind = charge.bucket, charge.bucket.algorithm
+        known = dict(zip(bucket.ids, kind.initial(now, bucket)))
+        for limit, window in zip(bucket.limits, bucket.ids):
             found = after.get(f"{charge.key}/{window}")
             if found is not None and plan.verb != "reset":
-                single = type(windows)((limit,), (window,))
+                single = type(bucket)((limit,), (window,))
                 (known[window],) = kind.advance(found[1], now - found[0], single, now)
-        states.append([known[window] for window in windows.ids])
+        states.append([known[window] for window in bucket.ids])
     reading = read(plan.charges, now, states)
     for charge, before, then in reading.buckets:
         left = then if plan.verb == "spend" and reading.admitted and then is not None else before

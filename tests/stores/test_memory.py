@@ -456,15 +456,15 @@ def test_a_bucket_moved_while_its_plan_is_carried_out_still_expires() -> None:
     """Where a known bucket and new ones are charged together, each expires in its time."""
     clock = Clock()
     store = MemoryStore(clock, max_buckets=4000)
-    windows = bucket_of("60/minute")
+    bucket = bucket_of("60/minute")
     for number in range(400):
-        known = Charge(f"client {number % 40}", windows, 1, enforced=True, rule=None)
-        fresh = Charge(f"client {number % 40} path {number}", windows, 1, enforced=True, rule=None)
+        known = Charge(f"client {number % 40}", bucket, 1, enforced=True, rule=None)
+        fresh = Charge(f"client {number % 40} path {number}", bucket, 1, enforced=True, rule=None)
         store.spend(Plan((known, fresh)))
         clock.advance(0.4)
     clock.advance(3600)
     for number in range(100):
-        store.spend(Plan((Charge(f"late {number}", windows, 1, enforced=True, rule=None),)))
+        store.spend(Plan((Charge(f"late {number}", bucket, 1, enforced=True, rule=None),)))
     assert len(store) == 100
 
 
@@ -652,7 +652,7 @@ def test_limits_that_no_bucket_has_any_more_are_forgotten() -> None:
     assert len(store._layouts.known) <= len(store) + 1
     assert len(store._layouts.numbered) <= 102
     uses = Counter(bucket[2] for bucket in buckets(store).values())
-    assert {windows: layout.uses for windows, layout in store._layouts.known.items()} == uses
+    assert {bucket: layout.uses for bucket, layout in store._layouts.known.items()} == uses
 
 
 def test_buckets_asked_in_part_share_what_they_have_in_common() -> None:

@@ -21,15 +21,15 @@ def store_at(url: str) -> Any:
 
 
 def a_plan(*limits: str, key: str | None = None, cost: int = 1, verb: Any = "spend") -> Plan:
-    windows = bucket_of(*limits or ("50/day",))
-    return Plan((Charge(uuid4().hex if key is None else key, windows, cost, enforced=True, rule=None),), verb)
+    bucket = bucket_of(*limits or ("50/day",))
+    return Plan((Charge(uuid4().hex if key is None else key, bucket, cost, enforced=True, rule=None),), verb)
 
 
 def giving_back(key: str) -> Plan:
     """What gives two requests back."""
-    windows = bucket_of("50/day")
-    lease = Adjustment(0, 0, [2 * windows.weights[0]], [0])
-    return Plan((Charge(key, windows, 0, enforced=False, rule=None, adjustment=lease),), "adjust")
+    bucket = bucket_of("50/day")
+    lease = Adjustment(0, 0, [2 * bucket.weights[0]], [0])
+    return Plan((Charge(key, bucket, 0, enforced=False, rule=None, adjustment=lease),), "adjust")
 
 
 def begin(store: Any, *plans: Plan, timeout: float = PATIENT) -> list[asyncio.Task[Reading]]:

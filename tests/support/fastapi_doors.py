@@ -44,8 +44,8 @@ def refused_by(reply: Any) -> list[str]:
 def used(store: MemoryStore) -> dict[str, int]:
     """What all buckets of each limit have been charged, to the tick."""
     total: Counter[str] = Counter()
-    for key, (_, _, windows, debts) in buckets(store).items():
-        requests, rest = divmod(debts[0], windows.limits[0].period_us)
+    for key, (_, _, bucket, debts) in buckets(store).items():
+        requests, rest = divmod(debts[0], bucket.limits[0].period_us)
         assert rest == 0
         total[key.split(":")[1]] += requests
     return {name: requests for name, requests in total.items() if requests}

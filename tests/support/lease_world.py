@@ -35,19 +35,19 @@ class OverdrawnError(AssertionError):
 class Truth:
     """What a bucket would owe, had every request been charged when it was admitted."""
 
-    def __init__(self, windows: Bucket) -> None:
-        self.windows = windows
-        self.debts = [0] * len(windows.ids)
+    def __init__(self, bucket: Bucket) -> None:
+        self.bucket = bucket
+        self.debts = [0] * len(bucket.ids)
         self.written = START
 
     def at(self, now: int) -> list[int]:
         elapsed = now - self.written
-        return [max(0, debt - elapsed * count) for debt, count in zip(self.debts, self.windows.counts, strict=True)]
+        return [max(0, debt - elapsed * count) for debt, count in zip(self.debts, self.bucket.counts, strict=True)]
 
     def admit(self, cost: int, now: int) -> None:
-        self.debts = [debt + cost * weight for debt, weight in zip(self.at(now), self.windows.weights, strict=True)]
+        self.debts = [debt + cost * weight for debt, weight in zip(self.at(now), self.bucket.weights, strict=True)]
         self.written = now
-        for debt, capacity, limit in zip(self.debts, self.windows.capacities, self.windows.limits, strict=True):
+        for debt, capacity, limit in zip(self.debts, self.bucket.capacities, self.bucket.limits, strict=True):
             if debt > capacity:
                 raise OverdrawnError(f"{limit} owes {(debt - capacity) / limit.period_us:.6f} requests too many")
 
@@ -55,13 +55,13 @@ class Truth:
 class World:
     """A server, its clock, and whatever is on its way to or from it."""
 
-    def __init__(self, client: redis.Redis, rnd: random.Random, windows: Sequence[Bucket], transit_us: int = 0) -> None:
+    def __init__(self, client: redis.Redis, rnd: random.Random, buckets: Sequence[Bucket], transit_us: int = 0) -> None:
         self.client = client
         self.sha = client.script_load(CLOCK.replace("ON_SET", "") + wire.SPEND)
         self.rnd = rnd
         self.now = START
         name = uuid4().hex
-        self.buckets = {f"{name}:{place}": each for place, each in enumerate(windows)}
+        self.buckets = {f"{name}:{place}": each for place, each in enumerate(buckets)}
         self.truths = {key: Truth(each) for key, each in self.buckets.items()}
         self.transit_us = transit_us
         self.calls = self.local = 0
@@ -224,7 +224,7 @@ class Process:
 # --- histories --------------------------------------------------------------------------------------------------------
 
 
-def leased_windows(rnd: random.Random) -> Bucket:
+def a_leased_bucket(rnd: random.Random) -> Bucket:
     """Up to three limits: many that are earned back within the second for which a lease lasts, others in up to a day."""
     limits = []
     for period in rnd.choice(((1,), (1,), (1,), (1,), (1, 60), (1, 60, 86400), (60, 86400))):
@@ -239,7 +239,7 @@ class History:
 
     def __init__(self, client: redis.Redis, seed: int) -> None:
         self.rnd = rnd = random.Random(seed)
-        buckets = [leased_windows(rnd) for _ in range(rnd.choice((1, 1, 1, 2)))]
+        buckets = [a_leased_bucket(rnd) for _ in range(rnd.choice((1, 1, 1, 2)))]
         first = buckets[0]
         request_us = max([weight // count for weight, count in zip(first.weights, first.counts, strict=True)])
         lease_us, refill_us = request_us * first.lease, request_us * first.limits[0].burst
@@ -264,8 +264,8 @@ class History:
             keys = rnd.sample(list(world.buckets), rnd.choice((1, len(world.buckets))))
             self.step(rnd.randrange(len(self.processes)), keys)
             for process in self.processes:
-                for key, windows in world.buckets.items():
-                    assert process.held(key) <= windows.lease, "a process holds more than its lease"
+                for key, bucket in world.buckets.items():
+                    assert process.held(key) <= bucket.lease, "a process holds more than its lease"
         for key in world.buckets:
             self.squeeze(key)
         world.forget()
@@ -294,8 +294,8 @@ class History:
 
     def squeeze(self, key: str, share: float = 1) -> None:
         """Somebody takes all there is in Redis, or a share of it, and the processes use up what they hold."""
-        world, windows = self.world, self.world.buckets[key]
-        room = min(gcra.remaining(debt, limit) for debt, limit in zip(world.owed(key), windows.limits, strict=True))
+        world, bucket = self.world, self.world.buckets[key]
+        room = min(gcra.remaining(debt, limit) for debt, limit in zip(world.owed(key), bucket.limits, strict=True))
         world.spend(world.plan(int(room * share), keys=[key]))
         for process in self.processes:
             process.use_up(world.plan(keys=[key]))

@@ -48,8 +48,8 @@ class Watched(MemoryStore):
 def owed(store: MemoryStore, now: int) -> dict[str, float]:
     """Requests that the first windows of each rule's buckets owe at a time, where they owe any."""
     found: dict[str, float] = {}
-    for key, (written, _, windows, debts) in buckets(store).items():
-        left = gcra.advance(debts, now - written, windows)[0] / windows.weights[0]
+    for key, (written, _, bucket, debts) in buckets(store).items():
+        left = gcra.advance(debts, now - written, bucket)[0] / bucket.weights[0]
         rule = key.split(":")[1]
         if left:
             found[rule] = found.get(rule, 0) + left

@@ -38,8 +38,8 @@ MINUTE = bucket_of("1/minute")
 TEN = bucket_of("10/minute")
 
 
-def a_plan(windows: Bucket = MINUTE, key: str = "key", cost: int = 1, verb: Any = "spend") -> Plan:
-    return Plan((Charge(key, windows, cost, enforced=True, rule=None),), verb)
+def a_plan(bucket: Bucket = MINUTE, key: str = "key", cost: int = 1, verb: Any = "spend") -> Plan:
+    return Plan((Charge(key, bucket, cost, enforced=True, rule=None),), verb)
 
 
 def joined(*plans: Plan) -> Plan:
@@ -307,8 +307,8 @@ def a_world(rnd: random.Random) -> Callable[[], Plan]:
     def request() -> Plan:
         caller, cost = rnd.choice(callers[:2]), rnd.choice((0, 1, 1, 1, 1, 2, 3, 5))
         charges = [
-            Charge(f"{number} {callers[2] if shared[number] else caller}", windows, cost, binding, f"rule{number}")
-            for number, (windows, binding) in enumerate(rules)
+            Charge(f"{number} {callers[2] if shared[number] else caller}", bucket, cost, binding, f"rule{number}")
+            for number, (bucket, binding) in enumerate(rules)
         ]
         asked = charges if rnd.random() < 0.7 else rnd.sample(charges, rnd.randint(1, len(charges)))
         return Plan(tuple(asked), rnd.choice(("spend",) * 20 + ("peek", "reset")))
@@ -467,8 +467,8 @@ def a_mixed_world(rnd: random.Random) -> Callable[[], Plan]:
     def request() -> Plan:
         caller, cost = rnd.choice("aab"), rnd.choice(costs)
         charges = [
-            Charge(f"{world}:{caller}:{number}", windows, cost, binding, f"rule{number}")
-            for number, (windows, binding) in enumerate(rules)
+            Charge(f"{world}:{caller}:{number}", bucket, cost, binding, f"rule{number}")
+            for number, (bucket, binding) in enumerate(rules)
         ]
         return Plan(tuple(charges), rnd.choice(("spend",) * 30 + ("peek", "reset")))
 

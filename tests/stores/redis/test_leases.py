@@ -209,7 +209,7 @@ def test_what_is_left_goes_back_property(client: redis.Redis, rnd: random.Random
     world.advance(10_000)
     (key,) = world.buckets
     truth = world.truths[key]
-    for owed, used_up, count in zip(world.owed(key), truth.at(world.now), truth.windows.counts, strict=True):
+    for owed, used_up, count in zip(world.owed(key), truth.at(world.now), truth.bucket.counts, strict=True):
         assert 0 <= owed - used_up <= 1_002_000 * world.calls * count  # what is spared each time at most
     world.forget()
 
@@ -261,7 +261,7 @@ def test_one_process_is_refused_little_too_early_property(client: redis.Redis, r
     process, (truth,) = Process(world), world.truths.values()
     for _ in range(30):
         plan = world.plan(rnd.choice((0, 1, 1, 1, 2, 5)))
-        room = min(gcra.remaining(debt, limit) for debt, limit in zip(truth.debts, truth.windows.limits, strict=True))
+        room = min(gcra.remaining(debt, limit) for debt, limit in zip(truth.debts, truth.bucket.limits, strict=True))
         (reading,) = process.ask(plan)
         assert reading.admitted or room <= plan.charges[0].cost
     world.forget()
@@ -297,10 +297,10 @@ def a_leased_bucket(rnd: random.Random) -> Bucket:
 def test_python_knows_what_lua_took_property(client: redis.Redis, rnd: random.Random) -> None:
     """After each call the bucket owes to the tick what the process believes that it took; what goes back is exact too."""
     for _ in range(5):
-        windows = a_leased_bucket(rnd)
-        world = World(client, rnd, [windows])
+        bucket = a_leased_bucket(rnd)
+        world = World(client, rnd, [bucket])
         process, (key,) = Process(world), world.buckets
-        least = min(limit.burst for limit in windows.limits)
+        least = min(limit.burst for limit in bucket.limits)
         world.spend(world.plan(rnd.choice((0, 1, least // 2, least - 1, least))))
         world.advance(rnd.choice((0, 1, 10**6 + 1, 10**9)))
         plan = world.plan(rnd.choice((1, 1, 2, least // 3 or 1)))
@@ -310,8 +310,8 @@ def test_python_knows_what_lua_took_property(client: redis.Redis, rnd: random.Ra
         if held:
             expected = [debt + one - two for debt, one, two in zip(expected, held.ahead, held.debts, strict=True)]
         assert owed == expected
-        room = [(full - debt) // weight for full, debt, weight in zip(windows.capacities, owed, windows.weights, strict=True)]
-        assert process.held(key) == windows.lease or min(room) == 0 or not reading.admitted
+        room = [(full - debt) // weight for full, debt, weight in zip(bucket.capacities, owed, bucket.weights, strict=True)]
+        assert process.held(key) == bucket.lease or min(room) == 0 or not reading.admitted
         world.forget()
 
 
@@ -319,24 +319,24 @@ def test_python_knows_what_lua_took_property(client: redis.Redis, rnd: random.Ra
 def test_giving_back_is_exact_property(client: redis.Redis, rnd: random.Random) -> None:
     """What goes back is what was left less what drains on its way, but for a time of grace, under another count too."""
     for _ in range(5):
-        windows = a_leased_bucket(rnd)
-        world = World(client, rnd, [windows])
+        bucket = a_leased_bucket(rnd)
+        world = World(client, rnd, [bucket])
         (key,) = world.buckets
-        least = min(limit.burst for limit in windows.limits)
+        least = min(limit.burst for limit in bucket.limits)
         world.spend(world.plan(rnd.choice((least, least // 2, 1))))
         on_its_way = rnd.choice((0, 1, 333_333, 10**6))
-        back = [rnd.randint(0, limit.burst * limit.period_us) for limit in windows.limits]
+        back = [rnd.randint(0, limit.burst * limit.period_us) for limit in bucket.limits]
         grace = [rnd.choice((0, 0, 1, 333_000, 10**6)) for _ in back]
-        as_of, before, counts = world.now + rnd.choice((0, 0, -5, 7)), world.owed(key), list(windows.counts)
+        as_of, before, counts = world.now + rnd.choice((0, 0, -5, 7)), world.owed(key), list(bucket.counts)
         if rnd.random() < 0.5:  # somebody knows the first limit under another count
-            other = Limit(f"{max(1, counts[0] - 1)} per {windows.limits[0].period} seconds burst 1")
+            other = Limit(f"{max(1, counts[0] - 1)} per {bucket.limits[0].period} seconds burst 1")
             counts[0] = other.count
             world.spend(Plan((Charge(key, bucket_of(other), 0, enforced=True, rule=None),), "peek"))
         world.advance(on_its_way)
         lease = Adjustment(0, as_of, back, grace)
-        world.spend(Plan((Charge(key, windows, 0, enforced=False, rule=None, adjustment=lease),), "adjust"))
+        world.spend(Plan((Charge(key, bucket, 0, enforced=False, rule=None, adjustment=lease),), "adjust"))
         gone_us = [max(0, max(0, world.now - as_of) - us) for us in grace]
-        left = [max(0, ticks - us * count) for ticks, us, count in zip(back, gone_us, windows.counts, strict=True)]
+        left = [max(0, ticks - us * count) for ticks, us, count in zip(back, gone_us, bucket.counts, strict=True)]
         drained = [max(0, debt - on_its_way * count) for debt, count in zip(before, counts, strict=True)]
         assert world.owed(key) == [max(0, debt - ticks) for debt, ticks in zip(drained, left, strict=True)]
         world.forget()
@@ -396,7 +396,7 @@ def test_a_changed_limit_does_not_use_the_old_lease(world: Callable[..., World])
     here = world(Limit("1000/day", lease=50))
     process, (key,) = Process(here), here.buckets
     process.ask(here.plan())
-    here.buckets[key] = here.truths[key].windows = bucket_of(Limit("2000/day", lease=10))
+    here.buckets[key] = here.truths[key].bucket = bucket_of(Limit("2000/day", lease=10))
     process.ask(here.plan())
     process.ask(here.plan())
     assert (here.calls, here.local) == (3, 0)

@@ -151,8 +151,8 @@ def test_a_call_carries_no_more_than_its_share() -> None:
 
 def test_plans_of_many_buckets_share_a_call_with_fewer() -> None:
     """Nobody joins a call that would cost Redis more than 2 ms, and whoever goes is among those it goes for."""
-    windows, keys = bucket_of("1/day"), itertools.count()
-    every = [Charge(f"{next(keys)}", windows, 1, enforced=True, rule=None) for _ in range(60 * 6)]
+    bucket, keys = bucket_of("1/day"), itertools.count()
+    every = [Charge(f"{next(keys)}", bucket, 1, enforced=True, rule=None) for _ in range(60 * 6)]
     plans = [Plan(tuple(every[at : at + 60])) for at in range(0, len(every), 60)]
     line = Line(5)
     with ThreadPoolExecutor(6) as pool:
