@@ -221,6 +221,7 @@ def test_routes_that_come_later_are_seen() -> None:
 
 
 @DOORS
+@pytest.mark.filterwarnings("ignore:Unknown REQUEST_METHOD")  # says the validator
 def test_what_clients_invent_is_not_prepared(door: Any) -> None:
     """Methods that HTTP does not define are charged like any other, and make nothing grow."""
     store = Counted(Clock())
