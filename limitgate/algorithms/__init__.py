@@ -5,32 +5,43 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Final
 
-from limitgate.algorithms import ban, concurrency, fixed_window, gcra, register, sliding_log, sliding_window, warm_up
+from limitgate.algorithms import ban, concurrency, fixed_window, gcra, sliding_log, sliding_window, warm_up
 from limitgate.algorithms.base import Algorithm
 from limitgate.algorithms.each import Each
-from limitgate.algorithms.kept import Kept
 
 SCRIPTS: Final[dict[str, Algorithm]] = {
     "gcra": gcra,
     "fixed_window": Each(fixed_window),
     "sliding_window": Each(sliding_window),
     "sliding_log": Each(sliding_log),
-    "ban": Kept(ban),
-    "register": Kept(register),
+    "ban": ban,
     "concurrency": concurrency,
     "warm_up": warm_up,
 }
-"""By the name of their twin in limitgate/lua/. A place among them is part of the stored state, so new ones go to the end."""
+"""By the name of their twin in limitgate/lua/."""
 
 ALGORITHMS: Final[dict[str, Algorithm]] = {"gcra": gcra, "token_bucket": gcra, "leaky_bucket": gcra, **SCRIPTS}
 """By the names that limits give them."""
 
+STORED_AS: Final[dict[str, int]] = {
+    "gcra": 0,
+    "token_bucket": 1,
+    "leaky_bucket": 2,
+    "fixed_window": 3,
+    "sliding_window": 4,
+    "sliding_log": 5,
+    "ban": 6,
+    "concurrency": 8,
+    "warm_up": 9,
+}
+"""Numbers in the ids of windows, by the names of `ALGORITHMS`: part of the stored state, so none is used for another one."""
+
 NUMBERS: Final[dict[Algorithm, int]] = {algorithm: number for number, algorithm in enumerate(SCRIPTS.values())}
-"""What the script calls them."""
+"""Numbers by which the script calls them, no part of the stored state."""
 
 
 def script() -> str:
-    """The script with every algorithm in it."""
+    """Assemble limitgate/lua/spend.lua with every algorithm in it."""
     folder = files("limitgate") / "lua"
     texts = [(folder / f"{name}.lua").read_text("utf-8") for name in SCRIPTS]
     cases = [f"if number == {number} then\n{text}end\n" for number, text in enumerate(texts)]

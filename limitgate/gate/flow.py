@@ -11,15 +11,18 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any, TypeVar
 
-from limitgate.errors import StoreError
+from limitgate.errors import ConfigError, StoreError
 from limitgate.limits.plan import Plan, Reading
 from limitgate.stores import AsyncStore, SyncStore
+from limitgate.stores.base import AsyncConfigStore, ConfigRequest, StoredConfig, SyncConfigStore
 
 Wish = TypeVar("Wish")
 Result = TypeVar("Result")
 T = TypeVar("T")
 Flow = Generator[tuple[Plan, float], Reading, T]
 """A flow that asks a store: yields plans, each with the seconds to wait for the reading."""
+ConfigFlow = Generator[tuple[Plan | ConfigRequest, float], Any, T]
+"""A flow that asks a store for configuration, too, and is sent a `StoredConfig` for each such request."""
 
 
 def measures_silence(store: object) -> bool:
@@ -55,7 +58,7 @@ class Budget:
             raise StoreError("no time was left to ask the store again", "timeout")
         return min(timeout, self.left)
 
-    def deduct(self, outcome: Reading | StoreError, began: float) -> None:
+    def deduct(self, outcome: Reading | StoredConfig | StoreError, began: float) -> None:
         """Deduct the wait for the store that began at a time of `time.monotonic`."""
         self.left -= outcome.waited if self._is_measured else time.monotonic() - began
 
@@ -92,35 +95,51 @@ async def adrive(flow: Generator[Wish, Result, T], fulfil: Callable[[Wish], Awai
         return outcome
 
 
-def run(store: SyncStore, flow: Flow[T], budget: Budget | None = None) -> T:
+def run(store: SyncStore, flow: ConfigFlow[T], budget: Budget | None = None) -> T:
     """Run a flow on a `SyncStore` and return its outcome. Without a budget only the flow's own timeouts count."""
     budget = budget or Budget(math.inf, measured=True)
 
-    def spend(wish: tuple[Plan, float]) -> Reading:
-        began = time.monotonic()
+    def fulfil(wish: tuple[Plan | ConfigRequest, float]) -> Reading | StoredConfig:
+        request, began = wish[0], time.monotonic()
+        answer: Reading | StoredConfig
         try:
-            reading = store.spend(wish[0], budget.within(wish[1]))
+            if isinstance(request, Plan):
+                answer = store.spend(request, budget.within(wish[1]))
+            elif isinstance(store, SyncConfigStore):
+                answer = store.config(request, budget.within(wish[1]))
+            else:
+                raise _keeps_no_config(store, "config")
         except StoreError as error:
             budget.deduct(error, began)
             raise
-        budget.deduct(reading, began)
-        return reading
+        budget.deduct(answer, began)
+        return answer
 
-    return drive(flow, spend)
+    return drive(flow, fulfil)
 
 
-def arun(store: AsyncStore, flow: Flow[T], budget: Budget | None = None) -> Coroutine[Any, Any, T]:
+def arun(store: AsyncStore, flow: ConfigFlow[T], budget: Budget | None = None) -> Coroutine[Any, Any, T]:
     """`run`, on an `AsyncStore`."""
     budget = budget or Budget(math.inf, measured=True)
 
-    async def spend(wish: tuple[Plan, float]) -> Reading:
-        began = time.monotonic()
+    async def fulfil(wish: tuple[Plan | ConfigRequest, float]) -> Reading | StoredConfig:
+        request, began = wish[0], time.monotonic()
+        answer: Reading | StoredConfig
         try:
-            reading = await store.aspend(wish[0], budget.within(wish[1]))
+            if isinstance(request, Plan):
+                answer = await store.aspend(request, budget.within(wish[1]))
+            elif isinstance(store, AsyncConfigStore):
+                answer = await store.aconfig(request, budget.within(wish[1]))
+            else:
+                raise _keeps_no_config(store, "aconfig")
         except StoreError as error:
             budget.deduct(error, began)
             raise
-        budget.deduct(reading, began)
-        return reading
+        budget.deduct(answer, began)
+        return answer
 
-    return adrive(flow, spend)
+    return adrive(flow, fulfil)
+
+
+def _keeps_no_config(store: object, method: str) -> ConfigError:
+    return ConfigError(f"{type(store).__name__} keeps no limits under a name, expected a store with the method {method}")

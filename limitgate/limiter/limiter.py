@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 from limitgate.errors import LimitGateError
 from limitgate.gate.admission import Booking, Charged
-from limitgate.gate.flow import Budget, Flow, arun, measures_silence, run
+from limitgate.gate.flow import Budget, ConfigFlow, arun, measures_silence, run
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.wait_queue import WaitQueues, sleep_until
 from limitgate.limiter.operations import ChargedOperation, KeyOf, Operations, key_of
@@ -135,14 +135,14 @@ class AsyncLimiter(Operations):
 
     async def configuration(self, name: str) -> tuple[Limit, ...] | None:
         """Return the limits kept under a name, None if there are none."""
-        kept = await self._arun(self._kept(name))
+        kept = await self._arun(self._reading(name))
         return None if kept is None else kept.limits
 
     async def pardon(self, key: str) -> None:
         """Lift the ban of ``key``, if there is one."""
         await self._arun(self._pardoning(key))
 
-    def _arun(self, flow: Flow[T]) -> Coroutine[Any, Any, T]:
+    def _arun(self, flow: ConfigFlow[T]) -> Coroutine[Any, Any, T]:
         """Run a flow that waits for the store no longer than the timeout."""
         return arun(self._store, flow, Budget(self._timeout, measured=measures_silence(self._store)))
 
@@ -292,14 +292,14 @@ class Limiter(Operations):
 
     def configuration(self, name: str) -> tuple[Limit, ...] | None:
         """Return the limits kept under a name, None if there are none."""
-        kept = self._run(self._kept(name))
+        kept = self._run(self._reading(name))
         return None if kept is None else kept.limits
 
     def pardon(self, key: str) -> None:
         """Lift the ban of ``key``, if there is one."""
         self._run(self._pardoning(key))
 
-    def _run(self, flow: Flow[T]) -> T:
+    def _run(self, flow: ConfigFlow[T]) -> T:
         """Run a flow that waits for the store no longer than the timeout."""
         return run(self._store, flow, Budget(self._timeout, measured=measures_silence(self._store)))
 

@@ -8,27 +8,27 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from limitgate.algorithms import ban, register
+from limitgate.algorithms import ban
 from limitgate.algorithms.gcra import MAX_OWED_US
 from limitgate.errors import ConfigError, StoreError
 from limitgate.gate.admission import Booking, Charged
-from limitgate.gate.flow import Flow
+from limitgate.gate.flow import ConfigFlow, Flow
 from limitgate.gate.request_plan import UNLIMITED
 from limitgate.gate.wait_queue import book
 from limitgate.keys import Key
-from limitgate.limiter.stored_limits import Configuration, Configured, Known, configuration_of, number_of
+from limitgate.limiter.stored_limits import Configuration, Configured, Known, decode, encode
 from limitgate.limits.bucket import Bucket, buckets_of
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.limit import Limit, as_limit, kept_as
 from limitgate.limits.plan import MAX_AHEAD, Adjustment, Charge, Plan, Reading, Verb, check_cost
 from limitgate.limits.refund import full_refund, refund
+from limitgate.stores.base import ConfigRequest, StoredConfig
 
 Limits = tuple[Limit | str | Configured, ...]
 KeyOf = str | Callable[..., str] | None
 """Key of a limited function's calls: text, or a function of their arguments."""
 
 _BANS = Bucket((kept_as("ban"),))
-_REGISTER = Bucket((kept_as("register"),))
 _ATTEMPTS = 64
 """Attempts of `Operations._hitting_up_to` under contention before it reports that nothing is left."""
 
@@ -80,14 +80,14 @@ class Operations:
         self._key = Key((), "limiter")
         self._known = Known()
 
-    def _deciding(self, verb: Verb, key: str, limits: Limits, cost: int) -> Flow[Decision]:
+    def _deciding(self, verb: Verb, key: str, limits: Limits, cost: int) -> ConfigFlow[Decision]:
         plan = yield from self._planned(verb, key, limits, cost)
         return decide(plan, (yield plan, self._timeout))
 
-    def _reserving(self, key: str, limits: Limits, cost: int) -> Flow[ChargedOperation]:
+    def _reserving(self, key: str, limits: Limits, cost: int) -> ConfigFlow[ChargedOperation]:
         return (yield from self._taking((yield from self._planned("spend", key, limits, cost))))
 
-    def _refunding(self, key: str, limits: Limits, cost: int) -> Flow[Decision]:
+    def _refunding(self, key: str, limits: Limits, cost: int) -> ConfigFlow[Decision]:
         check_cost(cost)
         plan = yield from self._planned("peek", key, limits, 1)
         _check_are_no_slots(charge.bucket for charge in plan.charges)
@@ -95,7 +95,7 @@ class Operations:
         plan = Plan.adjust(charges)
         return decide(plan, (yield plan, self._timeout))
 
-    def _hitting_up_to(self, key: str, limits: Limits, cost: int) -> Flow[Decision]:
+    def _hitting_up_to(self, key: str, limits: Limits, cost: int) -> ConfigFlow[Decision]:
         """Take what fits. Each attempt asks for what the last reading left, so one of the competing callers succeeds."""
         for _ in range(_ATTEMPTS):
             plan = yield from self._planned("spend", key, limits, cost)
@@ -107,7 +107,7 @@ class Operations:
 
     def _booking(
         self, key: str, limits: Limits, cost: int, timeout: float | None
-    ) -> Flow[tuple[ChargedOperation, tuple[Charged, ...], Booking | None]]:
+    ) -> ConfigFlow[tuple[ChargedOperation, tuple[Charged, ...], Booking | None]]:
         """Book a turn: the operation, its charges, and the turn to wait for unless it is now."""
         began = time.monotonic()
         plan = self._ahead((yield from self._planned("spend", key, limits, cost)), timeout)
@@ -142,35 +142,42 @@ class Operations:
 
     def _configuring(
         self, name: str, limits: Sequence[Limit | str], *, per_process: bool, replace: bool
-    ) -> Flow[Configuration]:
+    ) -> ConfigFlow[Configuration]:
         """Keep limits under a name, unless there are some and ``replace`` is false; return those in force."""
         if not limits:
             raise TypeError("no limits given, expected at least one, for example '100/second'")
         if any(each.has_slots for each in buckets_of(tuple(map(as_limit, limits)))):
             raise ConfigError("places for what is under way at once cannot be kept under a name, expected limits with a period")
-        number = number_of(limits, per_process=per_process)
-        kept = yield from self._kept(name, number, register.REPLACE if replace else register.IF_EMPTY)
-        if kept is None:
-            raise StoreError(f"what is configured under {name!r:.80} cannot be read, expected limits", "reply")
-        return kept
+        key, text = self._config_key(name), encode(limits, per_process=per_process)
+        stored: StoredConfig = yield ConfigRequest(key, text, None if replace else 0), self._timeout
+        return self._note(name, stored)
 
-    def _kept(self, name: str, number: int | None = None, how: int = register.REPLACE) -> Flow[Configuration | None]:
-        """Configuration under a name, after one was written there if given."""
-        key = self._register(name)
-        charge = Charge(key, _REGISTER, 0, enforced=False, rule=None)
-        plan = Plan.peek([charge]) if number is None else Plan.adjust([charge.adjusted([number], [how])])
-        reading = yield plan, self._timeout
-        kept = configuration_of(reading.buckets[0].before[0])
-        self._known.note(key, kept)
-        return kept
+    def _reading(self, name: str) -> ConfigFlow[Configuration | None]:
+        """Read the configuration under a name; None if there is none."""
+        key = self._config_key(name)
+        stored: StoredConfig = yield ConfigRequest(key), self._timeout
+        if stored.text is None:
+            self._known.note(key, None)
+            return None
+        return self._note(name, stored)
 
-    def _lookup(self, name: str) -> Flow[Configuration]:
+    def _note(self, name: str, stored: StoredConfig) -> Configuration:
+        """Decode and remember a configuration. Raises `StoreError` if it cannot be read."""
+        configuration = decode(stored.text or "")
+        if configuration is None:
+            raise StoreError(
+                f"the limits that the store keeps under {name!r:.80} cannot be read, expected those of configure", "reply"
+            )
+        self._known.note(self._config_key(name), configuration)
+        return configuration
+
+    def _lookup(self, name: str) -> ConfigFlow[Configuration]:
         """Configuration of a name, up to half a second old; if the store fails, the last one known."""
-        key = self._register(name)
+        key = self._config_key(name)
         known = self._known.fresh(key)
         if known is None:
             try:
-                known = yield from self._kept(name)
+                known = yield from self._reading(name)
             except StoreError:
                 known = self._known.stale(key)
                 if known is None:
@@ -179,12 +186,12 @@ class Operations:
             raise ConfigError(f"nothing is configured under {name!r:.80}, expected limits: call configure first")
         return known
 
-    def _register(self, name: str) -> str:
+    def _config_key(self, name: str) -> str:
         if not isinstance(name, str):
             raise TypeError(f"name is {name!r:.80}, expected text")
         return f"{self._prefix}configured:{self._key.digest_of(name)}"
 
-    def _planned(self, verb: Verb, key: str, limits: Limits, cost: int) -> Flow[Plan]:
+    def _planned(self, verb: Verb, key: str, limits: Limits, cost: int) -> ConfigFlow[Plan]:
         """Plan of a call; configured limits may have to be looked up first."""
         for limit in limits:
             if isinstance(limit, Configured):

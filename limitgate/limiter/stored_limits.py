@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import uuid4
 
-from limitgate.algorithms.register import MAX_BYTES
-from limitgate.errors import ConfigError
 from limitgate.forking import begin_anew_in_children
+from limitgate.limits.bucket import buckets_of
 from limitgate.limits.limit import Limit, as_limit
 
 FRESH = 0.5
@@ -48,36 +47,34 @@ class Known:
         """Name of this process, unlike any other's."""
 
     def fresh(self, key: str) -> Configuration | None:
-        """Configuration of less than `FRESH` seconds, None if it has to be read again."""
-        found, since = self._read.get(key, (None, 0.0))
-        return found if time.monotonic() - since < FRESH else None
+        """Configuration read less than `FRESH` seconds ago, None if it has to be read again."""
+        configuration, since = self._read.get(key, (None, 0.0))
+        return configuration if time.monotonic() - since < FRESH else None
 
     def stale(self, key: str) -> Configuration | None:
         """Configuration that was read last, None if there is none."""
         return self._read[key][0] if key in self._read else None
 
-    def note(self, key: str, found: Configuration | None) -> None:
+    def note(self, key: str, configuration: Configuration | None) -> None:
         """Remember a configuration, or that there is none."""
-        if found is None:
+        if configuration is None:
             self._read.pop(key, None)
         else:
-            self._read[key] = found, time.monotonic()
+            self._read[key] = configuration, time.monotonic()
 
 
-def number_of(limits: Sequence[Limit | str], *, per_process: bool) -> int:
-    """A configuration as a number. Raises `ConfigError` if it is too long to be kept."""
+def encode(limits: Sequence[Limit | str], *, per_process: bool) -> str:
+    """A configuration as the text that the store keeps. Raises `ConfigError` for text that is no limit."""
     given = [as_limit(limit).given for limit in limits]
-    text = json.dumps({"limits": given, "per_process": per_process}, separators=(",", ":")).encode()
-    if len(text) >= MAX_BYTES:
-        raise ConfigError(f"{len(limits)} limits take {len(text)} bytes to keep, expected fewer than {MAX_BYTES}: fewer limits")
-    return int.from_bytes(b"\1" + text, "big")
+    return json.dumps({"limits": given, "per_process": per_process}, separators=(",", ":"))
 
 
-def configuration_of(number: int) -> Configuration | None:
-    """The configuration that a number stands for, None if it is none: nothing is kept, or nothing of ours."""
-    text = number.to_bytes((number.bit_length() + 7) // 8, "big")[1:]
+def decode(text: str) -> Configuration | None:
+    """The configuration in a text of the store; None if it is none."""
     try:
         read = json.loads(text)
-        return Configuration(tuple([as_limit(limit) for limit in read["limits"]]), bool(read["per_process"]))
-    except (ValueError, KeyError, TypeError, ConfigError):
+        limits = tuple([as_limit(limit) for limit in read["limits"]])
+        buckets_of(limits)
+        return Configuration(limits, bool(read["per_process"])) if limits else None
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None

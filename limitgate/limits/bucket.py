@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache, reduce
 
-from limitgate.algorithms import ALGORITHMS, gcra
+from limitgate.algorithms import ALGORITHMS, STORED_AS, gcra
 from limitgate.algorithms.base import Algorithm, Load
 from limitgate.errors import ConfigError
 from limitgate.limits.limit import Limit, as_limit
@@ -20,8 +20,6 @@ LEASE_SPARE_US = 1_002_000
 """Microseconds of a lease's draining that are not given back: it is used for a second, and clocks differ a little."""
 BUCKET = Load(6, 3, 2)
 """What every bucket costs Redis, whatever is in it."""
-
-_PLACES = {name: place for place, name in enumerate(ALGORITHMS)}
 
 
 class Bucket:
@@ -125,7 +123,7 @@ def _numbered(limits: tuple[Limit, ...]) -> tuple[int, ...]:
     ids = []
     for limit in limits:
         kind = limit.period, limit.algorithm
-        ids.append(limit.period << 16 | _PLACES[limit.algorithm] << 8 | places[kind])
+        ids.append(limit.period << 16 | STORED_AS[limit.algorithm] << 8 | places[kind])
         places[kind] += 1
     if len(limits) > MAX_WINDOWS:
         raise ConfigError(f"{len(limits)} limits are to be checked together, expected at most {MAX_WINDOWS}")

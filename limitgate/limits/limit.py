@@ -221,7 +221,7 @@ def as_limit(value: object) -> Limit:
 
 
 def kept_as(algorithm: str) -> Limit:
-    """What stands for a limit that nobody could write: that of a ban, or of a register."""
+    """Make the stand-in for a limit that nobody could write, that of a ban."""
     limit = copy(Limit("1/second"))
     limit._become(algorithm=algorithm)  # noqa: SLF001 - it is one of ours
     return limit

@@ -29,6 +29,7 @@ from limitgate.limits.bucket import Bucket
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Charge, Plan, Reading, read
 from limitgate.limits.template import PlanTemplate, charged
+from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.packed import HEAD, Entry, Layout, Layouts, with_cost, written_at
 
 _MORE = 2
@@ -56,7 +57,7 @@ layout if it is plain: of the asked windows, a number for each."""
 class MemoryStore:
     """Keeps at most ``max_buckets`` buckets in this process; each process limits by itself.
 
-    Bans and what is configured are never dropped, and kept even where there is no room: clients can make none of them.
+    Bans and configuration are never dropped, and kept even where there is no room: clients can make none of them.
     ``clock`` returns Unix time in integer microseconds. ``clock_steps`` counts the buckets that were found written in the
     future, which happens when the clock steps back; the first step of a second or more is logged. The deadline of a call is
     not looked at: nothing here waits.
@@ -79,6 +80,7 @@ class MemoryStore:
         self._mask = len(self._shards) - 1
         self._overflow: dict[Any, bytes] = {}
         self._beside: dict[Any, Sequence[State]] = {}
+        self._configs: dict[str, StoredConfig] = {}
         self._layouts = Layouts()
         self._count = 0
         self._swept = 0
@@ -177,6 +179,19 @@ class MemoryStore:
                 self._put(shard, key, layout, packed, after)
         return template.reading(keys, now, debts, admitted=is_admitted)
 
+    def config(self, request: ConfigRequest, timeout: float = 0) -> StoredConfig:
+        """Carry out ``request`` under the lock and report the text in force afterwards."""
+        key, text, expected, nothing = *request, StoredConfig(0, None)
+        with self._lock:
+            kept = self._configs.get(key, nothing)
+            if text is not None and expected in (None, kept.version):
+                kept = self._configs[key] = StoredConfig(kept.version + 1, text)
+            return kept
+
+    async def aconfig(self, request: ConfigRequest, timeout: float = 0) -> StoredConfig:
+        """`config`, for async callers."""
+        return self.config(request)
+
     def begin_anew(self) -> None:
         """In the child of a fork: no thread is left there that could release what another one held."""
         self._lock = RLock()
@@ -256,7 +271,7 @@ class MemoryStore:
         value = shard.get(key)
         if value is not None:
             return shard, key, value, self._bucket(key, value), None
-        if not bucket.algorithm.IS_LIMIT:  # a ban, or a configuration, that newcomers shared would hold for all of them
+        if not bucket.algorithm.IS_LIMIT:  # a ban that newcomers shared would hold for all of them
             if charge.adjustment is not None:
                 self._reclaim(now)
             return shard, key, None, None, None

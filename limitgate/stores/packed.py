@@ -5,7 +5,7 @@ A value is a head and numbers of 8 bytes, little-endian:
     number of the windows (4) | written, Unix µs (8) | last cost (8) | the states, as their algorithm counts them
 
 A head alone says that the states are kept beside as they are, since they are not a few numbers of 64 bits: a debt of more
-ticks, the slots of requests in flight, a register.
+ticks, or the slots of requests in flight.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge, Plan
 from limitgate.limits.template import AnyPlan
 from limitgate.own_errors import survived
+from limitgate.stores.base import ConfigRequest
 
 log = logging.getLogger("limitgate.store")
 
@@ -74,10 +75,10 @@ class Breaker:
         """True if the last call failed."""
         return self._in_a_row > 0
 
-    def sending(self, plan: AnyPlan) -> None:
-        """Note that a plan is sent. While there is trouble the latest says where to probe: on a cluster, its node holds it."""
-        if plan is not self._probe and (self._probe is None or self.in_trouble):
-            self._probe = _probe_beside(plan)
+    def sending(self, sent: AnyPlan | ConfigRequest) -> None:
+        """Note what is sent. While there is trouble the latest says where to probe: on a cluster, its node holds it."""
+        if sent is not self._probe and (self._probe is None or self.in_trouble):
+            self._probe = _probe_beside(first_key(sent))
 
     def check(self) -> None:
         """Raise a `StoreError` unless closed."""
@@ -137,10 +138,14 @@ class Breaker:
         return self._probe
 
 
-def _probe_beside(plan: AnyPlan) -> Plan:
+def first_key(sent: AnyPlan | ConfigRequest) -> str:
+    """The key of a request, or of a plan's first bucket."""
+    return sent.key if isinstance(sent, ConfigRequest) else sent.charges[0].key
+
+
+def _probe_beside(key: str) -> Plan:
     """A probe: it clears a bucket that nobody uses, so that a server that cannot write is not believed.
 
-    The bucket is in the hash slot of the plan's first: a node of a cluster says of others where they are, working or not.
+    The bucket is in the hash slot of the key: a node of a cluster says of others where they are, working or not.
     """
-    key = plan.charges[0].key
     return Plan.reset([Charge(f"{key}:probe:{{{key}}}", bucket_of("1/second"), 1, enforced=False, rule=None)])

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import MovedError, TryAgainError
 
+from limitgate.stores.redis.breaker import first_key
 from limitgate.stores.redis.dial.url import Address
 from limitgate.stores.redis.errors import Redirection
-from limitgate.stores.redis.slot_map import SlotMap, address_at, hash_slot_of
+from limitgate.stores.redis.slot_map import SlotMap, address_at, hash_slot
 from limitgate.stores.redis.wire import Call
 
 PAUSE = 0.01
@@ -56,7 +57,7 @@ class Router:
 
     def route(self, call: Call, redirection: Redirection, origin: Address) -> Route:
         """Decide where a call goes that the node at an address has redirected."""
-        slot = hash_slot_of(call.plans[0])
+        slot = hash_slot(first_key(call.first))
         if isinstance(redirection, TryAgainError):
             return Split(self._slots.holder(slot))
         address = address_at(redirection.host, redirection.port, origin)

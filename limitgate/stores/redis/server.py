@@ -6,20 +6,34 @@ from typing import Any
 
 from limitgate.errors import StoreError
 from limitgate.own_errors import OwnError, own_error, survived
+from limitgate.stores.base import StoredConfig
 from limitgate.stores.redis.breaker import PROBE_TIMEOUT
 from limitgate.stores.redis.dial.url import Address, server_name
-from limitgate.stores.redis.errors import Redirection, no_error
+from limitgate.stores.redis.errors import Redirection, no_error, store_error
 from limitgate.stores.redis.replies import Outcome, RedisReplies
 from limitgate.stores.redis.server_clock import ServerClock
 from limitgate.stores.redis.session import Answered, Redirected, Session
+from limitgate.stores.redis.wire import stored_config
 
-Answer = list[Outcome] | StoreError | Redirection
-"""The answer to a call: an outcome for each of its plans, a failure of all of them, or a redirection to another node."""
+Answer = list[Outcome] | StoredConfig | StoreError | Redirection
+"""Answer to a call: outcomes of its plans, configuration, a failure of the whole call, or a redirection to another node."""
 
 
 def blames_server(failure: StoreError) -> bool:
     """True if a failure to answer is the server's: no lack of memory there or of room here, and no mistake of our own."""
     return failure.fault not in ("oom", "overload") and not isinstance(failure, OwnError)
+
+
+def configuration(answer: Answer) -> StoredConfig:
+    """Return the configuration that a call was answered by. Raises `StoreError` for any other answer."""
+    if isinstance(answer, StoredConfig):
+        return answer
+    raise failure_by(answer)
+
+
+def failure_by(answer: Answer) -> StoreError:
+    """The failure that an answer means which is not the expected one."""
+    return store_error(answer if isinstance(answer, Exception) else StoreError("an answer to another kind of call", "reply"))
 
 
 class Server:
@@ -51,6 +65,8 @@ class Server:
         try:
             if isinstance(event, Redirected) and self.address is not None:
                 answer: Answer = event.reply
+            elif call.config is not None:
+                answer = stored_config(no_error(event.reply))
             else:
                 answer = self._replies.understood(call, no_error(event.reply), self._clock)
             if call.is_wanted:

@@ -1,26 +1,35 @@
-"""Encoding of plans for limitgate/lua/spend.lua, and decoding of its replies. Pure: bytes and numbers, no connection."""
+"""Encoding of calls for the scripts in limitgate/lua/, and decoding of replies. Pure: bytes and numbers, no connection."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from importlib.resources import files
+from typing import Final, NamedTuple
 
 from limitgate.algorithms import NUMBERS, script
 from limitgate.errors import StoreError
 from limitgate.limits.bucket import Bucket
-from limitgate.limits.plan import Charge, Reading, Verb, read
+from limitgate.limits.plan import Charge, Plan, Reading, Verb, read
 from limitgate.limits.template import AnyPlan, PlainPlan, PlainShape
+from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.plain import arguments as plain_arguments, script_of
 
 SPEND = script()
 SHA = hashlib.sha1(SPEND.encode(), usedforsecurity=False).hexdigest()
+CONFIG: Final = (files("limitgate") / "lua" / "config.lua").read_text("utf-8")
+CONFIG_SHA: Final = hashlib.sha1(CONFIG.encode(), usedforsecurity=False).hexdigest()
 
 UNSENDABLE = (ValueError, struct.error)
 """Errors of a call that cannot be put into bytes: a key that is no Unicode, more buckets than can be numbered."""
 
+NO_PLAN: Final = Plan.peek(())
+"""Plan of a call for configuration: it touches no bucket."""
+
+_STORED = re.compile(rb"(\d{1,15}) (.*)", re.DOTALL)
 _HEAD = 4  # the clock, unreadable values, clock steps, no memory
 
 
@@ -37,11 +46,12 @@ class Answers(NamedTuple):
 
 
 class Call:
-    """Plans that are sent together. On a cluster all their buckets are in one slot."""
+    """Plans that are sent together, or a request for configuration, with `NO_PLAN`. On a cluster all keys are in one slot."""
 
-    __slots__ = ("asking", "hops", "in_full", "is_repeated", "plans", "replies_due", "requested", "sent", "shape")
+    __slots__ = ("asking", "config", "hops", "in_full", "is_repeated", "plans", "replies_due", "requested", "sent", "shape")
 
-    def __init__(self, plans: Sequence[AnyPlan], shape: PlainShape | None = None) -> None:
+    def __init__(self, plans: Sequence[AnyPlan], shape: PlainShape | None = None, config: ConfigRequest | None = None) -> None:
+        self.config = config
         self.plans = self.requested = plans
         """Plans as they are sent; `requested` are the same without what is taken in advance."""
         self.shape = shape
@@ -60,13 +70,18 @@ class Call:
         """Replies still to come, while it is on its way."""
 
     @property
+    def first(self) -> AnyPlan | ConfigRequest:
+        """The first of its plans, or its request: on a cluster any of its keys says which node holds all."""
+        return self.plans[0] if self.config is None else self.config
+
+    @property
     def is_wanted(self) -> bool:
         """True if anybody still waits for it."""
         return True
 
     def follow(self, other: Call) -> None:
         """Be sent as another call that it is a part of, but not to the target of a move: it would begin a bucket anew."""
-        self.sent, self.in_full, self.hops = other.sent, other.in_full, other.hops
+        self.config, self.sent, self.in_full, self.hops = other.config, other.sent, other.in_full, other.hops
 
     def repeated(self) -> Call:
         """The call to send once more, without what gives back: a charge may be made twice, that may not."""
@@ -82,6 +97,9 @@ class Call:
             plain = script_of(self.shape)
             script = ("EVAL", plain.text) if self.in_full else ("EVALSHA", plain.sha)
             command = (*script, *plain_arguments([plan for plan in self.plans if isinstance(plan, PlainPlan)]))
+        elif self.config is not None:
+            script = ("EVAL", CONFIG) if self.in_full else ("EVALSHA", CONFIG_SHA)
+            command = (*script, *config_arguments(self.config))
         else:
             script = ("EVAL", SPEND) if self.in_full else ("EVALSHA", SHA)
             command = (*script, *arguments(self.plans))
@@ -108,6 +126,22 @@ def arguments(plans: Sequence[AnyPlan]) -> list[str | bytes | int]:
             which.append(distinct.setdefault(packed, len(distinct) + 1))
     keys[0] = len(which)
     return [*keys, struct.pack(f"<{len(which)}H", *which), *distinct]
+
+
+def config_arguments(request: ConfigRequest) -> list[str | bytes | int]:
+    """Arguments of EVALSHA or EVAL after the script's hash or text: one key, then the text and the version if given."""
+    key, text, version = request
+    return [1, key, *([] if text is None else [text]), *([] if text is None or version is None else [version])]
+
+
+def stored_config(reply: object) -> StoredConfig:
+    """Decode a reply to a request for configuration. Raises `StoreError` for a reply of any other shape."""
+    if reply is None:
+        return StoredConfig(0, None)
+    if not isinstance(reply, bytes):
+        raise StoreError(f"unexpected reply of {type(reply).__name__} from the script, expected text", "reply")
+    match = _STORED.fullmatch(reply)
+    return StoredConfig(int(match[1]), match[2].decode(errors="replace")) if match else StoredConfig(0, "")
 
 
 def answers(plans: Sequence[AnyPlan], reply: object) -> Answers:

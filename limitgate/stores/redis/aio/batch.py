@@ -6,22 +6,24 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import Any
 
-from limitgate.limits.plan import Reading
 from limitgate.limits.template import AnyPlan, PlainPlan, PlainShape
+from limitgate.stores.base import ConfigRequest
 from limitgate.stores.redis import wire
 
-Request = tuple[AnyPlan, float, "asyncio.Future[Reading]", float]
-"""A plan, the silence of Redis at which it is overdue (see `Batcher`), its future reading, and its timeout in seconds."""
+Request = tuple[AnyPlan, float, "asyncio.Future[Any]", float]
+"""A plan, the silence of Redis at which it is overdue (see `Batcher`), its future reading, and its timeout in seconds. Beside
+`wire.NO_PLAN` the future is that of a `StoredConfig`."""
 
 
 class Batch(wire.Call):
-    """Requests that share a call."""
+    """Requests that share a call; one alone for configuration."""
 
     __slots__ = ("_due", "requests", "silence", "since")
 
-    def __init__(self, requests: list[Request], shape: PlainShape | None = None) -> None:
-        super().__init__([plan for plan, _, _, _ in requests], shape)
+    def __init__(self, requests: list[Request], shape: PlainShape | None = None, config: ConfigRequest | None = None) -> None:
+        super().__init__([plan for plan, _, _, _ in requests], shape, config)
         self.requests = requests
         self.since = 0.0
         """Time of the first sending, by the `ListeningClock`."""

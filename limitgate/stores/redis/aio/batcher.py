@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyPlan, PlainPlan, whole
 from limitgate.own_errors import own_error, survived
+from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis import wire
 from limitgate.stores.redis.aio.batch import Batch, Request, RequestQueue
 from limitgate.stores.redis.aio.connection import AsyncConnection
@@ -143,6 +144,14 @@ class Batcher:
             self._turn_will_end = True
             self._loop.call_soon(self._end_turn)
 
+    def config(self, request: ConfigRequest, timeout: float) -> asyncio.Future[StoredConfig]:
+        """Return the configuration, or a `StoreError`, within ``timeout`` seconds. It goes before all plans that wait."""
+        stored: asyncio.Future[StoredConfig] = self._loop.create_future()
+        batch = Batch([(wire.NO_PLAN, self._silence.seconds + timeout, stored, timeout)], config=request)
+        batch.silence, batch.since = self._silence.seconds, self._clock.now()
+        self.adopt(batch)
+        return stored
+
     def connect(self) -> None:
         """Begin to connect, if there is no connection. Nobody waits for it."""
         if not self._connection:
@@ -183,7 +192,7 @@ class Batcher:
         except StoreError as error:
             self._fail(batch, error)
             return
-        self._server.breaker.sending(batch.plans[0])
+        self._server.breaker.sending(batch.first)
         self._resends.append(batch)
         self._silence.watch(self)
         self._flush()
@@ -287,6 +296,8 @@ class Batcher:
                 self._hand_out(batch, answer, batch.silence_at(self._clock.seconds))
             elif isinstance(answer, StoreError):
                 self._fail_answered(connection, batch, answer)
+            elif isinstance(answer, StoredConfig):
+                self._hand_out(batch, [answer], batch.silence_at(self._clock.seconds))
             elif self._cluster is not None and self._server.address is not None:
                 self._cluster.redirected(batch, answer, self._server.address)
         except Exception as error:  # noqa: BLE001 - it is not on its way any more
@@ -300,14 +311,14 @@ class Batcher:
             self._no_longer_use(connection)
             self._failed(failure)
 
-    def _hand_out(self, batch: Batch, outcomes: list[Outcome], silence: float) -> None:
+    def _hand_out(self, batch: Batch, outcomes: Sequence[Outcome | StoredConfig], silence: float) -> None:
         for (plan, due, waiting, timeout), outcome in zip(batch.requests, outcomes):
             waited = silence - due + timeout
             if isinstance(outcome, StoreError):
                 _fail([(plan, due, waiting, timeout)], outcome, silence)
             elif not waiting.done():
                 waiting.set_result(outcome._replace(waited=waited) if waited > 0 else outcome)
-            elif self._cluster is not None:
+            elif self._cluster is not None and isinstance(outcome, Reading):
                 with survived():
                     self._cluster.heard_late(whole(plan), waiting, outcome)
 

@@ -24,6 +24,7 @@ from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.refund import full_refund
 from limitgate.own_errors import own_error, survived
+from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batch import Batch, Request
 from limitgate.stores.redis.aio.batcher import MAX_QUEUED, Batcher
 from limitgate.stores.redis.aio.listening import ListeningClock, Silence
@@ -40,6 +41,7 @@ from limitgate.stores.redis.slot_map import (
     Part,
     SlotMap,
     concluded,
+    hash_slot,
     hash_slot_of,
     parts_of,
     unreachable,
@@ -78,6 +80,10 @@ class AsyncCluster:
         if crowd is None:
             crowd = self._crowds[keys] = _Crowd(self._clock, partial(self._crowds.pop, keys))
         return crowd.join(_Together(self, plan, parts, timeout))
+
+    def config(self, request: ConfigRequest, timeout: float) -> asyncio.Future[StoredConfig]:
+        """Return the configuration, or a `StoreError`, within ``timeout`` seconds."""
+        return self._map.node(self._map.holder(hash_slot(request.key))).config(request, timeout)
 
     def connect(self) -> None:
         """Begin to connect to a node, if there is no connection to any. Nobody waits for it."""

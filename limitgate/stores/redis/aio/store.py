@@ -15,6 +15,7 @@ from redis.asyncio.connection import ConnectionPool
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import PlainPlan, PlanTemplate
 from limitgate.own_errors import survived
+from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batcher import Batcher
 from limitgate.stores.redis.aio.cluster import AsyncCluster
 from limitgate.stores.redis.aio.listening import ListeningClock
@@ -29,6 +30,9 @@ class AsyncServers(Protocol):
 
     def spend(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
         """Return the reading of a plan, or a `StoreError`, within ``timeout`` seconds."""
+
+    def config(self, request: ConfigRequest, timeout: float) -> asyncio.Future[StoredConfig]:
+        """Return the configuration, or a `StoreError`, within ``timeout`` seconds."""
 
     def connect(self) -> None:
         """Begin to connect, if there is no connection. Nobody waits for it."""
@@ -123,6 +127,12 @@ class AsyncRedisStore(RedisReplies):
             return None
         reading = await servers.spend_plain(PlainPlan(template, keys), timeout)
         return None if reading is UNCARRIED else reading
+
+    async def aconfig(self, request: ConfigRequest, timeout: float) -> StoredConfig:
+        """Carry out ``request`` in one round trip. Raises `StoreError` within ``timeout`` seconds."""
+        self.patience = timeout
+        state = self._loops.get(asyncio.get_running_loop()) or await self._open()
+        return await state.servers.config(request, timeout)
 
     async def connect(self) -> None:
         """Begin to connect in the background."""

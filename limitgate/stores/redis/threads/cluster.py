@@ -12,25 +12,27 @@ from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan
 from limitgate.limits.template import AnyPlan, whole
 from limitgate.own_errors import survived
+from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis import background
 from limitgate.stores.redis.dial.dialer import Dialer
 from limitgate.stores.redis.dial.url import Address
 from limitgate.stores.redis.errors import Redirection
 from limitgate.stores.redis.replies import Outcome, RedisReplies
 from limitgate.stores.redis.router import PAUSE, Router, Send, Split
-from limitgate.stores.redis.server import Answer
+from limitgate.stores.redis.server import Answer, configuration, failure_by
 from limitgate.stores.redis.slot_map import (
     GIVE_BACK_TIMEOUT,
     MAP_PAUSE,
     Part,
     SlotMap,
     concluded,
+    hash_slot,
     parts_of,
     unreachable,
 )
 from limitgate.stores.redis.threads.node import Node, Sent
 from limitgate.stores.redis.threads.patience import Patience
-from limitgate.stores.redis.wire import Call
+from limitgate.stores.redis.wire import NO_PLAN, Call
 
 
 class _Errand(Call):
@@ -38,8 +40,10 @@ class _Errand(Call):
 
     __slots__ = ("address", "is_parked", "places")
 
-    def __init__(self, plans: Sequence[Plan], places: Sequence[int], address: Address) -> None:
-        super().__init__(plans)
+    def __init__(
+        self, plans: Sequence[Plan], places: Sequence[int], address: Address, config: ConfigRequest | None = None
+    ) -> None:
+        super().__init__(plans, config=config)
         self.places = places
         """Indices of the outcomes that it brings back."""
         self.address = address
@@ -93,6 +97,13 @@ class SyncCluster:
             self._give_back(back, patience)
         return [conclusion.outcome for conclusion in conclusions]
 
+    def config(self, request: ConfigRequest, patience: Patience) -> StoredConfig:
+        """Carry out a request for configuration. Raises `StoreError`, once ``patience`` is over at the latest."""
+        address = self._map.holder(hash_slot(request.key))
+        self._map.node(address).look()
+        errand = _Errand([NO_PLAN], [0], address, request)
+        return configuration(self._answers([errand], patience).get(errand) or _no_answer())
+
     def close(self) -> None:
         """Close the connections that no thread is using, once everything is given back, and stop looking for nodes."""
         for giving_back in list(self._giving_back):
@@ -121,25 +132,28 @@ class SyncCluster:
 
     def _carry_out(self, parts: Sequence[Part], patience: Patience) -> list[Outcome]:
         """Carry out plans whose buckets are in one hash slot each."""
-        outcomes: list[Outcome] = [StoreError("no answer from Redis within the timeout", "timeout")] * len(parts)
-        errands = self._errands(parts)
+        outcomes: list[Outcome] = [_no_answer()] * len(parts)
+        for errand, answer in self._answers(self._errands(parts), patience).items():
+            for n, place in enumerate(errand.places):
+                outcomes[place] = answer[n] if isinstance(answer, list) else failure_by(answer)
+        return outcomes
+
+    def _answers(self, errands: Sequence[_Errand], patience: Patience) -> dict[_Errand, Answer]:
+        """Answers of nodes to errands, or to parts of them, redirected as often as it takes; none once ``patience`` is over."""
+        answers: dict[_Errand, Answer] = {}
         while errands and patience.left > 0:
             round_trip = self._round(errands, patience)
             errands = []
             for errand, answer in round_trip:
-                if isinstance(answer, list):
-                    for place, outcome in zip(errand.places, answer):
-                        outcomes[place] = outcome
-                elif isinstance(answer, StoreError):
-                    for place in errand.places:
-                        outcomes[place] = StoreError(str(answer), answer.fault)
-                else:
+                if isinstance(answer, Redirection):
                     errands += self._sent_on(errand, answer)
+                else:
+                    answers[errand] = answer
             if any(errand.is_parked for errand in errands):
                 time.sleep(PAUSE)
                 patience.waited_in_vain(PAUSE)
         self._unanswered(errands)
-        return outcomes
+        return answers
 
     def _errands(self, parts: Sequence[Part]) -> list[_Errand]:
         places: dict[int, list[int]] = {}
@@ -221,6 +235,10 @@ class SyncCluster:
             with suppress(Exception):  # whatever one of them says or does not say, the next is asked
                 if self._map.learn(self._dialer.slots(address), address):
                     return
+
+
+def _no_answer() -> StoreError:
+    return StoreError("no answer from Redis within the timeout", "timeout")
 
 
 def _check(node: Node, patience: Patience) -> None:

@@ -15,18 +15,19 @@ from redis.exceptions import RedisError
 from limitgate.errors import StoreError
 from limitgate.limits.template import AnyPlan, common_shape
 from limitgate.own_errors import own_error, survived
+from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis import background
 from limitgate.stores.redis.breaker import Breaker
 from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dial
 from limitgate.stores.redis.dial.url import Address
 from limitgate.stores.redis.errors import store_error, unsendable
 from limitgate.stores.redis.replies import Outcome, RedisReplies
-from limitgate.stores.redis.server import Answer, Server, blames_server
+from limitgate.stores.redis.server import Answer, Server, blames_server, configuration, failure_by
 from limitgate.stores.redis.session import MustClose, Resend, Session
 from limitgate.stores.redis.threads.connection import SyncConnection
 from limitgate.stores.redis.threads.patience import Patience
 from limitgate.stores.redis.threads.pool import ConnectionPool
-from limitgate.stores.redis.wire import UNSENDABLE, Call
+from limitgate.stores.redis.wire import NO_PLAN, UNSENDABLE, Call
 
 
 def _nothing() -> None:
@@ -94,11 +95,17 @@ class Node:
         answer = self._carry_out(plans, patience)
         if isinstance(answer, list):
             return answer
-        raise answer if isinstance(answer, StoreError) else store_error(answer)
+        raise answer if isinstance(answer, StoreError) else failure_by(answer)
+
+    def config(self, request: ConfigRequest, patience: Patience) -> StoredConfig:
+        """Carry out a request for configuration. Raises `StoreError`, once ``patience`` is over at the latest."""
+        self.look()
+        self._server.breaker.check()
+        return configuration(self.hear(self.send([Call([NO_PLAN], config=request)], patience), patience)[0])
 
     def send(self, calls: Sequence[Call], patience: Patience) -> Sent:
         """Send calls together, to be followed by `hear`."""
-        self._server.breaker.sending(calls[0].plans[0])
+        self._server.breaker.sending(calls[0].first)
         sent = Sent(calls, None)
         try:
             sent.connection = connection = self._connections.take(patience)

@@ -14,6 +14,7 @@ from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyPlan, PlainPlan, PlanTemplate
 from limitgate.own_errors import survived
+from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis import background
 from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.redis.leases import LONGEST
@@ -33,6 +34,9 @@ class SyncServers(Protocol):
 
     def exchange(self, plans: Sequence[AnyPlan], patience: Patience) -> list[Outcome]:
         """Carry out plans. Raises `StoreError` once ``patience`` is over."""
+
+    def config(self, request: ConfigRequest, patience: Patience) -> StoredConfig:
+        """Carry out a request for configuration. Raises `StoreError`, once ``patience`` is over at the latest."""
 
     def close(self) -> None:
         """Close the connections that no thread is using."""
@@ -96,10 +100,7 @@ class RedisStore(RedisReplies):
     def _ask(self, plan: AnyPlan, timeout: float) -> Reading:
         check_patches()
         state = self._this_thread
-        if state.is_asking or background.this_thread.is_background:
-            raise StoreError(
-                "a call of this thread was interrupted by one to the same store, expected it from outside", "timeout"
-            )
+        _check_is_outermost(state)
         try:
             state.is_asking = True
             reading = self.locally(plan) if isinstance(plan, Plan) else None
@@ -112,6 +113,25 @@ class RedisStore(RedisReplies):
             state.is_asking = False
             if state.closes:
                 self.close()
+
+    def config(self, request: ConfigRequest, timeout: float) -> StoredConfig:
+        """Carry out ``request`` in one round trip. Raises `StoreError` within about ``timeout`` seconds."""
+        check_patches()
+        state = self._this_thread
+        _check_is_outermost(state)
+        patience = Patience(timeout)
+        try:
+            state.is_asking = True
+            self.patience = timeout
+            stored = self._servers.config(request, patience)
+        except StoreError as error:
+            error.waited = min(patience.spent, timeout)
+            raise
+        finally:
+            state.is_asking = False
+            if state.closes:
+                self.close()
+        return stored._replace(waited=min(patience.spent, timeout))
 
     def close(self) -> None:
         """Give back what was taken in advance, and close the connections that no thread is using.
@@ -157,3 +177,9 @@ class RedisStore(RedisReplies):
             time.sleep(pause)
             with survived():
                 self._give_back()
+
+
+def _check_is_outermost(state: _ThreadState) -> None:
+    """Raise `StoreError` in the midst of another call of this thread, or in a thread that works for the store."""
+    if state.is_asking or background.this_thread.is_background:
+        raise StoreError("a call of this thread was interrupted by one to the same store, expected it from outside", "timeout")

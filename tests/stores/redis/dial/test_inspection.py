@@ -21,6 +21,7 @@ from limitgate.algorithms import script
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.dial.dialer import Dialer
 from limitgate.stores.redis.dial.inspection import INSPECT, Data, Inspection, Report, read_report
+from limitgate.stores.redis.wire import CONFIG
 from tests.stores.test_stores import PATIENT, REDIS, Door, a_plan
 from tests.support.impostor import HANG_UP, Impostor
 from tests.support.redis_server import RedisServer
@@ -130,9 +131,9 @@ def test_a_node_in_the_place_of_another(caplog: pytest.LogCaptureFixture) -> Non
 # --- rights -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_command_of_the_script_is_checked() -> None:
-    """What the script calls, what is checked and what the documentation grants are the same."""
-    called = {command.lower() for command in re.findall(r"redis\.p?call\('(\w+)'", script())}
+def test_every_command_of_the_scripts_is_checked() -> None:
+    """The commands that the scripts call, those that are checked and those that the documentation grants are the same."""
+    called = {command.lower() for command in re.findall(r"redis\.p?call\('(\w+)'", script() + CONFIG)}
     checked = set(re.findall(r"\{'(\w+)'", INSPECT))
     assert len(called) > 5
     assert checked == called | {"evalsha"}

@@ -1,0 +1,18 @@
+-- Reads what is kept under a name, or changes it. Twin of `MemoryStore.config`.
+--
+-- KEYS[1]  the key.
+-- ARGV     nothing to read; else the new text, and then, if only a certain version is to be replaced, that version.
+-- Reply    the value afterwards, nothing if there is none. A value is its version, a space, and the text: '3 {"limits":...}'.
+--          The version is the number of changes. A value of any other kind is reported as empty text.
+
+local value = redis.pcall('GET', KEYS[1])
+if type(value) == 'table' then
+  if not value.err:find('WRONGTYPE', 1, true) then return value end
+  value = ''
+end
+local text, expected = ARGV[1], tonumber(ARGV[2])
+local version = not value and 0 or tonumber(value:match('^(%d+) '))
+if not text or (expected and expected ~= version) then return value end
+value = ('%.0f '):format((version or 0) + 1) .. text
+redis.call('SET', KEYS[1], value)
+return value
