@@ -1,4 +1,4 @@
-"""What an algorithm is, to those who use one. A *state* is how a window stands at some time, in a few integers. Pure."""
+"""Interface of an algorithm. A *state* describes a window at some time, in a few integers. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 State = Any
-"""What an algorithm keeps of a window. Only the algorithm itself knows more about it."""
+"""State of a window. Only its algorithm knows more about it."""
 Amount = Any
-"""What is put back into a window, as its algorithm counts it: a number, or a few."""
+"""Amount of an adjustment, as the algorithm counts it: a number, or a few."""
 
 MAX_USED = 2**50
 """Requests at which a counter is cut off that something is owed to on top; keeps Lua's doubles exact."""
@@ -86,23 +86,22 @@ def never(states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool:  #
 
 
 class Algorithm(Protocol):
-    """What stores and decisions need of an algorithm, for all windows of a bucket at once where there are states."""
+    """An algorithm, as stores and decisions use it: where there are states, for all windows of a bucket at once."""
 
     REPLY_FIELDS: int
     """Numbers that the script reports of a window."""
     CAN_WAIT: bool
     """True if turns can be booked ahead, so that a request may wait for its own."""
     IS_LIMIT: bool
-    """True if it has nothing to say of itself while nothing is owed: no limit that anybody would know of."""
-
+    """False for a state that is no limit (a ban): hidden from `Decision.windows` while it is empty."""
     RESCALES: bool
     """True if states are in ticks of 1/count µs, so that one left by another count has to be written anew."""
 
     def check(self, limit: LimitNumbers) -> str | None:
-        """What was expected of a limit that cannot be had with this algorithm, None if it can."""
+        """Return the expectation that a limit breaks, None if the limit can be had with this algorithm."""
 
     def load(self, limit: LimitNumbers) -> Load:
-        """What a window costs Redis at most, besides what every bucket does."""
+        """Return the most that a window costs Redis, besides the bucket itself."""
 
     def initial(self, now: int, bucket: BucketNumbers) -> Sequence[State]:
         """Windows that nobody has used, at a time in Unix µs."""
@@ -161,13 +160,13 @@ class Algorithm(Protocol):
         """Microseconds until a window is like one that nobody has used: mostly `refill_us`, and never less."""
 
     def date(self, limit: LimitNumbers) -> int:
-        """What `encode_charge` has to know about the present date by this machine's clock; 0 where it does not matter."""
+        """Return the present date by this machine's clock, as `encode_charge` takes it; 0 where it does not matter."""
 
     def encode_charge(self, limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:
-        """What the script is told about a window of this number, for a charge that may be booked so far ahead."""
+        """Encode a charge of the window with this number for the script; it may be booked so far ahead."""
 
     def encode_adjustment(self, limit: LimitNumbers, back: Amount, grace_us: int) -> Sequence[int]:
-        """What the script is told about a window in which something is to be put right."""
+        """Encode the adjustment of a window for the script."""
 
     def decode_state(self, facts: Sequence[int], bucket: BucketNumbers) -> Sequence[State]:
-        """The states that the script has reported."""
+        """Decode the states that the script has reported."""

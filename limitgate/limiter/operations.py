@@ -96,7 +96,7 @@ class Operations:
         return decide(plan, (yield plan, self._timeout))
 
     def _hitting_up_to(self, key: str, limits: Limits, cost: int) -> ConfigFlow[Decision]:
-        """Take what fits. Each attempt asks for what the last reading left, so one of the competing callers succeeds."""
+        """Take as much as fits. Each attempt asks for what the last reading left, so one of the competing callers succeeds."""
         for _ in range(_ATTEMPTS):
             plan = yield from self._planned("spend", key, limits, cost)
             decision = decide(plan, (yield plan, self._timeout))
@@ -111,14 +111,14 @@ class Operations:
         """Book a turn: the operation, its charges, and the turn to wait for unless it is now."""
         began = time.monotonic()
         plan = self._ahead((yield from self._planned("spend", key, limits, cost)), timeout)
-        found = yield from self._taking(plan)
-        taken, turn = found.turn()
-        if timeout is not None and turn is not None and turn.due_at - began - 0.001 > timeout:
-            delay = found.decision.delay
-            yield from found.giving_back([*taken, *turn.charged])
-            found.decision = replace(found.decision, allowed=False, granted=0, delay=0.0, retry_after=delay)
-            turn = None
-        return found, taken, turn
+        operation = yield from self._taking(plan)
+        charged, booking = operation.turn()
+        if timeout is not None and booking is not None and booking.due_at - began - 0.001 > timeout:
+            delay = operation.decision.delay
+            yield from operation.giving_back([*charged, *booking.charged])
+            operation.decision = replace(operation.decision, allowed=False, granted=0, delay=0.0, retry_after=delay)
+            booking = None
+        return operation, charged, booking
 
     def _taking(self, plan: Plan) -> Flow[ChargedOperation]:
         reading = yield plan, self._timeout
@@ -199,8 +199,8 @@ class Operations:
                     raise ConfigError(
                         f"{limit!r} stands beside other limits, expected it alone: configure all of them together"
                     )
-                found = yield from self._lookup(limit.name)
-                return self._plan(verb, key, found.limits, cost, self._known.process if found.per_process else None)
+                stored = yield from self._lookup(limit.name)
+                return self._plan(verb, key, stored.limits, cost, self._known.process if stored.per_process else None)
         return self._plan(verb, key, limits, cost)
 
     def validate(self, key: str, *limits: Limit | str | Configured, cost: int = 1, timeout: float | None = 0) -> None:
@@ -210,7 +210,7 @@ class Operations:
         self._ahead(self._plan("spend", key, limits, cost), timeout)
 
     def _ahead(self, plan: Plan, timeout: float | None) -> Plan:
-        """The plan with turns that may be booked so many seconds ahead."""
+        """Return the plan with turns that may be booked so many seconds ahead."""
         if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
             raise ValueError(f"timeout is {timeout!r:.40}, expected seconds of at least 0, or None for as long as it takes")
         if timeout == 0:
@@ -253,7 +253,7 @@ class Operations:
 
 
 def key_of(key: KeyOf, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The key that a call of a limited function counts under. Raises `TypeError` if it is no text."""
+    """Return the key that a call of a limited function counts under. Raises `TypeError` if it is no text."""
     if key is None:
         return f"{function.__module__}.{function.__qualname__}"
     return key(*args, **kwargs) if callable(key) else key
@@ -267,13 +267,13 @@ def _check_are_no_slots(buckets: Iterable[Bucket]) -> None:
 
 @lru_cache(maxsize=4096)
 def _buckets(*limits: Limit | str) -> tuple[Bucket, ...]:
-    """The buckets of these limits, given as limits or text; kept, since callers repeat the same few."""
+    """Return the buckets of limits or their text; cached, since callers repeat the same few."""
     return buckets_of(tuple(as_limit(limit) for limit in limits))
 
 
 @lru_cache(maxsize=4096)
 def _without_lease(bucket: Bucket) -> Bucket:
-    """The same bucket without a lease: a turn cannot be booked out of requests taken in advance."""
+    """Return the same bucket without a lease: a turn cannot be booked out of requests taken in advance."""
     if not bucket.lease:
         return bucket
     return Bucket(tuple([limit.leased(0) for limit in bucket.limits]), bucket.ids)

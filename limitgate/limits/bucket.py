@@ -19,7 +19,7 @@ MAX_LOAD = 5_000
 LEASE_SPARE_US = 1_002_000
 """Microseconds of a lease's draining that are not given back: it is used for a second, and clocks differ a little."""
 BUCKET = Load(6, 3, 2)
-"""What every bucket costs Redis, whatever is in it."""
+"""Load of a bucket itself, besides its windows."""
 
 
 class Bucket:
@@ -65,22 +65,22 @@ class Bucket:
         self.facts = self.algorithm.REPLY_FIELDS * len(limits)
         """Numbers that the script reports of the bucket."""
         self.load = reduce(Load.plus, map(self.algorithm.load, limits), BUCKET)
-        """What the bucket costs Redis at most."""
+        """Cost for Redis, at most."""
         self.is_dated = any(map(self.algorithm.date, limits))
         """True if the script has to be told about the present date."""
         self.has_slots = self.algorithm is ALGORITHMS["concurrency"]
         """True if these are places for requests in flight, so that a charge has to have a `Charge.slot`."""
         self.suffix = "" if self.algorithm is gcra else f":{self.ids[0]:x}"
-        """What the bucket's key ends with."""
+        """End of the bucket's key."""
         self.strictest: Bucket = strictest or self
-        """The same as those find them who have least room: what refuses them must not be forgotten."""
+        """The bucket as callers with the least room find it: a store must not forget a state that refuses them."""
 
     def less(self, kept: Sequence[int], strictest: Bucket | None = None) -> Bucket:
-        """The same windows with so much room less in each, see `Limit.less`, and as those find them who have least room."""
+        """Return the same windows with so much room less in each, see `Limit.less`; ``strictest`` is the attribute."""
         return Bucket(tuple([limit.less(many) for limit, many in zip(self.limits, kept)]), self.ids, strictest)
 
     def share(self, processes: int, cost: int = 1) -> Bucket:
-        """The `Limit.share` of each limit; the same object for all costs that fit into the shares of the bursts."""
+        """Return the `Limit.share` of each limit; the same object for all costs that fit into the shares of the bursts."""
         if processes == 1:
             return self
         share = _share(self, processes, 1)
@@ -95,12 +95,12 @@ def _share(bucket: Bucket, processes: int, cost: int) -> Bucket:
 
 @lru_cache(maxsize=4096)
 def bucket_of(*limits: Limit | str) -> Bucket:
-    """The `Bucket` of these limits, given as limits or text; kept, since callers repeat the same few."""
+    """Return the `Bucket` of limits or their text; cached, since callers repeat the same few."""
     return Bucket(tuple(as_limit(limit) for limit in limits))
 
 
 def buckets_of(limits: tuple[Limit, ...]) -> tuple[Bucket, ...]:
-    """The buckets of limits that apply together, in the order in which their first limits were given.
+    """Divide limits that apply together into buckets, in the order in which their first limits were given.
 
     Raises `ConfigError` for too many limits, and for those that hold Redis up for longer than `MAX_LOAD`.
     """

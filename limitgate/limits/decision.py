@@ -1,4 +1,4 @@
-"""What was decided: computed in one place, from a plan and a store's reading of it, for every store and every caller."""
+"""The decision about a request, computed in one place from a plan and its reading, for every store and every caller."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECOND = 1_000_000
 
 
 class Window(NamedTuple):
-    """How one limit stands. Immutable."""
+    """State of one limit, in numbers for users. Immutable."""
 
     rule: str | None
     """The rule that the limit belongs to, None in a Limiter."""
@@ -36,7 +36,7 @@ class Window(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """How a bucket stands after a decision."""
+    """State of a bucket after a decision."""
 
     charge: Charge
     states: Sequence[State]
@@ -44,7 +44,7 @@ class Standing(NamedTuple):
     """True if the charge fitted into every window."""
 
     def windows(self) -> list[Window]:
-        """How each of its limits stands."""
+        """Return the window of each limit; none of a ban that is over."""
         rule, cost, algorithm = self.charge.rule, self.charge.cost, self.charge.bucket.algorithm
         found = []
         for limit, state in zip(self.charge.bucket.limits, self.states):
@@ -66,18 +66,18 @@ class Standing(NamedTuple):
 
 
 class Settlement:
-    """What a request turns out to have cost. Noted while it is under way, put into effect when it is over."""
+    """Costs known only afterwards, by rule: noted while the request is under way, put into effect when it is over."""
 
     costs: Mapping[str | None, int] = MappingProxyType({})
-    """By rule; under None, that of the rules which nobody named."""
+    """Cost by rule; under None, that of the rules not named."""
     others: tuple[Settlement, ...] = ()
-    """Those of gates around this one, which hear of everything, too."""
+    """Settlements of the gates around this one, which are told everything, too."""
     has_news = False
     """True if something was noted that is not put into effect yet."""
     is_over = False
 
     def note(self, rule: str | None, cost: int) -> None:
-        """What a rule is to be charged. Safe for threads: they may do so at the same time."""
+        """Note the cost that a rule is to charge. Safe under threads."""
         for each in (self, *self.others):
             each.__dict__.setdefault("costs", {})[rule] = cost
             each.has_news = True
@@ -116,7 +116,7 @@ class Decision:
 
     @property
     def standings(self) -> list[Standing]:
-        """Every bucket that was looked at, worked out on demand: most answers need only the tightest window."""
+        """Every bucket of the plan, worked out on demand: most answers need only the tightest window."""
         return [Standing(charge, states, after is not None) for charge, states, after in _after_charges(self)]
 
     @property
@@ -126,7 +126,7 @@ class Decision:
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        """Every limit that was looked at."""
+        """Every limit of the plan."""
         return tuple(window for standing in self.standings for window in standing.windows())
 
     def settle(self, cost: int, rule: str | None = None) -> None:
@@ -212,12 +212,12 @@ class RateLimited(LimitGateError):  # noqa: N818 - the name is part of the publi
         self.response = response
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """To another process goes what was decided, without what it was worked out from, and without a response."""
+        """Pickle the decision without its evidence, and without a response."""
         return RateLimited, (replace(self.decision, evidence=(), settlement=None),)
 
 
 def decide(plan: Plan, reading: Reading, settlement: Settlement | None = None) -> Decision:
-    """The decision that follows from what the store read, as it stands after the plan was carried out."""
+    """Decide by the store's reading; numbers are those after the plan was carried out."""
     buckets, allowed = reading.buckets, reading.admitted
     is_charged = allowed and plan.verb == "spend"
     tightest, limit, left, refill = _tightest(buckets, is_charged=is_charged)
@@ -245,7 +245,7 @@ def decide(plan: Plan, reading: Reading, settlement: Settlement | None = None) -
 
 
 def joined(first: Decision, second: Decision) -> Decision:
-    """Two decisions as one, about a request that the first one admitted.
+    """Join two decisions about a request that the first one admitted.
 
     Where the second one refused, the wait is long enough for the first one, too, to admit such a request again.
     """
@@ -276,7 +276,7 @@ def _after_charges(decision: Decision) -> Sequence[BucketReading]:
 
 
 def _both(first: Sequence[BucketReading], second: Sequence[BucketReading]) -> list[BucketReading]:
-    """Evidence of two decisions. Of a bucket that stands in both, the reading that leaves less, or refuses."""
+    """Evidence of two decisions. Of a bucket in both, the reading that leaves less, or refuses."""
     joined = {bucket.charge.key: bucket for bucket in first}
     for bucket in second:
         known = joined.get(bucket.charge.key)
@@ -292,7 +292,7 @@ def _least(bucket: BucketReading) -> int:
 
 
 def _again(admitted: Decision) -> float:
-    """Seconds until a request like one that was admitted would be, once more. Places in flight are free again by then."""
+    """Seconds until a request like one that was admitted would be admitted again. Slots in flight are free by then."""
     charged = [(charge, states) for charge, states, _ in _after_charges(admitted) if charge.enforced]
     return max([_wait(charge, states) for charge, states in charged if not charge.bucket.has_slots], default=0.0)
 
@@ -333,7 +333,7 @@ def _delay(buckets: Sequence[BucketReading]) -> float:
 
 
 def is_booked(charge: Charge, states: Sequence[State]) -> bool:
-    """True if a request has to wait for its turn in a bucket that was found in these states."""
+    """True if a request has to wait for its turn in a bucket of these states."""
     return bool(charge.max_wait_us and charge.enforced and _wait(charge._replace(max_wait_us=0), states))
 
 
@@ -349,5 +349,5 @@ def _wait(charge: Charge, states: Sequence[State]) -> float:
 
 
 def undecided(*, allowed: bool) -> Decision:
-    """The decision of ``on_error``, when the store failed and nothing is known about any bucket."""
+    """Make the decision of ``on_error``: the store failed, and nothing is known about any bucket."""
     return Decision(allowed, 0, 0, 0.0, 0.0, 0, None, degraded=True)

@@ -21,7 +21,7 @@ from limitgate.algorithms.sliding_log import Log
 from limitgate.limits.bucket import Bucket
 
 Entry = tuple[int, int, Bucket, Sequence[State]]
-"""When a bucket was written in Unix µs, the cost last asked of it, its windows, and their states at that time."""
+"""Time of writing in Unix µs, last cost, windows of the bucket, and their states at that time."""
 
 HEAD: Final = struct.Struct("<Iqq")
 MAX_COST: Final = 2**63 - 1
@@ -137,7 +137,7 @@ class Layouts:
 
 
 def is_head(value: bytes) -> bool:
-    """True if the states of a value are kept beside it."""
+    """True if the states of a value are beside it."""
     return len(value) == HEAD.size
 
 
