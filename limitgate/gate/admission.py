@@ -1,4 +1,5 @@
-"""Admissions: one request's passage through one gate, with its decision, charges and refunds. Data only."""
+"""Admissions: one request's passage through one gate, with its decision and charges, and what is to be refunded by
+its outcome (``charge_if``), its real cost, or a refusal. It has no gate and no server."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class CompiledRule:
         ]
 
     @property
-    def is_plain(self) -> bool:
+    def has_fixed_charge(self) -> bool:
         """True if its charges depend on nothing but who asks, and on nothing that a client can make up."""
         is_fixed = self._cost is not None and not (self._is_graded or self.rule.charge_if)
         return is_fixed and (self._cardinality is None or not self._is_inventable)

@@ -307,7 +307,12 @@ class Gate:
         return Admission(request, identified, marks, budget, header_styles=self._styles, rule_names=self._rule_names)
 
     def _prepared(self, request: Request, outer: Admission | None) -> tuple[PreparedPlan, Sequence[str]] | None:
-        """The prepared plan of a request and its keys, None if it has none."""
+        """The prepared plan of a request and its keys; None if it goes the way of all plans.
+
+        That is where there is a gate around or an ``identify``, for WebSockets, for a store that takes no plain plans
+        (`limitgate.gate.flow.takes_plain`), and where `Planner.prepared` says so: by the routes, the rules
+        (`CompiledRule.has_fixed_charge`) or the limits (`limitgate.limits.template.is_plain`). The store may still decline.
+        """
         if outer is not None or not self._can_prepare or request.is_websocket:
             return None
         request.resolve_client_with(self._client_of)
@@ -328,7 +333,7 @@ class Gate:
                 self._note_answer(reading.now)
 
     def _admit(self, admission: Admission, request_plan: RequestPlan, plan: Plan, reading: Reading) -> None:
-        """What becomes of a request that comes, by what the store said: the short way, which almost all of them go."""
+        """Let the store's reading of a plan of any kind have its effect on a request that comes."""
         self._note_answer(reading.now)
         admission.decision = decision = decide(plan, reading, admission.settlement)
         admission.now, admission.fields = reading.now, rate_fields(self._styles, decision, reading.now, self._rule_names)

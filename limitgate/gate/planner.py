@@ -220,7 +220,7 @@ class Planner:
         if match.is_exempt or "exempt" in marks:
             return _UNLIMITED
         compiled_rules = (*match.request_rules, *self._compiled_marks(marks, request))
-        if not all(compiled_rule.is_plain for compiled_rule in compiled_rules):
+        if not all(compiled_rule.has_fixed_charge for compiled_rule in compiled_rules):
             return None
         subject = self._identities.subject(request, None)
         subject.route = template

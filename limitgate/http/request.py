@@ -350,7 +350,7 @@ class Request:
     @property
     def is_websocket(self) -> bool:
         """True if this is the handshake of a WebSocket."""
-        return self.scope is not None and self.scope["type"] == "websocket"
+        return self.scope is not None and self.scope.get("type") == "websocket"
 
     @property
     def passed_a_gate(self) -> bool:

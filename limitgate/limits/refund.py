@@ -1,4 +1,6 @@
-"""What puts buckets right when a request turns out to have cost something else than it was charged, or nothing.
+"""Refunds: plans that put buckets right when a request turns out to have cost something else than it was charged, or nothing.
+
+What it should have cost is for `limitgate.gate.admission` to say, which knows ``charge_if`` and `Decision.settle`.
 
 What was charged too much is given back, and then a bucket is as if it had not been charged:
 

@@ -72,7 +72,7 @@ class Garbling(Faithful):
         self.words = words
 
     async def back(self, cable: Cable, data: bytes, arrived: float) -> None:
-        cable.near.write(self.words if data.startswith(b"*") else data)
+        cable.near.write(self.words if data.startswith((b"*", b"$")) else data)
 
 
 class Swallowing(Faithful):

@@ -16,6 +16,8 @@ from limitgate.errors import StoreError
 from limitgate.limits.plan import Reading
 from limitgate.limits.template import PlainPlan, PlainShape, PlanTemplate
 
+_LINES = (files("limitgate") / "lua" / "plain.lua").read_text("utf-8").splitlines()
+"""Read at once: when the first request comes, no file may be left to open."""
 _HEAD = 2  # the clock, no memory
 NOT_CARRIED_OUT, ADMITTED = -1, 1
 """Of a plan: a bucket was not as expected, so nothing was charged; it was admitted, and every charge fitted."""
@@ -101,7 +103,7 @@ def _script(shape: PlainShape) -> str:
         first += windows
     lines: list[str] = []
     block: list[str] | None = None
-    for line in (files("limitgate") / "lua" / "plain.lua").read_text("utf-8").splitlines():
+    for line in _LINES:
         if line == "--bucket":
             block = []
         elif line == "--end" and block is not None:
