@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from types import TracebackType
 from typing import Self, cast
@@ -15,6 +15,7 @@ import httpx
 from limitgate.limiter.limiter import AsyncLimiter, Limiter
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.limit import Limit
+from limitgate.outbound.deadline import shut_after
 from limitgate.outbound.response_fields import Answer, answer_of
 from limitgate.outbound.throttle import (
     LONGEST_PAUSE,
@@ -233,6 +234,13 @@ def _reading_briefly(request: httpx.Request) -> Iterator[None]:
         request.extensions["timeout"] = timeouts
 
 
+def _deadline(response: httpx.Response) -> AbstractContextManager[None]:
+    """End the reading of a response of HTTP/1 after `LONGEST_READ` seconds; a connection of HTTP/2 has others on it."""
+    stream = response.extensions.get("network_stream")
+    line = stream.get_extra_info("socket") if stream and response.http_version.startswith("HTTP/1") else None
+    return shut_after(LONGEST_READ, line.fileno()) if line else nullcontext()
+
+
 class _AsyncOutbound:
     """The `Transport` of an async transport."""
 
@@ -282,7 +290,7 @@ class _SyncOutbound:
     def discard(self, response: httpx.Response) -> httpx.Response:
         body, until = b"", time.monotonic() + LONGEST_READ
         try:
-            with _reading_briefly(response.request):
+            with _reading_briefly(response.request), _deadline(response):
                 for chunk in cast("httpx.SyncByteStream", response.stream):
                     body += chunk
                     if len(body) > MOST_READ or time.monotonic() > until:
@@ -291,7 +299,7 @@ class _SyncOutbound:
             return _having_read(response, None)
         finally:
             response.close()
-        return _having_read(response, body)
+        return _having_read(response, body if time.monotonic() <= until else None)  # its end may be that of the deadline
 
     def close(self, response: httpx.Response) -> None:
         response.close()

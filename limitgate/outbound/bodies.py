@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, nullcontext
 from io import BytesIO
-from threading import Timer
 
 from urllib3.exceptions import HTTPError
 from urllib3.response import HTTPResponse
 from urllib3.util import parse_url
 
+from limitgate.outbound.deadline import shut_after
 from limitgate.outbound.throttle import LONGEST_READ, MOST_READ, OF_BODIES
 
 _PORTS = {"http": 80, "https": 443}
@@ -45,7 +43,7 @@ def _read(response: HTTPResponse) -> bytes | None:
     """Read the body as it is on the wire; None if it is longer than `MOST_READ`, late or broken."""
     body, until = b"", time.monotonic() + LONGEST_READ
     try:
-        with _ending(response, LONGEST_READ):
+        with _deadline(response):
             while chunk := response.read(MOST_READ + 1 - len(body), decode_content=False):
                 body += chunk
                 if len(body) > MOST_READ:
@@ -58,28 +56,13 @@ def _read(response: HTTPResponse) -> bytes | None:
     return None if response.length_remaining or time.monotonic() > until else body
 
 
-@contextmanager
-def _ending(response: HTTPResponse, seconds: float) -> Iterator[None]:
-    """End the reading of a response after so many seconds in all, however slowly its parts come."""
+def _deadline(response: HTTPResponse) -> AbstractContextManager[None]:
+    """End the reading of a response that comes over a network after `LONGEST_READ` seconds."""
     try:
         fileno = response.fileno()
     except (OSError, AttributeError):  # it is in memory, or has been read
-        yield
-        return
-    with socket.fromfd(fileno, socket.AF_INET, socket.SOCK_STREAM) as line:
-        timer = Timer(seconds, _shut, [line])
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-            timer.join()
-
-
-def _shut(line: socket.socket) -> None:
-    with suppress(OSError):  # it may be gone by now
-        line.shutdown(socket.SHUT_RDWR)
+        return nullcontext()
+    return shut_after(LONGEST_READ, fileno)
 
 
 def _with(response: HTTPResponse, body: bytes) -> HTTPResponse:

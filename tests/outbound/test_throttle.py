@@ -112,23 +112,9 @@ def kind(request: pytest.FixtureRequest) -> Kind:
     return KINDS[request.param]
 
 
-class Clockwork:
-    """What the module knows of time."""
-
-    def __init__(self, world: World) -> None:
-        self.monotonic = world.monotonic
-
-
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    return a_world(monkeypatch)
-
-
-def a_world(patch: pytest.MonkeyPatch) -> World:
-    world = World(patch)
-    patch.setattr(throttle, "time", Clockwork(world))
-    patch.setattr(throttle, "MemoryStore", lambda: MemoryStore(world))
-    return world
+    return World(monkeypatch)
 
 
 @pytest.fixture(autouse=True)
@@ -809,7 +795,7 @@ def test_whatever_happens_everybody_is_polite_property(
 ) -> None:
     """Nobody is sent in a pause that was heard, none above the limit; who waits ends in time, and takes its own response."""
     with pytest.MonkeyPatch.context() as patch:
-        world = a_world(patch)
+        world = World(patch)
         store = MemoryStore(world)
         callers = [
             Caller(KINDS["async"], world, f"5/second burst {burst}", store=store, timeout=timeout) for _ in range(processes)

@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 
 import pytest
 
+from limitgate import MemoryStore
 from limitgate.gate import wait_queue
 from limitgate.limiter import operations, pace
+from limitgate.outbound import throttle
 
 T = TypeVar("T")
 _BEGAN = 1_790_000_000_000_000
@@ -30,7 +32,9 @@ class World:
         self.slept: list[float] = []
         """Seconds for which threads have slept."""
         monkeypatch.setattr(wait_queue, "monotonic", self.monotonic)
-        monkeypatch.setattr(operations, "time", SimpleNamespace(monotonic=self.monotonic))
+        for module in (operations, throttle):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=self.monotonic))
+        monkeypatch.setattr(throttle, "MemoryStore", lambda: MemoryStore(self))
         for module in (pace, wait_queue):
             monkeypatch.setattr(module, "sleep", self.sleep)
 

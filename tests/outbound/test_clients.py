@@ -1,0 +1,466 @@
+"""One suite for the clients of every library, against a service on a port of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+import limitgate.httpx
+import limitgate.outbound.bodies
+from limitgate import ConfigError, Limit, RateLimited, StoreError
+from tests.limiter.test_limiter import left, visitors
+from tests.support.clients import CLIENTS, Client, Interrupted
+from tests.support.doors import PATIENCE
+from tests.support.redis_server import RedisServer
+from tests.support.service import HOSTILE, LATER, SOON, Service, Told, refusal, serving
+
+AT_ONCE = Told(429, {"Retry-After": "0.02"}, b'{"error": "slow down"}')
+Opens = Callable[..., Client]
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    with serving() as service:
+        yield service
+
+
+@pytest.fixture(params=CLIENTS.values(), ids=CLIENTS)
+def kind(request: pytest.FixtureRequest) -> type[Client]:
+    return request.param
+
+
+@pytest.fixture
+def use(kind: type[Client]) -> Iterator[Opens]:
+    """Opens clients of one kind, closed after the test."""
+    with contextlib.ExitStack() as opened:
+        yield lambda *limits, **options: opened.enter_context(contextlib.closing(kind(*limits, **options)))
+
+
+def come_in_turn(service: Service, began: float, interval: float) -> bool:
+    """True if no request has come before its turn, the first of which was when the clients began."""
+    return all(at - began >= turn * interval for turn, at in enumerate(sorted(each.at for each in service.asked)))
+
+
+# --- turns ------------------------------------------------------------------------------------------------------------
+
+
+def test_turns_are_waited_for(use: Opens, service: Service) -> None:
+    """Nobody is refused; requests leave as the limit lets them, and over one connection."""
+    client, began = use("20/second burst 1"), time.monotonic()
+    assert [client.get(service.url).body for _ in range(4)] == [b"hello"] * 4
+    assert come_in_turn(service, began, 1 / 20)
+    assert service.lines == 1
+
+
+def test_all_share_the_turns(use: Opens, service: Service) -> None:
+    """Whoever sends, through one client there is one budget, in threads and in tasks."""
+    client, began = use("50/second burst 1"), time.monotonic()
+    assert [reply.body for reply in client.together(*[service.url] * 10)] == [b"hello"] * 10
+    assert come_in_turn(service, began, 1 / 50)
+
+
+def test_a_turn_too_far_away_is_refused(use: Opens, service: Service) -> None:
+    """Where the wait would be longer than the timeout nothing is sent, and there is no response."""
+    client = use("1/hour", timeout=0.5)
+    client.get(service.url)
+    refused = client.refused("GET", service.url)
+    assert refused.response is None
+    assert 3500 < refused.decision.retry_after <= 3600
+    assert len(service.asked) == 1
+
+
+def test_each_redirect_is_a_request(use: Opens, service: Service) -> None:
+    """A hop that has no turn left is not made."""
+    service.script = lambda asked: Told() if asked.target == "/2" else Told(302, {"Location": f"/{len(service.asked)}"})
+    client = use("3/hour", timeout=0)
+    assert client.get(f"{service.url}/0").body == b"hello"
+    assert [each.target for each in service.asked] == ["/0", "/1", "/2"]
+    client.refused("GET", f"{service.url}/2")
+    service.asked.clear()
+    use("2/hour", timeout=0).refused("GET", f"{service.url}/0")
+    assert [each.target for each in service.asked] == ["/0", "/1"]
+
+
+def test_each_hop_counts_where_it_goes(use: Opens, service: Service) -> None:
+    """A redirect to another host takes from the budget of that one, and what that one says is heeded for it alone."""
+    with serving() as other:
+        client = use("2/hour", timeout=0)
+        service.answers = [Told(302, {"Location": f"{other.url}/there"})]
+        other.answers = [Told(200, {"RateLimit": '"default";r=0;t=100'})]
+        assert client.get(f"{service.url}/here").body == b"hello"
+        assert 90 < client.refused("GET", other.url).decision.retry_after <= 100
+        client.get(service.url)
+        assert client.refused("GET", service.url).decision.retry_after > 1000
+    assert [each.target for each in service.asked + other.asked] == ["/here", "/", "/there"]
+
+
+def test_a_key_decides_what_is_counted_together(use: Opens, service: Service) -> None:
+    """By any text; what has none is not counted, and its refusal is a response as any other."""
+    client = use("1/hour", timeout=0, key=lambda request: request.headers.get("X-Tenant"))
+    for tenant in ("a", "b"):
+        client.get(service.url, headers={"X-Tenant": tenant})
+        client.refused("GET", service.url, headers={"X-Tenant": tenant})
+    service.answers = [Told(429)]
+    assert [client.get(service.url).status for _ in range(2)] == [429, 200]
+
+
+HOSTS = {
+    "http://example.com/": "example.com",
+    "http://EXAMPLE.com:80/a?b#c": "example.com",
+    "https://Example.COM:443": "example.com",
+    "https://example.com:80/": "example.com:80",
+    "http://example.com:443/": "example.com:443",
+    "http://example.com:0080/": "example.com",
+    "http://example.com:/": "example.com",
+    "http://example.com.": "example.com",
+    "http://example.com.:8080/": "example.com:8080",
+    "http://user:secret@Example.com/": "example.com",
+    "http://example.com@evil.org": "evil.org",
+    "http://us%40er:p%3Aw@example.com:81/x": "example.com:81",
+    "http://user@M\u00fcnchen.de:8080/": "xn--mnchen-3ya.de:8080",
+    "http://m\u00fcnchen.de/": "xn--mnchen-3ya.de",
+    "http://XN--mnchen-3ya.de:80/": "xn--mnchen-3ya.de",
+    "https://fa\u00df.de/": "xn--fa-hia.de",
+    "https://\u65e5\u672c\u8a9e.jp:443/": "xn--wgv71a119e.jp",
+    "http://a_b.example.com": "a_b.example.com",
+    "http://127.0.0.1/": "127.0.0.1",
+    "http://127.0.0.1:8000/": "127.0.0.1:8000",
+    "http://[::1]/": "[::1]",
+    "http://[::1]:80/": "[::1]",
+    "http://[::1]:8080/": "[::1]:8080",
+    "http://[2001:DB8::A]:8443/": "[2001:db8::a]:8443",
+    "http://[::FFFF:1.2.3.4]/": "[::ffff:1.2.3.4]",
+    "HTTP://Example.com?x=1": "example.com",
+}
+
+
+@pytest.mark.parametrize(("url", "name"), HOSTS.items())
+def test_a_host_is_the_same_in_every_library(kind: type[Client], url: str, name: str) -> None:
+    """One key for one host, however it is written and whoever sends, and with no secrets in it."""
+    assert kind.host(url) == name
+
+
+MISTAKES: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+    (("5/fortnight",), {}),
+    ((Limit("1/second", algorithm="sliding_log"),), {}),
+    (("1/second",), {"timeout": -1}),
+    (("1/second",), {"timeout": "1"}),
+    (("1/second",), {"on_error": "sometimes"}),
+    (("1/second",), {"limiter": None}),
+    (("1/second",), {"limiter": 5}),
+]
+
+
+@pytest.mark.parametrize(("limits", "options"), MISTAKES, ids=str)
+def test_mistakes_show_when_it_is_built(kind: type[Client], limits: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """What can never work is no matter for the first request."""
+    with pytest.raises(ConfigError):
+        kind(*limits, **options)
+
+
+# --- what the service says --------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_is_obeyed_and_the_request_repeated(use: Opens, service: Service) -> None:
+    """Not before it may be, over the same connection."""
+    service.answers = [SOON]
+    assert use("100/second").get(f"{service.url}/x").body == b"hello"
+    assert [each.target for each in service.asked] == ["/x", "/x"]
+    assert service.gaps[0] > 0.19
+    assert service.lines == 1
+
+
+def test_others_are_held_back_by_a_refusal_too(use: Opens, service: Service) -> None:
+    """A pause is everybody's who has the same key, whatever they were about to send."""
+    client = use()
+    service.answers = [SOON]
+    client.refused("POST", service.url)
+    client.get(service.url)
+    assert service.gaps[0] > 0.19
+
+
+def test_an_answer_that_leaves_nothing_holds_the_next_back(use: Opens, service: Service) -> None:
+    """Fields of any response are heeded, not only those of refusals."""
+    service.answers = [Told(200, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "0.3"})]
+    client = use()
+    assert [client.get(service.url).body for _ in range(2)] == [b"hello"] * 2
+    assert service.gaps[0] > 0.29
+
+
+KEYED = {"headers": {"idempotency-KEY": "1"}}
+REPEATED: list[tuple[str, dict[str, Any], bool]] = [
+    ("PUT", {"body": b"x"}, True),
+    ("PUT", {"body": "x"}, True),
+    ("PUT", {"json": {"x": 1}}, True),
+    ("PUT", {"form": {"x": "y"}}, True),
+    ("DELETE", {}, True),
+    ("POST", {"body": b"x", **KEYED}, True),
+    ("POST", {"form": {"x": "y"}, **KEYED}, True),
+    ("POST", {"body": b"x"}, False),
+    ("PATCH", {"body": b"x"}, False),
+    ("POST", {}, False),
+]
+
+
+@pytest.mark.parametrize(("method", "options", "again"), REPEATED, ids=lambda each: str(each)[:40])
+def test_a_request_is_repeated_if_it_means_the_same_twice(
+    use: Opens, service: Service, method: str, options: dict[str, Any], *, again: bool
+) -> None:
+    """By its method or its key; the same body again. Otherwise it is up to the caller, who knows when to come back."""
+    service.answers = [AT_ONCE]
+    if again:
+        assert use().request(method, service.url, **options).status == 200
+    else:
+        assert use().refused(method, service.url, **options).decision.retry_after == 0.02
+    assert len(service.asked) == 1 + again
+    assert len({each.body for each in service.asked}) == 1
+
+
+def test_a_body_that_is_read_once_is_gone(use: Opens, kind: type[Client], service: Service) -> None:
+    """Such as a file: a request with it is not repeated."""
+    for body in kind.bodies_read_once():
+        service.answers = [AT_ONCE]
+        use().refused("PUT", service.url, body=body)
+        assert service.asked.pop().body == b"x"
+    assert service.asked == []
+
+
+def test_who_sends_may_know_better_what_is_repeatable(use: Opens, service: Service) -> None:
+    """Either way."""
+    client = use(repeatable=lambda request: request.method == "POST")
+    service.answers = [AT_ONCE]
+    assert client.request("POST", service.url, body=b"x").status == 200
+    service.answers = [AT_ONCE]
+    client.refused("GET", service.url)
+    assert [each.body for each in service.asked] == [b"x", b"x", b""]
+
+
+def test_a_refusal_carries_its_decision_and_response(use: Opens, kind: type[Client], service: Service) -> None:
+    """As any response of the library, though its connection is in use again."""
+    fields = {**LATER.headers, "Content-Encoding": "gzip", "X-Own": "1"}
+    service.answers = [LATER._replace(body=gzip.compress(LATER.body), headers=fields)]
+    client = use("100/second", inner=kind.narrow(), key=kind.path)
+    refused = client.refused("GET", f"{service.url}/x")
+    assert (refused.decision.allowed, refused.decision.retry_after) == (False, 3600)
+    client.get(service.url)
+    status, body, headers = kind.reply(refused.response)
+    assert (status, body, headers["x-own"]) == (429, LATER.body, "1")
+    assert refused.response.json() == {"error": "slow down"}
+    assert service.lines == 1
+
+
+# --- bodies of refusals -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_refusal_is_a_refusal(
+    use: Opens, kind: type[Client], service: Service, monkeypatch: pytest.MonkeyPatch, answer: Callable[[], Told]
+) -> None:
+    """It is not heard to the end, says nothing, and no connection is in the way of those that follow."""
+    for module in (limitgate.outbound.bodies, limitgate.httpx):
+        monkeypatch.setattr(module, "LONGEST_READ", 0.1)
+    service.answers = [answer()]
+    client, began = use("100/second", key=kind.path, inner=kind.narrow()), time.monotonic()
+    refused = client.refused("GET", f"{service.url}/x")
+    assert time.monotonic() - began < 5, "half of what it would have taken"
+    assert refused.decision.retry_after == 3600
+    status, body, headers = kind.reply(refused.response)
+    assert (status, body) == (429, b"")
+    assert set(headers) <= {"retry-after", "connection"}
+    assert client.get(f"{service.url}/y").body == b"hello"
+
+
+def test_a_refusal_as_long_as_it_may_be_is_read(use: Opens, kind: type[Client], service: Service) -> None:
+    """To the byte; and its connection is used again."""
+    service.answers = [refusal(b"x" * 65_536), refusal(gzip.compress(b"y" * 65_536), Content_Encoding="gzip")]
+    client = use(key=kind.path)
+    for path, body in [("/x", b"x"), ("/y", b"y")]:
+        assert kind.reply(client.refused("GET", service.url + path).response).body == body * 65_536
+    assert service.lines == 1
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        refusal(b""),
+        refusal(b"abc"),
+        refusal(b"x" * 65_536),
+        refusal([b"3\r\nabc\r\n0\r\n\r\n"], Transfer_Encoding="chunked"),
+    ],
+    ids=["empty", "short", "long", "chunked"],
+)
+def test_connections_are_used_again_after_a_refusal(use: Opens, service: Service, told: Told) -> None:
+    """Whatever frames its body."""
+    service.answers = [told._replace(headers=told.headers | {"Retry-After": "0.02"})]
+    assert use().get(service.url).body == b"hello"
+    assert service.lines == 1
+
+
+def test_a_refusal_of_head_has_no_body(use: Opens, kind: type[Client], service: Service) -> None:
+    """Though it says how long it would be."""
+    service.answers = [refusal(b"abc")]
+    reply = kind.reply(use().refused("HEAD", service.url).response)
+    assert (reply.body, reply.headers["content-length"]) == (b"", "3")
+
+
+def test_an_answer_that_nobody_gets_is_closed(
+    use: Opens, kind: type[Client], service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where something goes wrong after it has come, its connection is not kept from others."""
+
+    def interrupted(*_: object) -> None:
+        raise Interrupted
+
+    service.answers = [LATER]
+    limiter = kind.limiter("memory://")
+    monkeypatch.setattr(limiter, "ban", interrupted)
+    client = use(limiter=limiter, inner=kind.narrow(), key=kind.path)
+    with pytest.raises(Interrupted):
+        client.get(f"{service.url}/x")
+    assert client.get(f"{service.url}/y").body == b"hello"
+
+
+# --- what is shared, and closed ---------------------------------------------------------------------------------------
+
+
+def test_the_budget_is_shared_by_all_libraries(service: Service, redis_server: RedisServer) -> None:
+    """Over one store, by the same key."""
+    prefix = uuid4().hex
+    with contextlib.ExitStack() as opened:
+        clients = []
+        for kind in CLIENTS.values():
+            limiter = kind.limiter(redis_server.url, key_prefix=prefix, timeout=PATIENCE)
+            client = opened.enter_context(contextlib.closing(kind("4/hour", limiter=limiter, timeout=0)))
+            opened.callback(client.close_limiter, limiter)
+            clients.append(client)
+        for each in clients:
+            each.get(service.url)
+        for each in clients:
+            assert each.refused("GET", service.url).response is None
+    assert len(service.asked) == 4
+
+
+def test_a_pause_is_shared_through_redis(use: Opens, kind: type[Client], service: Service, redis_server: RedisServer) -> None:
+    """What one was told another does not have to be told."""
+    service.answers = [LATER]
+    prefix = uuid4().hex
+    for from_the_service in (True, False):
+        limiter = kind.limiter(redis_server.url, key_prefix=prefix, timeout=PATIENCE)
+        client = use(limiter=limiter)
+        refused = client.refused("GET", service.url)
+        assert (refused.response is not None) == from_the_service
+        assert 3500 < refused.decision.retry_after <= 3600
+        client.close_limiter(limiter)
+    assert len(service.asked) == 1
+
+
+PROGRAM = """
+import sys
+from limitgate import Limit
+from tests.support.clients import CLIENTS
+
+name, store, prefix, url = sys.argv[1:]
+kind = CLIENTS[name]
+client = kind("40/second burst 1", limiter=kind.limiter(store, timeout=20, key_prefix=prefix))
+print("ready", flush=True)
+input()
+assert len(client.together(*[url] * 10)) == 10
+"""
+
+
+def test_processes_share_a_budget(service: Service, redis_server: RedisServer) -> None:
+    """Programs of two libraries, one that awaits and one that does not, are no faster together than one may be."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    more = [redis_server.url, uuid4().hex, service.url]
+    with contextlib.ExitStack() as opened:
+        running = [
+            opened.enter_context(subprocess.Popen([sys.executable, "-c", PROGRAM, name, *more], **pipes))
+            for name in ("requests", "httpx async")
+        ]
+        assert [each.stdout.readline() for each in running] == [b"ready\n"] * 2
+        began = time.monotonic()
+        for each in running:
+            each.stdin.write(b"go\n")
+            each.stdin.flush()
+        assert [each.wait(PATIENCE) for each in running] == [0, 0]
+    assert len(service.asked) == 20
+    assert come_in_turn(service, began, 1 / 40)
+
+
+@pytest.mark.parametrize(
+    ("on_error", "error", "count"), [("local", RateLimited, 1), ("open", (), 2), ("closed", StoreError, 0)]
+)
+def test_without_redis(use: Opens, service: Service, own_redis: RedisServer, *, on_error: str, error: Any, count: int) -> None:
+    """Counted in this process, not at all, or not sent."""
+    own_redis.kill()
+    client = use("1/hour", limiter=own_redis.url, timeout=0, on_error=on_error)
+    for _ in range(2):
+        with contextlib.suppress(error):
+            client.get(service.url)
+    assert len(service.asked) == count
+
+
+def test_redis_is_found_again(use: Opens, service: Service, own_redis: RedisServer) -> None:
+    """Once it is back, requests are counted there as before."""
+    client = use("9/second", limiter=own_redis.url, on_error="closed")
+    client.get(service.url)
+    own_redis.kill()
+    with pytest.raises(StoreError):
+        client.get(service.url)
+    own_redis.start()
+    deadline = time.monotonic() + PATIENCE
+    while len(service.asked) < 2:
+        assert time.monotonic() < deadline
+        with contextlib.suppress(StoreError):
+            client.get(service.url)
+
+
+def test_a_refusal_is_obeyed_without_redis(use: Opens, service: Service, own_redis: RedisServer) -> None:
+    """In this process at least."""
+    own_redis.kill()
+    service.answers = [SOON]
+    assert use(limiter=own_redis.url).get(service.url).status == 200
+    assert service.gaps[0] > 0.19
+
+
+@pytest.mark.parametrize("stuck", [False, True])
+def test_a_store_that_was_opened_is_closed(
+    kind: type[Client], service: Service, own_redis: RedisServer, *, stuck: bool
+) -> None:
+    """Even if what sends cannot be closed."""
+    client = kind("9/second", limiter=own_redis.url, inner=kind.stuck() if stuck else None)
+    client.get(service.url)
+    assert visitors(own_redis) == 1
+    with pytest.raises(OSError, match="stuck") if stuck else contextlib.nullcontext():
+        client.end()
+    assert left(own_redis)
+    with contextlib.suppress(OSError):
+        client.close()
+
+
+def test_a_limiter_that_was_given_stays_open(use: Opens, kind: type[Client], service: Service, own_redis: RedisServer) -> None:
+    """Several clients may share one."""
+    limiter = kind.limiter(own_redis.url, timeout=PATIENCE)
+    client = use("9/second", limiter=limiter)
+    client.get(service.url)
+    client.end()
+    assert visitors(own_redis) == 1
+    client.close_limiter(limiter)
+    assert left(own_redis)
+
+
+def test_an_error_of_the_network_passes(use: Opens, kind: type[Client]) -> None:
+    """As the library raises it, and nothing of ours."""
+    with serving() as service:
+        url = service.url
+    with pytest.raises(Exception, match=r"refused|attempts failed") as raised:
+        use("100/second").get(url)
+    assert type(raised.value).__module__.partition(".")[0] in {"requests", "urllib3", "httpx"}
