@@ -1,5 +1,8 @@
-"""Admissions: one request's passage through one gate, with its decision and charges, and what is to be refunded by
-its outcome (``charge_if``), its real cost, or a refusal. It has no gate and no server."""
+"""Admissions: one request's passage through one gate, with its decision, its charges and its refunds.
+
+What a charge should have been is decided here: by the outcome (``charge_if``), the real cost, or a refusal. It knows no gate
+and no server.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 -- GCRA. Twin of limitgate/algorithms/gcra.py. plain.lua repeats check and commit for plain plans, which almost all requests make.
 --
--- In a bucket, per window: its id, count and debt. Charge, per window: its id, count, tolerance (of the burst) and increment. Adjustment, per
--- window: the increment of one request, what is put back, and the grace. Reported per window: the debt.
+-- In a bucket, per window: its id, count and debt. Charge, per window: its id, count, tolerance (by the burst) and increment.
+-- Adjustment, per window: the increment of one request, what is put back, and the grace. Reported per window: the debt.
 --
 -- An amount of time is two numbers: whole microseconds and a rest over count, both exact in doubles.
 
