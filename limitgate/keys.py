@@ -132,7 +132,7 @@ class PreparedKey:
 
 
 def address_field(address: str | None) -> bytes:
-    """What an address contributes to a key, as part ``ip``."""
+    """Field of a key for an address, as part ``ip`` makes it."""
     return _bytes(_field("ip", address) if address else "nobody,")
 
 
@@ -247,7 +247,7 @@ def _host(subject: Subject) -> str:
 
 
 def _user(subject: Subject) -> str | None:
-    """Whatever tells the application's users apart; None for an anonymous one."""
+    """Identity that tells the application's users apart; None for an anonymous one."""
     return _identity_of(subject.request.user)
 
 

@@ -1,4 +1,4 @@
-"""How requests are counted against a limit. Each algorithm is a module of pure functions, its twin is in limitgate/lua/."""
+"""Algorithms that count requests against a limit: modules of pure functions, each with a twin in limitgate/lua/."""
 
 from __future__ import annotations
 

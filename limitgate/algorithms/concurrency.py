@@ -32,7 +32,7 @@ MAX_SLOTS = 10_000
 LOAD = Load(3, 5, 1)
 """Measured: 26 µs to take one of 100 places, among 32 buckets in a call."""
 LOAD_OF_PLACE = Load(0.1, 0.0035, 0)
-"""What each place costs besides. Measured with 10,000: 0.45 ms to take one, 1 ms to renew one or to give it back, and 30 µs for
+"""Load of each slot besides. Measured with 10,000: 0.45 ms to take one, 1 ms to renew one or to give it back, and 30 µs for
 each further one in the same call."""
 
 _OTHERS = 0
@@ -40,12 +40,12 @@ _OTHERS = 0
 
 
 class State(NamedTuple):
-    """How a window stands."""
+    """State of a window."""
 
     at: int = 0
     """Where on its timeline, in µs."""
     taken: int = 0
-    """How many places are taken."""
+    """Number of slots that are taken."""
     slots: dict[int, tuple[int, int]] = {}  # noqa: RUF012 - nothing of a state is ever changed
     """By name: how many places, and until when on the timeline."""
 
@@ -74,19 +74,19 @@ class State(NamedTuple):
         return State(left.at, left.taken + places, {**left.slots, name: (places, left.at + HELD_US)})
 
     def places(self, name: int) -> int:
-        """How many places somebody has."""
+        """Number of slots under one name."""
         return self.slots[name][0] if name != _OTHERS and name in self.slots else 0
 
 
 def check(limit: LimitNumbers) -> str | None:
-    """What was expected of a limit that cannot be had with this algorithm, None if it can."""
+    """Return what was expected of a limit that this algorithm cannot count, None if it can."""
     if limit.burst != limit.count:
         return "no burst: all of them may come at once"
     return None if limit.count <= MAX_SLOTS else f"at most {MAX_SLOTS:,} at once"
 
 
 def load(limit: LimitNumbers) -> Load:
-    """What a window costs Redis at most."""
+    """Load of a window at most."""
     return LOAD.plus(Load(*[us * limit.count for us in LOAD_OF_PLACE]))
 
 
@@ -160,12 +160,12 @@ def refund_amount(
 
 
 def remaining(state: State, limit: LimitNumbers) -> int:
-    """How many places are free; never negative."""
+    """Number of slots that are free; never negative."""
     return max(0, limit.burst - state.taken)
 
 
 def used(state: State, limit: LimitNumbers) -> int:  # noqa: ARG001 - see above
-    """How many places are taken."""
+    """Number of slots that are taken."""
     return state.taken
 
 
@@ -193,12 +193,12 @@ def date(limit: LimitNumbers) -> int:  # noqa: ARG001 - see above
 
 
 def encode_charge(limit: LimitNumbers, window: int, cost: int, max_wait_us: int, date: int) -> Sequence[int]:  # noqa: ARG001 - see above
-    """How many may be taken, how many are to be, and for how long."""
+    """Numbers of slots that may be taken and that are to be, and the µs for which they are held."""
     return limit.burst, min(cost, limit.burst + 1), HELD_US
 
 
 def encode_adjustment(limit: LimitNumbers, back: int, name: int) -> Sequence[int]:  # noqa: ARG001 - see above
-    """What is given back, or renewed where it is negative, and its name."""
+    """Number of slots to give back, or to renew where it is negative, and their name."""
     return back, name
 
 

@@ -25,7 +25,7 @@ LOAD = Load(3, 2, 2)
 FIRST_REQUEST = "first-request"
 UTC_DAYS = "utc"
 ALIGNED = (UTC_DAYS, FIRST_REQUEST)
-"""What windows may be aligned to besides a time zone."""
+"""Alignments of windows besides a time zone."""
 _DAY = 86_400
 _OF_MACHINES = ("localtime", "posixrules")
 """Names under which each machine has a time zone of its own."""
@@ -36,7 +36,7 @@ State = tuple[int, int]
 
 
 def check(limit: LimitNumbers) -> str | None:
-    """What was expected of a limit that cannot be had with this algorithm, None if it can."""
+    """Return what was expected of a limit that this algorithm cannot count, None if it can."""
     if limit.burst != limit.count:
         return "no burst: all of a window's requests may come at once"
     if limit.align in (None, *ALIGNED):
@@ -50,7 +50,7 @@ def check(limit: LimitNumbers) -> str | None:
 
 
 def load(limit: LimitNumbers) -> Load:  # noqa: ARG001 - as every algorithm's
-    """What a window costs Redis."""
+    """Load of a window."""
     return LOAD
 
 
@@ -122,7 +122,7 @@ def decode_state(facts: Sequence[int]) -> State:
 
 
 def _left(used: int, left: int, now: int, limit: LimitNumbers) -> int:
-    """How long the window lasts that a time is in."""
+    """Length of the window that a time is in."""
     if limit.align == FIRST_REQUEST:
         return left if used else limit.period_us
     if limit.align in (None, UTC_DAYS):
@@ -141,7 +141,7 @@ def _end(now: int, limit: LimitNumbers) -> int:
 
 
 def _number(now: int, limit: LimitNumbers) -> int:
-    """How many windows have begun by a time since 1970 in this time zone.
+    """Number of windows that have begun by a time since 1970 in this time zone.
 
     Where clocks go back over a midnight, its window has begun all the same.
     """

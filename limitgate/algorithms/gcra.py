@@ -27,7 +27,7 @@ MAX_OWED_US = 2**52
 
 
 def load(limit: LimitNumbers) -> Load:
-    """What a window costs Redis at most: more with a lease, whose requests are found bit by bit."""
+    """Load of a window at most: more with a lease, whose requests are found bit by bit."""
     return LOAD._replace(charge=LOAD.charge + LOAD_OF_LEASE * limit.lease.bit_length()) if limit.lease else LOAD
 
 
@@ -143,7 +143,7 @@ def used(debt: int, limit: LimitNumbers) -> int:
 
 
 def check(limit: LimitNumbers) -> str | None:
-    """Whatever is a limit can be had."""
+    """Return None: GCRA counts every limit."""
 
 
 def initial(now: int, bucket: BucketNumbers) -> Sequence[int]:  # noqa: ARG001 - as every algorithm's

@@ -38,24 +38,24 @@ MAX_USED = 2**32
 
 
 class Log(NamedTuple):
-    """What was admitted, oldest first. Immutable: nobody changes the arrays."""
+    """Admitted requests, oldest first. Immutable: nobody changes the arrays."""
 
     now: int
     """The log's own clock in µs: it begins with the store's, and only goes forward."""
     times: array[int]
     """When each entry was made, by that clock."""
     totals: array[int]
-    """How many requests there have been up to each entry."""
+    """Number of requests up to each entry."""
     before: int
-    """How many there had been before the first."""
+    """Number of requests before the first entry."""
 
     def at(self, place: int) -> int:
-        """How many requests there have been up to an entry, from 0; before the first, at place -1."""
+        """Number of requests up to an entry, from 0; before the first, at place -1."""
         return self.totals[place] if place >= 0 else self.before
 
     @property
     def total(self) -> int:
-        """How many requests there have been."""
+        """Number of requests."""
         return self.at(len(self.times) - 1)
 
     @property
@@ -97,7 +97,7 @@ class LogReport(NamedTuple):
     used: int
     """Requests that count."""
     cost: int
-    """What was asked about."""
+    """Charge that was read for."""
     wait: int
     """Microseconds until that fits, 0 if it does, -1 if it never will."""
     refill: int
@@ -122,14 +122,14 @@ State = Log | LogReport
 
 
 def check(limit: LimitNumbers) -> str | None:
-    """What was expected of a limit that cannot be had with this algorithm, None if it can."""
+    """Return what was expected of a limit that this algorithm cannot count, None if it can."""
     if limit.burst != limit.count:
         return "no burst: all requests of a period may come at once"
     return f"a count of at most {MAX_ENTRIES:,}, since every request is remembered" if limit.count > MAX_ENTRIES else None
 
 
 def load(limit: LimitNumbers) -> Load:
-    """What a window costs Redis at most: half of the entries are written anew where an old charge is given back."""
+    """Load of a window at most: half of the entries are written anew where an old charge is given back."""
     return LOAD._replace(correction=LOAD.correction + LOAD_OF_ENTRY * limit.count)
 
 

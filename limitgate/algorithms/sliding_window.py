@@ -32,12 +32,12 @@ State = tuple[int, int, int]
 
 
 def check(limit: LimitNumbers) -> str | None:
-    """What was expected of a limit that cannot be had with this algorithm, None if it can."""
+    """Return what was expected of a limit that this algorithm cannot count, None if it can."""
     return "no burst: all of a window's requests may come at once" if limit.burst != limit.count else None
 
 
 def load(limit: LimitNumbers) -> Load:  # noqa: ARG001 - as every algorithm's
-    """What a window costs Redis."""
+    """Load of a window."""
     return LOAD
 
 

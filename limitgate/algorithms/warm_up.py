@@ -32,12 +32,12 @@ _LEAST = 1000
 
 State = tuple[int, int]
 Amount = tuple[int, int, int, int]
-"""What is given back: ticks of requests and of warmth, how long the request had to wait for its turn in µs, and the warmth that
+"""Amount given back: ticks of requests and of warmth, µs that the request had to wait for its turn, and the warmth that
 it left behind, which says what toll it paid."""
 
 
 def check(limit: LimitNumbers) -> str | None:
-    """What was expected of a limit that cannot be had with this algorithm, None if it can."""
+    """Return what was expected of a limit that this algorithm cannot count, None if it can."""
     if limit.warm_up is None:
         return "a duration for warm_up, such as 10s"
     if limit.full < _LEAST * limit.count:
@@ -55,7 +55,7 @@ def toll(warmth: int, full: int) -> int:
 
 
 def load(limit: LimitNumbers) -> Load:  # noqa: ARG001 - as every algorithm's
-    """What a window costs Redis."""
+    """Load of a window."""
     return LOAD
 
 

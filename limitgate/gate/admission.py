@@ -146,7 +146,7 @@ class Admission:
 
     @property
     def charged(self) -> tuple[Charged, ...]:
-        """What was taken for the request so far."""
+        """Charges made for the request so far."""
         if self._prepared is not None:
             prepared, reading = self._prepared
             self._prepared = None

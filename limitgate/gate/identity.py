@@ -88,7 +88,7 @@ class Identities:
         return self._proxies.take_peers
 
     def address(self, client: str | None) -> str | None:
-        """What a client is counted as by address; None for a client without one."""
+        """Address or network that a client is counted as; None for a client without one."""
         return None if client is None else grouped(client, self.ipv6_prefix)
 
     @property

@@ -233,7 +233,7 @@ class Planner:
         return prepared
 
     def _address_field(self, request: Request) -> bytes:
-        """What the address of a request's client contributes to keys."""
+        """Field of keys for the address of a request's client."""
         if not self._identities.take_peers:
             return address_field(self._identities.address(request.client))
         peer = request.peer

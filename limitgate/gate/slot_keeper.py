@@ -44,7 +44,7 @@ MAX_RELEASES = 1_000
 class _Held(NamedTuple):
     charges: Sequence[Charge]
     holder: ref[object]
-    """Whatever is to give them back; gone where that was forgotten."""
+    """Plan that gives them back; gone where that was forgotten."""
 
 
 class _Release(NamedTuple):

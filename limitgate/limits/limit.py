@@ -1,4 +1,4 @@
-"""What a limit is: a count per period with a burst, in integers. Knows no clock, no store and no HTTP.
+"""Limits: a count per period with a burst, in integers. Knows no clock, no store and no HTTP.
 
 One request weighs ``period_us`` ticks and time drains ``count`` ticks per microsecond, so every amount that
 GCRA needs for this limit is a whole number of ticks (a tick is 1/count µs).
@@ -65,7 +65,7 @@ class Limit:
     burst: int
     """Requests that may come at once from a full bucket; the count if not given."""
     algorithm: str
-    """How requests are counted, ``gcra`` if neither the limit nor its rule says; see docs/algorithms.md."""
+    """Algorithm that counts requests, ``gcra`` if neither the limit nor its rule says; see docs/algorithms.md."""
     lease: int
     """Requests that a process may take from Redis in advance; 0 to ask for every one."""
     align: str | None
@@ -79,7 +79,7 @@ class Limit:
     period_us: int = field(compare=False)
     """The period in microseconds; also what one request weighs, in ticks."""
     capacity: int = field(compare=False)
-    """What a full bucket holds, in ticks: ``burst`` requests."""
+    """Capacity of a full bucket in ticks: ``burst`` requests."""
     ceiling: int = field(compare=False)
     """The most that is remembered of a debt, in ticks: `MAX_OWED_US`."""
     full: int = field(compare=False)
@@ -156,7 +156,7 @@ class Limit:
         return Limit(str(self), **{**now, **options})
 
     def share(self, processes: int, cost: int = 1) -> Limit:
-        """What one of so many ``processes`` may grant by itself so that all together grant no more than this limit.
+        """Share that one of so many ``processes`` may grant by itself, so that all together grant no more than this limit.
 
         The rate is divided exactly: the period stays where the count can be divided, and gets longer where it cannot, so
         ``100/minute`` among four is ``25/minute`` and ``5/second`` among two is ``5 per 2 seconds``. The share is a limit like

@@ -1,4 +1,4 @@
-"""What goes to a store and what comes back: plain data, the language between rules, stores and decisions."""
+"""Plans, which go to a store, and readings, which come back: plain data, the language between rules, stores and decisions."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def check_cost(cost: object) -> int:
 
 
 class Adjustment(NamedTuple):
-    """What is taken from a bucket in advance, and what is put back of what was taken before.
+    """Charges made to a bucket in advance, and charges put back that were made before.
 
     What was taken drains in the bucket like everything else. So the later it is put back the less is left of it, but for
     the time in which the bucket had other debts to drain. What is taken on top drains by the same rule.
     """
 
     most: int
-    """How many requests to take besides the charge, as many as fit."""
+    """Number of requests to take besides the charge, as many as fit."""
     as_of: int
     """The store's clock from which on what is put back counts as drained, Unix µs."""
     back: Sequence[Amount]
-    """What is put back per window, as its algorithm counts it; if negative, what is taken on top, whether it fits or not."""
+    """Amount that is put back per window, as its algorithm counts it; if negative, taken on top, even if it does not fit."""
     grace: Sequence[int]
     """For how long after ``as_of`` it can be put back in whole, µs per window: a bucket may have other debts to drain first."""
 
@@ -50,7 +50,7 @@ class Adjustment(NamedTuple):
 
 
 class Charge(NamedTuple):
-    """What a request would take from one bucket."""
+    """Charge of a request to one bucket."""
 
     key: str
     """The bucket's key in the store: digests only, nothing that a client sent."""
@@ -61,11 +61,11 @@ class Charge(NamedTuple):
     rule: str | None
     """The rule's name, None in a Limiter."""
     adjustment: Adjustment | None = None
-    """What to take in advance and to put back, None for nothing."""
+    """Adjustment that is made besides, None for nothing."""
     max_wait_us: int = 0
     """For how long the request may wait for its turn, µs: so far ahead it can be booked. At most `MAX_AHEAD`."""
     slot: int = 0
-    """What names the place that is taken, where requests in flight are counted; 0 elsewhere."""
+    """Name of the slot that is taken, where requests in flight are counted; 0 elsewhere."""
 
     def adjusted(self, back: Sequence[Amount], grace: Sequence[int], as_of: int = 0) -> Charge:
         """A charge of nothing that makes an adjustment of this one's bucket, see `Adjustment`."""

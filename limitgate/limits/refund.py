@@ -23,7 +23,7 @@ from limitgate.limits.plan import Charge, Plan, Reading
 
 
 def refund(plan: Plan, reading: Reading, costs: Sequence[int]) -> Plan:
-    """What corrects a plan that was admitted, given what each of its charges turned out to cost; maybe without charges."""
+    """Plan that corrects one that was admitted, given what each of its charges really cost; maybe without charges."""
     read = zip(plan.charges, reading.buckets, costs)
     took = [(charge, bucket.before, cost) for charge, bucket, cost in read if bucket.after is not None]
     wrong = [_corrected(charge, states, reading.now, cost) for charge, states, cost in took if cost != charge.cost]
@@ -31,7 +31,7 @@ def refund(plan: Plan, reading: Reading, costs: Sequence[int]) -> Plan:
 
 
 def full_refund(plan: Plan, reading: Reading) -> Plan:
-    """What gives back everything that a plan took that was admitted; maybe without charges."""
+    """Plan that gives back all charges of one that was admitted; maybe without charges."""
     return refund(plan, reading, [0] * len(plan.charges))
 
 

@@ -282,7 +282,7 @@ class MemoryStore:
         return self._overflow, shared, value, None if value is None else self._bucket(shared, value), None
 
     def _read(self, home: _Home, charge: Charge, now: int) -> Sequence[State]:
-        """How each asked window stands now, once the charge's lease is put right."""
+        """States of the charge's windows now, after its adjustment."""
         entry, bucket, lease = home[3], charge.bucket, charge.adjustment
         algorithm = bucket.algorithm
         if entry is None:

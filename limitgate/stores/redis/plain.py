@@ -56,7 +56,7 @@ def arguments(plans: Iterable[PlainPlan]) -> list[str | bytes | int]:
 
 @lru_cache(maxsize=1024)
 def _asked(template: PlanTemplate) -> bytes:
-    """What the script is told about the windows of a template's plans."""
+    """Pack the numbers of a template's windows for the script."""
     return b"".join(
         struct.pack("<6d", *charge.bucket.algorithm.encode_charge(limit, window, charge.cost, 0, 0))
         for charge in template.charges
