@@ -26,7 +26,7 @@ MAX_LOAD = 2_000
 """Microseconds that the plans of a call may cost Redis at most, by their `Bucket.load`; a plan that costs more goes alone."""
 
 UNCARRIED = Reading(0, (), admitted=False)
-"""Instead of the reading of a plain plan that was not carried out: it has to be asked for as a plan of any kind."""
+"""A reading of no buckets, for a plain plan that was not carried out: it has to be asked for as a plan of any kind."""
 Outcome = Reading | StoreError
 """Outcome of a plan that Redis has answered."""
 

@@ -285,6 +285,21 @@ async def test_a_silent_server_is_a_timeout(redis_server: RedisServer) -> None:
 
 
 @in_a_loop
+async def test_what_is_for_the_other_script_is_told_after_a_wait_too(redis_server: RedisServer, client: redis.Redis) -> None:
+    """However long Redis was silent before, a plan that was not carried out is no refusal."""
+    async with Proxy(redis_server) as proxy:
+        store, of, odd = AsyncRedisStore(proxy.url), template(), fresh()
+        await spend(store, [(of, fresh())])
+        client.set(odd[0], "odd")
+        proxy.hold()
+        asked = asyncio.ensure_future(store.aspend_plain(of, odd, 20.0))
+        await asyncio.sleep(0.1)
+        proxy.release()
+        assert await asked is None
+        await store.aclose()
+
+
+@in_a_loop
 async def test_plans_that_wait_are_kept_in_order() -> None:
     """A queue gives requests back in the order in which they came, plain plans with those of their template."""
     queue = RequestQueue(2)

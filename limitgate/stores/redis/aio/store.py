@@ -22,7 +22,7 @@ from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.aio.loop_end import LoopEnd
 from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.redis.leases import LONGEST, Leases
-from limitgate.stores.redis.replies import UNCARRIED, RedisReplies
+from limitgate.stores.redis.replies import RedisReplies
 
 
 class AsyncServers(Protocol):
@@ -126,7 +126,7 @@ class AsyncRedisStore(RedisReplies):
         if not isinstance(servers, Batcher):
             return None
         reading = await servers.spend_plain(PlainPlan(template, keys), timeout)
-        return None if reading is UNCARRIED else reading
+        return reading if reading.buckets else None
 
     async def aconfig(self, request: ConfigRequest, timeout: float) -> StoredConfig:
         """Carry out ``request`` in one round trip. Raises `StoreError` within ``timeout`` seconds."""

@@ -18,7 +18,7 @@ from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis import background
 from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.redis.leases import LONGEST
-from limitgate.stores.redis.replies import MAX_BATCH, UNCARRIED, Outcome, RedisReplies, calls_of
+from limitgate.stores.redis.replies import MAX_BATCH, Outcome, RedisReplies, calls_of
 from limitgate.stores.redis.threads.cluster import SyncCluster
 from limitgate.stores.redis.threads.coalescer import CallCoalescer
 from limitgate.stores.redis.threads.node import Node
@@ -95,7 +95,7 @@ class RedisStore(RedisReplies):
         if not isinstance(self._servers, Node) or (self.deny_cache and self.deny_cache.knows(keys)):
             return None
         reading = self._ask(PlainPlan(template, keys), timeout)
-        return None if reading is UNCARRIED else reading
+        return reading if reading.buckets else None
 
     def _ask(self, plan: AnyPlan, timeout: float) -> Reading:
         check_patches()
