@@ -168,15 +168,15 @@ class MemoryStore:
                     return None
                 after = charged(owed, now - written, rows, debts)
             if after is not None:
-                writes.append((shard, key, value, layout, cost, after))
+                writes.append((shard, key, value, layout, bucket, cost, after))
             elif enforced:
                 is_admitted = False
-        for shard, key, value, layout, cost, after in writes if is_admitted else ():
-            packed = layout.pack(layout.number, now, cost, *after)
+        for shard, key, value, layout, bucket, cost, after in writes if is_admitted else ():
             if value is not None and shard.get(key) is value:
-                shard[key] = packed
-            else:  # it is new, or was dropped for another one
-                self._put(shard, key, layout, packed, after)
+                shard[key] = layout.pack(layout.number, now, cost, *after)
+            else:  # it is new, or was dropped for another one, and maybe the layout with it
+                layout = self._layouts.of(bucket)  # noqa: PLW2901
+                self._put(shard, key, layout, layout.pack(layout.number, now, cost, *after), after)
         return template.reading(keys, now, debts, admitted=is_admitted)
 
     def config(self, request: ConfigRequest, timeout: float = 0) -> StoredConfig:

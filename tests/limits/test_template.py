@@ -137,3 +137,17 @@ def test_a_plain_plan_within_another_call_is_for_the_general_way() -> None:
     store = MemoryStore(clock)
     store.spend(Plan.spend(template.plan(["a"]).charges))
     assert found == [None]
+
+
+def test_a_layout_that_goes_with_its_last_bucket_is_made_anew() -> None:
+    """Looking for room may drop the last bucket of a kind, and so its layout; what is written then can be read all the same."""
+    clock = Clock()
+    store = MemoryStore(clock, max_buckets=1000)
+    second, day = bucket_of("1/second"), bucket_of("9/day")
+    of = PlanTemplate([Charge("", second, 1, enforced=True, rule="a"), Charge("", day, 1, enforced=True, rule="b")])
+    store.spend(of.plan(["a", "b"]))
+    for number in range(30):
+        clock.advance(10)
+        found = store.spend_plain(of, ["a", f"b {number}"]) or store.spend(of.plan(["a", f"b {number}"]))
+        assert found.admitted
+        assert not store.spend(of.plan(["a", "another"])).admitted
