@@ -97,7 +97,7 @@ class Gate:
 
     def check(self, request: Request, outer: Admission | None = None) -> Admission:
         """Decide about a request by a `SyncStore`, and wait for its turn. ``outer`` is the admission to the gate around."""
-        found = self._prepared(request, outer)
+        found = self._prepared(request)
         if found is not None:
             prepared, keys = found
             admission = self._admission(request, None, prepared.marks)
@@ -126,7 +126,7 @@ class Gate:
 
     async def acheck(self, request: Request, outer: Admission | None = None) -> Admission:
         """Decide about a request by an `AsyncStore`; ``identify`` may be async. Its turn is for `await_booking`."""
-        found = self._prepared(request, outer)
+        found = self._prepared(request)
         if found is not None:
             prepared, keys = found
             admission = self._admission(request, None, prepared.marks)
@@ -306,14 +306,14 @@ class Gate:
         budget = Budget(self._timeout, measured=self._is_measured)
         return Admission(request, identified, marks, budget, header_styles=self._styles, rule_names=self._rule_names)
 
-    def _prepared(self, request: Request, outer: Admission | None) -> tuple[PreparedPlan, Sequence[str]] | None:
+    def _prepared(self, request: Request) -> tuple[PreparedPlan, Sequence[str]] | None:
         """The prepared plan of a request and its keys; None if it goes the way of all plans.
 
-        That is where there is a gate around or an ``identify``, for WebSockets, for a store that takes no plain plans
-        (`limitgate.gate.flow.takes_plain`), and where `Planner.prepared` says so: by the routes, the rules
+        That is where there is a gate around, answered or not, or an ``identify``, for WebSockets, for a store that takes no
+        plain plans (`limitgate.gate.flow.takes_plain`), and where `Planner.prepared` says so: by the routes, the rules
         (`CompiledRule.has_fixed_charge`) or the limits (`limitgate.limits.template.is_plain`). The store may still decline.
         """
-        if outer is not None or not self._can_prepare or request.is_websocket:
+        if not self._can_prepare or request.passed_a_gate or request.is_websocket:
             return None
         request.resolve_client_with(self._client_of)
         return self._planner.prepared(request)

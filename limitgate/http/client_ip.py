@@ -29,7 +29,7 @@ _PUBLIC: dict[str, tuple[IPv4Network | IPv6Network, ...]] = {
     "IPv6": (IPv6Network("2000::/3"),),
 }
 """Sample of public addresses from all over the internet: a list that covers these trusts everybody."""
-_LOOKS = 100
+_LOOKS = 1000
 """Requests of untrusted peers in which a forwarding header is looked for."""
 _BRACKETED = re.compile(r"\[([^\]]*)\](?::[0-9]{1,5})?\Z")
 _V4_WITH_PORT = re.compile(r"([0-9.]+):[0-9]{1,5}\Z", re.ASCII)

@@ -230,6 +230,17 @@ def test_what_clients_invent_is_not_prepared(door: Any) -> None:
     assert (store.general, store.plain) == (5, 0)
 
 
+def test_a_request_that_passed_a_gate_is_planned_anew() -> None:
+    """What a gate around has decided about is left out of such a request's plan, which is no plan for any other request."""
+    store = Counted(Clock())
+    ask = asgi(store)
+    for _ in range(3):
+        ask("/login", limitgate=None)
+    assert (store.general, store.plain) == (3, 0)
+    ask("/login", peer="192.0.2.99")
+    assert (store.general, store.plain) == (3, 1)
+
+
 def test_a_route_by_host_is_not_taken_from_another_request() -> None:
     """Where a route depends on more than method and path, nothing is prepared."""
 
