@@ -102,8 +102,9 @@ class ConnectionPool:
         elif patience.is_over:
             raise StoreError("no connection to Redis within the timeout", "timeout")
         else:
-            is_late = monotonic() - began > 2 * slice_  # then threads are starved, the one that connects as well
-            patience.waited_in_vain(slice_ / 2 if is_late else slice_)
+            elapsed = monotonic() - began
+            is_late = elapsed > 2 * slice_  # then threads are starved: the one that connects had as small a share of the time
+            patience.waited_in_vain(slice_ * slice_ / elapsed if is_late else slice_)
 
     def _made_here(self, patience: Patience) -> SyncConnection:
         began = monotonic()
