@@ -31,8 +31,11 @@ def measures_silence(store: object) -> bool:
 
 
 def takes_plain(store: object) -> bool:
-    """True if a store carries out plain plans in a way of their own: the class that defines ``spend`` has it."""
-    return not {"spend_plain", "aspend_plain"}.isdisjoint(_beside_spend(store))
+    """True if a store carries out plain plans in a way of their own: the class that defines ``spend`` has it.
+
+    Such a store measures its silence.
+    """
+    return measures_silence(store) and not {"spend_plain", "aspend_plain"}.isdisjoint(_beside_spend(store))
 
 
 def _beside_spend(store: object) -> Mapping[str, Any]:

@@ -99,20 +99,8 @@ class Gate:
         """Decide about a request by a `SyncStore`, and wait for its turn. ``outer`` is the admission to the gate around."""
         found = self._prepared(request)
         if found is not None:
-            prepared, keys = found
-            admission = self._admission(request, None, prepared.marks)
-            template = prepared.template
-            if template is not None:
-                try:
-                    reading = self.store.spend_plain(template, keys, self._timeout)
-                except StoreError as error:
-                    admission.budget.deduct(error, time.monotonic())
-                    self._go_without_store(admission, prepared.request_plan(template.plan(keys)), error)
-                else:
-                    if reading is None:
-                        self._spend(admission, prepared.request_plan(template.plan(keys)))
-                    else:
-                        self._admit_prepared(admission, prepared, template, reading)
+            admission = self._admission(request, None, found[0].marks)
+            self._spend_prepared(admission, *found)
             return admission
         identified = self._identified(request)
         if identified is not None and isawaitable(identified):
@@ -128,20 +116,8 @@ class Gate:
         """Decide about a request by an `AsyncStore`; ``identify`` may be async. Its turn is for `await_booking`."""
         found = self._prepared(request)
         if found is not None:
-            prepared, keys = found
-            admission = self._admission(request, None, prepared.marks)
-            template = prepared.template
-            if template is not None:
-                try:
-                    reading = await self.store.aspend_plain(template, keys, self._timeout)
-                except StoreError as error:
-                    admission.budget.deduct(error, time.monotonic())
-                    await self._ago_without_store(admission, prepared.request_plan(template.plan(keys)), error)
-                else:
-                    if reading is None:
-                        await self._aspend(admission, prepared.request_plan(template.plan(keys)))
-                    else:
-                        self._admit_prepared(admission, prepared, template, reading)
+            admission = self._admission(request, None, found[0].marks)
+            await self._aspend_prepared(admission, *found)
             return admission
         identified = self._identified(request)
         if identified is not None and isawaitable(identified):
@@ -150,6 +126,34 @@ class Gate:
         await self._aspend(admission, request_plan)
         return admission
 
+    def _spend_prepared(self, admission: Admission, prepared: PreparedPlan, keys: Sequence[str]) -> None:
+        """Charge a request for a prepared plan by a `SyncStore`."""
+        template = prepared.template
+        if template is None:
+            return
+        try:
+            reading: Reading = self.store.spend_plain(template, keys, self._timeout)
+        except StoreError as error:
+            admission.budget.left -= error.waited
+            self._go_without_store(admission, prepared.request_plan(template.plan(keys)), error)
+        else:
+            if not self._admit_prepared(admission, prepared, template, reading):
+                self._spend(admission, prepared.request_plan(template.plan(keys)))
+
+    async def _aspend_prepared(self, admission: Admission, prepared: PreparedPlan, keys: Sequence[str]) -> None:
+        """`_spend_prepared`, by an `AsyncStore`."""
+        template = prepared.template
+        if template is None:
+            return
+        try:
+            reading: Reading = await self.store.aspend_plain(template, keys, self._timeout)
+        except StoreError as error:
+            admission.budget.left -= error.waited
+            await self._ago_without_store(admission, prepared.request_plan(template.plan(keys)), error)
+        else:
+            if not self._admit_prepared(admission, prepared, template, reading):
+                await self._aspend(admission, prepared.request_plan(template.plan(keys)))
+
     def _spend(self, admission: Admission, request_plan: RequestPlan) -> None:
         """Charge a request by a `SyncStore`."""
         plan = request_plan.plan
@@ -157,7 +161,7 @@ class Gate:
             return
         began = time.monotonic()
         try:
-            reading: Reading = self.store.spend(plan, self._timeout)
+            reading: Reading = self.store.spend(plan, admission.budget.within(self._timeout))
         except StoreError as error:
             admission.budget.deduct(error, began)
             self._go_without_store(admission, request_plan, error)
@@ -175,7 +179,7 @@ class Gate:
             return
         began = time.monotonic()
         try:
-            reading: Reading = await self.store.aspend(plan, self._timeout)
+            reading: Reading = await self.store.aspend(plan, admission.budget.within(self._timeout))
         except StoreError as error:
             admission.budget.deduct(error, began)
             await self._ago_without_store(admission, request_plan, error)
@@ -318,12 +322,14 @@ class Gate:
         request.resolve_client_with(self._client_of)
         return self._planner.prepared(request)
 
-    def _admit_prepared(self, admission: Admission, prepared: PreparedPlan, template: PlanTemplate, reading: Reading) -> None:
-        """`_admit` by a prepared plan: the short way, which almost all requests go."""
+    def _admit_prepared(self, admission: Admission, prepared: PreparedPlan, template: PlanTemplate, reading: Reading) -> bool:
+        """`_admit` by a prepared plan: the short way, which almost all requests go. False if the store has declined it."""
         if reading.waited:
             admission.budget.left -= reading.waited
         decision = template.decide(reading, admission.settlement)
         if decision is None:
+            if not reading.buckets:
+                return False
             buckets = list(reading.buckets)
             plan = Plan.spend([bucket.charge for bucket in buckets])
             self._admit(admission, prepared.request_plan(plan), plan, reading._replace(buckets=buckets))
@@ -331,6 +337,7 @@ class Gate:
             admission.admit(prepared, reading, decision)
             if self._failing or self._compare_clocks is not None:
                 self._note_answer(reading.now)
+        return True
 
     def _admit(self, admission: Admission, request_plan: RequestPlan, plan: Plan, reading: Reading) -> None:
         """Let the store's reading of a plan of any kind have its effect on a request that comes."""

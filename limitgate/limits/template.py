@@ -21,6 +21,9 @@ _MAX_DEBT = 2**63 - 1
 """Ticks that a window of a plain plan may owe at most, so that 64 bits hold them."""
 
 
+DECLINED = Reading(0, (), admitted=False)
+"""Reading of no buckets, for a plain plan that a store has not carried out: it has to be asked for as a plan of any kind."""
+
 Row = tuple[int, int, int]
 """Of a window the ticks that a microsecond pays back, that the charge takes, and that fit."""
 
@@ -80,7 +83,7 @@ class PlanTemplate:
 
     def plan(self, keys: Sequence[str]) -> Plan:
         """Plan with these keys, one for each charge."""
-        return Plan(tuple([charge._replace(key=key) for charge, key in zip(self.charges, keys)]))
+        return Plan.spend([charge._replace(key=key) for charge, key in zip(self.charges, keys)])
 
     def reading(self, keys: Sequence[str], now: int, debts: Sequence[int], *, admitted: bool) -> Reading:
         """Reading of the plan with these keys, by the ticks that each window owed at ``now``, Unix µs."""

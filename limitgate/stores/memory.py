@@ -28,7 +28,7 @@ from limitgate.forking import begin_anew_in_children
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Charge, Plan, Reading, read
-from limitgate.limits.template import PlanTemplate, charged
+from limitgate.limits.template import DECLINED, PlanTemplate, charged
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.packed import HEAD, Entry, Layout, Layouts, with_cost, written_at
 
@@ -129,11 +129,11 @@ class MemoryStore:
         """`spend`, for async callers."""
         return self.spend(plan)
 
-    def spend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float = 0) -> Reading | None:
-        """`spend` for the plain plan with these keys. None, and nothing is charged, if it is for `spend` alone to say."""
+    def spend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float = 0) -> Reading:
+        """`spend` for the plain plan with these keys; `DECLINED`, and nothing charged, if it is for `spend` alone to say."""
         with self._lock:
             if self._busy:
-                return None
+                return DECLINED
             self._busy = True
             try:
                 self._now = now = self._clock()
@@ -144,12 +144,12 @@ class MemoryStore:
                 self._busy = False
         return reading
 
-    async def aspend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float = 0) -> Reading | None:
+    async def aspend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float = 0) -> Reading:
         """`spend_plain`, for async callers."""
         return self.spend_plain(template, keys)
 
-    def _carry_out_plain(self, template: PlanTemplate, keys: Sequence[str], now: int) -> Reading | None:
-        """`_carry_out` of a plain plan. None if a bucket is not kept as the plan asks for it."""
+    def _carry_out_plain(self, template: PlanTemplate, keys: Sequence[str], now: int) -> Reading:
+        """`_carry_out` of a plain plan; `DECLINED` if a bucket is not kept as the plan asks for it."""
         shards, mask, known = self._shards, self._mask, self._layouts.known
         debts: list[int] = []
         writes = []
@@ -158,14 +158,14 @@ class MemoryStore:
             shard, layout = shards[hash(key) & mask], known.get(bucket)
             value = shard.get(key)
             if layout is None or (self._count >= self._max_buckets if value is None else len(value) != layout.plain_size):
-                return None
+                return DECLINED
             if value is None:
                 self._reclaim(now)
                 after = charged(template.nothing, 0, rows, debts)
             else:
                 number, written, last_cost, *owed = layout.unpack(value)
                 if number != layout.number or last_cost != cost or now < written:
-                    return None
+                    return DECLINED
                 after = charged(owed, now - written, rows, debts)
             if after is not None:
                 writes.append((shard, key, value, layout, bucket, cost, after))

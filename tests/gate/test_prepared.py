@@ -14,6 +14,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Host, Mount, Route
 
 from limitgate import Limit, LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet, StoreError, exempt, limit
+from limitgate.limits.template import DECLINED
 from limitgate.rules.callers import KnownCaller
 from tests.support.clock import Clock
 from tests.support.doors import Reply, asgi_reply, wsgi_reply
@@ -61,6 +62,7 @@ class General(MemoryStore):
 class Counted(MemoryStore):
     """A memory store that counts how often it was asked in which way."""
 
+    measures_silence = True
     plain = general = 0
 
     def spend(self, plan: Any, timeout: float = 0) -> Any:
@@ -72,7 +74,7 @@ class Counted(MemoryStore):
 
     def spend_plain(self, template: Any, keys: Any, timeout: float = 0) -> Any:
         found = super().spend_plain(template, keys, timeout)
-        self.plain += found is not None
+        self.plain += bool(found.buckets)
         return found
 
     async def aspend_plain(self, template: Any, keys: Any, timeout: float = 0) -> Any:
@@ -262,6 +264,7 @@ def test_a_route_by_host_is_not_taken_from_another_request() -> None:
 class Failing(MemoryStore):
     """A memory store that fails after a while."""
 
+    measures_silence = True
     is_down = False
 
     def spend(self, plan: Any, timeout: float = 0) -> Any:
@@ -294,6 +297,31 @@ def test_where_the_store_fails_on_error_decides(door: Any, on_error: str, status
     assert [ask("/api/a").status for _ in range(3)] == statuses
     store.is_down = False
     assert ask("/api/a").status == 429
+
+
+class Silent(Failing):
+    """A memory store that is silent for 60 ms before it declines plain plans, and fails once ``is_down``."""
+
+    measures_silence = True
+    timeouts: tuple[float, ...] = ()
+
+    def spend(self, plan: Any, timeout: float = 0) -> Any:
+        self.timeouts += (timeout,)
+        return super().spend(plan, timeout)
+
+    def spend_plain(self, template: Any, keys: Any, timeout: float = 0) -> Any:
+        self.timeouts += (timeout,)
+        return DECLINED._replace(waited=0.06)
+
+
+@DOORS
+def test_a_declined_plan_leaves_only_the_rest_of_the_timeout(door: Any) -> None:
+    """However a store lets a plain plan wait, the whole request waits for no longer than its timeout."""
+    store = Silent(Clock())
+    assert door(store, timeout=0.1)("/api/a").status == 200
+    first, *others = store.timeouts
+    assert first == 0.1
+    assert others == [pytest.approx(0.04)]
 
 
 def test_a_request_by_outcome_has_no_prepared_plan() -> None:

@@ -12,7 +12,7 @@ from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import StoreError
 from limitgate.forking import begin_anew_in_children
 from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.template import AnyPlan, PlainPlan, PlainShape, whole
+from limitgate.limits.template import DECLINED, AnyPlan, PlainPlan, PlainShape, whole
 from limitgate.stores.redis import plain, wire
 from limitgate.stores.redis.breaker import Breaker, Tally
 from limitgate.stores.redis.deny_cache import DenyCache
@@ -25,8 +25,6 @@ MAX_BATCH = 64
 MAX_LOAD = 2_000
 """Microseconds that the plans of a call may cost Redis at most, by their `Bucket.load`; a plan that costs more goes alone."""
 
-UNCARRIED = Reading(0, (), admitted=False)
-"""A reading of no buckets, for a plain plan that was not carried out: it has to be asked for as a plan of any kind."""
 Outcome = Reading | StoreError
 """Outcome of a plan that Redis has answered."""
 
@@ -191,7 +189,7 @@ class RedisReplies:
         return outcomes
 
     def _understood_plain(self, call: wire.Call, shape: PlainShape, reply: object, clock: ServerClock) -> list[Outcome]:
-        """`understood` for a call of plain plans. `UNCARRIED` for one of which a bucket is not as it asks for."""
+        """`understood` for a call of plain plans. `DECLINED` for one of which a bucket is not as it asks for."""
         plans = [plan for plan in call.plans if isinstance(plan, PlainPlan)]
         now, unwritten, verdicts, readings = plain.answers(shape, plans, reply)
         sent, heard, cache = call.sent, self._clock(), self.deny_cache
@@ -201,7 +199,7 @@ class RedisReplies:
             return outcomes  # mostly there is nothing to note
         for place, (plan, verdict) in enumerate(zip(plans, verdicts)):
             if verdict == plain.NOT_CARRIED_OUT:
-                outcomes[place] = UNCARRIED
+                outcomes[place] = DECLINED
             elif unwritten and verdict:
                 outcomes[place] = StoreError("Redis is out of memory", "oom")
             elif cache is not None and (not verdict or cache.knows(plan.keys)):

@@ -18,7 +18,7 @@ from hypothesis import given, strategies as st
 from limitgate import AsyncRedisStore, MemoryStore, RedisStore, StoreError
 from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.plan import Charge, Plan, Reading
-from limitgate.limits.template import PlainPlan, PlanTemplate
+from limitgate.limits.template import DECLINED, PlainPlan, PlanTemplate
 from limitgate.stores.redis import plain
 from limitgate.stores.redis.aio.batch import RequestQueue
 from limitgate.stores.redis.aio.batcher import MAX_BATCH
@@ -141,19 +141,19 @@ def test_an_odd_bucket_is_left_to_the_other_script(client: redis.Redis, value: b
 def test_a_key_of_another_type_is_left_to_the_other_script(redis_server: RedisServer, client: redis.Redis) -> None:
     """A list under a bucket's key is replaced by the script for all plans, and counted."""
 
-    async def run() -> tuple[Reading | None, int]:
+    async def run() -> tuple[Reading, int]:
         store = AsyncRedisStore(redis_server.url)
         key = fresh()
         client.rpush(key[0], "x")
         try:
             untold = await store.aspend_plain(template(), key, 1.0)
             await store.aspend(template().plan(key), 1.0)
-            assert await store.aspend_plain(template(), key, 1.0) is not None
+            assert (await store.aspend_plain(template(), key, 1.0)).buckets
             return untold, store.unreadable
         finally:
             await store.aclose()
 
-    assert asyncio.run(run()) == (None, 1)
+    assert asyncio.run(run()) == (DECLINED, 1)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ async def spend(store: AsyncRedisStore, plans: Sequence[tuple[PlanTemplate, Sequ
             reading = await store.aspend_plain(of, keys, 5.0)
         except StoreError as error:
             return error.fault
-        return None if reading is None else reading.admitted
+        return reading.admitted if reading.buckets else None
 
     return await asyncio.gather(*[one(*each) for each in plans])
 
@@ -295,7 +295,7 @@ async def test_what_is_for_the_other_script_is_told_after_a_wait_too(redis_serve
         asked = asyncio.ensure_future(store.aspend_plain(of, odd, 20.0))
         await asyncio.sleep(0.1)
         proxy.release()
-        assert await asked is None
+        assert not (await asked).buckets
         await store.aclose()
 
 
@@ -358,7 +358,7 @@ def test_threads_share_calls_whatever_they_ask(redis_server: RedisServer) -> Non
         if number % 4 == 3:
             return of, store.spend(templates[of].plan(keys[of]), 5.0).admitted
         reading = store.spend_plain(templates[of], keys[of], 5.0)
-        return of, None if reading is None else reading.admitted
+        return of, reading.admitted
 
     with ThreadPoolExecutor(16) as pool:
         answers = Counter(pool.map(one, range(300)))
@@ -370,9 +370,9 @@ def test_a_thread_is_told_what_is_for_the_other_script(client: redis.Redis, redi
     """An odd bucket, and one that is known to refuse, are left to the way of all plans; a forgotten script is not."""
     store, of, key, odd = RedisStore(redis_server.url), template("1/day"), fresh(), fresh()
     client.set(odd[0], "odd")
-    assert store.spend_plain(of, odd, 5.0) is None
+    assert store.spend_plain(of, odd, 5.0) is DECLINED
     answers = [store.spend_plain(of, key, 5.0) for _ in range(3)]
-    assert [answer and answer.admitted for answer in answers] == [True, False, None]
+    assert [answer.admitted if answer.buckets else None for answer in answers] == [True, False, None]
     assert not store.spend(of.plan(key), 5.0).admitted
     store.close()
 
@@ -380,4 +380,4 @@ def test_a_thread_is_told_what_is_for_the_other_script(client: redis.Redis, redi
 def test_threads_on_a_cluster_go_the_way_of_all_plans(redis_cluster: RedisCluster) -> None:
     """Nothing is carried out that would have to be split over nodes."""
     with contextlib.closing(RedisStore(redis_cluster.url)) as store:
-        assert store.spend_plain(template(), fresh(), 5.0) is None
+        assert store.spend_plain(template(), fresh(), 5.0) is DECLINED

@@ -110,7 +110,7 @@ class Batcher:
         return self.ask(plan, timeout)
 
     def spend_plain(self, plan: PlainPlan, timeout: float) -> asyncio.Future[Reading]:
-        """`spend` for a plain plan, or `UNCARRIED` if a bucket is not kept as it asks for."""
+        """`spend` for a plain plan, or `DECLINED` if a bucket is not kept as it asks for."""
         self._server.breaker.check()
         request = self._request(plan, timeout)
         self._queue.append_plain(plan, request)

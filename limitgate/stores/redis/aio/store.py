@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from redis.asyncio.connection import ConnectionPool
 
 from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.template import PlainPlan, PlanTemplate
+from limitgate.limits.template import DECLINED, PlainPlan, PlanTemplate
 from limitgate.own_errors import survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batcher import Batcher
@@ -116,17 +116,16 @@ class AsyncRedisStore(RedisReplies):
         state = self._loops.get(asyncio.get_running_loop()) or await self._open()
         return await state.servers.spend(plan, timeout)
 
-    async def aspend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float) -> Reading | None:
-        """`aspend` for the plain plan with these keys. None, and nothing is charged, if it is for `aspend` alone to say."""
+    async def aspend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float) -> Reading:
+        """`aspend` for the plain plan with these keys; `DECLINED`, and nothing charged, if it is for `aspend` alone to say."""
         if self.deny_cache and self.deny_cache.knows(keys):
-            return None
+            return DECLINED
         self.patience = timeout
         state = self._loops.get(asyncio.get_running_loop()) or await self._open()
         servers = state.servers
         if not isinstance(servers, Batcher):
-            return None
-        reading = await servers.spend_plain(PlainPlan(template, keys), timeout)
-        return reading if reading.buckets else None
+            return DECLINED
+        return await servers.spend_plain(PlainPlan(template, keys), timeout)
 
     async def aconfig(self, request: ConfigRequest, timeout: float) -> StoredConfig:
         """Carry out ``request`` in one round trip. Raises `StoreError` within ``timeout`` seconds."""

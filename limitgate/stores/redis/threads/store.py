@@ -12,7 +12,7 @@ from redis.connection import ConnectionPool
 
 from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.template import AnyPlan, PlainPlan, PlanTemplate
+from limitgate.limits.template import DECLINED, AnyPlan, PlainPlan, PlanTemplate
 from limitgate.own_errors import survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis import background
@@ -90,12 +90,11 @@ class RedisStore(RedisReplies):
         """Carry out ``plan`` in one round trip at most. Raises `StoreError` within about ``timeout`` seconds."""
         return self._ask(plan, timeout)
 
-    def spend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float) -> Reading | None:
-        """`spend` for the plain plan with these keys. None, and nothing is charged, if it is for `spend` alone to say."""
+    def spend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float) -> Reading:
+        """`spend` for the plain plan with these keys; `DECLINED`, and nothing charged, if it is for `spend` alone to say."""
         if not isinstance(self._servers, Node) or (self.deny_cache and self.deny_cache.knows(keys)):
-            return None
-        reading = self._ask(PlainPlan(template, keys), timeout)
-        return reading if reading.buckets else None
+            return DECLINED
+        return self._ask(PlainPlan(template, keys), timeout)
 
     def _ask(self, plan: AnyPlan, timeout: float) -> Reading:
         check_patches()
