@@ -57,7 +57,7 @@ def _shape(*buckets: tuple[int, bool]) -> PlainShape:
 class PlanTemplate:
     """Plain charges less their keys, and the numbers of their windows. Raises `ValueError` for charges that are not plain."""
 
-    __slots__ = ("buckets", "charges", "counts", "load", "nothing", "shape", "windows")
+    __slots__ = ("buckets", "charges", "counts", "load", "shape", "windows")
 
     def __init__(self, charges: Sequence[Charge]) -> None:
         count = sum(len(charge.bucket.limits) for charge in charges)
@@ -78,8 +78,6 @@ class PlanTemplate:
         """Same object for all templates of as many buckets and windows."""
         self.load = sum([charge.bucket.load.opening + charge.bucket.load.charge for charge in charges])
         """Microseconds that a plan takes of Redis at most, by the script for all plans."""
-        self.nothing = (0,) * count
-        """Debts of windows that nobody has used; a bucket has as many at most."""
 
     def plan(self, keys: Sequence[str]) -> Plan:
         """Plan with these keys, one for each charge."""
@@ -174,22 +172,6 @@ class PlainBuckets(Sequence[BucketReading]):
         return isinstance(other, Sequence) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]
-
-
-def charged(owed: Sequence[int], elapsed_us: int, rows: Sequence[Row], debts: list[int]) -> list[int] | None:
-    """Debts of a bucket after its charge, None if that does not fit. Those before it, drained, are appended to ``debts``."""
-    after: list[int] | None = []
-    for written, (count, increment, capacity) in zip(owed, rows):
-        debt = written - elapsed_us * count
-        if debt < 0:  # noqa: PLR1730 - max() takes longer
-            debt = 0
-        debts.append(debt)
-        debt += increment
-        if debt > capacity:
-            after = None
-        elif after is not None:
-            after.append(debt)
-    return after
 
 
 def _rows(charge: Charge) -> tuple[Row, ...]:

@@ -28,7 +28,7 @@ from limitgate.forking import begin_anew_in_children
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Charge, Plan, Reading, read
-from limitgate.limits.template import DECLINED, PlanTemplate, charged
+from limitgate.limits.template import DECLINED, PlanTemplate
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.packed import HEAD, Entry, Layout, Layouts, with_cost, written_at
 
@@ -149,34 +149,54 @@ class MemoryStore:
         return self.spend_plain(template, keys)
 
     def _carry_out_plain(self, template: PlanTemplate, keys: Sequence[str], now: int) -> Reading:
-        """`_carry_out` of a plain plan; `DECLINED` if a bucket is not kept as the plan asks for it."""
+        """`_carry_out` of a plain plan; `DECLINED` if a bucket is not kept as the plan asks for it.
+
+        Almost every plan is for one bucket that is there: it is charged here without the lists that others need.
+        """
+        if len(template.buckets) > 1:
+            return self._charge_plain(template, keys, now)
+        ((bucket, cost, enforced, rows),) = template.buckets
+        key = keys[0]
+        shard, layout = self._shards[hash(key) & self._mask], self._layouts.known.get(bucket)
+        value = shard.get(key)
+        if value is None or layout is None:
+            return self._charge_plain(template, keys, now)
+        charged = layout.charge(value, now, layout.number, cost, rows)
+        if charged is None:
+            return DECLINED
+        debts, after = charged
+        if after is not None:
+            shard[key] = after
+        return template.reading(keys, now, debts, admitted=after is not None or not enforced)
+
+    def _charge_plain(self, template: PlanTemplate, keys: Sequence[str], now: int) -> Reading:
+        """Charge the buckets of a plain plan, of which any may be new; `DECLINED` as `_carry_out_plain` does."""
         shards, mask, known = self._shards, self._mask, self._layouts.known
-        debts: list[int] = []
+        debts: tuple[int, ...] = ()
         writes = []
         is_admitted = True
         for key, (bucket, cost, enforced, rows) in zip(keys, template.buckets):
             shard, layout = shards[hash(key) & mask], known.get(bucket)
             value = shard.get(key)
-            if layout is None or (self._count >= self._max_buckets if value is None else len(value) != layout.plain_size):
+            if layout is None or (value is None and self._count >= self._max_buckets):
                 return DECLINED
             if value is None:
                 self._reclaim(now)
-                after = charged(template.nothing, 0, rows, debts)
-            else:
-                number, written, last_cost, *owed = layout.unpack(value)
-                if number != layout.number or last_cost != cost or now < written:
-                    return DECLINED
-                after = charged(owed, now - written, rows, debts)
+            charged = layout.charge(layout.opened(now, cost) if value is None else value, now, layout.number, cost, rows)
+            if charged is None:
+                return DECLINED
+            owed, after = charged
+            debts += owed
             if after is not None:
-                writes.append((shard, key, value, layout, bucket, cost, after))
+                writes.append((shard, key, value, bucket, after))
             elif enforced:
                 is_admitted = False
-        for shard, key, value, layout, bucket, cost, after in writes if is_admitted else ():
+        for shard, key, value, bucket, after in writes if is_admitted else ():
             if value is not None and shard.get(key) is value:
-                shard[key] = layout.pack(layout.number, now, cost, *after)
+                shard[key] = after
             else:  # it is new, or was dropped for another one, and maybe the layout with it
-                layout = self._layouts.of(bucket)  # noqa: PLW2901
-                self._put(shard, key, layout, layout.pack(layout.number, now, cost, *after), after)
+                layout = self._layouts.of(bucket)
+                self._put(shard, key, layout, layout.mark + after[len(layout.mark) :], ())
         return template.reading(keys, now, debts, admitted=is_admitted)
 
     def config(self, request: ConfigRequest, timeout: float = 0) -> StoredConfig:

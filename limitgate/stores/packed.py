@@ -19,6 +19,8 @@ from limitgate.algorithms import gcra
 from limitgate.algorithms.base import State
 from limitgate.algorithms.sliding_log import Log
 from limitgate.limits.bucket import Bucket
+from limitgate.limits.template import MAX_WINDOWS
+from limitgate.stores.straight import straight_charge
 
 Entry = tuple[int, int, Bucket, Sequence[State]]
 """Time of writing in Unix µs, last cost, windows of the bucket, and their states at that time."""
@@ -35,8 +37,10 @@ class Layout:
     """Layout of the buckets of some windows, and the number that stands for these windows in the values."""
 
     __slots__ = (
+        "_nothing",
         "advance",
         "bucket",
+        "charge",
         "drains",
         "is_debts",
         "is_log",
@@ -71,9 +75,17 @@ class Layout:
         """`size` where states are plain numbers, else that of no value."""
         self.drains = bucket.algorithm is gcra
         """True for debts that drain by `Bucket.counts`."""
+        if self.drains and numbers <= MAX_WINDOWS:
+            self.charge = straight_charge(form.format, numbers)
+            """Charge of a plain plan, which asks for no other buckets."""
+        self._nothing = (0,) * numbers
         self.advance = bucket.algorithm.advance
         self.pack = form.pack
         self.unpack = form.unpack
+
+    def opened(self, now: int, cost: int) -> bytes:
+        """Value of a bucket that owes nothing, where debts drain."""
+        return self.pack(self.number, now, cost, *self._nothing)
 
     def packed(self, written: int, cost: int, states: Sequence[State]) -> bytes:
         """Value of a bucket; the head alone where the states have to be kept beside."""
