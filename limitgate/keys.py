@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -27,8 +26,8 @@ class Value(NamedTuple):
     """True if a client may have made it up, as far as anybody can tell."""
 
 
-_REMEMBERED, _SHORT = 4096, 200
-"""Digests that a key remembers, and the characters that a value or a text may have to be remembered as it is."""
+_SHORT = 200
+"""Characters that a value may have to be taken down as it is."""
 
 
 class Key:
@@ -39,7 +38,7 @@ class Key:
     make up its values.
     """
 
-    __slots__ = ("_hash", "_inventable", "_labels", "_parts", "_remembered")
+    __slots__ = ("_hash", "_inventable", "_labels", "_parts")
 
     def __init__(
         self,
@@ -54,7 +53,6 @@ class Key:
         self._labels = [check_part(name) for name in names]
         self._parts = [_part(labels, pattern) for labels in self._labels]
         self._hash = hashlib.blake2b(_field("owner", owner).encode(), digest_size=16, key=secret)
-        self._remembered = lru_cache(maxsize=_REMEMBERED)(self.digest)
 
     def text(self, subject: Subject) -> str:
         """Text that tells this subject's bucket from the others of this key; short, however much a client sends."""
@@ -88,10 +86,6 @@ class Key:
         while parts and _is_settled(parts[-1][0], subject):
             tail = parts.pop()[1](subject) + tail
         return PreparedKey(prefix, digest, [labels for labels, _ in parts], [part for _, part in parts], tail)
-
-    def digest_of(self, text: str) -> str:
-        """`digest`, remembered unless ``text`` is long."""
-        return self._remembered(text) if len(text) <= _SHORT else self.digest(text)
 
 
 class PreparedKey:

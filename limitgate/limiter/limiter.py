@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 from limitgate.errors import LimitGateError
 from limitgate.gate.admission import Booking, Charged
-from limitgate.gate.flow import Budget, ConfigFlow, arun, measures_silence, run
+from limitgate.gate.flow import Budget, ConfigFlow, arun, measures_silence, run, takes_plain
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.wait_queue import WaitQueues, sleep_until
 from limitgate.limiter.operations import ChargedOperation, KeyOf, Operations, key_of
@@ -39,12 +39,20 @@ class AsyncLimiter(Operations):
         super().__init__(timeout, key_prefix)
         self._owns_store = isinstance(store, str)
         self._store: AsyncStore = opened(store, open_store, key_prefix)
+        self._spend_plain: Any = getattr(self._store, "aspend_plain", None) if takes_plain(self._store) else None
         self._wait_queues = WaitQueues()
         self._slot_keeper = SlotKeeper(self._store, timeout)
 
     async def hit(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """Take ``cost`` from every limit of ``key``, or from none."""
-        return await self._arun(self._deciding("spend", key, limits, cost))
+        prepared = self._spend_plain and self._prepared(key, limits, cost)
+        if not prepared:
+            return await self._arun(self._deciding("spend", key, limits, cost))
+        reading = await self._spend_plain(*prepared, self._timeout)
+        decision: Decision | None = prepared[0].decide(reading, None)
+        if decision is None:
+            return await self._arun(self._undecided(*prepared, reading), reading.waited)
+        return decision
 
     async def peek(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """Return the decision of `hit` with the bucket as it stands. Charges nothing."""
@@ -142,9 +150,9 @@ class AsyncLimiter(Operations):
         """Lift the ban of ``key``, if there is one."""
         await self._arun(self._pardoning(key))
 
-    def _arun(self, flow: ConfigFlow[T]) -> Coroutine[Any, Any, T]:
-        """Run a flow that waits for the store no longer than the timeout."""
-        return arun(self._store, flow, Budget(self._timeout, measured=measures_silence(self._store)))
+    def _arun(self, flow: ConfigFlow[T], waited: float = 0.0) -> Coroutine[Any, Any, T]:
+        """Run a flow that waits for the store no longer than the timeout, of which some seconds may be over."""
+        return arun(self._store, flow, Budget(self._timeout - waited, measured=measures_silence(self._store)))
 
     def limited(
         self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | None = 0
@@ -219,11 +227,19 @@ class Limiter(Operations):
         super().__init__(timeout, key_prefix)
         self._owns_store = isinstance(store, str)
         self._store: SyncStore = opened(store, open_sync_store, key_prefix)
+        self._spend_plain: Any = getattr(self._store, "spend_plain", None) if takes_plain(self._store) else None
         self._slot_keeper = SlotKeeper(self._store, timeout)
 
     def hit(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """Take ``cost`` from every limit of ``key``, or from none."""
-        return self._run(self._deciding("spend", key, limits, cost))
+        prepared = self._spend_plain and self._prepared(key, limits, cost)
+        if not prepared:
+            return self._run(self._deciding("spend", key, limits, cost))
+        reading = self._spend_plain(*prepared, self._timeout)
+        decision: Decision | None = prepared[0].decide(reading, None)
+        if decision is None:
+            return self._run(self._undecided(*prepared, reading), reading.waited)
+        return decision
 
     def peek(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """Return the decision of `hit` with the bucket as it stands. Charges nothing."""
@@ -248,6 +264,8 @@ class Limiter(Operations):
         of 0 is `hit`, None waits for as long as it takes. If it is interrupted meanwhile, the turn is given back. Raises
         `ConfigError` for limits whose algorithm books no turns.
         """
+        if timeout == 0:
+            return self.hit(key, *limits, cost=cost)
         operation, charged, booking = self._run(self._booking(key, limits, cost, timeout))
         if booking is not None:
             try:
@@ -299,9 +317,9 @@ class Limiter(Operations):
         """Lift the ban of ``key``, if there is one."""
         self._run(self._pardoning(key))
 
-    def _run(self, flow: ConfigFlow[T]) -> T:
-        """Run a flow that waits for the store no longer than the timeout."""
-        return run(self._store, flow, Budget(self._timeout, measured=measures_silence(self._store)))
+    def _run(self, flow: ConfigFlow[T], waited: float = 0.0) -> T:
+        """Run a flow that waits for the store no longer than the timeout, of which some seconds may be over."""
+        return run(self._store, flow, Budget(self._timeout - waited, measured=measures_silence(self._store)))
 
     def limited(
         self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | None = 0

@@ -22,6 +22,7 @@ from limitgate.limits.decision import Decision, decide
 from limitgate.limits.limit import Limit, as_limit, kept_as
 from limitgate.limits.plan import MAX_AHEAD, Adjustment, Charge, Plan, Reading, Verb, check_cost
 from limitgate.limits.refund import full_refund, refund
+from limitgate.limits.template import PlanTemplate
 from limitgate.stores.base import ConfigRequest, StoredConfig
 
 Limits = tuple[Limit | str | Configured, ...]
@@ -29,6 +30,8 @@ KeyOf = str | Callable[..., str] | None
 """Key of a limited function's calls: text, or a function of their arguments."""
 
 _BANS = Bucket((kept_as("ban"),))
+_PREPARED = 16
+"""Costs up to which a hit has a prepared plan: higher ones, such as tokens or bytes, are hardly ever equal."""
 _ATTEMPTS = 64
 """Attempts of `Operations._hitting_up_to` under contention before it reports that nothing is left."""
 
@@ -79,6 +82,28 @@ class Operations:
         self._prefix = f"{key_prefix}:"
         self._key = Key((), "limiter")
         self._known = Known()
+
+    def _prepared(self, key: str, limits: Limits, cost: int) -> tuple[PlanTemplate, tuple[str, str]] | None:
+        """The prepared plan of a hit and its keys; None if it is not plain, or there is a mistake: then `_deciding` knows."""
+        if type(cost) is not int or cost > _PREPARED or not isinstance(key, str):
+            return None
+        if limits and isinstance(limits[0], Configured):
+            return None
+        try:
+            template = _template(cost, *limits)
+        except (TypeError, ConfigError):
+            return None
+        if template is None:
+            return None
+        name = self._name(key)
+        return template, (name, _ban_key(name))
+
+    def _undecided(self, template: PlanTemplate, keys: Sequence[str], reading: Reading) -> Flow[Decision]:
+        """Decision of a prepared plan that was not admitted; if the store has declined it, it is asked as for any other."""
+        plan = template.plan(keys)
+        if not reading.buckets:
+            reading = yield plan, self._timeout
+        return decide(plan, reading)
 
     def _deciding(self, verb: Verb, key: str, limits: Limits, cost: int) -> ConfigFlow[Decision]:
         plan = yield from self._planned(verb, key, limits, cost)
@@ -189,7 +214,7 @@ class Operations:
     def _config_key(self, name: str) -> str:
         if not isinstance(name, str):
             raise TypeError(f"name is {name!r:.80}, expected text")
-        return f"{self._prefix}configured:{self._key.digest_of(name)}"
+        return f"{self._prefix}configured:{self._key.digest(name)}"
 
     def _planned(self, verb: Verb, key: str, limits: Limits, cost: int) -> ConfigFlow[Plan]:
         """Plan of a call; configured limits may have to be looked up first."""
@@ -249,7 +274,7 @@ class Operations:
     def _name(self, key: str) -> str:
         if not isinstance(key, str):
             raise TypeError(f"key is {key!r:.80}, expected text")
-        return self._prefix + self._key.digest_of(key)
+        return self._prefix + self._key.digest(key)
 
 
 def key_of(key: KeyOf, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -272,6 +297,16 @@ def _buckets(*limits: Limit | str) -> tuple[Bucket, ...]:
 
 
 @lru_cache(maxsize=4096)
+def _template(cost: int, *limits: Limit | str | Configured) -> PlanTemplate | None:
+    """Return the template of hits of a cost; None if they are not plain. Raises `ConfigError` for what is no limit."""
+    charges = [Charge("", bucket, cost, enforced=True, rule=None) for bucket in _buckets(*limits)]
+    try:
+        return PlanTemplate([*charges, _ban_of("", cost)])
+    except ValueError:
+        return None
+
+
+@lru_cache(maxsize=4096)
 def _without_lease(bucket: Bucket) -> Bucket:
     """Return the same bucket without a lease: a turn cannot be booked out of requests taken in advance."""
     if not bucket.lease:
@@ -281,7 +316,11 @@ def _without_lease(bucket: Bucket) -> Bucket:
 
 def _ban_of(name: str, cost: int) -> Charge:
     """Charge that looks up the ban of a key. Its bucket has the same hash slot as the key's own."""
-    return Charge(f"{name}:ban:{{{name}}}", _BANS, cost, enforced=True, rule=None)
+    return Charge(_ban_key(name), _BANS, cost, enforced=True, rule=None)
+
+
+def _ban_key(name: str) -> str:
+    return f"{name}:ban:{{{name}}}"
 
 
 def _refunded(charge: Charge, cost: int) -> Charge:

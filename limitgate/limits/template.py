@@ -1,5 +1,6 @@
 """Plain plans: charges of GCRA buckets that fit now or do not, prepared once for all plans that differ in keys alone.
 
+Behind these a plan may look for bans, of which there must be none, or stores decline it.
 Almost every request makes one. What follows from the debts that were read is worked out here without an object for each charge.
 It is the same as what `limitgate.limits.plan.read` and `limitgate.limits.decision.decide` say, which know every kind of plan.
 """
@@ -11,7 +12,7 @@ from functools import cache
 from itertools import islice
 from typing import Any
 
-from limitgate.algorithms import gcra
+from limitgate.algorithms import ban, gcra
 from limitgate.limits.decision import SECOND, Decision, Settlement, decision_of
 from limitgate.limits.plan import BucketReading, Charge, Plan, Reading, Verb, read
 
@@ -40,7 +41,10 @@ def is_plain(charge: Charge) -> bool:
 
 
 class PlainShape:
-    """Numbers of buckets and windows, by which a store may carry out plain plans in one call. Each is one object."""
+    """Numbers of buckets and windows, by which a store may carry out plain plans in one call. Each is one object.
+
+    A bucket without windows is that of a ban, which must not be there.
+    """
 
     __slots__ = ("buckets",)
 
@@ -57,24 +61,27 @@ def _shape(*buckets: tuple[int, bool]) -> PlainShape:
 class PlanTemplate:
     """Plain charges less their keys, and the numbers of their windows. Raises `ValueError` for charges that are not plain."""
 
-    __slots__ = ("buckets", "charges", "counts", "load", "shape", "windows")
+    __slots__ = ("bans", "buckets", "charges", "counts", "load", "shape", "windows")
 
     def __init__(self, charges: Sequence[Charge]) -> None:
-        count = sum(len(charge.bucket.limits) for charge in charges)
-        if not (all(map(is_plain, charges)) and 0 < count <= MAX_WINDOWS):
+        self.bans = sum(charge.bucket.algorithm is ban for charge in charges)
+        """Number of bans that are looked for, by the last keys."""
+        counted = charges[: len(charges) - self.bans]
+        count = sum(len(charge.bucket.limits) for charge in counted)
+        if not (all(map(is_plain, counted)) and 0 < count <= MAX_WINDOWS):
             raise ValueError(f"{charges!r} are not plain, expected GCRA without lease, delay, borrowing and adjustment")
         self.charges = tuple(charges)
-        self.buckets = tuple((charge.bucket, charge.cost, charge.enforced, _rows(charge)) for charge in charges)
-        """Per charge its bucket, its cost, true if it may refuse, and its rows."""
+        self.buckets = tuple((charge.bucket, charge.cost, charge.enforced, _rows(charge)) for charge in counted)
+        """Per charge but those of bans its bucket, its cost, true if it may refuse, and its rows."""
         self.windows = tuple(
             (count, increment, capacity, limit.period_us, limit.burst, charge)
-            for charge in charges
+            for charge in counted
             for limit, (count, increment, capacity) in zip(charge.bucket.limits, _rows(charge))
         )
         """Per window of all charges what is in its row, the ticks of one request, the burst, and the charge."""
         self.counts = tuple(count for count, *_ in self.windows)
         """Per window the ticks that a microsecond pays back."""
-        self.shape = _shape(*[(len(charge.bucket.limits), charge.enforced) for charge in charges])
+        self.shape = _shape(*[(len(charge.bucket.limits), charge.enforced) for charge in counted], *[(0, True)] * self.bans)
         """Same object for all templates of as many buckets and windows."""
         self.load = sum([charge.bucket.load.opening + charge.bucket.load.charge for charge in charges])
         """Microseconds that a plan takes of Redis at most, by the script for all plans."""
@@ -88,7 +95,7 @@ class PlanTemplate:
         reading: Reading = tuple.__new__(Reading, (now, PlainBuckets(self, keys, debts), admitted, 0.0))
         return reading
 
-    def decide(self, reading: Reading, settlement: Settlement) -> Decision | None:
+    def decide(self, reading: Reading, settlement: Settlement | None) -> Decision | None:
         """Decision that follows from a `reading` of this template, None unless every charge fitted."""
         buckets = reading.buckets
         if not (reading.admitted and isinstance(buckets, PlainBuckets)):
@@ -161,9 +168,11 @@ class PlainBuckets(Sequence[BucketReading]):
         return len(self.keys)
 
     def __getitem__(self, place: Any) -> Any:
-        each = iter(self.debts)
-        states = [list(islice(each, len(charge.bucket.limits))) for charge in self.template.charges]
-        return read(self.template.plan(self.keys).charges, 0, states).buckets[place]
+        each, template = iter(self.debts), self.template
+        states: list[Sequence[int]] = [list(islice(each, len(bucket.limits))) for bucket, *_ in template.buckets]
+        if template.bans:
+            states += [ban.initial(0, charge.bucket) for charge in template.charges[len(states) :]]
+        return read(template.plan(self.keys).charges, 0, states).buckets[place]
 
     def __iter__(self) -> Iterator[BucketReading]:
         return iter(self[:])

@@ -3,7 +3,7 @@
 --
 -- limitgate/stores/redis/plain.py makes a script of it for plans of one shape: lines from "--bucket" to "--end" are repeated for
 -- each bucket of a plan, with its place from 0 for $b, and within these each line that ends in "--window" for each window of that
--- bucket, with its place in the plan from 1 for $w.
+-- bucket, with its place in the plan from 1 for $w; lines from "--ban" to "--end" for each ban, which must not be there.
 --
 -- KEYS     the buckets, plan after plan, as many for each.
 -- ARGV[1]  for each plan the number of what is asked of its windows, 16 bits; nothing if all ask the same.
@@ -53,6 +53,9 @@ for first = 1, #KEYS, $buckets do
   if not fits$b and $refuses then is_admitted = false end
   if not fits$b then all_fit = false end
   reply[size + 2 * $w], reply[size + (2 * $w + 1)] = whole$w, rest$w --window
+--end
+--ban
+  if pcall('GET', KEYS[first + $b]) then is_known = false end
 --end
   if not is_known then
     reply[size + 1] = -1

@@ -153,6 +153,8 @@ class MemoryStore:
 
         Almost every plan is for one bucket that is there: it is charged here without the lists that others need.
         """
+        if template.bans and self._keeps_any(keys[-template.bans :]):
+            return DECLINED
         if len(template.buckets) > 1:
             return self._charge_plain(template, keys, now)
         ((bucket, cost, enforced, rows),) = template.buckets
@@ -280,6 +282,13 @@ class MemoryStore:
     def _shard(self, key: Any) -> dict[Any, bytes]:
         """Dictionary that a key belongs into."""
         return self._shards[hash(key) & self._mask]
+
+    def _keeps_any(self, keys: Sequence[str]) -> bool:
+        """True if there is a bucket under one of these keys."""
+        for key in keys:  # noqa: SIM110 - any() would make a generator for every call
+            if key in self._shards[hash(key) & self._mask]:
+                return True
+        return False
 
     def _bucket(self, key: Any, value: bytes) -> Entry:
         return self._layouts.by(value).unpacked(value, self._beside.get(key, ()))

@@ -58,7 +58,7 @@ def newcomers() -> Callable[[str], object]:
 
 
 def a_key() -> Callable[[str], object]:
-    return Key(["ip"], "rule").digest_of
+    return Key(["ip"], "rule").digest
 
 
 def a_limiter() -> Callable[[str], object]:

@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 from limitgate import Limit, MemoryStore
 from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.decision import Settlement, decide
+from limitgate.limits.limit import kept_as
 from limitgate.limits.plan import Adjustment, Charge, Plan
 from limitgate.limits.template import DECLINED, MAX_WINDOWS, PlanTemplate
 from tests.support.clock import Clock
@@ -19,12 +20,16 @@ COUNTS = (1, 2, 3, 5, 7, 60, 999, 99_991, 10**6)
 PERIODS = (1, 7, 60, 86_400, 366 * 86_400)
 MOST = 2**63 // 10**6
 """Requests times seconds up to which the debt of a window is kept in 64 bits."""
+BAN = Charge("", Bucket((kept_as("ban"),)), 1, enforced=True, rule=None)
 STEPS = (0, 0, 1, 999, 10**5, 10**6, 10**7, 86_400 * 10**6, -1, -(10**6))
 
 
 @st.composite
 def plain_charges(draw: st.DrawFn) -> list[Charge]:
-    """Charges of one to three rules, each with its windows, a cost that fits into an empty bucket, and maybe a shadow."""
+    """Charges of one to three rules, each with its windows, a cost that fits into an empty bucket, and maybe a shadow.
+
+    Maybe a ban is looked for besides.
+    """
     charges = []
     for number in range(draw(st.integers(1, 3))):
         periods = draw(st.lists(st.sampled_from(PERIODS), min_size=1, max_size=3))
@@ -32,7 +37,7 @@ def plain_charges(draw: st.DrawFn) -> list[Charge]:
         limits = tuple(Limit(f"{count} per {period} seconds") for period, count in counts.items())
         cost = draw(st.integers(1, min(3, *[limit.burst for limit in limits])))
         charges.append(Charge("", Bucket(limits), cost, draw(st.booleans()), f"rule {number}"))
-    return charges
+    return [*charges, BAN] if draw(st.booleans()) else charges
 
 
 def as_seen(decision: Any) -> dict[str, Any]:
@@ -119,10 +124,25 @@ def test_what_is_not_plain_is_no_template(charge: Charge) -> None:
         PlanTemplate([charge])
 
 
-def test_a_template_of_no_charges_is_none() -> None:
-    """Nothing to charge is no plan."""
+@pytest.mark.parametrize("charges", [[], [BAN], [BAN, Charge("", bucket_of("5/second"), 1, enforced=True, rule=None)]])
+def test_a_template_of_no_charges_is_none(charges: list[Charge]) -> None:
+    """Nothing to charge is no plan, and bans come last."""
     with pytest.raises(ValueError, match="expected"):
-        PlanTemplate([])
+        PlanTemplate(charges)
+
+
+def test_a_ban_is_for_the_general_way() -> None:
+    """Whoever may be banned is not charged in haste."""
+    store = MemoryStore(Clock())
+    template = PlanTemplate([Charge("", bucket_of("5/second"), 1, enforced=True, rule=None), BAN])
+    store.spend(template.plan(["a", "ban of a"]))
+    assert store.spend_plain(template, ["b", "ban of b"]).admitted
+    store.spend(Plan.adjust([BAN._replace(key="ban of b", adjustment=Adjustment(0, 0, [10**6], [0]))]))
+    before = buckets(store)
+    assert store.spend_plain(template, ["b", "ban of b"]) is DECLINED
+    assert buckets(store) == before
+    assert not store.spend(template.plan(["b", "ban of b"])).admitted
+    assert store.spend_plain(template, ["a", "ban of a"]).admitted
 
 
 def test_a_plain_plan_within_another_call_is_for_the_general_way() -> None:

@@ -23,6 +23,10 @@ NOT_CARRIED_OUT, ADMITTED = -1, 1
 """Of a plan: a bucket was not as expected, so nothing was charged; it was admitted, and every charge fitted."""
 
 
+_Repetition = tuple[Mapping[str, object], Sequence[int]]
+"""Of a bucket the texts for names in its lines, and the places of its windows."""
+
+
 class PlainScript(NamedTuple):
     """Script for the plans of a shape."""
 
@@ -58,9 +62,9 @@ def arguments(plans: Iterable[PlainPlan]) -> list[str | bytes | int]:
 def _asked(template: PlanTemplate) -> bytes:
     """Pack the numbers of a template's windows for the script."""
     return b"".join(
-        struct.pack("<6d", *charge.bucket.algorithm.encode_charge(limit, window, charge.cost, 0, 0))
-        for charge in template.charges
-        for limit, window in zip(charge.bucket.limits, charge.bucket.ids)
+        struct.pack("<6d", *bucket.algorithm.encode_charge(limit, window, cost, 0, 0))
+        for bucket, cost, *_ in template.buckets
+        for limit, window in zip(bucket.limits, bucket.ids)
     )
 
 
@@ -95,19 +99,22 @@ def answers(shape: PlainShape, plans: Sequence[PlainPlan], reply: object) -> Pla
 
 def _script(shape: PlainShape) -> str:
     """Write out the repeated lines of limitgate/lua/plain.lua for plans of a shape."""
-    first, buckets = 1, []
+    first = 1
+    buckets: dict[str, list[_Repetition]] = {"--bucket": [], "--ban": []}
+    names: Mapping[str, object]
     for place, (windows, enforced) in enumerate(shape.buckets):
         value = "<BI7" + "I6I6I7I6" * windows
         names = {"$b": place, "$bytes": 8 + 25 * windows, "$value": value, "$refuses": str(enforced).lower()}
-        buckets.append((names, range(first, first + windows)))
+        buckets["--bucket" if windows else "--ban"].append((names, range(first, first + windows)))
         first += windows
     lines: list[str] = []
     block: list[str] | None = None
+    repeated: Sequence[_Repetition] = ()
     for line in _LINES:
-        if line == "--bucket":
-            block = []
+        if line in buckets:
+            block, repeated = [], buckets[line]
         elif line == "--end" and block is not None:
-            for names, of_bucket in buckets:
+            for names, of_bucket in repeated:
                 lines += [_filled(each, names) for each in _unrolled(block, of_bucket)]
             block = None
         else:

@@ -22,7 +22,7 @@ from limitgate.limits.template import DECLINED, PlainPlan, PlanTemplate
 from limitgate.stores.redis import plain
 from limitgate.stores.redis.aio.batch import RequestQueue
 from limitgate.stores.redis.aio.batcher import MAX_BATCH
-from tests.limits.test_template import plain_charges
+from tests.limits.test_template import BAN, plain_charges
 from tests.support.clock import Clock
 from tests.support.proxy import Proxy, calls_to, in_a_loop
 from tests.support.redis_cluster import RedisCluster
@@ -136,6 +136,16 @@ def test_an_odd_bucket_is_left_to_the_other_script(client: redis.Redis, value: b
     assert answers.verdicts == [plain.NOT_CARRIED_OUT, plain.ADMITTED]
     assert client.mget(first, odd) == [None, value]
     assert client.exists(other, another) == 2
+
+
+def test_a_ban_is_left_to_the_other_script(client: redis.Redis) -> None:
+    """Nothing of a plan is carried out where one of the keys that it looks at is banned; others of the same call are."""
+    twins = Twins(client, [Charge("", README, 1, enforced=True, rule=None), BAN])
+    banned, other = fresh(2), fresh(2)
+    client.set(banned[1], "any")
+    assert twins.plain([banned, other]).verdicts == [plain.NOT_CARRIED_OUT, plain.ADMITTED]
+    assert client.mget(*banned) == [None, b"any"]
+    assert [client.exists(key) for key in other] == [1, 0]
 
 
 def test_a_key_of_another_type_is_left_to_the_other_script(redis_server: RedisServer, client: redis.Redis) -> None:
