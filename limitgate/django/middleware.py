@@ -115,7 +115,9 @@ class LimitGateMiddleware:
 
     def _gate_request(self, request: Any) -> DjangoRequest:
         """The request as the gate is given it."""
-        self._routes.note(getattr(request, "urlconf", None))
+        urlconf = getattr(request, "urlconf", None)
+        if urlconf is not None:
+            self._routes.note(urlconf)
         return DjangoRequest(request, awaits=self._awaits)
 
 

@@ -29,11 +29,11 @@ class DjangoRequest(Request):
     _user: tuple[Any] | None = None
 
     def __init__(self, django: Any, *, awaits: bool = False) -> None:
-        method = (django.method or "GET").upper()
         self.django = django
         self.scope = getattr(django, "scope", None)
         self.environ = django.META if self.scope is None else None
-        self.method = "GET" if method == "HEAD" else method
+        self.sent_method = (django.method or "GET").upper()
+        self.method = "GET" if self.sent_method == "HEAD" else self.sent_method
         self.sent = django.path_info
         self.peer = django.META.get("REMOTE_ADDR") or None
         self._awaits = awaits

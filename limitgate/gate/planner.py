@@ -171,8 +171,8 @@ class Planner:
         if self._identities.list_callers:
             subject = self._identities.subject(request, None)
             tier = subject.tier
-        version = self._routes.version()
-        known, prepared = self._ways.get((tier, request.method, request.sent, request.root), _UNKNOWN)
+        version = self._routes.version(request)
+        known, prepared = self._ways.get((tier, request.sent_method, request.sent, request.root), _UNKNOWN)
         if known is not version:
             prepared = self._prepare(tier, request, version)
         if prepared is None:
@@ -199,8 +199,8 @@ class Planner:
 
         Clients choose paths, so most of what is kept is shared by all paths of the same rules and route.
         """
-        way = tier, request.method, request.sent, request.root
-        match = self._match(*way)
+        way = tier, request.sent_method, request.sent, request.root
+        match = self._match(tier, request.method, request.sent, request.root)
         template: str | None = None
         marks: tuple[Mark, ...] = ()
         if version is not None and (match.asks_route or self._routes.decorated()):

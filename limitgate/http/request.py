@@ -298,6 +298,8 @@ class Request:
     """
 
     method: str
+    sent_method: str
+    """The method as it was sent: routers may tell HEAD from GET."""
     sent: str
     """The path as it was sent, decoded."""
     root: str = ""
@@ -382,7 +384,8 @@ class ASGIRequest(Request):
     def __init__(self, scope: Scope) -> None:
         client = scope.get("client")
         self.scope = scope
-        self.method = _method(scope.get("method", "GET"))
+        self.sent_method = scope.get("method", "GET")
+        self.method = _method(self.sent_method)
         self.sent = scope["path"]
         self.root = scope.get("root_path", "")
         self.peer = (client[0] or None) if client else None
@@ -408,7 +411,8 @@ class WSGIRequest(Request):
 
     def __init__(self, environ: Environ) -> None:
         self.environ = environ
-        self.method = _method(environ["REQUEST_METHOD"])
+        self.sent_method = environ["REQUEST_METHOD"]
+        self.method = _method(self.sent_method)
         self.sent = _text(environ.get("PATH_INFO", ""))
         self.peer = environ.get("REMOTE_ADDR") or None
 

@@ -30,8 +30,8 @@ class Routes(Protocol):
     def find(self, request: Request) -> Route | None:
         """The route that a request will take; None where there is none, or none that can be known."""
 
-    def version(self) -> object:
-        """The same object while a method, path and root path lead to the same route; None if more than these matters."""
+    def version(self, request: Request) -> object:
+        """The same object while a method, path and root path lead to the same route; None if more of a request matters."""
 
 
 def mounts_of(routes: Routes) -> list[str]:
@@ -51,7 +51,7 @@ class NoRoutes:
         """Return None."""
         return None
 
-    def version(self) -> object:
+    def version(self, _: Request) -> object:
         """The same at all times."""
         return self
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from django.conf import settings
 from django.urls import URLPattern, URLResolver, get_resolver
+from django.urls.resolvers import RegexPattern, RoutePattern
 from django.utils import translation
 from django.views import View
 
@@ -23,7 +25,7 @@ class DjangoRoutes:
         self._tables: dict[Any, _Table] = {}
 
     def note(self, urlconf: Any) -> None:
-        """Add a URLconf that a request brings along; None for ``ROOT_URLCONF``."""
+        """Add a URLconf that a request brings along in place of ``ROOT_URLCONF``."""
         with contextlib.suppress(Exception):  # it is Django's to raise, after the request was charged
             self._table(urlconf)
 
@@ -42,15 +44,19 @@ class DjangoRoutes:
         except Exception:  # noqa: BLE001 - not found, or it is Django's to raise, after the request was charged
             return None
 
-    def version(self) -> object:
-        """None: middleware may put another URLconf in place for any request."""
-        return None
+    def version(self, request: Request) -> object:
+        """The table of a request's URLconf, None if that looks at more than the path, or cannot be known."""
+        try:
+            table = self._table(getattr(getattr(request, "django", None), "urlconf", None))
+        except Exception:  # noqa: BLE001 - a URLconf that cannot be imported is Django's to raise
+            return None
+        return table if table.is_by_path else None
 
     def _table(self, urlconf: Any) -> _Table:
-        """The table of a URLconf, read anew when Django's own was."""
+        """The table of a URLconf, read anew when Django's own was, or when patterns were added."""
         resolver = get_resolver(urlconf)
         table = self._tables.get(urlconf)
-        if table is None or table.resolver is not resolver:
+        if table is None or table.resolver is not resolver or table.is_outdated:
             table = self._tables[urlconf] = _Table(resolver)
         return table
 
@@ -61,7 +67,16 @@ class _Table:
     def __init__(self, resolver: Any) -> None:
         self.resolver = resolver
         self.decorated: bool = any(True for view in views(resolver) for _ in all_marks(view))
+        self._lists = list(_lists(resolver))
+        self._sizes = [*map(len, self._lists)]
+        self.is_by_path = all(map(_is_by_path, [resolver, *chain.from_iterable(self._lists)]))
+        """True if views are chosen by path alone."""
         self._templates: dict[tuple[Any, ...], str] = {}
+
+    @property
+    def is_outdated(self) -> bool:
+        """True if the URLconf has more patterns than were read."""
+        return self._sizes != [*map(len, self._lists)]
 
     def find(self, django: Any) -> Route:
         match = self.resolver.resolve(django.path_info)
@@ -79,14 +94,34 @@ class _Table:
 
 
 def views(resolver: Any) -> Iterator[Any]:
-    """All views of a URLconf, those of included ones too; one that includes itself is read once."""
+    """All views of a URLconf, those of included ones too."""
+    for patterns in _lists(resolver):
+        yield from (pattern.callback for pattern in patterns if isinstance(pattern, URLPattern))
+
+
+def _lists(resolver: Any) -> Iterator[Sequence[Any]]:
+    """The patterns of a URLconf, and those of included ones; of one that includes itself, once."""
     waiting, known = [resolver], set()
     while waiting:
         patterns = waiting.pop().url_patterns
         if id(patterns) not in known:
             known.add(id(patterns))
             waiting += [pattern for pattern in patterns if isinstance(pattern, URLResolver)]
-            yield from (pattern.callback for pattern in patterns if isinstance(pattern, URLPattern))
+            yield patterns
+
+
+def _is_by_path(pattern: Any) -> bool:
+    """True if a pattern looks at the path alone: it is Django's own, and so are its converters, and none is translated."""
+    if type(pattern) not in (URLPattern, URLResolver):
+        return False
+    route = pattern.pattern
+    text = getattr(route, _TEXTS.get(type(route), ""), None)
+    return isinstance(text, str) and all(type(each).__module__ == _CONVERTERS for each in route.converters.values())
+
+
+_TEXTS = {RoutePattern: "_route", RegexPattern: "_regex"}
+"""By kind of pattern the attribute with its text; a translated one is no `str`."""
+_CONVERTERS = "django.urls.converters"
 
 
 def all_marks(view: Any) -> Iterator[Mark]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from operator import is_
 from typing import Any
 
 from limitgate.diagnostics import Diagnosis
@@ -50,7 +51,7 @@ class FlaskRoutes:
         view = effective(self._app.view_functions.get(rule.endpoint))
         return Route(rule.rule, marks_of(view, environ["REQUEST_METHOD"]))
 
-    def version(self) -> object:
+    def version(self, _: Request) -> object:
         """The views as they were read last, None if the host of a request matters, too."""
         app = self._app
         if app.url_map.host_matching or app.subdomain_matching or app.config.get("TRUSTED_HOSTS"):
@@ -77,6 +78,7 @@ class DispatchedRoutes:
         """The routes where no prefix fits."""
         self.mounted: dict[str, Routes] = {}
         """The routes by prefix."""
+        self._version: Sequence[object] = ()
 
     def decorated(self) -> bool:
         """True if any endpoint of any of the applications carries a decorator."""
@@ -109,9 +111,14 @@ class DispatchedRoutes:
             routes = routes.mounted.get(prefix, routes.default)
         return None
 
-    def version(self) -> object:
-        """None: the applications have one each."""
-        return None
+    def version(self, request: Request) -> object:
+        """Those of all applications, None if any has none."""
+        now = [routes.version(request) for routes in self._ends]
+        if None in now:
+            return None
+        if len(now) != len(self._version) or not all(map(is_, now, self._version)):
+            self._version = now
+        return self._version
 
     def prefix_of(self, path: str) -> str:
         """The longest prefix of a path that an application is mounted at, as the dispatcher chooses it.

@@ -48,7 +48,7 @@ class StarletteRoutes:
         except Exception:  # noqa: BLE001 - it is the router's to raise, after the request was charged
             return None
 
-    def version(self) -> object:
+    def version(self, _: Request) -> object:
         """The present tables, unless any of their routes looks at more than method and path, as one by host does."""
         tables = self._current()
         return tables if self._by_path else None

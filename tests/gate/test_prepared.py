@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 from flask import Flask
+from flask.views import MethodView
 from hypothesis import given, settings, strategies as st
 from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
 from starlette.responses import PlainTextResponse
 from starlette.routing import Host, Mount, Route
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
+from werkzeug.routing import Rule as URLRule
 
 from limitgate import Limit, LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet, StoreError, exempt, limit
 from limitgate.limits.template import DECLINED
@@ -46,6 +50,9 @@ PATHS = (
     "/health",
     "/nowhere",
     "/sub/x",
+    "/sub/login",
+    "/self/sub/login",
+    "/views",
 )
 
 
@@ -104,12 +111,21 @@ def asgi(store: Any, **options: Any) -> Any:
     async def login(request: Any) -> PlainTextResponse:
         return await answer(request)
 
+    class Views(HTTPEndpoint):
+        async def get(self, request: Any) -> PlainTextResponse:
+            return await answer(request)
+
+        @limit("2/minute", name="head")
+        async def head(self, request: Any) -> PlainTextResponse:
+            return await answer(request)
+
     app = Starlette(
         routes=[
             Route("/api/{item}", answer),
             Route("/login", login, methods=["GET", "POST"]),
             Route("/health", exempt(answer)),
             Mount("/sub", routes=[Route("/x", login)]),
+            Route("/views", Views),
             *[Route(path, answer) for path in ("/costly", "/measured", "/slow", "/counted")],
         ]
     )
@@ -118,6 +134,22 @@ def asgi(store: Any, **options: Any) -> Any:
 
 
 def wsgi(store: Any, **options: Any) -> Any:
+    return gated(site(), store, **options)
+
+
+def dispatched(store: Any, **options: Any) -> Any:
+    """Two Flask applications behind Werkzeug's dispatcher, which is mounted once more in itself."""
+    mounts: dict[str, Any] = {"/sub": site()}
+    mounts["/self"] = DispatcherMiddleware(site(), mounts)
+    return gated(mounts["/self"], store, **options)
+
+
+def gated(app: Any, store: Any, **options: Any) -> Any:
+    gate = LimitGateWSGI(app, **{"store": store, "rules": rules(), "trusted_proxies": [PROXY], **options})
+    return lambda *given, **more: wsgi_reply(gate, *given, **more)
+
+
+def site() -> Flask:
     from flask import request
 
     app = Flask(__name__)
@@ -134,12 +166,20 @@ def wsgi(store: Any, **options: Any) -> Any:
     app.add_url_rule("/health", "health", exempt(answer))
     for path in ("/costly", "/measured", "/slow", "/counted"):
         app.add_url_rule(path, path[1:], answer)
-    gate = LimitGateWSGI(app.wsgi_app, **{"store": store, "rules": rules(), "trusted_proxies": [PROXY], **options})
-    app.wsgi_app = gate  # type: ignore[method-assign]
-    return lambda *given, **more: wsgi_reply(gate, *given, **more)
+
+    class Views(MethodView):
+        def get(self) -> str:
+            return answer()
+
+        @limit("2/minute", name="head")
+        def head(self) -> str:
+            return answer()
+
+    app.add_url_rule("/views", view_func=Views.as_view("views"))
+    return app
 
 
-DOORS = pytest.mark.parametrize("door", [asgi, wsgi])
+DOORS = pytest.mark.parametrize("door", [asgi, wsgi, dispatched])
 
 requests = st.tuples(
     st.sampled_from(PATHS),
@@ -184,6 +224,37 @@ def test_what_people_run_has_prepared_plans(door: Any, path: str, headers: Any, 
     for _ in range(12):
         ask(path, headers=headers, **options)
     assert (store.general, store.plain) == (1, 11)
+
+
+@DOORS
+def test_head_is_told_from_get(door: Any) -> None:
+    """A view may serve HEAD by a handler of its own, with limits of its own, whichever came first."""
+    ask = door(MemoryStore(Clock()), rules=[Rule("all", "99/minute")])
+    assert [ask("/views", method).status for method in ("GET", "HEAD", "GET", "HEAD", "HEAD", "GET")] == [*[200] * 4, 429, 200]
+
+
+def test_applications_behind_a_dispatcher_have_prepared_plans() -> None:
+    """Each is led by its own routes, and a route that comes later is seen."""
+    store = Counted(Clock())
+    late = site()
+    gate = LimitGateWSGI(
+        DispatcherMiddleware(site(), {"/sub": late}), store=store, rules=[Rule("all", "99/minute", key=["path"])]
+    )
+    asked = lambda path: wsgi_reply(gate, path).headers["x-ratelimit-limit"]  # noqa: E731
+    assert [asked(path) for path in ("/login", "/sub/login", "/sub/costly", "/sub/late")] == ["3", "3", "99", "99"]
+    late.view_functions["late"] = limit("5/minute", name="late")(lambda: "")
+    late.url_map.add(URLRule("/late", endpoint="late"))
+    assert [asked(path) for path in ("/sub/late", "/sub/late", "/costly")] == ["5", "5", "99"]
+    assert (store.general, store.plain) == (3, 4)
+
+
+def test_where_a_mounted_application_goes_by_the_host_nothing_is_prepared() -> None:
+    """Behind a dispatcher all applications have to be led by paths alone."""
+    store, mounted = Counted(Clock()), site()
+    mounted.config["TRUSTED_HOSTS"] = ["testserver"]
+    ask = gated(DispatcherMiddleware(site(), {"/sub": mounted}), store, rules=[Rule("all", "99/minute")])
+    assert [ask(path).status for path in ("/costly", "/sub/costly", "/costly")] == [200] * 3
+    assert (store.general, store.plain) == (3, 0)
 
 
 @DOORS

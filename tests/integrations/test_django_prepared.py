@@ -1,0 +1,175 @@
+"""Prepared plans under Django: requests that have one get what requests get that are planned anew each time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.conf.urls.i18n import i18n_patterns
+from django.http import HttpResponse
+from django.test import override_settings
+from django.urls import URLPattern, converters, include, path, re_path, register_converter
+from django.urls.resolvers import RoutePattern
+from django.utils.functional import lazystr
+from django.views import View
+from hypothesis import given, settings, strategies as st
+
+from limitgate import MemoryStore, exempt, limit
+from tests.gate.test_prepared import KEY, Counted, General, kept, rules
+from tests.support.clock import Clock
+from tests.support.django_app import CHANGING, WAYS, Changing, Way
+
+
+def answer(request: Any, **_: Any) -> HttpResponse:
+    return HttpResponse(repr(request.limitgate))
+
+
+async def on_a_loop(request: Any) -> HttpResponse:
+    return HttpResponse(repr(request.limitgate))
+
+
+class Views(View):
+    """HEAD has a handler of its own, with a limit of its own."""
+
+    def get(self, request: Any) -> HttpResponse:
+        return answer(request)
+
+    @limit("2/minute", name="head")
+    def head(self, request: Any) -> HttpResponse:
+        return answer(request)
+
+
+login = limit("3/minute", key=["ip"], name="login")(answer)
+SELF = [path("x", login)]
+SELF.append(path("deeper/", include(SELF)))
+URLS = (
+    path("api/<str:item>", answer),
+    path("login", login),
+    path("health", exempt(answer)),
+    path("views", Views.as_view()),
+    path("loop", limit("3/minute", name="loop", key=["path"])(on_a_loop)),
+    path("sub/", include(SELF)),
+    re_path(r"^(?P<name>costly|measured|slow|counted)$", answer),
+)
+PATHS = ("/api/a", "/api/a", "/api/b", "/api/free", "/login", "/health", "/views", "/loop", "/sub/x", "/sub/deeper/deeper/x")
+OTHERS = ("/costly", "/measured", "/counted", "/nowhere")
+
+
+@pytest.fixture(params=list(WAYS))
+def way(request: pytest.FixtureRequest) -> Way:
+    return WAYS[request.param]
+
+
+def opened(way: Way, store: Any, *urls: Any, **options: Any) -> Any:
+    return way.project(*urls or URLS, LIMITGATE={"RULES": rules(), "STORE": store, "TRUSTED_PROXIES": ["127.0.0.1"]}, **options)
+
+
+requests = st.tuples(
+    st.sampled_from(PATHS + OTHERS),
+    st.sampled_from(["GET", "GET", "HEAD", "POST", "OPTIONS"]),
+    st.sampled_from([{}, {}, {"X-Forwarded-For": "203.0.113.9"}, {"X-Forwarded-For": "2001:db8::1"}, {"X-API-Key": KEY}]),
+    st.sampled_from([0, 0, 0.3, 1, 20]),
+)
+
+
+@settings(deadline=None, max_examples=25)
+@given(visits=st.lists(requests, min_size=1, max_size=20))
+@pytest.mark.parametrize("name", ["wsgi", "asgi"])
+def test_a_prepared_plan_is_what_would_have_been_planned(name: str, visits: list[Any]) -> None:
+    """Property: responses, decisions and buckets are the same, whether a store takes plain plans or not."""
+
+    def told(kind: type[MemoryStore]) -> Iterator[Any]:
+        clock = Clock()
+        store = kind(clock)
+        with opened(WAYS[name], store) as project:
+            for url, method, headers, step in visits:
+                clock.advance(step)
+                response = project.ask(url, method, headers=headers)
+                yield response.status_code, dict(response.items()), response.body, kept(store, clock())
+
+    assert list(told(MemoryStore)) == list(told(General))
+
+
+@pytest.mark.parametrize("url", PATHS)
+def test_what_people_run_has_prepared_plans(way: Way, url: str) -> None:
+    """Routes with variables, decorated and included views, sync and async ones, URLs that include themselves: all prepared."""
+    store = Counted(Clock())
+    with opened(way, store) as project:
+        for _ in range(4):
+            project.ask(url)
+    assert (store.general, store.plain) == ((0, 0) if url in ("/health", "/api/free") else (1, 3))
+
+
+def test_head_is_told_from_get(way: Way) -> None:
+    """A view may serve HEAD by a handler of its own, whichever came first."""
+    with opened(way, MemoryStore(Clock())) as project:
+        statuses = [project.ask("/views", method).status_code for method in ("GET", "HEAD", "GET", "HEAD", "HEAD", "GET")]
+    assert statuses == [200, 200, 200, 200, 429, 200]
+
+
+class Even(converters.IntConverter):
+    """A converter that only it knows what it looks at."""
+
+    def to_python(self, value: str) -> int:
+        if int(value) % 2:
+            raise ValueError(value)
+        return int(value)
+
+
+if "even" not in converters.get_converters():
+    register_converter(Even, "even")
+
+
+class Own(RoutePattern):
+    """A pattern that only it knows what it looks at."""
+
+
+UNKNOWN = {
+    "language": i18n_patterns(path("it", answer), prefix_default_language=False),
+    "translated": [path(lazystr("it"), answer)],
+    "translated regex": [re_path(lazystr("^it$"), answer)],
+    "included": [path("", include([path(lazystr("it"), answer)]))],
+    "converter": [path("<even:number>", answer), path("it", answer)],
+    "pattern": [URLPattern(Own("it", is_endpoint=True), answer)],
+    "entry": [type("Entry", (URLPattern,), {})(RoutePattern("it", is_endpoint=True), answer)],
+}
+
+
+@pytest.mark.parametrize("urls", UNKNOWN.values(), ids=UNKNOWN)
+def test_where_more_than_the_path_may_matter_requests_are_planned_anew(urls: list[Any]) -> None:
+    """Languages, converters and patterns of a project's own: nobody knows what they look at besides."""
+    store = Counted(Clock())
+    with opened(WAYS["wsgi"], store, *urls) as project:
+        assert [project.ask("/it").status_code for _ in range(3)] == [200] * 3
+    assert (store.general, store.plain) == (3, 0)
+
+
+def test_each_urlconf_has_plans_of_its_own(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that brings its own URLconf is led by that one, however many came by another to the same path before."""
+    other = (path("it", limit("2/minute", name="other")(answer)),)
+    store = Counted(Clock())
+    monkeypatch.setattr(Changing, "change", staticmethod(lambda request: setattr(request, "urlconf", urlconfs.pop())))
+    urlconfs = [None, other] * 4
+    with opened(way, store, path("it", answer), before=(CHANGING,)) as project:
+        assert project.statuses(*["/it"] * 8) == [200, 200, 200, 200, 429, 200, 429, 200]
+    assert (store.general, store.plain) == (1, 7)
+
+
+def test_a_pattern_that_comes_later_is_seen(way: Way) -> None:
+    """A decorated view that is added to a URLconf, or to one that is included, is limited from its first request on."""
+    inner: list[Any] = []
+    urls = (path("in/", include(inner)), re_path("^", answer))
+    with opened(way, MemoryStore(Clock()), *urls) as project:
+        assert project.statuses("/in/it", "/in/it", "/in/it") == [200, 200, 200]
+        inner.append(path("it", limit("1/minute", name="late")(answer)))
+        assert project.statuses("/in/it", "/in/it") == [200, 429]
+
+
+def test_urls_that_are_put_in_place_of_others_are_seen(way: Way) -> None:
+    """Where Django resolves by another URLconf, as tests have it do, so do plans."""
+    with opened(way, MemoryStore(Clock()), path("it", answer)) as project:
+        assert project.statuses("/it", "/it") == [200, 200]
+        with override_settings(ROOT_URLCONF=(path("it", limit("1/minute", name="swapped")(answer)),)):
+            assert project.statuses("/it", "/it") == [200, 429]
+        assert project.statuses("/it") == [200]
