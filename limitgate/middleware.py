@@ -12,8 +12,9 @@ from types import GeneratorType
 from typing import Any, Unpack
 
 from limitgate.errors import ConfigError
-from limitgate.exchange.asgi import ASGIExchange, InnerScope, Receive, Send
+from limitgate.exchange.asgi import ASGIExchange, Receive, Send, inner_scope, show_outside
 from limitgate.exchange.base import EXCHANGE, Exchange, admission_around
+from limitgate.exchange.receive_buffer import Message
 from limitgate.exchange.wsgi import Body, SizedBody, StartResponse, Upload, starting
 from limitgate.gate.build import GateOptions, build_gate
 from limitgate.gate.gate import Identify
@@ -57,39 +58,17 @@ class LimitGate:
 
             fastapi_openapi.document()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901 - each coroutine more costs all
         """Answer one request, pass everything else through."""
-        if scope["type"] not in ("http", "websocket"):
+        gate = self.gate
+        if gate is None or scope["type"] not in ("http", "websocket"):
             await self._pass(scope, receive, send)
-        elif self.gate is None:
-            scope = scope if admission_around(scope) else InnerScope(scope, None, None)
-            await self._run(EVERYTHING, scope, receive, send)
-        else:
-            request = ASGIRequest(scope)
-            outer = admission_around(scope) if EXCHANGE in scope else None
-            admission = await self.gate.acheck(request, outer)
-            request.scope = {**scope}  # rules see the request as it came, whatever the application writes
-            exchange = ASGIExchange(self.gate, admission, scope, receive, send, on_denied=self._on_denied)
-            if admission.marks is EVERYTHING:
-                await self._run(EVERYTHING, exchange.scope, receive, send)
-            else:
-                await self._attend(exchange)
-
-    async def _run(self, marks: Container[Mark], scope: Scope, receive: Receive, send: Send) -> None:
-        token: Token[Container[Mark] | None] | None = decided_marks.set(marks)
-        try:
-            await self.app(scope, receive, send)
-        except GeneratorExit:  # the event loop is gone
-            _forget(token)
-            token = None
-            raise
-        finally:
-            if token is not None:
-                decided_marks.reset(token)
-
-    async def _attend(self, exchange: ASGIExchange) -> None:
-        """Stay with a request to its end."""
-        admission = exchange.admission
+            return
+        request = ASGIRequest(scope)
+        outer = admission_around(scope) if EXCHANGE in scope else None
+        admission = await gate.acheck(request, outer)
+        request.scope = {**scope}  # rules see the request as it came, whatever the application writes
+        exchange = ASGIExchange(gate, admission, scope, receive, send, on_denied=self._on_denied)
         if admission.refusal is not None:
             await exchange.turn_away(admission.refusal)
             return
@@ -112,9 +91,14 @@ class LimitGate:
         finally:
             if token is not None:
                 decided_marks.reset(token)
-            await exchange.aend()
+            if exchange.end_now():
+                await gate.asettle(admission)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass through what is no request, and where the gate is switched off, requests too."""
+        if scope["type"] in ("http", "websocket"):
+            await self._pass_request(scope, receive, send)
+            return
         if scope["type"] == "lifespan" and self.gate:
             await self.gate.aconnect()
         try:
@@ -124,6 +108,26 @@ class LimitGate:
                 await self.gate.asettled()
                 if self._owns_store:
                     await self.gate.store.aclose()
+
+    async def _pass_request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have the application answer without a decision."""
+        inside = scope if admission_around(scope) else inner_scope(scope, None, None)
+
+        async def showing(message: Message) -> None:
+            show_outside(inside, scope)
+            await send(message)
+
+        token: Token[Container[Mark] | None] | None = decided_marks.set(EVERYTHING)
+        try:
+            await self.app(inside, receive, showing)
+        except GeneratorExit:  # the event loop is gone
+            _forget(token)
+            token = None
+            raise
+        finally:
+            show_outside(inside, scope)
+            if token is not None:
+                decided_marks.reset(token)
 
 
 def _forget(token: Token[Container[Mark] | None] | None) -> None:

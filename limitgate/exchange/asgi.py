@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Self
 
 from limitgate.exchange.base import EXCHANGE, Exchange
 from limitgate.exchange.receive_buffer import ENDS, Message, ReceiveBuffer
@@ -34,60 +33,29 @@ _TRY_AGAIN_LATER = 1013
 """The WebSocket close code of a server that is overloaded (IANA WebSocket Close Code Number Registry)."""
 
 
-_OURS = frozenset({"limitgate", EXCHANGE})
+_OURS = ("limitgate", EXCHANGE)
 """Names in a scope that are for the application alone."""
 
 
-class InnerScope(dict[str, Any]):
-    """Scope of the application, with decision and exchange. All else that it writes there is written outside, too.
+def inner_scope(outside: Scope, decision: Decision | None, exchange: Exchange | None) -> Scope:
+    """Scope for the application: a copy, with decision and exchange."""
+    inside = {**outside}
+    inside["limitgate"] = decision
+    inside[EXCHANGE] = exchange
+    return inside
 
-    Middleware outside reads there which route a router has found.
-    """
 
-    __slots__ = ("_outside",)
-
-    def __init__(self, outside: Scope, decision: Decision | None, exchange: Exchange | None) -> None:
-        super().__init__(outside)
-        super().__setitem__("limitgate", decision)
-        super().__setitem__(EXCHANGE, exchange)
-        self._outside = outside
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        super().__setitem__(name, value)
-        if name not in _OURS:
-            self._outside[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        super().__delitem__(name)
-        if name not in _OURS:
-            self._outside.pop(name, None)
-
-    def update(self, *others: Any, **more: Any) -> None:
-        """Write several."""
-        written = dict(*others, **more)
-        super().update(written)
-        if _OURS.isdisjoint(written):
-            self._outside.update(written)
-        else:
-            self._outside.update({name: value for name, value in written.items() if name not in _OURS})
-
-    def __ior__(self, other: Any) -> Self:  # type: ignore[override,misc]
-        self.update(other)
-        return self
-
-    def setdefault(self, name: str, default: Any = None) -> Any:
-        """Write what is not there yet."""
-        if name not in self:
-            self[name] = default
-        return self[name]
-
-    def pop(self, name: str, *default: Any) -> Any:
-        """Take out what may be there."""
-        if name in self:
-            value = self[name]
-            del self[name]
-            return value
-        return super().pop(name, *default)
+def show_outside(inside: Scope, outside: Scope) -> None:
+    """Write outside what the application has written into its scope: middleware there reads which route a router has found."""
+    around = [(name, outside[name]) for name in _OURS if name in outside] if EXCHANGE in outside else ()
+    outside.update(inside)
+    outside.pop("limitgate", None)
+    outside.pop(EXCHANGE, None)
+    if around:
+        outside.update(around)
+    if len(outside) - len(around) + len(_OURS) != len(inside):  # something was taken out
+        for name in outside.keys() - inside.keys():
+            del outside[name]
 
 
 class ASGIExchange(Exchange):
@@ -97,6 +65,8 @@ class ASGIExchange(Exchange):
     every message over a WebSocket charged where a rule says so.
     """
 
+    _shown = -1
+    """Names in the scope when it was last shown outside."""
     _is_closed = False
     """True if whatever the application sends is dropped."""
     _has_hung_up = False
@@ -111,9 +81,11 @@ class ASGIExchange(Exchange):
     def __init__(
         self, gate: Gate, admission: Admission, scope: Scope, receive: Receive, send: Send, *, on_denied: OnDenied | None
     ) -> None:
-        super().__init__(gate, admission)
+        self.gate = gate
+        self.admission = admission
         self._outer_scope = scope
-        self.scope: Scope = InnerScope(scope, overall_decision(admission), self)
+        decision = admission.decision if admission.outer_ref is None else overall_decision(admission)
+        self.scope = inner_scope(scope, decision, self)
         """Scope for the application."""
         self._receive = receive
         self._send = send
@@ -176,22 +148,31 @@ class ASGIExchange(Exchange):
                 await self.refuse_late()
                 return
             admission.begun(message.get("status") or _STATUSES[kind])
+            self._show_outside()
             if kind in _STARTS and (fields := raw_response_fields(admission)):
                 message = {**message, "headers": [*(message.get("headers") or ()), *fields]}
             await self._send(message)
             if admission.is_by_outcome and admission.may_need_refund:  # a response may take long
                 await self.gate.asettle(admission)
-            return
-        if self._is_closed:
+        elif self._is_closed:
             if admission.refusal is None and kind != "websocket.close":
                 raise OSError("the WebSocket was closed, as its messages came too fast")
-            return  # it has been answered already
-        if kind == "websocket.close":
+            # else it has been answered already
+        elif (admission.settlement.has_news or admission.has_slots) and kind in _LASTS and not message.get("more_body"):
+            await self._send_last(message)
+        else:
+            if kind == "websocket.close":
+                self._has_hung_up = True
+            await self._send(message)
+
+    async def _send_last(self, message: Message) -> None:
+        """Pass on the last message: a client that has the whole response is to find everything refunded."""
+        admission = self.admission
+        if message["type"] == "websocket.close":
             self._has_hung_up = True
-        is_last = kind in _LASTS and not message.get("more_body")
-        if is_last and admission.settlement.has_news:
-            await self.gate.asettle(admission)  # a client that has the whole response is to find everything refunded
-        if is_last and admission.has_slots:  # to send it may take long
+        if admission.settlement.has_news:
+            await self.gate.asettle(admission)
+        if admission.has_slots:  # to send it may take long
             await self._send_wholly(message)
             admission.is_sent = True
             await self.gate.asettle(admission)
@@ -242,18 +223,28 @@ class ASGIExchange(Exchange):
         await self._send({"type": f"{kind}.start", "status": refusal.status, "headers": headers})
         await self._send({"type": f"{kind}.body", "body": b"" if self.scope.get("method") == "HEAD" else refusal.body})
 
-    async def aend(self) -> None:
-        """End the request, and refund what has to be refunded."""
+    def end_now(self) -> bool:
+        """End the request. True if something may have to be refunded, by `Gate.asettle`."""
         needs_refund = self.admission.end()
         self._detach()
-        if needs_refund:
+        return needs_refund
+
+    async def aend(self) -> None:
+        """End the request, and refund what has to be refunded."""
+        if self.end_now():
             await self.gate.asettle(self.admission)
 
     def _detach(self) -> None:
         """Undo what leads in a circle from the application's scope to here and back, and stop listening."""
+        if len(self.scope) != self._shown:  # else nothing is new since the response has begun
+            self._show_outside()
         self.scope = self._outer_scope
         if self._buffer is not None:
             self._buffer.close()
+
+    def _show_outside(self) -> None:
+        show_outside(self.scope, self._outer_scope)
+        self._shown = len(self.scope)
 
     def _sending(self, unless_set: Fields) -> Send:
         """``send`` that adds rate fields to what starts a response, and other fields where there are none yet."""

@@ -75,6 +75,18 @@ class Verdict(NamedTuple):
         return unavailable() if self.now is None else refusal(self.decision)
 
 
+class GateTraits(NamedTuple):
+    """What all admissions to one gate have in common."""
+
+    timeout: float
+    """Seconds that a request may wait for the store."""
+    is_measured: bool
+    """True if the store says for how long it was silent."""
+    header_styles: tuple[str, ...]
+    rule_names: frozenset[str]
+    """Names of all rules of the gate."""
+
+
 class Admission:
     """One request's passage through one gate: what is decided, charged and still to be refunded. Data: no gate, no server."""
 
@@ -115,34 +127,30 @@ class Admission:
 
     _settled_by: int | None = None
     """Status at the last refund."""
+    _budget: Budget | None = None
 
-    def __init__(
-        self,
-        request: Request,
-        identified: Caller | None,
-        marks: Container[Mark],
-        budget: Budget,
-        *,
-        header_styles: Sequence[str],
-        rule_names: frozenset[str],
-    ) -> None:
+    def __init__(self, request: Request, identified: Caller | None, marks: Container[Mark], traits: GateTraits) -> None:
         self.request = request
         """Gone once it is over."""
         self.identified = identified
         self.marks = marks
         """Decorators that the gate has decided about."""
         self.settlement = Settlement()
-        self.budget = budget
-        """Time left to wait for the store."""
-        self.header_styles = header_styles
-        self.rule_names = rule_names
-        """Names of all rules of the gate."""
+        self.traits = traits
 
     def admit(self, prepared: PreparedPlan, reading: Reading, decision: Decision) -> None:
         """Note that a prepared plan was carried out in whole."""
-        self.decision, self.now = decision, reading.now
+        self.decision = decision
+        self.now = reading.now
         self._prepared = prepared, reading
         self._fields_are_due = True
+
+    @property
+    def budget(self) -> Budget:
+        """Time left to wait for the store."""
+        if self._budget is None:
+            self._budget = Budget(self.traits.timeout, measured=self.traits.is_measured)
+        return self._budget
 
     @property
     def charged(self) -> tuple[Charged, ...]:
@@ -162,7 +170,7 @@ class Admission:
     def fields(self) -> Fields:
         """Rate fields of this gate's own decision."""
         if self._fields_are_due and self.decision is not None:
-            self.fields = rate_fields(self.header_styles, self.decision, self.now, self.rule_names)
+            self.fields = rate_fields(self.traits.header_styles, self.decision, self.now, self.traits.rule_names)
         return self._fields or []
 
     @fields.setter
@@ -172,7 +180,7 @@ class Admission:
     @property
     def raw_fields(self) -> RawFields:
         """The `fields` as ASGI wants them."""
-        if self._fields_are_due and self.decision is not None and self.header_styles == _COMMONEST:
+        if self._fields_are_due and self.decision is not None and self.traits.header_styles == _COMMONEST:
             return raw_x_ratelimit(self.decision, self.now)
         return raw(self.fields)
 
@@ -192,8 +200,9 @@ class Admission:
 
     def end(self) -> bool:
         """Note that the request is over, so that nothing more can be said about it. True if a refund may be needed."""
-        self.settlement.is_over = self.is_sent = True
-        vars(self).pop("request", None)  # a WSGI environ leads to this admission
+        if not self.settlement.is_over:
+            self.settlement.is_over = self.is_sent = True
+            del self.request  # a WSGI environ leads to this admission
         return self.may_need_refund
 
     def booking_ended(self, booking: Booking, *, stays: bool) -> None:

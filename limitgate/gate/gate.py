@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Container, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from inspect import isawaitable
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from limitgate.diagnostics import Diagnosis
 from limitgate.errors import StoreError
 from limitgate.gate import nesting
-from limitgate.gate.admission import Admission, Booking, Charged, Refund, Verdict
+from limitgate.gate.admission import Admission, Booking, Charged, GateTraits, Refund, Verdict
 from limitgate.gate.fallback import Fallback
 from limitgate.gate.flow import Budget, Flow, T, arun, measures_silence, run, takes_plain
 from limitgate.gate.planner import ExtraRule, Planner
@@ -24,13 +24,13 @@ from limitgate.gate.request_plan import PreparedPlan, RequestPlan
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.wait_queue import Waiter, WaitQueues, book, sleep_until
 from limitgate.http.request import Request
-from limitgate.http.response import Refusal, rate_fields, refusal
+from limitgate.http.response import Fields, Refusal, rate_fields, refusal
 from limitgate.limits.decision import Decision, decide, joined
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.limits.refund import refund
 from limitgate.limits.template import PlanTemplate
 from limitgate.rules.callers import Caller
-from limitgate.rules.decorators import EVERYTHING, Mark
+from limitgate.rules.decorators import EVERYTHING
 from limitgate.rules.options import OnError
 from limitgate.stores import AsyncRedisStore
 
@@ -77,10 +77,8 @@ class Gate:
         self._planner = planner
         self._client_of = client_of
         self._timeout = timeout
-        self._is_measured = measures_silence(store)
+        self._traits = GateTraits(timeout, measures_silence(store), styles, planner.names)
         self._can_prepare = identify is None and takes_plain(store)
-        self._styles = styles
-        self._rule_names = planner.names
         self._identify = identify
         self._compare_clocks = compare_clocks
         self._fallback = Fallback(on_error, processes)
@@ -99,9 +97,7 @@ class Gate:
         """Decide about a request by a `SyncStore`, and wait for its turn. ``outer`` is the admission to the gate around."""
         found = self._prepared(request)
         if found is not None:
-            admission = self._admission(request, None, found[0].marks)
-            self._spend_prepared(admission, *found)
-            return admission
+            return self._check_prepared(request, *found)
         identified = self._identified(request)
         if identified is not None and isawaitable(identified):
             getattr(identified, "close", bool)()  # else the coroutine would warn, too, that nobody awaited it
@@ -112,13 +108,13 @@ class Gate:
             self._wait(admission, admission.booking)
         return admission
 
-    async def acheck(self, request: Request, outer: Admission | None = None) -> Admission:
+    def acheck(self, request: Request, outer: Admission | None = None) -> Awaitable[Admission]:
         """Decide about a request by an `AsyncStore`; ``identify`` may be async. Its turn is for `await_booking`."""
         found = self._prepared(request)
-        if found is not None:
-            admission = self._admission(request, None, found[0].marks)
-            await self._aspend_prepared(admission, *found)
-            return admission
+        return self._acheck_planned(request, outer) if found is None else self._acheck_prepared(request, *found)
+
+    async def _acheck_planned(self, request: Request, outer: Admission | None) -> Admission:
+        """`acheck` a request whose plan may be of any kind."""
         identified = self._identified(request)
         if identified is not None and isawaitable(identified):
             identified = await identified
@@ -126,11 +122,12 @@ class Gate:
         await self._aspend(admission, request_plan)
         return admission
 
-    def _spend_prepared(self, admission: Admission, prepared: PreparedPlan, keys: Sequence[str]) -> None:
-        """Charge a request for a prepared plan by a `SyncStore`."""
+    def _check_prepared(self, request: Request, prepared: PreparedPlan, keys: Sequence[str]) -> Admission:
+        """`check` a request that has a prepared plan."""
+        admission = Admission(request, None, prepared.marks, self._traits)
         template = prepared.template
         if template is None:
-            return
+            return admission
         try:
             reading: Reading = self.store.spend_plain(template, keys, self._timeout)
         except StoreError as error:
@@ -139,12 +136,14 @@ class Gate:
         else:
             if not self._admit_prepared(admission, prepared, template, reading):
                 self._spend(admission, prepared.request_plan(template.plan(keys)))
+        return admission
 
-    async def _aspend_prepared(self, admission: Admission, prepared: PreparedPlan, keys: Sequence[str]) -> None:
-        """`_spend_prepared`, by an `AsyncStore`."""
+    async def _acheck_prepared(self, request: Request, prepared: PreparedPlan, keys: Sequence[str]) -> Admission:
+        """`_check_prepared`, by an `AsyncStore`."""
+        admission = Admission(request, None, prepared.marks, self._traits)
         template = prepared.template
         if template is None:
-            return
+            return admission
         try:
             reading: Reading = await self.store.aspend_plain(template, keys, self._timeout)
         except StoreError as error:
@@ -153,6 +152,7 @@ class Gate:
         else:
             if not self._admit_prepared(admission, prepared, template, reading):
                 await self._aspend(admission, prepared.request_plan(template.plan(keys)))
+        return admission
 
     def _spend(self, admission: Admission, request_plan: RequestPlan) -> None:
         """Charge a request by a `SyncStore`."""
@@ -218,7 +218,7 @@ class Gate:
 
     async def afurther(self, admission: Admission, extra_rules: Sequence[ExtraRule], stay: Stay) -> Decision | None:
         """`further`, by an `AsyncStore`."""
-        budget = Budget(admission.budget.left, measured=self._is_measured)
+        budget = Budget(admission.budget.left, measured=self._traits.is_measured)
         booking = await arun(self.store, self._decide_further(admission, extra_rules), budget)
         admission.budget.left = min(admission.budget.left, budget.left)  # others may have been asked at the same time
         if booking is not None:
@@ -228,7 +228,7 @@ class Gate:
 
     def message(self, messages: RequestPlan) -> asyncio.Future[Refusal | None]:
         """Charge a message over a WebSocket, by an `AsyncStore`, even if nobody waits for it; a refusal if it must not pass."""
-        return self._soon(self._decide_message(messages), Budget(self._timeout, measured=self._is_measured))
+        return self._soon(self._decide_message(messages), Budget(self._timeout, measured=self._traits.is_measured))
 
     def settle(self, admission: Admission) -> None:
         """Refund a request by its outcome and by the costs that `Decision.settle` noted, as far as these are known."""
@@ -299,16 +299,12 @@ class Gate:
 
     def _planned(self, request: Request, identified: Caller | None, outer: Admission | None) -> tuple[Admission, RequestPlan]:
         request_plan = self._planner.plan(request, identified)
-        admission = self._admission(request, identified, request_plan.marks)
+        admission = Admission(request, identified, request_plan.marks, self._traits)
         if outer is not None:
             nesting.enter(admission, outer)
         if request_plan.messages is not None:
             admission.messages = request_plan.messages
         return admission, request_plan
-
-    def _admission(self, request: Request, identified: Caller | None, marks: Container[Mark]) -> Admission:
-        budget = Budget(self._timeout, measured=self._is_measured)
-        return Admission(request, identified, marks, budget, header_styles=self._styles, rule_names=self._rule_names)
 
     def _prepared(self, request: Request) -> tuple[PreparedPlan, Sequence[str]] | None:
         """The prepared plan of a request and its keys; None if it goes the way of all plans.
@@ -317,7 +313,7 @@ class Gate:
         plain plans (`limitgate.gate.flow.takes_plain`), and where `Planner.prepared` says so: by the routes, the rules
         (`CompiledRule.has_fixed_charge`) or the limits (`limitgate.limits.template.is_plain`). The store may still decline.
         """
-        if not self._can_prepare or request.passed_a_gate or request.is_websocket:
+        if not (self._can_prepare and request.comes_straight):
             return None
         request.resolve_client_with(self._client_of)
         return self._planner.prepared(request)
@@ -330,9 +326,8 @@ class Gate:
         if decision is None:
             if not reading.buckets:
                 return False
-            buckets = list(reading.buckets)
-            plan = Plan.spend([bucket.charge for bucket in buckets])
-            self._admit(admission, prepared.request_plan(plan), plan, reading._replace(buckets=buckets))
+            plan = Plan.spend([bucket.charge for bucket in reading.buckets])
+            self._admit(admission, prepared.request_plan(plan), plan, reading)
         else:
             admission.admit(prepared, reading, decision)
             if self._failing or self._compare_clocks is not None:
@@ -343,7 +338,7 @@ class Gate:
         """Let the store's reading of a plan of any kind have its effect on a request that comes."""
         self._note_answer(reading.now)
         admission.decision = decision = decide(plan, reading, admission.settlement)
-        admission.now, admission.fields = reading.now, rate_fields(self._styles, decision, reading.now, self._rule_names)
+        admission.now, admission.fields = reading.now, self._fields(decision, reading.now)
         if decision.allowed:
             admission.charged = (Charged(request_plan, plan, reading),)
             admission.is_by_outcome = request_plan.is_by_outcome
@@ -353,6 +348,10 @@ class Gate:
                 admission.charged, admission.booking = book(admission.charged, reading.now, decision.delay)
         else:
             admission.refusal = refusal(nesting.joined_with_outer(admission, decision))
+
+    def _fields(self, decision: Decision, now: int) -> Fields:
+        """Rate fields of a decision at ``now`` by the store's clock, Unix µs."""
+        return rate_fields(self._traits.header_styles, decision, now, self._traits.rule_names)
 
     def _decide_further(self, admission: Admission, extra_rules: Sequence[ExtraRule]) -> Flow[Booking | None]:
         if admission.marks is EVERYTHING or admission.refusal is not None:
@@ -421,7 +420,7 @@ class Gate:
             decision = joined(admission.decision, decision)
         admission.decision = replace(decision, settlement=admission.settlement)
         if verdict.now is not None:
-            admission.now, admission.fields = verdict.now, rate_fields(self._styles, decision, verdict.now, self._rule_names)
+            admission.now, admission.fields = verdict.now, self._fields(decision, verdict.now)
         elif not decision.allowed:
             admission.fields = []
         return booking

@@ -106,6 +106,7 @@ class Planner:
         """Counts the buckets that each source opens; None where sources may open any number."""
         self._routes = routes
         self._identities = identities
+        self._has_callers = identities.list_callers
         self._compile = partial(
             CompiledRule,
             key_prefix=key_prefix,
@@ -168,7 +169,7 @@ class Planner:
         None where its charges are not plain: then `plan` knows.
         """
         subject, tier = None, DEFAULT_TIER
-        if self._identities.list_callers:
+        if self._has_callers:
             subject = self._identities.subject(request, None)
             tier = subject.tier
         version = self._routes.version(request)

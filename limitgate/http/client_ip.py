@@ -106,6 +106,8 @@ class TrustedProxies:
         self._ranges = {version: _Ranges(self._networks, version) for version in (4, 6)}
         self._header = header.lower()
         self._looks = _LOOKS
+        self.take_peers = False
+        """True if peers are the clients, and requests are not looked at any more for a header that should be believed."""
         self._unbelieved = Once(Diagnosis.UNTRUSTED_FORWARDING)
 
     @property
@@ -143,21 +145,18 @@ class TrustedProxies:
                 break
         return client
 
-    @property
-    def take_peers(self) -> bool:
-        """True if peers are the clients, and requests are not looked at any more for a header that should be believed."""
-        return not (self._looks or self.trust_anybody)
-
     def _look_at(self, request: Request, peer: str | None) -> None:
         """Report a forwarding header that is not believed (LG006). A proxy writes it into all requests; the first ones suffice.
 
         A header that contains the peer itself is not reported: the server has resolved it already.
         """
         self._looks -= 1
+        self.take_peers = not (self._looks or self.trust_anybody)
         for header in dict.fromkeys((self._header, "x-forwarded-for", "forwarded")):
             if header in request.headers and request.headers.end(header, 1):
                 if peer is None or canonical(peer) not in map(canonical, _elements(request, header)):
                     self._looks = 0
+                    self.take_peers = not self.trust_anybody
                     self._unbelieved.log(header)
                 return
 

@@ -359,6 +359,11 @@ class Request:
         """True if a gate around this one has decided about this very request."""
         return "limitgate" in (self.scope or self.environ or ())
 
+    @property
+    def comes_straight(self) -> bool:
+        """True if it is an HTTP request that no gate around this one has decided about."""
+        return not (self.passed_a_gate or self.is_websocket)
+
     @cached_property
     def query(self) -> Query:
         """The query string."""
@@ -382,10 +387,10 @@ class ASGIRequest(Request):
     scope: Scope
 
     def __init__(self, scope: Scope) -> None:
-        client = scope.get("client")
+        method, client = scope.get("method", "GET"), scope.get("client")
         self.scope = scope
-        self.sent_method = scope.get("method", "GET")
-        self.method = _method(self.sent_method)
+        self.sent_method = method
+        self.method = method if method in _METHODS else _method(method)
         self.sent = scope["path"]
         self.root = scope.get("root_path", "")
         self.peer = (client[0] or None) if client else None
@@ -394,6 +399,12 @@ class ASGIRequest(Request):
     def query(self) -> Query:
         """The query string."""
         return Query(self.scope.get("query_string", b"").decode("latin-1"))
+
+    @property
+    def comes_straight(self) -> bool:
+        """True if it is an HTTP request that no gate around this one has decided about."""
+        scope = self.scope
+        return scope["type"] == "http" and "limitgate" not in scope
 
     @property
     def user(self) -> Any:
@@ -410,9 +421,10 @@ class WSGIRequest(Request):
     environ: Environ
 
     def __init__(self, environ: Environ) -> None:
+        method = environ["REQUEST_METHOD"]
         self.environ = environ
-        self.sent_method = environ["REQUEST_METHOD"]
-        self.method = _method(self.sent_method)
+        self.sent_method = method
+        self.method = method if method in _METHODS else _method(method)
         self.sent = _text(environ.get("PATH_INFO", ""))
         self.peer = environ.get("REMOTE_ADDR") or None
 

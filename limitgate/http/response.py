@@ -100,22 +100,25 @@ def _problem(status: int, title: str, detail: str, fields: Fields, **extra: obje
 
 def _x_ratelimit(decision: Decision, now: int, _: frozenset[str]) -> Fields:
     """The commonest convention: the tightest window, the reset as Unix time."""
-    reset_at = now + round(decision.reset_after * SECOND)
     return [
         ("X-RateLimit-Limit", str(decision.limit)),
         ("X-RateLimit-Remaining", str(decision.remaining)),
-        ("X-RateLimit-Reset", str(-(-reset_at // SECOND))),
+        ("X-RateLimit-Reset", str(_reset_at(decision, now))),
     ]
 
 
 def raw_x_ratelimit(decision: Decision, now: int) -> RawFields:
     """The fields of style ``x-ratelimit`` as `raw` gives them."""
-    reset_at = now + round(decision.reset_after * SECOND)
     return [
         (b"x-ratelimit-limit", b"%d" % decision.limit),
         (b"x-ratelimit-remaining", b"%d" % decision.remaining),
-        (b"x-ratelimit-reset", b"%d" % -(-reset_at // SECOND)),
+        (b"x-ratelimit-reset", b"%d" % _reset_at(decision, now)),
     ]
+
+
+def _reset_at(decision: Decision, now: int) -> int:
+    """Unix time in whole seconds by which the tightest window is full again."""
+    return math.ceil((now + int(decision.reset_after * SECOND + 0.5)) / SECOND)  # exact below 2**53 µs, the year 2255
 
 
 def _x_ratelimit_windows(decision: Decision, _: int, __: frozenset[str]) -> Fields:

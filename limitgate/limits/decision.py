@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from limitgate.algorithms.base import State
 from limitgate.errors import LimitGateError
@@ -189,14 +189,11 @@ class _Draft:
         self.evidence = evidence
         self.is_charged = is_charged
         self.settlement = settlement
+        self.__class__ = Decision  # type: ignore[assignment]
 
 
-def decision_of(*values: Any) -> Decision:
-    """A `Decision` of the values that `_Draft` takes, in its order."""
-    draft: Any = _Draft(*values)
-    draft.__class__ = Decision
-    decision: Decision = draft
-    return decision
+decision_of = cast("Callable[..., Decision]", _Draft)
+"""A `Decision` of the values that `_Draft` takes, in its order."""
 
 
 class RateLimited(LimitGateError):  # noqa: N818 - the name is part of the public contract

@@ -61,7 +61,7 @@ def _shape(*buckets: tuple[int, bool]) -> PlainShape:
 class PlanTemplate:
     """Plain charges less their keys, and the numbers of their windows. Raises `ValueError` for charges that are not plain."""
 
-    __slots__ = ("bans", "buckets", "charges", "counts", "load", "shape", "windows")
+    __slots__ = ("_windows", "bans", "buckets", "charges", "counts", "load", "shape")
 
     def __init__(self, charges: Sequence[Charge]) -> None:
         self.bans = sum(charge.bucket.algorithm is ban for charge in charges)
@@ -73,14 +73,16 @@ class PlanTemplate:
         self.charges = tuple(charges)
         self.buckets = tuple((charge.bucket, charge.cost, charge.enforced, _rows(charge)) for charge in counted)
         """Per charge but those of bans its bucket, its cost, true if it may refuse, and its rows."""
-        self.windows = tuple(
-            (count, increment, capacity, limit.period_us, limit.burst, charge)
-            for charge in counted
-            for limit, (count, increment, capacity) in zip(charge.bucket.limits, _rows(charge))
-        )
-        """Per window of all charges what is in its row, the ticks of one request, the burst, and the charge."""
-        self.counts = tuple(count for count, *_ in self.windows)
+        windows = [(charge, limit, *row) for charge in counted for limit, row in zip(charge.bucket.limits, _rows(charge))]
+        self.counts = tuple(count for _, _, count, _, _ in windows)
         """Per window the ticks that a microsecond pays back."""
+        least_burst = min(limit.burst for _, limit, _, _, _ in windows)
+        self._windows = tuple(
+            (capacity - increment, least_burst * limit.period_us, limit.period_us, (count, increment, limit.burst, charge))
+            for charge, limit, count, increment, capacity in windows
+        )
+        """Per window the ticks that may be owed for the charge to fit, those above which more requests are left than any other
+        window holds, those of one request, and what is said where it is the tightest."""
         self.shape = _shape(*[(len(charge.bucket.limits), charge.enforced) for charge in counted], *[(0, True)] * self.bans)
         """Same object for all templates of as many buckets and windows."""
         self.load = sum([charge.bucket.load.opening + charge.bucket.load.charge for charge in charges])
@@ -98,20 +100,29 @@ class PlanTemplate:
     def decide(self, reading: Reading, settlement: Settlement | None) -> Decision | None:
         """Decision that follows from a `reading` of this template, None unless every charge fitted."""
         buckets = reading.buckets
-        if not (reading.admitted and isinstance(buckets, PlainBuckets)):
+        if not reading.admitted or buckets.__class__ is not PlainBuckets:
             return None
-        least, latest, burst, deciding = -1, -1, 0, self.charges[0]
-        for debt, (count, increment, capacity, period_us, limit, charge) in zip(buckets.debts, self.windows):
-            owed = debt + increment
-            if owed > capacity:  # of a rule that may not refuse
+        least, tightest, owing = 0, None, 0
+        for debt, (room, ample, ticks, window) in zip(buckets.debts, self._windows):
+            free = room - debt
+            if free >= ample:
+                continue
+            if free < 0:  # of a rule that may not refuse
                 return None
-            left = (capacity - owed) // period_us
-            if left <= least or least < 0:
-                refill = -(-owed // count)
-                if left != least or refill > latest:
-                    least, latest, burst, deciding = left, refill, limit, charge
-        reset, cost, rule = latest / SECOND, deciding.cost, deciding.rule
-        return decision_of(True, burst, least, 0.0, reset, cost, rule, False, 0.0, buckets, True, settlement)
+            left = free // ticks
+            if tightest is None or left < least or (left == least and _refill_us(window, debt) > _refill_us(tightest, owing)):
+                least, tightest, owing = left, window, debt
+        if tightest is None:
+            return None
+        _, _, burst, charge = tightest
+        reset = _refill_us(tightest, owing) / SECOND
+        return decision_of(True, burst, least, 0.0, reset, charge.cost, charge.rule, False, 0.0, buckets, True, settlement)
+
+
+def _refill_us(window: tuple[int, int, int, Charge], debt: int) -> int:
+    """Microseconds until a window is full again that owed so many ticks before the charge."""
+    count, increment, _, _ = window
+    return -(-(debt + increment) // count)
 
 
 class PlainPlan:
@@ -154,9 +165,10 @@ def whole(plan: AnyPlan) -> Plan:
 
 
 class PlainBuckets(Sequence[BucketReading]):
-    """Buckets of a plain plan, as they were read. Each becomes an object when somebody asks for it."""
+    """Buckets of a plain plan, as they were read. They become objects when somebody asks for them."""
 
-    __slots__ = ("debts", "keys", "template")
+    __slots__ = ("_made", "debts", "keys", "template")
+    _made: Sequence[BucketReading]
 
     def __init__(self, template: PlanTemplate, keys: Sequence[str], debts: Sequence[int]) -> None:
         self.template = template
@@ -168,17 +180,26 @@ class PlainBuckets(Sequence[BucketReading]):
         return len(self.keys)
 
     def __getitem__(self, place: Any) -> Any:
-        each, template = iter(self.debts), self.template
-        states: list[Sequence[int]] = [list(islice(each, len(bucket.limits))) for bucket, *_ in template.buckets]
-        if template.bans:
-            states += [ban.initial(0, charge.bucket) for charge in template.charges[len(states) :]]
-        return read(template.plan(self.keys).charges, 0, states).buckets[place]
+        return self.made[place]
 
     def __iter__(self) -> Iterator[BucketReading]:
-        return iter(self[:])
+        return iter(self.made)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
+
+    @property
+    def made(self) -> Sequence[BucketReading]:
+        """The objects, made once."""
+        try:
+            return self._made
+        except AttributeError:
+            each, template = iter(self.debts), self.template
+            states: list[Sequence[int]] = [list(islice(each, len(bucket.limits))) for bucket, *_ in template.buckets]
+            if template.bans:
+                states += [ban.initial(0, charge.bucket) for charge in template.charges[len(states) :]]
+            self._made = read(template.plan(self.keys).charges, 0, states).buckets
+            return self._made
 
     __hash__ = None  # type: ignore[assignment]
 

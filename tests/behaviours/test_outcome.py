@@ -47,6 +47,7 @@ from limitgate import (
     limit,
 )
 from limitgate.exchange.base import EXCHANGE
+from limitgate.gate.admission import Admission
 from limitgate.limits.plan import Plan, Reading
 from tests.support.doors import (
     PATIENCE,
@@ -1146,14 +1147,19 @@ def test_an_error_of_the_application_is_not_hidden(site: Open) -> None:
 
 
 @pytest.mark.parametrize("query", ["", "status=401", "settle=5", "raise=1", "refused=1"])
-def test_nothing_is_left_of_a_request(site: Open, query: str) -> None:
+def test_nothing_is_left_of_a_request(site: Open, query: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that is over is freed at once, whatever became of it: nothing in it leads back to itself."""
     it = site(Rule("api", "2/minute", charge_if=FAILED), Rule("all", "2/minute"))
     if query.startswith("refused"):
         it.statuses(2)
     admissions: list[weakref.ref[Any]] = []
-    check = it.gate._admission
-    it.gate._admission = lambda *args: _kept(check(*args), admissions)
+
+    class Seen(Admission):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            admissions.append(weakref.ref(self))
+
+    monkeypatch.setattr("limitgate.gate.gate.Admission", Seen)
     it.app = _forgiving(it.app, it.door)
     gc.collect()
     gc.disable()
@@ -1164,11 +1170,6 @@ def test_nothing_is_left_of_a_request(site: Open, query: str) -> None:
         assert [admission() for admission in admissions] == [None]
     finally:
         gc.enable()
-
-
-def _kept(seen: Any, admissions: list[weakref.ref[Any]]) -> Any:
-    admissions.append(weakref.ref(seen))
-    return seen
 
 
 def _forgiving(app: Any, door: str) -> Any:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from limitgate import MemoryStore
-from limitgate.gate.admission import Admission, Charged
-from limitgate.gate.flow import Budget
+from limitgate.gate.admission import Admission, Charged, GateTraits
 from limitgate.gate.nesting import any_has_own_cost, enter, overall_decision, response_fields, unanswered
 from limitgate.http.response import rate_fields
 from limitgate.limits.decision import decide
@@ -21,8 +20,7 @@ def admitted(rule: Rule | None, *styles: str) -> Admission:
     """The admission of a request to a gate with one rule, or with none that applies."""
     gate, request = planner(*[rule] if rule else []), asked()
     request_plan = gate.plan(request, None)
-    budget = Budget(0.1, measured=True)
-    admission = Admission(request, None, (), budget, header_styles=styles, rule_names=gate.names)
+    admission = Admission(request, None, (), GateTraits(0.1, True, styles, gate.names))
     if request_plan.plan is not None:
         reading = MemoryStore().spend(request_plan.plan)
         admission.decision, admission.now = decide(request_plan.plan, reading, admission.settlement), reading.now
