@@ -155,8 +155,16 @@ AnyPlan = Plan | PlainPlan
 
 def common_shape(plans: Iterable[AnyPlan]) -> PlainShape | None:
     """The shape of plans that are plain and all of one, None if they are not."""
-    shapes = {plan.template.shape if isinstance(plan, PlainPlan) else None for plan in plans}
-    return shapes.pop() if len(shapes) == 1 else None
+    common: PlainShape | None = None
+    for plan in plans:
+        if not isinstance(plan, PlainPlan):
+            return None
+        shape = plan.template.shape
+        if common is None:
+            common = shape
+        elif common is not shape:
+            return None
+    return common
 
 
 def whole(plan: AnyPlan) -> Plan:

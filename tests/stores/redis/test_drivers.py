@@ -13,6 +13,7 @@ from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Plan
 from limitgate.stores.redis.breaker import FAILURES
 from limitgate.stores.redis.threads.patience import Patience
+from limitgate.stores.redis.threads.pool import LOOK_EVERY
 from tests.support.clusters import KINDS
 from tests.support.crowds import a_plan, giving_back
 from tests.support.proxy import CUT, Proxy, in_a_loop, until
@@ -83,6 +84,20 @@ async def test_what_gives_back_is_not_sent_again(redis_server: RedisServer, kind
         assert len(proxy.calls) == known + 1
         assert client.door.store.failures == 0
         assert await client.used(plan.charges[0].key) == 9
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@in_a_loop
+async def test_what_gives_back_is_sent_on_no_connection_that_has_ended(redis_server: RedisServer, kind: str) -> None:
+    """As it is not sent again, somebody looks first; nothing is lost where the server has closed what lay idle."""
+    async with Proxy(redis_server) as proxy, Client(kind, proxy.url) as client:
+        plan = a_plan(cost=9)
+        assert await client.ask(plan) is True
+        proxy.lines[0].cut()
+        await until(proxy.lines[0].task.done)
+        await asyncio.sleep(0.05)
+        assert await client.ask(giving_back(plan.charges[0].key)) is True
+        assert (client.door.store.failures, len(proxy.lines)) == (0, 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -214,12 +229,12 @@ async def test_push_messages_are_no_answers(redis_server: RedisServer, kind: str
 @pytest.mark.parametrize("kind", KINDS)
 @in_a_loop
 async def test_an_answer_that_nobody_has_asked_for(redis_server: RedisServer, kind: str) -> None:
-    """It is not taken for the answer to the next call, which goes elsewhere."""
+    """It is not taken for the answer to the next call, which goes elsewhere. Threads look once in a second."""
     async with Proxy(redis_server) as proxy, Client(kind, proxy.url) as client:
         plan = a_plan(cost=50)
         assert await client.ask(plan) is True
         proxy.lines[0].say(b"*10\r\n" + b":0\r\n" * 10)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05 if kind == "asyncio" else LOOK_EVERY)
         assert await client.ask(plan) is False
         assert len(proxy.lines) == 2
         assert client.door.store.failures == 0

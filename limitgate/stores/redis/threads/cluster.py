@@ -82,12 +82,12 @@ class SyncCluster:
         if error:
             raise error
 
-    def exchange(self, asked: Sequence[AnyPlan], patience: Patience) -> list[Outcome]:
+    def exchange(self, plans: Sequence[AnyPlan], patience: Patience) -> list[Outcome]:
         """Carry out plans, each with an outcome of its own."""
-        plans = [whole(plan) for plan in asked]
-        parted, began, enough = [parts_of(plan) for plan in plans], time.monotonic(), patience.left / 2
+        wholes = [whole(plan) for plan in plans]
+        parted, began, enough = [parts_of(plan) for plan in wholes], time.monotonic(), patience.left / 2
         heard = iter(self._carry_out([part for parts in parted for part in parts], patience))
-        conclusions = [concluded(plan, parts, [next(heard) for _ in parts]) for plan, parts in zip(plans, parted)]
+        conclusions = [concluded(plan, parts, [next(heard) for _ in parts]) for plan, parts in zip(wholes, parted)]
         for conclusion in conclusions:
             with survived():
                 self._replies.refused_elsewhere(conclusion.untouched, began)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import islice, takewhile
+from itertools import islice
 from operator import attrgetter
 from threading import Lock
 
@@ -30,6 +30,8 @@ class _Request:
     """A thread's plan, and its reading."""
 
     __slots__ = ("due", "goes", "outcome", "plan", "wake")
+    wake: Lock
+    """Held until there is an answer, or it is this thread's turn. Only requests that wait have one."""
 
     def __init__(self, plan: AnyPlan, due: float) -> None:
         self.plan = plan
@@ -38,8 +40,6 @@ class _Request:
         self.outcome: Reading | StoreError | None = None
         self.goes = False
         """True if it is this thread's turn to ask."""
-        self.wake = Lock()
-        """Held until there is an answer, or it is this thread's turn."""
 
 
 class CallCoalescer:
@@ -49,6 +49,7 @@ class CallCoalescer:
         self._exchange = exchange
         self._most = most
         self._waiting: deque[_Request] = deque()
+        """Requests that no call is on its way for, the oldest first; none while `_somebody_goes` is false."""
         self._somebody_goes = False
         self._lock = Lock()
         self._clock = 0.0, Patience(0)
@@ -64,30 +65,29 @@ class CallCoalescer:
         began = self.listened()
         mine = _Request(plan, began + timeout)
         try:
-            self._arrive(mine)
-            if not mine.goes:
+            with self._lock:
+                waits = self._somebody_goes
+                if waits:
+                    mine.wake = Lock()
+                    mine.wake.acquire()
+                    self._waiting.append(mine)
+                else:
+                    self._somebody_goes = mine.goes = True
+            if waits:
                 self._wait(mine)
             if mine.goes:
-                self._go(mine)
+                self._go(mine, [] if waits else [mine])
         except BaseException as error:  # a signal's handler may raise anywhere; so does gevent in threads that wait
             self._leave(mine)
             if isinstance(error, StoreError):
                 error.waited = min(self.listened() - began, timeout)
             raise
-        waited = min(self.listened() - began, timeout)
-        if isinstance(mine.outcome, Reading):
-            return mine.outcome._replace(waited=waited) if waited else mine.outcome
-        failure = mine.outcome or StoreError("the call to Redis was interrupted", "connection")
-        failure.waited = waited
+        outcome, waited = mine.outcome, self.listened() - began
+        if isinstance(outcome, Reading):
+            return outcome._replace(waited=min(waited, timeout)) if waited else outcome
+        failure = outcome or StoreError("the call to Redis was interrupted", "connection")
+        failure.waited = min(waited, timeout)
         raise failure
-
-    def _arrive(self, mine: _Request) -> None:
-        with self._lock:
-            self._waiting.append(mine)
-            if self._somebody_goes:
-                mine.wake.acquire()
-            else:
-                self._somebody_goes = mine.goes = True
 
     def _wait(self, mine: _Request) -> None:
         """Wait for an answer, or for this thread's turn, or until Redis has been silent for too long."""
@@ -104,18 +104,15 @@ class CallCoalescer:
                 if mine in self._waiting:
                     self._waiting.remove(mine)
 
-    def _go(self, mine: _Request) -> None:
-        """Ask for this thread and for those who wait, then pass the turn on."""
-        together: list[_Request] = []
+    def _go(self, mine: _Request, together: list[_Request]) -> None:
+        """Ask ``together``, by default for this thread and for those who wait, then pass the turn on."""
         try:
-            with self._lock:
-                for request in self._next(mine.due):
-                    together.append(request)  # first, as an interruption must lose none
-                    self._waiting.remove(request)
+            if not together:
+                self._gather(mine.due, together)
             now = self.listened()
             patience = Patience(max(mine.due - now, SHORTEST))
             self._clock = now, patience
-            outcomes = self._exchange([request.plan for request in together], patience)
+            outcomes = self._exchange(list(map(_plan, together)), patience)
             for request, outcome in zip(together, outcomes):
                 request.outcome = outcome
         except StoreError as error:
@@ -133,20 +130,31 @@ class CallCoalescer:
                     if request is not mine:
                         request.wake.release()
 
+    def _gather(self, due: float, together: list[_Request]) -> None:
+        """Take the requests of the next call out of those that wait."""
+        with self._lock:
+            for request in self._next(due):
+                together.append(request)  # first, as an interruption must lose none
+                self._waiting.remove(request)
+
     def _next(self, due: float = math.inf) -> list[_Request]:
         """Requests that share the next call, if it is given up at a time: one that may wait longer shares another call.
 
         Whoever is among them stays so until it is made, as others only leave before it.
         """
-        room = Room()
-        first = [request for request in islice(self._waiting, self._most) if request.due <= due]
-        return list(takewhile(lambda request: room.takes(request.plan), first))
+        room, together = Room(), []
+        for request in islice(self._waiting, self._most):
+            if request.due <= due:
+                if not room.takes(request.plan):
+                    break
+                together.append(request)
+        return together
 
     def _pass_on(self, mine: _Request) -> None:
         """Let the one go next that has the most time left of those whose turn it is: none of them fails for another's haste."""
         with self._lock:
             if mine.goes:
-                following = max(self._next(), key=_due, default=None)
+                following = max(self._next(), key=_due) if self._waiting else None
                 self._somebody_goes = following is not None
                 if following is not None:
                     following.goes = True
@@ -164,4 +172,4 @@ class CallCoalescer:
                 self._waiting.remove(mine)
 
 
-_due = attrgetter("due")
+_due, _plan = attrgetter("due"), attrgetter("plan")

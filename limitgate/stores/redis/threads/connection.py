@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from redis.exceptions import RedisError
 
 from limitgate.stores.redis.session import NEED_DATA, Event, Session
-from limitgate.stores.redis.threads.patience import Patience
+from limitgate.stores.redis.threads.patience import SLICE, Patience
 from limitgate.stores.redis.wire import Call
 
 T = TypeVar("T")
@@ -31,14 +31,16 @@ class SyncConnection:
         self.session: Session[Call] = Session(connection._parser.parse_error)  # noqa: SLF001 - tells kinds of errors apart
         self._connection = connection
         self._socket = connection._sock  # noqa: SLF001 - redis-py sends under the timeout of connecting
-        self._timeout: float | None = None
+        self._timeout = -1.0  # unknown
+        self.looked_at = monotonic()
+        """Time at which the socket was last looked at while no call was on its way, monotonic, in seconds."""
 
     def is_quiet(self) -> bool:
         """True if it is open and nothing was sent that no call waits for."""
+        self.looked_at = monotonic()
         try:
             if self._connection.can_read(0):
-                self._socket.settimeout(0)
-                self._timeout = 0.0
+                self._set_timeout(0.0)
                 with suppress(BlockingIOError, SSLWantReadError):
                     self.session.receive_data(self._socket.recv(_CHUNK))
         except (RedisError, OSError):
@@ -47,10 +49,11 @@ class SyncConnection:
 
     def send(self, data: bytes, patience: Patience) -> None:
         """Send what the session has packed. Raises `TimeoutError`; any other `OSError` is the session's next event."""
-        left = memoryview(data)
+        left: bytes | memoryview = data
         try:
             while left:
-                left = left[self._waiting(patience, self._socket.send, left) :]
+                sent = self._waiting(patience, self._socket.send, left)
+                left = memoryview(left)[sent:] if sent < len(left) else b""
         except TimeoutError:
             raise
         except OSError as error:
@@ -78,16 +81,20 @@ class SyncConnection:
     def _waiting(self, patience: Patience, operation: Callable[[Any], T], given: object) -> T:
         """Do something with the socket as soon as it is ready. Raises `TimeoutError` if it is not, and patience is over."""
         while True:
-            slice_, began = patience.slice(), monotonic()
-            if slice_ != self._timeout:
-                self._socket.settimeout(slice_)
-                self._timeout = slice_
+            if self._timeout != SLICE or patience.left < SLICE:  # else it stays as it is, from call to call
+                self._set_timeout(patience.slice())
+            began = monotonic()
             try:
                 result = operation(given)
             except TimeoutError:
-                patience.waited_in_vain(slice_)
+                patience.waited_in_vain(self._timeout)
                 if patience.is_over:
                     raise
             else:
-                patience.waited_since(began, slice_)
+                patience.waited_since(began, self._timeout)
                 return result
+
+    def _set_timeout(self, seconds: float) -> None:
+        if seconds != self._timeout:
+            self._socket.settimeout(seconds)
+            self._timeout = seconds

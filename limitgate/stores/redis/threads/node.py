@@ -39,9 +39,9 @@ class Sent:
 
     __slots__ = ("answers", "calls", "connection")
 
-    def __init__(self, calls: Sequence[Call], connection: SyncConnection | None) -> None:
+    def __init__(self, calls: Sequence[Call]) -> None:
         self.calls = calls
-        self.connection = connection
+        self.connection: SyncConnection | None = None
         self.answers: dict[Call, Answer] = {}
 
 
@@ -74,7 +74,8 @@ class Node:
 
     def check(self, _: AnyPlan) -> None:
         """Raise a `StoreError` if nobody is to wait for this server."""
-        self.look()
+        if self._probe_due is not None:
+            self.look()
         self._server.breaker.check()
 
     def look(self) -> None:
@@ -106,10 +107,18 @@ class Node:
     def send(self, calls: Sequence[Call], patience: Patience) -> Sent:
         """Send calls together, to be followed by `hear`."""
         self._server.breaker.sending(calls[0].first)
-        sent = Sent(calls, None)
+        sent, data = Sent(calls), b""
         try:
-            sent.connection = connection = self._connections.take(patience)
-            connection.send(b"".join([self._packed(call, sent) for call in calls]), patience)
+            sent.connection = connection = self._connections.take(
+                patience, by_looking=calls[0].shape is None and not all(map(_may_be_repeated, calls))
+            )
+            for call in calls:
+                try:
+                    data += connection.session.send(call)
+                except UNSENDABLE as error:
+                    sent.answers[call] = unsendable(error)
+                    self._unanswered([call])
+            connection.send(data, patience)
         except BaseException as error:  # noqa: BLE001 - what interrupts this thread is raised again
             self._fail(sent, error)
         return sent
@@ -117,18 +126,26 @@ class Node:
     def hear(self, sent: Sent, patience: Patience) -> list[Answer]:
         """Wait for the answers to calls. Those on a connection that was lost may be sent once more, see `session`."""
         calls, answers, connection = sent.calls, sent.answers, sent.connection
-        count = len(calls)
-        try:
-            while connection is not None and len(answers) < count:
-                self._hear_next(sent, connection, patience)
-        except BaseException as error:  # noqa: BLE001 - what interrupts this thread is raised again
-            self._fail(sent, error)
         if connection is not None:
-            if connection.session.is_open:
+            session = connection.session
+            try:
+                while len(answers) < len(calls):
+                    event = connection.next_event(patience)
+                    if isinstance(event, MustClose):
+                        self._lose(sent, session, event.error, patience)
+                    elif isinstance(event, Resend):
+                        connection.send(session.send(event.call), patience)
+                    else:
+                        answer = answers[event.call] = self._server.judge(session, event)
+                        if isinstance(answer, StoreError) and blames_server(answer):
+                            self._note(answer)
+            except BaseException as error:  # noqa: BLE001 - what interrupts this thread is raised again
+                self._fail(sent, error)
+            if session.is_quiet():
                 self._connections.give(connection)
             else:
                 connection.close()
-        return [answers[call] for call in calls]
+        return list(map(answers.__getitem__, calls))
 
     def abandon(self, sent: Sent) -> None:
         """Hear no more of calls that were sent."""
@@ -153,7 +170,7 @@ class Node:
         if probe is None:
             return
         try:
-            self._connections.give(self._connections.take(connecting))
+            self._connections.give(self._connections.take(connecting, by_looking=True))
         except StoreError as error:
             self._note(error)
         else:
@@ -163,26 +180,6 @@ class Node:
         call = Call(plans, common_shape(plans))
         self._replies.outgoing(call)
         return self.hear(self.send([call], patience), patience)[0]
-
-    def _packed(self, call: Call, sent: Sent) -> bytes:
-        """The bytes of a call; none if it cannot be sent, which is its answer then."""
-        try:
-            return sent.connection.session.send(call) if sent.connection is not None else b""
-        except UNSENDABLE as error:
-            sent.answers[call] = unsendable(error)
-            self._unanswered([call])
-            return b""
-
-    def _hear_next(self, sent: Sent, connection: SyncConnection, patience: Patience) -> None:
-        session, event = connection.session, connection.next_event(patience)
-        if isinstance(event, MustClose):
-            self._lose(sent, session, event.error, patience)
-        elif isinstance(event, Resend):
-            connection.send(session.send(event.call), patience)
-        else:
-            answer = sent.answers[event.call] = self._server.judge(session, event)
-            if isinstance(answer, StoreError) and blames_server(answer):
-                self._note(answer)
 
     def _lose(self, sent: Sent, session: Session[Call], error: Exception, patience: Patience) -> None:
         """Send the calls of a lost connection on another one, or fail them."""
@@ -245,6 +242,11 @@ class Node:
         now = time.monotonic()
         pause = self._server.breaker.pause_before_probe(now)
         self._probe_due = None if pause is None else now + pause
+
+
+def _may_be_repeated(call: Call) -> bool:
+    """True if all of a call may be sent once more on another connection, see `Call.repeated`."""
+    return call.shape is not None or not any(plan.has_adjustments for plan in call.requested)
 
 
 def _joined(call: Call, answer: Answer, error: Exception) -> Answer:

@@ -21,6 +21,9 @@ from limitgate.stores.redis.threads.patience import SHORTEST, Patience
 
 MAX_CONNECTING = 4
 """Threads that connect to a server at a time."""
+LOOK_EVERY = 1.0
+"""Seconds for which a connection is believed to be as it was when somebody looked. Whether a server that sends what nobody has
+asked for is noticed depends on it, so it is short; calls that come one after the other need no look each."""
 
 
 class ConnectionPool:
@@ -35,9 +38,15 @@ class ConnectionPool:
         self._failure: tuple[float, Exception | None] = 0.0, None
         self._closed = False
 
-    def take(self, patience: Patience) -> SyncConnection:
-        """Take a connection that is open and has nothing left to read. Raises `StoreError` once ``patience`` is over."""
+    def take(self, patience: Patience, *, by_looking: bool = False) -> SyncConnection:
+        """Take a connection that is open and has nothing left to read. Raises `StoreError` once ``patience`` is over.
+
+        That is looked at if nobody has within `LOOK_EVERY` seconds, or ``by_looking``: a call that was sent on a connection
+        that has ended since is sent again, as a rule (`Session.may_repeat`).
+        """
         while (connection := self._pop()) is not None:
+            if not by_looking and monotonic() - connection.looked_at < LOOK_EVERY:
+                return connection
             if connection.is_quiet():
                 return connection
             connection.close()
@@ -45,9 +54,10 @@ class ConnectionPool:
 
     def give(self, connection: SyncConnection) -> None:
         """Leave a connection for the next call."""
-        with self._lock:
-            self._idle.append(connection)
-            self._changed.notify()
+        self._idle.append(connection)
+        if self._wanted:  # whoever begins to wait after this look finds it among the idle ones
+            with self._lock:
+                self._changed.notify()
         if self._closed:
             self.close_idle()
 

@@ -42,12 +42,19 @@ class SyncServers(Protocol):
         """Close the connections that no thread is using."""
 
 
-class _ThreadState(threading.local):
-    """The running thread's use of a store."""
+class _Use:
+    """A thread's use of a store."""
 
-    is_asking = False
-    closes = False
-    """True if to close the store afterwards."""
+    __slots__ = ("closes", "is_asking")
+
+    def __init__(self) -> None:
+        self.is_asking = self.closes = False
+        """True in the midst of a call; True if to close the store afterwards."""
+
+
+class _ThreadState(threading.local):
+    def __init__(self) -> None:
+        self.use = _Use()
 
 
 class RedisStore(RedisReplies):
@@ -98,10 +105,10 @@ class RedisStore(RedisReplies):
 
     def _ask(self, plan: AnyPlan, timeout: float) -> Reading:
         check_patches()
-        state = self._this_thread
-        _check_is_outermost(state)
+        use = self._this_thread.use
+        _check_is_outermost(use)
         try:
-            state.is_asking = True
+            use.is_asking = True
             reading = self.locally(plan) if isinstance(plan, Plan) else None
             if reading is None:
                 self.patience = timeout
@@ -109,26 +116,26 @@ class RedisStore(RedisReplies):
                 reading = self._calls.spend(plan, timeout)
             return reading
         finally:
-            state.is_asking = False
-            if state.closes:
+            use.is_asking = False
+            if use.closes:
                 self.close()
 
     def config(self, request: ConfigRequest, timeout: float) -> StoredConfig:
         """Carry out ``request`` in one round trip. Raises `StoreError` within about ``timeout`` seconds."""
         check_patches()
-        state = self._this_thread
-        _check_is_outermost(state)
+        use = self._this_thread.use
+        _check_is_outermost(use)
         patience = Patience(timeout)
         try:
-            state.is_asking = True
+            use.is_asking = True
             self.patience = timeout
             stored = self._servers.config(request, patience)
         except StoreError as error:
             error.waited = min(patience.spent, timeout)
             raise
         finally:
-            state.is_asking = False
-            if state.closes:
+            use.is_asking = False
+            if use.closes:
                 self.close()
         return stored._replace(waited=min(patience.spent, timeout))
 
@@ -137,16 +144,16 @@ class RedisStore(RedisReplies):
 
         One that is being made is kept for the next call.
         """
-        state = self._this_thread
-        state.closes = state.is_asking
-        if state.closes:
+        use = self._this_thread.use
+        use.closes = use.is_asking
+        if use.closes:
             return
         try:
-            state.is_asking = True
+            use.is_asking = True
             self._give_back(age=0)
             self._servers.close()
         finally:
-            state.is_asking = state.closes = False
+            use.is_asking = use.closes = False
 
     def _give_back(self, age: float = LONGEST) -> None:
         """Give back leases of an age, in seconds, or above. Those that Redis does not hear of drain there."""
@@ -178,7 +185,7 @@ class RedisStore(RedisReplies):
                 self._give_back()
 
 
-def _check_is_outermost(state: _ThreadState) -> None:
+def _check_is_outermost(use: _Use) -> None:
     """Raise `StoreError` in the midst of another call of this thread, or in a thread that works for the store."""
-    if state.is_asking or background.this_thread.is_background:
+    if use.is_asking or background.this_thread.is_background:
         raise StoreError("a call of this thread was interrupted by one to the same store, expected it from outside", "timeout")

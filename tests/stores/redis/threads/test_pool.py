@@ -1,0 +1,130 @@
+"""Connections of threads: what a call costs on one that is open, when somebody looks at it, and who gets it next."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from limitgate import RedisStore
+from limitgate.limits.bucket import bucket_of
+from limitgate.limits.plan import Charge
+from limitgate.limits.template import PlanTemplate
+from limitgate.stores.redis.threads import connection as connections, patience, pool as pools
+from limitgate.stores.redis.threads.connection import SyncConnection
+from limitgate.stores.redis.threads.patience import SLICE, Patience
+from limitgate.stores.redis.threads.pool import LOOK_EVERY, ConnectionPool
+from tests.support.crowds import a_plan
+from tests.support.redis_server import RedisServer
+
+PATIENT = 20.0
+TEMPLATE = PlanTemplate([Charge("", bucket_of("900/day"), 1, enforced=True, rule=None)])
+
+
+class Counted:
+    """In place of an object: counts the calls of its methods."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+        self.calls: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls[name] += 1
+        return getattr(self._real, name)
+
+
+@pytest.fixture
+def store(redis_server: RedisServer) -> Iterator[Any]:
+    with contextlib.closing(RedisStore(redis_server.url)) as store:
+        store.spend(a_plan(), PATIENT)
+        store.spend_plain(TEMPLATE, [uuid4().hex], PATIENT)  # so that Redis knows both scripts
+        yield store
+
+
+def counted(store: Any) -> tuple[Counter[str], Counter[str]]:
+    """Calls from now on of a store's one idle connection: of its socket, and of what redis-py has made."""
+    (connection,) = store._servers._connections._idle
+    connection._socket = Counted(connection._socket)
+    connection._connection = Counted(connection._connection)
+    return connection._socket.calls, connection._connection.calls
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_call_sends_and_receives_and_nothing_else(store: Any, *, plain: bool) -> None:
+    """No timeout is set for a call that has time enough, and nobody looks whether the connection has ended."""
+    of_socket, of_connection = counted(store)
+    for _ in range(50):
+        if plain:
+            assert store.spend_plain(TEMPLATE, [uuid4().hex], PATIENT).admitted
+        else:
+            assert store.spend(a_plan(), PATIENT).admitted
+    assert of_socket == {"send": 50, "recv": 50}
+    assert of_connection == {}
+
+
+def test_the_last_slice_of_a_call_is_shorter(store: Any) -> None:
+    """A timeout below a slice is set, and the slice again for the next call that has time enough."""
+    of_socket, _ = counted(store)
+    for timeout in (SLICE / 2, PATIENT, PATIENT):
+        assert store.spend(a_plan(), timeout).admitted
+    assert of_socket["settimeout"] in range(2, 5), "what is left of half a slice is a little less before each wait"
+
+
+def test_a_connection_is_looked_at_now_and_then(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If nobody has within a second, be it busy or idle: what has ended since is not asked."""
+    of_socket, of_connection = counted(store)
+    began = time.monotonic()
+    for elapsed in (0.0, LOOK_EVERY / 2, LOOK_EVERY, 1.5 * LOOK_EVERY, 2 * LOOK_EVERY):
+        for module in (pools, connections):
+            monkeypatch.setattr(module, "monotonic", lambda elapsed=elapsed: began + elapsed)
+        assert store.spend(a_plan(), PATIENT).admitted
+    assert of_connection["can_read"] == 2
+    assert of_socket["send"] == 5
+
+
+class Opened:
+    """In place of a connection that redis-py has opened."""
+
+    def __init__(self) -> None:
+        self._sock, self.peer = socket.socketpair()
+        self._parser = self
+        self.parse_error = Exception
+
+    def can_read(self, timeout: float) -> bool:
+        return False
+
+    def disconnect(self) -> None:
+        self._sock.close()
+        self.peer.close()
+
+
+def test_who_waits_for_a_connection_gets_the_next_that_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread waits while others connect, and goes on as soon as one of those in use is free, not when its slice is over."""
+    monkeypatch.setattr(patience, "SLICE", PATIENT)
+    may_connect = threading.Event()
+
+    def dial(**_: Any) -> Opened:
+        may_connect.wait(PATIENT)
+        return Opened()
+
+    pool, connection = ConnectionPool(dial), SyncConnection(Opened())  # type: ignore[arg-type]
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            for _ in range(20):
+                waiting = threads.submit(pool.take, Patience(PATIENT))
+                while not pool._wanted:
+                    time.sleep(0.0001)
+                pool.give(connection)
+                assert waiting.result(PATIENT / 2) is connection
+    finally:
+        may_connect.set()
+        connection.close()
+        pool.close()
