@@ -50,7 +50,7 @@ def measured(server: RedisServer, several: Mapping[str, tuple[Limit, ...]], roun
     """What some limits cost on a server, which is emptied before. They take turns, as a machine may be slow for a while."""
     with server.client() as client:
         client.flushall()
-        client.script_load(wire.SPEND)
+        client.script_load(wire.SPEND.text)
         subjects = {name: _Subject(client, limits) for name, limits in several.items()}
         memory = {name: subject.memory() for name, subject in subjects.items()}
         times = [{name: subject.time(number) for name, subject in subjects.items()} for number in range(rounds)]
@@ -88,7 +88,7 @@ class _Subject:
         ahead = 10**12 if windows.limits[0].warm_up else 0
         bucket = f"limitgate:{id(self):016x}{key:016x}{windows.suffix}"
         charge = Charge(bucket, windows, 1, enforced=True, rule=None, max_wait_us=ahead, slot=slot)
-        return "EVALSHA", wire.SHA, *wire.arguments([Plan((charge,))])
+        return "EVALSHA", wire.SPEND.sha, *wire.arguments([Plan((charge,))])
 
     def _send(self, commands: Sequence[Sequence[Any]]) -> None:
         with self._client.pipeline(transaction=False) as pipeline:

@@ -128,14 +128,13 @@ def _refill_us(window: tuple[int, int, int, Charge], debt: int) -> int:
 class PlainPlan:
     """Plain plan of one request: a template and its keys. A `Plan` to whoever asks for the charges."""
 
-    __slots__ = ("_plan", "keys", "template")
+    __slots__ = ("keys", "template")
     verb: Verb = "spend"
     gives_back = has_adjustments = False
 
     def __init__(self, template: PlanTemplate, keys: Sequence[str]) -> None:
         self.template = template
         self.keys = keys
-        self._plan: Plan | None = None
 
     @property
     def charges(self) -> tuple[Charge, ...]:
@@ -145,9 +144,7 @@ class PlainPlan:
     @property
     def whole(self) -> Plan:
         """The same with an object for each charge."""
-        if self._plan is None:
-            self._plan = self.template.plan(self.keys)
-        return self._plan
+        return self.template.plan(self.keys)
 
 
 AnyPlan = Plan | PlainPlan

@@ -26,6 +26,7 @@ from limitgate.limits.decision import decide
 from limitgate.limits.plan import Charge, Plan, Reading, Verb
 from limitgate.stores.redis import wire
 from limitgate.stores.redis.errors import store_error
+from limitgate.stores.redis.plain import Script
 from tests.support.redis_server import RedisServer
 
 PATIENT = 20.0
@@ -656,16 +657,14 @@ def test_a_reply_that_is_none_of_ours_is_a_store_error(own_door: Door, script: s
     """An error or a reply of another shape is a store error, and the next call is decided on a fresh connection."""
     own_door.spend(a_plan())
     with monkeypatch.context() as patched:
-        patched.setattr(wire, "SPEND", script)
-        patched.setattr(wire, "SHA", uuid4().hex + "00000000")
+        patched.setattr(wire, "SPEND", Script.of(script))
         assert failure(own_door, PATIENT).fault in {"reply", "connection"}
     assert hit(own_door, "5/day").remaining == 4
 
 
 def test_the_shape_of_a_reply_has_a_fault_of_its_own(own_door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reply of another shape is not mistaken for a lost connection."""
-    monkeypatch.setattr(wire, "SPEND", "return {1, 2}")
-    monkeypatch.setattr(wire, "SHA", "0" * 40)
+    monkeypatch.setattr(wire, "SPEND", Script.of("return {1, 2}"))
     assert failure(own_door, PATIENT).fault == "reply"
 
 

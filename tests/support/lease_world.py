@@ -57,7 +57,7 @@ class World:
 
     def __init__(self, client: redis.Redis, rnd: random.Random, buckets: Sequence[Bucket], transit_us: int = 0) -> None:
         self.client = client
-        self.sha = client.script_load(CLOCK.replace("ON_SET", "") + wire.SPEND)
+        self.sha = client.script_load(CLOCK.replace("ON_SET", "") + wire.SPEND.text)
         self.rnd = rnd
         self.now = START
         name = uuid4().hex

@@ -36,7 +36,7 @@ class Scripted:
     def __init__(self, client: redis.Redis, clock: Clock | None = None, on_set: str = "") -> None:
         self.client = client
         self.clock = clock
-        self.sha = client.script_load(CLOCK.replace("ON_SET", on_set) + wire.SPEND)
+        self.sha = client.script_load(CLOCK.replace("ON_SET", on_set) + wire.SPEND.text)
 
     def spend(self, plan: Plan, timeout: float) -> Reading:
         return wire.answers([plan], self.client.execute_command(*self.command(plan, self.clock()))).readings[0]

@@ -56,6 +56,8 @@ class Breaker:
 
     def __init__(self, server: str = "Redis", tally: Tally | None = None) -> None:
         self.state: State = "closed"
+        self.in_trouble = False
+        """True if the last call failed."""
         self._server = server
         self._tally = tally or Tally()
         self._in_a_row = 0
@@ -70,11 +72,6 @@ class Breaker:
         """True if calls are sent."""
         return self.state == "closed"
 
-    @property
-    def in_trouble(self) -> bool:
-        """True if the last call failed."""
-        return self._in_a_row > 0
-
     def sending(self, sent: AnyPlan | ConfigRequest) -> None:
         """Note what is sent. While there is trouble the latest says where to probe: on a cluster, its node holds it."""
         if sent is not self._probe and (self._probe is None or self._in_a_row):
@@ -88,9 +85,9 @@ class Breaker:
 
     def succeeded(self) -> None:
         """Close: a call was answered."""
-        if self._in_a_row:
+        if self.in_trouble:
             with self._tally.lock:
-                self._in_a_row, recovered = 0, not self.is_closed
+                self.in_trouble, self._in_a_row, recovered = False, 0, not self.is_closed
                 self.state, self._pause = "closed", FIRST_PAUSE
             if recovered:
                 with survived():  # a handler may raise; probes have to go on
@@ -101,6 +98,7 @@ class Breaker:
         message = str(error)  # the error itself knows everything that led to it, and log records may be kept
         with self._tally.lock:
             self._tally.failures += 1
+            self.in_trouble = True
             self._in_a_row += 1
             self._failure = message, error.fault
             if not self.is_closed or self._in_a_row < FAILURES:

@@ -58,17 +58,18 @@ class DenyCache:
     """Remembers the buckets of plans that were refused. Times are seconds on one monotonic clock."""
 
     def __init__(self) -> None:
-        self._refusals: dict[str, _Refusal] = {}
+        self.refusals: dict[str, _Refusal] = {}
+        """Buckets that are remembered, by their keys."""
         self._given_back: dict[str, _GivenBack] = {}
         self._lock = RLock()
 
     def __len__(self) -> int:
         """Number of buckets remembered."""
-        return len(self._refusals)
+        return len(self.refusals)
 
     def knows(self, keys: Iterable[str]) -> bool:
         """True if the bucket of any of these keys is remembered."""
-        refusals = self._refusals
+        refusals = self.refusals
         for key in keys:  # noqa: SIM110 - any() would make a generator for every request
             if key in refusals:
                 return True
@@ -83,7 +84,7 @@ class DenyCache:
             return None
         refusals = []
         for charge in plan.charges:
-            refusal = self._refusals.get(charge.key)
+            refusal = self.refusals.get(charge.key)
             if refusal is None or refusal.bucket is not charge.bucket or at - refusal.sent >= LONGEST:
                 return None
             refusals.append(refusal)
@@ -103,7 +104,7 @@ class DenyCache:
         """
         refused = plan.verb == "spend" and not reading.admitted
         gives_back = plan.gives_back
-        if not (refused or gives_back or any(charge.key in self._refusals for charge in plan.charges)):
+        if not (refused or gives_back or any(charge.key in self.refusals for charge in plan.charges)):
             return
         with self._lock:
             for charge, states, _ in reading.buckets:
@@ -115,14 +116,14 @@ class DenyCache:
                     self._given_back[key] = _GivenBack(heard, reading.now)
                 elif refused and not is_known:
                     continue
-                self._refusals.pop(key, None)
+                self.refusals.pop(key, None)
                 if (
                     is_known
                     and (refused or (gives_back and plan.verb == "adjust"))
                     and charge.bucket.algorithm.refusal_is_stable(states, charge.bucket, charge.cost)
                 ):
-                    self._refusals[key] = _Refusal(charge.bucket, states, reading.now, sent, heard)
-            for kept in (self._refusals, self._given_back):
+                    self.refusals[key] = _Refusal(charge.bucket, states, reading.now, sent, heard)
+            for kept in (self.refusals, self._given_back):
                 while len(kept) > MAX_BUCKETS:
                     del kept[next(iter(kept))]
 

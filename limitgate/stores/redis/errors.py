@@ -41,13 +41,6 @@ def unsendable(error: Exception) -> StoreError:
     return StoreError(f"the call cannot be sent: {error}", "connection")
 
 
-def no_error(reply: object) -> object:
-    """Return a reply unless it is an error of Redis. Raises `StoreError` for one that is."""
-    if isinstance(reply, Exception):
-        raise store_error(reply) from reply
-    return reply
-
-
 def store_error(error: Exception) -> StoreError:
     """Explain an error of redis-py or the network. A `StoreError` is copied."""
     return StoreError(str(error), error.fault) if isinstance(error, StoreError) else _meaning(error)

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 from weakref import WeakSet
 
 from limitgate.diagnostics import Diagnosis, Once
@@ -163,13 +164,12 @@ class RedisReplies:
 
         The ``clock`` is that of the server which replied.
         """
-        if call.shape is not None:
-            return self._understood_plain(call, call.shape, reply, clock)
         plans, sent = call.plans, call.sent
         readings, unreadable, steps, unwritten = wire.answers(plans, reply)
         self._count(unreadable, steps)
         heard = self._clock()
-        self._compare(clock, readings[0].now, sent, heard)
+        if leap := clock.leap(readings[0].now, sent, heard):
+            self._note_leap(clock, leap)
         lost = _lost(plans, readings) if unwritten else ()
         outcomes: list[Outcome] = list(readings)
         for place, (plan, reading) in enumerate(zip(plans, readings)):
@@ -188,14 +188,15 @@ class RedisReplies:
             self.end_leases_in_time()
         return outcomes
 
-    def _understood_plain(self, call: wire.Call, shape: PlainShape, reply: object, clock: ServerClock) -> list[Outcome]:
+    def understood_plain(self, call: wire.Call, shape: PlainShape, reply: object, clock: ServerClock) -> list[Outcome]:
         """`understood` for a call of plain plans. `DECLINED` for one of which a bucket is not as it asks for."""
-        plans = [plan for plan in call.plans if isinstance(plan, PlainPlan)]
+        plans: Any = call.plans
         now, unwritten, verdicts, readings = plain.answers(shape, plans, reply)
         sent, heard, cache = call.sent, self._clock(), self.deny_cache
-        self._compare(clock, now, sent, heard)
-        outcomes: list[Outcome] = list(readings)
-        if not (unwritten or cache) and verdicts.count(plain.ADMITTED) == len(verdicts):
+        if leap := clock.leap(now, sent, heard):
+            self._note_leap(clock, leap)
+        outcomes: list[Outcome] = [*readings]
+        if not (unwritten or (cache is not None and cache.refusals)) and verdicts.count(plain.ADMITTED) == len(verdicts):
             return outcomes  # mostly there is nothing to note
         for place, (plan, verdict) in enumerate(zip(plans, verdicts)):
             if verdict == plain.NOT_CARRIED_OUT:
@@ -206,12 +207,10 @@ class RedisReplies:
                 cache.learn(plan, readings[place], sent, heard)
         return outcomes
 
-    def _compare(self, clock: ServerClock, now: int, sent: float, heard: float) -> None:
-        """Look at whether the server's clock has leapt."""
-        leap = clock.leap(now, sent, heard)
-        if leap:
-            self.clock_leaps += 1
-            self._leapt.log(clock.name, leap)
+    def _note_leap(self, clock: ServerClock, leap: float) -> None:
+        """Note that a server's clock has leapt so many seconds ahead."""
+        self.clock_leaps += 1
+        self._leapt.log(clock.name, leap)
 
     def end_leases_in_time(self) -> None:
         """See to it that leases are given back when they end. A store does so by its own means."""

@@ -9,7 +9,7 @@ from limitgate.own_errors import OwnError, own_error, survived
 from limitgate.stores.base import StoredConfig
 from limitgate.stores.redis.breaker import PROBE_TIMEOUT
 from limitgate.stores.redis.dial.url import Address, server_name
-from limitgate.stores.redis.errors import Redirection, no_error, store_error
+from limitgate.stores.redis.errors import Redirection, store_error
 from limitgate.stores.redis.replies import Outcome, RedisReplies
 from limitgate.stores.redis.server_clock import ServerClock
 from limitgate.stores.redis.session import Answered, Redirected, Session
@@ -61,16 +61,20 @@ class Server:
 
         An answer that comes too late for everybody is no sign that the server answers.
         """
-        call = event.call
+        call, reply, breaker = event.call, event.reply, self.breaker
         try:
             if isinstance(event, Redirected) and self.address is not None:
                 answer: Answer = event.reply
+            elif isinstance(reply, Exception):
+                raise store_error(reply) from reply  # noqa: TRY301 - as what is read of a reply does
+            elif call.shape is not None:
+                answer = self._replies.understood_plain(call, call.shape, reply, self._clock)
             elif call.config is not None:
-                answer = stored_config(no_error(event.reply))
+                answer = stored_config(reply)
             else:
-                answer = self._replies.understood(call, no_error(event.reply), self._clock)
-            if call.is_wanted:
-                self.breaker.succeeded()
+                answer = self._replies.understood(call, reply, self._clock)
+            if breaker.in_trouble and call.is_wanted:
+                breaker.succeeded()
         except Exception as error:  # noqa: BLE001 - the answer is read, and others have theirs
             failure = own_error(error)
             with survived():
@@ -79,6 +83,6 @@ class Server:
                 session.retire()
             elif call.is_wanted:
                 with survived():
-                    self.breaker.succeeded()
+                    breaker.succeeded()
             return failure
         return answer

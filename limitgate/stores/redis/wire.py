@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import hiredis
 
 from limitgate.algorithms import NUMBERS, script
 from limitgate.errors import StoreError
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.plan import Charge, Plan, Reading, Verb, read
-from limitgate.limits.template import AnyPlan, PlainPlan, PlainShape
+from limitgate.limits.template import AnyPlan, PlainShape
 from limitgate.stores.base import ConfigRequest, StoredConfig
-from limitgate.stores.redis.plain import arguments as plain_arguments, script_of
+from limitgate.stores.redis.plain import Script, packed as packed_plain, script_of
 
-SPEND = script()
-SHA = hashlib.sha1(SPEND.encode(), usedforsecurity=False).hexdigest()
-CONFIG: Final = (files("limitgate") / "lua" / "config.lua").read_text("utf-8")
-CONFIG_SHA: Final = hashlib.sha1(CONFIG.encode(), usedforsecurity=False).hexdigest()
+SPEND: Final = Script.of(script())
+CONFIG: Final = Script.of((files("limitgate") / "lua" / "config.lua").read_text("utf-8"))
 
 UNSENDABLE = (ValueError, struct.error)
 """Errors of a call that cannot be put into bytes: a key that is no Unicode, more buckets than can be numbered."""
@@ -29,6 +28,7 @@ UNSENDABLE = (ValueError, struct.error)
 NO_PLAN: Final = Plan.peek(())
 """Plan of a call for configuration: it touches no bucket."""
 
+_ASKING: Final = hiredis.pack_command(("ASKING",))
 _STORED = re.compile(rb"(\d{1,15}) (.*)", re.DOTALL)
 _HEAD = 4  # the clock, unreadable values, clock steps, no memory
 
@@ -90,20 +90,15 @@ class Call:
         again.asking, again.is_repeated = self.asking, True
         return again
 
-    def commands(self) -> list[Sequence[str | bytes | int]]:
-        """Commands to send; the last reply is the one that counts. Raises one of `UNSENDABLE`."""
-        command: Sequence[str | bytes | int]
+    def packed(self) -> bytes:
+        """The call in RESP, behind ASKING if need be: the last reply is the one that counts. Raises one of `UNSENDABLE`."""
         if self.shape is not None:
-            plain = script_of(self.shape)
-            script = ("EVAL", plain.text) if self.in_full else ("EVALSHA", plain.sha)
-            command = (*script, *plain_arguments([plan for plan in self.plans if isinstance(plan, PlainPlan)]))
-        elif self.config is not None:
-            script = ("EVAL", CONFIG) if self.in_full else ("EVALSHA", CONFIG_SHA)
-            command = (*script, *config_arguments(self.config))
+            plain: Any = self.plans
+            packed = packed_plain(script_of(self.shape).words(self.in_full), plain)
         else:
-            script = ("EVAL", SPEND) if self.in_full else ("EVALSHA", SHA)
-            command = (*script, *arguments(self.plans))
-        return [("ASKING",), command] if self.asking else [command]
+            script, asked = (SPEND, arguments(self.plans)) if self.config is None else (CONFIG, config_arguments(self.config))
+            packed = hiredis.pack_command((*script.words(self.in_full), *asked))  # type: ignore[arg-type]
+        return _ASKING + packed if self.asking else packed
 
 
 def arguments(plans: Sequence[AnyPlan]) -> list[str | bytes | int]:

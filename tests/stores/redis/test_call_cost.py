@@ -75,7 +75,7 @@ class Weighed:
 
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
-        self.sha = client.script_load(self.TALLY + wire.SPEND)
+        self.sha = client.script_load(self.TALLY + wire.SPEND.text)
 
     def bytes_of(self, *plans: Plan) -> int:
         """Carry plans out in one call, and tell how many bytes went between script and server."""
@@ -346,7 +346,7 @@ HEAVY: dict[str, Callable[[str], Charge]] = {
 def test_no_call_takes_long(weighed: Weighed, kind: str) -> None:
     """However much is asked of Redis at once, no call takes it longer than twice what the bar is on a quiet machine."""
     plans = plans_of(64, HEAVY[kind])
-    sha, best = weighed.client.script_load(wire.SPEND), float("inf")
+    sha, best = weighed.client.script_load(wire.SPEND.text), float("inf")
     for _ in range(3):
         now, longest = weighed.now(), 0
         has_slots = plans[0].charges[0].bucket.has_slots

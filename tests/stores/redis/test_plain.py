@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any
 
+import hiredis
 import pytest
 import redis
 from hypothesis import given, strategies as st
@@ -22,6 +23,8 @@ from limitgate.limits.template import DECLINED, PlainPlan, PlanTemplate
 from limitgate.stores.redis import plain
 from limitgate.stores.redis.aio.batch import RequestQueue
 from limitgate.stores.redis.aio.batcher import MAX_BATCH
+from limitgate.stores.redis.breaker import FAILURES
+from limitgate.stores.redis.wire import UNSENDABLE
 from tests.limits.test_template import BAN, plain_charges
 from tests.support.clock import Clock
 from tests.support.proxy import Proxy, calls_to, in_a_loop
@@ -31,6 +34,7 @@ from tests.support.scripted import CLOCK, TTL_SUFFIX, Scripted
 
 NAMES = count()
 STEPS = (0, 0, 1, 999, 10**5, 10**6, 10**7, 86_400 * 10**6, -1)
+PATIENT = 20.0
 README = bucket_of("5/second", "100/minute", "2000/day")
 
 
@@ -58,7 +62,9 @@ class Twins:
     def plain(self, plans: Sequence[Sequence[str]], *templates: PlanTemplate) -> plain.PlainAnswers:
         """Carry out plans of our template, or each of one of others of its shape."""
         asked = [PlainPlan(of, keys) for of, keys in zip(templates or [self.template] * len(plans), plans, strict=True)]
-        reply = self.client.execute_command("EVALSHA", self.sha, *plain.arguments(asked), self.clock())
+        reader = hiredis.Reader()
+        reader.feed(plain.packed(("EVALSHA", self.sha), asked))
+        reply = self.client.execute_command(*reader.gets(), self.clock())
         return plain.answers(self.template.shape, asked, reply)
 
     def kept(self, keys: Sequence[str]) -> list[tuple[Any, Any]]:
@@ -175,6 +181,33 @@ def test_a_reply_of_another_shape_is_an_error(reply: object) -> None:
         plain.answers(template().shape, [PlainPlan(template(), ["a"])], reply)
 
 
+KEYS = st.sampled_from(["a", "b", "limitgate:0", "limitgate:1", "über", "\N{SNOWMAN}", "", "\r\n$1\r\n"])
+
+
+@given(st.lists(st.tuples(st.booleans(), KEYS, KEYS), min_size=1, max_size=5))
+def test_calls_are_packed_as_redis_expects(plans: list[tuple[bool, str, str]]) -> None:
+    """Property: bytes are those of hiredis for the same words, whatever the keys, by one template or by several."""
+    one, other = (PlanTemplate([Charge("", bucket_of(limit), 1, enforced=True, rule=None)] * 2) for limit in ("1/day", "2/day"))
+    asked = [PlainPlan(other if by_other else one, keys) for by_other, *keys in plans]
+    reader = hiredis.Reader()
+    reader.feed(plain.packed(("EVALSHA", "sha"), asked))
+    words = reader.gets()
+    assert hiredis.pack_command(tuple(words)) == plain.packed(("EVALSHA", "sha"), asked)
+    keys = [key.encode() for plan in asked for key in plan.keys]
+    assert words[: 3 + len(keys)] == [b"EVALSHA", b"sha", b"%d" % len(keys), *keys]
+    numbers, *texts = words[3 + len(keys) :]
+    places = struct.unpack(f"<{len(plans)}H", numbers) if numbers else [1] * len(plans)
+    alone = {of: plain.packed(("EVALSHA", "sha"), [PlainPlan(of, ["a", "b"])]) for of in (one, other)}
+    assert all(texts[place - 1] in alone[plan.template] for place, plan in zip(places, asked))
+    assert len(texts) == len({plan.template for plan in asked})
+
+
+def test_a_key_that_is_no_unicode_cannot_be_sent() -> None:
+    """It is told before anything is on its way."""
+    with pytest.raises(UNSENDABLE):
+        plain.packed(("EVALSHA", "sha"), [PlainPlan(template(), ["\ud800"])])
+
+
 def test_scripts_are_few(client: redis.Redis) -> None:
     """Redis keeps every script: plans of the same number of windows have one, whatever their limits, costs and rules."""
     scripts = {plain.script_of(template(f"{n}/second", f"{n}/day", cost=1 + n % 2).shape).sha for n in range(2, 50)}
@@ -268,6 +301,27 @@ async def test_who_goes_away_hurts_nobody(redis_server: RedisServer) -> None:
 
 
 @in_a_loop
+async def test_who_comes_after_the_breaker_opened_does_not_wait(redis_server: RedisServer) -> None:
+    """Requests of a turn are sent together; if Redis is given up in its midst, those waiting and those to come fail at once."""
+    store, of = AsyncRedisStore(redis_server.url), template()
+    await spend(store, [(of, fresh())])
+    waiting = asyncio.ensure_future(store.aspend_plain(of, fresh(), 5.0))
+    here: Any = store._loops[asyncio.get_running_loop()].servers
+    for _ in range(FAILURES):
+        here._failed(StoreError("it is gone", "connection"))
+    for _ in range(2):
+        with pytest.raises(StoreError, match="is not asked until it answers again"):
+            await store.aspend_plain(of, fresh(), 5.0)
+    with pytest.raises(StoreError, match="it is gone"):
+        await waiting
+    async with asyncio.timeout(PATIENT):
+        while not store.healthy:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+    assert await spend(store, [(of, fresh())]) == [True]
+    await store.aclose()
+
+
+@in_a_loop
 async def test_no_memory_is_told(own_redis: RedisServer) -> None:
     """Without memory a plan that would be charged fails, and nothing is kept of it."""
     store, of, keys = AsyncRedisStore(own_redis.url), template(), fresh()
@@ -322,13 +376,10 @@ async def test_plans_that_wait_are_kept_in_order() -> None:
 
     requests = [request(of) for of in (one, None, one, other, one, None)]
     for each in requests:
-        if isinstance(each[0], Plan):
-            queue.append(each)
-        else:
-            queue.append_plain(each[0], each)
+        queue.append(each)
     first = request(None)
     queue.appendleft(first)
-    assert len(queue) == 7
+    assert queue.size == 7
     assert queue.pop_plain() is None
     assert queue.popleft() is first
     batch = queue.pop_plain()
@@ -341,7 +392,7 @@ async def test_plans_that_wait_are_kept_in_order() -> None:
     assert queue.first() is None
     assert queue.pop_plain().requests == [requests[4]]  # type: ignore[union-attr]
     assert queue.popleft() is requests[5]
-    assert (len(queue), queue.first(), queue.pop_plain()) == (0, None, None)
+    assert (queue.size, queue.first(), queue.pop_plain()) == (0, None, None)
 
 
 def test_a_memory_store_and_redis_decide_alike(client: redis.Redis) -> None:

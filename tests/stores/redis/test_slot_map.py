@@ -153,7 +153,7 @@ class StoredBucket:
 
     def __init__(self, client: redis.Redis, limit: Limit) -> None:
         self.client = client
-        self.sha = client.script_load(CLOCK.replace("ON_SET", "") + wire.SPEND)
+        self.sha = client.script_load(CLOCK.replace("ON_SET", "") + wire.SPEND.text)
         self.charge = Charge(uuid4().hex, Bucket((limit,)), 1, enforced=True, rule=None)
         self.elsewhere = Charge(
             next(key for key in KEYS if key_slot(key.encode()) != key_slot(self.charge.key.encode())),

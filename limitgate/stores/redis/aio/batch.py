@@ -23,7 +23,7 @@ class Batch(wire.Call):
     __slots__ = ("_due", "requests", "silence", "since")
 
     def __init__(self, requests: list[Request], shape: PlainShape | None = None, config: ConfigRequest | None = None) -> None:
-        super().__init__([plan for plan, _, _, _ in requests], shape, config)
+        super().__init__([request[0] for request in requests], shape, config)
         self.requests = requests
         self.since = 0.0
         """Time of the first sending, by the `ListeningClock`."""
@@ -88,15 +88,14 @@ class RequestQueue:
     A plain plan joins those of its shape that wait already, as many as may share a call.
     """
 
+    __slots__ = ("_entries", "_most", "_open", "size")
+
     def __init__(self, most: int) -> None:
         self._most = most
         self._entries: deque[Request | list[Request]] = deque()
         self._open: dict[PlainShape, list[Request]] = {}
-        self._size = 0
-
-    def __len__(self) -> int:
+        self.size = 0
         """Number of requests."""
-        return self._size
 
     def __iter__(self) -> Iterator[Request]:
         for entry in self._entries:
@@ -106,24 +105,23 @@ class RequestQueue:
                 yield entry
 
     def append(self, request: Request) -> None:
-        """Add a request of any kind."""
-        self._entries.append(request)
-        self._size += 1
+        """Add a request."""
+        plan = request[0]
+        if isinstance(plan, PlainPlan):
+            shape = plan.template.shape
+            together = self._open.get(shape)
+            if together is None or len(together) >= self._most:
+                self._open[shape] = together = []
+                self._entries.append(together)
+            together.append(request)
+        else:
+            self._entries.append(request)
+        self.size += 1
 
     def appendleft(self, request: Request) -> None:
         """Add a request that goes before all others."""
         self._entries.appendleft(request)
-        self._size += 1
-
-    def append_plain(self, plan: PlainPlan, request: Request) -> None:
-        """Add the request for a plain plan."""
-        shape = plan.template.shape
-        together = self._open.get(shape)
-        if together is None or len(together) >= self._most:
-            self._open[shape] = together = []
-            self._entries.append(together)
-        together.append(request)
-        self._size += 1
+        self.size += 1
 
     def first(self) -> Request | None:
         """The request of any kind that is next; None if plain plans are, or nothing."""
@@ -135,7 +133,7 @@ class RequestQueue:
         entry = self._entries.popleft()
         if isinstance(entry, list):
             raise TypeError("plain plans are next, expected first() to be asked before")
-        self._size -= 1
+        self.size -= 1
         return entry
 
     def pop_plain(self) -> Batch | None:
@@ -144,7 +142,7 @@ class RequestQueue:
         if not isinstance(together, list):
             return None
         self._entries.popleft()
-        self._size -= len(together)
+        self.size -= len(together)
         plan = together[0][0]
         shape = plan.template.shape if isinstance(plan, PlainPlan) else None
         if shape is not None and self._open.get(shape) is together:
@@ -155,13 +153,10 @@ class RequestQueue:
         """Keep these requests only."""
         self.clear()
         for request in requests:
-            if isinstance(request[0], PlainPlan):
-                self.append_plain(request[0], request)
-            else:
-                self.append(request)
+            self.append(request)
 
     def clear(self) -> None:
         """Forget all requests."""
         self._entries.clear()
         self._open.clear()
-        self._size = 0
+        self.size = 0

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.template import AnyPlan, PlainPlan, whole
+from limitgate.limits.template import AnyPlan, whole
 from limitgate.own_errors import own_error, survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis import wire
@@ -81,13 +81,14 @@ class Batcher:
         self._replies = replies
         self._clock = clock
         self._cluster = cluster
-        self._loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()  # kept, as to ask for it costs a system call up to Python 3.11
         self._queue = RequestQueue(MAX_BATCH)
         self._queue_is_due = math.inf
         """Seconds of silence at which the first request in the queue is overdue, or less."""
         self._resends: deque[Batch] = deque()
         self._parked: list[Batch] = []
-        self._turn_will_end = False
+        self._is_gathering = False
+        """True from a turn's first request on, until what waits is sent or fails: further ones of the turn just join it."""
         self._connection: AsyncConnection | None = None
         self._connections: set[AsyncConnection] = set()
         """The one in use, and those that only wait for their last replies."""
@@ -101,48 +102,53 @@ class Batcher:
         """The breaker of this event loop's connections to the server."""
         return self._server.breaker
 
-    def spend(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
+    def spend(self, plan: AnyPlan, timeout: float) -> asyncio.Future[Reading]:
         """Return the reading of a plan, or a `StoreError`, within ``timeout`` seconds.
 
-        Raises one at once where Redis has stopped answering, or too many are waiting already.
+        That of a plain plan is `DECLINED` if a bucket is not kept as it asks for. Raises a `StoreError` at once where Redis has
+        stopped answering, or too many are waiting already.
         """
-        self._server.breaker.check()
+        if not self._is_gathering:
+            self._server.breaker.check()
         return self.ask(plan, timeout)
 
-    def spend_plain(self, plan: PlainPlan, timeout: float) -> asyncio.Future[Reading]:
-        """`spend` for a plain plan, or `DECLINED` if a bucket is not kept as it asks for."""
-        self._server.breaker.check()
-        request = self._request(plan, timeout)
-        self._queue.append_plain(plan, request)
-        self._send_soon()
-        return request[2]
-
-    def ask(self, plan: Plan, timeout: float, *, first: bool = False) -> asyncio.Future[Reading]:
-        """`spend` even if Redis has stopped answering. A plan that goes ``first`` does so before all that wait."""
-        request = self._request(plan, timeout, first=first)
-        (self._queue.appendleft if first else self._queue.append)(request)
-        self._send_soon()
-        return request[2]
-
-    def _request(self, plan: AnyPlan, timeout: float, *, first: bool = False) -> Request:
-        """Make a request that waits from now on. Raises `StoreError` if there is no room for it."""
-        if len(self._queue) >= MAX_QUEUED and not first:
+    def ask(self, plan: AnyPlan, timeout: float) -> asyncio.Future[Reading]:
+        """`spend` even if Redis has stopped answering."""
+        queue = self._queue
+        if queue.size >= MAX_QUEUED:
             raise StoreError(f"{MAX_QUEUED} requests wait for {self._server.name} already", "overload")
-        if self._connection is None and self._loop.time() < self._no_room_until:
-            raise no_room()
-        self._server.breaker.sending(plan)
+        if not self._is_gathering:
+            self._gather(plan)
+        due = self._silence.seconds + timeout
+        if due < self._queue_is_due:  # noqa: PLR1730 - min() takes longer
+            self._queue_is_due = due
+        waiting = self._loop.create_future()
+        queue.append((plan, due, waiting, timeout))
+        if queue.size == MAX_BATCH:
+            self._flush()  # Redis can begin while the rest is still arriving
+        return waiting
+
+    def ask_first(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
+        """`ask` before all that wait, however many they are."""
+        self._gather(plan)
         due = self._silence.seconds + timeout
         self._queue_is_due = min(self._queue_is_due, due)
-        return plan, due, self._loop.create_future(), timeout
+        waiting = self._loop.create_future()
+        self._queue.appendleft((plan, due, waiting, timeout))
+        return waiting
 
-    def _send_soon(self) -> None:
-        """Send what waits when this turn of the event loop ends, or now if that is a large crowd already."""
+    def _gather(self, plan: AnyPlan) -> None:
+        """Have the requests of this turn of the event loop sent when it ends; this is the first plan.
+
+        Raises `StoreError` if there is no room for a connection.
+        """
+        if self._connection is None and self._loop.time() < self._no_room_until:
+            raise no_room()
+        breaker = self._server.breaker
+        breaker.sending(plan)
         self._silence.watch(self)
-        if len(self._queue) == MAX_BATCH:
-            self._flush()  # Redis can begin while the rest is still arriving
-        elif not self._turn_will_end:
-            self._turn_will_end = True
-            self._loop.call_soon(self._end_turn)
+        self._loop.call_soon(self._flush)
+        self._is_gathering = breaker.state == "closed"  # while it is not, each request is to be refused
 
     def config(self, request: ConfigRequest, timeout: float) -> asyncio.Future[StoredConfig]:
         """Return the configuration, or a `StoreError`, within ``timeout`` seconds. It goes before all plans that wait."""
@@ -154,7 +160,7 @@ class Batcher:
 
     def connect(self) -> None:
         """Begin to connect, if there is no connection. Nobody waits for it."""
-        if not self._connection:
+        if self._connection is None or self._connection.is_closing():
             self._begin_to_connect()
 
     @property
@@ -208,22 +214,19 @@ class Batcher:
             self._parked.remove(batch)
             self.adopt(batch)
 
-    def _end_turn(self) -> None:
-        self._turn_will_end = False
-        self._flush()
-
     def _flush(self) -> None:
         """Send what waits, as far as there is a connection and not too much is on its way."""
-        connection = self._connection
-        if not connection:
-            if self._queue or self._resends:
+        self._is_gathering = False
+        connection, queue, resends = self._connection, self._queue, self._resends
+        if connection is None or connection.is_closing():
+            if queue.size or resends:
                 self._begin_to_connect()
             return
-        flying = connection.session.flying
-        while (self._resends or self._queue) and len(flying) < MAX_FLYING and not connection.session.is_settling:
-            if self._resends:
-                self._send(self._resends.popleft(), connection)
-            elif (plain := self._queue.pop_plain()) is not None:
+        session = connection.session
+        while (queue.size or resends) and len(session.flying) < MAX_FLYING and not session.is_settling:
+            if resends:
+                self._send(resends.popleft(), connection)
+            elif (plain := queue.pop_plain()) is not None:
                 self._send_first(plain, connection)
             elif requests := self._next_requests():
                 self._send_new(requests, connection)
@@ -302,7 +305,7 @@ class Batcher:
                 self._cluster.redirected(batch, answer, self._server.address)
         except Exception as error:  # noqa: BLE001 - it is not on its way any more
             self._fail(batch, own_error(error))
-        if self._queue or self._resends:
+        if self._queue.size or self._resends:
             self._flush()
 
     def _fail_answered(self, connection: AsyncConnection, batch: Batch, failure: StoreError) -> None:
@@ -312,11 +315,12 @@ class Batcher:
             self._failed(failure)
 
     def _hand_out(self, batch: Batch, outcomes: Sequence[Outcome | StoredConfig], silence: float) -> None:
-        for (plan, due, waiting, timeout), outcome in zip(batch.requests, outcomes):
-            waited = silence - due + timeout
+        for request, outcome in zip(batch.requests, outcomes):
+            plan, due, waiting, timeout = request
             if isinstance(outcome, StoreError):
-                _fail([(plan, due, waiting, timeout)], outcome, silence)
+                _fail([request], outcome, silence)
             elif not waiting.done():
+                waited = silence - due + timeout
                 waiting.set_result(outcome._replace(waited=waited) if waited > 0 else outcome)
             elif self._cluster is not None and isinstance(outcome, Reading):
                 with survived():
@@ -371,7 +375,7 @@ class Batcher:
         finally:
             if self._connecting is asyncio.current_task():
                 self._connecting = None
-        if not connection:  # its end was told before there was a connection to tell
+        if connection.is_closing():  # its end was told before there was a connection to tell
             self._not_connected(ConnectionResetError("Redis closed the connection as soon as it was made"))
             return
         self._silence.break_()
@@ -387,7 +391,7 @@ class Batcher:
         async with self._clock.within(CONNECT_TIMEOUT):
             connection = await self._dial()
         try:
-            return AsyncConnection(connection, self._heard, self._lost, lambda: self._clock.seconds)
+            return AsyncConnection(connection, self._heard, self._lost, self._clock)
         except Exception as error:
             connection._close()  # noqa: SLF001 - as in `AsyncConnection`
             raise own_error(error) from error
@@ -417,7 +421,7 @@ class Batcher:
         if not self._owes:
             self._silence.break_()
         self._silence.go_on(at_most=AWAY if self._connecting is not None else math.inf)
-        if not self._queue:
+        if not self._queue.size:
             self._queue_is_due = math.inf
         left = min([self._queue_is_due - self._silence.seconds, *[batch.due - now for batch in self._batches()]])
         if left <= 0:
@@ -464,6 +468,7 @@ class Batcher:
             yield from batch.requests
 
     def _fail_unsent(self, error: Exception) -> None:
+        self._is_gathering = False
         for batch in (*self._resends, *self._parked):
             self._fail(batch, error)
         self._resends.clear()

@@ -119,7 +119,7 @@ class AsyncCluster:
         refund = None
         if plan.charges and not self._closed:
             try:
-                refund = self._node(parts_of(plan)[0]).ask(plan, GIVE_BACK_TIMEOUT, first=True)
+                refund = self._node(parts_of(plan)[0]).ask_first(plan, GIVE_BACK_TIMEOUT)
             except Exception as error:  # noqa: BLE001 - counted below
                 own_error(error)
         if refund is not None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from limitgate.stores.redis.aio.batch import Batch
+from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.session import NEED_DATA, CallEvent, MustClose, Session
 
 
@@ -18,7 +19,7 @@ class AsyncConnection(asyncio.Protocol):
     """Drives a session on a connection that redis-py has opened.
 
     ``heard(connection, event)`` gets every event but the last; ``lost(connection)`` is called at the end of the connection,
-    when the calls still in ``session.flying`` will get no reply. ``clock`` tells seconds of listening.
+    when the calls still in ``session.flying`` will get no reply.
     """
 
     def __init__(
@@ -26,7 +27,7 @@ class AsyncConnection(asyncio.Protocol):
         connection: Any,
         heard: Callable[[AsyncConnection, CallEvent[Batch]], None],
         lost: Callable[[AsyncConnection], None],
-        clock: Callable[[], float],
+        clock: ListeningClock,
     ) -> None:
         self.session: Session[Batch] = Session(connection._parser.parse_error)  # noqa: SLF001 - tells kinds of errors apart
         self.given_up = False
@@ -38,17 +39,15 @@ class AsyncConnection(asyncio.Protocol):
         self._connection = connection
         self._transport = connection._writer.transport  # noqa: SLF001
         self._transport.set_protocol(self)
-
-    def __bool__(self) -> bool:
-        """True if the connection is open, as far as is known."""
-        return not self._transport.is_closing()
+        self.is_closing: Callable[[], bool] = self._transport.is_closing
+        """True unless the connection is open, as far as is known."""
 
     def send(self, batch: Batch) -> None:
         """Send a batch with the next `flush`. Raises one of `wire.UNSENDABLE`, and nothing has happened."""
         is_first = not self.session.flying
         self._unsent.append(self.session.send(batch))
         if is_first:
-            self._since = self._clock()
+            self._since = self._clock.seconds
 
     def flush(self) -> None:
         """Send what waits to be sent, together."""
@@ -58,7 +57,7 @@ class AsyncConnection(asyncio.Protocol):
 
     def silence(self) -> float:
         """Seconds for which calls have been waiting and none was answered."""
-        return self._clock() - self._since if self.session.flying else 0.0
+        return self._clock.seconds - self._since if self.session.flying else 0.0
 
     def give_up(self) -> None:
         """Close the connection at once. Nothing on it is sent again."""
@@ -76,7 +75,7 @@ class AsyncConnection(asyncio.Protocol):
                 if not self.given_up:
                     self.give_up()
                 return
-            self._since = self._clock()
+            self._since = self._clock.seconds
             self._heard(self, event)
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -48,7 +48,8 @@ class ListeningClock:
         """Seconds by now: what waits from now on has waited for nothing of them."""
         if not self._ticks:
             return self.seconds
-        return self.seconds + self._passed + self._since_look()
+        since = self._loop.time() - self._looked
+        return self.seconds + self._passed + (min(LONGEST, since))
 
     def watch(self, listener: Listener) -> None:
         """Tell somebody of each look, until nobody waits there."""
@@ -73,15 +74,13 @@ class ListeningClock:
             finally:
                 self.forget(deadline)
 
-    def _since_look(self) -> float:
-        return min(self._loop.time() - self._looked, LONGEST)
-
     def _look(self) -> None:
         """Look at the loop's clock, and count once what has arrived by now is read.
 
         asyncio reads after the callbacks that are due already, uvloop after its timers: both before the turn after the next.
         """
-        self._passed, self._looked = self._since_look(), self._loop.time()
+        now = self._loop.time()
+        self._passed, self._looked = min(now - self._looked, LONGEST), now
         self._loop.call_soon(self._loop.call_soon, self._count)
 
     def _count(self) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from threading import Lock
 from typing import Protocol
-from weakref import WeakKeyDictionary
 
 from redis.asyncio.connection import ConnectionPool
 
@@ -49,6 +48,8 @@ class _LoopState:
 
     def __init__(self, servers: AsyncServers, leases: Leases) -> None:
         self.servers = servers
+        self.batcher = servers if isinstance(servers, Batcher) else None
+        """The servers if plain plans can be sent there as they are: one server, not a cluster."""
         self.loop_end = LoopEnd(self.close)
         self._leases = leases
         self._timer: asyncio.TimerHandle | None = None
@@ -101,7 +102,7 @@ class AsyncRedisStore(RedisReplies):
     def __init__(self, url: str, *, local_refusals: bool = True) -> None:
         super().__init__(local_refusals=local_refusals)
         self._dialer = Dialer(url, ConnectionPool, self.inspection, socket_timeout=None)
-        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopState] = WeakKeyDictionary()
+        self._loops: dict[asyncio.AbstractEventLoop, _LoopState] = {}
         self._opening = Lock()
 
     def __repr__(self) -> str:
@@ -116,16 +117,24 @@ class AsyncRedisStore(RedisReplies):
         state = self._loops.get(asyncio.get_running_loop()) or await self._open()
         return await state.servers.spend(plan, timeout)
 
-    async def aspend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float) -> Reading:
-        """`aspend` for the plain plan with these keys; `DECLINED`, and nothing charged, if it is for `aspend` alone to say."""
-        if self.deny_cache and self.deny_cache.knows(keys):
-            return DECLINED
+    def aspend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float) -> Awaitable[Reading]:
+        """`aspend` for the plain plan with these keys; `DECLINED`, and nothing charged, if it is for `aspend` alone to say.
+
+        No coroutine, as almost every request comes here and has nothing to wait for but the one future.
+        """
+        state = self._loops.get(asyncio.get_running_loop())
+        if state is None:
+            return self._aspend_first_plain(template, keys, timeout)
+        cache, batcher = self.deny_cache, state.batcher
+        if batcher is None or (cache is not None and cache.refusals and cache.knows(keys)):
+            return _declined()
         self.patience = timeout
-        state = self._loops.get(asyncio.get_running_loop()) or await self._open()
-        servers = state.servers
-        if not isinstance(servers, Batcher):
-            return DECLINED
-        return await servers.spend_plain(PlainPlan(template, keys), timeout)
+        return batcher.spend(PlainPlan(template, keys), timeout)
+
+    async def _aspend_first_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float) -> Reading:
+        """`aspend_plain` in an event loop that has no connections yet."""
+        await self._open()
+        return await self.aspend_plain(template, keys, timeout)
 
     async def aconfig(self, request: ConfigRequest, timeout: float) -> StoredConfig:
         """Carry out ``request`` in one round trip. Raises `StoreError` within ``timeout`` seconds."""
@@ -167,3 +176,7 @@ class AsyncRedisStore(RedisReplies):
         if self._dialer.nodes:
             return AsyncCluster(self._dialer, self, clock)
         return Batcher(partial(self._dialer.adial, clock), self, clock)
+
+
+async def _declined() -> Reading:
+    return DECLINED

@@ -133,7 +133,7 @@ def test_a_node_in_the_place_of_another(caplog: pytest.LogCaptureFixture) -> Non
 
 def test_every_command_of_the_scripts_is_checked() -> None:
     """The commands that the scripts call, those that are checked and those that the documentation grants are the same."""
-    called = {command.lower() for command in re.findall(r"redis\.p?call\('(\w+)'", script() + CONFIG)}
+    called = {command.lower() for command in re.findall(r"redis\.p?call\('(\w+)'", script() + CONFIG.text)}
     checked = set(re.findall(r"\{'(\w+)'", INSPECT))
     assert len(called) > 5
     assert checked == called | {"evalsha"}
