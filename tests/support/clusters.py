@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 from uuid import uuid4
 
@@ -13,7 +14,8 @@ from redis.crc import key_slot
 
 from limitgate import AsyncRedisStore, RedisStore, StoreError
 from limitgate.limits.bucket import bucket_of
-from limitgate.limits.plan import Charge, Plan, Verb
+from limitgate.limits.plan import Charge, Plan, Reading, Verb
+from limitgate.limits.template import DECLINED, PlanTemplate
 from tests.stores.test_stores import AsyncDoor, Door
 from tests.support.redis_cluster import SLOTS, RedisCluster
 from tests.support.redis_server import RedisServer
@@ -23,6 +25,43 @@ KINDS: dict[str, Callable[..., Door]] = {
     "asyncio": lambda url, **options: AsyncDoor(AsyncRedisStore(url, **options)),
 }
 US = 1_000_000
+
+
+class PlainStore(RedisStore):
+    """A store that is asked for plain plans first, as gates and limiters do it."""
+
+    def spend(self, plan: Plan, timeout: float) -> Reading:
+        template = template_of(plan)
+        reading = self.spend_plain(template, [each.key for each in plan.charges], timeout) if template else DECLINED
+        return reading if reading.buckets else super().spend(plan, timeout)
+
+
+class AsyncPlainStore(AsyncRedisStore):
+    """The same on asyncio."""
+
+    async def aspend(self, plan: Plan, timeout: float) -> Reading:
+        template = template_of(plan)
+        reading = await self.aspend_plain(template, [each.key for each in plan.charges], timeout) if template else DECLINED
+        return reading if reading.buckets else await super().aspend(plan, timeout)
+
+
+PLAIN_KINDS: dict[str, Callable[..., Door]] = {
+    "threads, plain": lambda url, **options: Door(PlainStore(url, **options)),
+    "asyncio, plain": lambda url, **options: AsyncDoor(AsyncPlainStore(url, **options)),
+}
+
+
+def template_of(plan: Plan) -> PlanTemplate | None:
+    """The template of a plan, the same object for all that differ in keys alone; None if it is not plain."""
+    return _template_of(tuple([each._replace(key="") for each in plan.charges])) if plan.verb == "spend" else None
+
+
+@lru_cache
+def _template_of(charges: Sequence[Charge]) -> PlanTemplate | None:
+    try:
+        return PlanTemplate(charges)
+    except ValueError:
+        return None
 
 
 def slot_of(key: str) -> int:

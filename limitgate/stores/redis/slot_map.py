@@ -15,7 +15,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from limitgate.errors import StoreError
 from limitgate.limits.plan import BucketReading, Plan, Reading
 from limitgate.limits.refund import full_refund
-from limitgate.limits.template import AnyPlan
+from limitgate.limits.template import AnyPlan, PlainPlan, whole
 from limitgate.stores.redis.breaker import CHANCE, Breaker
 from limitgate.stores.redis.dial.url import Address, parse_address
 from limitgate.stores.redis.replies import Outcome
@@ -30,7 +30,7 @@ class Part(NamedTuple):
     """The charges of a plan in one hash slot."""
 
     hash_slot: int
-    plan: Plan
+    plan: AnyPlan
     places: Sequence[int]
     """Indices of its charges in the whole plan."""
 
@@ -42,11 +42,15 @@ def hash_slot(key: str) -> int:
 
 def hash_slot_of(plan: AnyPlan) -> int:
     """The hash slot of a plan all of whose buckets are in one."""
-    return hash_slot(plan.charges[0].key)
+    return hash_slot(plan.keys[0] if isinstance(plan, PlainPlan) else plan.charges[0].key)
 
 
-def parts_of(plan: Plan) -> list[Part]:
-    """A plan taken apart by slots."""
+def parts_of(plan: AnyPlan) -> list[Part]:
+    """A plan taken apart by slots. A plain one stays plain only if all of its buckets are in one."""
+    if isinstance(plan, PlainPlan):
+        slot, *others = map(hash_slot, plan.keys)
+        if others.count(slot) == len(others):
+            return [Part(slot, plan, range(len(plan.keys)))]
     charges = plan.charges
     if len(charges) == 1:
         return [Part(hash_slot_of(plan), plan, (0,))]
@@ -68,7 +72,7 @@ class Conclusion(NamedTuple):
     """Buckets that a refused plan took nothing from all the same, full shadows and costs of nothing, with their readings."""
 
 
-def concluded(plan: Plan, parts: Sequence[Part], outcomes: Sequence[Outcome]) -> Conclusion:
+def concluded(plan: AnyPlan, parts: Sequence[Part], outcomes: Sequence[Outcome]) -> Conclusion:
     """Conclude from the outcomes of its parts what becomes of a plan."""
     if len(parts) == 1:
         return Conclusion(outcomes[0])
@@ -86,7 +90,9 @@ def concluded(plan: Plan, parts: Sequence[Part], outcomes: Sequence[Outcome]) ->
     if plan.verb != "spend":
         return Conclusion(outcome)
     admitted = [
-        (part.plan, reading) for part, reading in zip(parts, outcomes) if isinstance(reading, Reading) and reading.admitted
+        (whole(part.plan), reading)
+        for part, reading in zip(parts, outcomes)
+        if isinstance(reading, Reading) and reading.admitted
     ]
     back = [full_refund(part, reading) for part, reading in admitted]
     untouched = [] if failures else [_untouched(reading) for _, reading in admitted]
@@ -106,7 +112,7 @@ def _worst(failures: Sequence[StoreError]) -> Any:
     return "oom" if any(failure.fault == "oom" for failure in failures) else failures[0].fault
 
 
-def _joined(plan: Plan, parts: Sequence[Part], readings: Sequence[Reading]) -> Reading:
+def _joined(plan: AnyPlan, parts: Sequence[Part], readings: Sequence[Reading]) -> Reading:
     places = {place: bucket for part, reading in zip(parts, readings) for place, bucket in zip(part.places, reading.buckets)}
     buckets = [places.get(place) or BucketReading(charge, (), None) for place, charge in enumerate(plan.charges)]
     now = max([reading.now for reading in readings])

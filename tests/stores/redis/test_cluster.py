@@ -12,15 +12,16 @@ import pytest
 from limitgate import AsyncRedisStore, Limit
 from limitgate.limits.refund import refund
 from tests.stores.test_stores import AsyncDoor, Door
-from tests.support.clusters import KINDS, charge, key_on, keys_on, owed, plan, settled, slot_of, tagged, used
+from tests.support.clusters import KINDS, PLAIN_KINDS, charge, key_on, keys_on, owed, plan, settled, slot_of, tagged, used
 from tests.support.crowds import ask
 from tests.support.proxy import in_a_loop
 from tests.support.redis_cluster import RedisCluster
 
 Opener = Callable[..., Door]
+EVERY_KIND = {**KINDS, **PLAIN_KINDS}
 
 
-@pytest.fixture(params=KINDS.values(), ids=KINDS)
+@pytest.fixture(params=EVERY_KIND.values(), ids=EVERY_KIND)
 def open_door(request: pytest.FixtureRequest, redis_cluster: RedisCluster) -> Iterator[Opener]:
     """Opens a store of either kind on the cluster that all tests share."""
     with contextlib.ExitStack() as opened:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import struct
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any
@@ -19,7 +19,7 @@ from hypothesis import given, strategies as st
 from limitgate import AsyncRedisStore, MemoryStore, RedisStore, StoreError
 from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.plan import Charge, Plan, Reading
-from limitgate.limits.template import DECLINED, PlainPlan, PlanTemplate
+from limitgate.limits.template import DECLINED, PlainBuckets, PlainPlan, PlanTemplate
 from limitgate.stores.redis import plain
 from limitgate.stores.redis.aio.batch import RequestQueue
 from limitgate.stores.redis.aio.batcher import MAX_BATCH
@@ -27,6 +27,7 @@ from limitgate.stores.redis.breaker import FAILURES
 from limitgate.stores.redis.wire import UNSENDABLE
 from tests.limits.test_template import BAN, plain_charges
 from tests.support.clock import Clock
+from tests.support.clusters import key_on
 from tests.support.proxy import Proxy, calls_to, in_a_loop
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_server import RedisServer
@@ -438,7 +439,66 @@ def test_a_thread_is_told_what_is_for_the_other_script(client: redis.Redis, redi
     store.close()
 
 
-def test_threads_on_a_cluster_go_the_way_of_all_plans(redis_cluster: RedisCluster) -> None:
-    """Nothing is carried out that would have to be split over nodes."""
-    with contextlib.closing(RedisStore(redis_cluster.url)) as store:
-        assert store.spend_plain(template(), fresh(), 5.0) is DECLINED
+# --- clusters ---------------------------------------------------------------------------------------------------------
+
+
+def spenders(url: str, stack: contextlib.ExitStack) -> Iterator[Any]:
+    """Functions that send plain plans together, by threads and by tasks of an event loop, and return their readings."""
+    store = stack.enter_context(contextlib.closing(RedisStore(url)))
+    pool = stack.enter_context(ThreadPoolExecutor(32))
+    yield lambda plans: list(pool.map(lambda each: store.spend_plain(*each, 5.0), plans))
+    runner = stack.enter_context(asyncio.Runner())
+    aio = AsyncRedisStore(url)
+    stack.callback(lambda: runner.run(aio.aclose()))
+
+    async def together(plans: Sequence[Any]) -> list[Reading]:
+        return await asyncio.gather(*[aio.aspend_plain(*each, 5.0) for each in plans])
+
+    yield lambda plans: runner.run(together(plans))
+
+
+def test_on_a_cluster_plans_of_one_hash_slot_are_plain(redis_cluster: RedisCluster) -> None:
+    """They go to their nodes as they are; one whose buckets are on several nodes is carried out like any other there."""
+    alone, two = template("5/day"), PlanTemplate([*template("5/day").charges, *template("7/day").charges])
+    with contextlib.ExitStack() as stack:
+        for spend_together in spenders(redis_cluster.url, stack):
+            name = fresh()[0]
+            one_slot = [f"{{{name}}}:{place}" for place in "ab"]
+            several = [key_on(place) for place in (0, 1)]
+            single = [[key_on(place)] for place in (0, 1, 2)]
+            for number in range(3):
+                asked = [(two, one_slot), (two, several), *[(alone, keys) for keys in single]]
+                readings = spend_together(asked)
+                assert [reading.admitted for reading in readings] == [True] * 5
+                assert [isinstance(reading.buckets, PlainBuckets) for reading in readings] == [True, False, True, True, True]
+                for reading in readings:
+                    charged = [bucket.after[0] - bucket.before[0] for bucket in reading.buckets]
+                    assert charged == [bucket.charge.bucket.weights[0] for bucket in reading.buckets]
+                    assert all(bucket.before[0] // bucket.charge.bucket.weights[0] <= number for bucket in reading.buckets)
+
+
+def test_on_a_cluster_a_crowd_of_one_bucket_shares_calls(redis_cluster: RedisCluster) -> None:
+    """Requests of a turn for one hash slot share a call, and exactly as many as fit are admitted, the first ones."""
+    of, key, other = template("40/day"), [key_on(1)], [key_on(1)]
+
+    async def run() -> None:
+        store = AsyncRedisStore(redis_cluster.url, local_refusals=False)
+        await store.aspend_plain(of, other, 5.0)
+        before = calls_to(redis_cluster.masters[1])
+        readings = await asyncio.gather(*[store.aspend_plain(of, key if n % 2 else other, 5.0) for n in range(120)])
+        assert calls_to(redis_cluster.masters[1]) - before == 4
+        assert [reading.admitted for reading in readings[1::2]] == [True] * 40 + [False] * 20
+        assert [reading.admitted for reading in readings[::2]] == [True] * 39 + [False] * 21
+        await store.aclose()
+
+    asyncio.run(run())
+
+
+def test_on_a_cluster_what_is_for_the_other_script_is_told(redis_cluster: RedisCluster) -> None:
+    """An odd bucket is left to the way of all plans, and its neighbours in the call are not."""
+    of, name = template("5/day"), fresh()[0]
+    odd, well = ([f"{{{name}}}:{each}"] for each in ("odd", "well"))
+    with contextlib.ExitStack() as stack:
+        redis_cluster.say(redis_cluster.master_of(odd[0]), "SET", odd[0], "odd")
+        for spend_together in spenders(redis_cluster.url, stack):
+            assert [bool(reading.buckets) for reading in spend_together([(of, odd), (of, well)] * 2)] == [False, True] * 2

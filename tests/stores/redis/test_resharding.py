@@ -13,7 +13,7 @@ import pytest
 
 from limitgate import StoreError
 from tests.stores.test_stores import Door, attempts
-from tests.support.clusters import KINDS, charge, ends, key_on, owed, plan, settled, tagged, used
+from tests.support.clusters import KINDS, PLAIN_KINDS, charge, ends, key_on, owed, plan, settled, tagged, used
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_server import RedisServer
 
@@ -24,6 +24,9 @@ class Move(NamedTuple):
     slot: int
     source: RedisServer
     target: RedisServer
+
+
+EVERY_KIND = {**KINDS, **PLAIN_KINDS}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +45,7 @@ def move(cluster: RedisCluster) -> Move:
 _slots = count(100)
 
 
-@pytest.fixture(params=KINDS.values(), ids=KINDS)
+@pytest.fixture(params=EVERY_KIND.values(), ids=EVERY_KIND)
 def door(request: pytest.FixtureRequest, cluster: RedisCluster) -> Iterator[Door]:
     with contextlib.closing(request.param(cluster.url, local_refusals=False)) as door:
         yield door

@@ -46,8 +46,8 @@ NO_ROOM_PAUSE = 0.05
 class ClusterOfNode(Protocol):
     """The cluster that a batcher's server is a node of."""
 
-    def apart(self, requests: list[Request]) -> Iterable[Batch]:
-        """Requests as calls with one slot each."""
+    def apart(self, batch: Batch) -> Iterable[Batch]:
+        """Requests that would share a call as calls with one slot each."""
 
     def heard_late(self, plan: Plan, waiting: asyncio.Future[Reading], reading: Reading) -> None:
         """Deal with the reading of a plan that nobody waits for any more."""
@@ -227,20 +227,23 @@ class Batcher:
             if resends:
                 self._send(resends.popleft(), connection)
             elif (plain := queue.pop_plain()) is not None:
-                self._send_first(plain, connection)
+                self._send_new(plain, connection)
             elif requests := self._next_requests():
-                self._send_new(requests, connection)
+                self._send_new(Batch(requests), connection)
         connection.flush()
 
-    def _send_new(self, requests: list[Request], connection: AsyncConnection) -> None:
+    def _send_new(self, batch: Batch, connection: AsyncConnection) -> None:
         """Send requests for the first time: in one call, or on a cluster in one for each slot."""
-        try:
-            batches = (Batch(requests),) if self._cluster is None else tuple(self._cluster.apart(requests))
-        except Exception as error:  # noqa: BLE001 - they are in no queue any more
-            _fail(requests, own_error(error), self._silence.seconds)
-            return
-        for batch in batches:
+        if self._cluster is None:
             self._send_first(batch, connection)
+            return
+        try:
+            batches = self._cluster.apart(batch)
+        except Exception as error:  # noqa: BLE001 - they are in no queue any more
+            _fail(batch.requests, own_error(error), self._silence.seconds)
+            return
+        for each in batches:
+            self._send_first(each, connection)
 
     def _send_first(self, batch: Batch, connection: AsyncConnection) -> None:
         """Send a batch for the first time."""

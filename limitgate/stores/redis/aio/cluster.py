@@ -23,6 +23,7 @@ from weakref import WeakSet
 from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.refund import full_refund
+from limitgate.limits.template import AnyPlan, whole
 from limitgate.own_errors import own_error, survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batch import Batch, Request
@@ -67,11 +68,12 @@ class AsyncCluster:
         """Parts of plans that have failed; what they took after all is given back."""
         self._closed = False
 
-    def spend(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
+    def spend(self, plan: AnyPlan, timeout: float) -> asyncio.Future[Reading]:
         """The reading of a plan, or a `StoreError` within ``timeout`` seconds."""
         parts = parts_of(plan)
         if len(parts) == 1:
             return self._node(parts[0]).spend(plan, timeout)
+        plan = whole(plan)
         error = unreachable(self._map, parts)
         if error:
             raise error
@@ -152,12 +154,12 @@ class AsyncCluster:
         for batcher in self._map.nodes.values():
             batcher.abandon()
 
-    def apart(self, requests: list[Request]) -> Iterable[Batch]:
-        """Requests as calls with one slot each."""
+    def apart(self, batch: Batch) -> Iterable[Batch]:
+        """Requests that would share a call as calls with one slot each."""
         slots: dict[int, list[Request]] = {}
-        for request in requests:
+        for request in batch.requests:
             slots.setdefault(hash_slot_of(request[0]), []).append(request)
-        return map(Batch, slots.values())
+        return [Batch(requests, batch.shape) for requests in slots.values()]
 
     def redirected(self, batch: Batch, redirection: Redirection, origin: Address) -> None:
         """Send a batch on that the node at an address has redirected."""

@@ -12,7 +12,7 @@ from typing import Protocol
 from redis.asyncio.connection import ConnectionPool
 
 from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.template import DECLINED, PlainPlan, PlanTemplate
+from limitgate.limits.template import DECLINED, AnyPlan, PlainPlan, PlanTemplate
 from limitgate.own_errors import survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batcher import Batcher
@@ -27,7 +27,7 @@ from limitgate.stores.redis.replies import RedisReplies
 class AsyncServers(Protocol):
     """One server or a cluster, as one event loop reaches it."""
 
-    def spend(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
+    def spend(self, plan: AnyPlan, timeout: float) -> asyncio.Future[Reading]:
         """Return the reading of a plan, or a `StoreError`, within ``timeout`` seconds."""
 
     def config(self, request: ConfigRequest, timeout: float) -> asyncio.Future[StoredConfig]:
@@ -48,8 +48,6 @@ class _LoopState:
 
     def __init__(self, servers: AsyncServers, leases: Leases) -> None:
         self.servers = servers
-        self.batcher = servers if isinstance(servers, Batcher) else None
-        """The servers if plain plans can be sent there as they are: one server, not a cluster."""
         self.loop_end = LoopEnd(self.close)
         self._leases = leases
         self._timer: asyncio.TimerHandle | None = None
@@ -125,15 +123,16 @@ class AsyncRedisStore(RedisReplies):
         state = self._loops.get(asyncio.get_running_loop())
         if state is None:
             return self._aspend_first_plain(template, keys, timeout)
-        cache, batcher = self.deny_cache, state.batcher
-        if batcher is None or (cache is not None and cache.refusals and cache.knows(keys)):
+        cache = self.deny_cache
+        if cache is not None and cache.refusals and cache.knows(keys):
             return _declined()
         self.patience = timeout
-        return batcher.spend(PlainPlan(template, keys), timeout)
+        return state.servers.spend(PlainPlan(template, keys), timeout)
 
     async def _aspend_first_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float) -> Reading:
         """`aspend_plain` in an event loop that has no connections yet."""
-        await self._open()
+        if asyncio.get_running_loop() not in self._loops:  # else another one of this turn was faster
+            await self._open()
         return await self.aspend_plain(template, keys, timeout)
 
     async def aconfig(self, request: ConfigRequest, timeout: float) -> StoredConfig:

@@ -9,8 +9,7 @@ from contextlib import suppress
 from functools import partial
 
 from limitgate.errors import StoreError
-from limitgate.limits.plan import Plan
-from limitgate.limits.template import AnyPlan, whole
+from limitgate.limits.template import AnyPlan, common_shape
 from limitgate.own_errors import survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis import background
@@ -41,9 +40,9 @@ class _Errand(Call):
     __slots__ = ("address", "is_parked", "places")
 
     def __init__(
-        self, plans: Sequence[Plan], places: Sequence[int], address: Address, config: ConfigRequest | None = None
+        self, plans: Sequence[AnyPlan], places: Sequence[int], address: Address, config: ConfigRequest | None = None
     ) -> None:
-        super().__init__(plans, config=config)
+        super().__init__(plans, common_shape(plans), config)
         self.places = places
         """Indices of the outcomes that it brings back."""
         self.address = address
@@ -54,7 +53,7 @@ class _Errand(Call):
         """The plans as errands of their own, just as they are sent here."""
         alone = []
         for place, plan, requested in zip(self.places, self.plans, self.requested):
-            errand = _Errand([whole(plan)], [place], self.address)
+            errand = _Errand([plan], [place], self.address)
             errand.requested = [requested]
             errand.follow(self)
             alone.append(errand)
@@ -75,7 +74,7 @@ class SyncCluster:
 
     def check(self, plan: AnyPlan) -> None:
         """Raise a `StoreError` if nobody is to wait for a node that a plan needs."""
-        parts = parts_of(whole(plan))
+        parts = parts_of(plan)
         for part in parts:
             self._map.node(self._map.holder(part.hash_slot)).look()
         error = unreachable(self._map, parts)
@@ -84,10 +83,9 @@ class SyncCluster:
 
     def exchange(self, plans: Sequence[AnyPlan], patience: Patience) -> list[Outcome]:
         """Carry out plans, each with an outcome of its own."""
-        wholes = [whole(plan) for plan in plans]
-        parted, began, enough = [parts_of(plan) for plan in wholes], time.monotonic(), patience.left / 2
+        parted, began, enough = [parts_of(plan) for plan in plans], time.monotonic(), patience.left / 2
         heard = iter(self._carry_out([part for parts in parted for part in parts], patience))
-        conclusions = [concluded(plan, parts, [next(heard) for _ in parts]) for plan, parts in zip(wholes, parted)]
+        conclusions = [concluded(plan, parts, [next(heard) for _ in parts]) for plan, parts in zip(plans, parted)]
         for conclusion in conclusions:
             with survived():
                 self._replies.refused_elsewhere(conclusion.untouched, began)

@@ -109,9 +109,7 @@ class Node:
         self._server.breaker.sending(calls[0].first)
         sent, data = Sent(calls), b""
         try:
-            sent.connection = connection = self._connections.take(
-                patience, by_looking=calls[0].shape is None and not all(map(_may_be_repeated, calls))
-            )
+            sent.connection = connection = self._connections.take(patience, by_looking=not all(map(_may_be_repeated, calls)))
             for call in calls:
                 try:
                     data += connection.session.send(call)

@@ -17,12 +17,13 @@ import pytest
 from limitgate import RedisStore
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge
-from limitgate.limits.template import PlanTemplate
+from limitgate.limits.template import PlainPlan, PlanTemplate
 from limitgate.stores.redis.threads import connection as connections, patience, pool as pools
 from limitgate.stores.redis.threads.connection import SyncConnection
 from limitgate.stores.redis.threads.patience import SLICE, Patience
 from limitgate.stores.redis.threads.pool import LOOK_EVERY, ConnectionPool
-from tests.support.crowds import a_plan
+from limitgate.stores.redis.wire import Call
+from tests.support.crowds import a_plan, giving_back
 from tests.support.redis_server import RedisServer
 
 PATIENT = 20.0
@@ -88,6 +89,25 @@ def test_a_connection_is_looked_at_now_and_then(store: Any, monkeypatch: pytest.
         assert store.spend(a_plan(), PATIENT).admitted
     assert of_connection["can_read"] == 2
     assert of_socket["send"] == 5
+
+
+def test_a_connection_is_looked_at_before_anything_is_given_back(store: Any) -> None:
+    """Even if that is sent behind a plain plan, as on a node of a cluster."""
+    _, of_connection = counted(store)
+
+    def looks(*calls: Call) -> int:
+        before = of_connection["can_read"]
+        patience = Patience(PATIENT)
+        assert all(isinstance(answer, list) for answer in store._servers.hear(store._servers.send(calls, patience), patience))
+        return of_connection["can_read"] - before
+
+    def plain() -> Call:
+        return Call([PlainPlan(TEMPLATE, [uuid4().hex])], TEMPLATE.shape)
+
+    def refund() -> Call:
+        return Call([giving_back(uuid4().hex)])
+
+    assert [looks(plain()), looks(plain(), refund()), looks(refund(), plain()), looks(plain(), plain())] == [0, 1, 1, 0]
 
 
 class Opened:
