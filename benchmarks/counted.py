@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from benchmarks.contenders import starlette
 from benchmarks.drive import CLIENTS, Crowd, Crowds, trouble
 from benchmarks.readme import RULE, bare_example, example, visit
-from limitgate import LimitGate, LimitGateWSGI, MemoryStore, Rule
+from limitgate import LimitGate, LimitGateWSGI, Limiter, MemoryStore, Rule
 
 FEW, MANY = 32, 192
 """Requests between two marks. Both are counted, and the difference is what so many more cost: what comes once cancels out."""
@@ -46,6 +46,8 @@ BARE: Mapping[str, str] = {
     "ASGI, Redis, 32 at once": _STARLETTE_CROWDED,
     "WSGI, memory": _WSGI,
     "WSGI, Redis": _WSGI,
+    "Limiter, memory": _WSGI,
+    "Limiter, Redis": _WSGI,
     "ASGI, memory, refused": "",
     "ASGI, Redis, refused": "",
     "README's example, memory, 32 at once": _EXAMPLE,
@@ -66,6 +68,8 @@ def cases(url: str, crowd_of: Crowds) -> Mapping[str, Case]:
         Case(on_redis, CROWDED),
         Case(wsgi(_gated_wsgi(_memory()))),
         Case(wsgi(_gated_wsgi(url))),
+        Case(wsgi(_limited_wsgi(_memory()))),
+        Case(wsgi(_limited_wsgi(url))),
         Case(crowd_of.asgi(_gated(_memory(), refusing), clients=1), expected=429),
         Case(crowd_of.asgi(_gated(url, refusing), clients=1), expected=429),
         Case(crowd_of.asgi(example(_memory(), **OPTIONS), visit=visits), CROWDED),
@@ -113,6 +117,18 @@ def _gated(store: Any, rule: Rule = RULE) -> LimitGate:
 
 def _gated_wsgi(store: Any) -> LimitGateWSGI:
     return LimitGateWSGI(_bare_wsgi, rules=[RULE], store=store, **OPTIONS)
+
+
+def _limited_wsgi(store: Any) -> Any:
+    """The application that asks a limiter by itself, for README's own limits."""
+    limiter = Limiter(store, timeout=OPTIONS["timeout"])
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if not limiter.hit(environ["REMOTE_ADDR"], *RULE.limits).allowed:
+            raise RuntimeError("a client was refused, expected buckets that drain between two visits")
+        return _bare_wsgi(environ, start_response)
+
+    return app
 
 
 def _bare_wsgi(_: dict[str, Any], start_response: Any) -> Iterable[bytes]:
