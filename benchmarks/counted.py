@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from benchmarks.contenders import starlette
 from benchmarks.drive import CLIENTS, Crowd, Crowds, trouble
 from benchmarks.readme import RULE, bare_example, example, visit
-from limitgate import LimitGate, LimitGateWSGI, Limiter, MemoryStore, Rule
+from limitgate import Limiter, LimitGate, LimitGateWSGI, MemoryStore, Rule
 
 FEW, MANY = 32, 192
 """Requests between two marks. Both are counted, and the difference is what so many more cost: what comes once cancels out."""
