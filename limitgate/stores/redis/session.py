@@ -155,7 +155,7 @@ class Session(Generic[Call]):
         """True if the connection is fit for the next call: all calls are answered, and all bytes understood."""
         if self._has_rest and self.next_event() is not NEED_DATA:
             return False
-        return self.is_open and not (self.flying or self._has_rest)
+        return self._end is None and not (self._is_retired or self.flying or self._has_rest)
 
     def may_repeat(self, call: Call) -> bool:
         """True if a call that got no reply here may be sent again on another connection."""

@@ -106,7 +106,6 @@ class Node:
 
     def send(self, calls: Sequence[Call], patience: Patience) -> Sent:
         """Send calls together, to be followed by `hear`."""
-        self._server.breaker.sending(calls[0].first)
         sent, data = Sent(calls), b""
         try:
             sent.connection = connection = self._connections.take(patience, by_looking=not all(map(_may_be_repeated, calls)))
@@ -136,7 +135,7 @@ class Node:
                     else:
                         answer = answers[event.call] = self._server.judge(session, event)
                         if isinstance(answer, StoreError) and blames_server(answer):
-                            self._note(answer)
+                            self._note(answer, event.call)
             except BaseException as error:  # noqa: BLE001 - what interrupts this thread is raised again
                 self._fail(sent, error)
             if session.is_quiet():
@@ -204,7 +203,7 @@ class Node:
         for call in sent.calls:
             sent.answers.setdefault(call, failure)
         if blames_server(failure):
-            self._note(failure)
+            self._note(failure, sent.calls[0])
 
     def _explained(self, error: Exception) -> StoreError:
         if not isinstance(error, OSError | RedisError):
@@ -219,10 +218,12 @@ class Node:
             with survived():
                 self._replies.unanswered(call)
 
-    def _note(self, failure: StoreError) -> None:
-        """Tell the breaker of a failure, unless it is our own."""
+    def _note(self, failure: StoreError, call: Call | None = None) -> None:
+        """Tell the breaker of a failure, unless it is our own, and of the call that failed if there was any."""
         if failure.fault == "overload":
             return
+        if call is not None:
+            self._server.breaker.sending(call.first)
         if self._server.breaker.failed(failure) and not self._start_probing():
             self._probe_here_later()
         self._failed()

@@ -45,9 +45,7 @@ class ConnectionPool:
         that has ended since is sent again, as a rule (`Session.may_repeat`).
         """
         while (connection := self._pop()) is not None:
-            if not by_looking and monotonic() - connection.looked_at < LOOK_EVERY:
-                return connection
-            if connection.is_quiet():
+            if (not by_looking and monotonic() - connection.looked_at < LOOK_EVERY) or connection.is_quiet():
                 return connection
             connection.close()
         return self._made(patience)
