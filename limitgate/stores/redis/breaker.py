@@ -74,7 +74,7 @@ class Breaker:
 
     def sending(self, sent: AnyPlan | ConfigRequest) -> None:
         """Note what is sent. While there is trouble the latest says where to probe: on a cluster, its node holds it."""
-        if sent is not self._probe and (self._probe is None or self._in_a_row):
+        if sent is not self._probe and (self._probe is None or self.in_trouble):
             self._probe = _probe_beside(first_key(sent))
 
     def check(self) -> None:

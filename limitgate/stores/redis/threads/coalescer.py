@@ -36,7 +36,7 @@ class _Request:
     def __init__(self, plan: AnyPlan, due: float) -> None:
         self.plan = plan
         self.due = due
-        """Time at which it has waited for long enough, by `CallCoalescer.listened`."""
+        """Time at which it has waited for long enough, by the seconds that threads have listened in vain so far."""
         self.outcome: Reading | StoreError | None = None
         self.goes = False
         """True if it is this thread's turn to ask."""
@@ -52,17 +52,12 @@ class CallCoalescer:
         """Requests that no call is on its way for, the oldest first; none while `_somebody_goes` is false."""
         self._somebody_goes = False
         self._lock = Lock()
-        self._clock = 0.0, Patience(0)
-        """Seconds listened for before the latest call, and that call's patience."""
-
-    def listened(self) -> float:
-        """Seconds for which threads that went have listened to Redis in vain so far."""
-        before, patience = self._clock
-        return before + patience.spent
+        self.listening = Patience(0)
+        """Patience of the latest call: what it has spent are the seconds that threads have listened in vain so far."""
 
     def spend(self, plan: AnyPlan, timeout: float) -> Reading:
         """Return the reading of a plan. Raises `StoreError` within ``timeout`` seconds."""
-        began = self.listened()
+        began = self.listening.spent
         mine = _Request(plan, began + timeout)
         try:
             with self._lock:
@@ -80,9 +75,9 @@ class CallCoalescer:
         except BaseException as error:  # a signal's handler may raise anywhere; so does gevent in threads that wait
             self._leave(mine)
             if isinstance(error, StoreError):
-                error.waited = min(self.listened() - began, timeout)
+                error.waited = min(self.listening.spent - began, timeout)
             raise
-        outcome, waited = mine.outcome, self.listened() - began
+        outcome, waited = mine.outcome, self.listening.spent - began
         if isinstance(outcome, Reading):
             return outcome._replace(waited=min(waited, timeout)) if waited else outcome
         failure = outcome or StoreError("the call to Redis was interrupted", "connection")
@@ -91,8 +86,8 @@ class CallCoalescer:
 
     def _wait(self, mine: _Request) -> None:
         """Wait for an answer, or for this thread's turn, or until Redis has been silent for too long."""
-        while not mine.wake.acquire(timeout=max(mine.due - self.listened(), SHORTEST)):
-            if self.listened() >= mine.due:
+        while not mine.wake.acquire(timeout=max(mine.due - self.listening.spent, SHORTEST)):
+            if self.listening.spent >= mine.due:
                 self._give_up(mine)
                 return
 
@@ -109,9 +104,8 @@ class CallCoalescer:
         try:
             if not together:
                 self._gather(mine.due, together)
-            now = self.listened()
-            patience = Patience(max(mine.due - now, SHORTEST))
-            self._clock = now, patience
+            now = self.listening.spent
+            self.listening = patience = Patience(max(mine.due - now, SHORTEST), now)
             outcomes = self._exchange(list(map(_plan, together)), patience)
             for request, outcome in zip(together, outcomes):
                 request.outcome = outcome

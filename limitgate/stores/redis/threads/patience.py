@@ -18,14 +18,14 @@ SHORTEST = 0.001
 
 
 class Patience:
-    """Seconds for which a call may wait."""
+    """Seconds for which a call may wait; ``spent`` are those that others have waited before it."""
 
     __slots__ = ("left", "spent")
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, spent: float = 0.0) -> None:
         self.left = seconds
-        self.spent = 0.0
-        """Seconds for which it has waited in vain so far."""
+        self.spent = spent
+        """Seconds waited in vain so far."""
 
     @property
     def is_over(self) -> bool:

@@ -99,7 +99,8 @@ class RedisStore(RedisReplies):
 
     def spend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float) -> Reading:
         """`spend` for the plain plan with these keys; `DECLINED`, and nothing charged, if it is for `spend` alone to say."""
-        if self.deny_cache and self.deny_cache.knows(keys):
+        cache = self.deny_cache
+        if cache is not None and cache.refusals and cache.knows(keys):
             return DECLINED
         return self._ask(PlainPlan(template, keys), timeout)
 

@@ -126,7 +126,7 @@ def test_nobody_fails_for_the_haste_of_others() -> None:
     def late(mine: Any) -> None:
         chosen(mine)
         if len(line.sent) == 1:  # the hasty one has been chosen, and does not have the interpreter yet
-            request = _Request(patient, calls.listened() + 3 * PATIENT)
+            request = _Request(patient, calls.listening.spent + 3 * PATIENT)
             request.wake = threading.Lock()
             request.wake.acquire()
             calls._waiting.append(request)
