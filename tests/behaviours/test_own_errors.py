@@ -59,6 +59,8 @@ def broken(patch: pytest.MonkeyPatch, where: Any, name: str, times: int = 1) -> 
         return mistake(*args, **options)
 
     patch.setattr(where, name, raising)
+    if where is breaker.Breaker:  # which is told of answers only while there is trouble
+        patch.setattr(where, "in_trouble", property(lambda _: True, lambda *_: None), raising=False)
     return mistake
 
 
