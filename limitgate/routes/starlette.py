@@ -30,8 +30,10 @@ class StarletteRoutes:
         self._router = router
         self._tables: dict[int, _Table] = {}
         """By the identity of the list of routes."""
-        self._lists: list[tuple[list[Any], list[Any]]] = []
-        """All lists of routes, with their contents when they were read."""
+        self._lists: list[list[Any]] = []
+        """All lists of routes."""
+        self._contents: list[list[Any]] = []
+        """What was in each of them when they were read."""
         self._decorated = False
         self._by_path = False
         """True if all routes are chosen by method and path alone."""
@@ -78,15 +80,16 @@ class StarletteRoutes:
         return None
 
     def _current(self) -> dict[int, _Table]:
-        """The tables, read anew when routes have changed. Compares identities, so it costs little."""
-        for now, then in self._lists:
-            if now != then:
-                break
-        else:
-            if id(self._router.routes) in self._tables:
-                return self._tables
+        """The tables, read anew when routes have changed.
+
+        A list tells nobody of its changes, so all are compared with what was in them: by identities and in one go, a nanosecond
+        for a route.
+        """
+        if self._lists == self._contents and id(self._router.routes) in self._tables:
+            return self._tables
         self._tables = tables = _read(self._router.routes)
-        self._lists = [each for table in tables.values() for each in table.lists]
+        self._lists = [now for table in tables.values() for now, _ in table.lists]
+        self._contents = [then for table in tables.values() for _, then in table.lists]
         self._decorated = _are_decorated(tables.values())
         self._by_path = all(_is_by_path(entry.route) for table in tables.values() for entry in table.entries)
         return tables
@@ -124,6 +127,7 @@ class _Table:
     def __init__(self, routes: list[Any]) -> None:
         self._index: PathIndex[tuple[int, _Entry]] = PathIndex()
         self.lists = [(found, list(found)) for found in _lists(routes)]
+        """The lists of its routes, each with what was in it before it was read."""
         self.entries = [_entry(route) for route in flat(routes)]
         for place, entry in enumerate(self.entries):
             self._index.add(_proposal(entry), (place, entry))
