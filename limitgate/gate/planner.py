@@ -14,7 +14,7 @@ from limitgate.gate.cardinality import CardinalityGuard
 from limitgate.gate.compiled_rule import ChargeSpec, CompiledRule
 from limitgate.gate.identity import Identities, Subject
 from limitgate.gate.request_plan import UNLIMITED, PreparedPlan, RequestPlan
-from limitgate.http.client_ip import REMEMBERED, SHORT
+from limitgate.http.client_ip import SHORT
 from limitgate.http.paths import PathIndex, Reach, beyond, segments
 from limitgate.http.request import Request
 from limitgate.keys import Value, address_field
@@ -30,6 +30,8 @@ _PATHS, _SHORT = 512, 200
 """Paths whose rules a planner remembers, and the characters that one may have: clients choose both."""
 _PLANS, _CHARGES = 8192, 32_768
 """Plans that a planner remembers, and the charges in them if every rule of a tier applied: about half a kilobyte each."""
+_CLIENTS = 2048
+"""Clients whose part of a key a planner remembers."""
 _LONG = 250
 """Characters per key from which on a plan is not remembered: clients choose them."""
 
@@ -79,9 +81,9 @@ def _in_order(placed: Iterable[tuple[int, CompiledRule]]) -> list[CompiledRule]:
     return [compiled_rule for _, compiled_rule in sorted(placed, key=itemgetter(0))]
 
 
-def _keep(kept: dict[Any, Any], key: object, value: object, most: int = _PATHS) -> None:
+def _keep(kept: dict[Any, Any], key: object, value: object) -> None:
     """Remember a value in the place of the oldest where there are as many already."""
-    if len(kept) >= most:
+    if len(kept) >= _PATHS:
         with suppress(RuntimeError):  # another thread was faster
             kept.pop(next(iter(kept)), None)
     kept[key] = value
@@ -123,7 +125,7 @@ class Planner:
         self._prepared: dict[Any, PreparedPlan] = {}
         """By tier, method, template of the route, rules and decorators."""
         self._address_fields: dict[str | None, bytes] = {}
-        """By peers that are clients, what their addresses contribute to keys."""
+        """By clients what their addresses contribute to keys."""
         self._decorated: dict[int, CompiledRule] = {}
         self._tiers = {tier: self._index(of_tier, exempt=False) for tier, of_tier in rules.tiers.items()}
         self._exempt = {tier: self._index(of_tier, exempt=True) for tier, of_tier in rules.tiers.items()}
@@ -234,15 +236,15 @@ class Planner:
         return prepared
 
     def _address_field(self, request: Request) -> bytes:
-        """Field of keys for the address of a request's client."""
-        if not self._identities.take_peers:
-            return address_field(self._identities.address(request.client))
-        peer = request.peer
-        field = self._address_fields.get(peer)
+        """Field of keys for the address of a request's client. It is soon made, so that few are remembered."""
+        client = request.peer if self._identities.take_peers else request.client
+        field = self._address_fields.get(client)
         if field is None:
-            field = address_field(self._identities.address(request.client))
-            if peer is None or len(peer) <= SHORT:
-                _keep(self._address_fields, peer, field, REMEMBERED)
+            field = address_field(self._identities.address(client))
+            if client is None or len(client) <= SHORT:
+                if len(self._address_fields) >= _CLIENTS:
+                    self._address_fields.clear()
+                self._address_fields[client] = field
         return field
 
     def _charged(self, compiled_rules: tuple[CompiledRule, ...], subject: Subject) -> RequestPlan:

@@ -17,7 +17,7 @@ import pytest
 
 from limitgate import Limiter, MemoryStore, Rule
 from limitgate.gate.cardinality import SOURCES, CardinalityGuard
-from limitgate.http.client_ip import REMEMBERED, SHORT, canonical, grouped, spelled
+from limitgate.http.client_ip import REMEMBERED, SHORT, TrustedProxies, grouped
 from limitgate.http.request import ASGIRequest, Request, WSGIRequest
 from limitgate.httpx import RateLimitTransport
 from limitgate.keys import Key
@@ -80,8 +80,7 @@ def a_client() -> Callable[[str], object]:
 
 
 CACHES: dict[str, Callable[[], Callable[[str], object]]] = {
-    "addresses": lambda: canonical,
-    "spellings": lambda: spelled,
+    "addresses": lambda: TrustedProxies(["192.0.2.1"], "x-forwarded-for").trust,
     "networks": lambda: lambda client: grouped(client, 64),
     "sources": newcomers,
     "digests": a_key,
@@ -102,15 +101,38 @@ def test_long_names_are_not_kept(made: Callable[[], Callable[[str], object]], ca
             use(text(number, LONG))
 
 
-@pytest.mark.parametrize(
-    ("cache", "most", "length"), [(cache, REMEMBERED, SHORT) for cache in ("addresses", "spellings", "networks")]
-)
+@pytest.mark.parametrize(("cache", "most", "length"), [(cache, REMEMBERED, SHORT) for cache in ("addresses", "networks")])
 def test_many_names_take_a_bounded_number_of_bytes(cache: str, most: int, length: int) -> None:
     """However many names there are of the greatest length that is remembered, they take 10 MB at most."""
     use = CACHES[cache]()
     with growing_less_than(10 * MEGABYTE):
         for number in range(2 * most):
             use(text(number, length))
+
+
+@pytest.mark.parametrize("kind", SITES, ids=attrgetter("door"))
+@pytest.mark.parametrize("headers", [{}, {"x-forwarded-for": "203.0.{high}.{low}"}], ids=["direct", "by a proxy"])
+def test_little_is_remembered_of_clients(kind: type[Site], headers: dict[str, str]) -> None:
+    """By what most services run, a gate keeps less than half a megabyte of its clients beside their buckets."""
+    store = MemoryStore(max_buckets=10)
+    make: Any = http_scope if kind is ASGISite else wsgi_environ
+    with kind(
+        Rule("api", "5/second", key=["path", "ip"]), store=store, trusted_proxies=["10.0.0.0/8"] if headers else []
+    ) as it:
+
+        def ask(numbers: range) -> None:
+            for number in numbers:
+                high, low = divmod(number, 256)
+                sent = {name: value.format(high=high, low=low) for name, value in headers.items()}
+                made = make("/a", headers=sent, peer="10.0.0.1" if sent else f"192.0.{high}.{low}")
+                if isinstance(it, ASGISite):
+                    it.runner.run(it.app.gate.acheck(ASGIRequest(made)))
+                else:
+                    it.app.gate.check(WSGIRequest(made))
+
+        ask(range(1_500))
+        with growing_less_than(500_000):
+            ask(range(1_500, 12_000))
 
 
 def test_many_sources_take_a_bounded_number_of_bytes() -> None:

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import time
 from collections.abc import Sequence
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 
 import pytest
 from hypothesis import example, given, strategies as st
@@ -100,6 +101,38 @@ def test_an_address_is_read_in_every_form_that_proxies_write(text: str, expected
 def test_what_is_no_address_is_not_taken_for_one(text: str) -> None:
     """Names, numbers, halves of addresses and overlong text are no address."""
     assert canonical(text) is None
+
+
+ipv6 = st.lists(st.sampled_from([0, 0, 0, 1, 0xAB, 0xFFFF]) | st.integers(0, 0xFFFF), min_size=8, max_size=8).map(
+    lambda groups: IPv6Address(struct.pack("!8H", *groups))
+)
+inside = st.integers(0, 2**32 - 1).flatmap(
+    lambda number: st.sampled_from([IPv6Address(0xFFFF << 32 | number), IPv6Address((0x64FF9B << 96) + number)])
+)
+written = st.one_of(
+    st.one_of(st.ip_addresses(v=4), ipv6, inside).flatmap(
+        lambda address: st.sampled_from([str(address), address.exploded, str(address).upper(), f" {address}\t", f"[{address}]"])
+    ),
+    st.text("0123456789abcdefF:.%[] \n\0\u0661", max_size=45),
+    st.lists(st.sampled_from(["0", "1", "01", "25", "255", "256", "300", ".", ".", "::", ":"]), max_size=9).map("".join),
+)
+
+
+@given(written, st.integers(0, 128))
+@example("255.255.255.255", 64)
+@example("1.2.3.04", 64)
+@example("1.2.3.256", 64)
+def test_what_is_read_in_haste_is_what_ipaddress_reads(text: str, prefix: int) -> None:
+    """Property: spellings and networks are those of `ipaddress`, whatever text comes."""
+    address = canonical(text)
+    assert client_of(peer=text, trusted=()) == ((text or None) if address is None else str(address))
+    if isinstance(address, IPv6Address):
+        assert grouped(text, prefix) == str(IPv6Network((address, prefix), strict=False))
+    else:
+        assert grouped(text, prefix) == (text if address is None else str(address))
+    for network in ("192.0.0.0/2", "2000::/3", "::/1"):
+        expected = address is not None and address in ip_network(network)
+        assert TrustedProxies([network], "x-forwarded-for").trust(text) is expected
 
 
 @pytest.mark.parametrize(
