@@ -82,13 +82,9 @@ class Identities:
         """True if anybody may be told from the rest by what a request has in it."""
         return bool(self._callers)
 
-    @property
-    def take_peers(self) -> bool:
-        """True if the peer of a request is its client, whatever its headers say."""
-        return self._proxies.take_peers
-
-    def address(self, client: str | None) -> str | None:
-        """Address or network that a client is counted as; None for a client without one."""
+    def address(self, request: Request) -> str | None:
+        """Address or network that a request's client is counted by; None without a peer address."""
+        client = request.peer if self._proxies.take_peers else request.client
         return None if client is None else grouped(client, self.ipv6_prefix)
 
     @property

@@ -14,7 +14,6 @@ from limitgate.gate.cardinality import CardinalityGuard
 from limitgate.gate.compiled_rule import ChargeSpec, CompiledRule
 from limitgate.gate.identity import Identities, Subject
 from limitgate.gate.request_plan import UNLIMITED, PreparedPlan, RequestPlan
-from limitgate.http.client_ip import SHORT
 from limitgate.http.paths import PathIndex, Reach, beyond, segments
 from limitgate.http.request import Request
 from limitgate.keys import Value, address_field
@@ -30,8 +29,6 @@ _PATHS, _SHORT = 512, 200
 """Paths whose rules a planner remembers, and the characters that one may have: clients choose both."""
 _PLANS, _CHARGES = 8192, 32_768
 """Plans that a planner remembers, and the charges in them if every rule of a tier applied: about half a kilobyte each."""
-_CLIENTS = 2048
-"""Clients whose part of a key a planner remembers."""
 _LONG = 250
 """Characters per key from which on a plan is not remembered: clients choose them."""
 
@@ -124,8 +121,6 @@ class Planner:
         """By tier, method, path and root path the version of the routes, and the prepared plan; None where there is none."""
         self._prepared: dict[Any, PreparedPlan] = {}
         """By tier, method, template of the route, rules and decorators."""
-        self._address_fields: dict[str | None, bytes] = {}
-        """By clients what their addresses contribute to keys."""
         self._decorated: dict[int, CompiledRule] = {}
         self._tiers = {tier: self._index(of_tier, exempt=False) for tier, of_tier in rules.tiers.items()}
         self._exempt = {tier: self._index(of_tier, exempt=True) for tier, of_tier in rules.tiers.items()}
@@ -181,7 +176,7 @@ class Planner:
         if prepared is None:
             return None
         if prepared.is_by_address:
-            return prepared, prepared.keys_of_address(self._address_field(request))
+            return prepared, prepared.keys_of_address(address_field(self._identities.address(request)))
         return prepared, prepared.keys_of(subject or self._identities.subject(request, None))
 
     def further(self, request: Request, identified: Caller | None, extra_rules: Sequence[ExtraRule]) -> RequestPlan:
@@ -234,18 +229,6 @@ class Planner:
                 prepared = PreparedPlan(compiled_rules, subject, marks)
                 _keep(self._prepared, alike, prepared)
         return prepared
-
-    def _address_field(self, request: Request) -> bytes:
-        """Field of keys for the address of a request's client. It is soon made, so that few are remembered."""
-        client = request.peer if self._identities.take_peers else request.client
-        field = self._address_fields.get(client)
-        if field is None:
-            field = address_field(self._identities.address(client))
-            if client is None or len(client) <= SHORT:
-                if len(self._address_fields) >= _CLIENTS:
-                    self._address_fields.clear()
-                self._address_fields[client] = field
-        return field
 
     def _charged(self, compiled_rules: tuple[CompiledRule, ...], subject: Subject) -> RequestPlan:
         return self._remembered(compiled_rules, [compiled_rule.spec(subject) for compiled_rule in compiled_rules])
