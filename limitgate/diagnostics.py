@@ -65,6 +65,10 @@ class Diagnosis(Enum):
         "%s at %s, a mistake of LimitGate's own: whoever waited for it is told that the store failed; please report it",
     )
     RIGHTS = "LG021", "the user at %s lacks rights, and calls that need them fail: ACL SETUSER <user> %s", logging.ERROR
+    LOGIN = "LG022", "%s refuses the login: %s", logging.ERROR
+    DATABASE = "LG023", "%s does not have the database in the URL: %s", logging.ERROR
+    TLS = "LG024", "%s and its URL do not agree on TLS: %s", logging.ERROR
+    SERVER_KIND = "LG025", "%s is another kind of server than its URL says: %s", logging.ERROR
 
     def __init__(self, code: str, text: str, level: int = logging.WARNING) -> None:
         self.code = code

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,14 +23,14 @@ from limitgate.diagnostics import APART, PAGE, Diagnosis, Once, clock_comparison
 from limitgate.rules.callers import KnownCaller
 from tests.support.clock import Clock
 from tests.support.doors import PEER, SITES, Site, asgi_reply
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import RedisServer, free_port
 
 ROOT = Path(__file__).parents[1]
 DOCS = (ROOT / PAGE).read_text()
 ACL = re.search(r"^ACL SETUSER .*$", (ROOT / "docs/deployment.md").read_text(), re.MULTILINE)[0].split()
 CODES = {diagnosis.code for diagnosis in Diagnosis}
 RULE = Rule("api", "99/minute burst 1", path="/api/**")
-ERRORS = {"LG021"}
+ERRORS = {"LG021", "LG022", "LG023", "LG024", "LG025"}
 """What no waiting can cure."""
 DIGEST = f"sha256:{'0' * 64}"
 XFF = {"X-Forwarded-For": "203.0.113.77"}
@@ -104,7 +105,10 @@ class Failing(FarAway):
 class Stage:
     """Where a situation is played: one door, an environment, a clock."""
 
-    def __init__(self, door: Any, opened: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, door: Any, opened: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        self.caplog = caplog
         self.setenv = monkeypatch.setenv
         self.setattr = monkeypatch.setattr
         self.clock = Clock()
@@ -221,6 +225,38 @@ def permitted(stage: Stage, *words: str, **options: Any) -> None:
     it.statuses(9)
 
 
+def told(stage: Stage, url: str, code: str = "", **options: Any) -> None:
+    """Three requests on a store, and then time for what is told without them."""
+    it = stage.asked(store=url, timeout=2, **options)
+    deadline = time.monotonic() + 5
+    while code and not any(code in message for message in stage.caplog.messages) and time.monotonic() < deadline:
+        it.idle(0.05)
+
+
+def listening(
+    stage: Stage, login: str = "", database: str = "", password: str = "", scheme: str = "redis", **options: Any
+) -> None:
+    """A Redis on a port, which may want a password, and requests to it by a URL."""
+    port = free_port()
+    while "203" in str(port):  # which stands for what a client has sent
+        port = free_port()
+    server = stage.redis(port=str(port), databases="4")
+    if password:
+        with server.client() as client:
+            client.config_set("requirepass", password)
+    told(stage, f"{scheme}://{login}127.0.0.1:{port}{database}", **options)
+
+
+def behind_tls(stage: Stage, folder: Path, scheme: str, trust: str = "", **options: Any) -> None:
+    """A Redis that speaks TLS with a certificate of its own, and requests to it by a URL."""
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    make += ["-keyout", "key.pem", "-out", "cert.pem", "-subj", "/CN=here", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(make, cwd=folder, check=True, capture_output=True)
+    port, files = free_port(), {"tls_cert_file": str(folder / "cert.pem"), "tls_key_file": str(folder / "key.pem")}
+    stage.redis(tls_port=str(port), tls_auth_clients="no", **files)
+    told(stage, f"{scheme}://127.0.0.1:{port}{trust.format(folder)}", **options)
+
+
 FREE = Rule("free", path="/health/**", exempt=True)
 LIVE = Rule("live", "9/m", path="/health/live")
 KEEPING = Rule("api", "9/m", reserve="9%")
@@ -311,6 +347,20 @@ SITUATIONS: dict[str, list[Play]] = {
         lambda stage: permitted(stage, "resetkeys", "~other:*"),
         lambda stage: permitted(stage, key_prefix="mine"),
     ],
+    "LG022": [
+        lambda stage: listening(stage, password="p"),
+        lambda stage: listening(stage, ":q@", password="p"),
+        lambda stage: listening(stage, "u:p@", password="p"),
+        lambda stage: listening(stage, password="p", scheme="redis+cluster"),
+        lambda stage: listening(stage, database="/m", password="p", scheme="redis+sentinel"),
+    ],
+    "LG023": [lambda stage: listening(stage, database="/4"), lambda stage: listening(stage, ":p@", "/9", password="p")],
+    "LG024": [
+        lambda stage: listening(stage, scheme="rediss", code="LG024"),
+        lambda stage: behind_tls(stage, Path.cwd(), "redis", code="LG024"),
+        lambda stage: behind_tls(stage, Path.cwd(), "rediss", code="LG024"),
+    ],
+    "LG025": [lambda stage: listening(stage, database="/m", scheme="redis+sentinel")],
 }
 
 INNOCENT: dict[str, list[Play]] = {
@@ -426,14 +476,25 @@ INNOCENT: dict[str, list[Play]] = {
         lambda stage: permitted(stage, "+@all", "~*"),
         lambda stage: permitted(stage, "resetkeys", "~mine:*", key_prefix="mine"),
     ],
+    "LG022": [
+        lambda stage: listening(stage, ":p@", password="p"),
+        lambda stage: told(stage, f"redis://127.0.0.1:{free_port()}"),
+    ],
+    "LG023": [lambda stage: listening(stage, database="/3"), listening],
+    "LG024": [
+        lambda stage: behind_tls(stage, Path.cwd(), "rediss", "?ssl_ca_certs={}/cert.pem"),
+        lambda stage: told(stage, f"rediss://127.0.0.1:{free_port()}"),
+        listening,
+    ],
+    "LG025": [listening],
     "LG015": [lambda stage: stage.asked(store=Failing("timeout")), lambda stage: stage.asked(store=Failing("oom"))],
 }
 
 
 @pytest.fixture(params=SITES, ids=attrgetter("door"))
-def stage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+def stage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Stage]:
     with contextlib.ExitStack() as opened:
-        yield Stage(request.param, opened, monkeypatch)
+        yield Stage(request.param, opened, monkeypatch, caplog)
 
 
 def cases(plays: dict[str, list[Play]]) -> list[Any]:

@@ -806,6 +806,44 @@ BAD_URLS = [
     "redis://[::1/0",
     "redis://localhost?socket_timeout=soon",
     "redis://localhost?no_such_option=1",
+    *[
+        "REDIS://localhost",
+        "redis://",
+        "redis:///0",
+        "redis://:6379/0",
+        "redis://localhost:/0",
+        "redis://localhost:0/0",
+        "redis://localhost:-1",
+        "redis://::1/0",
+        "redis://localhost/zero",
+        "redis://localhost/-1",
+        "redis://localhost/0/1",
+        "redis://localhost/0x1",
+        "redis://localhost?db=zero",
+        "redis://localhost/1?db=2",
+        "redis://${HOST}:6379/0",
+        "redis://<host>/0",
+        "redis://h1,h2/0",
+        "redis://secret@localhost/0",
+        "redis://:pa/ss@localhost",
+        "redis://:pa#ss@localhost",
+        "redis://:pa?ss@localhost",
+        "redis://u:12/34@localhost",
+        "redis://u:12?34=5@localhost",
+        "redis://localhost?bd=1",
+        "redis://localhost?ssl_ca_certs=/x",
+        "redis://localhost?retry=3",
+        "rediss://localhost?ssl_ca_certs=/nowhere.pem",
+        "rediss://localhost?ssl_cert_reqs=maybe",
+        "redis://localhost?protocol=9",
+        "unix://",
+        "unix:///",
+        "unix://run/redis.sock",
+        "unix:///run/redis.sock?db=x",
+    ],
+    "redis://localhost/0 ",
+    "redis://localhost/0\n",
+    "redis:// localhost",
 ]
 
 
@@ -821,9 +859,55 @@ def test_a_url_opens_its_store(url: str) -> None:
 @pytest.mark.parametrize("opener", OPENERS)
 @pytest.mark.parametrize("url", BAD_URLS)
 def test_a_mistake_in_a_url_is_a_config_error(opener: Callable[[str], Any], url: str) -> None:
-    """A URL that names no store is refused when it is opened, not at the first request."""
-    with pytest.raises(ConfigError, match="store"):
+    """A URL that names no store is refused when it is opened, not at the first request, and it is said what was expected."""
+    with pytest.raises(ConfigError, match=r"store.* expected") as caught:
         opener(url)
+    assert "12" not in str(caught.value)
+    assert "34" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("redis://localhost/zero", "no database"),
+        ("redis:///0", "no host"),
+        ("redis://localhost:99999/0", "no such port"),
+        ("redis://localhost?timout=1", "'timout', did you mean socket_timeout"),
+        ("redis://localhost?ssl_ca_certs=/x", "expected rediss://"),
+        ("redis://h1,h2/0", r"redis\+cluster://"),
+        ("redis://secret@localhost/0", "redis://:password@"),
+        ("redis://:pa/ss@localhost/0", "/ is %2F"),
+        ("unix://run/redis.sock", "unix:///run/redis.sock"),
+        ("redis://${HOST}:6379/0", "not filled in"),
+    ],
+)
+def test_a_mistake_in_a_url_is_told_with_its_cure(url: str, words: str) -> None:
+    """What is wrong with a URL is said in words, not what redis-py would have made of it."""
+    with pytest.raises(ConfigError, match=words):
+        open_sync_store(url)
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://localhost",
+        "redis://localhost/",
+        "redis://localhost:6379/15",
+        "redis://u:p@s@localhost/0",
+        "redis://:@localhost/0",
+        "redis://[::1]:6379/0",
+        "redis://h?password=p@ss&username=u",
+        "redis://h/1?db=1",
+        "redis://h_1.example/0?",
+        "redis://h?decode_responses=true&client_name=me&health_check_interval=9",
+        "rediss://h?ssl_cert_reqs=none",
+        "unix://:p@/s.sock",
+    ],
+)
+def test_a_url_without_a_mistake(opener: Callable[[str], Any], url: str) -> None:
+    """What redis-py understands as it was meant is a store."""
+    assert opener(url)
 
 
 @pytest.mark.parametrize("opener", OPENERS)

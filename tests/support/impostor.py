@@ -62,7 +62,7 @@ class Impostor:
 
     def _serve(self, line: socket.socket) -> None:
         commands = hiredis.Reader(encoding="utf-8", errors="replace")
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, hiredis.ProtocolError):  # somebody may look whether TLS is spoken here
             while data := line.recv(65536):
                 commands.feed(data)
                 while (command := commands.gets()) is not False:

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import errno
+import re
 import socket
+import ssl
+from typing import NamedTuple
 
-from redis.exceptions import AskError, OutOfMemoryError, ResponseError, TimeoutError as RedisTimeoutError, TryAgainError
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    NoPermissionError,
+    OutOfMemoryError,
+    RedisError,
+    ResponseError,
+    TimeoutError as RedisTimeoutError,
+    TryAgainError,
+)
 
-from limitgate.errors import StoreError
+from limitgate.diagnostics import Diagnosis
+from limitgate.errors import StoreError, StoreFault
 
 Redirection = AskError | TryAgainError
 """Replies of a cluster's node about a hash slot that it does not hold (MOVED is an ASK in redis-py), or not all of."""
@@ -15,6 +28,60 @@ Redirection = AskError | TryAgainError
 
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """Errors of the kernel where this process, or this machine, has no file descriptor or no memory for a connection."""
+
+
+class Hindrance(NamedTuple):
+    """A reason why there is no connection to a server that no waiting cures."""
+
+    diagnosis: Diagnosis
+    reason: str
+    """The reason, and the cure. Contains no password."""
+
+
+_LOGIN = Diagnosis.LOGIN
+_HINDRANCES = (
+    ("HELLO must be called", _LOGIN, "it wants a password, and the URL has none: redis://user:password@host, or :password@"),
+    ("Authentication required", _LOGIN, "it wants a password, and the URL has none: redis://user:password@host, or :password@"),
+    ("invalid username-password", _LOGIN, "the user or the password in the URL is wrong, or the user is switched off"),
+    ("invalid password", _LOGIN, "the password in the URL is wrong"),
+    ("without any password configured", _LOGIN, "it has no password, and the URL has one: leave it out"),
+    ("running in protected mode", _LOGIN, "it is in protected mode, and so serves its own machine alone: give it a password"),
+    ("DB index", Diagnosis.DATABASE, "the number is too high, see CONFIG GET databases there"),
+    ("SELECT is not allowed", Diagnosis.DATABASE, "a cluster has one, so leave the number out, or make it 0"),
+    ("cluster support disabled", Diagnosis.SERVER_KIND, "it is no node of a cluster: redis:// instead of redis+cluster://"),
+    ("unknown command 'SENTINEL'", Diagnosis.SERVER_KIND, "it is no Sentinel: redis:// instead of redis+sentinel://"),
+)
+"""Errors of servers by a part of their texts. redis-py has taken the error's code away."""
+_PASSING = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+"""Errors of TLS that say no more than that a connection has ended."""
+
+
+def hindrance_of(error: BaseException) -> Hindrance | None:
+    """Find the reason why there is no connection; None if it may pass by itself."""
+    if isinstance(error, RedisError):
+        text = str(error)
+        for part, diagnosis, reason in _HINDRANCES:
+            if part in text:
+                return Hindrance(diagnosis, reason)
+        if isinstance(error, AuthenticationError):
+            return Hindrance(_LOGIN, "it refuses the user and password in the URL")
+        if isinstance(error, NoPermissionError):
+            command = re.search(r"'([a-z|]+)' command", text)
+            return Hindrance(Diagnosis.RIGHTS, f"+{command[1]}") if command else None
+    return _hindrance_of_tls(error)
+
+
+def _hindrance_of_tls(error: BaseException | None) -> Hindrance | None:
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            reason = f"its certificate is not trusted ({error.verify_message}): name the authority with option ssl_ca_certs"
+            return Hindrance(Diagnosis.TLS, reason)
+        if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+            return Hindrance(Diagnosis.TLS, "it does not speak TLS at this port; use redis:// or its port for TLS")
+        if isinstance(error, ssl.SSLError) and error.reason and not isinstance(error, _PASSING):
+            return Hindrance(Diagnosis.TLS, f"no agreement on TLS ({error.reason}): see the ssl_ options of the URL")
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def is_no_room(error: BaseException | None) -> bool:
@@ -55,6 +122,9 @@ def _meaning(error: Exception) -> StoreError:
         return StoreError("no answer from Redis within the timeout", "timeout")
     if isinstance(error, Redirection):
         return StoreError("this is a node of a Redis Cluster, expected a URL like redis+cluster://host:port", "reply")
-    if isinstance(error, ResponseError):
-        return StoreError(f"Redis refused the call ({type(error).__name__}): {error}", "reply")
-    return StoreError(f"cannot reach Redis: {error}", "connection")
+    fault: StoreFault = "reply" if isinstance(error, ResponseError) else "connection"
+    hindrance = hindrance_of(error)
+    if hindrance is not None and hindrance.diagnosis is not Diagnosis.RIGHTS:
+        return StoreError(f"no connection to Redis: {hindrance.reason}", fault)
+    refused = f"Redis refused the call ({type(error).__name__}): {error}"
+    return StoreError(refused if fault == "reply" else f"cannot reach Redis: {error}", fault)

@@ -6,8 +6,11 @@ that answers names the master.
 
 from __future__ import annotations
 
+import os
+from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from inspect import signature
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -22,11 +25,22 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from limitgate.errors import ConfigError
+from limitgate.own_errors import survived
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.dial.inspection import Inspection
 from limitgate.stores.redis.dial.resolver import Resolver
 from limitgate.stores.redis.dial.spare import SPARE
-from limitgate.stores.redis.dial.url import Address, check_readable, format_address, parse_address, read_url, server_name
+from limitgate.stores.redis.dial.tls_check import TLSCheck
+from limitgate.stores.redis.dial.url import (
+    Address,
+    check_options,
+    check_readable,
+    format_address,
+    parse_address,
+    read_url,
+    sentinel_name,
+    server_name,
+)
 from limitgate.stores.redis.errors import is_no_room
 
 CONNECT_TIMEOUT = 1.5
@@ -36,6 +50,42 @@ ASK_TIMEOUT = 0.3
 
 _BRIEF = {"socket_timeout": ASK_TIMEOUT, "socket_connect_timeout": ASK_TIMEOUT}
 _SLOTS = "CLUSTER", "SLOTS"
+
+
+_OBJECTS = frozenset(
+    {
+        "command_packer",
+        "credential_provider",
+        "driver_info",
+        "encoder_class",
+        "event_dispatcher",
+        "himport_registry",
+        "host",
+        "kwargs",
+        "legacy_responses",
+        "maint_notifications_config",
+        "maint_notifications_pool_handler",
+        "maintenance_notification_hash",
+        "maintenance_state",
+        "parser",
+        "oss_cluster_maint_notifications_handler",
+        "parser_class",
+        "path",
+        "port",
+        "redis_connect_func",
+        "retry",
+        "retry_on_error",
+        "self",
+        "ssl_context",
+        "ssl_ocsp_context",
+    }
+)
+"""Parameters of redis-py's connections that no text can stand for, that have their place in the URL, or are ours to choose."""
+_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_ca_path")
+
+
+class NoMasterError(RedisConnectionError):
+    """No Sentinel says where the master is. What each of them said instead was told already."""
 
 
 class Dial(Protocol):
@@ -60,7 +110,11 @@ class Dialer:
             pool = pool_class.from_url(
                 where.url, socket_timeout=socket_timeout, socket_connect_timeout=socket_timeout, retry=Retry(NoBackoff(), 0)
             )
+            check_options(where.url, _options_of(pool.connection_class))
+            _check_files(pool.connection_kwargs)
             pool.connection_class(**pool.connection_kwargs)
+        except ConfigError:
+            raise
         except (AttributeError, ValueError, TypeError, RedisError) as error:
             raise ConfigError(f"store: {error}, expected a URL that redis-py understands") from error
         if where.nodes and pool.connection_kwargs.get("db"):
@@ -69,6 +123,7 @@ class Dialer:
         self._sentinels = where.sentinels
         self._resolver = Resolver()
         self._inspection = inspection
+        self._tls = TLSCheck(inspection, uses_tls=where.url.startswith("rediss"))
         SPARE.fill()
 
     @property
@@ -83,6 +138,7 @@ class Dialer:
             connection = self._dial(address, options)
         except Exception as error:
             if not (is_no_room(error) and SPARE.release()):
+                self._failed(server_name(address), error)
                 raise
             connection = self._dial(address, options)
         SPARE.fill()
@@ -92,7 +148,7 @@ class Dialer:
         server = server_name(address)
         if address is None and self._sentinels:
             address = self._master(options)
-        connection = _connected(self._connection(address, **options))
+        connection = self._reached(server, self._connection(address, **options))
         self._inspection.heard(server, _said(connection, self._inspection.question))
         return connection
 
@@ -102,6 +158,7 @@ class Dialer:
             connection = await self._adial(clock, address)
         except Exception as error:
             if not (is_no_room(error) and SPARE.release()):
+                self._failed(server_name(address), error)
                 raise
             connection = await self._adial(clock, address)
         SPARE.fill()
@@ -111,22 +168,48 @@ class Dialer:
         server = server_name(address)
         if address is None and self._sentinels:
             address = await self._amaster(clock)
-        connection = await self._areached(partial(self._connection, address))
+        connection = await self._areached(server, partial(self._connection, address))
         self._inspection.heard(server, await _asaid(connection, self._inspection.question))
         return connection
 
     def slots(self, node: Address) -> Any:
         """Ask a node of a cluster who holds which hash slot."""
-        return _asked(self._connection(node, **self._brief), _SLOTS)
+        try:
+            return _asked(self._reached(server_name(node), self._connection(node, **self._brief)), _SLOTS)
+        except Exception as error:
+            self._failed(server_name(node), error)
+            raise
 
     async def aslots(self, clock: ListeningClock, node: Address) -> Any:
         """`slots`, for asyncio."""
-        async with clock.within(ASK_TIMEOUT):
-            return await _aasked(self._areached(partial(self._connection, node)), _SLOTS)
+        try:
+            async with clock.within(ASK_TIMEOUT):
+                return await _aasked(self._areached(server_name(node), partial(self._connection, node)), _SLOTS)
+        except Exception as error:
+            self._failed(server_name(node), error)
+            raise
 
-    async def _areached(self, connection: Callable[[], Any]) -> Any:
+    def _reached(self, server: str, connection: Any) -> Any:
+        """Open a connection."""
+        try:
+            return _connected(connection)
+        except Exception as error:
+            self._tls.look(server, connection, error)
+            raise
+
+    async def _areached(self, server: str, connection: Callable[[], Any]) -> Any:
         """A connection that is open, to the first address that takes it of those that its host has."""
         made = connection()
+        try:
+            return await self._areached_at_any(made, connection)
+        except CancelledError:  # mostly because it took too long
+            self._tls.look(server, made, TimeoutError())
+            raise
+        except Exception as error:
+            self._tls.look(server, made, error)
+            raise
+
+    async def _areached_at_any(self, made: Any, connection: Callable[[], Any]) -> Any:
         host = getattr(made, "host", None)
         if host is None:
             return await _aconnected(made)
@@ -149,11 +232,12 @@ class Dialer:
         failures = []
         for sentinel in self._sentinels:
             try:
-                return self._named_by(sentinel, _asked(self._sentinel(sentinel, **brief), self._question))
+                reached = self._reached(sentinel_name(sentinel), self._sentinel(sentinel, **brief))
+                return self._named_by(sentinel, _asked(reached, self._question))
             except Exception as error:
                 if is_no_room(error):  # no fault of this Sentinel's
                     raise
-                self._passed_over(sentinel)
+                self._passed_over(sentinel, error)
                 failures.append(error)
         raise self._nobody_knows(failures)
 
@@ -162,12 +246,13 @@ class Dialer:
         for sentinel in self._sentinels:
             try:
                 async with clock.within(ASK_TIMEOUT):
-                    reply = await _aasked(self._areached(partial(self._sentinel, sentinel)), self._question)
+                    reached = self._areached(sentinel_name(sentinel), partial(self._sentinel, sentinel))
+                    reply = await _aasked(reached, self._question)
                 return self._named_by(sentinel, reply)
             except Exception as error:
                 if is_no_room(error):  # no fault of this Sentinel's
                     raise
-                self._passed_over(sentinel)
+                self._passed_over(sentinel, error)
                 failures.append(error)
         raise self._nobody_knows(failures)
 
@@ -189,13 +274,34 @@ class Dialer:
         self._sentinels = (sentinel, *[other for other in self._sentinels if other != sentinel])
         return master
 
-    def _passed_over(self, sentinel: Address) -> None:
+    def _passed_over(self, sentinel: Address, error: Exception) -> None:
         """Ask a Sentinel that was of no help last the next time: several that hang must not use up all time."""
+        self._failed(sentinel_name(sentinel), error)
         self._sentinels = (*[other for other in self._sentinels if other != sentinel], sentinel)
 
+    def _failed(self, server: str, error: Exception) -> None:
+        """Have it told if no waiting cures the failure of a connection."""
+        if not isinstance(error, NoMasterError):
+            with survived():
+                self._inspection.failed(server, error)
+
     @staticmethod
-    def _nobody_knows(failures: Sequence[Exception]) -> RedisConnectionError:
-        return RedisConnectionError(f"no Sentinel tells where the master is: {'; '.join(map(str, failures))}")
+    def _nobody_knows(failures: Sequence[Exception]) -> NoMasterError:
+        return NoMasterError(f"no Sentinel tells where the master is: {'; '.join(map(str, failures))}")
+
+
+def _options_of(connection_class: type) -> frozenset[str]:
+    """Names of the options that a URL may have for connections of a class."""
+    makers = [vars(kind)["__init__"] for kind in connection_class.__mro__[:-1] if "__init__" in vars(kind)]
+    named = {name for maker in makers for name in signature(maker).parameters}
+    return frozenset(name for name in named - _OBJECTS if not name.startswith("orig_"))
+
+
+def _check_files(options: Mapping[str, Any]) -> None:
+    """Raise a `ConfigError` for a file of TLS that is not there."""
+    for name in _FILES:
+        if options.get(name) and not os.path.exists(options[name]):  # noqa: PTH110 - text of the user's, or a folder
+            raise ConfigError(f"store: option {name} names a file that is not there, expected one that can be read")
 
 
 def _connected(connection: Any) -> Any:
@@ -226,7 +332,7 @@ def _hush(error: BaseException) -> None:
 
 def _asked(connection: Any, command: Sequence[str]) -> Any:
     try:
-        _connected(connection).send_command(*command)
+        connection.send_command(*command)
         return connection.read_response()
     finally:
         connection.disconnect()

@@ -1,6 +1,6 @@
 """Inspection of servers on each new connection: rights that are missing, eviction, and whose data they have.
 
-No connection fails by it.
+No connection fails by it. Where there is none, it tells what no waiting cures.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from redis.exceptions import NoPermissionError
 
 from limitgate.diagnostics import Diagnosis, Once
 from limitgate.own_errors import survived
+from limitgate.stores.redis.errors import hindrance_of
 
 INSPECT = (files("limitgate") / "lua" / "inspect.lua").read_text("utf-8")
 
@@ -89,6 +90,8 @@ class Inspection:
         self._lacks = Once(Diagnosis.RIGHTS)
         self._evicts = Once(Diagnosis.EVICTS)
         self._replaced = Once(Diagnosis.REPLACED)
+        self._told: dict[str, Diagnosis] = {}
+        """Errors that no waiting cures, by server, until a connection to it comes about."""
 
     def expect(self, prefix: str) -> None:
         """Keys of a prefix will be used."""
@@ -100,8 +103,24 @@ class Inspection:
         """The command to send on a new connection."""
         return "EVAL", INSPECT, 0, *self._prefixes
 
+    def failed(self, server: str, error: Exception) -> None:
+        """Log what no waiting cures of the reasons why there is no connection to a server, once until there is one."""
+        hindrance = hindrance_of(error)
+        if hindrance is not None:
+            self._tell(server, *hindrance)
+
+    def tell_tls(self, server: str, reason: str) -> None:
+        """Log that a server and its URL do not agree on TLS."""
+        self._tell(server, Diagnosis.TLS, reason)
+
+    def _tell(self, server: str, diagnosis: Diagnosis, reason: str) -> None:
+        if self._told.get(server) is not diagnosis:
+            self._told[server] = diagnosis
+            diagnosis.log(server, reason)
+
     def heard(self, server: str, reply: object) -> None:
         """Note what a server has said, be it an error or nonsense."""
+        self._told.pop(server, None)
         with survived():
             report = read_report(reply)
             if report is not None:

@@ -1,18 +1,21 @@
 """The URL of a Redis store: its servers, database and logins.
 
-redis-py reads the URL of a single server as it is. URLs with several servers are ours:
-
+    redis://user:password@host:6379/DB?options                     one server; rediss:// with TLS
+    unix://user:password@/path/to/redis.sock?db=DB                 one server, by its socket
     redis+cluster://user:password@h1:7000,h2:7000/?options         any nodes of a Redis Cluster; it names the others
     redis+sentinel://user:password@h1:26379,h2:26379/NAME/DB       the master NAME, as the first Sentinel that answers has it
 
 With ``rediss+`` all of them are spoken to with TLS. The user and password are those of the servers that hold the buckets;
-Sentinels get the options ``sentinel_username`` and ``sentinel_password``. Pure: no connection.
+Sentinels get the options ``sentinel_username`` and ``sentinel_password``. The other options are redis-py's. A URL is checked
+before redis-py reads it, which takes what it does not understand for something else: ``/zero`` for database 0. No message
+repeats what may be a part of a password. Pure: no connection.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
@@ -24,6 +27,11 @@ SEVERAL = ("redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel
 _URL = re.compile(r"(?P<login>[^/?#@]*@|)(?P<servers>[^/?#@]*)(?P<path>[^?#]*)\??(?P<options>[^#]*)(?:#.*)?")
 _SERVER = re.compile(r"(?P<host>[^\s:\[\]]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?")
 _EXPECTED = "expected for example redis+cluster://h1:7000,h2:7000 or redis+sentinel://h1:26379,h2:26379/mymaster"
+_SINGLE_EXPECTED = "expected for example redis://localhost:6379/0 or redis://user:password@localhost:6379/0"
+_SOCKET_EXPECTED = "expected for example unix:///run/redis.sock?db=0"
+_ENCODED = "(in a user or password % is %25, / is %2F, ? is %3F, # is %23, @ is %40)"
+_UNEXPANDED = re.compile(r"[${}<>]")
+"""Characters of a variable in a template that nobody has filled in; no host has them."""
 
 Address = tuple[str, int]
 """A server's host and port."""
@@ -73,8 +81,10 @@ def check_readable(url: str) -> None:
 def read_url(url: str) -> StoreUrl:
     """Read a store URL. Raises `ConfigError`."""
     scheme = scheme_of(url)
+    if re.search(r"\s", url):
+        raise ConfigError("store: the URL has a blank or a line break in it, expected none, %20 where one is meant")
     if scheme not in SEVERAL:
-        return StoreUrl(url)
+        return _read_single(scheme, url)
     scheme, _, kind = scheme.partition("+")
     parts = _URL.fullmatch(url.partition("://")[2])
     if parts is None:
@@ -89,6 +99,69 @@ def read_url(url: str) -> StoreUrl:
     sentinels = _servers(parts["servers"], 26379)
     own = options.pop("sentinel_username", None), options.pop("sentinel_password", None)
     return StoreUrl(_single(scheme, parts["login"], sentinels[0], f"/{database}", options), (), sentinels, unquote(name), own)
+
+
+def _read_single(scheme: str, url: str) -> StoreUrl:
+    """Check the URL of a single server. Raises `ConfigError`."""
+    netloc, rest = re.fullmatch(r"([^/?#]*)(.*)", url.partition("://")[2]).groups()  # type: ignore[union-attr]
+    login, _, server = netloc.rpartition("@")
+    path, _, listed = rest.partition("#")[0].partition("?")
+    if "@" in rest.partition("?")[0] or "@" in rest.partition("#")[2]:
+        raise ConfigError(f"store: an @ behind the host, {_SINGLE_EXPECTED} {_ENCODED}")
+    options = dict(parse_qsl(listed, keep_blank_values=True))
+    if login and ":" not in login and "password" not in options:
+        raise ConfigError("store: a user without a password, expected a colon before a password: redis://:password@host:6379/0")
+    if scheme == "unix":
+        if server or len(path) < 2:
+            raise ConfigError(f"store: no path of a socket with three slashes before it, {_SOCKET_EXPECTED} {_ENCODED}")
+    else:
+        _check_server(server)
+        if not re.fullmatch("/?[0-9]*", path):
+            raise ConfigError(f"store: what stands behind the host is no database, a number is: {_SINGLE_EXPECTED}")
+    database = options.get("db", "0")
+    if not re.fullmatch("[0-9]+", database):
+        raise ConfigError("store: option db is no database, expected a number, for example db=0")
+    if path.strip("/") and scheme != "unix" and "db" in options and int(database) != int(path.strip("/")):
+        raise ConfigError("store: the path and option db name different databases, expected one of them")
+    return StoreUrl(url)
+
+
+def _check_server(server: str) -> None:
+    """Check the one host of a URL, and its port. Raises `ConfigError` that repeats neither: it may be half a password."""
+    if not server or server.startswith(":"):
+        raise ConfigError(f"store: no host, {_SINGLE_EXPECTED}")
+    if _UNEXPANDED.search(server):
+        raise ConfigError(f"store: the host holds a variable that was not filled in, {_SINGLE_EXPECTED}")
+    if "," in server:
+        raise ConfigError(f"store: several hosts, {_EXPECTED}")
+    match = _SERVER.fullmatch(server)
+    if match is None:
+        raise ConfigError(f"store: host and port cannot be read, {_SINGLE_EXPECTED} {_ENCODED}")
+    if not 0 < int(match["port"] or 6379) < 65536:
+        raise ConfigError(f"store: there is no such port, expected one of 1 to 65535 {_ENCODED}")
+
+
+def check_options(url: str, known: Collection[str]) -> None:
+    """Check the names of the options of a URL of a single server. Raises `ConfigError` for one that is not ``known``."""
+    listed = url.partition("#")[0].partition("?")[2]
+    for name, _ in parse_qsl(listed, keep_blank_values=True):
+        if name in known:
+            continue
+        if name.startswith("ssl_"):
+            raise ConfigError(f"store: option {name} is of TLS, expected rediss:// before it, or an option that there is")
+        near = get_close_matches(name, known, n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        named = "" if "@" in listed else f" {name[:40]!r}"  # else it may be the rest of a password
+        raise ConfigError(f"store: unknown option{named}, {meant}expected some of {', '.join(sorted(known))}")
+
+
+def shown(store: object) -> str:
+    """A store as log lines show it: a URL without user, password and options, of any other store its class."""
+    if not isinstance(store, str):
+        return type(store).__name__
+    scheme, mark, rest = store.partition("://")
+    netloc, path = re.fullmatch(r"([^/?#]*)([^?#]*).*", rest, re.DOTALL).groups()  # type: ignore[union-attr]
+    return f"{scheme}{mark}{netloc.rpartition('@')[2]}{path}"
 
 
 def _single(scheme: str, login: str, server: Address, path: str, options: Mapping[str, str]) -> str:
@@ -117,3 +190,8 @@ def format_address(address: Address) -> str:
 def server_name(address: Address | None) -> str:
     """Name for log lines of a node of a cluster, or of the server that a URL leads to."""
     return "Redis" if address is None else f"the Redis node {format_address(address)}"
+
+
+def sentinel_name(address: Address) -> str:
+    """Name for log lines of a Sentinel."""
+    return f"the Sentinel at {format_address(address)}"
