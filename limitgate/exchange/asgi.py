@@ -29,9 +29,6 @@ _LASTS = frozenset({"http.response.body", "websocket.close"})
 """Messages that may be the last of an application."""
 _BUFFERED = 65_536
 """Bytes of a body that servers take without waiting for the client: asyncio's high-water mark."""
-_TRY_AGAIN_LATER = 1013
-"""The WebSocket close code of a server that is overloaded (IANA WebSocket Close Code Number Registry)."""
-
 
 _OURS = ("limitgate", EXCHANGE)
 """Names in a scope that are for the application alone."""
@@ -138,7 +135,7 @@ class ASGIExchange(Exchange):
         self._is_closed = True
         with suppress(OSError, RuntimeError):  # it is closed already: the client has left, or did not answer a ping
             await self._close(refusal)
-        return {"type": "websocket.disconnect", "code": _TRY_AGAIN_LATER, "reason": refusal.reason}
+        return {"type": "websocket.disconnect", "code": refusal.close_code, "reason": refusal.reason}
 
     async def send(self, message: Message) -> None:
         """Pass a message of the application on, if it is to be passed on."""
@@ -260,4 +257,4 @@ class ASGIExchange(Exchange):
         return send
 
     async def _close(self, refusal: Refusal) -> None:
-        await self._send({"type": "websocket.close", "code": _TRY_AGAIN_LATER, "reason": refusal.reason})
+        await self._send({"type": "websocket.close", "code": refusal.close_code, "reason": refusal.reason})

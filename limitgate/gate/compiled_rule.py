@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from limitgate.gate.cardinality import CardinalityGuard
 from limitgate.gate.identity import Subject
@@ -31,13 +32,14 @@ class CompiledRule:
         "_owner",
         "_prefix",
         "enforced",
+        "is_decorator",
         "rule",
     )
 
     def __init__(
         self,
         rule: Rule,
-        kind: str,
+        kind: Literal["rule", "limit"],
         *,
         key_prefix: str,
         secret: bytes,
@@ -46,8 +48,9 @@ class CompiledRule:
         inventable: Callable[[str], bool],
     ) -> None:
         self.rule = rule
+        self.is_decorator = kind != "rule"
         self._owner = f"{kind} {rule.name}"
-        self._key = Key(rule.key, self._owner, rule.path, secret, inventable)
+        self._key = Key(rule.key, self._owner, "\n".join(rule.paths), secret, inventable)
         self._cardinality = cardinality
         self._is_inventable = self._key.is_inventable
         self.enforced = not (shadow or rule.shadow)

@@ -17,6 +17,7 @@ from limitgate.diagnostics import Diagnosis
 from limitgate.errors import StoreError
 from limitgate.gate import nesting
 from limitgate.gate.admission import Admission, Booking, Charged, GateTraits, Refund, Verdict
+from limitgate.gate.compiled_rule import CompiledRule
 from limitgate.gate.fallback import Fallback
 from limitgate.gate.flow import Budget, Flow, T, arun, measures_silence, run, takes_plain
 from limitgate.gate.planner import ExtraRule, Planner
@@ -24,8 +25,8 @@ from limitgate.gate.request_plan import PreparedPlan, RequestPlan
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.wait_queue import Waiter, WaitQueues, book, sleep_until
 from limitgate.http.request import Request
-from limitgate.http.response import Fields, Refusal, rate_fields, refusal
-from limitgate.limits.decision import Decision, decide, joined
+from limitgate.http.response import Fields, Refusal, forbidden, rate_fields, refusal
+from limitgate.limits.decision import Decision, decide, denied, joined
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.limits.refund import refund
 from limitgate.limits.template import PlanTemplate
@@ -104,6 +105,8 @@ class Gate:
             raise TypeError("identify is async, expected a plain function under WSGI")
         admission, request_plan = self._planned(request, identified, outer)
         self._spend(admission, request_plan)
+        if request_plan.denying is not None:
+            _deny(admission, request_plan.denying)
         if admission.booking is not None:
             self._wait(admission, admission.booking)
         return admission
@@ -120,6 +123,8 @@ class Gate:
             identified = await identified
         admission, request_plan = self._planned(request, identified, outer)
         await self._aspend(admission, request_plan)
+        if request_plan.denying is not None:
+            _deny(admission, request_plan.denying)
         return admission
 
     def _check_prepared(self, request: Request, prepared: PreparedPlan, keys: Sequence[str]) -> Admission:
@@ -497,6 +502,17 @@ class Gate:
         if time.monotonic() - self._said_overloaded > AGAIN:
             self._said_overloaded = time.monotonic()
             Diagnosis.OVERLOADED.log(error)
+
+
+def _deny(admission: Admission, denying: CompiledRule) -> None:
+    """Refuse a request that a rule denies; where that is a shadow, note only that it would."""
+    decision = denied(denying.rule.name)
+    if denying.enforced:
+        admission.decision, admission.refusal = decision, forbidden()
+    elif admission.decision is None:
+        admission.decision = replace(decision, allowed=True, retry_after=0.0, shadow=True)
+    elif admission.decision.allowed:
+        admission.decision = replace(admission.decision, shadow=True)
 
 
 def _refunds_of(admission: Admission) -> list[Refund]:

@@ -14,6 +14,7 @@ from limitgate.gate.cardinality import CardinalityGuard
 from limitgate.gate.compiled_rule import ChargeSpec, CompiledRule
 from limitgate.gate.identity import Identities, Subject
 from limitgate.gate.request_plan import UNLIMITED, PreparedPlan, RequestPlan
+from limitgate.gate.rule_match import EXEMPT, CompiledRules, RuleMatch
 from limitgate.http.paths import PathIndex, Reach, beyond, segments
 from limitgate.http.request import Request
 from limitgate.keys import Value, address_field
@@ -22,7 +23,6 @@ from limitgate.routes import Routes, mounts_of
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.decorators import EVERYTHING, Mark, decided_marks
 from limitgate.rules.lint import overshooting
-from limitgate.rules.options import Per
 from limitgate.rules.rule import Rule, RuleSet
 
 _PATHS, _SHORT = 512, 200
@@ -36,29 +36,8 @@ ExtraRule = tuple[Rule, Sequence[Value]]
 """A rule that an application asks for while a request is under way, and the further parts of its key."""
 
 
-class RuleMatch:
-    """All that requests of one tier, method, path and root path have in common. Made once, and remembered for short paths."""
-
-    __slots__ = ("asks_route", "is_exempt", "message_rules", "request_rules")
-
-    def __init__(self, compiled_rules: Sequence[CompiledRule], *, is_exempt: bool = False) -> None:
-        self.is_exempt = is_exempt
-        """True if no rule applies, and none of the decorators either."""
-        self.request_rules = _counting("request", compiled_rules)
-        """Rules to charge for the request, in the order they were written."""
-        self.message_rules = _counting("message", compiled_rules)
-        """Rules to charge for each message over a WebSocket."""
-        self.asks_route = any(compiled_rule.rule.key_asks("path") for compiled_rule in compiled_rules)
-        """True if a key needs the route that the framework will take."""
-
-
-def _counting(per: Per, compiled_rules: Iterable[CompiledRule]) -> tuple[CompiledRule, ...]:
-    return tuple([compiled_rule for compiled_rule in compiled_rules if compiled_rule.rule.per == per])
-
-
 _UNKNOWN: tuple[object, PreparedPlan | None] = object(), None
 _UNLIMITED = PreparedPlan((), None, EVERYTHING)
-EXEMPT = RuleMatch((), is_exempt=True)
 
 
 def _charge(compiled_rules: tuple[CompiledRule, ...], specs: tuple[ChargeSpec, ...]) -> RequestPlan:
@@ -115,6 +94,8 @@ class Planner:
             inventable=self._is_inventable,
         )
         self._remembered_matches = lru_cache(maxsize=_PATHS)(self._find_match)
+        self._match_of = lru_cache(maxsize=_PATHS)(RuleMatch)
+        """Shared by all paths at which the same rules apply: clients choose paths."""
         most = max(map(len, rules.tiers.values()), default=0)
         self._remembered_plans = lru_cache(maxsize=min(_PLANS, _CHARGES // (most + 1)))(_charge)
         self._ways: dict[tuple[str, str, str, str], tuple[object, PreparedPlan | None]] = {}
@@ -124,12 +105,12 @@ class Planner:
         self._decorated: dict[int, CompiledRule] = {}
         self._tiers = {tier: self._index(of_tier, exempt=False) for tier, of_tier in rules.tiers.items()}
         self._exempt = {tier: self._index(of_tier, exempt=True) for tier, of_tier in rules.tiers.items()}
-        self._every = {tier: _in_order(index.values()) for tier, index in self._tiers.items()}
+        self._every = {tier: _in_order(set(index.values())) for tier, index in self._tiers.items()}
         every = list({id(rule): rule for of_tier in rules.tiers.values() for rule in of_tier}.values())
         self.names = frozenset([rule.name for rule in every])
         """The names of all rules, of whatever tier."""
         self._has_exempt = any(rule.exempt for rule in every)
-        self._reach = Reach.of([segments(rule.path) for rule in every])
+        self._reach = Reach.of([segments(pattern) for rule in every for pattern in (*rule.paths, *rule.exclude)])
         self._strict = strict
         self._unlisted = Once(Diagnosis.UNLISTED_KEYS)
         for rule in every:
@@ -140,24 +121,16 @@ class Planner:
         if request.method == "OPTIONS" and request.is_preflight:
             return UNLIMITED
         subject = self._identities.subject(request, identified)
-        match = self._match(subject.tier, request.method, request.sent, request.root)
-        if match.is_exempt:
+        match, marks = self._applying(request, subject)
+        if match is EXEMPT:
             return UNLIMITED
-        compiled_rules, message_rules = match.request_rules, match.message_rules
-        marks: tuple[Mark, ...] = ()
-        if match.asks_route or self._routes.decorated():
-            route = self._routes.find(request)
-            if route is not None:
-                subject.route, marks = route.template, route.marks
-                if "exempt" in marks:
-                    return UNLIMITED
-                if marks:
-                    decorated = self._compiled_marks(marks, request)
-                    compiled_rules += _counting("request", decorated)
-                    message_rules += _counting("message", decorated)
-        request_plan = self._charged(compiled_rules, subject) if compiled_rules else RequestPlan(None, (), marks)
-        if message_rules and request.is_websocket:
-            return request_plan._replace(marks=marks, messages=self._charged(message_rules, subject))
+        if match.denying is not None and match.denying.enforced:
+            return RequestPlan(None, (), marks, denying=match.denying)
+        request_plan = self._charged(match.request_rules, subject) if match.request_rules else RequestPlan(None, (), marks)
+        if match.denying is not None:
+            request_plan = request_plan._replace(denying=match.denying)
+        if match.message_rules and request.is_websocket:
+            return request_plan._replace(marks=marks, messages=self._charged(match.message_rules, subject))
         return request_plan._replace(marks=marks) if marks else request_plan
 
     def prepared(self, request: Request) -> tuple[PreparedPlan, Sequence[str]] | None:
@@ -182,7 +155,7 @@ class Planner:
     def further(self, request: Request, identified: Caller | None, extra_rules: Sequence[ExtraRule]) -> RequestPlan:
         """Plan the charges of rules that an application asks for while a request is under way."""
         subject = self._identities.subject(request, identified)
-        applying = [(rule, values) for rule, values in extra_rules if rule.applies_to(request.method)]
+        applying = [(rule, values) for rule, values in extra_rules if rule.applies_to(request.method) and rule.admits(request)]
         if any(rule.key_asks("path") for rule, _ in applying):
             route = self._routes.find(request)
             subject.route = route.template if route else None
@@ -191,6 +164,22 @@ class Planner:
             return RequestPlan(None, (), ())
         specs = [compiled_rule.spec(subject, values) for compiled_rule, (_, values) in zip(compiled_rules, applying)]
         return self._remembered(compiled_rules, specs)
+
+    def _applying(self, request: Request, subject: Subject) -> tuple[RuleMatch, tuple[Mark, ...]]:
+        """The rules and decorators that apply to a request, and all decorators that were taken into account."""
+        match = self._match(subject.tier, request.method, request.sent, request.root)
+        marks: tuple[Mark, ...] = ()
+        if match is not EXEMPT and (match.asks_route or self._routes.decorated()):
+            route = self._routes.find(request)
+            if route is not None:
+                subject.route, marks = route.template, route.marks
+                if "exempt" in marks:
+                    return EXEMPT, marks
+                if marks:
+                    match = self._match_of(match.compiled_rules + self._compiled_marks(marks, request), match.exempting)
+        if match.is_conditional:
+            match = EXEMPT if match.exempts(request) else self._match_of(match.narrowed(request))
+        return match, marks
 
     def _prepare(self, tier: str, request: Request, version: object) -> PreparedPlan | None:
         """Find what the requests of a tier, method, path and root path have in common, and remember it unless they are long.
@@ -215,10 +204,12 @@ class Planner:
     ) -> PreparedPlan | None:
         if version is None or request.method_class in ("OPTIONS", "other"):  # a preflight's headers matter; invented are many
             return None
-        if match.is_exempt or "exempt" in marks:
+        if match is EXEMPT or "exempt" in marks:
             return _UNLIMITED
-        compiled_rules = (*match.request_rules, *self._compiled_marks(marks, request))
-        if not all(compiled_rule.has_fixed_charge for compiled_rule in compiled_rules):
+        if marks:
+            match = self._match_of(match.compiled_rules + self._compiled_marks(marks, request), match.exempting)
+        compiled_rules = match.request_rules
+        if match.is_conditional or match.denying or not all(each.has_fixed_charge for each in compiled_rules):
             return None
         subject = self._identities.subject(request, None)
         subject.route = template
@@ -247,7 +238,9 @@ class Planner:
         index: PathIndex[tuple[int, CompiledRule]] = PathIndex()
         for place, rule in enumerate(rules):
             if rule.exempt is exempt:
-                index.add(segments(rule.path), (place, self._compile(rule, "rule")))
+                entry = place, self._compile(rule, "rule")
+                for pattern in rule.paths:
+                    index.add(segments(pattern), entry)
         return index
 
     def _match(self, tier: str, method: str, sent: str, root: str) -> RuleMatch:
@@ -258,31 +251,31 @@ class Planner:
     def _find_match(self, tier: str, method: str, sent: str, root: str) -> RuleMatch:
         paths = self._reach.interpretations(sent, root)
         if paths is None:
-            return RuleMatch(self._for_any_path(tier, method))
+            return self._match_of(self._for_any_path(tier, method))
         if mounts := mounts_of(self._routes):
             paths = (*paths, *beyond(mounts, paths))
-        if self._has_exempt and self._is_exempt(tier, method, paths):
+        exempting = [self._at(self._exempt[tier], method, (path,)) for path in paths] if self._has_exempt else []
+        if not all(exempting):  # a path that may be read otherwise is not let off
+            exempting = []
+        elif exempting and all(any(not each.rule.is_conditional for each in one) for one in exempting):
             return EXEMPT
-        return RuleMatch(self._matching(tier, method, paths))
+        return self._match_of(self._at(self._tiers[tier], method, paths), tuple(exempting))
 
-    def _for_any_path(self, tier: str, method: str) -> list[CompiledRule]:
+    def _for_any_path(self, tier: str, method: str) -> CompiledRules:
         """All rules of a tier that are for a method, but for exempt ones: those of a path that may be any."""
-        return [compiled_rule for compiled_rule in self._every[tier] if compiled_rule.rule.applies_to(method)]
+        return tuple([compiled_rule for compiled_rule in self._every[tier] if compiled_rule.rule.applies_to(method)])
 
-    def _is_exempt(self, tier: str, method: str, paths: Sequence[str]) -> bool:
-        """True if exempt rules cover every interpretation of the path: one that may be read otherwise is not let off."""
-        index = self._exempt[tier]
-        return all(any(compiled_rule.rule.applies_to(method) for _, compiled_rule in index.find(path)) for path in paths)
+    def _at(self, index: PathIndex[tuple[int, CompiledRule]], method: str, paths: Iterable[str]) -> CompiledRules:
+        """The rules of an index that are for a method and any of some paths, in the order they were written."""
+        placed = {
+            entry
+            for path in paths
+            for entry in index.find(path)
+            if entry[1].rule.applies_to(method) and not entry[1].rule.excludes(path)
+        }
+        return tuple(_in_order(placed))
 
-    def _matching(self, tier: str, method: str, paths: Sequence[str]) -> list[CompiledRule]:
-        """The rules of a tier that apply to any interpretation of the path, in the order they were written."""
-        index = self._tiers[tier]
-        placed = index.find(paths[0])
-        for other in paths[1:]:
-            placed += [entry for entry in index.find(other) if entry not in placed]
-        return [compiled_rule for compiled_rule in _in_order(placed) if compiled_rule.rule.applies_to(method)]
-
-    def _compiled_marks(self, marks: Sequence[Mark], request: Request) -> list[CompiledRule]:
+    def _compiled_marks(self, marks: Sequence[Mark], request: Request) -> CompiledRules:
         """The decorators that apply to a request, but for those that a gate around this one has decided about."""
         compiled_rules: list[CompiledRule] = []
         by_outer = decided_marks.get() if request.passed_a_gate else None
@@ -294,7 +287,7 @@ class Planner:
                 if any(compiled_rule.rule.name == rule.name for compiled_rule in compiled_rules):
                     raise ConfigError(f"limit {rule.name!r} applies twice to one request, expected different names")
                 compiled_rules.append(self._compiled(rule))
-        return compiled_rules
+        return tuple(compiled_rules)
 
     def _compiled(self, rule: Rule) -> CompiledRule:
         """A rule that is not from the rule set, compiled when it is first met."""

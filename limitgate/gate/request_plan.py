@@ -28,6 +28,8 @@ class RequestPlan(NamedTuple):
     """Charges of each message over a WebSocket, None for none."""
     has_slots: bool = False
     """True if it takes slots for requests in flight, which have to be given back."""
+    denying: CompiledRule | None = None
+    """A rule that denies the request, or if that is a shadow, would."""
 
     def named(self) -> RequestPlan:
         """The same with names for the slots that one request takes."""

@@ -136,7 +136,10 @@ class TrustedProxies:
 
     def __init__(self, trusted: Sequence[str], header: str) -> None:
         self._unix = UNIX in trusted
-        self._networks = [_network(entry) for entry in trusted if entry != UNIX]
+        try:
+            self._networks = [_network(entry) for entry in trusted if entry != UNIX]
+        except ConfigError as error:
+            raise ConfigError(f"trusted_proxies: {error} or {UNIX!r}") from error
         self._ranges = {version: _Ranges(self._networks, version) for version in (4, 6)}
         self._header = header.lower()
         self._looks = _LOOKS
@@ -206,6 +209,21 @@ class TrustedProxies:
         return address is not None and address[2] in self._ranges[address[1]]
 
 
+class Networks:
+    """Addresses and CIDRs of clients. Raises `ConfigError` for anything else."""
+
+    __slots__ = ("_ranges",)
+
+    def __init__(self, entries: Iterable[str]) -> None:
+        networks = [_network(entry) for entry in entries]
+        self._ranges = {version: _Ranges(networks, version) for version in (4, 6)}
+
+    def hold(self, client: str | None) -> bool:
+        """True if a client's address is among them; False for a client without one."""
+        address = None if client is None else _read(client)
+        return address is not None and address[2] in self._ranges[address[1]]
+
+
 class _Ranges:
     """Addresses of all networks of one IP version; a lookup is a binary search."""
 
@@ -232,9 +250,8 @@ def _network(entry: str) -> IPv4Network | IPv6Network:
     try:
         network = ip_network(entry)
     except ValueError as error:
-        raise ConfigError(
-            f"trusted_proxies: {entry!r} is no address or CIDR ({error}), expected for example '10.0.0.0/8', '::1' or {UNIX!r}"
-        ) from error
+        message = f"{entry!r} is no address or CIDR ({error}), expected for example '10.0.0.0/8', '::1'"
+        raise ConfigError(message) from error
     inside = network.prefixlen >= 96 and canonical(str(network.network_address))
     return IPv4Network((inside, network.prefixlen - 96)) if network.version == 6 and inside and inside.version == 4 else network
 

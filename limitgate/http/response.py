@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Set as AbstractSet
 from functools import cache, lru_cache
+from http import HTTPStatus
 from itertools import count
 from typing import NamedTuple
 
@@ -19,8 +20,14 @@ RawFields = list[tuple[bytes, bytes]]
 _PROBLEMS = "https://iana.org/assignments/http-problem-types#"
 
 
+_TRY_AGAIN_LATER = 1013
+"""Close code of a server that is overloaded."""
+_POLICY_VIOLATION = 1008
+"""Close code for somebody who may not connect."""
+
+
 class Refusal(NamedTuple):
-    """A response made by the gate: 429 or 503."""
+    """A response made by the gate: 429, 403 or 503."""
 
     status: int
     fields: Fields
@@ -36,7 +43,12 @@ class Refusal(NamedTuple):
     @property
     def reason(self) -> str:
         """The reason phrase of the status."""
-        return "Too Many Requests" if self.status == 429 else "Service Unavailable"
+        return HTTPStatus(self.status).phrase
+
+    @property
+    def close_code(self) -> int:
+        """The code that a WebSocket is closed with (IANA WebSocket Close Code Number Registry)."""
+        return _POLICY_VIOLATION if self.status == 403 else _TRY_AGAIN_LATER
 
 
 def rate_fields(styles: Iterable[str], decision: Decision, now: int, rules: frozenset[str] = frozenset()) -> Fields:
@@ -79,15 +91,21 @@ def _refusal(rules: tuple[str, ...], wait: int | None) -> Refusal:
 
 
 @cache
+def forbidden() -> Refusal:
+    """The 403 of a rule that denies, a problem without a type of its own (RFC 9457 section 4.2.1)."""
+    return _problem(403, "Forbidden", "This request is not permitted.", [], type="about:blank")
+
+
+@cache
 def unavailable() -> Refusal:
     """The 503 of ``on_error: closed``."""
     detail = "The rate limit cannot be checked at the moment. Try again shortly."
     return _problem(503, "Temporary Reduced Capacity", detail, [("Retry-After", "1")])
 
 
-def _problem(status: int, title: str, detail: str, fields: Fields, **extra: object) -> Refusal:
-    kind = title.lower().replace(" ", "-")
-    members = {"type": _PROBLEMS + kind, "title": title, "status": status, "detail": detail, **extra}
+def _problem(status: int, title: str, detail: str, fields: Fields, **more: object) -> Refusal:
+    kind = _PROBLEMS + title.lower().replace(" ", "-")
+    members = {"type": kind, "title": title, "status": status, "detail": detail, **more}
     body = json.dumps(members).encode()
     fields = [
         ("Content-Type", "application/problem+json"),

@@ -348,3 +348,8 @@ def _wait(charge: Charge, states: Sequence[State]) -> float:
 def undecided(*, allowed: bool) -> Decision:
     """Make the decision of ``on_error``: the store failed, and nothing is known about any bucket."""
     return Decision(allowed, 0, 0, 0.0, 0.0, 0, None, degraded=True)
+
+
+def denied(rule: str) -> Decision:
+    """Make the decision of a rule that denies: no bucket was looked at, and waiting does not help."""
+    return Decision(False, 0, 0, math.inf, 0.0, 0, rule)

@@ -18,7 +18,7 @@ from limitgate.algorithms.gcra import MAX_OWED_US
 from limitgate.errors import ConfigError
 from limitgate.limits.duration import seconds_of
 
-SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
+SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604_800}
 """The units a limit can be written in. Those of other lengths are written as ``5 per 15 minutes``."""
 
 MAX_PERIOD = 366 * SECONDS["day"]
@@ -26,7 +26,17 @@ MAX_RATE = 1_000_000
 """Requests per second up to which the arithmetic is exact in Lua's doubles, see docs/architecture.md."""
 MAX_REFILL_US = 10 * MAX_PERIOD * 1_000_000
 """The longest time that an empty bucket may take to fill: ten times the longest period."""
-_ABBREVIATIONS = {"s": "second", "sec": "second", "m": "minute", "min": "minute", "h": "hour", "hr": "hour", "d": "day"}
+_ABBREVIATIONS = {
+    "s": "second",
+    "sec": "second",
+    "m": "minute",
+    "min": "minute",
+    "h": "hour",
+    "hr": "hour",
+    "d": "day",
+    "w": "week",
+    "wk": "week",
+}
 _AT_ONCE = re.compile(r"\s*(?P<count>[0-9]{1,18})\s+at\s+once\s*", re.ASCII | re.IGNORECASE)
 _LIMIT = re.compile(
     r"\s*(?P<count>[0-9]{1,18})\s*(?:/|\bper\b)\s*(?:(?P<many>[0-9]{1,9})\s*)?(?P<unit>[a-z]{1,10})"
@@ -228,7 +238,7 @@ def kept_as(algorithm: str) -> Limit:
 
 
 def unit_of(period: int) -> str | None:
-    """``second``, ``minute``, ``hour`` or ``day`` for a period of just that length in seconds, else None."""
+    """``second``, ``minute``, ``hour``, ``day`` or ``week`` for a period of just that length in seconds, else None."""
     return next((unit for unit, seconds in SECONDS.items() if seconds == period), None)
 
 
@@ -238,8 +248,14 @@ def _parse(text: object) -> tuple[int, int, int | None]:
     match = _LIMIT.fullmatch(text) if isinstance(text, str) else None
     unit = match["unit"].lower() if match else ""
     seconds = SECONDS.get(_ABBREVIATIONS.get(unit, unit.removesuffix("s")))
-    if match is None or seconds is None:
+    if match is None:
         raise ConfigError(f"{text!r} is not a limit, {_EXPECTED}")
+    if seconds is None:
+        *most, last = SECONDS
+        raise ConfigError(
+            f"{text!r} is not a limit: {unit!r} is no unit, expected {', '.join(most)} or {last}, or several of them, "
+            "such as '30 days' for a month"
+        )
     burst, period = match["burst"], int(match["many"] or 1) * seconds
     if not period:
         raise ConfigError(f"limit {text!r}: expected a period of at least 1 second")

@@ -84,7 +84,7 @@ def _refused(route: Any, method: str) -> dict[str, Any] | None:
 def _limiting(gate: _Gate, listed: Listed, method: str) -> list[Rule]:
     """The rules, decorators and dependencies that may refuse a request to a route, in any tier."""
     found = [each.rule for of_tier in gate.tiers for each in applied(of_tier, listed, method)]
-    return [rule for rule in found if rule != "exempt" and rule.per == "request" and not rule.exempt and not rule.shadow]
+    return [rule for rule in found if rule != "exempt" and rule.per == "request" and rule.has_limits and not rule.shadow]
 
 
 def _rules_within(dependant: Any) -> Iterator[Rule]:

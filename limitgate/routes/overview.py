@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, TypeVar
 from limitgate.http.paths import ANY, REST, covers, meet, segments
 from limitgate.limits.priority import percent
 from limitgate.rules.decorators import Mark
-from limitgate.rules.rule import Rule, RuleSet
+from limitgate.rules.rule import Rule, RuleSet, unreplaced
 
 Group = TypeVar("Group", bound=Hashable)
 Row = tuple[str, ...]
@@ -39,12 +39,17 @@ class Applied(NamedTuple):
     wholly: bool
     """True if for all paths of the route."""
 
+    @property
+    def is_certain(self) -> bool:
+        """True if for all requests to the route."""
+        return self.wholly and (self.rule == "exempt" or not self.rule.is_conditional)
+
 
 def overview(rules: RuleSet, routes: Sequence[Listed]) -> str:
     """Table of the routes with their limits, and below these the rules that match none of them."""
     parts = [_aligned(_HEADS, _rows(rules, routes))] if routes else []
     idle = [
-        (rule.name, rule.path, ", ".join(sorted(rule.methods or ())), _tier_cell([tier], rules))
+        (rule.name, ", ".join(rule.paths), ", ".join(sorted(rule.methods or ())), _tier_cell([tier], rules))
         for tier, rule in unmatched(rules, routes)
     ]
     if idle:
@@ -59,8 +64,22 @@ def applied(of_tier: Sequence[Rule], route: Listed, method: str) -> tuple[Applie
     """
     marks = [mark for mark in route.marks(method) if mark == "exempt" or mark.applies_to(_class_of(method))]
     found = [*_matching(of_tier, route, method), *[Applied(mark, wholly=True) for mark in marks]]
-    exempt = [each for each in found if each.wholly and (each.rule == "exempt" or each.rule.exempt)]
-    return tuple(exempt or found)
+    exempt = [each for each in found if each.is_certain and (each.rule == "exempt" or each.rule.exempt)]
+    return tuple(exempt or _unreplaced(found, marks))
+
+
+def _unreplaced(found: Sequence[Applied], marks: Sequence[Mark]) -> list[Applied]:
+    """Those that are not certain to be replaced by another one."""
+    decorators = [mark for mark in marks if mark != "exempt"]
+    decorating = set(map(id, marks))
+    listed = [each.rule for each in found if each.rule != "exempt" and id(each.rule) not in decorating]
+    applying = set(map(id, unreplaced(listed, decorators)))
+    certain = [each.rule for each in found if each.is_certain and each.rule != "exempt" and id(each.rule) in applying]
+
+    def is_replaced(rule: Mark) -> bool:
+        return rule != "exempt" and any(other.supersedes(rule, is_decorator=id(rule) in decorating) for other in certain)
+
+    return [each for each in found if not is_replaced(each.rule)]
 
 
 def unmatched(rules: RuleSet, routes: Sequence[Listed]) -> list[tuple[str, Rule]]:
@@ -76,12 +95,19 @@ def unmatched(rules: RuleSet, routes: Sequence[Listed]) -> list[tuple[str, Rule]
 
 def _matching(of_tier: Sequence[Rule], route: Listed, method: str) -> Iterable[Applied]:
     for rule in of_tier:
-        pattern = segments(rule.path)
-        common = meet(pattern, route.pattern) if rule.applies_to(_class_of(method)) else None
-        if common is not None:
-            wholly = covers(pattern, route.pattern)
-            if wholly or {ANY, REST}.intersection(common) or route.takes("/" + "/".join(common)):
-                yield Applied(rule, wholly)
+        patterns = [segments(path) for path in rule.paths] if rule.applies_to(_class_of(method)) else []
+        excluded = [segments(path) for path in rule.exclude]
+        if any(_meets(pattern, route) for pattern in patterns) and not any(covers(each, route.pattern) for each in excluded):
+            wholly = any(covers(pattern, route.pattern) for pattern in patterns)
+            yield Applied(rule, wholly and not any(_meets(each, route) for each in excluded))
+
+
+def _meets(pattern: Sequence[str], route: Listed) -> bool:
+    """True if a pattern matches any path that leads to a route."""
+    common = meet(pattern, route.pattern)
+    if common is None:
+        return False
+    return bool(covers(pattern, route.pattern) or {ANY, REST}.intersection(common) or route.takes("/" + "/".join(common)))
 
 
 def _class_of(method: str) -> str:
@@ -116,7 +142,8 @@ def _cells(each: Applied | None) -> Row:
     rule = each.rule
     if rule == "exempt":
         return ("@exempt", "exempt", "", "")
-    notes = [] if each.wholly else [f"only {rule.path}"]
+    notes = [] if each.wholly else _on_paths(rule)
+    notes += _on_requests(rule)
     if rule.cost != 1:
         notes.append("cost varies" if callable(rule.cost) else f"cost {rule.cost}")
     if rule.per == "message":
@@ -131,7 +158,26 @@ def _cells(each: Applied | None) -> Row:
     if rule.on_error is not None:
         notes.append(f"on_error {rule.on_error}")
     limits = ", ".join(map(str, rule.every_limit))
-    return (rule.name, limits or "exempt", ", ".join(rule.key) if limits else "", ", ".join(notes))
+    without = "denied" if rule.deny else "exempt"
+    return (rule.name, limits or without, ", ".join(rule.key) if limits else "", ", ".join(notes))
+
+
+def _on_paths(rule: Rule) -> list[str]:
+    """Notes on the paths of a rule that is not for all of a route."""
+    only = f"only {', '.join(rule.paths)}"
+    return [f"{only} but not {', '.join(rule.exclude)}" if rule.exclude else only]
+
+
+def _on_requests(rule: Rule) -> list[str]:
+    """Notes on the requests that a rule is for, and on the rules that it replaces there."""
+    notes = []
+    if rule.clients:
+        notes.append(f"only clients {', '.join(rule.clients)}")
+    if rule.when is not None:
+        notes.append(f"only when {getattr(rule.when, '__name__', type(rule.when).__name__)}")
+    if rule.replaces:
+        notes.append(f"replaces {', '.join(rule.replaces)}")
+    return notes
 
 
 def _on_priorities(rule: Rule) -> list[str]:

@@ -70,8 +70,14 @@ def shadowed(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rul
 
 def _shadow_of(rule: Rule, exempt: Sequence[Rule]) -> Rule | None:
     """One of the exempt rules that together cover all that a rule is for; None if something is left."""
-    pattern = segments(rule.path)
-    around = [other for other in exempt if covers(segments(other.path), pattern)]
+    certain = [other for other in exempt if not (other.is_conditional or other.exclude)]
+    found = [_shadow_at(segments(path), rule, certain) for path in rule.paths]
+    return found[0] if None not in found else None
+
+
+def _shadow_at(pattern: Sequence[str], rule: Rule, exempt: Sequence[Rule]) -> Rule | None:
+    """One of the exempt rules that together cover all that a rule is for at one of its patterns."""
+    around = [other for other in exempt if any(covers(segments(path), pattern) for path in other.paths)]
     for other in around:
         if other.methods is None:
             return other

@@ -16,6 +16,7 @@ from limitgate.limits.priority import Priority
 OnError = Literal["open", "closed", "local"]
 Per = Literal["request", "message"]
 Cost = int | Callable[[Request], int]
+When = Callable[[Request], bool]
 
 _STATUS_CLASSES = frozenset({"1xx", "2xx", "3xx", "4xx", "5xx"})
 
@@ -64,6 +65,8 @@ class ThrottleOptions(TypedDict, total=False):
     """Options of a throttle of Django REST framework."""
 
     methods: Iterable[str] | None
+    clients: Iterable[str]
+    when: When | None
     cost: Cost
     on_error: OnError | None
     shadow: bool
@@ -87,15 +90,18 @@ class LimitOptions(DependencyOptions, total=False):
     """Options of ``@limit``, besides its name and limits."""
 
     key: Iterable[str]
+    replaces: str | Iterable[str]
     per: Per
 
 
 class RuleOptions(LimitOptions, total=False):
     """Options of a `Rule`, besides its name and limits; the rule says what each means."""
 
-    path: str
+    path: str | Iterable[str]
+    exclude: Iterable[str]
     tier: str | None
     exempt: bool
+    deny: bool
     lease: int
     priority: Priority | None
     reserve: str | float | Fraction | None

@@ -7,10 +7,12 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from functools import cached_property, partial
-from typing import Annotated, Any, TypeVar, Unpack
+from inspect import isawaitable, iscoroutinefunction
+from typing import Annotated, Any, Literal, TypeVar, Unpack
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     Field,
     PlainValidator,
     StrictBool,
@@ -22,7 +24,8 @@ from pydantic import (
 from limitgate.algorithms import ALGORITHMS
 from limitgate.algorithms.fixed_window import ALIGNED
 from limitgate.errors import ConfigError
-from limitgate.http.paths import segments
+from limitgate.http.client_ip import Networks
+from limitgate.http.paths import PathIndex, covers, segments
 from limitgate.http.request import Request
 from limitgate.limits.bucket import Bucket, buckets_of
 from limitgate.limits.duration import seconds_of
@@ -31,7 +34,7 @@ from limitgate.limits.plan import check_cost
 from limitgate.limits.priority import Priority, graded, share_of
 from limitgate.rules.callers import DEFAULT_TIER, Callers, KnownCaller, Text
 from limitgate.rules.key_parts import check_part
-from limitgate.rules.options import ChargeIf, Cost, OnError, Per, RuleOptions
+from limitgate.rules.options import ChargeIf, Cost, OnError, Per, RuleOptions, When
 
 T = TypeVar("T")
 Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9._-]{1,64}\z")]
@@ -39,6 +42,9 @@ Count = Annotated[int, Field(strict=True, ge=1)]
 
 MAX_DELAY = 60.0
 """Seconds that a request may be made to wait for its turn."""
+
+EVERY = "*"
+"""Stands in ``replaces`` for every rule that has limits."""
 
 _METHOD = re.compile(r"[A-Za-z][A-Za-z-]*", re.ASCII)
 _QUICK = {"qps": "{}/second", "qpm": "{}/minute", "qph": "{}/hour", "qpd": "{}/day", "concurrency": "{} at once"}
@@ -52,6 +58,33 @@ def _delay(value: object) -> float | None:
     if value is None or 0 < (seconds := seconds_of(value)) <= MAX_DELAY:
         return None if value is None else seconds
     raise ConfigError(f"{value!r:.80} is no delay, expected more than 0 and at most {MAX_DELAY:g} seconds")
+
+
+def _paths(value: object) -> str | tuple[str, ...]:
+    """A pattern or several, each of which `segments` can read; of a single one its text."""
+    patterns = [value] if isinstance(value, str) else value
+    if not isinstance(patterns, list | tuple) or not patterns:
+        raise ConfigError(f"{value!r:.80} is no path, expected for example '/api/**', or a list of such patterns")
+    _check_patterns(patterns)
+    return tuple(patterns) if len(patterns) > 1 else str(patterns[0])
+
+
+def _check_patterns(patterns: Iterable[object]) -> None:
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise ConfigError(f"{pattern!r:.80} is no path, expected text such as '/api/**'")
+        segments(pattern)
+
+
+def _replaced(value: object) -> object:
+    return (value,) if value == EVERY else value
+
+
+def _condition(value: object) -> When | None:
+    if value is not None and (not callable(value) or iscoroutinefunction(value)):
+        what = "is async" if callable(value) else "is no callable"
+        raise ConfigError(f"{value!r:.80} {what}, expected a plain function (request) -> bool, which rules in Python may have")
+    return value
 
 
 class Rule(BaseModel, extra="forbid", frozen=True):
@@ -75,10 +108,18 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     """Requests per day."""
     concurrency: Count | None = None
     """Requests in flight at once, each until the last of its response, WebSockets until they close; each is one."""
-    path: StrictStr = "/**"
-    """Paths that the rule is for: ``/login``, ``/items/{id}`` or ``/api/**``."""
+    path: Annotated[str | tuple[str, ...], PlainValidator(_paths)] = "/**"
+    """Paths that the rule is for: ``/login``, ``/items/{id}`` or ``/api/**``, or a list of such patterns."""
+    exclude: tuple[StrictStr, ...] = ()
+    """Patterns of paths that the rule is not for, though ``path`` matches them."""
     methods: frozenset[StrictStr] | None = None
     """Methods that the rule is for, all if not given. GET covers HEAD and WebSocket handshakes."""
+    clients: tuple[StrictStr, ...] = ()
+    """Addresses and CIDRs of the clients that the rule is for, behind trusted proxies; all if not given."""
+    when: Annotated[When | None, PlainValidator(_condition)] = None
+    """Requests that the rule is for, in Python only: a plain function ``(request) -> bool``; all if not given."""
+    replaces: Annotated[tuple[Name | Literal["*"], ...], BeforeValidator(_replaced)] = ()
+    """Names of rules that do not apply where this one does; ``"*"`` for all rules that have limits, not for ``@limit``."""
     key: Annotated[tuple[StrictStr, ...], Field(min_length=1)] = ("ip",)
     """Parts of a request that tell buckets apart, see docs/keys.md."""
     tier: Text | None = None
@@ -94,7 +135,9 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     shadow: StrictBool = False
     """Count and report, but never refuse."""
     exempt: StrictBool = False
-    """Switch every rule off for the requests that match."""
+    """Switch every rule off for the requests that match; with ``clients`` an allow list."""
+    deny: StrictBool = False
+    """Answer 403 to the requests that match, and charge nothing; with ``clients`` a deny list."""
     lease: Annotated[int, Field(strict=True, ge=0)] = 0
     """Requests that a process may take in advance, for limits that say nothing about it; 0 to ask for every one."""
     algorithm: StrictStr | None = None
@@ -120,11 +163,17 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             raise ConfigError.explaining(error, f"rule {name!r}", known) from error
         self._check()
 
-    @field_validator("path")
+    @field_validator("exclude")
     @classmethod
-    def _path_is_a_pattern(cls, path: str) -> str:
-        segments(path)
-        return path
+    def _excluded_are_patterns(cls, exclude: tuple[str, ...]) -> tuple[str, ...]:
+        _check_patterns(exclude)
+        return exclude
+
+    @field_validator("clients")
+    @classmethod
+    def _clients_are_networks(cls, clients: tuple[str, ...]) -> tuple[str, ...]:
+        Networks(clients)
+        return clients
 
     @field_validator("key")
     @classmethod
@@ -206,6 +255,54 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         """True if a part of the key, or an alternative in it, is ``label``."""
         return any(label in check_part(part) for part in self.key)
 
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """The patterns of ``path``."""
+        return (self.path,) if isinstance(self.path, str) else self.path
+
+    @cached_property
+    def _excluded(self) -> PathIndex[str]:
+        index: PathIndex[str] = PathIndex()
+        for pattern in self.exclude:
+            index.add(segments(pattern), pattern)
+        return index
+
+    def excludes(self, path: str) -> bool:
+        """True if the rule is not for a path that its patterns match."""
+        return bool(self.exclude) and bool(self._excluded.find(path))
+
+    @property
+    def is_conditional(self) -> bool:
+        """True if more of a request than tier, method and path says whether the rule is for it."""
+        return bool(self.clients) or self.when is not None
+
+    @cached_property
+    def _networks(self) -> Networks:
+        return Networks(self.clients)
+
+    def admits(self, request: Request) -> bool:
+        """True if ``clients`` and ``when`` say that the rule is for a request. Raises whatever ``when`` does."""
+        if self.clients and not self._networks.hold(request.client):
+            return False
+        if self.when is None:
+            return True
+        answer: Any = self.when(request)
+        if isawaitable(answer):
+            getattr(answer, "close", bool)()  # else the coroutine would warn, too, that nobody awaited it
+            raise TypeError(f"when of rule {self.name!r} is async, expected a plain function (request) -> bool")
+        return bool(answer)
+
+    def supersedes(self, other: Rule, *, is_decorator: bool) -> bool:
+        """True if this rule replaces another one, or ``@limit``, where both are for a request."""
+        if other is self:
+            return False
+        return other.name in self.replaces or (EVERY in self.replaces and other.has_limits and not is_decorator)
+
+    @property
+    def has_limits(self) -> bool:
+        """True if it charges the requests that it is for: it is neither exempt nor denies."""
+        return not (self.exempt or self.deny)
+
     def applies_to(self, method: str) -> bool:
         """True if the rule is for this method, HEAD having become GET."""
         return self.methods is None or method in self.methods
@@ -227,11 +324,13 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     def _check(self) -> None:
         limits = self.every_limit
         _ = self.buckets
-        if self.exempt and limits:
-            raise ConfigError(f"rule {self.name!r} is exempt and has limits, expected one or the other", ("exempt",))
-        if self.charge_if and (self.exempt or self.per == "message"):
-            what = "is exempt" if self.exempt else "counts messages, which have no status"
-            raise ConfigError(f"rule {self.name!r} {what}, expected no charge_if", ("charge_if",))
+        self._check_requests()
+        if not self.has_limits:
+            self._check_without_limits()
+            return
+        if self.charge_if and self.per == "message":
+            message = f"rule {self.name!r} counts messages, which have no status, expected no charge_if"
+            raise ConfigError(message, ("charge_if",))
         if self.charge_if and any(bucket.lease for bucket in self.buckets):
             message = f"rule {self.name!r} has a lease, out of which nothing can be given back exactly, expected no charge_if"
             raise ConfigError(message, ("charge_if",))
@@ -239,11 +338,9 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             field = "charge_if" if self.charge_if else "per"
             message = f"rule {self.name!r} counts requests in flight, which are over by then, expected no {field}"
             raise ConfigError(message, (field,))
-        if self.exempt and self.per == "message":
-            raise ConfigError(f"rule {self.name!r} is exempt, expected no per: exempt requests have no limits at all", ("per",))
         if self.max_delay is not None:
             self._check_delay()
-        if not self.exempt and not limits:
+        if not limits:
             raise ConfigError(
                 f"rule {self.name!r} has no limit, expected limits, qps, qpm, qph, qpd or concurrency", ("limits",)
             )
@@ -255,14 +352,37 @@ class Rule(BaseModel, extra="forbid", frozen=True):
                     ("cost",),
                 )
 
+    def _check_requests(self) -> None:
+        """Raise `ConfigError` for a rule that is for no request, or not for one kind of them only."""
+        for field in ("clients", "exclude", "replaces"):
+            if not getattr(self, field) and field in self.model_fields_set:
+                raise ConfigError(f"rule {self.name!r}: {field}: empty, expected some or no {field}", (field,))
+        around = [segments(pattern) for pattern in self.exclude]
+        if around and all(any(covers(each, segments(path)) for each in around) for path in self.paths):
+            raise ConfigError(f"rule {self.name!r} excludes all of its path, expected some left", ("exclude",))
+        if self.name in self.replaces:
+            raise ConfigError(f"rule {self.name!r} replaces itself, expected other rules", ("replaces",))
+
+    def _check_without_limits(self) -> None:
+        """Raise `ConfigError` for options of an exempt or denying rule that are about limits."""
+        what = "is exempt" if self.exempt else "denies"
+        if self.exempt and self.deny:
+            raise ConfigError(f"rule {self.name!r} is exempt and denies, expected one or the other", ("deny",))
+        if self.every_limit:
+            field = "exempt" if self.exempt else "deny"
+            raise ConfigError(f"rule {self.name!r} {what} and has limits, expected one or the other", (field,))
+        for field in ("charge_if", "max_delay", "reserve", "priority", "replaces"):
+            if getattr(self, field):
+                raise ConfigError(f"rule {self.name!r} {what}, expected no {field}: it has no limits at all", (field,))
+        if self.per == "message":
+            raise ConfigError(f"rule {self.name!r} {what}, expected no per: it has no limits at all", ("per",))
+
     def _check_reserve(self) -> None:
         if self.reserve is None:
             if self.priority is not None:
                 message = f"rule {self.name!r} keeps nothing for any priority, expected no priority, or reserve with it"
                 raise ConfigError(message, ("priority",))
             return
-        if self.exempt:
-            raise ConfigError(f"rule {self.name!r} is exempt, expected no reserve", ("reserve",))
         what = None
         if any(limit.lease for limit in self.every_limit):
             what = "has a lease, which is taken for any priority"
@@ -281,8 +401,6 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             what, expected = f"has a {unable.algorithm}, in which no turn can be booked", f"{able}, or no max_delay"
         elif any(bucket.lease for bucket in self.buckets):
             what, expected = "has a lease, which is for requests that nobody holds up", "no lease, or no max_delay"
-        elif self.exempt:
-            what, expected = "is exempt", "no max_delay: exempt requests have no limits at all"
         elif self.per == "message":
             what, expected = "counts messages, which cannot wait", "no max_delay"
         elif self.shadow:
@@ -290,6 +408,27 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         else:
             return
         raise ConfigError(f"rule {self.name!r} {what}, expected {expected}", ("max_delay",))
+
+
+def unreplaced(rules: Sequence[Rule], decorators: Sequence[Rule] = ()) -> list[Rule]:
+    """The rules and decorators that apply to a request, of those that are for it: all but those that another one replaces.
+
+    One that is itself replaced replaces nothing. Of rules that replace each other the first one applies; decorators come first.
+    """
+    left = [*decorators, *rules]
+    listed, applying = set(map(id, rules)), set[int]()
+
+    def is_replaced(rule: Rule, others: Iterable[Rule]) -> bool:
+        return any(other.supersedes(rule, is_decorator=id(rule) not in listed) for other in others)
+
+    def is_mutual(rule: Rule) -> bool:
+        return is_replaced(rule, [other for other in left if is_replaced(other, [rule])])
+
+    while left:
+        free = [rule for rule in left if not is_replaced(rule, left)] or [*filter(is_mutual, left), *left][:1]
+        applying.update(map(id, free))
+        left = [rule for rule in left if id(rule) not in applying and not is_replaced(rule, free)]
+    return [rule for rule in (*rules, *decorators) if id(rule) in applying]
 
 
 DEFAULTS = {name: field.default for name, field in Rule.model_fields.items()}
@@ -305,7 +444,8 @@ class RuleSet:
 
     def __init__(self, rules: Iterable[Rule], callers: Iterable[KnownCaller] = (), tiers: Iterable[str] = ()) -> None:
         own: dict[str, dict[str, Rule]] = {tier: {} for tier in (DEFAULT_TIER, *tiers)}
-        for place, rule in enumerate(rules):
+        listed = list(rules)
+        for place, rule in enumerate(listed):
             tier = rule.tier or DEFAULT_TIER
             of_tier = own.setdefault(tier, {})
             if rule.name in of_tier:
@@ -317,6 +457,22 @@ class RuleSet:
             tier: tuple({**default, **of_tier}.values()) for tier, of_tier in own.items()
         }
         self.callers = Callers(callers)
+        _check_replaced(listed)
 
     def __repr__(self) -> str:
         return f"RuleSet({', '.join(f'{tier}: {len(rules)} rules' for tier, rules in self.tiers.items())})"
+
+
+def _check_replaced(rules: Sequence[Rule]) -> None:
+    """Raise `ConfigError` where a rule replaces one that does not exist, or that is exempt."""
+    names = {rule.name for rule in rules}
+    exempt = {rule.name for rule in rules if rule.exempt}
+    for place, rule in enumerate(rules):
+        for number, name in enumerate(rule.replaces):
+            message = None
+            if name in exempt:
+                message = f"rule {name!r} is exempt, so nothing can replace it, expected exclude on that rule"
+            elif name != EVERY and name not in names:
+                message = f"there is no rule {name!r}, expected {EVERY!r} or some of {', '.join(sorted(names - {rule.name}))}"
+            if message is not None:
+                raise ConfigError(message, ("rules", place, "replaces", number))

@@ -36,6 +36,9 @@ RULES = [
     Rule("measured", "9/minute", path="/measured", cost=lambda _: 2),
     Rule("slow", "9/minute", path="/slow", max_delay=0.001),
     Rule("counted", Limit("9/minute", algorithm="fixed_window"), path="/counted"),
+    Rule("several", "4/minute", path=["/health", "/sub/**"], exclude=["/sub/login"], replaces=["all"]),
+    Rule("few", "2/minute", path="/few", clients=["192.0.2.0/31"], replaces="*"),
+    Rule("no", path="/denied/**", exclude=["/denied/not"], deny=True),
     Rule("api", path="/api/**", key=["caller"], qps=4, qpm=50, tier="vip"),
 ]
 PATHS = (
@@ -53,6 +56,9 @@ PATHS = (
     "/sub/login",
     "/self/sub/login",
     "/views",
+    "/few",
+    "/denied",
+    "/denied/not",
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import re
 
 import pytest
 from hypothesis import given, strategies as st
@@ -307,6 +308,22 @@ def test_a_bucket_holds_so_many_limits_and_no_more(period: str) -> None:
     assert len(set(Bucket(tuple(most)).ids)) == MAX_WINDOWS
     with pytest.raises(ConfigError, match=f"{MAX_WINDOWS + 1} limits are to be checked together, expected at most"):
         Bucket((*most, Limit("5/second")))
+
+
+@pytest.mark.parametrize("text", ["5/week", "5 per week", "5/w", "5 per 1 weeks", "5/wk", "5 per 7 days"])
+def test_a_week_is_a_unit(text: str) -> None:
+    """Seven days, whatever they are called."""
+    assert (Limit(text).period, str(Limit(text))) == (604_800, "5/week")
+
+
+@pytest.mark.parametrize("unit", ["month", "fortnight", "x"])
+def test_what_is_no_unit_is_told_with_those_that_are(unit: str) -> None:
+    """Months are the commonest: it is said how to write one."""
+    expected = (
+        f"'{unit}' is no unit, expected second, minute, hour, day or week, or several of them, such as '30 days' for a month"
+    )
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        Limit(f"5/{unit}")
 
 
 @pytest.mark.parametrize("limit", ["5/fortnight", 5, None], ids=str)

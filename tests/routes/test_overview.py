@@ -96,11 +96,59 @@ def test_rules_that_match_no_route() -> None:
         ({"per": "message"}, "per message"),
         ({"max_delay": "500ms"}, "waits up to 0.5 s"),
         ({"cost": 3}, "cost 3"),
+        ({"clients": ["10.0.0.0/8", "::1"]}, "only clients 10.0.0.0/8, ::1"),
+        ({"when": callable}, "only when callable"),
+        ({"replaces": ["one", "two"]}, "replaces one, two"),
+        ({"path": ["/items/a", "/items/b"]}, "only /items/a, /items/b"),
+        ({"exclude": ["/items/a"]}, "only /** but not /items/a"),
     ],
 )
 def test_what_is_unusual_about_a_rule_is_noted(options: dict[str, Any], note: str) -> None:
     """The last column says what a rule counts, if it is not each request as one."""
-    assert overview(RuleSet([Rule("all", "9/minute", **options)]), [listed()]).endswith(f"  {note}")
+    others = [Rule(name, "9/minute", path="/other", methods=["PUT"]) for name in ("one", "two")]
+    table = overview(RuleSet([Rule("all", "9/minute", **options), *others]), [listed(), listed("/other")])
+    assert any(line.endswith(f"  {note}") for line in table.splitlines())
+
+
+def test_what_a_rule_with_several_paths_is_for() -> None:
+    """All of a route if one of its patterns covers that; no more than some of it where anything is excluded."""
+    rule = Rule("r", "1/minute", path=["/items/**", "/items/1", "/x"])
+    assert applied([rule], listed(), "GET") == (Applied(rule, wholly=True),)
+    assert applied([rule], listed("/x"), "GET") == (Applied(rule, wholly=True),)
+    rule = Rule("r", "1/minute", path="/items/**", exclude=["/items/1"])
+    assert applied([rule], listed(), "GET") == (Applied(rule, wholly=False),)
+    assert applied([rule], listed("/items/2"), "GET") == (Applied(rule, wholly=True),)
+    assert applied([rule], listed("/items/1"), "GET") == ()
+
+
+def test_what_is_surely_replaced_is_not_listed() -> None:
+    """A rule is left out where another one always stands in its place, by name or by a star, but not if that may not apply."""
+    rule, other = Rule("all", "1/minute"), Rule("other", "1/minute", replaces=["all"])
+    some = Rule("some", "1/minute", path="/items/1", replaces=["all"])
+    office = Rule("office", "1/minute", clients=["::1"], replaces=["all"])
+    mark = Rule("mark", "1/minute", replaces="*")
+
+    def shown(*rules: Rule, marks: Any = ()) -> list[Any]:
+        return [each.rule for each in applied(rules, listed(marks=marks), "GET")]
+
+    assert shown(rule, other) == [other]
+    assert shown(rule, some) == [rule, some]
+    assert shown(rule, office) == [rule, office]
+    assert shown(rule, other, marks=(mark,)) == [mark]
+    assert shown(rule, marks=(mark, "exempt")) == ["exempt"]
+
+
+def test_lists_of_clients_in_the_table() -> None:
+    """What denies says so; what exempts some requests leaves the rules for the others."""
+    rules = [
+        Rule("all", "1/minute"),
+        Rule("office", exempt=True, clients=["::1"]),
+        Rule("no", deny=True, clients=["::2"]),
+    ]
+    table = overview(RuleSet(rules), [listed()])
+    assert [line.split("  ")[-1].strip() for line in table.splitlines()[2:]] == ["ip", "only clients ::1", "only clients ::2"]
+    assert " denied " in table
+    assert " exempt " in table
 
 
 def test_the_table() -> None:

@@ -173,6 +173,22 @@ rules:
 
 
 # (file, where the message says that the mistake is)
+def test_which_requests_a_rule_is_for_is_read_from_a_file(tmp_path: Path) -> None:
+    """All but ``when``, which is code."""
+    text = """\
+    rules:
+      - {name: all, qpm: 5, path: [/a/**, /b], exclude: [/a/x]}
+      - {name: d, limits: [5/week], path: /a/d, replaces: [all]}
+      - {name: e, qps: 5, path: /a/e, replaces: "*"}
+      - {name: office, exempt: true, clients: [10.0.0.0/8]}
+      - {name: scraper, deny: true, clients: [203.0.113.9]}
+    """
+    every, d, e, office, scraper = load_rules(written(tmp_path, default__yaml=text)).tiers["default"]
+    assert (every.path, every.exclude) == (("/a/**", "/b"), ("/a/x",))
+    assert (d.replaces, e.replaces, str(d.every_limit[0])) == (("all",), ("*",), "5/week")
+    assert (office.exempt, office.clients, scraper.deny) == (True, ("10.0.0.0/8",), True)
+
+
 def test_leases_are_read_from_a_file(tmp_path: Path) -> None:
     """A limit's own lease stands beside it, a rule's is for the limits that have none of their own."""
     text = """\
@@ -289,7 +305,16 @@ MISTAKES = [
     # the other fields of a rule
     (ONE_RULE.format("qps: 5\n    path: login"), "8: rules[1].path"),
     (ONE_RULE.format("qps: 5\n    path: /a/*"), "8: rules[1].path"),
-    (ONE_RULE.format("qps: 5\n    path: [/a, /b]"), "8: rules[1].path"),
+    (ONE_RULE.format("qps: 5\n    path: [/a, b]"), "8: rules[1].path"),
+    (ONE_RULE.format("qps: 5\n    exclude: [/a, b]"), "8: rules[1].exclude"),
+    (ONE_RULE.format("qps: 5\n    exclude: [/a, 5]"), "8: rules[1].exclude[1]"),
+    (ONE_RULE.format("qps: 5\n    clients: 10.0.0.1"), "8: rules[1].clients"),
+    (ONE_RULE.format("qps: 5\n    clients: [10.0.0.1/8]"), "8: rules[1].clients"),
+    (ONE_RULE.format("qps: 5\n    when: app:is_search"), "8: rules[1].when"),
+    (ONE_RULE.format("qps: 5\n    replaces:\n      - api\n      - apy"), "10: rules[1].replaces[1]"),
+    (ONE_RULE.format("qps: 5\n    replaces: api"), "8: rules[1].replaces"),
+    (ONE_RULE.format("qps: 5\n    deny: true"), "8: rules[1].deny"),
+    (ONE_RULE.format("limits: [100/month]"), "7: rules[1].limits[0]"),
     (ONE_RULE.format("qps: 5\n    methods: POST"), "8: rules[1].methods"),
     (ONE_RULE.format("qps: 5\n    methods: []"), "8: rules[1].methods"),
     (ONE_RULE.format("qps: 5\n    methods: [5]"), "8: rules[1].methods[0]"),

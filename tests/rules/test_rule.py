@@ -89,7 +89,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"path": "login"}, "path"),
     ({"path": "/a*"}, "path"),
     ({"path": "/{id:int}"}, "path"),
-    ({"path": ["/a", "/b"]}, "path"),
+    ({"path": ["/a", "b"]}, "path"),
     ({"path": None}, "path"),
     ({"methods": []}, "methods"),
     ({"methods": "GET"}, "methods"),
