@@ -16,6 +16,7 @@ from limitgate.exchange.asgi import ASGIExchange, Receive, Send, inner_scope, sh
 from limitgate.exchange.base import EXCHANGE, Exchange, admission_around
 from limitgate.exchange.receive_buffer import Message
 from limitgate.exchange.wsgi import Body, SizedBody, StartResponse, Upload, starting
+from limitgate.gate.admission import Admission
 from limitgate.gate.build import GateOptions, build_gate
 from limitgate.gate.gate import Identify
 from limitgate.gate.nesting import overall_decision, response_fields
@@ -66,7 +67,9 @@ class LimitGate:
             return
         request = ASGIRequest(scope)
         outer = admission_around(scope) if EXCHANGE in scope else None
-        admission = await gate.acheck(request, outer)
+        admission = gate.ask(request, outer)
+        if not isinstance(admission, Admission):
+            admission = await admission
         request.scope = {**scope}  # rules see the request as it came, whatever the application writes
         exchange = ASGIExchange(gate, admission, scope, receive, send, on_denied=self._on_denied)
         if admission.refusal is not None:

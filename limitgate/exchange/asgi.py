@@ -44,15 +44,15 @@ def inner_scope(outside: Scope, decision: Decision | None, exchange: Exchange | 
 
 def show_outside(inside: Scope, outside: Scope) -> None:
     """Write outside what the application has written into its scope: middleware there reads which route a router has found."""
-    around = [(name, outside[name]) for name in _OURS if name in outside] if EXCHANGE in outside else ()
+    around = {name: outside[name] for name in _OURS if name in outside} if "limitgate" in outside else {}
     outside.update(inside)
+    if len(outside) != len(inside):  # something was taken out
+        for name in outside.keys() - inside.keys():
+            del outside[name]
     outside.pop("limitgate", None)
     outside.pop(EXCHANGE, None)
     if around:
         outside.update(around)
-    if len(outside) - len(around) + len(_OURS) != len(inside):  # something was taken out
-        for name in outside.keys() - inside.keys():
-            del outside[name]
 
 
 class ASGIExchange(Exchange):
@@ -81,8 +81,7 @@ class ASGIExchange(Exchange):
         self.gate = gate
         self.admission = admission
         self._outer_scope = scope
-        decision = admission.decision if admission.outer_ref is None else overall_decision(admission)
-        self.scope = inner_scope(scope, decision, self)
+        self.scope = inner_scope(scope, overall_decision(admission) if admission.is_nested else admission.decision, self)
         """Scope for the application."""
         self._receive = receive
         self._send = send
@@ -145,17 +144,19 @@ class ASGIExchange(Exchange):
                 await self.refuse_late()
                 return
             admission.begun(message.get("status") or _STATUSES[kind])
-            self._show_outside()
+            show_outside(self.scope, self._outer_scope)
+            self._shown = len(self.scope)
             if kind in _STARTS and (fields := raw_response_fields(admission)):
-                message = {**message, "headers": [*(message.get("headers") or ()), *fields]}
+                message = {**message}
+                message["headers"] = [*(message.get("headers") or ()), *fields]
             await self._send(message)
-            if admission.is_by_outcome and admission.may_need_refund:  # a response may take long
+            if admission.is_by_outcome and admission.may_need_refund():  # a response may take long
                 await self.gate.asettle(admission)
         elif self._is_closed:
             if admission.refusal is None and kind != "websocket.close":
                 raise OSError("the WebSocket was closed, as its messages came too fast")
             # else it has been answered already
-        elif (admission.settlement.has_news or admission.has_slots) and kind in _LASTS and not message.get("more_body"):
+        elif (admission.has_slots or admission.settlement.has_news) and kind in _LASTS and not message.get("more_body"):
             await self._send_last(message)
         else:
             if kind == "websocket.close":
@@ -234,14 +235,10 @@ class ASGIExchange(Exchange):
     def _detach(self) -> None:
         """Undo what leads in a circle from the application's scope to here and back, and stop listening."""
         if len(self.scope) != self._shown:  # else nothing is new since the response has begun
-            self._show_outside()
+            show_outside(self.scope, self._outer_scope)
         self.scope = self._outer_scope
         if self._buffer is not None:
             self._buffer.close()
-
-    def _show_outside(self) -> None:
-        show_outside(self.scope, self._outer_scope)
-        self._shown = len(self.scope)
 
     def _sending(self, unless_set: Fields) -> Send:
         """``send`` that adds rate fields to what starts a response, and other fields where there are none yet."""

@@ -48,12 +48,12 @@ class Exchange:
 
     def settle(self) -> None:
         """Refund whatever is known by now to be charged wrongly."""
-        if self.admission.may_need_refund:
+        if self.admission.may_need_refund():
             self.gate.settle(self.admission)
 
     async def asettle(self) -> None:
         """`settle`, by an `AsyncStore`."""
-        if self.admission.may_need_refund:
+        if self.admission.may_need_refund():
             await self.gate.asettle(self.admission)
 
     def end(self) -> None:

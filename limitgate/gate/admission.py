@@ -19,9 +19,6 @@ from limitgate.limits.plan import Plan, Reading
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import Mark
 
-_COMMONEST = ("x-ratelimit",)
-"""Styles of which the bytes are made at once."""
-
 
 class Charged(NamedTuple):
     """Charges that were made for a request."""
@@ -75,16 +72,24 @@ class Verdict(NamedTuple):
         return unavailable() if self.now is None else refusal(self.decision)
 
 
-class GateTraits(NamedTuple):
-    """What all admissions to one gate have in common."""
+class GateTraits:
+    """What all admissions to one gate have in common.
 
-    timeout: float
-    """Seconds that a request may wait for the store."""
-    is_measured: bool
-    """True if the store says for how long it was silent."""
-    header_styles: tuple[str, ...]
-    rule_names: frozenset[str]
-    """Names of all rules of the gate."""
+    ``timeout`` is the seconds that a request may wait for the store, ``is_measured`` is true if the store says for how long it
+    was silent, and ``rule_names`` are the names of all rules of the gate.
+    """
+
+    def __init__(self, timeout: float, is_measured: bool, header_styles: tuple[str, ...], rule_names: frozenset[str]) -> None:  # noqa: FBT001
+        self.timeout = timeout
+        self.is_measured = is_measured
+        self.header_styles = header_styles
+        self.rule_names = rule_names
+        self.has_commonest_style = header_styles == ("x-ratelimit",)
+        """True if ASGI's form of the fields can be made at once."""
+
+    def fields(self, decision: Decision, now: int) -> Fields:
+        """Rate fields of a decision at ``now`` by the store's clock, Unix µs."""
+        return rate_fields(self.header_styles, decision, now, self.rule_names)
 
 
 class Admission:
@@ -100,12 +105,8 @@ class Admission:
     """The admission to the gate around this one."""
     inner: Sequence[Admission] = ()
     """The admissions to gates right inside of this one."""
-    refusal: Refusal | None = None
-    """The response to send instead of the application's; None to let the request pass."""
     messages: RequestPlan | None = None
     """Charges of each message over a WebSocket, None for none."""
-    has_begun = False
-    """True if a response has begun, so that it is too late to refuse."""
     client_left = False
     """True if the client is known to have hung up; what is answered then is no outcome."""
     status: int | None = None
@@ -116,15 +117,8 @@ class Admission:
     _fields: Fields | None = None
     _fields_are_due = False
     """True if the fields are those of the decision, and nobody has asked for them yet."""
-    is_by_outcome = False
-    """True if some of the charges depend on the outcome."""
-    has_slots = False
-    """True if some of the charges are slots for requests in flight, which it keeps until it is over."""
     is_sent = False
     """True if the application has given all of its response, so that it is in flight no longer."""
-    booking: Booking | None = None
-    """The turn that the request has to wait for; its charges are not among ``charged`` yet."""
-
     _settled_by: int | None = None
     """Status at the last refund."""
     _budget: Budget | None = None
@@ -137,6 +131,19 @@ class Admission:
         """Decorators that the gate has decided about."""
         self.settlement = Settlement()
         self.traits = traits
+        # Defaults of the class would do for these, too, but everybody asks for them, which takes eight times as long there.
+        self.is_nested = False
+        """True if there is a gate around this one, or inside of it."""
+        self.refusal: Refusal | None = None
+        """The response to send instead of the application's; None to let the request pass."""
+        self.booking: Booking | None = None
+        """The turn that the request has to wait for; its charges are not among ``charged`` yet."""
+        self.has_begun = False
+        """True if a response has begun, so that it is too late to refuse."""
+        self.is_by_outcome = False
+        """True if some of the charges depend on the outcome."""
+        self.has_slots = False
+        """True if some of the charges are slots for requests in flight, which it keeps until it is over."""
 
     def admit(self, prepared: PreparedPlan, reading: Reading, decision: Decision) -> None:
         """Note that a prepared plan was carried out in whole."""
@@ -170,18 +177,18 @@ class Admission:
     def fields(self) -> Fields:
         """Rate fields of this gate's own decision."""
         if self._fields_are_due and self.decision is not None:
-            self.fields = rate_fields(self.traits.header_styles, self.decision, self.now, self.traits.rule_names)
+            self.fields = self.traits.fields(self.decision, self.now)
         return self._fields or []
 
     @fields.setter
     def fields(self, fields: Fields) -> None:
         self._fields_are_due, self._fields = False, fields
 
-    @property
     def raw_fields(self) -> RawFields:
         """The `fields` as ASGI wants them."""
-        if self._fields_are_due and self.decision is not None and self.traits.header_styles == _COMMONEST:
-            return raw_x_ratelimit(self.decision, self.now)
+        decision = self.decision
+        if self._fields_are_due and decision is not None and self.traits.has_commonest_style:
+            return raw_x_ratelimit(decision, self.now)
         return raw(self.fields)
 
     @property
@@ -200,10 +207,11 @@ class Admission:
 
     def end(self) -> bool:
         """Note that the request is over, so that nothing more can be said about it. True if a refund may be needed."""
-        if not self.settlement.is_over:
-            self.settlement.is_over = self.is_sent = True
+        settlement = self.settlement
+        if not settlement.is_over:
+            settlement.is_over = self.is_sent = True
             del self.request  # a WSGI environ leads to this admission
-        return self.may_need_refund
+        return self.may_need_refund()
 
     def booking_ended(self, booking: Booking, *, stays: bool) -> None:
         """Note that the turn has come, or that it was given up; then the request is refused, as if it had never come."""
@@ -226,10 +234,9 @@ class Admission:
         """True if there are charges that must not stay."""
         return bool(self.charged) and (self.is_undone or (self.has_slots and self.is_sent))
 
-    @property
     def may_need_refund(self) -> bool:
         """True if, by what is known now, a charge may be too high or too low."""
-        if not (self.settlement.has_news or self.is_by_outcome or self.refusal or self.has_slots):
+        if not (self.is_by_outcome or self.has_slots or self.refusal or self.settlement.has_news):
             return False  # almost all requests
         return self.has_to_refund or (
             bool(self.charged) and (self.settlement.has_news or (self.is_by_outcome and self.status != self._settled_by))

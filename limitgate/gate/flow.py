@@ -38,6 +38,11 @@ def takes_plain(store: object) -> bool:
     return measures_silence(store) and not {"spend_plain", "aspend_plain"}.isdisjoint(_beside_spend(store))
 
 
+def answers_at_once(store: object) -> bool:
+    """True if nobody waits for a store, so that ``spend_plain`` serves an event loop, too: told beside ``spend``, as above."""
+    return bool(_beside_spend(store).get("answers_at_once", False))
+
+
 def _beside_spend(store: object) -> Mapping[str, Any]:
     """All that the class defines which defines how to ask the store."""
     for kind in type(store).__mro__:

@@ -19,7 +19,7 @@ from limitgate.gate import nesting
 from limitgate.gate.admission import Admission, Booking, Charged, GateTraits, Refund, Verdict
 from limitgate.gate.compiled_rule import CompiledRule
 from limitgate.gate.fallback import Fallback
-from limitgate.gate.flow import Budget, Flow, T, arun, measures_silence, run, takes_plain
+from limitgate.gate.flow import Budget, Flow, T, answers_at_once, arun, measures_silence, run, takes_plain
 from limitgate.gate.planner import ExtraRule, Planner
 from limitgate.gate.request_plan import PreparedPlan, RequestPlan
 from limitgate.gate.slot_keeper import SlotKeeper
@@ -80,6 +80,7 @@ class Gate:
         self._timeout = timeout
         self._traits = GateTraits(timeout, measures_silence(store), styles, planner.names)
         self._can_prepare = identify is None and takes_plain(store)
+        self._answers_at_once = answers_at_once(store)
         self._identify = identify
         self._compare_clocks = compare_clocks
         self._fallback = Fallback(on_error, processes)
@@ -111,10 +112,26 @@ class Gate:
             self._wait(admission, admission.booking)
         return admission
 
-    def acheck(self, request: Request, outer: Admission | None = None) -> Awaitable[Admission]:
+    async def acheck(self, request: Request, outer: Admission | None = None) -> Admission:
         """Decide about a request by an `AsyncStore`; ``identify`` may be async. Its turn is for `await_booking`."""
+        admission = self.ask(request, outer)
+        return admission if isinstance(admission, Admission) else await admission
+
+    def ask(self, request: Request, outer: Admission | None = None) -> Admission | Awaitable[Admission]:
+        """`acheck`, without a coroutine where there is nothing to wait for."""
         found = self._prepared(request)
-        return self._acheck_planned(request, outer) if found is None else self._acheck_prepared(request, *found)
+        if found is None:
+            return self._acheck_planned(request, outer)
+        prepared, keys = found
+        admission, template = Admission(request, None, prepared.marks, self._traits), prepared.template
+        if template is None:
+            return admission
+        if not self._answers_at_once:
+            return self._acheck_prepared(admission, prepared, template, keys)
+        reading: Reading = self.store.spend_plain(template, keys, self._timeout)
+        if self._admit_prepared(admission, prepared, template, reading):
+            return admission
+        return self._aspend(admission, prepared.request_plan(template.plan(keys)))
 
     async def _acheck_planned(self, request: Request, outer: Admission | None) -> Admission:
         """`acheck` a request whose plan may be of any kind."""
@@ -143,12 +160,10 @@ class Gate:
                 self._spend(admission, prepared.request_plan(template.plan(keys)))
         return admission
 
-    async def _acheck_prepared(self, request: Request, prepared: PreparedPlan, keys: Sequence[str]) -> Admission:
-        """`_check_prepared`, by an `AsyncStore`."""
-        admission = Admission(request, None, prepared.marks, self._traits)
-        template = prepared.template
-        if template is None:
-            return admission
+    async def _acheck_prepared(
+        self, admission: Admission, prepared: PreparedPlan, template: PlanTemplate, keys: Sequence[str]
+    ) -> Admission:
+        """Carry out a prepared plan by an `AsyncStore`."""
         try:
             reading: Reading = await self.store.aspend_plain(template, keys, self._timeout)
         except StoreError as error:
@@ -177,11 +192,11 @@ class Gate:
             admission.budget.deduct(reading, began)
             self._admit(admission, request_plan, plan, reading)
 
-    async def _aspend(self, admission: Admission, request_plan: RequestPlan) -> None:
-        """`_spend`, by an `AsyncStore`."""
+    async def _aspend(self, admission: Admission, request_plan: RequestPlan) -> Admission:
+        """`_spend`, by an `AsyncStore`. Returns the admission."""
         plan = request_plan.plan
         if plan is None:
-            return
+            return admission
         began = time.monotonic()
         try:
             reading: Reading = await self.store.aspend(plan, admission.budget.within(self._timeout))
@@ -194,6 +209,7 @@ class Gate:
         else:
             admission.budget.deduct(reading, began)
             self._admit(admission, request_plan, plan, reading)
+        return admission
 
     def _go_without_store(self, admission: Admission, request_plan: RequestPlan, error: StoreError) -> None:
         """Decide about a request for which the store has failed."""
@@ -318,7 +334,7 @@ class Gate:
         plain plans (`limitgate.gate.flow.takes_plain`), and where `Planner.prepared` says so: by the routes, the rules
         (`CompiledRule.has_fixed_charge`) or the limits (`limitgate.limits.template.is_plain`). The store may still decline.
         """
-        if not (self._can_prepare and request.comes_straight):
+        if not (self._can_prepare and request.comes_straight()):
             return None
         request.resolve_client_with(self._client_of)
         return self._planner.prepared(request)

@@ -22,6 +22,7 @@ def enter(inner: Admission, outer: Admission) -> None:
     inner.outer_decision = overall_decision(outer)
     inner.settlement.others = (outer.settlement, *outer.settlement.others)
     outer.inner = [*outer.inner, inner]
+    outer.is_nested = inner.is_nested = True
 
 
 def unanswered(admission: Admission | None) -> Admission | None:
@@ -45,14 +46,14 @@ def joined_with_outer(admission: Admission, decision: Decision) -> Decision:
 
 def raw_response_fields(admission: Admission) -> RawFields:
     """The `response_fields` as ASGI wants them."""
-    if admission.outer_ref is None and not admission.inner:
-        return admission.raw_fields  # almost all requests
+    if not admission.is_nested:
+        return admission.raw_fields()  # almost all requests
     return raw(response_fields(admission))
 
 
 def response_fields(admission: Admission) -> Fields:
     """Rate fields for whatever response is sent: by all gates inside, too; none where a gate around adds them."""
-    if admission.outer_ref is None and not admission.inner:
+    if not admission.is_nested:
         return admission.fields  # almost all requests
     if not admission.fields or any(outer.fields for outer in _outers(admission)):
         return []

@@ -359,7 +359,6 @@ class Request:
         """True if a gate around this one has decided about this very request."""
         return "limitgate" in (self.scope or self.environ or ())
 
-    @property
     def comes_straight(self) -> bool:
         """True if it is an HTTP request that no gate around this one has decided about."""
         return not (self.passed_a_gate or self.is_websocket)
@@ -400,7 +399,6 @@ class ASGIRequest(Request):
         """The query string."""
         return Query(self.scope.get("query_string", b"").decode("latin-1"))
 
-    @property
     def comes_straight(self) -> bool:
         """True if it is an HTTP request that no gate around this one has decided about."""
         scope = self.scope

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Set as AbstractSet
 from functools import cache, lru_cache
 from http import HTTPStatus
 from itertools import count
+from math import ceil, floor, inf, isinf
 from typing import NamedTuple
 
 from limitgate.limits.bucket import Bucket
@@ -77,7 +77,7 @@ def refusal(decision: Decision) -> Refusal:
     ``Retry-After`` is in whole seconds, at least 1 (RFC 9110 section 10.2.3), and left out where waiting cannot help.
     """
     wait = decision.retry_after
-    return _refusal(decision.refusing, None if math.isinf(wait) else max(1, math.ceil(wait)))
+    return _refusal(decision.refusing, None if isinf(wait) else max(1, ceil(wait)))
 
 
 @lru_cache(maxsize=4096)
@@ -127,16 +127,31 @@ def _x_ratelimit(decision: Decision, now: int, _: frozenset[str]) -> Fields:
 
 def raw_x_ratelimit(decision: Decision, now: int) -> RawFields:
     """The fields of style ``x-ratelimit`` as `raw` gives them."""
-    return [
-        (b"x-ratelimit-limit", b"%d" % decision.limit),
-        (b"x-ratelimit-remaining", b"%d" % decision.remaining),
-        (b"x-ratelimit-reset", b"%d" % _reset_at(decision, now)),
-    ]
+    return [_LIMIT[decision.limit], _REMAINING[decision.remaining], _RESET[_reset_at(decision, now)]]
+
+
+class _NumberFields(dict[int, tuple[bytes, bytes]]):
+    """Encoded fields of one name by their number. Remembered, as most responses have numbers that others had lately."""
+
+    def __init__(self, name: bytes) -> None:
+        super().__init__()
+        self._name = name
+
+    def __missing__(self, number: int) -> tuple[bytes, bytes]:
+        if len(self) >= _NUMBERS:
+            self.clear()
+        self[number] = field = self._name, b"%d" % number
+        return field
+
+
+_NUMBERS = 1024
+"""Numbers that are remembered of a field, in about 150 bytes each."""
+_LIMIT, _REMAINING, _RESET = map(_NumberFields, (b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"))
 
 
 def _reset_at(decision: Decision, now: int) -> int:
     """Unix time in whole seconds by which the tightest window is full again."""
-    return math.ceil((now + int(decision.reset_after * SECOND + 0.5)) / SECOND)  # exact below 2**53 µs, the year 2255
+    return ceil((now + floor(decision.reset_after * SECOND + 0.5)) / SECOND)  # exact below 2**53 µs, the year 2255
 
 
 def _x_ratelimit_windows(decision: Decision, _: int, __: frozenset[str]) -> Fields:
@@ -171,8 +186,8 @@ def _draft_11(decision: Decision, _: int, rules: frozenset[str]) -> Fields:
                 name = _numbered(name, names | reserved)  # noqa: PLW2901
             names.add(name)
             policies.append(f'"{name}";{policy}')
-            wait = window.retry_after or (window.reset_after if window.period else math.inf)
-            until = "" if math.isinf(wait) else f";t={math.ceil(wait)}"
+            wait = window.retry_after or (window.reset_after if window.period else inf)
+            until = "" if isinf(wait) else f";t={ceil(wait)}"
             states.append(f'"{name}";r={window.remaining}{until}')
     return [("RateLimit-Policy", ", ".join(policies)), ("RateLimit", ", ".join(states))]
 

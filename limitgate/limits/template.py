@@ -78,11 +78,15 @@ class PlanTemplate:
         """Per window the ticks that a microsecond pays back."""
         least_burst = min(limit.burst for _, limit, _, _, _ in windows)
         self._windows = tuple(
-            (capacity - increment, least_burst * limit.period_us, limit.period_us, (count, increment, limit.burst, charge))
-            for charge, limit, count, increment, capacity in windows
+            (
+                place,
+                capacity - increment - least_burst * limit.period_us,
+                (capacity - increment, limit.period_us, count, increment, limit.burst, charge),
+            )
+            for place, (charge, limit, count, increment, capacity) in enumerate(windows)
         )
-        """Per window the ticks that may be owed for the charge to fit, those above which more requests are left than any other
-        window holds, those of one request, and what is said where it is the tightest."""
+        """Per window its place, the ticks up to which it may owe and have more requests left than some other window holds, and
+        what tells the tightest of the others."""
         self.shape = _shape(*[(len(charge.bucket.limits), charge.enforced) for charge in counted], *[(0, True)] * self.bans)
         """Same object for all templates of as many buckets and windows."""
         self.load = sum([charge.bucket.load.opening + charge.bucket.load.charge for charge in charges])
@@ -102,26 +106,33 @@ class PlanTemplate:
         buckets = reading.buckets
         if not reading.admitted or buckets.__class__ is not PlainBuckets:
             return None
+        debts = buckets.debts
         least, tightest, owing = 0, None, 0
-        for debt, (room, ample, ticks, window) in zip(buckets.debts, self._windows):
-            free = room - debt
-            if free >= ample:
+        for place, slack, window in self._windows:
+            debt = debts[place]
+            if debt <= slack:
                 continue
-            if free < 0:  # of a rule that may not refuse
+            room, ticks, _, _, _, _ = window
+            if debt > room:  # of a rule that may not refuse
                 return None
-            left = free // ticks
+            left = (room - debt) // ticks
             if tightest is None or left < least or (left == least and _refill_us(window, debt) > _refill_us(tightest, owing)):
                 least, tightest, owing = left, window, debt
         if tightest is None:
             return None
-        _, _, burst, charge = tightest
-        reset = _refill_us(tightest, owing) / SECOND
+        _, _, count, increment, burst, charge = tightest
+        reset = -(-(owing + increment) // count) / SECOND
         return decision_of(True, burst, least, 0.0, reset, charge.cost, charge.rule, False, 0.0, buckets, True, settlement)
 
 
-def _refill_us(window: tuple[int, int, int, Charge], debt: int) -> int:
+_Window = tuple[int, int, int, int, int, Charge]
+"""Of a window the ticks that it may owe for the charge to fit, those of one request, those that a microsecond pays back, those
+that the charge takes, the burst, and the charge."""
+
+
+def _refill_us(window: _Window, debt: int) -> int:
     """Microseconds until a window is full again that owed so many ticks before the charge."""
-    count, increment, _, _ = window
+    _, _, count, increment, _, _ = window
     return -(-(debt + increment) // count)
 
 

@@ -18,10 +18,12 @@ from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.routing import Rule as URLRule
 
 from limitgate import Limit, LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet, StoreError, exempt, limit
+from limitgate.gate.admission import Admission
+from limitgate.http.request import ASGIRequest
 from limitgate.limits.template import DECLINED
 from limitgate.rules.callers import KnownCaller
 from tests.support.clock import Clock
-from tests.support.doors import Reply, asgi_reply, wsgi_reply
+from tests.support.doors import Reply, asgi_reply, http_scope, wsgi_reply
 from tests.support.stored import buckets
 
 KEY = "the key of a VIP"
@@ -407,3 +409,29 @@ def test_a_request_by_outcome_has_no_prepared_plan() -> None:
     ask = asgi(store, rules=[Rule("api", "2/minute", charge_if={"status": [404]})])
     assert [ask("/nowhere").status for _ in range(3)] == [404, 404, 429]
     assert store.plain == 0
+
+
+def test_where_nobody_waits_the_gate_decides_at_once() -> None:
+    """On the memory store no coroutine runs for a prepared plan; a store that says nothing of the kind is awaited."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        """Nobody asks it."""
+
+    async def remaining(store: MemoryStore) -> int:
+        gate = LimitGate(app, rules=rules(), store=store).gate
+        await gate.acheck(ASGIRequest(http_scope("/api/a")))  # the first plan of a kind is carried out like any other
+        admission = gate.ask(ASGIRequest(http_scope("/api/a")))
+        assert isinstance(admission, Admission) == (type(store) is MemoryStore)
+        decision = (admission if isinstance(admission, Admission) else await admission).decision
+        return decision.remaining
+
+    assert [asyncio.run(remaining(store)) for store in (MemoryStore(Clock()), Counted(Clock()))] == [0, 0]
+
+
+def test_a_plan_declined_at_once_is_asked_for_again() -> None:
+    """What the memory store does not carry out at once is planned as any other request, by the same budget."""
+    store = MemoryStore(Clock())
+    ask = asgi(store, rules=[Rule("all", "9/minute")])
+    assert ask("/api/a").headers["x-ratelimit-remaining"] == "8"
+    store.spend_plain = lambda *_: DECLINED  # type: ignore[method-assign]
+    assert ask("/api/a").headers["x-ratelimit-remaining"] == "7"

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from limitgate import LimitGateWSGI, MemoryStore, Rule, StoreError
+from limitgate import Decision, LimitGateWSGI, MemoryStore, Rule, StoreError
+from limitgate.http import response
+from limitgate.http.response import rate_fields, raw, raw_x_ratelimit
 from tests.support.clock import Clock
 
 START = Clock().now // 1_000_000
@@ -496,3 +498,19 @@ def test_a_gate_on_its_own_tells_what_it_knows() -> None:
     assert [door.ask().fields["x-ratelimit-remaining"] for _ in range(5)] == ["4", "3", "2", "1", "0"]
     assert door.ask().status == "429 Too Many Requests"
     assert door.decision.degraded
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6), st.floats(0, 10**6)), max_size=20))
+def test_fields_for_asgi_are_those_for_wsgi_property(numbers: list[tuple[int, int, float]]) -> None:
+    """Fields that are made as bytes are the encoded text ones."""
+    for limit, left, reset in numbers:
+        decision = Decision(True, limit, left, 0.0, reset, 1, "api")
+        assert raw_x_ratelimit(decision, START) == raw(rate_fields(["x-ratelimit"], decision, START))
+
+
+def test_fields_of_many_numbers_are_forgotten_again() -> None:
+    """However many numbers responses have, few are remembered; those that are forgotten are made anew."""
+    for left in (*range(5000), 1, 4999):
+        decision = Decision(True, left, left, 0.0, left, 1, "api")
+        assert [value for _, value in raw_x_ratelimit(decision, 0)] == [b"%d" % left] * 3
+    assert all(len(each) <= 1024 for each in (response._LIMIT, response._REMAINING, response._RESET))
