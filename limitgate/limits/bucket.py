@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from functools import lru_cache, reduce
 
-from limitgate.algorithms import ALGORITHMS, STORED_AS, gcra
+from limitgate.algorithms import ALGORITHMS, STORED_AS, ban, gcra
 from limitgate.algorithms.base import Algorithm, Load
 from limitgate.errors import ConfigError
 from limitgate.limits.limit import Limit, as_limit
@@ -91,6 +92,14 @@ class Bucket:
 def _share(bucket: Bucket, processes: int, cost: int) -> Bucket:
     strictest = None if bucket.strictest is bucket else bucket.strictest.share(processes, cost)
     return Bucket(tuple([limit.share(processes, cost) for limit in bucket.limits]), strictest=strictest)
+
+
+@lru_cache(maxsize=4096)
+def banned(bucket: Bucket) -> Bucket:
+    """Return the same windows as they stand under a ban: all that a state says is for how long it lasts, in µs."""
+    under_ban = copy(bucket)
+    under_ban.algorithm, under_ban.has_slots, under_ban.lease = ban, False, 0
+    return under_ban
 
 
 @lru_cache(maxsize=4096)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from limitgate.algorithms.base import Amount, State
-from limitgate.limits.bucket import Bucket
+from limitgate.limits.bucket import Bucket, banned
 
 MAX_AHEAD = 2**51
 """Microseconds (71 years): what is booked no further ahead is remembered to the microsecond."""
 
-Verb = Literal["spend", "peek", "adjust", "reset"]
+Verb = Literal["spend", "peek", "adjust", "reset", "ban"]
 """`Plan` has a constructor for each."""
 
 _CHANCE = random.SystemRandom()  # not that of an application, which may have seeded it, and another one in each fork
@@ -75,6 +75,10 @@ class Charge(NamedTuple):
         """A charge of nothing that gives this one's slot back."""
         return self.adjusted([self.cost], [self.slot])
 
+    def under_ban(self) -> Charge:
+        """This charge as it is read from a banned bucket, where nobody waits for a turn."""
+        return self._replace(bucket=banned(self.bucket), max_wait_us=0)
+
     def renewed(self) -> Charge:
         """A charge of nothing that renews this one's slot, or takes it again if it is gone and there is room."""
         return self.adjusted([-self.cost], [self.slot])
@@ -89,6 +93,8 @@ class Plan(NamedTuple):
 
     charges: tuple[Charge, ...]
     verb: Verb = "spend"
+    ban_us: int = 0
+    """For how long the buckets are banned by a plan of verb ``ban``, µs."""
 
     @classmethod
     def spend(cls, charges: Iterable[Charge]) -> Plan:
@@ -110,10 +116,17 @@ class Plan(NamedTuple):
         """Empty the windows of the charges."""
         return cls(tuple(charges), "reset")
 
+    @classmethod
+    def ban(cls, charges: Iterable[Charge], us: int) -> Plan:
+        """Refuse all charges to these buckets for at least so many microseconds; 0 lifts their bans. What they owe stays."""
+        return cls(tuple(charges), "ban", us)
+
     @property
     def gives_back(self) -> bool:
         """True if buckets owe less afterwards, or something that nobody asked them about."""
-        return self.verb == "reset" or any(charge.adjustment and charge.adjustment.gives_back for charge in self.charges)
+        return self.verb in ("reset", "ban") or any(
+            charge.adjustment and charge.adjustment.gives_back for charge in self.charges
+        )
 
     @property
     def has_adjustments(self) -> bool:
@@ -132,6 +145,7 @@ class BucketReading(NamedTuple):
     """One bucket of a plan, as a store has read it."""
 
     charge: Charge
+    """The plan's own; `Charge.under_ban` if it costs something and the bucket is banned."""
     before: Sequence[State]
     """State of each window before the plan was carried out."""
     after: Sequence[State] | None
@@ -149,6 +163,17 @@ class Reading(NamedTuple):
     """True if the request passes: every enforced charge fits. Then each charge that fits is made, else none is."""
     waited: float = 0.0
     """Seconds for which the store was silent before, while this process was there to listen, as far as it measures that."""
+
+
+def with_bans(
+    charges: Sequence[Charge], states: Sequence[Sequence[State]], bans: Mapping[int, int]
+) -> tuple[list[Charge], list[Sequence[State]]]:
+    """Charges and states as they are read where some buckets are banned: ``bans`` has the rest in µs by the charge's place."""
+    read_charges, read_states = list(charges), list(states)
+    for place, left_us in bans.items():
+        charge = charges[place].under_ban()
+        read_charges[place], read_states[place] = charge, [left_us] * len(charge.bucket.ids)
+    return read_charges, read_states
 
 
 _new = tuple.__new__  # half the time that a named tuple's own takes

@@ -141,6 +141,7 @@ class PlainPlan:
 
     __slots__ = ("keys", "template")
     verb: Verb = "spend"
+    ban_us = 0
     gives_back = has_adjustments = False
 
     def __init__(self, template: PlanTemplate, keys: Sequence[str]) -> None:

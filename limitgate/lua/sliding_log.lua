@@ -39,7 +39,8 @@ end
 
 -- What is stored from one entry to another, both counted from the first that is stored.
 local function stored(bucket, from, to)
-  return redis.call('GETRANGE', bucket.key, HEAD + (from - 1) * SIZE, HEAD + to * SIZE - 1)
+  local head = HEAD + (bucket.ban_size or 0)
+  return redis.call('GETRANGE', bucket.key, head + (from - 1) * SIZE, head + to * SIZE - 1)
 end
 
 local function page(bucket, number)
@@ -172,7 +173,7 @@ return {
   layout = function(size) return size > SIZE and size % SIZE == 0 and 'I7I6' end,
   advance = function(bucket, elapsed, charge, text, key)
     local size = #text
-    if size == HEAD + PAGE * SIZE then size = redis.call('STRLEN', key) end
+    if size == HEAD + PAGE * SIZE then size = redis.call('STRLEN', key) - (bucket.ban_size or 0) end
     bucket.key = key
     hold(bucket, (size - HEAD) / SIZE, text:sub(HEAD + 1))
     local clock, last = bucket[CLOCK], bucket.stored

@@ -6,15 +6,20 @@
 -- ARGV[n+1] charge n, packed: verb, its algorithm, 1 if it is enforced, 1 if it takes anything, 1 if the plan ends here, the
 --           number of windows, then for each its part of the charge; then, if there is an adjustment, a lease or a slot, how many
 --           requests to take in advance, since when the adjustment counts, the slot's name, and the adjustment of each window.
--- Verbs     's'pend, 'p'eek (change nothing), 'a'djust (make adjustments, charge nothing) and 'r'eset (empty the windows).
--- Reply     {now, unreadable values, clock steps, 1 if there was no memory to write, then what is reported of each window}.
+-- Verbs     's'pend, 'p'eek (change nothing), 'a'djust (make adjustments, charge nothing), 'r'eset (empty the windows) and 'b'an
+--           (refuse all charges for at least so many µs, given as requests to take in advance; 0 lifts the ban).
+-- Reply     {now, unreadable values, clock steps, 1 if there was no memory to write, then what is reported of each window, then
+--           for each charge that takes anything from a banned bucket its place and for how long the ban lasts still}.
 --
 -- A bucket is one string: version, time of writing in Unix µs, then what its algorithm keeps. It is read once, kept as a list of
 -- these numbers as they stand now, and written once at the end if anything in it changed. Of a long one no more is read and
 -- written than its algorithm needs. Nothing is written before all is decided.
+-- In a banned one, which has a version of its own, the rest of the ban in µs stands in front of what the algorithm keeps, if it
+-- keeps anything: so plain.lua declines it, and what is owed stays as it is.
 
-local VERSION = 1
+local VERSION, BANNED = 1, 2
 local HEADER, HEADER_SIZE, FIRST = '<BI7', 8, 3
+local BAN, BAN_SIZE = '<I7', 7
 local CHARGE, CHARGE_SIZE = '<c1BBBBH', 7
 local MORE, MORE_SIZE = '<ddd', 24
 local MAX_OWED = 2^52
@@ -65,8 +70,8 @@ end
 --                  the struct formats of one window's part of a charge, and of an adjustment
 --   first          how many bytes of a bucket are read at first, if it may be long; else all of them are
 --   layout         the format of a bucket of which so many bytes were read, or of how it begins; nothing if none has as many
---   advance        lets time go by in a bucket, as a charge needs it, given also the text that was read of it and its key; true
---                  if something in it made no sense
+--   advance        lets time go by in a bucket, as a charge needs it, given also the text that was read of it, without a ban, and
+--                  its key; true if something in it made no sense
 --   check          appends the state of the charge's windows to the reply; true if the charge fits into all of them
 --   commit, reset  charges them, if there is anything to charge; empties them
 --   apply_adjustment
@@ -97,7 +102,15 @@ local function open(key, charge)
   if not value then return {VERSION, now, kind = kind} end
   local is_error = type(value) == 'table'
   if is_error and not value.err:find('WRONGTYPE', 1, true) then return nil, value end
-  local layout = not is_error and string.byte(value) == VERSION and kind.layout(#value - HEADER_SIZE)
+  local version, ban = not is_error and string.byte(value), nil
+  if version == BANNED and #value >= HEADER_SIZE + BAN_SIZE then
+    if kind.first then value = redis.call('GETRANGE', key, 0, kind.first + BAN_SIZE - 1) end
+    ban = unpack(BAN, value, HEADER_SIZE + 1)
+    value = value:sub(1, HEADER_SIZE) .. value:sub(HEADER_SIZE + BAN_SIZE + 1)
+    version = ban <= MAX_OWED and VERSION
+  end
+  local is_empty = ban and #value == HEADER_SIZE
+  local layout = version == VERSION and (is_empty and '' or kind.layout(#value - HEADER_SIZE))
   if not layout then
     reply[UNREADABLE] = reply[UNREADABLE] + 1
     return {VERSION, now, kind = kind, changed = true}
@@ -107,6 +120,10 @@ local function open(key, charge)
   local elapsed = now - bucket[2]
   if elapsed < 0 then
     elapsed, reply[STEPS], bucket.changed = 0, reply[STEPS] + 1, true
+  end
+  if ban then
+    bucket.ban_size, bucket.ban = BAN_SIZE, ban > elapsed and ban - elapsed or nil
+    if is_empty then return bucket end
   end
   if kind.advance(bucket, elapsed, charge, value, key) then bucket.changed, reply[UNREADABLE] = true, reply[UNREADABLE] + 1 end
   return bucket
@@ -134,12 +151,20 @@ local useless = {}  -- the keys of buckets that are of no use any more
 -- Write a bucket. It lives for as long as it is of use, rounded up. The error if that fails.
 local function write(key, bucket)
   local layout, size, lifetime, rest, kept = bucket.kind.encode(bucket)
-  if not layout then
+  local ban, ban_size = bucket.ban, bucket.ban_size or 0
+  if not layout and not ban then
     useless[#useless + 1] = key
     return
   end
-  bucket[2] = now
-  local head, ttl = pack(HEADER .. layout, values(bucket, 1, size)), floor(lifetime / 1000) + 2
+  bucket[1], bucket[2] = ban and BANNED or VERSION, now
+  local head = pack(HEADER .. (layout or ''), values(bucket, 1, layout and size or FIRST - 1))
+  if kept and (ban_size > 0) ~= (ban ~= nil) then  -- what follows the head moves
+    rest, kept = redis.call('GET', key):sub(#head + ban_size + 1, #head + ban_size + kept) .. rest, nil
+  end
+  if ban then
+    head, lifetime = head:sub(1, HEADER_SIZE) .. pack(BAN, ban) .. head:sub(HEADER_SIZE + 1), math.max(lifetime or 0, ban)
+  end
+  local ttl = floor(lifetime / 1000) + 2
   if not kept then
     local done = redis.pcall('SET', key, rest and head .. rest or head, 'PX', ttl)
     return done.err and done
@@ -151,7 +176,7 @@ local function write(key, bucket)
 end
 
 local opened, decoded = {}, {}  -- by key, by number
-local buckets, charges, fits = {}, {}, {}
+local buckets, charges, fits, bans = {}, {}, {}, {}
 local first, admitted = 1, true
 
 for i, key in ipairs(KEYS) do
@@ -176,7 +201,14 @@ for i, key in ipairs(KEYS) do
     kind.apply_adjustment(bucket, charge)
     bucket.changed = true
   end
+  if charge.verb == 'b' then
+    bucket.ban = charge.most > 0 and math.max(bucket.ban or 0, charge.most) or nil
+    bucket.changed = true
+  end
   buckets[i], charges[i], fits[i] = bucket, charge, kind.check(bucket, charge) or not charge.takes
+  if bucket.ban and charge.takes then
+    fits[i], bans[#bans + 1], bans[#bans + 2] = false, i, bucket.ban
+  end
   if charge.enforced and not fits[i] then admitted = false end
   if charge.last then
     for n = first, i do
@@ -200,4 +232,5 @@ for key, bucket in pairs(opened) do
   end
 end
 for _, key in ipairs(useless) do redis.call('DEL', key) end
+for _, number in ipairs(bans) do reply[#reply + 1] = number end
 return reply

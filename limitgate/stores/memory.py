@@ -27,10 +27,10 @@ from limitgate.errors import StoreError
 from limitgate.forking import begin_anew_in_children
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.limit import Limit
-from limitgate.limits.plan import Charge, Plan, Reading, read
+from limitgate.limits.plan import Charge, Plan, Reading, read, with_bans
 from limitgate.limits.template import DECLINED, PlanTemplate
 from limitgate.stores.base import ConfigRequest, StoredConfig
-from limitgate.stores.packed import HEAD, Entry, Layout, Layouts, with_cost, written_at
+from limitgate.stores.packed import HEAD, Entry, Layout, Layouts, head, with_cost, written_at
 
 _MORE = 2
 """Steps of the hand for each expired bucket, besides one for each newcomer: in the long run a third has expired at most."""
@@ -82,6 +82,9 @@ class MemoryStore:
         self._mask = len(self._shards) - 1
         self._overflow: dict[Any, bytes] = {}
         self._beside: dict[Any, Sequence[State]] = {}
+        self._bans: dict[Any, tuple[int, int]] = {}
+        """By key when the bucket was banned in Unix µs, and for how long from then on in µs. Its value is a head alone, which
+        plain plans decline."""
         self._configs: dict[str, StoredConfig] = {}
         self._layouts = Layouts()
         self._count = 0
@@ -229,9 +232,12 @@ class MemoryStore:
 
     def _carry_out(self, plan: Plan, now: int) -> Reading:
         """Read all buckets of ``plan``, decide, and make the charges that fit if it is admitted."""
-        charges, shards, mask, known = plan.charges, self._shards, self._mask, self._layouts.known
+        shards, mask, known = self._shards, self._mask, self._layouts.known
+        charges: Sequence[Charge] = plan.charges
         homes: list[_Home] = []
         states: list[Sequence[State]] = []
+        if plan.verb == "ban":
+            self._ban(plan, now)
         for charge in charges:
             key, bucket = charge.key, charge.bucket
             shard = shards[hash(key) & mask]
@@ -247,22 +253,62 @@ class MemoryStore:
             states.append(self._read(home, charge, now))
         if plan.verb == "reset":
             states = self._reset(homes, charges, now)
+        if self._bans:
+            charges, states = with_bans(charges, states, self._bans_of(charges, now))
         reading = read(charges, now, states)
         if plan.verb == "spend":
-            admitted = reading.admitted
-            for home, (charge, before, after) in zip(homes, reading.buckets):
-                if after is None:
-                    if home[3] is not None and home[3][1] != charge.cost:
-                        self._note_refusal(home, charge, before)
-                elif admitted and after is not before:
-                    self._write(home, charge.bucket, now, after, charge.cost)
+            self._make(homes, reading, now)
         return reading
+
+    def _make(self, homes: Sequence[_Home], reading: Reading, now: int) -> None:
+        """Make the charges that fit if the plan was admitted, and note those that do not."""
+        admitted = reading.admitted
+        for home, (charge, before, after) in zip(homes, reading.buckets):
+            if after is None:
+                if home[3] is not None and home[3][1] != charge.cost:
+                    self._note_refusal(home, charge, before)
+            elif admitted and after is not before:
+                self._write(home, charge.bucket, now, after, charge.cost)
 
     def _reset(self, homes: Sequence[_Home], charges: Sequence[Charge], now: int) -> list[Sequence[State]]:
         states = [charge.bucket.algorithm.initial(now, charge.bucket) for charge in charges]
         for home, charge, initial in zip(homes, charges, states):
             self._write(home, charge.bucket, now, initial)
         return states
+
+    def _ban(self, plan: Plan, now: int) -> None:
+        """Ban the buckets of a plan, or lift their bans. Where there is no room they are kept all the same."""
+        for charge in plan.charges:
+            key, bucket = charge.key, charge.bucket
+            if not plan.ban_us:
+                self._bans.pop(key, None)  # the value is as others when it is written again
+                continue
+            shard = self._shard(key)
+            if key not in shard:
+                self._reclaim(now)
+            value = shard.get(key)
+            home = shard, key, value, None if value is None else self._bucket(key, value), None
+            states = self._read(home, charge, now)
+            self._bans[key] = now, max(plan.ban_us, self._ban_left(key, now))
+            self._write(home, bucket, now, states)
+
+    def _bans_of(self, charges: Sequence[Charge], now: int) -> dict[int, int]:
+        """Microseconds for which buckets are still banned that something is charged to, by the places of the charges."""
+        lefts = [self._ban_left(charge.key, now) if charge.cost else 0 for charge in charges]
+        return {place: left for place, left in enumerate(lefts) if left}
+
+    def _ban_left(self, key: Any, now: int) -> int:
+        """Microseconds for which a bucket is still banned; 0 if it is not."""
+        if key not in self._bans:
+            return 0
+        began, us = self._bans[key]
+        if now < began:  # the clock has stepped back
+            began = now
+            self._bans[key] = began, us
+        left = max(0, began + us - now)
+        if not left:
+            del self._bans[key]
+        return left
 
     def _interrupting(self, plan: Plan) -> Reading:
         """Reading of an adjustment, which is made when the interrupted call ends; else a `StoreError`."""
@@ -353,7 +399,8 @@ class MemoryStore:
             if stored is not bucket:
                 bucket, states = _joined(bucket, states, entry, now)
         layout = self._layouts.of(bucket)
-        self._put(buckets, key, layout, layout.packed(now, cost, states), states)
+        value = head(layout.number, now, cost) if key in self._bans else layout.packed(now, cost, states)
+        self._put(buckets, key, layout, value, states)
 
     def _put(self, buckets: dict[Any, bytes], key: Any, layout: Layout, value: bytes, states: Sequence[State]) -> None:
         """Put a bucket that is new, or is kept in another way than before.
@@ -378,6 +425,7 @@ class MemoryStore:
         self._count -= 1
         if len(value) == HEAD.size:
             self._beside.pop(key)
+            self._bans.pop(key, None)
         self._layouts.release(self._layouts.by(value))
 
     def _note_refusal(self, home: _Home, charge: Charge, states: Sequence[State]) -> None:
@@ -452,11 +500,11 @@ class MemoryStore:
             self._step_back(entry[0] - now)
             shard[key] = value = written_at(value, now)
             entry = (now, *entry[1:])
-        due = _full_at(entry)
-        if due <= now:
+        due, is_banned = _full_at(entry), self._ban_left(key, now) > 0
+        if due <= now and not is_banned:
             self._drop(shard, key)
             return True
-        if self._count >= self._max_buckets and _refuses_until(entry) <= now:
+        if self._count >= self._max_buckets and _refuses_until(entry) <= now and not is_banned:
             self._remember(due, key, value)
         return False
 

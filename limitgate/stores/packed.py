@@ -5,7 +5,8 @@ A value is a head and numbers of 8 bytes, little-endian:
     number of the windows (4) | written, Unix µs (8) | last cost (8) | the states, as their algorithm counts them
 
 A head alone says that the states are kept beside as they are, since they are not a few numbers of 64 bits: a debt of more
-ticks, or the slots of requests in flight.
+ticks, or the slots of requests in flight. It also is the value of a bucket that is banned, so that no plain plan is charged to
+it.
 """
 
 from __future__ import annotations
@@ -95,10 +96,10 @@ class Layout:
             if self.is_row:
                 return self.pack(self.number, written, cost, *states[0])
             if self.is_log:
-                return HEAD.pack(self.number, written, min(cost, MAX_COST)) + _packed_log(states[0])
+                return head(self.number, written, cost) + _packed_log(states[0])
         except struct.error:  # a number of more than 64 bits
             pass
-        return HEAD.pack(self.number, written, min(cost, MAX_COST))
+        return head(self.number, written, cost)
 
     def unpacked(self, value: bytes, beside: Sequence[State]) -> Entry:
         """Bucket of a value, whose states are ``beside`` if it is a head alone."""
@@ -146,6 +147,11 @@ class Layouts:
             return self._free.pop()
         self.numbered.append(None)
         return len(self.numbered) - 1
+
+
+def head(number: int, written: int, cost: int) -> bytes:
+    """Value of a bucket whose states are beside it."""
+    return HEAD.pack(number, written, min(cost, MAX_COST))
 
 
 def is_head(value: bytes) -> bool:

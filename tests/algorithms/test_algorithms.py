@@ -305,7 +305,7 @@ def _foreign() -> dict[str, list[bytes | str]]:
     values = {"nothing": b"", "text": b"garbage", "a number": b"12"}
     sizes = {"fixed_window": 14, "sliding_window": 21, "sliding_log": 26, "gcra": 25}
     for name, size in sizes.items():
-        values[f"as long as a {name}, of another version"] = b"\x02" + VERSION_AND_TIME[1:] + bytes(size)
+        values[f"as long as a {name}, of another version"] = b"\x03" + VERSION_AND_TIME[1:] + bytes(size)
         values[f"as long as a {name}, full of ones"] = VERSION_AND_TIME + b"\xff" * size
         values[f"as long as a {name}, full of ones, from the future"] = b"\x01" + b"\xff" * (size + 7)
         values[f"as long as a {name}, used once for longer than it could be"] = VERSION_AND_TIME + _once_for_long(size)

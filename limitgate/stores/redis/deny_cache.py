@@ -14,7 +14,7 @@ from threading import RLock
 from typing import NamedTuple
 
 from limitgate.algorithms.base import State
-from limitgate.limits.bucket import Bucket
+from limitgate.limits.bucket import Bucket, banned
 from limitgate.limits.plan import Charge, Reading, read
 from limitgate.limits.template import AnyPlan
 
@@ -82,20 +82,25 @@ class DenyCache:
         """
         if plan.verb != "spend":
             return None
-        refusals = []
+        refusals, charges = [], []
         for charge in plan.charges:
             refusal = self.refusals.get(charge.key)
-            if refusal is None or refusal.bucket is not charge.bucket or at - refusal.sent >= LONGEST:
+            if refusal is None or at - refusal.sent >= LONGEST:
                 return None
+            if refusal.bucket is not charge.bucket:
+                if refusal.bucket is not banned(charge.bucket) or not charge.cost:
+                    return None
+                charge = charge.under_ban()  # noqa: PLW2901 - as it was read
             refusals.append(refusal)
+            charges.append(charge)
         least = [refusal.later(int((at - refusal.sent) * SKEW * 1e6) + 1) for refusal in refusals]
-        if not all(map(_holds, plan.charges, least)):
+        if not all(map(_holds, charges, least)):
             return None
-        if read(plan.charges, 0, least).admitted:
+        if read(charges, 0, least).admitted:
             return None
         elapsed = [int((at - refusal.heard) * 1e6) for refusal in refusals]
         states = [refusal.later(us) for refusal, us in zip(refusals, elapsed)]
-        return read(plan.charges, max([refusal.now + us for refusal, us in zip(refusals, elapsed)]), states)
+        return read(charges, max([refusal.now + us for refusal, us in zip(refusals, elapsed)]), states)
 
     def learn(self, plan: AnyPlan, reading: Reading, sent: float, heard: float) -> None:
         """Remember the reading of a call that was sent and heard at these times, or forget the buckets that it has changed.

@@ -59,7 +59,9 @@ def parts_of(plan: AnyPlan) -> list[Part]:
         places.setdefault(hash_slot(charge.key), []).append(place)
     if len(places) == 1:
         return [Part(next(iter(places)), plan, range(len(charges)))]
-    return [Part(slot, Plan(tuple([charges[place] for place in own]), plan.verb), own) for slot, own in places.items()]
+    return [
+        Part(slot, Plan(tuple([charges[place] for place in own]), plan.verb, plan.ban_us), own) for slot, own in places.items()
+    ]
 
 
 class Conclusion(NamedTuple):

@@ -12,9 +12,10 @@ from typing import Any, Final, NamedTuple
 import hiredis
 
 from limitgate.algorithms import NUMBERS, script
+from limitgate.algorithms.base import State
 from limitgate.errors import StoreError
 from limitgate.limits.bucket import Bucket
-from limitgate.limits.plan import Charge, Plan, Reading, Verb, read
+from limitgate.limits.plan import Charge, Plan, Reading, Verb, read, with_bans
 from limitgate.limits.template import AnyPlan, PlainShape
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.plain import Script, packed as packed_plain, script_of
@@ -30,6 +31,7 @@ NO_PLAN: Final = Plan.peek(())
 
 _ASKING: Final = hiredis.pack_command(("ASKING",))
 _STORED = re.compile(rb"(\d{1,15}) (.*)", re.DOTALL)
+_MORE = struct.Struct("<ddd")
 _HEAD = 4  # the clock, unreadable values, clock steps, no memory
 
 
@@ -116,7 +118,9 @@ def arguments(plans: Sequence[AnyPlan]) -> list[str | bytes | int]:
             keys.append(charge.key)
             how = plan.verb, charge.enforced, place == last
             packed = _packed(charge.bucket, charge.cost, charge.max_wait_us, how, _date(charge.bucket))
-            if charge.adjustment is not None or charge.slot:
+            if plan.verb == "ban":
+                packed += _MORE.pack(plan.ban_us, 0, 0)
+            elif charge.adjustment is not None or charge.slot:
                 packed += _more(charge)
             which.append(distinct.setdefault(packed, len(distinct) + 1))
     keys[0] = len(which)
@@ -142,18 +146,35 @@ def stored_config(reply: object) -> StoredConfig:
 def answers(plans: Sequence[AnyPlan], reply: object) -> Answers:
     """Decode a reply. Raises `StoreError` for a reply of any other shape."""
     facts = sum([charge.bucket.facts for plan in plans for charge in plan.charges])
-    if not isinstance(reply, list) or len(reply) != _HEAD + facts or set(map(type, reply)) != {int}:
+    if not isinstance(reply, list) or len(reply) < _HEAD + facts or set(map(type, reply)) != {int}:
         raise StoreError(f"unexpected reply of {type(reply).__name__} from the script", "reply")
+    bans = _bans(plans, reply[_HEAD + facts :]) if len(reply) > _HEAD + facts else {}
     readings = []
     at = _HEAD
-    for plan in plans:
-        states = []
-        for charge in plan.charges:
+    for number, plan in enumerate(plans):
+        charges: Sequence[Charge] = plan.charges
+        states: list[Sequence[State]] = []
+        for charge in charges:
             bucket = charge.bucket
             states.append(bucket.algorithm.decode_state(reply[at : at + bucket.facts], bucket))
             at += bucket.facts
-        readings.append(read(plan.charges, reply[0], states))
+        if number in bans:
+            charges, states = with_bans(charges, states, bans[number])
+        readings.append(read(charges, reply[0], states))
     return Answers(readings, reply[1], reply[2], bool(reply[3]))
+
+
+def _bans(plans: Sequence[AnyPlan], numbers: Sequence[int]) -> dict[int, dict[int, int]]:
+    """Decode the bans at the end of a reply: by plan, by charge, the rest in µs. Raises `StoreError` as `answers`."""
+    places = [(number, place) for number, plan in enumerate(plans) for place in range(len(plan.charges))]
+    bans: dict[int, dict[int, int]] = {}
+    try:
+        for at, left_us in zip(numbers[::2], numbers[1::2], strict=True):
+            number, place = places[at - 1]
+            bans.setdefault(number, {})[place] = left_us
+    except (ValueError, IndexError) as error:
+        raise StoreError("unexpected number of values from the script", "reply") from error
+    return bans
 
 
 @lru_cache(maxsize=4096)
@@ -176,8 +197,8 @@ def _more(charge: Charge) -> bytes:
     """Encode the slot and the adjustment that follow a charge."""
     bucket, lease = charge.bucket, charge.adjustment
     if lease is None:
-        return struct.pack("<ddd", 0, 0, charge.slot)
-    packed = [struct.pack("<ddd", lease.most, lease.as_of, charge.slot)]
+        return _MORE.pack(0, 0, charge.slot)
+    packed = [_MORE.pack(lease.most, lease.as_of, charge.slot)]
     for limit, back, grace in zip(bucket.limits, lease.back, lease.grace, strict=True):
         leased = bucket.algorithm.encode_adjustment(limit, back, grace)
         packed.append(struct.pack(f"<{len(leased)}d", *leased))
