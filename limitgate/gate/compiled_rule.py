@@ -13,10 +13,7 @@ from limitgate.limits.priority import NORMAL, Priority
 from limitgate.rules.rule import Rule
 
 ChargeSpec = tuple[str, int, Priority]
-"""Text of a bucket's key, cost and priority: cache key of one rule's charges.
-
-Priority is normal unless the rule has `reserve`, so that more requests share a cached plan.
-"""
+"""Text of a bucket's key, cost and priority, of which one rule's charges follow."""
 
 
 class CompiledRule:
@@ -32,6 +29,8 @@ class CompiledRule:
         "_owner",
         "_prefix",
         "enforced",
+        "has_slots",
+        "is_by_outcome",
         "is_decorator",
         "rule",
     )
@@ -58,6 +57,10 @@ class CompiledRule:
         self._max_wait_us = rule.max_wait_us
         self._cost = None if callable(rule.cost) else rule.cost
         self._is_graded = rule.reserve is not None
+        self.is_by_outcome = bool(rule.charge_if)
+        """True if it is charged by the outcome."""
+        self.has_slots = any(bucket.has_slots for bucket in rule.buckets)
+        """True if it takes slots for requests in flight."""
 
     def spec(self, subject: Subject, values: Sequence[Value] = ()) -> ChargeSpec:
         """The spec of the charges that a request of this subject has by this rule."""
@@ -73,16 +76,9 @@ class CompiledRule:
 
     def charges(self, text: str, cost: int, priority: Priority) -> list[Charge]:
         """The charges of a spec, one for each bucket."""
-        key, enforced, name = self._prefix + self._key.digest(text), self.enforced, self.rule.name
+        key, enforced, name, wait = self._prefix + self._key.digest(text), self.enforced, self.rule.name, self._max_wait_us
         return [
-            Charge(
-                key + bucket.suffix,
-                bucket,
-                min(cost, 1) if bucket.has_slots else cost,
-                enforced,
-                name,
-                max_wait_us=self._max_wait_us,
-            )
+            Charge(key + bucket.suffix, bucket, min(cost, 1) if bucket.has_slots else cost, enforced, name, None, wait)
             for bucket in self.rule.buckets_for(priority)
         ]
 

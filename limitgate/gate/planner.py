@@ -18,7 +18,7 @@ from limitgate.gate.rule_match import EXEMPT, CompiledRules, RuleMatch
 from limitgate.http.paths import PathIndex, Reach, beyond, segments
 from limitgate.http.request import Request
 from limitgate.keys import Value, address_field
-from limitgate.limits.plan import Plan
+from limitgate.limits.plan import Charge, Plan
 from limitgate.routes import Routes, mounts_of
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.decorators import EVERYTHING, Mark, decided_marks
@@ -27,10 +27,6 @@ from limitgate.rules.rule import Rule, RuleSet
 
 _PATHS, _SHORT = 512, 200
 """Paths whose rules a planner remembers, and the characters that one may have: clients choose both."""
-_PLANS, _CHARGES = 8192, 32_768
-"""Plans that a planner remembers, and the charges in them if every rule of a tier applied: about half a kilobyte each."""
-_LONG = 250
-"""Characters per key from which on a plan is not remembered: clients choose them."""
 
 ExtraRule = tuple[Rule, Sequence[Value]]
 """A rule that an application asks for while a request is under way, and the further parts of its key."""
@@ -40,16 +36,19 @@ _UNKNOWN: tuple[object, PreparedPlan | None] = object(), None
 _UNLIMITED = PreparedPlan((), None, EVERYTHING)
 
 
-def _charge(compiled_rules: tuple[CompiledRule, ...], specs: tuple[ChargeSpec, ...]) -> RequestPlan:
-    """Make the plan that charges each rule by its spec; once for all requests of equal specs."""
-    charges = [
-        (compiled_rule, charge) for compiled_rule, spec in zip(compiled_rules, specs) for charge in compiled_rule.charges(*spec)
-    ]
-    by_outcome = any(compiled_rule.rule.charge_if for compiled_rule in compiled_rules)
-    has_slots = any(charge.bucket.has_slots for _, charge in charges)
-    plan = Plan.spend([charge for _, charge in charges])
-    behind = tuple([compiled_rule for compiled_rule, _ in charges])
-    return RequestPlan(plan, behind, (), by_outcome, has_slots=has_slots)
+def _charge(compiled_rules: Sequence[CompiledRule], specs: Iterable[ChargeSpec]) -> RequestPlan:
+    """Make the plan that charges each rule by its spec."""
+    charges: list[Charge] = []
+    behind: list[CompiledRule] = []
+    by_outcome = has_slots = False
+    for compiled_rule, spec in zip(compiled_rules, specs):
+        of_rule = compiled_rule.charges(*spec)
+        charges += of_rule
+        behind += [compiled_rule] * len(of_rule)
+        by_outcome |= compiled_rule.is_by_outcome
+        has_slots |= compiled_rule.has_slots
+    plan = Plan.spend(charges)
+    return RequestPlan(plan.named() if has_slots else plan, tuple(behind), (), by_outcome, has_slots=has_slots)
 
 
 def _in_order(placed: Iterable[tuple[int, CompiledRule]]) -> list[CompiledRule]:
@@ -96,8 +95,6 @@ class Planner:
         self._remembered_matches = lru_cache(maxsize=_PATHS)(self._find_match)
         self._match_of = lru_cache(maxsize=_PATHS)(RuleMatch)
         """Shared by all paths at which the same rules apply: clients choose paths."""
-        most = max(map(len, rules.tiers.values()), default=0)
-        self._remembered_plans = lru_cache(maxsize=min(_PLANS, _CHARGES // (most + 1)))(_charge)
         self._ways: dict[tuple[str, str, str, str], tuple[object, PreparedPlan | None]] = {}
         """By tier, method, path and root path the version of the routes, and the prepared plan; None where there is none."""
         self._prepared: dict[Any, PreparedPlan] = {}
@@ -163,7 +160,7 @@ class Planner:
         if not compiled_rules:
             return RequestPlan(None, (), ())
         specs = [compiled_rule.spec(subject, values) for compiled_rule, (_, values) in zip(compiled_rules, applying)]
-        return self._remembered(compiled_rules, specs)
+        return _charge(compiled_rules, specs)
 
     def _applying(self, request: Request, subject: Subject) -> tuple[RuleMatch, tuple[Mark, ...]]:
         """The rules and decorators that apply to a request, and all decorators that were taken into account."""
@@ -222,16 +219,7 @@ class Planner:
         return prepared
 
     def _charged(self, compiled_rules: tuple[CompiledRule, ...], subject: Subject) -> RequestPlan:
-        return self._remembered(compiled_rules, [compiled_rule.spec(subject) for compiled_rule in compiled_rules])
-
-    def _remembered(self, compiled_rules: tuple[CompiledRule, ...], specs: list[ChargeSpec]) -> RequestPlan:
-        """The plan that charges each rule by its spec, remembered unless its keys are long."""
-        length = 0
-        for text, _, _ in specs:
-            length += len(text)
-        charge = self._remembered_plans if length < _LONG * len(specs) else _charge
-        request_plan = charge(compiled_rules, tuple(specs))
-        return request_plan.named() if request_plan.has_slots else request_plan
+        return _charge(compiled_rules, [compiled_rule.spec(subject) for compiled_rule in compiled_rules])
 
     def _index(self, rules: Sequence[Rule], *, exempt: bool) -> PathIndex[tuple[int, CompiledRule]]:
         """The rules of a tier that are exempt, or those that are not, by path and with their places in the tier."""

@@ -749,11 +749,11 @@ def test_a_thread_that_is_interrupted(monkeypatch: pytest.MonkeyPatch, *, furthe
 
 
 def test_rules_without_places_have_nothing_to_do_with_it(store: Counted) -> None:
-    """No names are made, nothing is held and nothing is given back; plans are made once for the same question."""
+    """No names are made, nothing is held and nothing is given back; the same question has the same plan."""
     gate = gated(Ends(store), Rule("rate", "9/minute"), store=store)
     for _ in range(2):
         asyncio.run(asgi_reply(gate, "/answers"))
-    assert store.plans[0] is store.plans[1]
+    assert store.plans[0] == store.plans[1]
     assert ([plan.verb for plan in store.plans], store.plans[0].charges[0].slot) == (["spend", "spend"], 0)
 
 

