@@ -184,13 +184,11 @@ def test_a_rules_own_priority_wins() -> None:
 
 
 def test_all_priorities_share_a_bucket() -> None:
-    """The key of a bucket does not depend on the priority, and plans are remembered for each."""
+    """The key of a bucket does not depend on the priority, but the room that a plan finds in it."""
     made = planner(Rule("kept", "100/minute", "9/day", key=["global"], reserve="20%"), callers=CALLERS)
     plans = {name: made.plan(asked(x_api_key=key), None).plan for name, key in KEYS.items()}
     assert len({tuple(charge.key for charge in plan.charges) for plan in plans.values()}) == 1
     assert len(set(plans.values())) == 3
-    for name, key in KEYS.items():
-        assert made.plan(asked(x_api_key=key), None).plan is plans[name]
 
 
 def test_in_a_rule_file(tmp_path: Path) -> None:
