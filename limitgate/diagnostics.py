@@ -69,6 +69,10 @@ class Diagnosis(Enum):
     DATABASE = "LG023", "%s does not have the database in the URL: %s", logging.ERROR
     TLS = "LG024", "%s and its URL do not agree on TLS: %s", logging.ERROR
     SERVER_KIND = "LG025", "%s is another kind of server than its URL says: %s", logging.ERROR
+    BLOCKS_LOOP = (
+        "LG029",
+        "a Limiter was called inside of a running event loop, which stands still while it waits; use an AsyncLimiter there",
+    )
 
     def __init__(self, code: str, text: str, level: int = logging.WARNING) -> None:
         self.code = code

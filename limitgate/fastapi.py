@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequenc
 from types import UnionType
 from typing import Annotated, Any, Unpack, get_origin
 
-from fastapi import HTTPException, params
-from starlette.requests import HTTPConnection
+from limitgate.extras import extra
+
+with extra("fastapi", "fastapi", "starlette"):
+    from fastapi import HTTPException, params
+    from starlette.requests import HTTPConnection
 
 from limitgate.errors import ConfigError
 from limitgate.exchange.base import EXCHANGE, Exchange

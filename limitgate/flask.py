@@ -9,10 +9,13 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any, Unpack
 
-import click
-from flask import Flask
-from werkzeug.exceptions import HTTPException
-from werkzeug.routing import Map, RequestRedirect, Rule as URLRule
+from limitgate.extras import extra
+
+with extra("flask", "flask", "werkzeug", "click"):
+    import click
+    from flask import Flask
+    from werkzeug.exceptions import HTTPException
+    from werkzeug.routing import Map, RequestRedirect, Rule as URLRule
 
 from limitgate.errors import ConfigError
 from limitgate.exchange.wsgi import StartResponse
@@ -26,7 +29,7 @@ from limitgate.routes.overview import Listed, overview
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import effective, marks_of, note_routed
 from limitgate.rules.files import rules_of
-from limitgate.rules.settings import PREFIX, Settings
+from limitgate.rules.settings import PREFIX, GateSettings, Settings
 
 NAME = "limitgate"
 """The extension's key in ``app.extensions``, and the name of its command."""
@@ -57,7 +60,7 @@ class LimitGate:
         """
         if NAME in app.extensions:
             raise ConfigError(f"{app.name} has LimitGate already, expected one init_app for each application")
-        settings = Settings(**{**_configured(app), **self._options})
+        settings = GateSettings(**{**_configured(app), **self._options})
         options: dict[str, Any] = dict(settings)
         if settings.enabled:
             options["rules"] = rules_of(settings.rules)

@@ -14,12 +14,30 @@ class Forked(Protocol):
         """Called in the child of a fork: drop locks, connections and threads, which belong to the parent."""
 
 
+class Forking(Protocol):
+    """Object that gets ready for a fork."""
+
+    def before_fork(self) -> None:
+        """Called in the parent: wait for a moment until no thread of its own holds a lock that the child would keep."""
+
+
 _all: WeakSet[Forked] = WeakSet()
+_ready: WeakSet[Forking] = WeakSet()
 
 
 def begin_anew_in_children(forked: Forked) -> None:
     """Have ``begin_anew`` called in every process that is forked from this one, for as long as the object lives."""
     _all.add(forked)
+
+
+def get_ready_for_forks(forking: Forking) -> None:
+    """Have ``before_fork`` called before this process is forked, for as long as the object lives."""
+    _ready.add(forking)
+
+
+def _before_fork() -> None:
+    for forking in list(_ready):
+        forking.before_fork()
 
 
 def _begin_anew() -> None:
@@ -28,4 +46,4 @@ def _begin_anew() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
+    os.register_at_fork(before=_before_fork, after_in_child=_begin_anew)

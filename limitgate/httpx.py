@@ -10,7 +10,11 @@ from functools import partial
 from types import TracebackType
 from typing import Self, cast
 
-import httpx
+from limitgate.extras import extra
+
+with extra("httpx", "httpx", "http_sf"):
+    import http_sf  # noqa: F401 - told here, by the name of this extra
+    import httpx
 
 from limitgate.limiter.limiter import AsyncLimiter, Limiter
 from limitgate.limiter.stored_limits import Configured

@@ -11,15 +11,16 @@ from contextvars import Token
 from types import GeneratorType
 from typing import Any, Unpack
 
-from limitgate.errors import ConfigError
+from limitgate.errors import ConfigError, StoreError
 from limitgate.exchange.asgi import ASGIExchange, Receive, Send, inner_scope, show_outside
 from limitgate.exchange.base import EXCHANGE, Exchange, admission_around
 from limitgate.exchange.receive_buffer import Message
 from limitgate.exchange.wsgi import Body, SizedBody, StartResponse, Upload, starting
 from limitgate.gate.admission import Admission
 from limitgate.gate.build import GateOptions, build_gate
-from limitgate.gate.gate import Identify
+from limitgate.gate.gate import Gate, Identify
 from limitgate.gate.nesting import overall_decision, response_fields
+from limitgate.gate.start import arequire
 from limitgate.http.request import ASGIRequest, Request, Scope, WSGIRequest
 from limitgate.limits.decision import RateLimited
 from limitgate.routes.flask import wsgi_routes
@@ -40,7 +41,8 @@ class LimitGate:
     """ASGI 3 middleware: ``app.add_middleware(LimitGate, rules="config/", store="redis://localhost:6379/0")``.
 
     Options are those of `Settings`; unset ones come from ``LIMITGATE_*``. Raises `ConfigError` for a mistake in them or in the
-    rules. Needs no lifespan events; where they are sent, its connections are closed with the application.
+    rules. Needs no lifespan events; where they are sent, its connections are closed with the application. With
+    ``require_store`` the start fails by `StoreError` where the store does not answer.
     """
 
     def __init__(self, app: ASGIApp, **options: Unpack[ASGIOptions]) -> None:
@@ -50,10 +52,14 @@ class LimitGate:
                 "this is a Flask application, expected limitgate.flask.LimitGate(app), or LimitGateWSGI around it"
             )
         try:
-            self.gate, self._on_denied, self._owns_store = build_gate(asgi_routes(app), open_store, **options)
+            built = build_gate(asgi_routes(app), open_store, **options)
         except (ConfigError, TypeError) as error:
             _tell_server(error)
             raise
+        self.gate, self._on_denied, self._owns_store, self._required_prefix = built
+        self._gate_to_be = self.gate
+        if self._required_prefix is not None:
+            self.gate = None  # until the store has answered
         if "fastapi" in sys.modules:
             from limitgate.routes import fastapi_openapi  # noqa: PLC0415 - only where FastAPI is in use already
 
@@ -99,6 +105,10 @@ class LimitGate:
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass through what is no request, and where the gate is switched off, requests too."""
+        if self._gate_to_be is not None and self.gate is None and self._required_prefix is not None:
+            receive = await self._require_store(self._gate_to_be, self._required_prefix, scope, receive, send)
+            await self(scope, receive, send)
+            return
         if scope["type"] in ("http", "websocket"):
             await self._pass_request(scope, receive, send)
             return
@@ -111,6 +121,25 @@ class LimitGate:
                 await self.gate.asettled()
                 if self._owns_store:
                     await self.gate.store.aclose()
+
+    async def _require_store(self, gate: Gate, key_prefix: str, scope: Scope, receive: Receive, send: Send) -> Receive:
+        """Ask the store before anything else; where no lifespan events come, at the first request. Gives what to receive from.
+
+        Raises `StoreError` if it does not answer. A server that has sent lifespan events ends then.
+        """
+        received = [await receive()] if scope["type"] == "lifespan" else []
+        try:
+            await arequire(gate.store, key_prefix)
+        except StoreError as error:
+            if received:
+                await send({"type": "lifespan.startup.failed", "message": str(error)})
+            raise
+        self.gate = gate
+
+        async def receive_all() -> Message:
+            return received.pop() if received else await receive()
+
+        return receive_all
 
     async def _pass_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Have the application answer without a decision."""
@@ -153,13 +182,15 @@ class LimitGateWSGI:
     """WSGI middleware (PEP 3333): ``app.wsgi_app = LimitGateWSGI(app.wsgi_app, rules="config/")``.
 
     Options are those of `Settings`; unset ones come from ``LIMITGATE_*``. Raises `ConfigError` for a mistake in them or in the
-    rules. A request that a rule's ``max_delay`` makes wait for its turn sleeps in its thread. WSGI does not tell when a client
-    leaves meanwhile, so its turn is not given back.
+    rules, with ``require_store`` a `StoreError` where the store does not answer. A request that a rule's ``max_delay`` makes
+    wait for its turn sleeps in its thread. WSGI does not tell when a client leaves meanwhile, so its turn is not given back.
     """
 
     def __init__(self, app: WSGIApp, **options: Unpack[WSGIOptions]) -> None:
         self.app = app
-        self.gate, self._on_denied, _ = build_gate(wsgi_routes(app), open_sync_store, **options)
+        built = build_gate(wsgi_routes(app), open_sync_store, **options)
+        self.gate, self._on_denied = built.gate, built.on_denied
+        built.ask_store()
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""

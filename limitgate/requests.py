@@ -6,9 +6,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from requests import PreparedRequest, Response
-from requests.adapters import BaseAdapter, HTTPAdapter
-from urllib3.response import HTTPResponse
+from limitgate.extras import extra
+
+with extra("requests", "requests", "urllib3", "http_sf"):
+    import http_sf  # noqa: F401 - told here, by the name of this extra
+    from requests import PreparedRequest, Response
+    from requests.adapters import BaseAdapter, HTTPAdapter
+    from urllib3.response import HTTPResponse
 
 from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.stored_limits import Configured

@@ -7,10 +7,14 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, cast
 
-from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPResponse, PoolManager, Retry
-from urllib3.exceptions import MaxRetryError, ProtocolError, SSLError, TimeoutError as TooLate
-from urllib3.util import Url
-from urllib3.util.request import set_file_position
+from limitgate.extras import extra
+
+with extra("urllib3", "urllib3", "http_sf"):
+    import http_sf  # noqa: F401 - told here, by the name of this extra
+    from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPResponse, PoolManager, Retry
+    from urllib3.exceptions import MaxRetryError, ProtocolError, SSLError, TimeoutError as TooLate
+    from urllib3.util import Url
+    from urllib3.util.request import set_file_position
 
 from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.stored_limits import Configured

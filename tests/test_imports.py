@@ -10,7 +10,7 @@ from pathlib import Path
 import limitgate
 
 LAYERS = (
-    "errors diagnostics forking own_errors",
+    "errors diagnostics extras forking own_errors",
     "algorithms",
     "limits",
     "http",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-from limitgate.django.middleware import LimitGateMiddleware
+from limitgate.extras import extra
+
+with extra("django", "django", "asgiref"):
+    from limitgate.django.middleware import LimitGateMiddleware
 
 __all__ = ["LimitGateMiddleware"]

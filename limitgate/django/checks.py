@@ -19,7 +19,7 @@ from limitgate.routes.django import all_marks, views
 from limitgate.rules.decorators import Mark
 from limitgate.rules.files import rules_of
 from limitgate.rules.rule import Rule
-from limitgate.rules.settings import Settings
+from limitgate.rules.settings import GateSettings
 from limitgate.stores import AsyncStore, MemoryStore, SyncStore, open_sync_store
 
 _AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
@@ -53,7 +53,7 @@ def _options() -> tuple[list[CheckMessage], list[Rule]]:
     except ConfigError as error:
         return [Error(str(error), hint="LIMITGATE = {'RULES': 'config/', ...}", id="limitgate.E001")], []
     try:
-        read = Settings(**chosen)
+        read = GateSettings(**chosen)
         if not read.enabled:
             return [], []
         counts_alone = _is_memory(read.store)

@@ -21,7 +21,7 @@ from limitgate.http.response import Refusal
 from limitgate.routes.django import DjangoRoutes
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING, decided_marks
-from limitgate.rules.settings import Settings
+from limitgate.rules.settings import GateSettings
 from limitgate.stores import open_store, open_sync_store
 
 
@@ -42,10 +42,12 @@ class LimitGateMiddleware:
         chosen = options()
         if self._awaits:
             markcoroutinefunction(self)
-            if (identify := Settings(**chosen).identify) is not None:
+            if (identify := GateSettings(**chosen).identify) is not None:
                 chosen["identify"] = _called_once(identify)
         built = build_gate(self._routes, open_store if self._awaits else open_sync_store, **chosen)
         self.gate = built.gate
+        if built.required_prefix is not None or not self._awaits:  # on an event loop the first request connects
+            built.ask_store()
         self._deny = None if built.on_denied is None else _adapted(built.on_denied, awaits=self._awaits)
 
     def __call__(self, request: Any) -> Any:

@@ -7,8 +7,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, cast
 
 from asgiref.sync import async_to_sync
-from rest_framework.exceptions import APIException
-from rest_framework.throttling import BaseThrottle
+
+from limitgate.extras import extra
+
+with extra("rest", "rest_framework"):
+    from rest_framework.exceptions import APIException
+    from rest_framework.throttling import BaseThrottle
 
 from limitgate.errors import ConfigError
 from limitgate.exchange.base import EXCHANGE, Exchange

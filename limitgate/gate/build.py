@@ -12,6 +12,7 @@ from limitgate.gate.cardinality import CardinalityGuard
 from limitgate.gate.gate import Gate
 from limitgate.gate.identity import Identities
 from limitgate.gate.planner import Planner
+from limitgate.gate.start import announce, ask_in_background, require
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.limits.priority import RESERVES
 from limitgate.routes import Routes
@@ -19,7 +20,7 @@ from limitgate.rules import lint
 from limitgate.rules.files import rules_of
 from limitgate.rules.options import OnError
 from limitgate.rules.rule import Rule, RuleSet
-from limitgate.rules.settings import Settings, warn_about_environment
+from limitgate.rules.settings import GateSettings, warn_about_environment
 from limitgate.stores import MemoryStore, Opener, opened
 
 Store = TypeVar("Store")
@@ -50,6 +51,7 @@ class GateOptions(TypedDict, Generic[Store, Identify, Refuser], total=False):
     on_denied: Refuser | None
     new_buckets: int
     key_prefix: str
+    require_store: bool
     secret: str | None
 
 
@@ -61,12 +63,22 @@ class Built(NamedTuple):
     on_denied: Callable[..., Any] | None
     owns_store: bool
     """True if the store was opened here, and so is to be closed here."""
+    required_prefix: str | None = None
+    """The key prefix to ask the store by, which has to answer at start; None if it need not."""
+
+    def ask_store(self) -> None:
+        """Ask the store: in the background, or if it is required now. Raises `StoreError` if then it does not answer."""
+        if self.gate is not None and self.required_prefix is not None:
+            require(self.gate.store, self.required_prefix)
+        elif self.gate is not None:
+            ask_in_background(self.gate.store)
 
 
 def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOptions[Any, Any, Any]]) -> Built:
     """Build the gate of middleware. Raises `ConfigError` for any mistake, `TypeError` for an unknown option."""
-    settings = Settings(**options)
+    settings = GateSettings(**options)
     if not settings.enabled:
+        announce(settings, None)
         return Built(None, None, owns_store=False)
     warn_about_environment(settings.store)
     owns_store = isinstance(settings.store, str)
@@ -103,7 +115,8 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
         identify=settings.identify,
         compare_clocks=clock_comparison(time.time, settings.timeout) if _has_own_clock(store) else None,
     )
-    return Built(gate, settings.on_denied, owns_store)
+    announce(settings, rules)
+    return Built(gate, settings.on_denied, owns_store, settings.key_prefix if settings.require_store else None)
 
 
 def _review(rules: RuleSet, proxies: TrustedProxies, *, identifies: bool) -> None:

@@ -10,6 +10,7 @@ from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
+from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import LimitGateError
 from limitgate.gate.admission import Booking, Charged
 from limitgate.gate.flow import Budget, ConfigFlow, arun, measures_silence, run, takes_plain
@@ -23,6 +24,9 @@ from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.decision import Decision, RateLimited
 from limitgate.limits.limit import Limit
 from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store, opened
+
+_LOOKS = 1000
+"""Calls of a sync limiter in which it is looked whether an event loop is running."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -229,9 +233,13 @@ class Limiter(Operations):
         self._store: SyncStore = opened(store, open_sync_store, key_prefix)
         self._spend_plain: Any = getattr(self._store, "spend_plain", None) if takes_plain(self._store) else None
         self._slot_keeper = SlotKeeper(self._store, timeout)
+        self._looks = _LOOKS
+        self._blocks = Once(Diagnosis.BLOCKS_LOOP)
 
     def hit(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """Take ``cost`` from every limit of ``key``, or from none."""
+        if self._looks:
+            self._look_around()
         prepared = self._spend_plain and self._prepared(key, limits, cost)
         if not prepared:
             return self._run(self._deciding("spend", key, limits, cost))
@@ -319,7 +327,16 @@ class Limiter(Operations):
 
     def _run(self, flow: ConfigFlow[T], waited: float = 0.0) -> T:
         """Run a flow that waits for the store no longer than the timeout, of which some seconds may be over."""
+        if self._looks:
+            self._look_around()
         return run(self._store, flow, Budget(self._timeout - waited, measured=measures_silence(self._store)))
+
+    def _look_around(self) -> None:
+        """Log if an event loop runs in this thread, which stands still for as long as this limiter waits (LG029)."""
+        self._looks = max(0, self._looks - 1)
+        if asyncio._get_running_loop() is not None:  # noqa: SLF001 - public in asyncio.events, and raises nothing
+            self._looks = 0
+            self._blocks.log()
 
     def limited(
         self, *limits: Limit | str | Configured, key: KeyOf = None, cost: int = 1, timeout: float | None = 0

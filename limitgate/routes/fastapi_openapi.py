@@ -20,7 +20,7 @@ from limitgate.routes.starlette import flat, segments_of
 from limitgate.rules.decorators import effective, marks_of
 from limitgate.rules.files import rules_of
 from limitgate.rules.rule import Rule
-from limitgate.rules.settings import Settings
+from limitgate.rules.settings import GateSettings
 
 
 class _Gate(NamedTuple):
@@ -123,7 +123,7 @@ def _is_gate(middleware: Any) -> bool:
 def _gate_with(options: Mapping[str, Any]) -> _Gate:
     """Gate of these options. Mistakes in them are reported when it is built."""
     try:
-        settings = Settings(**options)
+        settings = GateSettings(**options)
     except (ConfigError, TypeError):
         return _UNKNOWN
     if settings.shadow:

@@ -280,9 +280,9 @@ def without_a_gate(rule: Rule) -> None:
 
 
 def _enabled() -> bool:
-    from limitgate.rules.settings import Settings  # noqa: PLC0415 - only here, where something is wrong or switched off
+    from limitgate.rules.settings import GateSettings  # noqa: PLC0415 - only here, where something is wrong or switched off
 
-    return Settings().enabled
+    return GateSettings().enabled
 
 
 def _check_is_real(endpoint: Any) -> None:

@@ -143,7 +143,9 @@ def load_rules(path: str | Path) -> RuleSet:
     files = [path] if in_folder is None else [file for file in in_folder if file.suffix in SUFFIXES and not file.is_dir()]
     if not files:
         raise ConfigError(f"{path}: no rule file in this folder, expected *.yaml or *.yml")
-    return _joined([_described(_Document(file)) for file in files])
+    rules = _joined([_described(_Document(file)) for file in files])
+    rules.source = str(path)
+    return rules
 
 
 def rules_of(option: object) -> RuleSet:

@@ -458,6 +458,8 @@ class RuleSet:
         }
         self.callers = Callers(callers)
         _check_replaced(listed)
+        self.source = ""
+        """The file or folder that it was read from, as it was named; empty if from none."""
 
     def __repr__(self) -> str:
         return f"RuleSet({', '.join(f'{tier}: {len(rules)} rules' for tier, rules in self.tiers.items())})"

@@ -1,4 +1,4 @@
-"""The options of a gate: what the code passes, else ``LIMITGATE_*``, else ``.env``, else the default.
+"""The options of a gate: what the code passes, else ``LIMITGATE_*``, else a file of these, else the default.
 
 The only module that reads the environment.
 """
@@ -22,6 +22,8 @@ from limitgate.http.response import STYLES
 from limitgate.rules.options import OnError
 
 PREFIX = "LIMITGATE_"
+ENV_FILE = f"{PREFIX}ENV_FILE"
+"""Variable that names the file to read further variables from."""
 
 
 def _listed(value: object) -> object:
@@ -40,11 +42,13 @@ Strings = Annotated[tuple[StrictStr, ...], NoDecode, BeforeValidator(_listed)]
 
 
 class Settings(BaseSettings):
-    """Options of `LimitGate` and `LimitGateWSGI`. Raises `ConfigError` for a value that makes no sense."""
+    """Options of `LimitGate` and `LimitGateWSGI`. Raises `ConfigError` for a value that makes no sense.
+
+    Whoever makes them asks for the ``.env`` of the working folder, or for the file that ``LIMITGATE_ENV_FILE`` names instead.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
-        env_file=".env",
         extra="ignore",
         frozen=True,
         arbitrary_types_allowed=True,
@@ -85,6 +89,8 @@ class Settings(BaseSettings):
     """Buckets that a source may open in a minute by keys of its own choosing, in each process; 0 for any number."""
     key_prefix: Annotated[str, Field(min_length=1, max_length=64)] = "limitgate"
     """First part of every key in the store."""
+    require_store: bool = False
+    """Fail at start where the store does not answer within 5 seconds, instead of starting under ``on_error``."""
     secret: SecretStr | None = None
     """16 to 64 bytes that key the digests in the store, so that not even guesses can be checked against them."""
 
@@ -94,12 +100,17 @@ class Settings(BaseSettings):
             known = ", ".join(sorted(type(self).model_fields))
             raise TypeError(f"unknown option {min(unknown)!r}, expected one of {known}")
         try:
-            super().__init__(**options)
+            super().__init__(_env_file=self._env_file(), **options)
         except ValidationError as error:
             raise ConfigError.explaining(error, "options", type(self).model_fields) from error
         except TypeError as error:
             message = f"options: {error}, expected identify and on_denied as callables, or as text like 'package.module:name'"
             raise ConfigError(message) from error
+
+    @staticmethod
+    def _env_file() -> str | None:
+        """The file to read further variables from."""
+        return named_env_file() or ".env"
 
     @field_validator("trusted_proxies")
     @classmethod
@@ -123,10 +134,31 @@ class Settings(BaseSettings):
         return secret
 
 
+class GateSettings(Settings):
+    """Options that a gate is built with. A ``.env`` that happens to lie in the working folder is not read unasked."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+
+    @staticmethod
+    def _env_file() -> str | None:
+        """The file to read further variables from, if one is named."""
+        return named_env_file()
+
+
+def named_env_file() -> str | None:
+    """The file that ``LIMITGATE_ENV_FILE`` names, None if it names none. Raises `ConfigError` if there is no such file."""
+    name = os.environ.get(ENV_FILE)
+    if name and not os.path.isfile(name):  # noqa: PTH113 - text that stays text
+        raise ConfigError(f"{ENV_FILE}: {name!r:.200} is no file, expected the path of one")
+    return name or None
+
+
 def warn_about_environment(store: object) -> None:
     """Log settings around this process that will surprise the people who run it."""
-    known = {PREFIX + name.upper() for name in Settings.model_fields}
-    given = {name.upper() for name in (*os.environ, *dotenv_values(str(Settings.model_config.get("env_file"))))}
+    known = {ENV_FILE, *(PREFIX + name.upper() for name in Settings.model_fields)}
+    env_file = named_env_file()
+    given = {name.upper() for name in (*os.environ, *(dotenv_values(env_file) if env_file else ()))}
     for name in sorted(given - known):
         if name.startswith(PREFIX):
             Diagnosis.UNKNOWN_VARIABLE.log(name)

@@ -143,6 +143,7 @@ EVERY_OPTION = {
     "on_denied": "tests.integrations.test_flask:identify",
     "new_buckets": 7,
     "key_prefix": "shop",
+    "require_store": False,
     "secret": "sixteen bytes or more",
 }
 

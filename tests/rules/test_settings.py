@@ -50,6 +50,7 @@ DEFAULTS = {
     "strict": False,
     "on_denied": None,
     "new_buckets": 1000,
+    "require_store": False,
     "key_prefix": "limitgate",
     "secret": None,
 }
@@ -98,6 +99,7 @@ GIVEN = [
     ("new_buckets", "50", 50, 50),
     ("new_buckets", "0", 0, 0),
     ("key_prefix", "shop", "shop", "shop"),
+    ("require_store", "true", True, True),
     ("secret", "0123456789abcdef", "0123456789abcdef", "0123456789abcdef"),
 ]
 
@@ -144,6 +146,26 @@ def test_a_keyword_that_is_the_default_still_beats_the_environment(monkeypatch: 
     monkeypatch.setenv("LIMITGATE_TRUSTED_PROXIES", "10.0.0.0/8")
     settings = Settings(shadow=False, trusted_proxies=())
     assert (settings.shadow, settings.trusted_proxies) == (False, ())
+
+
+@pytest.mark.parametrize("door", [LimitGate, LimitGateWSGI])
+def test_middleware_reads_no_file_unasked(
+    door: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A .env that lies in the working folder is for `Settings`; middleware reads it where a variable names it."""
+    (tmp_path / ".env").write_text("LIMITGATE_ENABLED=false\nLIMITGATE_ON_ERROR=panic\n")
+    assert door(lambda *_: None, rules=[Rule("a", "1/s")]).gate is not None
+    with pytest.raises(ConfigError, match="on_error"):
+        Settings()
+    (tmp_path / "limits.env").write_text("LIMITGATE_ENABLED=false\n")
+    monkeypatch.setenv("LIMITGATE_ENV_FILE", "limits.env")
+    assert door(lambda *_: None, rules=[Rule("a", "1/s")]).gate is None
+    assert Settings().enabled is False
+    monkeypatch.setenv("LIMITGATE_ENV_FILE", "nowhere.env")
+    for make in (lambda: door(lambda *_: None, rules=[]), Settings):
+        with pytest.raises(ConfigError, match=r"LIMITGATE_ENV_FILE: 'nowhere.env' is no file, expected"):
+            make()
+    assert not caplog.messages
 
 
 def test_dotenv_of_others_is_tolerated(tmp_path: Path) -> None:
@@ -228,6 +250,7 @@ MISTAKES = [
     ("on_denied", "no.such.module:f", 5),
     ("shadow", "perhaps", 2),
     ("strict", "perhaps", 2),
+    ("require_store", "perhaps", 2),
     ("new_buckets", "-1", -1),
     ("new_buckets", "many", "many"),
     ("key_prefix", "", ""),
@@ -326,9 +349,12 @@ def test_an_unknown_variable_is_pointed_out(
     assert "hush" not in warning
 
 
-def test_an_unknown_entry_of_ours_in_dotenv_is_pointed_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A misspelt setting in .env is said like one in the environment, others' entries are not."""
+def test_an_unknown_entry_of_ours_in_dotenv_is_pointed_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A misspelt setting in a file of variables is said like one in the environment, others' entries are not."""
     (tmp_path / ".env").write_text("DEBUG=1\nLIMITGATE_TRUSTED_PROXY=10.0.0.1\nLIMITGATE_STORE=memory://\n")
+    monkeypatch.setenv("LIMITGATE_ENV_FILE", ".env")
     with caplog.at_level(logging.WARNING, "limitgate"):
         LimitGateWSGI(lambda *_: [], rules=[Rule("a", "1/s")])
     assert ["LIMITGATE_TRUSTED_PROXY" in record.getMessage() for record in caplog.records] == [True]

@@ -102,6 +102,11 @@ class SyncCluster:
         errand = _Errand([NO_PLAN], [0], address, request)
         return configuration(self._answers([errand], patience).get(errand) or _no_answer())
 
+    def connect(self) -> None:
+        """Connect to a node, if there is no connection, and find out who holds which slot. Raises `StoreError`."""
+        self._look()
+        self._map.node(self._map.holder(0)).connect()
+
     def close(self) -> None:
         """Close the connections that no thread is using, once everything is given back, and stop looking for nodes."""
         for giving_back in list(self._giving_back):

@@ -156,6 +156,10 @@ class Node:
         self._connections.close_idle()
         self._server.begin_anew()
 
+    def connect(self) -> None:
+        """Connect, if there is no connection. Raises `StoreError`."""
+        self._connections.give(self._connections.take(Patience(CONNECT_TIMEOUT)))
+
     def retire(self) -> None:
         """Close for good, whatever is in use as soon as it no longer is."""
         self._connections.close()

@@ -7,10 +7,12 @@ import threading
 import time
 from collections.abc import Sequence
 from typing import Protocol
+from weakref import ref
 
 from redis.connection import ConnectionPool
 
 from limitgate.errors import StoreError
+from limitgate.forking import get_ready_for_forks
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import DECLINED, AnyPlan, PlainPlan, PlanTemplate
 from limitgate.own_errors import survived
@@ -37,6 +39,9 @@ class SyncServers(Protocol):
 
     def config(self, request: ConfigRequest, patience: Patience) -> StoredConfig:
         """Carry out a request for configuration. Raises `StoreError`, once ``patience`` is over at the latest."""
+
+    def connect(self) -> None:
+        """Connect, if there is no connection. Raises `StoreError`."""
 
     def close(self) -> None:
         """Close the connections that no thread is using."""
@@ -76,9 +81,12 @@ class RedisStore(RedisReplies):
         super().__init__(local_refusals=local_refusals)
         self._dialer = Dialer(url, ConnectionPool, self.inspection, socket_timeout=CONNECT_TIMEOUT)
         self._this_thread = _ThreadState()
+        self._connects_in_children = False
+        get_ready_for_forks(self)
         self._begin()
 
     def _begin(self) -> None:
+        self._connecting: threading.Thread | None = None
         self._servers: SyncServers = SyncCluster(self._dialer, self) if self._dialer.nodes else Node(self._dialer.dial, self)
         self._calls = CallCoalescer(self._servers.exchange, MAX_BATCH)
         self._lease_lock = threading.RLock()
@@ -89,6 +97,20 @@ class RedisStore(RedisReplies):
         super().begin_anew()
         self._this_thread = _ThreadState()
         self._begin()
+        if self._connects_in_children:
+            self.connect_soon()
+
+    def before_fork(self) -> None:
+        """Wait for a moment until nothing connects in the background: locks that it holds would stay locked in the child."""
+        if self._connecting is not None and self._connecting is not threading.current_thread():
+            self._connecting.join(CONNECT_TIMEOUT)
+
+    def connect_soon(self, *, in_children: bool = False) -> None:
+        """Connect in a thread of its own, or ``in_children``: in each process that is forked from this one, and not here."""
+        self._connects_in_children = in_children
+        if not in_children:
+            with contextlib.suppress(RuntimeError):  # no thread can be started now
+                self._connecting = background.start("start", _connect, ref(self))
 
     def __repr__(self) -> str:
         return "RedisStore()"
@@ -184,6 +206,14 @@ class RedisStore(RedisReplies):
             time.sleep(pause)
             with survived():
                 self._give_back()
+
+
+def _connect(store: ref[RedisStore]) -> None:
+    """Connect a store, unless it is gone. Its failure was told, if no waiting cures it."""
+    connecting = store()
+    if connecting is not None:
+        with contextlib.suppress(StoreError):
+            connecting._servers.connect()  # noqa: SLF001 - a thread of the store's own
 
 
 def _check_is_outermost(use: _Use) -> None:

@@ -1,0 +1,123 @@
+"""At start: one line that says what is on, and the store asked before the first request needs it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from limitgate.errors import StoreError
+from limitgate.limits.bucket import bucket_of
+from limitgate.limits.plan import Charge, Plan
+from limitgate.rules.rule import RuleSet
+from limitgate.rules.settings import Settings
+from limitgate.stores import AsyncStore, RedisStore, SyncStore
+from limitgate.stores.redis.dial.url import shown
+
+log = logging.getLogger("limitgate")
+
+ANSWER_TIMEOUT = 5.0
+"""Seconds that a store which is required may take to answer."""
+
+
+def announce(settings: Settings, rules: RuleSet | None) -> None:
+    """Log what is on, in one line without any secret; ``rules`` is None where LimitGate is switched off."""
+    if rules is None:
+        log.info("LimitGate %s is switched off", _version())
+    else:
+        log.info(
+            "LimitGate %s: %s from %s; store %s; on_error %s; trusted proxies %s%s",
+            _version(),
+            _counted(rules),
+            rules.source or (settings.rules if isinstance(settings.rules, str | Path) else "Python"),
+            shown(settings.store),
+            settings.on_error,
+            ", ".join(settings.trusted_proxies) or "none",
+            "; shadow, nothing is refused" if settings.shadow else "",
+        )
+
+
+@cache
+def _version() -> str:
+    with suppress(PackageNotFoundError):
+        return version("limitgate")
+    return "(not installed)"
+
+
+def _counted(rules: RuleSet) -> str:
+    """Number of the rules in force for each tier: ``3 rules for tier default, 4 for vip``."""
+    tiers = [f"{len(of_tier)} for tier {tier}" for tier, of_tier in rules.tiers.items()]
+    return f"rules: {', '.join(tiers)}"
+
+
+def require(store: Any, key_prefix: str) -> None:
+    """Ask a store of either kind and wait for the answer. Raises `StoreError` if there is none."""
+    if isinstance(store, SyncStore):
+        try:
+            store.spend(_question(key_prefix), ANSWER_TIMEOUT)
+        except StoreError as error:
+            raise _no_answer(error) from error
+        if isinstance(store, RedisStore):
+            store.close()  # a server may fork now, and connections are no inheritance
+    else:
+        with ThreadPoolExecutor(1) as elsewhere:  # an event loop may run here
+            elsewhere.submit(asyncio.run, _required_once(store, key_prefix)).result()
+
+
+async def arequire(store: AsyncStore, key_prefix: str) -> None:
+    """Ask a store in the running event loop and wait for the answer. Raises `StoreError` if there is none."""
+    try:
+        await store.aspend(_question(key_prefix), ANSWER_TIMEOUT)
+    except StoreError as error:
+        raise _no_answer(error) from error
+
+
+async def _required_once(store: AsyncStore, key_prefix: str) -> None:
+    try:
+        await arequire(store, key_prefix)
+    finally:
+        await store.aclose()
+
+
+def _question(key_prefix: str) -> Plan:
+    """A plan that clears a bucket which nobody uses: a store that cannot write is of no use either."""
+    return Plan.reset([Charge(f"{key_prefix}:start:probe", bucket_of("1/second"), 1, enforced=False, rule=None)])
+
+
+def _no_answer(error: StoreError) -> StoreError:
+    return StoreError(f"require_store: the store does not answer: {error}", error.fault)
+
+
+def ask_in_background(store: object) -> None:
+    """Have a store of threads connect by itself, so that what is wrong with it is told before the first request.
+
+    Not in a process that is about to fork, but in its children.
+    """
+    if isinstance(store, RedisStore):
+        store.connect_soon(in_children=_is_going_to_fork())
+
+
+def _is_going_to_fork() -> bool:
+    """True in the main process of a server that loads the application before it forks.
+
+    gunicorn under ``--preload`` does so out of its arbiter; in a worker, a worker's frames are between. uWSGI forks in C and
+    tells nobody, so nothing is asked there before the first request.
+    """
+    if "uwsgi" in sys.modules:
+        return True
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the stack is all that tells
+    by_gunicorn = False
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith("gunicorn.workers"):
+            return False
+        by_gunicorn |= module == "gunicorn.arbiter"
+        frame = frame.f_back
+    return by_gunicorn
