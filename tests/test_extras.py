@@ -51,5 +51,5 @@ def test_a_missing_extra_is_named(module: str, package: str, brought_by: str) ->
 
 def test_what_is_missing_elsewhere_is_left_alone() -> None:
     """A module that a package of an extra lacks itself is told as Python does."""
-    with pytest.raises(ModuleNotFoundError, match="^No module named 'nothing'$"), extra("flask", "flask"):
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'nothing'$"), extra("flask", "flask"):
         raise ModuleNotFoundError("No module named 'nothing'", name="nothing")

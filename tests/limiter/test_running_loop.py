@@ -29,9 +29,7 @@ async def called(limiter: Limiter, call: Callable[[Limiter], object], times: int
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_a_limiter_inside_of_a_running_loop_says_so(
-    call: Callable[[Limiter], object], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_inside_of_a_running_loop(call: Callable[[Limiter], object], caplog: pytest.LogCaptureFixture) -> None:
     """Whatever is called there, once; and nothing where no loop runs in the thread, as in one that a loop has started."""
     with Limiter("memory://") as limiter:
         call(limiter)
