@@ -36,12 +36,17 @@ To a type checker, such a type is what it annotates: a class, or a union.
 """
 
 
-class Refused(HTTPException, RateLimited):
-    """A request was refused by a dependency. Whatever is made of this error, `LimitGate` answers as it answers all others."""
+class Refused(RateLimited, HTTPException):
+    """A request was refused by a dependency.
+
+    The application's handler of `RateLimited`, or of its status, answers. Whatever else is made of this error, `LimitGate`
+    answers as it answers all others.
+    """
 
     def __init__(self, refusal: Refusal, decision: Decision) -> None:
         HTTPException.__init__(self, refusal.status, refusal.reason, dict(refusal.waiting))
         self.decision = decision
+        self.response = None
 
 
 class RateLimit:

@@ -69,6 +69,7 @@ class LimitGate:
         middleware = LimitGateWSGI(_with_routes(app), **options)
         app.extensions[NAME] = middleware
         app.wsgi_app = middleware  # type: ignore[method-assign]
+        middleware.answer_by_handlers(app)
 
         @app.cli.command(NAME)
         def show_limits() -> None:

@@ -14,6 +14,8 @@ from typing import Any, Unpack
 from limitgate.errors import ConfigError, StoreError
 from limitgate.exchange.asgi import ASGIExchange, Receive, Send, inner_scope, show_outside
 from limitgate.exchange.base import EXCHANGE, Exchange, admission_around
+from limitgate.exchange.handlers import denials
+from limitgate.exchange.raising import RaisingApp
 from limitgate.exchange.receive_buffer import Message
 from limitgate.exchange.wsgi import Body, SizedBody, StartResponse, Upload, starting
 from limitgate.gate.admission import Admission
@@ -22,8 +24,10 @@ from limitgate.gate.gate import Gate, Identify
 from limitgate.gate.nesting import overall_decision, response_fields
 from limitgate.gate.start import arequire
 from limitgate.http.request import ASGIRequest, Request, Scope, WSGIRequest
-from limitgate.limits.decision import RateLimited
+from limitgate.http.response import Refusal
+from limitgate.limits.decision import Decision, RateLimited
 from limitgate.routes.flask import wsgi_routes
+from limitgate.routes.handlers import STATUS
 from limitgate.routes.starlette import asgi_routes
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING, Mark, decided_marks
@@ -56,7 +60,8 @@ class LimitGate:
         except (ConfigError, TypeError) as error:
             _tell_server(error)
             raise
-        self.gate, self._on_denied, self._owns_store, self._required_prefix = built
+        self.gate, on_denied, self._owns_store, self._required_prefix = built
+        self._denials = denials(app, on_denied)
         self._gate_to_be = self.gate
         if self._required_prefix is not None:
             self.gate = None  # until the store has answered
@@ -77,7 +82,7 @@ class LimitGate:
         if not isinstance(admission, Admission):
             admission = await admission
         request.scope = {**scope}  # rules see the request as it came, whatever the application writes
-        exchange = ASGIExchange(gate, admission, scope, receive, send, on_denied=self._on_denied)
+        exchange = ASGIExchange(gate, admission, scope, receive, send, denials=self._denials)
         if admission.refusal is not None:
             await exchange.turn_away(admission.refusal)
             return
@@ -190,7 +195,21 @@ class LimitGateWSGI:
         self.app = app
         built = build_gate(wsgi_routes(app), open_sync_store, **options)
         self.gate, self._on_denied = built.gate, built.on_denied
+        self._raising: RaisingApp | None = None
         built.ask_store()
+
+    def answer_by_handlers(self, app: Any) -> None:
+        """Have the error handlers of a Flask application answer refusals, unless there is an ``on_denied``."""
+        if self.gate is not None and self._on_denied is None:
+            self._raising = RaisingApp(app, "wsgi_app")
+
+    def _answer(self, environ: dict[str, Any], refusal: Refusal, decision: Decision | None) -> WSGIApp | None:
+        """The application that answers in the place of a refusal, if there is one."""
+        if refusal.status != STATUS or decision is None:
+            return None
+        if self._on_denied is not None or self._raising is None:
+            return self._on_denied
+        return self._raising.denial(environ, refusal, decision)
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
@@ -202,8 +221,9 @@ class LimitGateWSGI:
         environ["limitgate"], environ[EXCHANGE] = overall_decision(admission), exchange
         refusal = admission.refusal
         if refusal is not None:
-            if self._on_denied is not None and refusal.status == 429:
-                denied: Iterable[bytes] = self._on_denied(environ, starting(admission, start_response, refusal.waiting))
+            answer = self._answer(environ, refusal, environ["limitgate"])
+            if answer is not None:
+                denied = answer(environ, starting(admission, start_response, refusal.waiting))
                 admission.end()
                 return denied
             admission.end()

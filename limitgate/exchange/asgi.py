@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from limitgate.exchange.base import EXCHANGE, Exchange
+from limitgate.exchange.handlers import ASGIApp, Denials
 from limitgate.exchange.receive_buffer import ENDS, Message, ReceiveBuffer
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
@@ -15,10 +16,10 @@ from limitgate.gate.wait_queue import Waiter
 from limitgate.http.request import Scope
 from limitgate.http.response import Fields, Refusal, raw
 from limitgate.limits.decision import Decision
+from limitgate.routes.handlers import STATUS
 
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-OnDenied = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _STARTS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 """Messages that carry response headers."""
@@ -66,6 +67,8 @@ class ASGIExchange(Exchange):
     """Names in the scope when it was last shown outside."""
     _is_closed = False
     """True if whatever the application sends is dropped."""
+    _is_answered = False
+    """True if something else has begun to answer in the place of a refusal."""
     _has_hung_up = False
     """True if the application has closed the WebSocket itself."""
     _is_receiving = False
@@ -76,7 +79,7 @@ class ASGIExchange(Exchange):
     """A message that the application does not have yet, and the refusal that its charge may bring."""
 
     def __init__(
-        self, gate: Gate, admission: Admission, scope: Scope, receive: Receive, send: Send, *, on_denied: OnDenied | None
+        self, gate: Gate, admission: Admission, scope: Scope, receive: Receive, send: Send, *, denials: Denials
     ) -> None:
         self.gate = gate
         self.admission = admission
@@ -85,7 +88,7 @@ class ASGIExchange(Exchange):
         """Scope for the application."""
         self._receive = receive
         self._send = send
-        self._on_denied = on_denied
+        self._denials = denials
 
     async def receive(self) -> Message:
         """The next message from the server."""
@@ -140,8 +143,13 @@ class ASGIExchange(Exchange):
         """Pass a message of the application on, if it is to be passed on."""
         admission, kind = self.admission, message["type"]
         if kind in _BEGINNINGS and not admission.has_begun:
-            if admission.refusal is not None:
-                await self.refuse_late()
+            refusal = admission.refusal
+            if refusal is not None:
+                if not self._is_answered_by(message, refusal):
+                    await self.refuse_late()
+                    return
+                admission.begun(refusal.status)
+                await self._send(self._completed(message, refusal.waiting))
                 return
             admission.begun(message.get("status") or _STATUSES[kind])
             show_outside(self.scope, self._outer_scope)
@@ -214,12 +222,37 @@ class ASGIExchange(Exchange):
             if kind not in (self.scope.get("extensions") or {}):
                 await self._close(refusal)
                 return
-        elif self._on_denied is not None and refusal.status == 429:
-            await self._on_denied(self.scope, self._receive, self._sending(refusal.waiting))
+        elif (answer := self._answer(refusal)) is not None:
+            await self._have_answered(answer, refusal)
             return
+        await self._send_refusal(refusal, kind)
+
+    async def _have_answered(self, answer: ASGIApp, refusal: Refusal) -> None:
+        """Have another application answer, or the client is told the refusal itself; the error is raised all the same."""
+        try:
+            await answer(self.scope, self._receive, self._sending(refusal.waiting))
+        except Exception:
+            if not self._is_answered:
+                await self._send_refusal(refusal, "http.response")
+            raise
+
+    async def _send_refusal(self, refusal: Refusal, kind: str) -> None:
+        """Send a refusal as it is, in messages of a kind."""
         headers = refusal.raw + raw_response_fields(self.admission)
         await self._send({"type": f"{kind}.start", "status": refusal.status, "headers": headers})
         await self._send({"type": f"{kind}.body", "body": b"" if self.scope.get("method") == "HEAD" else refusal.body})
+
+    def _is_answered_by(self, start: Message, refusal: Refusal) -> bool:
+        """True if a handler of the application has answered what a dependency has raised, by this message."""
+        is_denial = start["type"] == "http.response.start" and start.get("status") == refusal.status
+        return is_denial and self._denials.are_handlers and self._answer(refusal) is not None
+
+    def _answer(self, refusal: Refusal) -> ASGIApp | None:
+        """The application that answers in the place of a refusal, if there is one."""
+        if refusal.status != STATUS:
+            return None
+        decision = overall_decision(self.admission)
+        return None if decision is None else self._denials.find(self.scope, refusal, decision)
 
     def end_now(self) -> bool:
         """End the request. True if something may have to be refunded, by `Gate.asettle`."""
@@ -240,18 +273,23 @@ class ASGIExchange(Exchange):
         if self._buffer is not None:
             self._buffer.close()
 
-    def _sending(self, unless_set: Fields) -> Send:
-        """``send`` that adds rate fields to what starts a response, and other fields where there are none yet."""
+    def _sending(self, waiting: Fields) -> Send:
+        """``send`` that adds rate fields and those of waiting to what starts a response, where they are not set yet."""
 
         async def send(message: Message) -> None:
             if message["type"] in _STARTS:
-                headers = list(message.get("headers") or ())
-                present = {bytes(name).lower() for name, _ in headers}
-                missing = [field for field in raw(unless_set) if field[0] not in present]
-                message = {**message, "headers": [*headers, *missing, *raw_response_fields(self.admission)]}
+                self._is_answered = True
+                message = self._completed(message, waiting)
             await self._send(message)
 
         return send
+
+    def _completed(self, start: Message, waiting: Fields) -> Message:
+        """What starts an answer to a refusal, with the fields that are not set yet."""
+        headers = list(start.get("headers") or ())
+        present = {bytes(name).lower() for name, _ in headers}
+        fields = [*raw(waiting), *raw_response_fields(self.admission)]
+        return {**start, "headers": [*headers, *[field for field in fields if field[0] not in present]]}
 
     async def _close(self, refusal: Refusal) -> None:
         await self._send({"type": "websocket.close", "code": refusal.close_code, "reason": refusal.reason})

@@ -94,13 +94,18 @@ class SizedBody(Body):
         return len(self._chunks)
 
 
-def starting(admission: Admission, start_response: StartResponse, unless_set: Fields = []) -> StartResponse:  # noqa: B006
-    """``start_response`` that adds rate fields, and those in ``unless_set`` where there are none yet; notes the status."""
+def starting(admission: Admission, start_response: StartResponse, waiting: Fields | None = None) -> StartResponse:
+    """``start_response`` that adds rate fields and notes the status.
+
+    Of the answer to a refusal, which has to have the fields of ``waiting``, too, only those are added that are not set yet.
+    """
 
     def start(status: str, headers: Fields, *exc_info: Any) -> Callable[[bytes], object]:
-        present = {name.lower() for name, _ in headers} if unless_set else ()
-        missing = [field for field in unless_set if field[0].lower() not in present]
-        write = start_response(status, [*headers, *missing, *response_fields(admission)], *exc_info)
+        fields = response_fields(admission)
+        if waiting is not None:
+            present = {name.lower() for name, _ in headers}
+            fields = [field for field in [*waiting, *fields] if field[0].lower() not in present]
+        write = start_response(status, [*headers, *fields], *exc_info)
         admission.begun(_code(status))
         return write
 

@@ -34,6 +34,8 @@ class Refusal(NamedTuple):
     raw: RawFields
     """The fields as `raw` gives them."""
     body: bytes
+    detail: str
+    """What a person reads in the body."""
 
     @property
     def waiting(self) -> Fields:
@@ -113,7 +115,7 @@ def _problem(status: int, title: str, detail: str, fields: Fields, **more: objec
         ("Cache-Control", "no-store"),
         *fields,
     ]
-    return Refusal(status, fields, raw(fields), body)
+    return Refusal(status, fields, raw(fields), body, detail)
 
 
 def _x_ratelimit(decision: Decision, now: int, _: frozenset[str]) -> Fields:

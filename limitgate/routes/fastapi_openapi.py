@@ -14,6 +14,7 @@ from fastapi.openapi import utils as generator
 from starlette.routing import Match
 
 from limitgate.errors import ConfigError
+from limitgate.routes.handlers import handler_of_refusals
 from limitgate.routes.openapi import PROBLEM, PROBLEM_SCHEMA, too_many_requests
 from limitgate.routes.overview import Listed, applied
 from limitgate.routes.starlette import flat, segments_of
@@ -30,7 +31,7 @@ class _Gate(NamedTuple):
     """The rules of each tier; no tiers if it never refuses."""
     styles: Sequence[str]
     is_problem: bool
-    """True if a refusal has LimitGate's own body, not that of ``on_denied``."""
+    """True if a refusal has LimitGate's own body, not that of ``on_denied`` or of the application's handler."""
 
 
 _UNKNOWN = _Gate(((),), ("x-ratelimit",), is_problem=True)
@@ -112,7 +113,9 @@ def _gates_of(app: Any) -> list[_Gate]:
     for entry in entries:
         if entry not in _gates:
             _gates[entry] = _gate_with(entry.kwargs)
-    return [_gates[entry] for entry in entries] or [_UNKNOWN]
+    gates = [_gates[entry] for entry in entries] or [_UNKNOWN]
+    answers_itself = handler_of_refusals(getattr(app, "exception_handlers", None)) is not None
+    return [gate._replace(is_problem=False) for gate in gates] if answers_itself else gates
 
 
 def _is_gate(middleware: Any) -> bool:

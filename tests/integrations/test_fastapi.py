@@ -570,12 +570,17 @@ def of_starlette(answers: Any) -> Any:
     return FastAPI(routes=[Mount("/sub", app=Starlette(routes=[Mount("/", app=mounted(answers))]))])
 
 
-@pytest.mark.parametrize("answers", [handled, breaks])
 @pytest.mark.parametrize(
-    ("build", "path"), [(mounted, "/sub/hello"), (of_an_application, "/hello"), (of_starlette, "/sub/sub/hello")]
+    ("build", "path", "answers"),
+    [
+        (mounted, "/sub/hello", breaks),
+        (of_an_application, "/hello", handled),
+        (of_an_application, "/hello", breaks),
+        (of_starlette, "/sub/sub/hello", breaks),
+    ],
 )
-def test_the_gate_answers_whatever_handlers_there_are(build: Any, path: str, answers: Any) -> None:
-    """Handlers of the application's own see the refusal as an HTTPException, and what they answer is not sent."""
+def test_the_gate_answers_where_no_handler_of_refusals_does(build: Any, path: str, answers: Any) -> None:
+    """What handlers of all HTTP errors, or of all errors, answer is not sent; a handler of refusals may break."""
     app = build(answers)
     gated(app)
     assert statuses(app, path) == [200]
@@ -584,6 +589,17 @@ def test_the_gate_answers_whatever_handlers_there_are(build: Any, path: str, ans
     assert "x-mine" not in refused.headers
     assert refused.headers["retry-after"] == "60"
     assert refused.headers["x-ratelimit-remaining"] == "0"
+
+
+@pytest.mark.parametrize(("build", "path"), [(mounted, "/sub/hello"), (of_starlette, "/sub/sub/hello")])
+def test_a_handler_of_refusals_answers(build: Any, path: str) -> None:
+    """Also by another status, and where it belongs to an application that is mounted in the one with the gate."""
+    app = build(handled)
+    gated(app)
+    assert statuses(app, path) == [200]
+    refused = client(app).get(path)
+    assert (refused.status_code, refused.json(), refused.headers["x-mine"]) == (418, {"my": "answer"}, "1")
+    assert (refused.headers["retry-after"], refused.headers["x-ratelimit-remaining"]) == ("60", "0")
 
 
 def test_what_a_handler_sees() -> None:

@@ -152,7 +152,15 @@ def test_every_option_is_read_from_the_configuration(monkeypatch: pytest.MonkeyP
     """Each setting has a key in ``app.config``, and means there what it means as an option or variable."""
     assert EVERY_OPTION.keys() == Settings.model_fields.keys()
     reached: dict[str, Any] = {}
-    monkeypatch.setattr("limitgate.flask.LimitGateWSGI", lambda _, **options: reached.update(options))
+
+    class Reached:
+        def __init__(self, _: Any, **options: Any) -> None:
+            reached.update(options)
+
+        def answer_by_handlers(self, _: Any) -> None:
+            """As `LimitGateWSGI`."""
+
+    monkeypatch.setattr("limitgate.flask.LimitGateWSGI", Reached)
     LimitGate(site(**{f"LIMITGATE_{name.upper()}": value for name, value in EVERY_OPTION.items()}))
     expected = dict(Settings(**EVERY_OPTION))
     assert isinstance(reached.pop("rules"), RuleSet)
@@ -382,12 +390,12 @@ def test_requests_that_no_context_can_be_made_for_are_charged(*, broken: bool) -
 
 
 def test_a_refused_request_does_not_enter_the_application() -> None:
-    """Neither views nor hooks, error handlers or teardown functions run for a refused request, and its body is not read."""
+    """Without a handler of it, neither hooks nor teardown functions run for a refused request, and its body is not read."""
     app, ran = site(), []
     app.before_request(lambda: ran.append("before"))
     app.after_request(lambda response: ran.append("after") or response)
     app.teardown_request(lambda _: ran.append("teardown"))
-    app.register_error_handler(429, lambda _: ran.append("handler"))
+    app.register_error_handler(Exception, lambda _: ran.append("handler"))
     gated(app)
     assert statuses(app, "/hello") == [200]
     assert ran == ["before", "after", "teardown"]
