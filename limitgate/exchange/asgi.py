@@ -210,6 +210,8 @@ class ASGIExchange(Exchange):
             await self._receive()
         await self.refuse(refusal)
         self.admission.end()
+        if self._on_denied is None:
+            self._shown = len(self.scope)  # nobody has written anything into it
         self._detach()
 
     async def refuse(self, refusal: Refusal) -> None:

@@ -152,6 +152,13 @@ class Admission:
         self._prepared = prepared, reading
         self._fields_are_due = True
 
+    def refuse(self, now: int, decision: Decision, refusal: Refusal) -> None:
+        """Note that a prepared plan was not carried out, as a rule of it refuses."""
+        self.decision = decision
+        self.now = now
+        self.refusal = refusal
+        self._fields_are_due = True
+
     @property
     def budget(self) -> Budget:
         """Time left to wait for the store."""

@@ -25,7 +25,7 @@ from limitgate.gate.request_plan import PreparedPlan, RequestPlan
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.wait_queue import Waiter, WaitQueues, book, sleep_until
 from limitgate.http.request import Request
-from limitgate.http.response import Fields, Refusal, forbidden, rate_fields, refusal
+from limitgate.http.response import Refusal, forbidden, quota_exceeded, refusal
 from limitgate.limits.decision import Decision, decide, denied, joined
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.limits.refund import refund
@@ -349,17 +349,20 @@ class Gate:
                 return False
             plan = Plan.spend([bucket.charge for bucket in reading.buckets])
             self._admit(admission, prepared.request_plan(plan), plan, reading)
-        else:
+            return True
+        if decision.allowed:
             admission.admit(prepared, reading, decision)
-            if self._failing or self._compare_clocks is not None:
-                self._note_answer(reading.now)
+        else:
+            admission.refuse(reading.now, decision, quota_exceeded(template.refusing(decision), decision.retry_after))
+        if self._failing or self._compare_clocks is not None:
+            self._note_answer(reading.now)
         return True
 
     def _admit(self, admission: Admission, request_plan: RequestPlan, plan: Plan, reading: Reading) -> None:
         """Let the store's reading of a plan of any kind have its effect on a request that comes."""
         self._note_answer(reading.now)
         admission.decision = decision = decide(plan, reading, admission.settlement)
-        admission.now, admission.fields = reading.now, self._fields(decision, reading.now)
+        admission.now, admission.fields = reading.now, self._traits.fields(decision, reading.now)
         if decision.allowed:
             admission.charged = (Charged(request_plan, plan, reading),)
             admission.is_by_outcome = request_plan.is_by_outcome
@@ -369,10 +372,6 @@ class Gate:
                 admission.charged, admission.booking = book(admission.charged, reading.now, decision.delay)
         else:
             admission.refusal = refusal(nesting.joined_with_outer(admission, decision))
-
-    def _fields(self, decision: Decision, now: int) -> Fields:
-        """Rate fields of a decision at ``now`` by the store's clock, Unix µs."""
-        return rate_fields(self._traits.header_styles, decision, now, self._traits.rule_names)
 
     def _decide_further(self, admission: Admission, extra_rules: Sequence[ExtraRule]) -> Flow[Booking | None]:
         if admission.marks is EVERYTHING or admission.refusal is not None:
@@ -441,7 +440,7 @@ class Gate:
             decision = joined(admission.decision, decision)
         admission.decision = replace(decision, settlement=admission.settlement)
         if verdict.now is not None:
-            admission.now, admission.fields = verdict.now, self._fields(decision, verdict.now)
+            admission.now, admission.fields = verdict.now, self._traits.fields(decision, verdict.now)
         elif not decision.allowed:
             admission.fields = []
         return booking

@@ -78,12 +78,16 @@ def refusal(decision: Decision) -> Refusal:
 
     ``Retry-After`` is in whole seconds, at least 1 (RFC 9110 section 10.2.3), and left out where waiting cannot help.
     """
-    wait = decision.retry_after
-    return _refusal(decision.refusing, None if isinf(wait) else max(1, ceil(wait)))
+    return quota_exceeded(decision.refusing, decision.retry_after)
+
+
+def quota_exceeded(rules: tuple[str | None, ...], wait: float) -> Refusal:
+    """The `refusal` by these rules, with the wait in seconds."""
+    return _refusal(rules, None if isinf(wait) else max(1, ceil(wait)))
 
 
 @lru_cache(maxsize=4096)
-def _refusal(rules: tuple[str, ...], wait: int | None) -> Refusal:
+def _refusal(rules: tuple[str | None, ...], wait: int | None) -> Refusal:
     """The 429 of these rules. Cached, since refused clients tend to ask again at once."""
     if wait is None:
         detail = "This request costs more than its limit ever allows at once. Waiting does not help."

@@ -61,7 +61,7 @@ def _shape(*buckets: tuple[int, bool]) -> PlainShape:
 class PlanTemplate:
     """Plain charges less their keys, and the numbers of their windows. Raises `ValueError` for charges that are not plain."""
 
-    __slots__ = ("_windows", "bans", "buckets", "charges", "counts", "load", "shape")
+    __slots__ = ("_only_rule", "_windows", "bans", "buckets", "charges", "counts", "load", "shape")
 
     def __init__(self, charges: Sequence[Charge]) -> None:
         self.bans = sum(charge.bucket.algorithm is ban for charge in charges)
@@ -87,6 +87,8 @@ class PlanTemplate:
         )
         """Per window its place, the ticks up to which it may owe and have more requests left than some other window holds, and
         what tells the tightest of the others."""
+        self._only_rule = (counted[0].rule,) if len(counted) == 1 else None
+        """The rule of the only charge, where there is one: nobody else can have refused."""
         self.shape = _shape(*[(len(charge.bucket.limits), charge.enforced) for charge in counted], *[(0, True)] * self.bans)
         """Same object for all templates of as many buckets and windows."""
         self.load = sum([charge.bucket.load.opening + charge.bucket.load.charge for charge in charges])
@@ -102,10 +104,12 @@ class PlanTemplate:
         return reading
 
     def decide(self, reading: Reading, settlement: Settlement | None) -> Decision | None:
-        """Decision that follows from a `reading` of this template, None unless every charge fitted."""
+        """Decision that follows from a `reading` of this template; None if it was declined, or a shadow would have refused."""
         buckets = reading.buckets
-        if not reading.admitted or buckets.__class__ is not PlainBuckets:
+        if buckets.__class__ is not PlainBuckets:
             return None
+        if not reading.admitted:
+            return self._refused(buckets, settlement)
         debts = buckets.debts
         least, tightest, owing = 0, None, 0
         for place, slack, window in self._windows:
@@ -123,6 +127,32 @@ class PlanTemplate:
         _, _, count, increment, burst, charge = tightest
         reset = -(-(owing + increment) // count) / SECOND
         return decision_of(True, burst, least, 0.0, reset, charge.cost, charge.rule, False, 0.0, buckets, True, settlement)
+
+    def _refused(self, buckets: PlainBuckets, settlement: Settlement | None) -> Decision | None:
+        """Decision of a refusal: of the windows as they stand the tightest one, and the longest wait of those that refused."""
+        debts = buckets.debts
+        least, latest, limit = -1, -1, 0
+        longest, refusing = 0, None
+        for place, _, (room, ticks, count, increment, burst, charge) in self._windows:
+            debt = debts[place]
+            over = debt - room
+            left = max(0, increment - over) // ticks
+            if left <= least or least < 0:
+                refill = -(-debt // count)
+                if left != least or refill > latest:
+                    least, latest, limit = left, refill, burst
+            if over > 0 and charge.enforced:
+                wait = -(-over // count)
+                if wait > longest:
+                    longest, refusing = wait, charge
+        if refusing is None:
+            return None
+        wait_s, reset = longest / SECOND, latest / SECOND
+        return decision_of(False, limit, least, wait_s, reset, 0, refusing.rule, False, 0.0, buckets, False, settlement)
+
+    def refusing(self, refusal: Decision) -> tuple[str | None, ...]:
+        """The `Decision.refusing` of a refusal that was decided here; of a single rule it is known, and no object is made."""
+        return refusal.refusing if self._only_rule is None else self._only_rule
 
 
 _Window = tuple[int, int, int, int, int, Charge]

@@ -73,10 +73,12 @@ def test_a_plain_plan_is_carried_out_like_any_other(charges: list[Charge], visit
             assert found == expected
             decision = template.decide(found, Settlement())
             if decision is None:
+                assert expected.admitted
                 assert None in [bucket.after for bucket in expected.buckets]
             else:
                 assert as_seen(decision) == as_seen(decide(plan, expected, Settlement()))
                 assert repr(decision) == repr(decide(plan, expected, Settlement()))
+                assert decision.allowed or template.refusing(decision) == decision.refusing
         assert owing(plain, clock()) == owing(general, clock())
 
 
