@@ -12,6 +12,7 @@ from limitgate.algorithms.gcra import MAX_OWED_US
 
 REPLY_FIELDS = 1
 CAN_WAIT = False
+MAX_TURNS = 0
 refusal_is_stable = always
 IS_LIMIT = False
 RESCALES = False
@@ -52,6 +53,8 @@ def try_charge(  # noqa: D103
     cost: int,
     max_wait_us: int = 0,  # noqa: ARG001
     slot: int = 0,  # noqa: ARG001
+    *,
+    turn_us: int = 0,  # noqa: ARG001
 ) -> Sequence[int] | None:
     return None if cost and any(states) else states
 
@@ -75,6 +78,8 @@ def refund_amount(  # noqa: D103
     cost: int,  # noqa: ARG001
     due: int,  # noqa: ARG001
     slot: int = 0,  # noqa: ARG001
+    *,
+    turn_us: int = 0,  # noqa: ARG001
 ) -> tuple[Sequence[int], Sequence[int]]:
     return [0] * len(states), [0] * len(states)
 

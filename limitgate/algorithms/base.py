@@ -92,6 +92,8 @@ class Algorithm(Protocol):
     """Numbers that the script reports of a window."""
     CAN_WAIT: bool
     """True if turns can be booked ahead, so that a request may wait for its own."""
+    MAX_TURNS: int
+    """Turns that can be booked ahead at most, each remembered by its moment; 0 where none is, and any number can be booked."""
     IS_LIMIT: bool
     """False for a state that is no limit (a ban): hidden from `Decision.windows` while it is empty."""
     RESCALES: bool
@@ -118,11 +120,19 @@ class Algorithm(Protocol):
         """A state left by another count."""
 
     def try_charge(
-        self, states: Sequence[State], bucket: BucketNumbers, cost: int, max_wait_us: int = 0, slot: int = 0
+        self,
+        states: Sequence[State],
+        bucket: BucketNumbers,
+        cost: int,
+        max_wait_us: int = 0,
+        slot: int = 0,
+        *,
+        turn_us: int = 0,
     ) -> Sequence[State] | None:
         """The states after ``cost`` requests, the same object if they change none; None if they do not fit into every window.
 
         A request that may wait fits if it will within ``max_wait_us``. ``slot`` names it where requests in flight are counted.
+        Other limits may have it wait for longer than this one: it does not pass before ``turn_us``, and counts from then on.
         """
 
     def apply_adjustment(
@@ -131,11 +141,11 @@ class Algorithm(Protocol):
         """The states after something is put back that was taken some time ago, or, where negative, taken on top."""
 
     def refund_amount(
-        self, states: Sequence[State], bucket: BucketNumbers, cost: int, due: int, slot: int = 0
+        self, states: Sequence[State], bucket: BucketNumbers, cost: int, due: int, slot: int = 0, *, turn_us: int = 0
     ) -> tuple[Sequence[Amount], Sequence[int]]:
         """Amount and grace per window of the adjustment after which a charge of ``cost`` is one of ``due``.
 
-        The states are those that the charge found.
+        The states are those that the charge found, and ``turn_us`` is as for `try_charge`.
         """
 
     def remaining(self, state: State, limit: LimitNumbers) -> int:

@@ -19,6 +19,7 @@ from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load, never
 
 REPLY_FIELDS = 4
 CAN_WAIT = False
+MAX_TURNS = 0
 refusal_is_stable = never
 IS_LIMIT = True
 RESCALES = False
@@ -116,6 +117,8 @@ def try_charge(
     cost: int,
     max_wait_us: int = 0,  # noqa: ARG001 - see above
     slot: int = 0,
+    *,
+    turn_us: int = 0,  # noqa: ARG001 - see above
 ) -> Sequence[State] | None:
     """The states once a slot is taken, or renewed if it is there already; None if there is no room."""
     if not cost:
@@ -154,6 +157,8 @@ def refund_amount(
     cost: int,
     due: int,
     slot: int = 0,
+    *,
+    turn_us: int = 0,  # noqa: ARG001 - see above
 ) -> tuple[Sequence[int], Sequence[int]]:
     """Places to give back, and the name of the slot. While a request is under way it keeps its slot, whatever it costs."""
     return [0 if due else cost] * len(states), [slot] * len(states)

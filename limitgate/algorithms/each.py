@@ -13,14 +13,15 @@ class ForOne(Protocol):
 
     REPLY_FIELDS: int
     CAN_WAIT: bool
+    MAX_TURNS: int
 
     def check(self, limit: LimitNumbers) -> str | None: ...  # noqa: D102 - these are as in `base.Algorithm`
     def load(self, limit: LimitNumbers) -> Load: ...  # noqa: D102
     def initial(self, now: int, limit: LimitNumbers) -> State: ...  # noqa: D102
     def advance(self, state: State, elapsed_us: int, limit: LimitNumbers, now: int | None = None) -> State: ...  # noqa: D102
 
-    def charged(self, state: State, cost: int, limit: LimitNumbers) -> State:
-        """The state after ``cost`` requests, whether they fit or not."""
+    def charged(self, state: State, cost: int, limit: LimitNumbers, turn_us: int) -> State:
+        """The state after ``cost`` requests, whether they fit or not, whose turn is so many µs from now."""
 
     def apply_adjustment(self, state: State, back: int, elapsed_us: int, grace_us: int, limit: LimitNumbers) -> State: ...  # noqa: D102
 
@@ -49,6 +50,7 @@ class Each:
         self._one = one
         self.REPLY_FIELDS = one.REPLY_FIELDS
         self.CAN_WAIT = one.CAN_WAIT
+        self.MAX_TURNS = one.MAX_TURNS
         self.refusal_is_stable = one.refusal_is_stable
         self.check = one.check
         self.load = one.load
@@ -71,14 +73,24 @@ class Each:
         return state
 
     def try_charge(  # noqa: D102
-        self, states: Sequence[State], bucket: BucketNumbers, cost: int, max_wait_us: int = 0, slot: int = 0
+        self,
+        states: Sequence[State],
+        bucket: BucketNumbers,
+        cost: int,
+        max_wait_us: int = 0,
+        slot: int = 0,
+        *,
+        turn_us: int = 0,
     ) -> Sequence[State] | None:
         if not cost:
             return states
+        after = []
         for state, limit in zip(states, bucket.limits):
-            if self._one.wait_us(state, cost, limit) != 0:
+            wait = self._one.wait_us(state, cost, limit)
+            if wait is None or wait > max_wait_us:
                 return None
-        return [self._one.charged(state, cost, limit) for state, limit in zip(states, bucket.limits)]
+            after.append(self._one.charged(state, cost, limit, max(wait, turn_us)))
+        return after
 
     def apply_adjustment(  # noqa: D102
         self, states: Sequence[State], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
@@ -89,9 +101,9 @@ class Each:
         ]
 
     def refund_amount(  # noqa: D102
-        self, states: Sequence[State], bucket: BucketNumbers, cost: int, due: int, slot: int = 0
+        self, states: Sequence[State], bucket: BucketNumbers, cost: int, due: int, slot: int = 0, *, turn_us: int = 0
     ) -> tuple[Sequence[int], Sequence[int]]:
-        graces = [self._one.grace_us(state, limit) for state, limit in zip(states, bucket.limits)]
+        graces = [turn_us + self._one.grace_us(state, limit) for state, limit in zip(states, bucket.limits)]
         return [max(-MAX_USED, min(cost - due, MAX_USED))] * len(graces), graces
 
     def encode_charge(self, limit: LimitNumbers, window: int, cost: int, max_wait_us: int, date: int) -> Sequence[int]:  # noqa: D102

@@ -18,6 +18,7 @@ from limitgate.algorithms.base import MAX_USED, LimitNumbers, Load, always
 
 REPLY_FIELDS = 2
 CAN_WAIT = False
+MAX_TURNS = 0
 refusal_is_stable = always
 LOAD = Load(3, 2, 2)
 """Measured: 14 µs for a charge, 16 µs to put something right, among 32 in a call."""
@@ -66,7 +67,7 @@ def advance(state: State, elapsed_us: int, limit: LimitNumbers, now: int | None 
     return used, left if now is None else _left(used, left, now, limit)
 
 
-def charged(state: State, cost: int, limit: LimitNumbers) -> State:  # noqa: ARG001 - of no matter
+def charged(state: State, cost: int, limit: LimitNumbers, turn_us: int) -> State:  # noqa: ARG001 - of no matter
     """The state after ``cost`` requests, whether they fit or not."""
     return state[0] + cost, state[1]
 

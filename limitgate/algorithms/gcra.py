@@ -14,6 +14,7 @@ from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load, always
 
 REPLY_FIELDS = 2
 CAN_WAIT = True
+MAX_TURNS = 0
 refusal_is_stable = always
 IS_LIMIT = True
 RESCALES = True
@@ -85,6 +86,8 @@ def try_charge(
     cost: int,
     max_wait_us: int = 0,
     slot: int = 0,  # noqa: ARG001 - as every algorithm's
+    *,
+    turn_us: int = 0,
 ) -> Sequence[int] | None:
     """The debts after ``cost`` requests; None if they do not fit into every window, decided on the state after them.
 
@@ -92,6 +95,8 @@ def try_charge(
     """
     if not cost:
         return debts
+    if turn_us:
+        debts = _held(debts, turn_us, bucket)
     after = []
     capacities: Sequence[int] = bucket.capacities
     if max_wait_us or (cost > 1 and bucket.borrow):
@@ -102,6 +107,11 @@ def try_charge(
             return None
         after.append(owed)
     return after
+
+
+def _held(debts: Sequence[int], turn_us: int, bucket: BucketNumbers) -> Sequence[int]:
+    """The debts where nothing passes before a turn: what would be earned until then is owed, so that it is paid by then."""
+    return [max(debt, turn_us * count) for debt, count in zip(debts, bucket.counts)]
 
 
 def _tolerance(limit: LimitNumbers, cost: int, max_wait_us: int) -> int:
@@ -157,6 +167,8 @@ def refund_amount(
     cost: int,
     due: int,
     slot: int = 0,  # noqa: ARG001 - as every algorithm's
+    *,
+    turn_us: int = 0,
 ) -> tuple[Sequence[int], Sequence[int]]:
     """Ticks to give back per window, and for how long older debts drained, where a charge of ``cost`` should have been ``due``.
 
@@ -169,7 +181,8 @@ def refund_amount(
     ]
     if due > cost:
         return back, [MAX_OWED_US] * len(back)
-    return back, [(debt + due * weight) // count for debt, weight, count in zip(debts, bucket.weights, bucket.counts)]
+    held = _held(debts, turn_us, bucket)
+    return back, [(debt + due * weight) // count for debt, weight, count in zip(held, bucket.weights, bucket.counts)]
 
 
 def date(limit: LimitNumbers) -> int:  # noqa: ARG001 - as every algorithm's

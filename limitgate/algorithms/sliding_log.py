@@ -4,11 +4,17 @@ Exact, at the price of memory: one entry for each request, or for those of the s
 until one period later, when it no longer does. Where the log has as many entries as the limit has requests, what is owed on top
 joins the newest entry and counts from then on with it, so that no more entries count.
 
+A request that may wait is entered with the time of its turn, which is to come: the first moment at which so many others are a
+period old that it fits. Whatever is in the log counts until then, so turns come in the order in which they were booked, and
+nobody passes while one of them is still ahead. A turn that is given back leaves the log, unless others are behind it: they
+keep theirs. As many periods can be booked ahead as have `MAX_TURNS` requests, and at least one.
+
 In Redis a log of more than 128 entries is read by the page, where a bisection looks at it, and a new entry is appended, so a
 request costs 2.1 times what GCRA does, with 10,000 entries as with 1,000. Entries that have expired stay in front until they
 are an eighth of all; then the others are copied, which takes 0.4 ms for 10,000, of one or two logs in a call. So there are
 stored at most 8/7 of the entries that count, and Redis may hold room for as many again to be appended. Only what gives back
-an old charge looks at many entries: at most at half, in 2 ms for 10,000.
+looks at many entries: for an old charge at half of those that have come at most, or at all of them where more turns are booked,
+in 2 ms for 5,000; for the last turn at none, but all others are copied.
 
 In this process a state is a `Log`, from Redis a `LogReport`: enough for a decision, and for the same one until the first
 entry goes. Of a log that is full, that is when a request fits again.
@@ -22,12 +28,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load
+from limitgate.algorithms.gcra import MAX_OWED_US
 
 REPLY_FIELDS = 6
-CAN_WAIT = False
+CAN_WAIT = True
 
 MAX_ENTRIES = 10_000
 """The highest count of a limit: each entry takes 16 bytes here and 13 to 30 in Redis."""
+MAX_TURNS = MAX_ENTRIES
+"""Entries of turns that are still ahead, at most."""
+LATEST = MAX_OWED_US
+"""Stands for the moment of those that came last, where something is given back."""
 LOAD = Load(30, 3, 30)
 """Measured, for a request that is refused or admitted: 16 to 20 µs with 100 entries, 21 to 27 µs with 10,000, and up to 70 µs
 where entries that have expired are to be found among these."""
@@ -43,7 +54,7 @@ class Log(NamedTuple):
     now: int
     """The log's own clock in µs: it begins with the store's, and only goes forward."""
     times: array[int]
-    """When each entry was made, by that clock."""
+    """When the requests of each entry pass, by that clock; in the future where a turn is still ahead."""
     totals: array[int]
     """Number of requests up to each entry."""
     before: int
@@ -63,20 +74,26 @@ class Log(NamedTuple):
         """Requests that count."""
         return self.total - self.before
 
-    def with_more(self, requests: int, most: int) -> Log:
-        """With an entry for requests that come now, and at most so many entries."""
+    def with_more(self, requests: int, moment: int, most: int | None = None) -> Log:
+        """With requests of a moment by the log's clock, behind all others, and at most so many entries, None for any number."""
         kept = len(self.times)
-        if kept and (self.times[-1] == self.now or kept >= most):
+        moment = max(moment, self.times[-1]) if kept else moment
+        if kept and (self.times[-1] == moment or (most is not None and kept >= most)):
             kept -= 1
-        times, totals = array("q", (self.now,)), array("q", (self.total + requests,))
+        times, totals = array("q", (moment,)), array("q", (self.total + requests,))
         return self._replace(times=self.times[:kept] + times, totals=self.totals[:kept] + totals)
 
     def with_less(self, requests: int, moment: int) -> Log:
-        """Without requests of a moment by the log's clock, as far as they count; if it has not come yet, without the latest."""
-        last = bisect_right(self.times, moment) - 1
-        if last < 0 or not requests or self.times[last] < moment <= self.now:
+        """Without requests of a moment by the log's clock, as far as they count; at `LATEST` without the last that have come.
+
+        Those whose turn is still ahead stay if others are behind them.
+        """
+        last = bisect_right(self.times, self.now if moment == LATEST else moment) - 1
+        if last < 0 or not requests or self.times[last] < moment < LATEST:
             return self
-        least = self.at(last - 1) if moment <= self.now else self.before
+        if self.times[last] > self.now and last + 1 < len(self.times):
+            return self
+        least = self.before if moment == LATEST else self.at(last - 1)
         left = max(least, self.totals[last] - requests)
         gone = self.totals[last] - left
         begin = bisect_right(self.totals, left)
@@ -99,7 +116,7 @@ class LogReport(NamedTuple):
     cost: int
     """Charge that was read for."""
     wait: int
-    """Microseconds until that fits, 0 if it does, -1 if it never will."""
+    """Microseconds until that fits, and its turn is; 0 if it is now, -1 if it never will."""
     refill: int
     """Microseconds until nothing counts any more."""
     now: int
@@ -149,19 +166,22 @@ def advance(log: State, elapsed_us: int, limit: LimitNumbers, now: int | None = 
     return Log(clock, log.times[gone:], log.totals[gone:], log.totals[gone - 1])
 
 
-def charged(state: State, cost: int, limit: LimitNumbers) -> State:
-    """The state after ``cost`` requests, whether they fit or not."""
+def charged(state: State, cost: int, limit: LimitNumbers, turn_us: int) -> State:
+    """The state after ``cost`` requests, whether they fit or not, whose turn is so many µs from now."""
     if isinstance(state, LogReport):
-        return state._replace(used=state.used + cost, refill=limit.period_us)
-    return state.with_more(cost, limit.burst)
+        return state._replace(used=state.used + cost, refill=limit.period_us + turn_us)
+    return state.with_more(cost, state.now + turn_us)
 
 
 def apply_adjustment(log: Log, back: int, elapsed_us: int, grace_us: int, limit: LimitNumbers) -> Log:  # noqa: ARG001 - see `grace_us`
-    """The log after requests are put back that were charged at a moment by its clock, or taken on top as of now."""
+    """The log after requests are put back that were charged at a moment by its clock, or taken on top as of now.
+
+    Those on top go behind all turns that are booked, since these were promised.
+    """
     if back >= 0:
         return log.with_less(back, grace_us)
     on_top = min(-back, MAX_USED - log.used)
-    return log.with_more(on_top, limit.burst) if on_top > 0 else log
+    return log.with_more(on_top, log.now, limit.burst) if on_top > 0 else log
 
 
 def grace_us(state: State, limit: LimitNumbers) -> int:  # noqa: ARG001 - of no matter
@@ -176,27 +196,35 @@ def refusal_is_stable(states: Sequence[State], bucket: BucketNumbers, cost: int)
 
 
 def remaining(state: State, limit: LimitNumbers) -> int:
-    """Requests that still fit; never negative."""
-    return max(0, limit.burst - state.used)
+    """Requests that still fit; never negative, and none while a turn is still ahead."""
+    return 0 if _ahead_us(state, limit) else max(0, limit.burst - state.used)
 
 
 def used(state: State, limit: LimitNumbers) -> int:  # noqa: ARG001 - of no matter
-    """Requests of the last period."""
+    """Requests of the last period, and those that are booked."""
     return state.used
 
 
 def wait_us(state: State, cost: int, limit: LimitNumbers) -> int | None:
-    """Microseconds until ``cost`` requests fit: until enough others are a period old. None if they never do.
+    """Microseconds until ``cost`` requests fit: until enough others are a period old, and all turns have come that are booked.
 
-    Of a log that was `LogReport` this is exact for the cost that was asked about, and enough for any other.
+    None if they never do. Of a log that was `LogReport` this is exact for the cost that was asked about, and enough for others.
     """
-    if not cost or state.used + cost <= limit.burst:
+    if not cost:
         return 0
     if cost > limit.burst:
         return None
+    over = state.used + cost - limit.burst
+    if over <= 0:
+        return _ahead_us(state, limit)
     if isinstance(state, Log):
-        return state.wait_us(state.used + cost - limit.burst, limit.period_us)
+        return max(state.wait_us(over, limit.period_us), _ahead_us(state, limit))
     return state.wait if cost <= state.cost and state.wait > 0 else state.refill
+
+
+def _ahead_us(state: State, limit: LimitNumbers) -> int:
+    """Microseconds until the last turn that is booked; 0 if all have come."""
+    return max(0, refill_us(state, limit) - limit.period_us)
 
 
 def refill_us(state: State, limit: LimitNumbers) -> int:

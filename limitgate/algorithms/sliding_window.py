@@ -24,6 +24,7 @@ from limitgate.algorithms.base import MAX_USED, LimitNumbers, Load, always
 
 REPLY_FIELDS = 3
 CAN_WAIT = False
+MAX_TURNS = 0
 refusal_is_stable = always
 LOAD = Load(4, 3, 2)
 """Measured: 14 µs for a charge, 15 µs to put something right, among 32 in a call."""
@@ -57,7 +58,7 @@ def advance(state: State, elapsed_us: int, limit: LimitNumbers, now: int | None 
     return current, previous, left if now is None else limit.period_us - now % limit.period_us
 
 
-def charged(state: State, cost: int, limit: LimitNumbers) -> State:  # noqa: ARG001 - of no matter
+def charged(state: State, cost: int, limit: LimitNumbers, turn_us: int) -> State:  # noqa: ARG001 - of no matter
     """The state after ``cost`` requests, whether they fit or not."""
     current, previous, left = state
     return current + cost, previous, left

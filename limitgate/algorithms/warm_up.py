@@ -21,6 +21,7 @@ from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load, always
 
 REPLY_FIELDS = 3
 CAN_WAIT = True
+MAX_TURNS = 0
 refusal_is_stable = always
 IS_LIMIT = True
 RESCALES = True
@@ -92,17 +93,27 @@ def try_charge(
     cost: int,
     max_wait_us: int = 0,
     slot: int = 0,  # noqa: ARG001 - as every algorithm's
+    *,
+    turn_us: int = 0,
 ) -> Sequence[State] | None:
     """The states after ``cost`` requests; None if something is owed for longer than they may wait."""
     if not cost:
         return states
     after = []
-    for state, limit in zip(states, bucket.limits):
+    for state, limit in zip(_held(states, turn_us, bucket), bucket.limits):
         wait = wait_us(state, cost, limit)
         if wait is None or wait > max_wait_us:
             return None
         after.append(_charged(state, cost, limit))
     return after
+
+
+def _held(states: Sequence[State], turn_us: int, bucket: BucketNumbers) -> Sequence[State]:
+    """The states where nothing passes before a turn: the time until then is owed, and cools where it is idle."""
+    if not turn_us:
+        return states
+    ends = [max(debt, turn_us * count) for (debt, _), count in zip(states, bucket.counts)]
+    return [(end, max(0, warmth - (end - debt))) for end, (debt, warmth) in zip(ends, states)]
 
 
 def _charged(state: State, cost: int, limit: LimitNumbers) -> State:
@@ -148,13 +159,15 @@ def refund_amount(
     cost: int,
     due: int,
     slot: int = 0,  # noqa: ARG001 - as every algorithm's
+    *,
+    turn_us: int = 0,
 ) -> tuple[Sequence[Amount], Sequence[int]]:
     """Amount to give back per window, and for how long older debts drained, so that a charge of ``cost`` becomes ``due``.
 
     Of a charge that was too low the difference is owed from now on.
     """
     back, graces = [], []
-    for state, limit in zip(states, bucket.limits):
+    for state, limit in zip(_held(states, turn_us, bucket), bucket.limits):
         ticks = max(-limit.ceiling, min((cost - due) * limit.period_us, limit.ceiling))
         if ticks < 0:
             back.append((ticks, max(ticks, -limit.full), 0, 0))

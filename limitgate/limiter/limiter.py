@@ -7,6 +7,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, C
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from functools import partial, wraps
 from inspect import iscoroutinefunction
+from time import monotonic, sleep
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
@@ -16,7 +17,15 @@ from limitgate.gate.admission import Booking, Charged
 from limitgate.gate.flow import Budget, ConfigFlow, arun, measures_silence, run, takes_plain
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.wait_queue import WaitQueues, sleep_until
-from limitgate.limiter.operations import ChargedOperation, KeyOf, Operations, key_of
+from limitgate.limiter.operations import (
+    ChargedOperation,
+    KeyOf,
+    Limits,
+    Operations,
+    ask_again_in,
+    key_of,
+    seconds_left,
+)
 from limitgate.limiter.pace import AsyncPace, Pace, Spacing
 from limitgate.limiter.reservation import AsyncReservation, Reservation
 from limitgate.limiter.slot import aslot, at_once, slot
@@ -79,10 +88,22 @@ class AsyncLimiter(Operations):
 
         Refused at once, and nothing taken, if the turn is more than ``timeout`` seconds away, or the cost never fits. A timeout
         of 0 is `hit`, None waits for as long as it takes. If it is cancelled meanwhile, those who wait behind it in this
-        limiter move up, and the last turn is given back. Raises `ConfigError` for limits whose algorithm books no turns.
+        limiter move up, and the last turn is given back. A ban that ends within the timeout is waited for, and looked up once
+        a second, as somebody may lift it. Raises `ConfigError` for limits whose algorithm books no turns.
         """
         if timeout == 0:
             return await self.hit(key, *limits, cost=cost)
+        began, left = monotonic(), timeout
+        while True:
+            decision = await self._await_turn(key, limits, cost, left)
+            pause = ask_again_in(decision, seconds_left(timeout, began))
+            if not pause:
+                return decision
+            await asyncio.sleep(pause)
+            left = seconds_left(timeout, began)
+
+    async def _await_turn(self, key: str, limits: Limits, cost: int, timeout: float | None) -> Decision:
+        """Book a turn within so many seconds, and sleep until then."""
         task = asyncio.ensure_future(self._arun(self._booking(key, limits, cost, timeout)))
         try:
             operation, charged, booking = await asyncio.shield(task)
@@ -269,11 +290,23 @@ class Limiter(Operations):
         """Take ``cost`` in turn: book the next free turn, sleep until then, once, and return; first come, first served.
 
         Refused at once, and nothing taken, if the turn is more than ``timeout`` seconds away, or the cost never fits. A timeout
-        of 0 is `hit`, None waits for as long as it takes. If it is interrupted meanwhile, the turn is given back. Raises
-        `ConfigError` for limits whose algorithm books no turns.
+        of 0 is `hit`, None waits for as long as it takes. If it is interrupted meanwhile, the turn is given back. A ban that
+        ends within the timeout is waited for, and looked up once a second, as somebody may lift it. Raises `ConfigError` for
+        limits whose algorithm books no turns.
         """
         if timeout == 0:
             return self.hit(key, *limits, cost=cost)
+        began, left = monotonic(), timeout
+        while True:
+            decision = self._wait_for_turn(key, limits, cost, left)
+            pause = ask_again_in(decision, seconds_left(timeout, began))
+            if not pause:
+                return decision
+            sleep(pause)
+            left = seconds_left(timeout, began)
+
+    def _wait_for_turn(self, key: str, limits: Limits, cost: int, timeout: float | None) -> Decision:
+        """Book a turn within so many seconds, and sleep until then."""
         operation, charged, booking = self._run(self._booking(key, limits, cost, timeout))
         if booking is not None:
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,10 +18,10 @@ from limitgate.gate.request_plan import UNLIMITED
 from limitgate.gate.wait_queue import book
 from limitgate.keys import Key
 from limitgate.limiter.stored_limits import Configuration, Configured, Known, decode, encode
-from limitgate.limits.bucket import Bucket, buckets_of
-from limitgate.limits.decision import Decision, decide
+from limitgate.limits.bucket import MAX_AHEAD, Bucket, buckets_of
+from limitgate.limits.decision import SECOND, Decision, decide
 from limitgate.limits.limit import Limit, as_limit, kept_as
-from limitgate.limits.plan import MAX_AHEAD, Adjustment, Charge, Plan, Reading, Verb, check_cost
+from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, Verb, check_cost, wait_us
 from limitgate.limits.refund import full_refund, refund
 from limitgate.limits.template import PlanTemplate
 from limitgate.stores.base import ConfigRequest, StoredConfig
@@ -30,6 +31,10 @@ KeyOf = str | Callable[..., str] | None
 """Key of a limited function's calls: text, or a function of their arguments."""
 
 _BANS = Bucket((kept_as("ban"),))
+LOOK_AGAIN = 1.0
+"""Seconds after which a banned key is looked up again at the latest, as the ban may have been lifted."""
+_ROUNDING = 0.001
+"""Seconds by which a turn may be later than the timeout says: no timer is finer."""
 _PREPARED = 16
 """Costs up to which a hit has a prepared plan: higher ones, such as tokens or bytes, are hardly ever equal."""
 _ATTEMPTS = 64
@@ -138,7 +143,7 @@ class Operations:
         plan = self._ahead((yield from self._planned("spend", key, limits, cost)), timeout)
         operation = yield from self._taking(plan)
         charged, booking = operation.turn()
-        if timeout is not None and booking is not None and booking.due_at - began - 0.001 > timeout:
+        if timeout is not None and booking is not None and booking.due_at - began - _ROUNDING > timeout:
             delay = operation.decision.delay
             yield from operation.giving_back([*charged, *booking.charged])
             operation.decision = replace(operation.decision, allowed=False, granted=0, delay=0.0, retry_after=delay)
@@ -251,7 +256,7 @@ class Operations:
                 raise ConfigError(
                     f"{bucket.limits[0]!r} books no turns to wait for, expected another algorithm, or a timeout of 0"
                 )
-            charges.append(charge._replace(bucket=_without_lease(bucket), max_wait_us=us))
+            charges.append(charge._replace(bucket=_without_lease(bucket), max_wait_us=min(us, bucket.longest_wait_us)))
         return plan._replace(charges=tuple(charges))
 
     def _plan(self, verb: Verb, key: str, limits: Limits, cost: int, process: str | None = None) -> Plan:
@@ -275,6 +280,27 @@ class Operations:
         if not isinstance(key, str):
             raise TypeError(f"key is {key!r:.80}, expected text")
         return self._prefix + self._key.digest(key)
+
+
+def seconds_left(timeout: float | None, began: float) -> float | None:
+    """Return the rest of a timeout that began then by the monotonic clock, None for as long as it takes."""
+    if timeout is None or timeout >= MAX_AHEAD / 1e6:
+        return None
+    return max(0.0, timeout - (time.monotonic() - began))
+
+
+def ask_again_in(decision: Decision, left: float | None) -> float:
+    """Return the seconds after which to ask for a turn once more, 0 if there are none left for it, or it was granted.
+
+    A ban may end before the time left does, and be lifted before that. A turn may be further ahead than its limit books any.
+    """
+    refused = [(charge, states) for charge, states, after in decision.evidence if after is None and charge.enforced]
+    waits = [wait_us(charge, states) for charge, states in refused]
+    if decision.allowed or not waits:
+        return 0.0
+    longest = max([math.inf if wait is None else wait / SECOND for wait in waits])
+    is_in_time = longest < math.inf if left is None else longest <= left + _ROUNDING
+    return min(decision.retry_after, LOOK_AGAIN) if is_in_time else 0.0
 
 
 def key_of(key: KeyOf, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -7,12 +7,10 @@ interrupted, the item is kept and is the next one returned.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from functools import lru_cache
 from threading import RLock
-from time import sleep
 from typing import Any, Generic, Self, TypeVar, cast
 
 from limitgate.algorithms import ALGORITHMS, gcra
@@ -24,8 +22,6 @@ from limitgate.limits.plan import check_cost
 
 T = TypeVar("T")
 
-LOOK_AGAIN = 1.0
-"""Seconds after which a banned key is looked up again at the latest, as the ban may have been lifted."""
 GRAIN = 100
 """Divisor of the rate per second for the burst of evenly spaced items, 10 ms: no timer is finer than about 1 ms."""
 
@@ -59,9 +55,9 @@ def _check(limit: Limit | Configured, *, even: bool) -> None:
         if even:
             raise ConfigError(f"{limit!r} may be any limits, which cannot be spaced evenly here, expected even=False")
     elif not ALGORITHMS[limit.algorithm].CAN_WAIT:
-        raise ConfigError(f"{limit!r} books no turns to wait for, expected a limit of gcra or warm_up")
+        raise ConfigError(f"{limit!r} books no turns to wait for, expected a limit of gcra, sliding_log or warm_up")
     elif even and ALGORITHMS[limit.algorithm] is not gcra:
-        raise ConfigError(f"{limit!r} has no burst to be made smaller, it spaces requests by itself: expected even=False")
+        raise ConfigError(f"{limit!r} has no burst to be made smaller: expected even=False")
 
 
 @lru_cache(maxsize=4096)
@@ -73,11 +69,10 @@ def evenly(limit: Limit, cost: int) -> Limit:
     return limit.less(max(0, limit.burst - max(1, limit.count // (limit.period * GRAIN), cost)))
 
 
-def pause(refused: Decision) -> float:
-    """Seconds until the next attempt of a refused item. Raises `RateLimited` if it never fits."""
-    if refused.retry_after == math.inf:
-        raise RateLimited(refused)
-    return min(refused.retry_after, LOOK_AGAIN)
+def has_passed(decision: Decision) -> None:
+    """Raise `RateLimited` for an item that never fits: any other is waited for."""
+    if not decision.allowed:
+        raise RateLimited(decision)
 
 
 class AsyncPace(Generic[T]):
@@ -103,14 +98,11 @@ class AsyncPace(Generic[T]):
         item = await self._item()
         try:
             limits, cost = self._spacing.of(item)
-            while True:
-                decision = await self._wait(*limits, cost=cost)
-                if decision.allowed:
-                    return item
-                await asyncio.sleep(pause(decision))
+            has_passed(await self._wait(*limits, cost=cost))
         except BaseException:
             self._kept.append(item)
             raise
+        return item
 
     async def _item(self) -> T:
         """Return the kept item if there is one, else the next of the source."""
@@ -153,14 +145,11 @@ class Pace(Generic[T]):
         item = self._item()
         try:
             limits, cost = self._spacing.of(item)
-            while True:
-                decision = self._wait(*limits, cost=cost)
-                if decision.allowed:
-                    return item
-                sleep(pause(decision))
+            has_passed(self._wait(*limits, cost=cost))
         except BaseException:
             self._kept.append(item)
             raise
+        return item
 
     def _item(self) -> T:
         """Return the kept item if there is one, else the next of the source."""

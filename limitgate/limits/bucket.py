@@ -15,6 +15,8 @@ from limitgate.limits.limit import Limit, as_limit
 MAX_WINDOWS = 64
 """Limits in one bucket: every request looks at all of them, in Redis too."""
 
+MAX_AHEAD = 2**51
+"""Microseconds (71 years): what is booked no further ahead is remembered to the microsecond."""
 MAX_LOAD = 5_000
 """Microseconds that limits which are checked together may cost Redis at most: everybody else waits meanwhile."""
 LEASE_SPARE_US = 1_002_000
@@ -44,6 +46,7 @@ class Bucket:
         "lease",
         "limits",
         "load",
+        "longest_wait_us",
         "strictest",
         "suffix",
         "weights",
@@ -67,6 +70,10 @@ class Bucket:
         """Numbers that the script reports of the bucket."""
         self.load = reduce(Load.plus, map(self.algorithm.load, limits), BUCKET)
         """Cost for Redis, at most."""
+        turns = self.algorithm.MAX_TURNS
+        waits = [limit.period_us * max(1, turns // limit.count) for limit in limits if turns]
+        self.longest_wait_us = min([MAX_AHEAD, *waits])
+        """Microseconds that a turn can be booked ahead at most."""
         self.is_dated = any(map(self.algorithm.date, limits))
         """True if the script has to be told about the present date."""
         self.has_slots = self.algorithm is ALGORITHMS["concurrency"]

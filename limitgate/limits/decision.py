@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 from limitgate.algorithms.base import State
 from limitgate.errors import LimitGateError
 from limitgate.limits.limit import Limit
-from limitgate.limits.plan import BucketReading, Charge, Plan, Reading, check_cost
+from limitgate.limits.plan import BucketReading, Charge, Plan, Reading, check_cost, wait_us
 
 SECOND = 1_000_000
 
@@ -331,18 +331,13 @@ def _delay(buckets: Sequence[BucketReading]) -> float:
 
 def is_booked(charge: Charge, states: Sequence[State]) -> bool:
     """True if a request has to wait for its turn in a bucket of these states."""
-    return bool(charge.max_wait_us and charge.enforced and _wait(charge._replace(max_wait_us=0), states))
+    return bool(charge.turn_us or (charge.max_wait_us and charge.enforced and wait_us(charge, states)))
 
 
 def _wait(charge: Charge, states: Sequence[State]) -> float:
     """Seconds until a charge fits into every window, ``inf`` if it never does."""
-    longest = 0
-    for limit, state in zip(charge.bucket.limits, states):
-        wait = charge.bucket.algorithm.wait_us(state, charge.cost, limit)
-        if wait is None:
-            return math.inf
-        longest = max(longest, wait - charge.max_wait_us)
-    return longest / SECOND
+    wait = wait_us(charge, states)
+    return math.inf if wait is None else max(0, wait - charge.max_wait_us) / SECOND
 
 
 def undecided(*, allowed: bool) -> Decision:

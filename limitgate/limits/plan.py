@@ -9,9 +9,6 @@ from typing import Literal, NamedTuple
 from limitgate.algorithms.base import Amount, State
 from limitgate.limits.bucket import Bucket, banned
 
-MAX_AHEAD = 2**51
-"""Microseconds (71 years): what is booked no further ahead is remembered to the microsecond."""
-
 Verb = Literal["spend", "peek", "adjust", "reset", "ban"]
 """`Plan` has a constructor for each."""
 
@@ -63,9 +60,11 @@ class Charge(NamedTuple):
     adjustment: Adjustment | None = None
     """Adjustment that is made besides, None for nothing."""
     max_wait_us: int = 0
-    """For how long the request may wait for its turn, µs: so far ahead it can be booked. At most `MAX_AHEAD`."""
+    """For how long the request may wait for its turn, µs: so far ahead it can be booked. At most `Bucket.longest_wait_us`."""
     slot: int = 0
     """Name of the slot that is taken, where requests in flight are counted; 0 elsewhere."""
+    turn_us: int = 0
+    """In a reading, the turn that the request has by all limits together, µs from then, if any of them remembers turns."""
 
     def adjusted(self, back: Sequence[Amount], grace: Sequence[int], as_of: int = 0) -> Charge:
         """A charge of nothing that makes an adjustment of this one's bucket, see `Adjustment`."""
@@ -181,12 +180,50 @@ _new = tuple.__new__  # half the time that a named tuple's own takes
 
 def read(charges: Sequence[Charge], now: int, states: Sequence[Sequence[State]]) -> Reading:
     """The reading of ``states`` at ``now``. Every store's verdict is made here; Lua repeats it where it must be atomic."""
-    admitted, buckets = True, []
+    admitted, remembers_turns = True, False
+    buckets: list[BucketReading] = []
     for charge, before in zip(charges, states):
-        bucket = charge.bucket
-        after = bucket.algorithm.try_charge(before, bucket, charge.cost, charge.max_wait_us, charge.slot)
+        bucket, max_wait_us = charge.bucket, charge.max_wait_us
+        after = bucket.algorithm.try_charge(before, bucket, charge.cost, max_wait_us, charge.slot)
         if after is None and charge.enforced:
             admitted = False
+        if max_wait_us and bucket.algorithm.MAX_TURNS:
+            remembers_turns = True
         buckets.append(_new(BucketReading, (charge, before, after)))
+    if remembers_turns and admitted:
+        buckets = _in_turn(buckets)
     reading: Reading = _new(Reading, (now, buckets, admitted, 0.0))
     return reading
+
+
+def _in_turn(buckets: list[BucketReading]) -> list[BucketReading]:
+    """The buckets of a request that waits for its turn by all of them, charged as of this turn by each.
+
+    A limit that remembers turns has many at the same moment, so none beside it may count them one by one before that.
+    """
+    turn_us = 0
+    for charge, before, _ in buckets:
+        if charge.max_wait_us and charge.enforced:
+            turn_us = max(turn_us, wait_us(charge, before) or 0)
+    if not turn_us:
+        return buckets
+    return [_at(turn_us, *bucket) if bucket.charge.max_wait_us else bucket for bucket in buckets]
+
+
+def _at(turn_us: int, charge: Charge, before: Sequence[State], after: Sequence[State] | None) -> BucketReading:
+    """A bucket charged as of a turn, if the charge fits."""
+    if after is not None:
+        longest = max(charge.max_wait_us, turn_us)
+        after = charge.bucket.algorithm.try_charge(before, charge.bucket, charge.cost, longest, charge.slot, turn_us=turn_us)
+    return BucketReading(charge._replace(turn_us=turn_us), before, after)
+
+
+def wait_us(charge: Charge, states: Sequence[State]) -> int | None:
+    """Microseconds until a charge fits into every window of its bucket, None if it never does."""
+    longest = 0
+    for limit, state in zip(charge.bucket.limits, states):
+        wait = charge.bucket.algorithm.wait_us(state, charge.cost, limit)
+        if wait is None:
+            return None
+        longest = max(longest, wait)
+    return longest

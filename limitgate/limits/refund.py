@@ -17,16 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from limitgate.algorithms.base import State
 from limitgate.limits.bucket import LEASE_SPARE_US
-from limitgate.limits.plan import Charge, Plan, Reading
+from limitgate.limits.plan import BucketReading, Charge, Plan, Reading
 
 
 def refund(plan: Plan, reading: Reading, costs: Sequence[int]) -> Plan:
     """Plan that corrects one that was admitted, given what each of its charges really cost; maybe without charges."""
     read = zip(plan.charges, reading.buckets, costs)
-    took = [(charge, bucket.before, cost) for charge, bucket, cost in read if bucket.after is not None]
-    wrong = [_corrected(charge, states, reading.now, cost) for charge, states, cost in took if cost != charge.cost]
+    took = [(charge, bucket, cost) for charge, bucket, cost in read if bucket.after is not None]
+    wrong = [_corrected(charge, bucket, reading.now, cost) for charge, bucket, cost in took if cost != charge.cost]
     return Plan.adjust([charge for charge in wrong if charge.adjustment and charge.adjustment.gives_back])
 
 
@@ -35,9 +34,9 @@ def full_refund(plan: Plan, reading: Reading) -> Plan:
     return refund(plan, reading, [0] * len(plan.charges))
 
 
-def _corrected(charge: Charge, states: Sequence[State], now: int, cost: int) -> Charge:
-    bucket = charge.bucket
-    back, grace = bucket.algorithm.refund_amount(states, bucket, charge.cost, cost, charge.slot)
+def _corrected(charge: Charge, reading: BucketReading, now: int, cost: int) -> Charge:
+    bucket, turn_us = charge.bucket, reading.charge.turn_us
+    back, grace = bucket.algorithm.refund_amount(reading.before, bucket, charge.cost, cost, charge.slot, turn_us=turn_us)
     if bucket.lease and cost < charge.cost:  # it may come out of what was taken in advance, up to so long ago
         back = [max(0, ticks - LEASE_SPARE_US * count) for ticks, count in zip(back, bucket.counts)]
         grace = [0] * len(back)

@@ -81,6 +81,29 @@ local function add(bucket, charge, amounts, place, fields)
   end
 end
 
+-- How long it is until a charge fits into all of its windows. A tolerance includes how long it may wait.
+local function wait(bucket, charge)
+  local longest, expected = 0, FIRST
+  for at = 1, #charge, CHARGE_FIELDS do
+    expected = find(bucket, charge[at], charge[at + 1], expected)
+    local whole = bucket[expected + 2] + charge[at + 4] - charge[at + 2]
+    local rest = bucket[expected + 3] + charge[at + 5] - charge[at + 3]
+    longest = math.max(longest, whole + math.ceil(rest / charge[at + 1]) + charge.max_wait)
+    expected = expected + WINDOW_FIELDS
+  end
+  return longest
+end
+
+-- Let nothing pass before a turn: what would be earned until then is owed, so that it is paid by then.
+local function hold(bucket, charge, turn)
+  local expected = FIRST
+  for at = 1, #charge, CHARGE_FIELDS do
+    expected = find(bucket, charge[at], charge[at + 1], expected)
+    if bucket[expected + 2] < turn then bucket[expected + 2], bucket[expected + 3] = turn, 0 end
+    expected = expected + WINDOW_FIELDS
+  end
+end
+
 -- Empty the windows of a charge.
 local function reset(bucket, charge)
   for at = 1, #charge, CHARGE_FIELDS do
@@ -178,7 +201,9 @@ return {
   layout = layout,
   advance = advance,
   check = check,
-  commit = function(bucket, charge)
+  wait = wait,
+  commit = function(bucket, charge, turn)
+    if turn > 0 then hold(bucket, charge, turn) end
     add(bucket, charge, charge, 5, CHARGE_FIELDS)
     if charge.most > 0 then take_more(bucket, charge) end
   end,

@@ -1,12 +1,13 @@
 -- Sliding log. Twin of limitgate/algorithms/sliding_log.py.
 --
 -- In a bucket: its own clock in µs, which only goes forward, how many requests there had been before the first entry that counts,
--- and the entries, oldest first: for each when it was made by that clock, and how many requests there have been up to it.
+-- and the entries, oldest first: for each when its requests pass by that clock, in the future where a turn is still ahead, and how
+-- many requests there have been up to it.
 -- Entries are all of one size and in order, so what is looked for among them is found by bisection. A log of more than a page is
 -- read page by page, only where it is looked at, and new entries are appended to it. Entries that do not count any more stay in
 -- front of the others until there are so many that a copy of these pays; so their places begin where the first one counts.
--- Charge: burst, cost, period. Adjustment: what is put back, and when by the bucket's clock it was charged.
--- Reported: requests that count, the cost, how long until it fits (-1 for never), until nothing counts any more, the clock, and
+-- Charge: burst, cost, period. Adjustment: what is put back, and of which moment by the bucket's clock.
+-- Reported: requests that count, the cost, how long until its turn (-1 for never), until nothing counts any more, the clock, and
 -- for how long all of these count (a period where there are none).
 
 local CLOCK, BEFORE = FIRST, FIRST + 1
@@ -17,6 +18,7 @@ local MANY = 100
 local SHARE = 8  -- where one entry of so many is of no use, the others are copied
 local MOST_COPIED = 2^17  -- bytes in a call, after which that has to wait for the next one
 local MAX_USED = 2^32
+local LATEST = MAX_OWED  -- stands for the moment of those that came last, where something is given back
 local WRAP = 2^48  -- totals begin again at 0 there
 local copied = 0
 
@@ -52,7 +54,7 @@ local function page(bucket, number)
   return text
 end
 
--- When an entry was made, and how many requests count up to it. Before the first, no time and no requests.
+-- When an entry's requests pass, and how many requests count up to it. Before the first, no time and no requests.
 local function entry(bucket, place)
   if place == 0 then return -1, 0 end
   local text, at = bucket.tail, place + bucket.gone - 1
@@ -127,22 +129,24 @@ local function shifted(bucket, from, to, by)
   return table.concat(entries)
 end
 
--- Remember requests that come now.
-local function add(bucket, charge, requests)
+-- Remember requests of a moment, behind all others, in so many entries at most.
+local function add(bucket, requests, moment, most)
   local kept = length(bucket)
   local newest, total = entry(bucket, kept)
-  if newest == bucket[CLOCK] or kept >= charge[BURST] then kept = kept - 1 end
-  follow(bucket, kept, packed(bucket, bucket[CLOCK], total + requests))
+  moment = math.max(moment, newest)
+  if newest == moment or kept >= most then kept = kept - 1 end
+  follow(bucket, kept, packed(bucket, moment, total + requests))
 end
 
--- Forget requests of a moment, as far as they count; if it has not come yet, the latest. Later totals get less, or, where these
--- are fewer, earlier ones more.
+-- Forget requests of a moment, as far as they count, or the last that have come. Those whose turn is still ahead stay if others are
+-- behind them. Later totals get less, or, where these are fewer, earlier ones more.
 local function remove(bucket, requests, moment)
-  local last, has_come = after(bucket, moment) - 1, moment <= bucket[CLOCK]
+  local last, newest = after(bucket, moment == LATEST and bucket[CLOCK] or moment) - 1, length(bucket)
   local time, total = entry(bucket, last)
-  if last == 0 or requests == 0 or (has_come and time < moment) then return end
-  local _, least = entry(bucket, has_come and last - 1 or 0)
-  local left, newest = math.max(least, total - requests), length(bucket)
+  if last == 0 or requests == 0 or time < moment and moment < LATEST then return end
+  if time > bucket[CLOCK] and last < newest then return end
+  local _, least = entry(bucket, moment == LATEST and 0 or last - 1)
+  local left = math.max(least, total - requests)
   local first = beyond(bucket, left)
   local made = entry(bucket, first)
   local _, before = entry(bucket, first - 1)
@@ -156,6 +160,15 @@ local function remove(bucket, requests, moment)
   end
   local own = before < left and packed(bucket, made, left) or ''
   follow(bucket, kept, earlier .. own .. later)
+end
+
+-- How long it is until the turn of a charge: until enough others are a period old, and all turns have come that are booked.
+local function wait(bucket, charge)
+  if charge[COST] == 0 then return 0 end
+  local newest, count = entry(bucket, length(bucket))
+  local over, turn = count + charge[COST] - charge[BURST], math.max(newest, bucket[CLOCK])
+  if over > 0 then turn = math.max(turn, entry(bucket, beyond(bucket, over - 1)) + charge[PERIOD]) end
+  return turn - bucket[CLOCK]
 end
 
 -- True if what is stored can stay, and the tail follow it: Redis makes no text shorter.
@@ -180,7 +193,7 @@ return {
     bucket[CLOCK] = nil
     if last ~= floor(last) or clock > 2^52 then return true end
     local newest, counting = entry(bucket, last)
-    if newest > clock or counting < 1 or counting > MAX_USED then return true end
+    if newest > clock + MAX_AHEAD or counting < 1 or counting > MAX_USED then return true end
     bucket[CLOCK] = clock + elapsed
     local long_ago = bucket[CLOCK] - charge[PERIOD]
     local gone = newest <= long_ago and last or after(bucket, long_ago) - 1
@@ -192,24 +205,21 @@ return {
   check = function(bucket, charge)
     begin(bucket, charge)
     local newest, count = entry(bucket, length(bucket))
-    local cost, wait, refill, steady = charge[COST], 0, 0, charge[PERIOD]
+    local refill, steady = 0, charge[PERIOD]
     if count > 0 then
       refill = newest + charge[PERIOD] - bucket[CLOCK]
       steady = entry(bucket, 1) + charge[PERIOD] - bucket[CLOCK]
     end
-    local over = count + cost - charge[BURST]
-    if cost > charge[BURST] then
-      wait = -1
-    elseif over > 0 and cost > 0 then
-      wait = entry(bucket, beyond(bucket, over - 1)) + charge[PERIOD] - bucket[CLOCK]
-    end
+    local turn = charge[COST] > charge[BURST] and -1 or wait(bucket, charge)
     local n = #reply
-    reply[n + 1], reply[n + 2], reply[n + 3] = count, cost, wait
+    reply[n + 1], reply[n + 2], reply[n + 3] = count, charge[COST], turn
     reply[n + 4], reply[n + 5], reply[n + 6] = refill, bucket[CLOCK], steady
-    return wait == 0
+    return turn >= 0 and turn <= charge.max_wait
   end,
-  commit = function(bucket, charge)
-    add(bucket, charge, charge[COST])
+  remembers_turns = true,
+  wait = wait,
+  commit = function(bucket, charge, turn)
+    add(bucket, charge[COST], bucket[CLOCK] + turn, math.huge)
   end,
   reset = function(bucket)
     bucket[CLOCK] = nil
@@ -219,7 +229,7 @@ return {
     local back, moment = charge.adjustment[1], charge.adjustment[2]
     if back >= 0 then return remove(bucket, back, moment) end
     local on_top = math.min(-back, MAX_USED - used(bucket))
-    if on_top > 0 then add(bucket, charge, on_top) end
+    if on_top > 0 then add(bucket, on_top, bucket[CLOCK], charge[BURST]) end  -- behind the turns that were promised
   end,
   encode = function(bucket)
     local count = length(bucket)

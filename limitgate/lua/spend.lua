@@ -4,8 +4,9 @@
 -- KEYS      the buckets, one per charge, plan after plan.
 -- ARGV[1]   for each key the number of its charge, 16 bits.
 -- ARGV[n+1] charge n, packed: verb, its algorithm, 1 if it is enforced, 1 if it takes anything, 1 if the plan ends here, the
---           number of windows, then for each its part of the charge; then, if there is an adjustment, a lease or a slot, how many
---           requests to take in advance, since when the adjustment counts, the slot's name, and the adjustment of each window.
+--           number of windows, then for each its part of the charge; then, if there is an adjustment, a lease, a slot or a wait,
+--           how many requests to take in advance, since when the adjustment counts, the slot's name, how long the request may wait
+--           in µs, and the adjustment of each window.
 -- Verbs     's'pend, 'p'eek (change nothing), 'a'djust (make adjustments, charge nothing), 'r'eset (empty the windows) and 'b'an
 --           (refuse all charges for at least so many µs, given as requests to take in advance; 0 lifts the ban).
 -- Reply     {now, unreadable values, clock steps, 1 if there was no memory to write, then what is reported of each window, then
@@ -21,8 +22,8 @@ local VERSION, BANNED = 1, 2
 local HEADER, HEADER_SIZE, FIRST = '<BI7', 8, 3
 local BAN, BAN_SIZE = '<I7', 7
 local CHARGE, CHARGE_SIZE = '<c1BBBBH', 7
-local MORE, MORE_SIZE = '<ddd', 24
-local MAX_OWED = 2^52
+local MORE, MORE_SIZE = '<dddd', 32
+local MAX_OWED, MAX_AHEAD = 2^52, 2^51
 local floor, pack, unpack, values = math.floor, struct.pack, struct.unpack, unpack
 
 local time = redis.call('TIME')
@@ -73,7 +74,9 @@ end
 --   advance        lets time go by in a bucket, as a charge needs it, given also the text that was read of it, without a ban, and
 --                  its key; true if something in it made no sense
 --   check          appends the state of the charge's windows to the reply; true if the charge fits into all of them
---   commit, reset  charges them, if there is anything to charge; empties them
+--   commit, reset  charges them, if there is anything to charge, given how many µs away the turn is; empties them
+--   wait, remembers_turns
+--                  if requests can wait, how many µs it is until a charge fits; true if it is charged as of then
 --   apply_adjustment
 --                  gives back to them what was charged before, or charges them whether it fits or not
 --   encode         the format of a bucket, how many numbers it has, for how long it is of use, what follows as it is if anything
@@ -136,14 +139,29 @@ local function decode(text)
   local format = '<' .. kind.charge_format:rep(windows)
   local charge = unpacked(format, text, CHARGE_SIZE + 1)
   charge.kind, charge.verb, charge.enforced, charge.takes, charge.last = kind, verb, enforced == 1, takes == 1, last == 1
-  charge.most = 0
+  charge.most, charge.max_wait = 0, 0
   local place = CHARGE_SIZE + 8 * #charge + 1
   if place < #text then
-    charge.most, charge.as_of, charge.slot = unpack(MORE, text, place)
+    charge.most, charge.as_of, charge.slot, charge.max_wait = unpack(MORE, text, place)
     place = place + MORE_SIZE
     if place < #text then charge.adjustment = unpacked('<' .. kind.adjustment_format:rep(windows), text, place) end
   end
   return charge
+end
+
+local buckets, charges, fits, bans = {}, {}, {}, {}
+
+-- How many µs away the turn is by all charges of a plan, from one to another, that can wait; 0 if none of them remembers turns.
+local function turn_of(from, to)
+  local turn, is_remembered = 0, false
+  for n = from, to do
+    local charge = charges[n]
+    if charge.max_wait > 0 then
+      is_remembered = is_remembered or charge.kind.remembers_turns
+      if charge.enforced then turn = math.max(turn, charge.kind.wait(buckets[n], charge)) end
+    end
+  end
+  return is_remembered and turn or 0
 end
 
 local useless = {}  -- the keys of buckets that are of no use any more
@@ -176,7 +194,6 @@ local function write(key, bucket)
 end
 
 local opened, decoded = {}, {}  -- by key, by number
-local buckets, charges, fits, bans = {}, {}, {}, {}
 local first, admitted = 1, true
 
 for i, key in ipairs(KEYS) do
@@ -211,10 +228,12 @@ for i, key in ipairs(KEYS) do
   end
   if charge.enforced and not fits[i] then admitted = false end
   if charge.last then
+    local turn
     for n = first, i do
       local taken = charges[n]
       if admitted and fits[n] and taken.takes and taken.verb == 's' and taken.kind.commit then
-        taken.kind.commit(buckets[n], taken)
+        if taken.max_wait > 0 and not turn then turn = turn_of(first, i) end
+        taken.kind.commit(buckets[n], taken, taken.max_wait > 0 and turn or 0)
         buckets[n].changed = true
       end
     end

@@ -107,7 +107,15 @@ return {
     reply[n + 1], reply[n + 2], reply[n + 3] = whole, rest, math.min(bucket[WARMTH], charge[2])
     return whole < ahead or (whole == ahead and rest == 0)
   end,
-  commit = function(bucket, charge)
+  wait = function(bucket, charge)
+    return bucket[WHOLE] + (bucket[REST] > 0 and 1 or 0)
+  end,
+  commit = function(bucket, charge, turn)
+    if bucket[WHOLE] < turn then  -- the time until then is owed, and has cooled the window where it is idle
+      bucket[WARMTH] = math.min(bucket[WARMTH], charge[2])
+      cool(bucket, turn - bucket[WHOLE], bucket[REST])
+      bucket[WHOLE], bucket[REST] = turn, 0
+    end
     charge_more(bucket, charge[2], charge[4], charge[5], charge[6])
   end,
   reset = function(bucket, charge)

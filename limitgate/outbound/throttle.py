@@ -18,7 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar, get_args
 from limitgate.errors import ConfigError, StoreError
 from limitgate.gate.flow import adrive, drive
 from limitgate.limiter.limiter import AsyncLimiter, Limiter
-from limitgate.limiter.pace import LOOK_AGAIN
+from limitgate.limiter.operations import LOOK_AGAIN
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.decision import Decision, RateLimited
 from limitgate.limits.limit import Limit

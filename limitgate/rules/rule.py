@@ -405,6 +405,9 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             what, expected = "counts messages, which cannot wait", "no max_delay"
         elif self.shadow:
             what, expected = "is a shadow, which never holds anybody up", "no max_delay"
+        elif (longest := min([bucket.longest_wait_us for bucket in self.buckets], default=0)) < self.max_wait_us:
+            what = "has a limit that remembers each turn"
+            expected = f"a max_delay of at most {longest / 1_000_000:g} s, which is as far ahead as turns are booked"
         else:
             return
         raise ConfigError(f"rule {self.name!r} {what}, expected {expected}", ("max_delay",))

@@ -145,7 +145,7 @@ def test_a_turn_can_be_booked(limiter: Limiter, cost: int, ahead: float, *, pass
     plan = Plan(
         (
             Charge(
-                limiter._prefix + limiter._key.digest_of(limiter.key),
+                limiter._prefix + limiter._key.digest(limiter.key),
                 bucket,
                 cost,
                 True,

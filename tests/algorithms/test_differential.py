@@ -15,9 +15,9 @@ import redis
 from hypothesis import given, strategies as st
 
 from limitgate import Limit, Limiter, MemoryStore, RedisStore
-from limitgate.limits.bucket import Bucket, bucket_of
+from limitgate.limits.bucket import MAX_AHEAD, Bucket, bucket_of
 from limitgate.limits.decision import Decision, decide
-from limitgate.limits.plan import MAX_AHEAD, Adjustment, Charge, Plan, Reading, read
+from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, read
 from limitgate.limits.refund import full_refund
 from limitgate.stores.redis import wire
 from tests.support.clock import Clock

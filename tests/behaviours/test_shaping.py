@@ -134,6 +134,22 @@ def test_of_several_rules_the_longest_wait_counts(site: Callable[..., Site], wor
     assert [(it.ask().status, world.now) for _ in range(3)] == [(200, 0), (200, 1), (200, 2)]
 
 
+def test_a_log_of_requests_makes_wait(site: Callable[..., Site], world: World) -> None:
+    """As many at once as a period has, and the next ones when these are a period old; nobody is told to wait for too short."""
+    it = site(Rule("r", Limit("2/second", algorithm="sliding_log"), key=["global"], max_delay=2))
+    passed = [(it.ask().status, round(world.now, 3)) for _ in range(5)]
+    assert passed == [(200, 0), (200, 0), (200, 1), (200, 1), (200, 2)]
+    assert [round(decision.delay, 5) for decision in it.seen] == [0, 0, 1, 0, 1]
+
+
+def test_a_log_beside_a_rate(site: Callable[..., Site], world: World) -> None:
+    """Those whose turn by the log comes together still pass one by one by the other rule."""
+    rules = Rule("log", Limit("3 per 10 seconds", algorithm="sliding_log"), key=["global"], max_delay=60), ONE
+    it = site(*rules)
+    passed = [(it.ask().status, round(world.now, 3)) for _ in range(6)]
+    assert passed == [(200, 0), (200, 0.1), (200, 0.2), (200, 10), (200, 10.1), (200, 10.2)]
+
+
 def test_under_the_option_shadow_nobody_waits(site: Callable[..., Site], world: World) -> None:
     """Nobody is held up where nobody is refused."""
     it = site(ONE, shadow=True)
@@ -286,6 +302,20 @@ def test_those_behind_who_leaves_move_up(world: World) -> None:
 
     world.run(main())
     assert crowd.passed == [(0, "0"), (0.1, "2"), (0.2, "5"), (0.3, "6"), (0.4, "new")]
+
+
+def test_those_behind_who_leaves_move_up_in_a_log(world: World) -> None:
+    """The last turn becomes free, so in no period more pass than before, and whoever comes next has it."""
+    crowd = Crowd(world, Rule("r", Limit("2/second", algorithm="sliding_log"), key=["global"], max_delay=60))
+
+    async def main() -> None:
+        leaving = {"2": 0.05, "3": 0.05}
+        tasks = [crowd.come(name, LAST, *([leaving[name], GONE] if name in leaving else [])) for name in map(str, range(7))]
+        await asyncio.sleep(0.1)
+        await asyncio.gather(*tasks, crowd.come("new"))
+
+    world.run(main())
+    assert crowd.passed == [(0, "0"), (0, "1"), (1, "4"), (1, "5"), (2, "6"), (2, "new")]
 
 
 @pytest.mark.parametrize("how", ["leaves", "is cancelled"])

@@ -14,9 +14,9 @@ from hypothesis import given, strategies as st
 from limitgate import Limit, MemoryStore
 from limitgate.gate.admission import Booking, Charged
 from limitgate.gate.wait_queue import Waiter, WaitQueues
-from limitgate.limits.bucket import Bucket, bucket_of
+from limitgate.limits.bucket import MAX_AHEAD, Bucket, bucket_of
 from limitgate.limits.decision import Decision, decide
-from limitgate.limits.plan import MAX_AHEAD, BucketReading, Charge, Plan, Reading
+from limitgate.limits.plan import BucketReading, Charge, Plan, Reading
 from limitgate.limits.refund import full_refund, refund
 from tests.support.clock import Clock
 from tests.support.scripted import Scripted

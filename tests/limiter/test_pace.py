@@ -258,7 +258,7 @@ def test_a_cost_that_raises(paced: Paced) -> None:
     ("limit", "even", "why"),
     [
         (Limit("10/day", algorithm="fixed_window"), True, "books no turns"),
-        (Limit("10/day", algorithm="sliding_log"), False, "books no turns"),
+        (Limit("10/day", algorithm="sliding_window"), False, "books no turns"),
         ("20 at once", True, "books no turns"),
         ("20 at once", False, "books no turns"),
         (Limit("10/second", warm_up=1), True, "even=False"),

@@ -150,7 +150,7 @@ def test_a_host_is_the_same_in_every_library(kind: type[Client], url: str, name:
 
 MISTAKES: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
     (("5/fortnight",), {}),
-    ((Limit("1/second", algorithm="sliding_log"),), {}),
+    ((Limit("1/second", algorithm="sliding_window"),), {}),
     (("1/second",), {"timeout": -1}),
     (("1/second",), {"timeout": "1"}),
     (("1/second",), {"on_error": "sometimes"}),

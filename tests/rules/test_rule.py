@@ -325,8 +325,15 @@ def test_what_can_wait_is_named_where_something_cannot() -> None:
     """An algorithm in which no turn can be booked is refused with those in which it can."""
     with pytest.raises(ConfigError, match=r"^rule 'r' has a fixed_window, .* expected gcra, token_bucket, leaky_bucket"):
         Rule("r", "5/s", Limit("9/day", algorithm="fixed_window"), max_delay=1)
-    for able in ("gcra", "token_bucket", "leaky_bucket"):
+    for able in ("gcra", "token_bucket", "leaky_bucket", "sliding_log"):
         assert Rule("r", Limit("5/s", algorithm=able), max_delay=1).max_delay == 1
+
+
+def test_a_delay_longer_than_turns_are_booked_ahead() -> None:
+    """A log remembers each turn, so there are only so many; a longer max_delay is refused with the longest."""
+    with pytest.raises(ConfigError, match=r"^rule 'r' has a limit .*, expected a max_delay of at most 10 s"):
+        Rule("r", Limit("1000/s", algorithm="sliding_log"), max_delay=11)
+    assert Rule("r", Limit("1000/s", algorithm="sliding_log"), max_delay=10).max_wait_us == 10_000_000
 
 
 def test_names_lead_no_further_than_64_characters() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from limitgate import MemoryStore
 from limitgate.gate import wait_queue
-from limitgate.limiter import operations, pace
+from limitgate.limiter import limiter, operations
 from limitgate.outbound import throttle
 
 T = TypeVar("T")
@@ -31,12 +31,12 @@ class World:
         """What an event loop complained of."""
         self.slept: list[float] = []
         """Seconds for which threads have slept."""
-        monkeypatch.setattr(wait_queue, "monotonic", self.monotonic)
+        for module in (limiter, wait_queue):
+            monkeypatch.setattr(module, "monotonic", self.monotonic)
+            monkeypatch.setattr(module, "sleep", self.sleep)
         for module in (operations, throttle):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=self.monotonic))
         monkeypatch.setattr(throttle, "MemoryStore", lambda: MemoryStore(self))
-        for module in (pace, wait_queue):
-            monkeypatch.setattr(module, "sleep", self.sleep)
 
     def __call__(self) -> int:
         """The clock of a store."""

@@ -31,7 +31,7 @@ NO_PLAN: Final = Plan.peek(())
 
 _ASKING: Final = hiredis.pack_command(("ASKING",))
 _STORED = re.compile(rb"(\d{1,15}) (.*)", re.DOTALL)
-_MORE = struct.Struct("<ddd")
+_MORE = struct.Struct("<dddd")
 _HEAD = 4  # the clock, unreadable values, clock steps, no memory
 
 
@@ -119,8 +119,8 @@ def arguments(plans: Sequence[AnyPlan]) -> list[str | bytes | int]:
             how = plan.verb, charge.enforced, place == last
             packed = _packed(charge.bucket, charge.cost, charge.max_wait_us, how, _date(charge.bucket))
             if plan.verb == "ban":
-                packed += _MORE.pack(plan.ban_us, 0, 0)
-            elif charge.adjustment is not None or charge.slot:
+                packed += _MORE.pack(plan.ban_us, 0, 0, 0)
+            elif charge.adjustment is not None or charge.slot or charge.max_wait_us:
                 packed += _more(charge)
             which.append(distinct.setdefault(packed, len(distinct) + 1))
     keys[0] = len(which)
@@ -194,11 +194,11 @@ def _date(bucket: Bucket) -> int:
 
 
 def _more(charge: Charge) -> bytes:
-    """Encode the slot and the adjustment that follow a charge."""
+    """Encode the slot, the longest wait and the adjustment that follow a charge."""
     bucket, lease = charge.bucket, charge.adjustment
     if lease is None:
-        return _MORE.pack(0, 0, charge.slot)
-    packed = [_MORE.pack(lease.most, lease.as_of, charge.slot)]
+        return _MORE.pack(0, 0, charge.slot, charge.max_wait_us)
+    packed = [_MORE.pack(lease.most, lease.as_of, charge.slot, charge.max_wait_us)]
     for limit, back, grace in zip(bucket.limits, lease.back, lease.grace, strict=True):
         leased = bucket.algorithm.encode_adjustment(limit, back, grace)
         packed.append(struct.pack(f"<{len(leased)}d", *leased))

@@ -160,8 +160,9 @@ class Twins:
         self.script = Scripted(client, self.clock)
         self.period, self.key = period, uuid4().hex
 
-    def charge(self, count: int, cost: int) -> Charge:
-        return spending(self.key, f"{count} per {self.period} seconds", cost, algorithm="sliding_log")
+    def charge(self, count: int, cost: int, wait: int = 0) -> Charge:
+        charge = spending(self.key, f"{count} per {self.period} seconds", cost, algorithm="sliding_log")
+        return charge._replace(max_wait_us=wait * 1_000_000)
 
     def spend(self, plan: Plan) -> Reading:
         """What the memory store says; the script says the same."""
@@ -177,11 +178,12 @@ def told(plan: Plan, reading: Reading) -> tuple[float, ...]:
 
 
 @pytest.mark.usefixtures("_unwatched")
+@pytest.mark.parametrize("wait", [0, 150], ids=["hits", "turns"])
 @pytest.mark.parametrize("seed", range(9))
-def test_long_histories_of_long_logs(client: redis.Redis, seed: int) -> None:
+def test_long_histories_of_long_logs(client: redis.Redis, seed: int, wait: int) -> None:
     """Over thousands of requests, refunds and debts, logs of several pages are as the memory store has them.
 
-    And they are stored so that who reads the whole of one finds the same in it.
+    And they are stored so that who reads the whole of one finds the same in it. So are turns that are booked ahead.
     """
     rnd, steps = random.Random(seed), seed % 3 == 0  # an emptied log begins another clock, under which charges are not known
     count, period = rnd.choice((400, 700, 1_000)), 60
@@ -194,7 +196,8 @@ def test_long_histories_of_long_logs(client: redis.Redis, seed: int) -> None:
         if admitted and not steps and rnd.random() < 0.1:
             plan, reading = admitted.pop(rnd.choice((-1, -1, rnd.randrange(len(admitted)))))
             twins.spend(refund(plan, reading, [rnd.choice((0, 0, plan.charges[0].cost + 1))]))
-        plan = Plan((twins.charge(count, cost),), rnd.choice(("spend",) * 30 + ("peek",) * 2))
+        waits = wait if rnd.random() < 0.5 else 0
+        plan = Plan((twins.charge(count, cost, waits),), rnd.choice(("spend",) * 30 + ("peek",) * 2))
         reading = twins.spend(plan)
         if cost and reading.admitted and plan.verb == "spend":
             admitted.append((plan, reading))
@@ -224,6 +227,19 @@ def test_an_old_charge_is_given_back_from_either_end(client: redis.Redis) -> Non
         for asked in (1, 2, 3, 300, 301, 999, 1_000):
             twins.spend(Plan((twins.charge(count, asked),), "peek"))
         twins.spend(Plan((twins.charge(count, 1),)))
+
+
+def test_a_turn_costs_the_same_behind_any_number(weighed: Weighed) -> None:
+    """It is found by a bisection that looks at a few pages, and one entry is written."""
+    sizes = {}
+    for count in (1_000, 10_000):
+        plan, now = Plan((in_log("log", count)._replace(max_wait_us=DAY),)), weighed.now()
+        weighed.client.set("log", a_log(2 * count - 1, now + DAY // 2, apart=DAY // count // 2))
+        weighed.client.setrange("log", 1, now.to_bytes(7, "little") * 2)
+        sizes[count] = weighed.bytes_of(plan)
+        assert weighed.client.strlen("log") == HEAD + ENTRY * 2 * count
+    assert sizes[10_000] < 10 * PAGE * ENTRY
+    assert sizes[10_000] < sizes[1_000] + 5 * PAGE * ENTRY
 
 
 def test_a_log_keeps_few_entries_that_have_expired(client: redis.Redis) -> None:
@@ -332,6 +348,7 @@ def test_limits_that_hold_redis_up_are_a_mistake() -> None:
 
 HEAVY: dict[str, Callable[[str], Charge]] = {
     "logs": lambda key: in_log(key, 10_000),
+    "turns": lambda key: in_log(key, 9_999)._replace(max_wait_us=DAY),
     "old charges of logs": lambda key: putting_right(in_log(key, 10_000), 1, int(key.rpartition(":")[2]) - DAY // 4),
     "places": lambda key: spending(key, "10000 at once", slot=20_000),
     "renewals": lambda key: putting_right(spending("slots", "10000 at once"), -1, 9_000 - int(key.rpartition(":")[2])),

@@ -452,7 +452,10 @@ ALGORITHMS = ("sliding_log", "sliding_log", "fixed_window", "sliding_window", "g
 
 
 def a_mixed_world(rnd: random.Random) -> Callable[[], Plan]:
-    """Makes requests of two callers, of different costs, under rules of several algorithms, whose keys nobody has used."""
+    """Makes requests of two callers, of different costs, under rules of several algorithms, whose keys nobody has used.
+
+    Some of them wait for their turn, where that can be.
+    """
     rules = [
         (
             bucket_of(
@@ -465,9 +468,16 @@ def a_mixed_world(rnd: random.Random) -> Callable[[], Plan]:
     world, costs = uuid4().hex, rnd.choice(((1,), (1, 2, 2, 3), (0, 1, 4, 9)))
 
     def request() -> Plan:
-        caller, cost = rnd.choice("aab"), rnd.choice(costs)
+        caller, cost, wait = rnd.choice("aab"), rnd.choice(costs), rnd.choice((0, 0, 0, 0, US // 5, 2 * US))
         charges = [
-            Charge(f"{world}:{caller}:{number}", bucket, cost, binding, f"rule{number}")
+            Charge(
+                f"{world}:{caller}:{number}",
+                bucket,
+                cost,
+                binding,
+                f"rule{number}",
+                max_wait_us=wait if binding and bucket.algorithm.CAN_WAIT else 0,
+            )
             for number, (bucket, binding) in enumerate(rules)
         ]
         return Plan(tuple(charges), rnd.choice(("spend",) * 30 + ("peek", "reset")))
