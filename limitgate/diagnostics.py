@@ -69,6 +69,11 @@ class Diagnosis(Enum):
     DATABASE = "LG023", "%s does not have the database in the URL: %s", logging.ERROR
     TLS = "LG024", "%s and its URL do not agree on TLS: %s", logging.ERROR
     SERVER_KIND = "LG025", "%s is another kind of server than its URL says: %s", logging.ERROR
+    UNREADABLE_LIMITS = (
+        "LG026",
+        "the limits that rule %s is given at run time cannot be read, so those that are written apply: %s",
+    )
+    REPLACES_NOTHING = "LG027", "%s replaces %s, but there is no rule of that name"
     BLOCKS_LOOP = (
         "LG029",
         "a Limiter was called inside of a running event loop, which stands still while it waits; use an AsyncLimiter there",

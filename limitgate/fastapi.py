@@ -26,7 +26,7 @@ from limitgate.limits.decision import Decision, RateLimited
 from limitgate.limits.limit import Limit
 from limitgate.routes import fastapi_openapi
 from limitgate.rules.decorators import decided_marks, place_named, without_a_gate
-from limitgate.rules.options import DependencyOptions, check_names, show_options
+from limitgate.rules.options import DependencyOptions, LimitsBy, check_names, show_options
 from limitgate.rules.rule import DEFAULTS, Rule
 
 Part = str | Callable[..., Any] | params.Depends | UnionType
@@ -66,7 +66,7 @@ class RateLimit:
 
     def __init__(
         self,
-        *limits: Limit | str,
+        *limits: Limit | str | LimitsBy,
         name: str | None = None,
         key: Iterable[Part] = ("ip",),
         **options: Unpack[DependencyOptions],
@@ -105,7 +105,7 @@ class RateLimit:
     def _has_charged(self, admission: Admission) -> bool:
         """True if it has run for this request before: FastAPI calls it once for each set of security scopes."""
         return any(
-            compiled_rule.rule is self.rule
+            compiled_rule.written is self.rule
             for charged in admission.charged
             for compiled_rule in charged.request_plan.compiled_rules
         )
@@ -160,7 +160,8 @@ def _name_of(part: Any) -> str:
 
 def _default_name(module: str, rule: Rule) -> str:
     """A name that stays when other limits come and go in the module: only those that are just like it are numbered."""
-    limits = [str(limit).replace("/", "-per-").replace(" ", "-") for limit in rule.every_limit]
+    limits = [] if rule.limits_by is None else [getattr(rule.limits_by, "__name__", type(rule.limits_by).__name__)]
+    limits += [str(limit).replace("/", "-per-").replace(" ", "-") for limit in rule.every_limit]
     return place_named(".".join([module, *limits]))
 
 

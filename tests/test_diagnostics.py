@@ -17,12 +17,13 @@ from typing import Any
 
 import fastapi
 import pytest
+from flask import Flask
 
-from limitgate import Caller, LimitGate, MemoryStore, Rule, RuleSet, StoreError, limit
+from limitgate import Caller, LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet, StoreError, limit
 from limitgate.diagnostics import APART, PAGE, Diagnosis, Once, clock_comparison
 from limitgate.rules.callers import KnownCaller
 from tests.support.clock import Clock
-from tests.support.doors import PEER, SITES, Site, asgi_reply
+from tests.support.doors import PEER, SITES, Site, asgi_reply, wsgi_reply
 from tests.support.redis_server import RedisServer, free_port
 
 ROOT = Path(__file__).parents[1]
@@ -261,6 +262,17 @@ FREE = Rule("free", path="/health/**", exempt=True)
 LIVE = Rule("live", "9/m", path="/health/live")
 KEEPING = Rule("api", "9/m", reserve="9%")
 
+
+def replacing(stage: Stage, name: str) -> None:
+    """Two decorators on a Flask view, one of which replaces what has this name."""
+    app = Flask(__name__)
+    view: Any = limit("9/m", replaces=[name])(limit("99/m", name="big")(lambda: "hello"))
+    app.add_url_rule("/", "view", view)
+    app.wsgi_app = LimitGateWSGI(app.wsgi_app, rules=[Rule("all", "9/m")])  # type: ignore[method-assign]
+    for _ in range(3):
+        assert wsgi_reply(app).status == 200
+
+
 SITUATIONS: dict[str, list[Play]] = {
     "LG001": [
         lambda stage: workers(stage, ("uvicorn", "app:app", "--workers", "4")),
@@ -361,6 +373,11 @@ SITUATIONS: dict[str, list[Play]] = {
         lambda stage: behind_tls(stage, Path.cwd(), "rediss", code="LG024"),
     ],
     "LG025": [lambda stage: listening(stage, database="/m", scheme="redis+sentinel")],
+    "LG026": [
+        lambda stage: stage.asked(Rule("a", lambda _: "often", qpm=9)),
+        lambda stage: stage.asked(Rule("a", "9/m"), identify=lambda _: Caller("b", limits={"a": "often"})),
+    ],
+    "LG027": [lambda stage: replacing(stage, "al"), lambda stage: replacing(stage, "other")],
 }
 
 INNOCENT: dict[str, list[Play]] = {
@@ -487,6 +504,16 @@ INNOCENT: dict[str, list[Play]] = {
         listening,
     ],
     "LG025": [listening],
+    "LG026": [
+        lambda stage: stage.asked(Rule("a", lambda _: "9/m")),
+        lambda stage: stage.asked(Rule("a", lambda _: None)),
+        lambda stage: stage.asked(Rule("a", "9/m"), identify=lambda _: Caller("b", limits={"c": "often"})),
+    ],
+    "LG027": [
+        lambda stage: replacing(stage, "all"),
+        lambda stage: replacing(stage, "*"),
+        lambda stage: replacing(stage, "big"),
+    ],
     "LG015": [lambda stage: stage.asked(store=Failing("timeout")), lambda stage: stage.asked(store=Failing("oom"))],
 }
 

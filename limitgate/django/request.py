@@ -36,7 +36,7 @@ class DjangoRequest(Request):
         self.method = "GET" if self.sent_method == "HEAD" else self.sent_method
         self.sent = django.path_info
         self.peer = django.META.get("REMOTE_ADDR") or None
-        self._awaits = awaits
+        self.awaits = awaits
 
     @cached_property
     def query(self) -> Query:
@@ -54,9 +54,13 @@ class DjangoRequest(Request):
         user = getattr(self.django, "user", None)
         if user is None:
             return self.django.META.get("REMOTE_USER") or (self.scope or {}).get("user")
-        if self._awaits and isinstance(user, LazyObject) and user.__dict__.get("_wrapped") is empty:
+        if self.awaits and isinstance(user, LazyObject) and user.__dict__.get("_wrapped") is empty:
             raise UserWanted
         return user
+
+    def note_user(self, user: Any) -> None:
+        """Have `user` be whom the application has authenticated since."""
+        self._user = (user,)
 
     async def find_user(self) -> None:
         """Look up the user, so that `user` knows it: by ``auser`` if it is of whoever made ``user``, else in a thread."""

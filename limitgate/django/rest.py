@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from inspect import Parameter, iscoroutinefunction, signature
 from typing import Any, ClassVar, cast
 
 from asgiref.sync import async_to_sync
@@ -14,6 +15,7 @@ with extra("rest", "rest_framework"):
     from rest_framework.exceptions import APIException
     from rest_framework.throttling import BaseThrottle
 
+from limitgate.django.request import DjangoRequest
 from limitgate.errors import ConfigError
 from limitgate.exchange.base import EXCHANGE, Exchange
 from limitgate.keys import value_of
@@ -50,8 +52,11 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
     Raises `ConfigError` like `Rule` where the class is defined.
     """
 
-    limits: ClassVar[Sequence[Limit | str]] = ()
-    """Limits such as ``10/minute``; a class without any is only one to derive others from."""
+    limits: ClassVar[Sequence[Limit | str] | Callable[..., Any]] = ()
+    """Limits such as ``10/minute``, or a function or method ``limits(request)`` that gives them.
+
+    A class without any is only one to derive others from.
+    """
     key: ClassVar[Iterable[str]] = (_USER,)
     """Parts that tell buckets apart; somebody who is not authenticated counts by address."""
     name: ClassVar[str | None] = None
@@ -70,10 +75,12 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
             raise ConfigError(f"{cls.__qualname__}: limits or key is text, expected a tuple such as ('10/minute',)")
         if cls.limits:
             cls._asks_user = _USER in cls.key
-            options = cast("ThrottleOptions", {name: getattr(cls, name) for name in _OPTIONS[3:] if hasattr(cls, name)})
+            given = {name: _unbound(cls, getattr(cls, name)) for name in _OPTIONS[3:] if hasattr(cls, name)}
+            options = cast("ThrottleOptions", given)
+            limits = _unbound(cls, cls.limits)
             key = [part for part in cls.key if part != _USER] or ["global"]
             name = cls.__dict__.get("name") or place_named(f"{cls.__module__}.{cls.__qualname__}")
-            cls.rule = Rule(name, *cls.limits, key=key, **options)
+            cls.rule = Rule(name, *((limits,) if callable(limits) else limits), key=key, **options)
 
     def allow_request(self, request: Any, view: Any) -> bool:
         """True if a request of REST framework's may pass. Raises `Unavailable` where ``on_error`` says closed."""
@@ -85,8 +92,12 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
             without_a_gate(self.rule)
         if not isinstance(exchange, Exchange):
             return True
+        gate_request = exchange.admission.request
+        if isinstance(gate_request, DjangoRequest):
+            gate_request.note_user(request.user)
         values = [value_of(request.user, _USER)] if self._asks_user else []
-        further = exchange.further if isinstance(exchange.gate.store, SyncStore) else async_to_sync(exchange.afurther)
+        has_to_await = not isinstance(exchange.gate.store, SyncStore) or iscoroutinefunction(self.rule.limits_by)
+        further = async_to_sync(exchange.afurther) if gate_request.awaits and has_to_await else exchange.further
         self._decision = django.limitgate = further([(self.rule, values)])
         refusal = exchange.admission.refusal
         if refusal is not None and refusal.status != 429:
@@ -97,3 +108,11 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
         """Seconds until the request would pass; None if waiting does not help."""
         wait = self._decision.retry_after if self._decision else 0.0
         return None if math.isinf(wait) else wait
+
+
+def _unbound(throttle: type[Throttle], value: Any) -> Any:
+    """An attribute of a throttle; of a method, which has ``self`` besides the request, a function of the request alone."""
+    if not callable(value):
+        return value
+    required = [each for each in signature(value).parameters.values() if each.default is Parameter.empty]
+    return (lambda request: value(throttle(), request)) if len(required) > 1 else value

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Literal
 
 from limitgate.gate.cardinality import CardinalityGuard
 from limitgate.gate.identity import Subject
 from limitgate.keys import Key, PreparedKey, Value, given, overflow
+from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Charge
 from limitgate.limits.priority import NORMAL, Priority
 from limitgate.rules.rule import Rule
@@ -32,7 +34,9 @@ class CompiledRule:
         "has_slots",
         "is_by_outcome",
         "is_decorator",
+        "limits_by",
         "rule",
+        "written",
     )
 
     def __init__(
@@ -47,7 +51,11 @@ class CompiledRule:
         inventable: Callable[[str], bool],
     ) -> None:
         self.rule = rule
+        self.written = rule
+        """The rule as it was written, where ``rule`` has other limits."""
         self.is_decorator = kind != "rule"
+        self.limits_by = rule.limits_by
+        """The callable that gives its limits; None where they are written only."""
         self._owner = f"{kind} {rule.name}"
         self._key = Key(rule.key, self._owner, "\n".join(rule.paths), secret, inventable)
         self._cardinality = cardinality
@@ -61,6 +69,13 @@ class CompiledRule:
         """True if it is charged by the outcome."""
         self.has_slots = any(bucket.has_slots for bucket in rule.buckets)
         """True if it takes slots for requests in flight."""
+
+    def having_limits(self, limits: Sequence[Limit]) -> CompiledRule:
+        """The same with limits that were given at run time. Raises `ConfigError` where the rule cannot have them."""
+        limited = copy(self)
+        limited.rule = self.rule.having_limits(limits)
+        limited.has_slots = any(bucket.has_slots for bucket in limited.rule.buckets)
+        return limited
 
     def spec(self, subject: Subject, values: Sequence[Value] = ()) -> ChargeSpec:
         """The spec of the charges that a request of this subject has by this rule."""

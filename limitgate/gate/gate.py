@@ -20,6 +20,7 @@ from limitgate.gate.admission import Admission, Booking, Charged, GateTraits, Re
 from limitgate.gate.compiled_rule import CompiledRule
 from limitgate.gate.fallback import Fallback
 from limitgate.gate.flow import Budget, Flow, T, answers_at_once, arun, measures_silence, run, takes_plain
+from limitgate.gate.given_limits import PendingPlan
 from limitgate.gate.planner import ExtraRule, Planner
 from limitgate.gate.request_plan import PreparedPlan, RequestPlan
 from limitgate.gate.slot_keeper import SlotKeeper
@@ -104,7 +105,8 @@ class Gate:
         if identified is not None and isawaitable(identified):
             getattr(identified, "close", bool)()  # else the coroutine would warn, too, that nobody awaited it
             raise TypeError("identify is async, expected a plain function under WSGI")
-        admission, request_plan = self._planned(request, identified, outer)
+        request_plan = _made_at_once(self._planner.plan(request, identified))
+        admission = self._admission(request, identified, request_plan, outer)
         self._spend(admission, request_plan)
         if request_plan.denying is not None:
             _deny(admission, request_plan.denying)
@@ -138,7 +140,10 @@ class Gate:
         identified = self._identified(request)
         if identified is not None and isawaitable(identified):
             identified = await identified
-        admission, request_plan = self._planned(request, identified, outer)
+        request_plan = self._planner.plan(request, identified)
+        if isinstance(request_plan, PendingPlan):
+            request_plan = await request_plan.complete()
+        admission = self._admission(request, identified, request_plan, outer)
         await self._aspend(admission, request_plan)
         if request_plan.denying is not None:
             _deny(admission, request_plan.denying)
@@ -231,7 +236,10 @@ class Gate:
 
         Returns the decision about the request as a whole, once its turn has come; None if no rule applies.
         """
-        booking = run(self.store, self._decide_further(admission, extra_rules), admission.budget)
+        request_plan = self._plan_further(admission, extra_rules)
+        booking = None
+        if request_plan is not None:
+            booking = run(self.store, self._decide_further(admission, _made_at_once(request_plan)), admission.budget)
         if booking is not None:
             self._wait(admission, booking)
         self._refund_if_refused(admission)
@@ -239,8 +247,13 @@ class Gate:
 
     async def afurther(self, admission: Admission, extra_rules: Sequence[ExtraRule], stay: Stay) -> Decision | None:
         """`further`, by an `AsyncStore`."""
+        request_plan = self._plan_further(admission, extra_rules)
+        if isinstance(request_plan, PendingPlan):
+            request_plan = await request_plan.complete()
         budget = Budget(admission.budget.left, measured=self._traits.is_measured)
-        booking = await arun(self.store, self._decide_further(admission, extra_rules), budget)
+        booking = None
+        if request_plan is not None:
+            booking = await arun(self.store, self._decide_further(admission, request_plan), budget)
         admission.budget.left = min(admission.budget.left, budget.left)  # others may have been asked at the same time
         if booking is not None:
             await self._await(admission, booking, stay)
@@ -318,14 +331,16 @@ class Gate:
         request.resolve_client_with(self._client_of)
         return self._identify(request) if self._identify else None
 
-    def _planned(self, request: Request, identified: Caller | None, outer: Admission | None) -> tuple[Admission, RequestPlan]:
-        request_plan = self._planner.plan(request, identified)
+    def _admission(
+        self, request: Request, identified: Caller | None, request_plan: RequestPlan, outer: Admission | None
+    ) -> Admission:
+        """The admission of a request, before it is charged."""
         admission = Admission(request, identified, request_plan.marks, self._traits)
         if outer is not None:
             nesting.enter(admission, outer)
         if request_plan.messages is not None:
             admission.messages = request_plan.messages
-        return admission, request_plan
+        return admission
 
     def _prepared(self, request: Request) -> tuple[PreparedPlan, Sequence[str]] | None:
         """The prepared plan of a request and its keys; None if it goes the way of all plans.
@@ -373,13 +388,16 @@ class Gate:
         else:
             admission.refusal = refusal(nesting.joined_with_outer(admission, decision))
 
-    def _decide_further(self, admission: Admission, extra_rules: Sequence[ExtraRule]) -> Flow[Booking | None]:
+    def _plan_further(self, admission: Admission, extra_rules: Sequence[ExtraRule]) -> RequestPlan | PendingPlan | None:
+        """The plan of further rules; None where none applies."""
         if admission.marks is EVERYTHING or admission.refusal is not None:
             return None  # this request is exempt, or somebody has refused it already
         if admission.settlement.is_over:
             raise RuntimeError("further limits were asked for when the request was over, expected it before")
-        request_plan = self._planner.further(admission.request, admission.identified, extra_rules)
-        if request_plan.plan is not None:
+        return self._planner.further(admission.request, admission.identified, extra_rules)
+
+    def _decide_further(self, admission: Admission, request_plan: RequestPlan) -> Flow[Booking | None]:
+        if request_plan.plan is not None and admission.refusal is None:
             return self._apply(admission, (yield from self._decide(request_plan, request_plan.plan)))
         return None
 
@@ -517,6 +535,14 @@ class Gate:
         if time.monotonic() - self._said_overloaded > AGAIN:
             self._said_overloaded = time.monotonic()
             Diagnosis.OVERLOADED.log(error)
+
+
+def _made_at_once(request_plan: RequestPlan | PendingPlan) -> RequestPlan:
+    """A plan for which nothing has to be awaited. Raises `TypeError` where something has."""
+    if isinstance(request_plan, PendingPlan):
+        request_plan.close()
+        raise TypeError("the callable that gives a rule's limits is async, expected a plain function under WSGI")
+    return request_plan
 
 
 def _deny(admission: Admission, denying: CompiledRule) -> None:

@@ -12,6 +12,7 @@ from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import ConfigError
 from limitgate.gate.cardinality import CardinalityGuard
 from limitgate.gate.compiled_rule import ChargeSpec, CompiledRule
+from limitgate.gate.given_limits import GivenLimits, PendingPlan
 from limitgate.gate.identity import Identities, Subject
 from limitgate.gate.request_plan import UNLIMITED, PreparedPlan, RequestPlan
 from limitgate.gate.rule_match import EXEMPT, CompiledRules, RuleMatch
@@ -23,7 +24,7 @@ from limitgate.routes import Routes, mounts_of
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.decorators import EVERYTHING, Mark, decided_marks
 from limitgate.rules.lint import overshooting
-from limitgate.rules.rule import Rule, RuleSet
+from limitgate.rules.rule import EVERY, Rule, RuleSet
 
 _PATHS, _SHORT = 512, 200
 """Paths whose rules a planner remembers, and the characters that one may have: clients choose both."""
@@ -97,6 +98,7 @@ class Planner:
         """Shared by all paths at which the same rules apply: clients choose paths."""
         self._ways: dict[tuple[str, str, str, str], tuple[object, PreparedPlan | None]] = {}
         """By tier, method, path and root path the version of the routes, and the prepared plan; None where there is none."""
+        self._given = GivenLimits()
         self._prepared: dict[Any, PreparedPlan] = {}
         """By tier, method, template of the route, rules and decorators."""
         self._decorated: dict[int, CompiledRule] = {}
@@ -113,21 +115,46 @@ class Planner:
         for rule in every:
             self._review(rule)
 
-    def plan(self, request: Request, identified: Caller | None) -> RequestPlan:
-        """Plan the charges of a request. ``identified`` is the caller that ``identify`` found, if any."""
+    def plan(self, request: Request, identified: Caller | None) -> RequestPlan | PendingPlan:
+        """Plan the charges of a request. ``identified`` is the caller that ``identify`` found, if any.
+
+        Calls the callables that give limits, and raises what they raise; pending while one of them has yet to be awaited.
+        """
         if request.method == "OPTIONS" and request.is_preflight:
             return UNLIMITED
-        subject = self._identities.subject(request, identified)
+        subject = self._subject(request, identified)
         match, marks = self._applying(request, subject)
         if match is EXEMPT:
             return UNLIMITED
         if match.denying is not None and match.denying.enforced:
             return RequestPlan(None, (), marks, denying=match.denying)
-        request_plan = self._charged(match.request_rules, subject) if match.request_rules else RequestPlan(None, (), marks)
-        if match.denying is not None:
-            request_plan = request_plan._replace(denying=match.denying)
-        if match.message_rules and request.is_websocket:
-            return request_plan._replace(marks=marks, messages=self._charged(match.message_rules, subject))
+        if match.asks_limits or (subject.caller is not None and subject.caller.limits):
+            pending = self._given.ask(match.limited_rules, subject) if match.asks_limits else None
+            if pending:
+                return PendingPlan(request, pending, partial(self._plan_given, match, marks, subject))
+            return self._plan_given(match, marks, subject)
+        return self._plan_of(match.request_rules, match.message_rules, match.denying, marks, subject)
+
+    def _plan_given(self, match: RuleMatch, marks: tuple[Mark, ...], subject: Subject) -> RequestPlan:
+        """Plan the charges of rules by limits that were given at run time."""
+        request_rules = self._given.applied(match.request_rules, subject)
+        message_rules = self._given.applied(match.message_rules, subject) if match.message_rules else ()
+        return self._plan_of(request_rules, message_rules, match.denying, marks, subject)
+
+    def _plan_of(
+        self,
+        request_rules: CompiledRules,
+        message_rules: CompiledRules,
+        denying: CompiledRule | None,
+        marks: tuple[Mark, ...],
+        subject: Subject,
+    ) -> RequestPlan:
+        """Plan the charges of rules that apply to a request."""
+        request_plan = self._charged(request_rules, subject) if request_rules else RequestPlan(None, (), marks)
+        if denying is not None:
+            request_plan = request_plan._replace(denying=denying)
+        if message_rules and subject.request.is_websocket:
+            return request_plan._replace(marks=marks, messages=self._charged(message_rules, subject))
         return request_plan._replace(marks=marks) if marks else request_plan
 
     def prepared(self, request: Request) -> tuple[PreparedPlan, Sequence[str]] | None:
@@ -139,6 +166,8 @@ class Planner:
         if self._has_callers:
             subject = self._identities.subject(request, None)
             tier = subject.tier
+            if subject.caller is not None and subject.caller.limits:
+                return None
         version = self._routes.version(request)
         known, prepared = self._ways.get((tier, request.sent_method, request.sent, request.root), _UNKNOWN)
         if known is not version:
@@ -149,18 +178,33 @@ class Planner:
             return prepared, prepared.keys_of_address(address_field(self._identities.address(request)))
         return prepared, prepared.keys_of(subject or self._identities.subject(request, None))
 
-    def further(self, request: Request, identified: Caller | None, extra_rules: Sequence[ExtraRule]) -> RequestPlan:
-        """Plan the charges of rules that an application asks for while a request is under way."""
-        subject = self._identities.subject(request, identified)
+    def further(
+        self, request: Request, identified: Caller | None, extra_rules: Sequence[ExtraRule]
+    ) -> RequestPlan | PendingPlan:
+        """Plan the charges of rules that an application asks for while a request is under way, as `plan` does."""
+        subject = self._subject(request, identified)
         applying = [(rule, values) for rule, values in extra_rules if rule.applies_to(request.method) and rule.admits(request)]
         if any(rule.key_asks("path") for rule, _ in applying):
             route = self._routes.find(request)
             subject.route = route.template if route else None
-        compiled_rules = tuple([self._compiled(rule) for rule, _ in applying])
-        if not compiled_rules:
+        extra = [(self._compiled(rule), values) for rule, values in applying]
+        pending = self._given.ask([compiled_rule for compiled_rule, _ in extra], subject)
+        again = partial(self._plan_extra, extra, subject)
+        return PendingPlan(request, pending, again) if pending else again()
+
+    def _plan_extra(self, extra: Sequence[tuple[CompiledRule, Sequence[Value]]], subject: Subject) -> RequestPlan:
+        """Plan the charges of rules with further parts of their keys."""
+        given = [(limited, values) for each, values in extra for limited in self._given.applied([each], subject)]
+        if not given:
             return RequestPlan(None, (), ())
-        specs = [compiled_rule.spec(subject, values) for compiled_rule, (_, values) in zip(compiled_rules, applying)]
-        return _charge(compiled_rules, specs)
+        specs = [compiled_rule.spec(subject, values) for compiled_rule, values in given]
+        return _charge(tuple([compiled_rule for compiled_rule, _ in given]), specs)
+
+    def _subject(self, request: Request, identified: Caller | None) -> Subject:
+        """The subject of a request, whose caller its rules' callables find at the request."""
+        subject = self._identities.subject(request, identified)
+        request.caller = subject.caller
+        return subject
 
     def _applying(self, request: Request, subject: Subject) -> tuple[RuleMatch, tuple[Mark, ...]]:
         """The rules and decorators that apply to a request, and all decorators that were taken into account."""
@@ -206,7 +250,12 @@ class Planner:
         if marks:
             match = self._match_of(match.compiled_rules + self._compiled_marks(marks, request), match.exempting)
         compiled_rules = match.request_rules
-        if match.is_conditional or match.denying or not all(each.has_fixed_charge for each in compiled_rules):
+        if (
+            match.is_conditional
+            or match.asks_limits
+            or match.denying
+            or not all(each.has_fixed_charge for each in compiled_rules)
+        ):
             return None
         subject = self._identities.subject(request, None)
         subject.route = template
@@ -274,15 +323,18 @@ class Planner:
                     raise ConfigError(f"limit {rule.name!r} is per message, expected it on a WebSocket endpoint only")
                 if any(compiled_rule.rule.name == rule.name for compiled_rule in compiled_rules):
                     raise ConfigError(f"limit {rule.name!r} applies twice to one request, expected different names")
-                compiled_rules.append(self._compiled(rule))
+                compiled_rules.append(self._compiled(rule, marks))
         return tuple(compiled_rules)
 
-    def _compiled(self, rule: Rule) -> CompiledRule:
-        """A rule that is not from the rule set, compiled when it is first met."""
+    def _compiled(self, rule: Rule, marks: Sequence[Mark] = ()) -> CompiledRule:
+        """A rule that is not from the rule set, compiled when it is first met; if it is a decorator, with all ``marks``."""
         compiled_rule = self._decorated.get(id(rule))
         if compiled_rule is None:
             compiled_rule = self._decorated[id(rule)] = self._compile(rule, "limit")
             self._review(rule)
+            known = {EVERY, *self.names, *[mark.name for mark in marks if isinstance(mark, Rule)]}
+            for name in sorted({*rule.replaces} - known):
+                Diagnosis.REPLACES_NOTHING.log(rule.name, name)
         return compiled_rule
 
     def _is_inventable(self, label: str) -> bool:

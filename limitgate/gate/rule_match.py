@@ -15,7 +15,17 @@ CompiledRules = tuple[CompiledRule, ...]
 class RuleMatch:
     """The rules that are for requests of one tier, method, path and root path. Shared by all of them that have the same."""
 
-    __slots__ = ("asks_route", "compiled_rules", "denying", "exempting", "is_conditional", "message_rules", "request_rules")
+    __slots__ = (
+        "asks_limits",
+        "asks_route",
+        "compiled_rules",
+        "denying",
+        "exempting",
+        "is_conditional",
+        "limited_rules",
+        "message_rules",
+        "request_rules",
+    )
 
     def __init__(self, compiled_rules: CompiledRules, exempting: tuple[CompiledRules, ...] = ()) -> None:
         self.compiled_rules = compiled_rules
@@ -26,13 +36,17 @@ class RuleMatch:
         """True if it has to be `narrowed` to the rules that are for a request."""
         self.asks_route = any(each.rule.key_asks("path") for each in compiled_rules)
         """True if a key needs the route that the framework will take."""
+        self.asks_limits = any(each.limits_by is not None for each in compiled_rules)
+        """True if a callable gives the limits of a rule."""
         applying = _applying(compiled_rules)
         denying = [each for each in applying if each.rule.deny]
         self.denying = next((each for each in denying if each.enforced), denying[0] if denying else None)
         """A rule that denies, if possible one that is no shadow; None if nothing is denied."""
-        self.request_rules = tuple([each for each in applying if each.rule.has_limits and each.rule.per == "request"])
+        self.limited_rules = tuple([each for each in applying if each.rule.has_limits])
+        """Rules to charge."""
+        self.request_rules = tuple([each for each in self.limited_rules if each.rule.per == "request"])
         """Rules to charge for the request."""
-        self.message_rules = tuple([each for each in applying if each.rule.has_limits and each.rule.per == "message"])
+        self.message_rules = tuple([each for each in self.limited_rules if each.rule.per == "message"])
         """Rules to charge for each message over a WebSocket."""
 
     def exempts(self, request: Request) -> bool:

@@ -310,6 +310,12 @@ class Request:
     """The ASGI scope, None under WSGI."""
     environ: Environ | None = None
     """The WSGI environ, None under ASGI."""
+    awaits: bool = False
+    """True if it is handled on an event loop."""
+    caller: Any = None
+    """The `limitgate.Caller` that was identified, None if nobody was; known to callables of rules, not to ``identify``."""
+    given_limits: dict[int, Any] | None = None
+    """Limits that callables have given for this request, by the ids of rules: each is asked once."""
     _headers: Headers | None = None
     _client: str | None = None
     _resolve: Callable[[Request], str | None] | None = None
@@ -384,6 +390,7 @@ class ASGIRequest(Request):
     """A request seen through an ASGI ``http`` or ``websocket`` scope."""
 
     scope: Scope
+    awaits = True
 
     def __init__(self, scope: Scope) -> None:
         method, client = scope.get("method", "GET"), scope.get("client")

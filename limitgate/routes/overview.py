@@ -158,6 +158,8 @@ def _cells(each: Applied | None) -> Row:
     if rule.on_error is not None:
         notes.append(f"on_error {rule.on_error}")
     limits = ", ".join(map(str, rule.every_limit))
+    if rule.limits_by is not None:
+        limits = f"by code, else {limits}" if limits else "by code"
     without = "denied" if rule.deny else "exempt"
     return (rule.name, limits or without, ", ".join(rule.key) if limits else "", ", ".join(notes))
 

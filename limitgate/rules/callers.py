@@ -5,18 +5,20 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool, StrictStr, field_validator, model_validator
 
 from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import ConfigError
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.request import Headers, Request
+from limitgate.limits.limit import Limit
 from limitgate.limits.priority import NORMAL, RESERVES, Priority
+from limitgate.rules.options import Given, read_limits
 
 DEFAULT_TIER = "default"
 
@@ -28,17 +30,33 @@ Text = Annotated[StrictStr, Field(min_length=1, max_length=_LONGEST)]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A caller as ``identify`` names it: an identity of the application's own, the tier whose rules apply, and a priority."""
+    """A caller as ``identify`` names it: an identity of the application's own, the tier whose rules apply, and a priority.
+
+    ``limits`` are the caller's own, by the names of rules whose limits they replace: text, a `Limit`, a list of them, or None
+    where a rule is not to limit the caller.
+    """
 
     id: str
     tier: str = DEFAULT_TIER
     priority: Priority = NORMAL
+    limits: Mapping[str, Given] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
+        limits: object = self.limits
+        if not isinstance(limits, Mapping):
+            raise TypeError(
+                f"a Caller with limits that are a {type(limits).__name__}, expected a mapping such as {{'api': '500/minute'}}"
+            )
         if not isinstance(self.id, str) or not isinstance(self.tier, str):
             raise TypeError(f"a Caller of {type(self.id).__name__} and {type(self.tier).__name__}, expected both to be text")
         if self.priority not in RESERVES:
             raise ValueError(f"a Caller of priority {self.priority!r:.40}, expected one of {', '.join(RESERVES)}")
+
+
+def _by_rule(value: object) -> dict[str, tuple[Limit, ...]]:
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise ConfigError("expected a mapping of rules to limits, such as {api: 500/minute}")
+    return {name: read_limits(given) for name, given in value.items()}
 
 
 class KnownCaller(BaseModel):
@@ -58,6 +76,9 @@ class KnownCaller(BaseModel):
     """The tier, if it is not the one of the file."""
     priority: Priority = NORMAL
     """High: the ``reserve`` of rules is there for this caller; normal: it is not; low: twice as much is kept from it."""
+
+    limits: Annotated[dict[str, tuple[Limit, ...]], PlainValidator(_by_rule)] = {}
+    """Own limits by the names of rules, in the place of those of the rule: a limit or a list of them each."""
 
     @field_validator("api_key")
     @classmethod
@@ -83,7 +104,7 @@ class Callers:
         self._by_header: list[tuple[dict[str, str], Caller, bool]] = []
         self._disbelieved = Once(Diagnosis.PASSED_ON_CALLER)
         for place, entry in enumerate(listed):
-            caller = Caller(entry.id, entry.tier or DEFAULT_TIER, entry.priority)
+            caller = Caller(entry.id, entry.tier or DEFAULT_TIER, entry.priority, entry.limits)
             if entry.api_key:
                 digest = bytes.fromhex(entry.api_key.removeprefix("sha256:"))
                 alike = self._by_key.setdefault(digest[:8], [])

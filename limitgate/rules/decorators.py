@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar, Unpack, cast
 
 from limitgate.errors import ConfigError
 from limitgate.limits.limit import Limit, as_limit
-from limitgate.rules.options import LimitOptions, check_names, show_options
+from limitgate.rules.options import LimitOptions, LimitsBy, check_names, gives_limits, show_options
 from limitgate.rules.rule import DEFAULTS, Rule
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -52,7 +52,7 @@ class _Everything:
 EVERYTHING: Container[Mark] = _Everything()
 
 
-def limit(*limits: Limit | str, name: str | None = None, **options: Unpack[LimitOptions]) -> Callable[[F], F]:
+def limit(*limits: Limit | str | LimitsBy, name: str | None = None, **options: Unpack[LimitOptions]) -> Callable[[F], F]:
     """Limit an endpoint: a Starlette, FastAPI, Flask or Django view, a class-based one or one of its methods.
 
     Takes what `Rule` takes, and stacks. Without a ``name`` each decorated place has one of its own, from its module and
@@ -60,7 +60,7 @@ def limit(*limits: Limit | str, name: str | None = None, **options: Unpack[Limit
     decorated endpoint raises it when it is called without a gate around it.
     """
     check_names("limit", options, LimitOptions)
-    parsed = tuple(as_limit(limit) for limit in limits)
+    parsed = tuple(limit if gives_limits(limit) else as_limit(limit) for limit in limits)
 
     def decorate(endpoint: F) -> F:
         _check_is_real(endpoint)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
-from inspect import Parameter, Signature, signature
-from typing import Annotated, Any, Literal, TypedDict
+from inspect import Parameter, Signature, isclass, signature
+from typing import Annotated, Any, Literal, TypedDict, TypeGuard
 
 from pydantic import BaseModel, PlainValidator, model_validator
 
 from limitgate.errors import ConfigError
 from limitgate.http.request import Request
+from limitgate.limits.limit import Limit, as_limit
 from limitgate.limits.priority import Priority
 
 OnError = Literal["open", "closed", "local"]
 Per = Literal["request", "message"]
 Cost = int | Callable[[Request], int]
 When = Callable[[Request], bool]
+Given = str | Limit | Sequence[str | Limit] | None
+"""Limits as they are given at run time; None where a rule does not limit a request."""
+LimitsBy = Callable[[Request], Given | Awaitable[Given]]
+"""Gives the limits of a request; async on ASGI only."""
 
 _STATUS_CLASSES = frozenset({"1xx", "2xx", "3xx", "4xx", "5xx"})
 
@@ -105,6 +110,19 @@ class RuleOptions(LimitOptions, total=False):
     lease: int
     priority: Priority | None
     reserve: str | float | Fraction | None
+
+
+def gives_limits(value: object) -> TypeGuard[LimitsBy]:
+    """True for a callable that stands where limits stand."""
+    return callable(value) and not isclass(value)
+
+
+def read_limits(given: object) -> tuple[Limit, ...]:
+    """Limits of a limit or a list of them. Raises `ConfigError` for anything else."""
+    limits = tuple([as_limit(each) for each in (given if isinstance(given, list | tuple) else [given])])
+    if not limits:
+        raise ConfigError("a list without limits, expected some, or None for no limit")
+    return limits
 
 
 def check_names(function: str, given: Mapping[str, object], options: type) -> None:

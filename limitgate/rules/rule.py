@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property, partial
 from inspect import isawaitable, iscoroutinefunction
@@ -15,13 +15,14 @@ from pydantic import (
     BeforeValidator,
     Field,
     PlainValidator,
+    PrivateAttr,
     StrictBool,
     StrictStr,
     ValidationError,
     field_validator,
 )
 
-from limitgate.algorithms import ALGORITHMS
+from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.algorithms.fixed_window import ALIGNED
 from limitgate.errors import ConfigError
 from limitgate.http.client_ip import Networks
@@ -34,7 +35,7 @@ from limitgate.limits.plan import check_cost
 from limitgate.limits.priority import Priority, graded, share_of
 from limitgate.rules.callers import DEFAULT_TIER, Callers, KnownCaller, Text
 from limitgate.rules.key_parts import check_part
-from limitgate.rules.options import ChargeIf, Cost, OnError, Per, RuleOptions, When
+from limitgate.rules.options import ChargeIf, Cost, LimitsBy, OnError, Per, RuleOptions, When, gives_limits
 
 T = TypeVar("T")
 Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9._-]{1,64}\z")]
@@ -97,7 +98,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     name: Name
     """Up to 64 letters, digits, dots, hyphens and underscores; once in a tier. Clients read it in ``violated-policies``."""
     limits: tuple[Annotated[Limit, PlainValidator(as_limit)], ...] = ()
-    """Limits such as ``100/minute`` or ``10/s burst 20``; all of them have to have room."""
+    """Limits such as ``100/minute`` or ``10/s burst 20``; all of them have to have room. In Python a callable, too."""
     qps: Count | None = None
     """Requests per second."""
     qpm: Count | None = None
@@ -151,16 +152,21 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     reserve: Annotated[Fraction, PlainValidator(share_of)] | None = None
     """The share of each limit, such as ``20%``, that is kept for callers of high priority; twice as much from those of low."""
 
-    def __init__(self, /, name: str, *limits: Limit | str, **options: Unpack[RuleOptions]) -> None:
+    _limits_by: LimitsBy | None = PrivateAttr(None)
+
+    def __init__(self, /, name: str, *limits: Limit | str | LimitsBy, **options: Unpack[RuleOptions]) -> None:
         fields: dict[str, Any] = {**options}
-        if limits:
-            fields["limits"] = (*limits, *fields.get("limits", ()))
+        more = fields.get("limits", ())
+        if limits or gives_limits(more):
+            fields["limits"] = (*limits, *((more,) if gives_limits(more) else more))
+        fields, limits_by = _without_callables(name, fields)
         try:
             super().__init__(name=name, **fields)
         except ValidationError as error:
             inside = error.errors(include_url=False)[0]["loc"][1:]  # only charge_if has fields of its own
             known = ChargeIf.model_fields if inside else Rule.model_fields
             raise ConfigError.explaining(error, f"rule {name!r}", known) from error
+        self._limits_by = limits_by  # type: ignore[misc]  # frozen is what others may change
         self._check()
 
     @field_validator("exclude")
@@ -199,6 +205,33 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         upper = {method.upper() for method in methods}
         return frozenset(upper - {"HEAD"} | ({"GET"} if "HEAD" in upper else set()))
 
+    @property
+    def limits_by(self) -> LimitsBy | None:
+        """The callable among ``limits`` that gives those of a request; those that are written apply if they cannot be read."""
+        return self._limits_by
+
+    def having_limits(self, limits: Sequence[Limit]) -> Rule:
+        """This rule with limits that were given at run time. Raises `ConfigError` where it cannot have them.
+
+        Options of the rule that are about its limits go for these as far as they can.
+        """
+        fields = {name: getattr(self, name) for name in Rule.model_fields} | dict.fromkeys(_QUICK)
+        fields |= {"limits": tuple(map(self._suited, limits)), "algorithm": None, "align": None, "lease": 0}
+        rule = Rule.model_construct(**fields)
+        rule._check_limits()  # noqa: SLF001 - it is one of ours
+        return rule
+
+    def _suited(self, limit: Limit) -> Limit:
+        """A limit with the algorithm, align and lease of this rule, if it may have them and says none itself."""
+        if self.algorithm and not limit.says_algorithm:
+            limit = limit.having(algorithm=self.algorithm)
+        if self.align is not None and limit.algorithm == "fixed_window" and limit.align is None:
+            is_unable = self.align not in ALIGNED and limit.period % SECONDS["day"]
+            limit = limit if is_unable else limit.having(align=self.align)
+        if self.lease and not (limit.lease or limit.borrow) and ALGORITHMS[limit.algorithm] is gcra:
+            limit = limit.leased(min(self.lease, limit.burst))
+        return limit
+
     @cached_property
     def every_limit(self) -> tuple[Limit, ...]:
         """The limits and the qps, qpm, qph, qpd and concurrency, in this order."""
@@ -218,7 +251,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     def _each(self, limits: Sequence[Limit], some: Sequence[Limit], **option: object) -> list[Limit]:
         """The limits, some of them with an option that the rule has for them."""
         ((field, value),) = option.items()
-        if not some and field != "lease":
+        if not some and field != "lease" and self.limits_by is None:
             what = "a fixed_window that says none itself" if field == "align" else "a limit that says none itself"
             raise ConfigError(f"rule {self.name!r}: {field}: expected {what}", (field,), f"expected {what}")
 
@@ -323,7 +356,6 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     def _check(self) -> None:
         limits = self.every_limit
-        _ = self.buckets
         self._check_requests()
         if not self.has_limits:
             self._check_without_limits()
@@ -331,6 +363,21 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         if self.charge_if and self.per == "message":
             message = f"rule {self.name!r} counts messages, which have no status, expected no charge_if"
             raise ConfigError(message, ("charge_if",))
+        if not limits and self.limits_by is None:
+            raise ConfigError(
+                f"rule {self.name!r} has no limit, expected limits, qps, qpm, qph, qpd or concurrency", ("limits",)
+            )
+        self._check_limits()
+        for limit in [limit for bucket in self.buckets_for("low") for limit in bucket.limits]:
+            if isinstance(self.cost, int) and self.cost > limit.most and limit.period:
+                raise ConfigError(
+                    f"rule {self.name!r}: cost {self.cost} never fits into {limit}, expected at most {limit.most}",
+                    ("cost",),
+                )
+
+    def _check_limits(self) -> None:
+        """Raise `ConfigError` where the limits and the options of the rule do not go together."""
+        _ = self.buckets
         if self.charge_if and any(bucket.lease for bucket in self.buckets):
             message = f"rule {self.name!r} has a lease, out of which nothing can be given back exactly, expected no charge_if"
             raise ConfigError(message, ("charge_if",))
@@ -340,17 +387,8 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             raise ConfigError(message, (field,))
         if self.max_delay is not None:
             self._check_delay()
-        if not limits:
-            raise ConfigError(
-                f"rule {self.name!r} has no limit, expected limits, qps, qpm, qph, qpd or concurrency", ("limits",)
-            )
         self._check_reserve()
-        for limit in [limit for bucket in self.buckets_for("low") for limit in bucket.limits]:
-            if isinstance(self.cost, int) and self.cost > limit.most and limit.period:
-                raise ConfigError(
-                    f"rule {self.name!r}: cost {self.cost} never fits into {limit}, expected at most {limit.most}",
-                    ("cost",),
-                )
+        _ = self.buckets_for("low")
 
     def _check_requests(self) -> None:
         """Raise `ConfigError` for a rule that is for no request, or not for one kind of them only."""
@@ -368,7 +406,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         what = "is exempt" if self.exempt else "denies"
         if self.exempt and self.deny:
             raise ConfigError(f"rule {self.name!r} is exempt and denies, expected one or the other", ("deny",))
-        if self.every_limit:
+        if self.every_limit or self.limits_by is not None:
             field = "exempt" if self.exempt else "deny"
             raise ConfigError(f"rule {self.name!r} {what} and has limits, expected one or the other", (field,))
         for field in ("charge_if", "max_delay", "reserve", "priority", "replaces"):
@@ -434,6 +472,17 @@ def unreplaced(rules: Sequence[Rule], decorators: Sequence[Rule] = ()) -> list[R
     return [rule for rule in (*rules, *decorators) if id(rule) in applying]
 
 
+def _without_callables(name: str, fields: dict[str, Any]) -> tuple[dict[str, Any], LimitsBy | None]:
+    """The fields of a rule without the callable that stands among its limits, and the callable."""
+    limits = fields.get("limits")
+    found = [limit for limit in limits if gives_limits(limit)] if isinstance(limits, list | tuple) else []
+    if not found:
+        return fields, None
+    if len(found) > 1:
+        raise ConfigError(f"rule {name!r}: limits: {len(found)} callables, expected one, which may give a list", ("limits",))
+    return {**fields, "limits": [limit for limit in fields["limits"] if limit is not found[0]]}, found[0]
+
+
 DEFAULTS = {name: field.default for name, field in Rule.model_fields.items()}
 """Values of the options of a rule that are not given."""
 
@@ -459,8 +508,10 @@ class RuleSet:
         self.tiers: dict[str, tuple[Rule, ...]] = {
             tier: tuple({**default, **of_tier}.values()) for tier, of_tier in own.items()
         }
-        self.callers = Callers(callers)
+        known = list(callers)
+        self.callers = Callers(known)
         _check_replaced(listed)
+        _check_callers(known, self.tiers)
         self.source = ""
         """The file or folder that it was read from, as it was named; empty if from none."""
 
@@ -481,3 +532,20 @@ def _check_replaced(rules: Sequence[Rule]) -> None:
                 message = f"there is no rule {name!r}, expected {EVERY!r} or some of {', '.join(sorted(names - {rule.name}))}"
             if message is not None:
                 raise ConfigError(message, ("rules", place, "replaces", number))
+
+
+def _check_callers(callers: Sequence[KnownCaller], tiers: Mapping[str, Sequence[Rule]]) -> None:
+    """Raise `ConfigError` where a caller's own limits are for no rule, or for one that cannot have them."""
+    for place, caller in enumerate(callers):
+        rules = {rule.name: rule for rule in tiers.get(caller.tier or DEFAULT_TIER, tiers[DEFAULT_TIER]) if rule.has_limits}
+        for name, limits in caller.limits.items():
+            field = "callers", place, "limits", name
+            if name not in rules:
+                known = ", ".join(sorted(rules))
+                raise ConfigError(
+                    f"caller {caller.id!r}: there is no rule {name!r} with limits, expected one of {known}", field
+                )
+            try:
+                rules[name].having_limits(limits)
+            except ConfigError as error:
+                raise ConfigError(f"caller {caller.id!r}: {error}", field) from error

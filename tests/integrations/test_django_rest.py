@@ -244,3 +244,57 @@ def test_how_a_throttle_counts() -> None:
         align = "Europe/Berlin"
 
     assert Daily.rule.every_limit == (Limit("2/day", algorithm="fixed_window", align="Europe/Berlin"),)
+
+
+def by_path(request: Any) -> str | None:
+    return {"/x": "1/minute", "/y": None}.get(request.path, "often")
+
+
+def by_user(request: Any) -> str:
+    return "1/minute" if request.user.pk == "ann" else "2/minute"
+
+
+async def alater(request: Any) -> str:
+    return "1/minute"
+
+
+class ByFunction(Throttle):
+    limits = by_path
+
+
+class ByMethod(Throttle):
+    def limits(self, request: Any) -> str:  # type: ignore[override]
+        return by_user(request)
+
+    def cost(self, request: Any) -> int:
+        return int(request.query.get("cost", "1"))
+
+    def when(self, request: Any) -> bool:
+        return request.query.get("free") is None
+
+
+def test_a_function_gives_the_limits_of_a_throttle(project: Open) -> None:
+    """None for no limit; it finds the request as rules do."""
+    it = project(path("x", view(ByFunction)), path("y", view(ByFunction)))
+    assert statuses(it, *[("/x", "ann")] * 2, *[("/y", "ann")] * 3) == [200, 429, 200, 200, 200]
+
+
+def test_methods_of_a_throttle_are_called_as_such(project: Open) -> None:
+    """Limits, cost and condition by methods, which find whom REST framework has authenticated."""
+    it = project(path("x", view(ByMethod)))
+    assert statuses(it, *[("/x", "ann")] * 2, *[("/x", "bob")] * 3) == [200, 429, 200, 200, 429]
+    assert statuses(it, ("/x?cost=2", "eve"), ("/x?cost=1", "eve"), ("/x?free=1", "eve")) == [200, 429, 200]
+
+
+def test_an_async_function_gives_limits_on_an_event_loop(way: Way, project: Open) -> None:
+    """In threads it is a mistake that is told."""
+
+    class Later(Throttle):
+        limits = alater
+
+    it = project(path("x", view(Later)))
+    if way.awaits:
+        assert statuses(it, *[("/x", "ann")] * 2) == [200, 429]
+    else:
+        with pytest.raises(TypeError, match="is async, expected a plain function under WSGI"):
+            ask(it)

@@ -218,6 +218,9 @@ MISTAKES = [
     (ONE_RULE.format("qps: 1\n    5: x"), r"8: (rules\[1\]\S+)"),
     (ONE_CALLER.format(f'api_key: "{DIGEST}"\n    apikey: x'), "5: callers[0].apikey"),
     (ONE_CALLER.format(f'api_key: "{DIGEST}"\n    qps: 5'), "5: callers[0].qps"),
+    (ONE_CALLER.format(f'api_key: "{DIGEST}"\n    limits: 5/minute'), "5: callers[0].limits"),
+    (ONE_CALLER.format(f'api_key: "{DIGEST}"\n    limits: {{api: often}}'), "5: callers[0].limits"),
+    (ONE_CALLER.format(f'api_key: "{DIGEST}"\n    limits:\n      apy: 5/minute'), "6: callers[0].limits.apy"),
     # limits and counts
     (ONE_RULE.format("limits: [often]"), "7: rules[1].limits[0]"),
     (ONE_RULE.format("limits: [5/s, 5/fortnight]"), "7: rules[1].limits[1]"),

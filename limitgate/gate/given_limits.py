@@ -1,0 +1,121 @@
+"""Limits as data: those that a callable or a caller gives in the place of a rule's own. What was read is remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from inspect import isawaitable
+from typing import Any
+
+from limitgate.diagnostics import Diagnosis
+from limitgate.errors import ConfigError
+from limitgate.gate.compiled_rule import CompiledRule
+from limitgate.gate.identity import Subject
+from limitgate.gate.request_plan import RequestPlan
+from limitgate.http.request import Request
+from limitgate.limits.limit import Limit
+from limitgate.rules.options import read_limits
+
+_REMEMBERED, _LONG = 4096, 200
+"""Rules with other limits that are remembered, and the characters that the text of one may have."""
+_AT_HAND = (str, Limit, list, tuple, type(None))
+_TOLD = 200
+"""Characters of a mistake that are logged."""
+
+
+class PendingPlan:
+    """The plan of a request for which async callables have yet to give limits."""
+
+    __slots__ = ("_again", "_given", "_pending")
+
+    def __init__(self, request: Request, pending: Sequence[int], again: Callable[[], RequestPlan]) -> None:
+        self._given = {} if request.given_limits is None else request.given_limits
+        self._pending = pending
+        self._again = again
+
+    async def complete(self) -> RequestPlan:
+        """Await the limits, and make the plan. Raises whatever a callable does."""
+        try:
+            for key in self._pending:
+                if isawaitable(limits := self._given[key]):
+                    self._given[key] = await limits
+        except BaseException:
+            self.close()
+            raise
+        return self._again()
+
+    def close(self) -> None:
+        """Give up, and leave no coroutine that nobody has awaited."""
+        for key in self._pending:
+            if isawaitable(self._given[key]):
+                getattr(self._given[key], "close", bool)()
+
+
+class GivenLimits:
+    """Puts limits that are given at run time in the place of those that are written."""
+
+    def __init__(self) -> None:
+        self._remembered = lru_cache(maxsize=_REMEMBERED)(_having)
+        self._told: set[str] = set()
+
+    def ask(self, compiled_rules: Iterable[CompiledRule], subject: Subject) -> list[int]:
+        """Call the callables of rules, each once for a request. Returns the ids of rules that have to be awaited."""
+        request, own = subject.request, _own(subject)
+        given = request.given_limits
+        if given is None:
+            given = request.given_limits = {}
+        pending = []
+        for compiled_rule in compiled_rules:
+            limits_by = compiled_rule.limits_by
+            if limits_by is not None and not (own and compiled_rule.rule.name in own):
+                key = id(compiled_rule.written)
+                limits = given[key] if key in given else limits_by(request)
+                given[key] = limits
+                if not isinstance(limits, _AT_HAND) and isawaitable(limits):
+                    pending.append(key)
+        return pending
+
+    def applied(self, compiled_rules: Iterable[CompiledRule], subject: Subject) -> tuple[CompiledRule, ...]:
+        """Rules with the limits of a request, which `ask` has asked for; without those that do not limit it.
+
+        Raises `ConfigError` where limits cannot be read and none are written.
+        """
+        own, given = _own(subject), subject.request.given_limits or {}
+        found = []
+        for compiled_rule in compiled_rules:
+            limited: CompiledRule | None = compiled_rule
+            if own and compiled_rule.rule.name in own:
+                limited = self._limited(compiled_rule, own[compiled_rule.rule.name])
+            elif compiled_rule.limits_by is not None:
+                limited = self._limited(compiled_rule, given[id(compiled_rule.written)])
+            if limited is not None:
+                found.append(limited)
+        return tuple(found)
+
+    def _limited(self, compiled_rule: CompiledRule, limits: Any) -> CompiledRule | None:
+        """A rule with these limits, None if they are; as it was written if they cannot be read, which is logged once a rule."""
+        if limits is None:
+            return None
+        try:
+            if isinstance(limits, list):
+                limits = tuple(limits)
+            is_long = isinstance(limits, str) and len(limits) > _LONG
+            return (_having if is_long else self._remembered)(compiled_rule, limits)
+        except (ConfigError, TypeError) as error:
+            name = compiled_rule.rule.name
+            reason = str(error) if isinstance(error, ConfigError) else f"{limits!r:.80} is not a limit"
+            if not compiled_rule.rule.every_limit:
+                raise ConfigError(f"rule {name!r}: the limits given at run time cannot be read: {reason}") from error
+            if name not in self._told:
+                self._told.add(name)
+                Diagnosis.UNREADABLE_LIMITS.log(name, reason[:_TOLD])
+            return compiled_rule
+
+
+def _having(compiled_rule: CompiledRule, limits: str | Limit | tuple[str | Limit, ...]) -> CompiledRule:
+    return compiled_rule.having_limits(read_limits(limits))
+
+
+def _own(subject: Subject) -> Mapping[str, Any]:
+    """A caller's own limits, by rule."""
+    return {} if subject.caller is None else subject.caller.limits
