@@ -210,7 +210,7 @@ class ASGIExchange(Exchange):
             await self._receive()
         await self.refuse(refusal)
         self.admission.end()
-        if self._on_denied is None:
+        if not self._is_answered:
             self._shown = len(self.scope)  # nobody has written anything into it
         self._detach()
 
