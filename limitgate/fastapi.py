@@ -79,9 +79,10 @@ class RateLimit:
             raise ConfigError(message)
         named, dependencies = _taken_apart(key)
         rule = Rule(name or "RateLimit", *limits, key=named, **options)
-        self.rule = rule if name else rule.model_copy(update={"name": _default_name(_module_of_caller(), rule)})
         self._asks_user = rule.key_asks("user")
         self._names = {f"part_{place}": _name_of(dependency) for place, dependency in enumerate(dependencies)}
+        rule = rule if name else rule.model_copy(update={"name": _default_name(_module_of_caller(), rule)})
+        self.rule = rule.placed(tuple(self._names.values()))
         self.__signature__ = _signature(dict(zip(self._names, dependencies)))
 
     async def __call__(self, connection: HTTPConnection, **values: Any) -> Decision | None:

@@ -85,7 +85,8 @@ class Key:
         tail = ""
         while parts and _is_settled(parts[-1][0], subject):
             tail = parts.pop()[1](subject) + tail
-        return PreparedKey(prefix, digest, [labels for labels, _ in parts], [part for _, part in parts], tail)
+        left = [_always(part(subject)) if _is_settled(labels, subject) else part for labels, part in parts]
+        return PreparedKey(prefix, digest, [labels for labels, _ in parts], left, tail)
 
 
 class PreparedKey:
@@ -140,6 +141,11 @@ def _is_settled(labels: Sequence[str], subject: Subject) -> bool:
     """True if a part is the same for all requests of this subject's tier, method and route."""
     first = labels[0]
     return first in _SETTLED or (first == "path" and (bool(subject.route) or len(labels) == 1))
+
+
+def _always(text: str) -> Callable[[Subject], str]:
+    """A function that gives the text of a part that is the same for all subjects; those of a prepared key know no route."""
+    return lambda _: text
 
 
 def overflow(source: str | None) -> str:
@@ -222,6 +228,11 @@ def _field_of(label: str) -> Callable[[Subject], str]:
         return _field(label, value) if value else ""
 
     return field
+
+
+def part_of(subject: Subject, label: str) -> str | None:
+    """Value that a subject has for an alternative of a key's part; empty or None if it is absent."""
+    return _reader(label)(subject)
 
 
 def _reader(label: str) -> Callable[[Subject], str | None]:

@@ -80,7 +80,8 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
             limits = _unbound(cls, cls.limits)
             key = [part for part in cls.key if part != _USER] or ["global"]
             name = cls.__dict__.get("name") or place_named(f"{cls.__module__}.{cls.__qualname__}")
-            cls.rule = Rule(name, *((limits,) if callable(limits) else limits), key=key, **options)
+            rule = Rule(name, *((limits,) if callable(limits) else limits), key=key, **options)
+            cls.rule = rule.placed((_USER,) if cls._asks_user else ())
 
     def allow_request(self, request: Any, view: Any) -> bool:
         """True if a request of REST framework's may pass. Raises `Unavailable` where ``on_error`` says closed."""

@@ -97,6 +97,10 @@ class CompiledRule:
             for bucket in self.rule.buckets_for(priority)
         ]
 
+    def charges_of(self, subject: Subject, values: Sequence[Value] = ()) -> list[Charge]:
+        """The charges of one request, at a cost of 1 where that is worked out for each; whether the bucket is known or not."""
+        return self.charges(self._key.text(subject) + given(values, subject), self._cost or 1, subject.priority)
+
     @property
     def has_fixed_charge(self) -> bool:
         """True if its charges depend on nothing but who asks, and on nothing that a client can make up."""

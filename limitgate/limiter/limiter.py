@@ -9,7 +9,7 @@ from functools import partial, wraps
 from inspect import iscoroutinefunction
 from time import monotonic, sleep
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
 from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import LimitGateError
@@ -28,10 +28,12 @@ from limitgate.limiter.operations import (
 )
 from limitgate.limiter.pace import AsyncPace, Pace, Spacing
 from limitgate.limiter.reservation import AsyncReservation, Reservation
+from limitgate.limiter.rule_bucket import AsyncRuleBucket, BucketParts, RuleBucket
 from limitgate.limiter.slot import aslot, at_once, slot
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.decision import Decision, RateLimited
 from limitgate.limits.limit import Limit
+from limitgate.rules.rule import Rule
 from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store, opened
 
 _LOOKS = 1000
@@ -48,8 +50,16 @@ class AsyncLimiter(Operations):
     store fails, every method raises `StoreError`. Keys reach the store as digests only. Costs are integers of at least 0.
     """
 
-    def __init__(self, store: str | AsyncStore, *, timeout: float = 0.1, key_prefix: str = "limitgate") -> None:
-        super().__init__(timeout, key_prefix)
+    def __init__(
+        self,
+        store: str | AsyncStore,
+        *,
+        timeout: float = 0.1,
+        key_prefix: str = "limitgate",
+        secret: str | None = None,
+        ipv6_prefix: int = 64,
+    ) -> None:
+        super().__init__(timeout, key_prefix, secret, ipv6_prefix)
         self._owns_store = isinstance(store, str)
         self._store: AsyncStore = opened(store, open_store, key_prefix)
         self._spend_plain: Any = getattr(self._store, "aspend_plain", None) if takes_plain(self._store) else None
@@ -156,6 +166,18 @@ class AsyncLimiter(Operations):
         """Look at the ban of ``key``: a refusal whose ``retry_after`` is the rest of the ban, else an allowed decision."""
         return await self._arun(self._banned(key))
 
+    def bucket(
+        self, rule: Rule | Callable[..., Any], *, name: str | None = None, **parts: Unpack[BucketParts]
+    ) -> AsyncRuleBucket:
+        """One client's bucket of a rule, as a gate with the same ``key_prefix``, ``secret`` and ``ipv6_prefix`` counts in it.
+
+        ``limiter.bucket(rule, ip="203.0.113.7", path="/items/{id}").ban(3600)``. ``rule`` is a `Rule`, of a `RuleSet` or not,
+        an endpoint with ``@limit``, a `limitgate.fastapi.RateLimit` or a `limitgate.django.rest.Throttle`; ``name`` chooses one
+        of several limits of an endpoint. The parts are those of the rule's key, see `BucketParts`. Raises `ConfigError` for one
+        that is missing, unless the address ``ip`` stands in for it, as it does in a request.
+        """
+        return AsyncRuleBucket(self._rule_bucket(rule, name, parts), self._arun)
+
     async def configure(
         self, name: str, *limits: Limit | str, per_process: bool = False, replace: bool = True
     ) -> tuple[Limit, ...]:
@@ -248,8 +270,16 @@ class Limiter(Operations):
     store fails, every method raises `StoreError`. Keys reach the store as digests only. Costs are integers of at least 0.
     """
 
-    def __init__(self, store: str | SyncStore, *, timeout: float = 0.1, key_prefix: str = "limitgate") -> None:
-        super().__init__(timeout, key_prefix)
+    def __init__(
+        self,
+        store: str | SyncStore,
+        *,
+        timeout: float = 0.1,
+        key_prefix: str = "limitgate",
+        secret: str | None = None,
+        ipv6_prefix: int = 64,
+    ) -> None:
+        super().__init__(timeout, key_prefix, secret, ipv6_prefix)
         self._owns_store = isinstance(store, str)
         self._store: SyncStore = opened(store, open_sync_store, key_prefix)
         self._spend_plain: Any = getattr(self._store, "spend_plain", None) if takes_plain(self._store) else None
@@ -340,6 +370,16 @@ class Limiter(Operations):
     def banned(self, key: str) -> Decision:
         """Look at the ban of ``key``: a refusal whose ``retry_after`` is the rest of the ban, else an allowed decision."""
         return self._run(self._banned(key))
+
+    def bucket(self, rule: Rule | Callable[..., Any], *, name: str | None = None, **parts: Unpack[BucketParts]) -> RuleBucket:
+        """One client's bucket of a rule, as a gate with the same ``key_prefix``, ``secret`` and ``ipv6_prefix`` counts in it.
+
+        ``limiter.bucket(rule, ip="203.0.113.7", path="/items/{id}").ban(3600)``. ``rule`` is a `Rule`, of a `RuleSet` or not,
+        an endpoint with ``@limit``, a `limitgate.fastapi.RateLimit` or a `limitgate.django.rest.Throttle`; ``name`` chooses one
+        of several limits of an endpoint. The parts are those of the rule's key, see `BucketParts`. Raises `ConfigError` for one
+        that is missing, unless the address ``ip`` stands in for it, as it does in a request.
+        """
+        return RuleBucket(self._rule_bucket(rule, name, parts), self._run)
 
     def configure(self, name: str, *limits: Limit | str, per_process: bool = False, replace: bool = True) -> tuple[Limit, ...]:
         """Keep limits in the store under a name: `Configured` stands for them, in every process that shares the store.

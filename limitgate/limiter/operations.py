@@ -17,6 +17,7 @@ from limitgate.gate.flow import ConfigFlow, Flow
 from limitgate.gate.request_plan import UNLIMITED
 from limitgate.gate.wait_queue import book
 from limitgate.keys import Key
+from limitgate.limiter.rule_bucket import BucketParts, RuleBucketOperations, rule_bucket
 from limitgate.limiter.stored_limits import Configuration, Configured, Known, decode, encode
 from limitgate.limits.bucket import MAX_AHEAD, Bucket, buckets_of
 from limitgate.limits.decision import SECOND, Decision, decide
@@ -24,6 +25,7 @@ from limitgate.limits.limit import Limit, as_limit, kept_as
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, Verb, check_cost, wait_us
 from limitgate.limits.refund import full_refund, refund
 from limitgate.limits.template import PlanTemplate
+from limitgate.rules.key_parts import check_secret
 from limitgate.stores.base import ConfigRequest, StoredConfig
 
 Limits = tuple[Limit | str | Configured, ...]
@@ -80,13 +82,29 @@ class ChargedOperation:
 class Operations:
     """Plans of a limiter's calls, and decisions from the store's readings."""
 
-    def __init__(self, timeout: float, key_prefix: str) -> None:
+    def __init__(self, timeout: float, key_prefix: str, secret: str | None = None, ipv6_prefix: int = 64) -> None:
         if not 0 < timeout <= 60:
             raise ValueError(f"timeout is {timeout}, expected seconds above 0, at most 60")
+        if not 32 <= ipv6_prefix <= 128:
+            raise ConfigError(f"ipv6_prefix is {ipv6_prefix!r:.40}, expected 32 to 128")
         self._timeout = timeout
         self._prefix = f"{key_prefix}:"
-        self._key = Key((), "limiter")
+        self._secret = check_secret(secret)
+        self._ipv6_prefix = ipv6_prefix
+        self._key = Key((), "limiter", secret=self._secret)
         self._known = Known()
+
+    def _rule_bucket(self, rule: object, name: str | None, parts: BucketParts) -> RuleBucketOperations:
+        """The bucket of a rule that these parts of its key name."""
+        return rule_bucket(
+            rule,
+            name,
+            parts,
+            timeout=self._timeout,
+            key_prefix=self._prefix.removesuffix(":"),
+            secret=self._secret,
+            ipv6_prefix=self._ipv6_prefix,
+        )
 
     def _prepared(self, key: str, limits: Limits, cost: int) -> tuple[PlanTemplate, tuple[str, str]] | None:
         """The prepared plan of a hit and its keys; None if it is not plain, or there is a mistake: then `_deciding` knows."""
@@ -155,10 +173,7 @@ class Operations:
         return ChargedOperation(decide(plan, reading), plan, reading, self._timeout)
 
     def _banning(self, key: str, seconds: float | None, *, longer: bool = False) -> Flow[Decision]:
-        if seconds is not None and not 0 < seconds <= ban.FOR_EVER / 1e6:
-            raise ValueError(f"seconds is {seconds!r:.40}, expected a number above 0, at most 100 years")
-        us = ban.FOR_EVER if seconds is None else max(1, round(seconds * 1e6))
-        return (yield from self._banned(key, us, ban.MORE if longer else ban.AT_LEAST))
+        return (yield from self._banned(key, ban.microseconds(seconds), ban.MORE if longer else ban.AT_LEAST))
 
     def _pardoning(self, key: str) -> Flow[None]:
         yield Plan.reset([_ban_of(self._name(key), 1)]), self._timeout

@@ -136,6 +136,10 @@ class Callers:
         callers = [caller for alike in self._by_key.values() for _, caller in alike]
         return callers + [caller for _, caller, _ in self._by_header] if by_header else callers
 
+    def named(self, name: str) -> Caller | None:
+        """The listed caller with this id, None if there is none."""
+        return next((caller for caller in self._known(by_header=True) if caller.id == name), None)
+
     def __bool__(self) -> bool:
         return bool(self._by_key or self._by_header)
 

@@ -65,7 +65,7 @@ def limit(*limits: Limit | str | LimitsBy, name: str | None = None, **options: U
     def decorate(endpoint: F) -> F:
         _check_is_real(endpoint)
         is_stacked = not _is_named(endpoint, inspect.currentframe(), parameters=False)
-        rule = Rule(name or place_named(_name_of(endpoint)), *parsed, **options)
+        rule = Rule(name or place_named(_name_of(endpoint)), *parsed, **options).placed()
         if any(isinstance(mark, Rule) and mark.name == rule.name for mark in _marks_within(endpoint)):
             raise ConfigError(f"limit {rule.name!r} is on {_name_of(endpoint)} twice, expected different names")
         guarded: F = _guarded(endpoint, rule, is_stacked=is_stacked)
@@ -154,6 +154,11 @@ def _handler_of(endpoint: Any, view_class: type, method: str) -> str:
 def has_marks(endpoint: Any) -> bool:
     """True if an endpoint is marked, or any method of a class-based one."""
     return bool(_marks_within(endpoint))
+
+
+def limits_on(endpoint: Any) -> list[Rule]:
+    """The limits on an endpoint, and on all methods of a class-based one."""
+    return list({id(mark): mark for mark in _marks_within(endpoint) if isinstance(mark, Rule)}.values())
 
 
 def _marks_within(endpoint: Any) -> list[Mark]:

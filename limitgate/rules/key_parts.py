@@ -20,3 +20,11 @@ def check_part(name: str) -> tuple[str, ...]:
         if label not in PARTS and not _HEADER_PART.fullmatch(label):
             raise ConfigError(f"key part {label!r} is unknown, {_EXPECTED}")
     return tuple(label if label in PARTS else label.lower() for label in labels)
+
+
+def check_secret(secret: str | None) -> bytes:
+    """The bytes that key the digests in the store, none for None. Raises `ConfigError`, which does not tell the secret."""
+    key = (secret or "").encode()
+    if secret is not None and not 16 <= len(key) <= 64:
+        raise ConfigError("expected a secret of 16 to 64 bytes")
+    return key

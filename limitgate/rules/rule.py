@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property, partial
 from inspect import isawaitable, iscoroutinefunction
-from typing import Annotated, Any, Literal, TypeVar, Unpack
+from typing import Annotated, Any, Literal, Self, TypeVar, Unpack
 
 from pydantic import (
     BaseModel,
@@ -289,6 +289,26 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return any(label in check_part(part) for part in self.key)
 
     @cached_property
+    def kind(self) -> Literal["rule", "limit"]:
+        """Kind of its owner, which is in its keys: a limit belongs to a decorator, a dependency or a throttle."""
+        return "rule"
+
+    @cached_property
+    def given_parts(self) -> tuple[str, ...]:
+        """Names of further parts of its keys, whose values the application gives with each request."""
+        return ()
+
+    def placed(self, given_parts: tuple[str, ...] = ()) -> Self:
+        """Note that it is the limit of a decorator, a dependency or a throttle. Returns it."""
+        vars(self).update(kind="limit", given_parts=given_parts)
+        return self
+
+    @cached_property
+    def rule_set(self) -> RuleSet:
+        """The rule set that it is in, which says who the callers and tiers are; of one that is in none, one of its own."""
+        return RuleSet([self])
+
+    @cached_property
     def paths(self) -> tuple[str, ...]:
         """The patterns of ``path``."""
         return (self.path,) if isinstance(self.path, str) else self.path
@@ -510,6 +530,8 @@ class RuleSet:
         }
         known = list(callers)
         self.callers = Callers(known)
+        for rule in listed:
+            vars(rule)["rule_set"] = self
         _check_replaced(listed)
         _check_callers(known, self.tiers)
         self.source = ""

@@ -19,6 +19,7 @@ from limitgate.diagnostics import Diagnosis
 from limitgate.errors import ConfigError
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.response import STYLES
+from limitgate.rules.key_parts import check_secret
 from limitgate.rules.options import OnError
 
 PREFIX = "LIMITGATE_"
@@ -129,8 +130,7 @@ class Settings(BaseSettings):
     @field_validator("secret")
     @classmethod
     def _secret_fits(cls, secret: SecretStr | None) -> SecretStr | None:
-        if secret is not None and not 16 <= len(secret.get_secret_value().encode()) <= 64:
-            raise ConfigError("expected a secret of 16 to 64 bytes")
+        check_secret(None if secret is None else secret.get_secret_value())
         return secret
 
 

@@ -302,6 +302,17 @@ def test_routes_that_come_later_are_seen() -> None:
 
 
 @DOORS
+def test_a_route_in_the_midst_of_a_key_is_that_of_the_request(door: Any) -> None:
+    """Each route has a bucket of its own, wherever the path stands in the key, and the one that other ways lead to."""
+    store, general = Counted(Clock()), General(Clock())
+    both = [door(each, rules=[Rule("each", "1/minute", key=["caller|ip", "path", "ip"])]) for each in (store, general)]
+    for ask in both:
+        assert [ask(path).status for path in ("/costly", "/measured", "/costly")] == [200, 200, 429]
+    assert store.plain
+    assert buckets(store).keys() == buckets(general).keys()
+
+
+@DOORS
 @pytest.mark.filterwarnings("ignore:Unknown REQUEST_METHOD")  # says the validator
 def test_what_clients_invent_is_not_prepared(door: Any) -> None:
     """Methods that HTTP does not define are charged like any other, and make nothing grow."""

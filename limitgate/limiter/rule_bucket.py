@@ -1,0 +1,319 @@
+"""Buckets of a rule, found by what is in the key: one client's state under a rule, without a request of that client's.
+
+The keys are made as a gate makes them (`limitgate.gate.compiled_rule`), of a request that is only described.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from ipaddress import IPv4Address, IPv6Address
+from typing import Any, TypedDict
+
+from limitgate.algorithms import ban
+from limitgate.errors import ConfigError
+from limitgate.gate.compiled_rule import CompiledRule
+from limitgate.gate.flow import Flow
+from limitgate.gate.identity import Identities, Subject
+from limitgate.http.client_ip import TrustedProxies, canonical
+from limitgate.http.request import Request, TextHeaders
+from limitgate.keys import Value, part_of, value_of
+from limitgate.limits.decision import Decision, decide
+from limitgate.limits.plan import Charge, Plan, Reading
+from limitgate.rules.callers import DEFAULT_TIER, Caller
+from limitgate.rules.decorators import limits_on
+from limitgate.rules.key_parts import check_part
+from limitgate.rules.options import check_names
+from limitgate.rules.rule import Rule
+
+_API_KEY = ":api-key"
+"""Header of a described request that holds the API key; no part of a key can ask for one of this name."""
+
+
+class BucketParts(TypedDict, total=False):
+    """Parts of a key, by which a bucket of a rule is named. Only those that the rule's key has are looked at."""
+
+    ip: str | IPv4Address | IPv6Address | None
+    """The client's address; IPv6 is grouped as by the gate."""
+    api_key: str | None
+    """The API key as the client sends it, whether it is listed in the rule's `RuleSet` or not."""
+    caller: str | Caller | None
+    """The caller, or its id."""
+    user: object
+    """The user, as the authentication layer names it: text, or an object with an id."""
+    headers: Mapping[str, str]
+    """Headers by name."""
+    method: str | None
+    host: str | None
+    path: str | None
+    """The template of the route as the framework has it, ``/items/{id}``; where that is not known, the rule's own pattern."""
+    tier: str | None
+    """The caller's tier; if not given that of the `Caller`, of the rule, or ``default``."""
+    given: Mapping[str, object]
+    """By name what dependencies in the key of a `limitgate.fastapi.RateLimit` give: ``{"current_user": user}``."""
+
+
+class RuleBucketOperations:
+    """Operations on a bucket of a rule, as flows."""
+
+    def __init__(self, alike: Sequence[Sequence[Charge]], timeout: float) -> None:
+        self._alike = alike
+        """Charges of one request, by each key that the gate may count it under: it counts under one of them."""
+        self._timeout = timeout
+
+    def peeking(self) -> Flow[Decision]:
+        """Decide about a request of the rule's cost, and charge nothing."""
+        return self._carried_out(Plan.peek(self._charges))
+
+    def resetting(self) -> Flow[Decision]:
+        """Forget all charges. A ban stays."""
+        return self._carried_out(Plan.reset(self._charges))
+
+    def banning(self, seconds: float | None) -> Flow[Decision]:
+        """Refuse all charges for at least so many seconds, for ever if None. Raises `ValueError` for what is no time."""
+        return self._carried_out(Plan.ban(self._charges, ban.microseconds(seconds)))
+
+    def pardoning(self) -> Flow[Decision]:
+        """Lift the ban, if there is one."""
+        return self._carried_out(Plan.ban(self._charges, 0))
+
+    @property
+    def _charges(self) -> list[Charge]:
+        return [charge for charges in self._alike for charge in charges]
+
+    def _carried_out(self, plan: Plan) -> Flow[Decision]:
+        reading = yield plan, self._timeout
+        at, decisions = 0, []
+        for charges in self._alike:
+            buckets = reading.buckets[at : at + len(charges)]
+            at += len(charges)
+            admitted = all(after is not None or not charge.enforced for charge, _, after in buckets)
+            decisions.append(decide(Plan.peek(charges), Reading(reading.now, buckets, admitted, reading.waited)))
+        return min(decisions, key=_room)
+
+
+def _room(decision: Decision) -> tuple[float, int, float]:
+    """Order of decisions by how little they leave."""
+    return -decision.retry_after, decision.remaining, -decision.reset_after
+
+
+class AsyncRuleBucket:
+    """One client's bucket of a rule, from `AsyncLimiter.bucket`. Where the store fails, every method raises `StoreError`."""
+
+    def __init__(
+        self, operations: RuleBucketOperations, run: Callable[[Flow[Decision]], Coroutine[Any, Any, Decision]]
+    ) -> None:
+        self._operations = operations
+        self._run = run
+
+    async def peek(self) -> Decision:
+        """Decide about a request of the rule's cost. Charges nothing; a ban is in ``retry_after``."""
+        return await self._run(self._operations.peeking())
+
+    async def reset(self) -> Decision:
+        """Forget all charges; a ban stays. The decision shows the bucket after that."""
+        return await self._run(self._operations.resetting())
+
+    async def ban(self, seconds: float | None = None) -> Decision:
+        """Refuse all requests that count here for at least so many seconds, for ever if None; what is owed stays.
+
+        Requests leased before can still be used up, for up to a second.
+        """
+        return await self._run(self._operations.banning(seconds))
+
+    async def pardon(self) -> Decision:
+        """Lift the ban, if there is one. Processes that have just refused the client may do so for up to a second more."""
+        return await self._run(self._operations.pardoning())
+
+
+class RuleBucket:
+    """One client's bucket of a rule, from `Limiter.bucket`. Where the store fails, every method raises `StoreError`."""
+
+    def __init__(self, operations: RuleBucketOperations, run: Callable[[Flow[Decision]], Decision]) -> None:
+        self._operations = operations
+        self._run = run
+
+    def peek(self) -> Decision:
+        """Decide about a request of the rule's cost. Charges nothing; a ban is in ``retry_after``."""
+        return self._run(self._operations.peeking())
+
+    def reset(self) -> Decision:
+        """Forget all charges; a ban stays. The decision shows the bucket after that."""
+        return self._run(self._operations.resetting())
+
+    def ban(self, seconds: float | None = None) -> Decision:
+        """Refuse all requests that count here for at least so many seconds, for ever if None; what is owed stays.
+
+        Requests leased before can still be used up, for up to a second.
+        """
+        return self._run(self._operations.banning(seconds))
+
+    def pardon(self) -> Decision:
+        """Lift the ban, if there is one. Processes that have just refused the client may do so for up to a second more."""
+        return self._run(self._operations.pardoning())
+
+
+def rule_bucket(
+    rule: object,
+    name: str | None,
+    parts: BucketParts,
+    *,
+    timeout: float,
+    key_prefix: str,
+    secret: bytes,
+    ipv6_prefix: int,
+) -> RuleBucketOperations:
+    """The bucket of a rule that these parts name; ``name`` chooses a limit of an endpoint that has several.
+
+    Raises `ConfigError` for a part that is missing or makes no sense, `TypeError` for one that is unknown.
+    """
+    chosen = _rule_of(rule, name)
+    check_names("bucket", parts, BucketParts)
+    if not chosen.has_limits:
+        raise ConfigError(f"rule {chosen.name!r} has no limits, expected one that counts")
+    compiled_rule = CompiledRule(
+        chosen, chosen.kind, key_prefix=key_prefix, secret=secret, shadow=False, cardinality=None, inventable=lambda _: False
+    )
+    values = _values(chosen, parts)
+    subjects = [_subject(chosen, parts, ipv6_prefix, path) for path in _paths(chosen, parts.get("path"))]
+    for subject in subjects:
+        _check_parts(chosen, subject, values, parts)
+    return RuleBucketOperations([compiled_rule.charges_of(subject, values) for subject in subjects], timeout)
+
+
+def _rule_of(rule: object, name: str | None) -> Rule:
+    """The rule itself, the limit on an endpoint, or that of a dependency or throttle."""
+    found = [rule] if isinstance(rule, Rule) else [getattr(rule, "rule", None)]
+    rules = [each for each in found if isinstance(each, Rule)] or limits_on(rule)
+    chosen = [each for each in rules if name in (None, each.name)]
+    if not rules:
+        raise ConfigError(f"{rule!r:.80} is no rule, expected a Rule, or an endpoint with @limit, a RateLimit or a Throttle")
+    if len(chosen) != 1:
+        raise ConfigError(
+            f"{rule!r:.80} has the limits {', '.join(each.name for each in rules)}, expected name= as one of them"
+        )
+    return chosen[0]
+
+
+def _paths(rule: Rule, path: object) -> list[str | None]:
+    """The templates of routes to try, None for the rule's pattern.
+
+    A path that reads like the pattern may be a route's template, too: which of them a gate counts by depends on whether it
+    knows the framework's routes.
+    """
+    if path is not None and not (isinstance(path, str) and path):
+        raise ConfigError(f"path is {path!r:.80}, expected text: a route's template such as '/items/{{id}}'")
+    return [path, None] if path in rule.paths else [path]
+
+
+class _Missing(Exception):  # noqa: N818
+    """A part of the key is absent, and so is the address that stands in for it."""
+
+
+class _DescribedRequest(Request):
+    """A request of which no more is known than the parts of a key."""
+
+    def __init__(self, parts: BucketParts) -> None:
+        method = parts.get("method") or "GET"
+        self.sent_method = method.upper()
+        self.method = "GET" if self.sent_method == "HEAD" else self.sent_method
+        self.sent, self.peer = "/", None
+        headers = {each.lower(): value for each, value in parts.get("headers", {}).items()}
+        named = {"host": parts.get("host"), _API_KEY: parts.get("api_key")}
+        self._headers = TextHeaders({**headers, **{label: value for label, value in named.items() if value is not None}})
+        self._user = parts.get("user")
+        self._client = _address(parts.get("ip"))
+
+    @property
+    def user(self) -> Any:
+        """The user."""
+        return self._user
+
+
+class _DescribedSubject(Subject):
+    """A subject of which only some parts are known."""
+
+    __slots__ = ()
+
+    def address(self) -> str:
+        """Address or network that the client is counted by. Raises `_Missing` if it is not known."""
+        address = super().address()
+        if address is None:
+            raise _Missing
+        return address
+
+
+def _subject(rule: Rule, parts: BucketParts, ipv6_prefix: int, path: str | None) -> _DescribedSubject:
+    named = parts.get("caller")
+    callers, tiers = rule.rule_set.callers, rule.rule_set.tiers
+    identities = Identities(
+        callers,
+        TrustedProxies((), "x-forwarded-for"),
+        tiers,
+        identifies=named is not None,
+        api_key_header=_API_KEY,
+        ipv6_prefix=ipv6_prefix,
+    )
+    tier = parts.get("tier")
+    if isinstance(named, str):
+        named = callers.named(named) or Caller(named, tier or rule.tier or DEFAULT_TIER)
+    found = identities.subject(_DescribedRequest(parts), named)
+    tier = tier or (found.tier if found.caller else rule.tier or DEFAULT_TIER)
+    subject = _DescribedSubject(found.request, found.caller, tier, identities)
+    subject.route = path
+    return subject
+
+
+def _address(ip: str | IPv4Address | IPv6Address | None) -> str | None:
+    client = None if ip is None else canonical(str(ip))
+    if ip is not None and client is None:
+        raise ConfigError(f"ip is {str(ip)!r:.80}, expected an address such as '203.0.113.7' or '2001:db8::1'")
+    return None if client is None else str(client)
+
+
+def _values(rule: Rule, parts: BucketParts) -> list[Value]:
+    """Values of the parts that the application gives with each request, by their names or the last words of these."""
+    given = dict(parts.get("given", {}))
+    if "user" in rule.given_parts and "user" in parts:
+        given["user"] = parts["user"]
+    short = {name.rpartition(".")[2]: name for name in rule.given_parts}
+    named = {short.get(name, name): value for name, value in given.items()}
+    for name in named.keys() - set(rule.given_parts):
+        raise ConfigError(f"rule {rule.name!r} has no part {name!r} in given, expected one of {', '.join(short) or 'none'}")
+    return [value_of(named.get(name), name) for name in rule.given_parts]
+
+
+def _check_parts(rule: Rule, subject: _DescribedSubject, values: Sequence[Value], parts: BucketParts) -> None:
+    """Raise `ConfigError` for a part of the key that is not given, unless the client's address stands in for it."""
+    for part in rule.key:
+        labels = check_part(part)
+        needed = [label for label in labels if label in ("path", "method") and parts.get(label) is None]
+        others = [label for label in labels if label not in needed and _has(subject, label)]
+        if (needed or subject.request.client is None) and not others:
+            raise ConfigError(f"rule {rule.name!r} counts by {part}, expected {_expected(needed or labels, rule)}")
+    for value in values:
+        if value.text is None and subject.request.client is None:
+            name = value.name.rpartition(".")[2]
+            raise ConfigError(f"rule {rule.name!r} counts by {name}, expected given={{{name!r}: ...}}{_OR_ADDRESS}")
+
+
+def _has(subject: _DescribedSubject, label: str) -> bool:
+    try:
+        return bool(part_of(subject, label))
+    except _Missing:
+        return False
+
+
+_OR_ADDRESS = ", or ip= as the address of a client that leaves it out"
+
+
+def _expected(labels: Sequence[str], rule: Rule) -> str:
+    """How to give one of these parts of a key."""
+    if "path" in labels:
+        own = " or ".join(map(repr, rule.paths))
+        return f"path= as the route's template, such as '/items/{{id}}', or where the gate knows no routes as the rule's, {own}"
+    if "method" in labels or list(labels) == ["ip"]:
+        return f"{labels[0]}="
+    names = [label for label in labels if label != "ip"]
+    ways = [f"headers={{{name.partition(':')[2]!r}: ...}}" if name.startswith("header:") else f"{name}=" for name in names]
+    listed = " that is listed" if "api_key" in names and rule.rule_set.callers.list_keys else ""
+    return f"{' or '.join(ways)}{listed}{_OR_ADDRESS}"

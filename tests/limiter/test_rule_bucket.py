@@ -1,0 +1,410 @@
+"""One client's bucket of a rule: the very keys that a gate uses, and bans that it heeds, through every door."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from fastapi import Depends, FastAPI
+from flask import Flask
+from hypothesis import given, strategies as st
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
+
+import limitgate.flask
+from limitgate import (
+    AsyncLimiter,
+    AsyncRedisStore,
+    Caller,
+    ConfigError,
+    Limit,
+    Limiter,
+    LimitGate,
+    LimitGateWSGI,
+    MemoryStore,
+    RedisStore,
+    Rule,
+    RuleSet,
+    StoreError,
+    limit,
+)
+from limitgate.fastapi import RateLimit
+from limitgate.limiter.rule_bucket import RuleBucket
+from limitgate.rules.callers import KnownCaller
+from tests.support.clock import Clock
+from tests.support.doors import PEER, Reply, asgi_reply, wsgi_reply
+from tests.support.redis_cluster import RedisCluster
+from tests.support.redis_server import RedisServer
+from tests.support.stored import buckets
+
+SECRET = "a secret of sixteen bytes and more"
+ADDRESSES = ("192.0.2.1", "2001:db8:1:2:3::4", "::ffff:198.51.100.7")
+VIP = "vip-key"
+CALLERS = [KnownCaller(id="acme", api_key="sha256:" + hashlib.sha256(VIP.encode()).hexdigest(), tier="vip")]
+LIMITS = (
+    [Limit("5/minute")],
+    [Limit("5/minute"), Limit("50/day", algorithm="sliding_window"), Limit("3 at once")],
+    [Limit("9/second", algorithm="fixed_window")],
+    [Limit("50/minute", lease=5)],
+)
+PARTS = ("path", "ip", "api_key", "header:x-tenant", "method", "host", "user", "caller", "tier", "global", "api_key|ip")
+HEADERS = {"x-tenant": "a, b", "host": "Shop.Example.:8080", "x-api-key": VIP}
+
+
+async def plain_asgi(scope: Any, receive: Any, send: Any) -> None:
+    """An application whose routes nobody knows."""
+    await PlainTextResponse("ok")(scope, receive, send)
+
+
+def plain_wsgi(environ: Any, start_response: Any) -> list[bytes]:
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return [b"ok"]
+
+
+def with_user(app: Any, user: str | None) -> Any:
+    async def authenticated(scope: Any, receive: Any, send: Any) -> None:
+        await app({**scope, "user": user}, receive, send)
+
+    return authenticated
+
+
+def reply_of(door: str, rules: Any, store: Any, path: str, peer: str, *, user: str | None = None, **options: Any) -> Reply:
+    """One request with all there is to count by, through a gate around an application with routes or without."""
+    headers = options.pop("headers", HEADERS)
+    secret = options.pop("secret", SECRET)
+    options = {"rules": rules, "store": store, "key_prefix": "shop", "secret": secret, "new_buckets": 0, **options}
+    if door in ("wsgi", "flask"):
+        app: Any = plain_wsgi
+        if door == "flask":
+            app = Flask("app")
+            app.add_url_rule("/items/<int:number>", view_func=lambda **_: "ok", methods=["GET", "POST"])
+            app.add_url_rule("/login", view_func=lambda: "ok", endpoint="login", methods=["GET", "POST"])
+        more = {"REMOTE_USER": user} if user else {}
+        return wsgi_reply(LimitGateWSGI(app, **options), path, "POST", headers, REMOTE_ADDR=peer, **more)
+    app = plain_asgi
+    if door == "starlette":
+        item = Route("/{number:int}", lambda _: PlainTextResponse("ok"), methods=["GET", "POST"])
+        login = Route("/login", lambda _: PlainTextResponse("ok"), methods=["GET", "POST"])
+        app = Starlette(routes=[Mount("/items", routes=[item]), login])
+    return asyncio.run(asgi_reply(with_user(LimitGate(app, **options), user), path, "POST", headers, peer=peer))
+
+
+TEMPLATES = {"starlette": "/items/{number:int}", "flask": "/items/<int:number>"}
+
+
+@given(
+    door=st.sampled_from(["asgi", "wsgi", "starlette", "flask"]),
+    key=st.lists(st.sampled_from(PARTS), min_size=1, max_size=4),
+    limits=st.sampled_from(LIMITS),
+    address=st.sampled_from(ADDRESSES),
+    path=st.sampled_from(["/items/7", "/login"]),
+    patterns=st.sampled_from(["/**", "/items/{id}", ["/items/**", "/login"], "/login"]),
+    lists=st.booleans(),
+    user=st.sampled_from(["ann", None]),
+    secret=st.sampled_from([SECRET, None]),
+    leaves_out=st.booleans(),
+    prefix=st.sampled_from([48, 64, 128]),
+)
+def test_keys_are_those_of_a_gate_property(
+    *,
+    door: str,
+    key: list[str],
+    limits: list[Limit],
+    address: str,
+    path: str,
+    patterns: Any,
+    lists: bool,
+    user: str | None,
+    secret: str | None,
+    leaves_out: bool,
+    prefix: int,
+) -> None:
+    """Whatever a rule counts by, its bucket is the one that a request has been charged to."""
+    rule = Rule("api", *limits, key=key, path=patterns)
+    rules = RuleSet([rule], CALLERS if lists else (), ["vip"])
+    clock = Clock()
+    store = MemoryStore(clock)
+    headers = {"host": HEADERS["host"]} if leaves_out else HEADERS
+    reply_of(door, rules, store, path, address, user=user, headers=headers, secret=secret, ipv6_prefix=prefix)
+    limiter = Limiter(store, key_prefix="shop", secret=secret, ipv6_prefix=prefix)
+    template = TEMPLATES.get(door) if path == "/items/7" else "/login" if door in TEMPLATES else None
+    own = rule.paths[-1] if path == "/login" and "/login" in rule.paths else rule.paths[0]
+    bucket = limiter.bucket(
+        rule,
+        ip=address,
+        path=template or own,
+        user=user,
+        headers={name.title(): value for name, value in headers.items()},
+        method="post",
+        host=headers["host"],
+        **({} if leaves_out else {"api_key": VIP}),
+    )
+    kept = set(buckets(store))
+    asked = [{charge.key for charge in charges} for charges in bucket._operations._alike]
+    if kept:
+        assert any(kept <= each for each in asked)
+    bucket.ban(60)
+    applies = path == "/items/7" if patterns == "/items/{id}" else path == "/login" if patterns == "/login" else True
+    reply = reply_of(door, rules, store, path, address, user=user, headers=headers, secret=secret, ipv6_prefix=prefix)
+    assert (reply.status == 429) is applies
+    if applies:
+        assert reply.wait == 60
+        assert json.loads(reply.body)["violated-policies"] == ["api"]
+        assert bucket.peek().retry_after == 60
+        bucket.pardon()
+        again = reply_of(door, rules, store, path, address, user=user, headers=headers, secret=secret, ipv6_prefix=prefix)
+        assert again.status == 200
+
+
+RULE = Rule("api", "3/minute", path="/**", key=["path", "ip"])
+
+
+@pytest.mark.parametrize(
+    ("rule", "parts", "expected"),
+    [
+        (RULE, {"ip": PEER}, "counts by path, expected path= as the route's template"),
+        (RULE, {"path": "/**"}, "counts by ip, expected ip="),
+        (RULE, {"path": 7, "ip": PEER}, "path is 7, expected text"),
+        (RULE, {"path": "/**", "ip": "nobody"}, "ip is 'nobody', expected an address such as"),
+        (Rule("a", "3/minute", key=["header:x-tenant"]), {}, "expected headers={'x-tenant': ...}, or ip="),
+        (Rule("a", "3/minute", key=["api_key|ip"]), {}, "counts by api_key|ip, expected api_key=, or ip="),
+        (Rule("a", "3/minute", key=["method", "ip"]), {"ip": PEER}, "counts by method, expected method="),
+        (Rule("a", "3/minute", key=["user", "caller"]), {"user": "ann"}, "counts by caller, expected caller=, or ip="),
+        (Rule("a", exempt=True), {}, "has no limits"),
+        (plain_wsgi, {}, "is no rule, expected a Rule, or an endpoint with @limit"),
+    ],
+)
+def test_what_is_missing_is_said(rule: Any, parts: Mapping[str, Any], expected: str) -> None:
+    """A part of the key that was not given is not silently taken for absent."""
+    with pytest.raises(ConfigError) as error:
+        Limiter(MemoryStore()).bucket(rule, **parts)
+    assert expected in str(error.value)
+
+
+def test_an_api_key_that_is_not_listed_is_said() -> None:
+    """Such a request counts by its address, so that has to be given."""
+    rule = Rule("a", "3/minute", key=["api_key"])
+    RuleSet([rule], CALLERS, ["vip"])
+    with pytest.raises(ConfigError, match=r"expected api_key= that is listed, or ip="):
+        Limiter(MemoryStore()).bucket(rule, api_key="made up")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'adress'"):
+        Limiter(MemoryStore()).bucket(rule, adress=PEER)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("seconds", [0, -1, math.nan, 1e12])
+def test_a_ban_has_a_length(seconds: float) -> None:
+    """As a key's."""
+    with pytest.raises(ValueError, match="expected a number above 0"):
+        Limiter(MemoryStore()).bucket(RULE, ip=PEER, path="/**").ban(seconds)
+
+
+def test_options_are_checked() -> None:
+    """A secret is as long as a gate's, and no network wider."""
+    with pytest.raises(ConfigError, match="16 to 64 bytes") as error:
+        Limiter(MemoryStore(), secret="short")
+    assert "short" not in str(error.value)
+    with pytest.raises(ConfigError, match="expected 32 to 128"):
+        Limiter(MemoryStore(), ipv6_prefix=16)
+
+
+def test_a_caller_that_identify_names() -> None:
+    """An API key counts as its caller then, and the tier is the caller's."""
+    rule = Rule("a", "2/minute", key=["caller", "tier", "api_key"])
+    rules = RuleSet([rule], (), ["vip"])
+    store = MemoryStore(Clock())
+
+    def identify(_: object) -> Caller:
+        return Caller("ann", "vip")
+
+    reply_of("asgi", rules, store, "/", PEER, identify=identify)
+    limiter = Limiter(store, key_prefix="shop", secret=SECRET)
+    assert limiter.bucket(rule, caller=Caller("ann", "vip"), api_key=VIP).peek().remaining == 1
+    assert limiter.bucket(rule, caller="ann", tier="vip", api_key=VIP).reset().remaining == 2
+    assert reply_of("asgi", rules, store, "/", PEER, identify=identify).headers["x-ratelimit-remaining"] == "1"
+
+
+def test_limits_of_endpoints_and_dependencies() -> None:
+    """A decorator's bucket is another one than that of a rule of the same name; of several limits one has to be named."""
+    store = MemoryStore(Clock())
+
+    async def current_user() -> str:
+        return "ann"
+
+    both = RateLimit("5/minute", key=["ip", current_user], name="own")
+    app = FastAPI()
+
+    @app.get("/")
+    @limit("3/minute", name="few")
+    @limit("4/minute", name="more")
+    async def home() -> str:
+        return "ok"
+
+    @app.get("/own", dependencies=[Depends(both)])
+    async def own() -> str:
+        return "ok"
+
+    app.add_middleware(LimitGate, rules=[Rule("few", "9/minute")], store=store)
+    asyncio.run(asgi_reply(app, "/"))
+    asyncio.run(asgi_reply(app, "/own"))
+    limiter = Limiter(store)
+    assert limiter.bucket(home, name="few", ip=PEER).peek().remaining == 2
+    assert limiter.bucket(home, name="more", ip=PEER).peek().remaining == 3
+    assert limiter.bucket(Rule("few", "9/minute"), ip=PEER).peek().remaining == 7
+    with pytest.raises(ConfigError, match=r"has the limits few, more|has the limits more, few"):
+        limiter.bucket(home, ip=PEER)
+    for its in (both, both.rule):
+        assert limiter.bucket(its, ip=PEER, given={"current_user": "ann"}).peek().remaining == 4
+        assert limiter.bucket(its, ip=PEER, given={"current_user": "bob"}).peek().remaining == 5
+    dependent = RateLimit("5/minute", key=[current_user])
+    with pytest.raises(ConfigError, match=r"counts by current_user, expected given=\{'current_user'"):
+        limiter.bucket(dependent)
+    with pytest.raises(ConfigError, match="has no part 'curent_user' in given, expected one of current_user"):
+        limiter.bucket(dependent, ip=PEER, given={"curent_user": "ann"})
+    limiter.bucket(home, name="more", ip=PEER).ban(30)
+    reply = asyncio.run(asgi_reply(app, "/"))
+    assert (reply.status, reply.wait, reply.json()["violated-policies"]) == (429, 30, ["more"])
+
+
+def test_a_banned_client_is_told_when_it_ends() -> None:
+    """All header styles say it, in the numbers of the rule."""
+    store = MemoryStore(Clock())
+    rule = Rule("api", "3/second", qpm=100, concurrency=5)
+    options = {"headers": ["x-ratelimit", "x-ratelimit-windows", "draft-11"]}
+    gate = LimitGateWSGI(plain_wsgi, rules=[rule], store=store, **options)
+    Limiter(store).bucket(rule, ip=PEER).ban(90)
+    reply = wsgi_reply(gate)
+    assert (reply.status, reply.wait) == (429, 90)
+    fields = reply.headers
+    assert (fields["x-ratelimit-limit"], fields["x-ratelimit-remaining"]) == ("3", "0")
+    assert int(fields["x-ratelimit-reset"]) == 1_790_000_090
+    assert fields["x-ratelimit-remaining-second"] == fields["x-ratelimit-remaining-minute"] == "0"
+    assert '"api-second";r=0;t=90' in fields["ratelimit"]
+    assert '"api-second";q=3;w=1' in fields["ratelimit-policy"]
+
+
+def test_a_shadow_only_reports_a_ban() -> None:
+    """It never refuses; nothing is charged to it meanwhile."""
+    store = MemoryStore(Clock())
+    rule = Rule("trial", "3/minute", shadow=True)
+    seen = []
+
+    def app(environ: Any, start_response: Any) -> list[bytes]:
+        seen.append(environ["limitgate"])
+        return plain_wsgi(environ, start_response)
+
+    bucket = Limiter(store).bucket(rule, ip=PEER)
+    bucket.ban(60)
+    assert wsgi_reply(LimitGateWSGI(app, rules=[rule], store=store)).status == 200
+    assert seen[0].shadow
+    bucket.pardon()
+    assert bucket.peek().remaining == 3
+
+
+@pytest.fixture(params=["redis", "cluster"])
+def url(request: pytest.FixtureRequest) -> str:
+    if request.param == "redis":
+        server: RedisServer = request.getfixturevalue("redis_server")
+        return server.url
+    cluster: RedisCluster = request.getfixturevalue("redis_cluster")
+    return cluster.url
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=["plain", "several", "window", "leased"])
+def test_on_redis_a_ban_is_heeded_and_a_pardon_within_a_second(url: str, limits: list[Limit]) -> None:
+    """By another process' store, through both doors; the last refusal may be repeated for a second."""
+    prefix, rule = f"t{time.time_ns()}", Rule("api", *limits)
+    with Limiter(url, key_prefix=prefix, timeout=5) as limiter:
+        bucket = limiter.bucket(rule, ip=PEER)
+        store = RedisStore(url)
+        gate = LimitGateWSGI(plain_wsgi, rules=[rule], store=store, key_prefix=prefix, timeout=5)
+        try:
+            assert wsgi_reply(gate).status == 200
+            time.sleep(1.2)  # what was leased goes back
+            assert bucket.ban(60).retry_after == 60
+            replies = [wsgi_reply(gate) for _ in range(5)]
+            assert {(reply.status, reply.wait) for reply in replies} <= {(429, 60), (429, 59)}
+            assert bucket.reset().retry_after > 50
+            bucket.pardon()
+            time.sleep(1.1)
+            assert wsgi_reply(gate).status == 200
+        finally:
+            store.close()
+
+    async def by_asgi() -> None:
+        store = AsyncRedisStore(url)
+        gate = LimitGate(plain_asgi, rules=[rule], store=store, key_prefix=prefix, timeout=5)
+        async with AsyncLimiter(url, key_prefix=prefix, timeout=5) as limiter:
+            bucket = limiter.bucket(rule, ip=PEER)
+            await bucket.reset()
+            assert (await asgi_reply(gate)).status == 200
+            await asyncio.sleep(1.2)
+            await bucket.ban(60)
+            assert [(await asgi_reply(gate)).status for _ in range(5)] == [429] * 5
+            assert (await bucket.peek()).retry_after > 50
+            assert (await bucket.pardon()).allowed
+            await asyncio.sleep(1.1)
+            assert (await asgi_reply(gate)).status == 200
+        await store.aclose()
+
+    asyncio.run(by_asgi())
+
+
+def test_a_banned_crowd_costs_redis_little(redis_server: RedisServer) -> None:
+    """A refusal by a ban is repeated without asking, as any other that holds."""
+    prefix, rule = f"t{time.time_ns()}", Rule("api", "1000/second")
+    store = RedisStore(redis_server.url)
+    with Limiter(redis_server.url, key_prefix=prefix, timeout=5) as limiter, redis_server.client() as client:
+        limiter.bucket(rule, ip=PEER).ban(60)
+        gate = LimitGateWSGI(plain_wsgi, rules=[rule], store=store, key_prefix=prefix, timeout=5)
+        assert wsgi_reply(gate).status == 429
+        before = client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0)
+        assert {wsgi_reply(gate).status for _ in range(50)} == {429}
+        assert client.info("commandstats")["cmdstat_evalsha"]["calls"] - before <= 4
+    store.close()
+
+
+def test_a_store_that_is_gone_is_told(own_redis: RedisServer) -> None:
+    """There is no ``on_error`` here."""
+    with Limiter(own_redis.url) as limiter:
+        own_redis.stop()
+        with pytest.raises(StoreError):
+            limiter.bucket(RULE, ip=PEER, path="/**").ban(5)
+
+
+def test_a_memory_store_without_room_keeps_a_ban() -> None:
+    """Newcomers share the overflow bucket, and no ban goes to make room for them."""
+    clock = Clock()
+    store = MemoryStore(clock, max_buckets=4)
+    rule = Rule("api", "3/minute")
+    limiter = Limiter(store)
+    bans: list[RuleBucket] = [limiter.bucket(rule, ip=f"192.0.2.{number}") for number in range(1, 9)]
+    for bucket in bans:
+        bucket.ban(3600)
+    gate = LimitGateWSGI(plain_wsgi, rules=[rule], store=store)
+    for number in range(200):
+        wsgi_reply(gate, REMOTE_ADDR=f"198.51.100.{number}")
+    assert all(bucket.peek().retry_after == 3600 for bucket in bans)
+    clock.advance(3601)
+    for number in range(200):
+        wsgi_reply(gate, REMOTE_ADDR=f"198.51.100.{number}")
+    assert len(store) <= 4
+    assert not store._bans
+
+
+@pytest.mark.parametrize("extension", [limitgate.flask.LimitGate])
+def test_flask_heeds_a_ban(extension: Callable[..., Any]) -> None:
+    """By its extension, and by the rule of a file's kind."""
+    store, app = MemoryStore(Clock()), Flask("app")
+    app.add_url_rule("/items/<int:number>", view_func=lambda **_: "ok")
+    extension(app, rules=[RULE], store=store)
+    Limiter(store).bucket(RULE, ip="127.0.0.1", path="/items/<int:number>").ban(60)
+    assert app.test_client().get("/items/1").status_code == 429
+    assert app.test_client().get("/items/2").headers["retry-after"] == "60"
+    assert app.test_client().get("/other").status_code == 404
