@@ -22,7 +22,7 @@ from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.decorators import limits_on
 from limitgate.rules.key_parts import check_part
-from limitgate.rules.options import check_names
+from limitgate.rules.options import Given, check_names, read_limits
 from limitgate.rules.rule import Rule
 
 _API_KEY = ":api-key"
@@ -48,6 +48,8 @@ class BucketParts(TypedDict, total=False):
     """The template of the route as the framework has it, ``/items/{id}``; where that is not known, the rule's own pattern."""
     tier: str | None
     """The caller's tier; if not given that of the `Caller`, of the rule, or ``default``."""
+    limits: Given
+    """The limits that hold for this client, where a callable gives them or they are the caller's own and it is named by id."""
     given: Mapping[str, object]
     """By name what dependencies in the key of a `limitgate.fastapi.RateLimit` give: ``{"current_user": user}``."""
 
@@ -177,7 +179,19 @@ def rule_bucket(
     subjects = [_subject(chosen, parts, ipv6_prefix, path) for path in _paths(chosen, parts.get("path"))]
     for subject in subjects:
         _check_parts(chosen, subject, values, parts)
-    return RuleBucketOperations([compiled_rule.charges_of(subject, values) for subject in subjects], timeout)
+    limited = _limited(compiled_rule, subjects[0], parts.get("limits"))
+    return RuleBucketOperations([limited.charges_of(subject, values) for subject in subjects], timeout)
+
+
+def _limited(compiled_rule: CompiledRule, subject: Subject, limits: Given) -> CompiledRule:
+    """The rule with the limits that hold for a subject: those that are given, the caller's own, or those that are written."""
+    rule = compiled_rule.rule
+    own = subject.caller.limits.get(rule.name) if subject.caller else None
+    if limits is None and own is None:
+        if not rule.buckets:
+            raise ConfigError(f"rule {rule.name!r} has its limits from a callable, expected limits= as those of this client")
+        return compiled_rule
+    return compiled_rule.having_limits(read_limits(own if limits is None else limits))
 
 
 def _rule_of(rule: object, name: str | None) -> Rule:

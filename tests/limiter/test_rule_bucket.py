@@ -230,6 +230,21 @@ def test_a_caller_that_identify_names() -> None:
     assert reply_of("asgi", rules, store, "/", PEER, identify=identify).headers["x-ratelimit-remaining"] == "1"
 
 
+def test_limits_that_a_callable_gives() -> None:
+    """They are given, or are the caller's own; the bucket, and so its ban, is the same."""
+    store = MemoryStore(Clock())
+    rule = Rule("api", lambda _: "5/minute", key=["ip"])
+    gate = LimitGateWSGI(plain_wsgi, rules=[rule], store=store)
+    assert wsgi_reply(gate).status == 200
+    limiter = Limiter(store)
+    with pytest.raises(ConfigError, match="has its limits from a callable, expected limits= as those of this client"):
+        limiter.bucket(rule, ip=PEER)
+    assert limiter.bucket(rule, ip=PEER, limits="5/minute").peek().remaining == 4
+    assert limiter.bucket(rule, ip=PEER, caller=Caller("ann", limits={"api": "9/minute"})).peek().remaining == 8
+    limiter.bucket(rule, ip=PEER, limits="7/minute").ban(60)
+    assert wsgi_reply(gate).wait == 60
+
+
 def test_limits_of_endpoints_and_dependencies() -> None:
     """A decorator's bucket is another one than that of a rule of the same name; of several limits one has to be named."""
     store = MemoryStore(Clock())
