@@ -61,8 +61,9 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
     A request that is refused with 429 is sent again if ``repeatable`` is true of it and its body is in memory. Raises
     `RateLimited` if not, or if it would have to wait for more than ``timeout`` seconds in all (None: as long as it takes).
     While the store fails, ``on_error`` counts in this process (``local``), sends at once (``open``), or raises `StoreError`
-    (``closed``). No response pauses a key for more than ``longest_pause`` seconds. Raises `ConfigError` for limits that book
-    no turns.
+    (``closed``). No response pauses a key for more than ``longest_pause`` seconds. With ``strict`` never more than the count of
+    a limit is sent in any period, whatever the service counts by. Raises `ConfigError` for limits that book no turns, and with
+    ``strict`` for those that cannot hold so.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
         on_error: OnError = "local",
         repeatable: Callable[[httpx.Request], bool] = repeatable,
         longest_pause: float = LONGEST_PAUSE,
+        strict: bool = False,
     ) -> None:
         counting = limiter_of(limiter, AsyncLimiter)
         self._owned = counting if isinstance(limiter, str) else None
@@ -86,6 +88,7 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
             on_error=on_error,
             repeatable=repeatable,
             longest_pause=longest_pause,
+            strict=strict,
         )
         self._transport = httpx.AsyncHTTPTransport() if transport is None else transport
         self._outbound = _AsyncOutbound(self._transport)
@@ -139,6 +142,7 @@ class RateLimitTransport(httpx.BaseTransport):
         on_error: OnError = "local",
         repeatable: Callable[[httpx.Request], bool] = repeatable,
         longest_pause: float = LONGEST_PAUSE,
+        strict: bool = False,
     ) -> None:
         counting = limiter_of(limiter, Limiter)
         self._owned = counting if isinstance(limiter, str) else None
@@ -150,6 +154,7 @@ class RateLimitTransport(httpx.BaseTransport):
             on_error=on_error,
             repeatable=repeatable,
             longest_pause=longest_pause,
+            strict=strict,
         )
         self._transport = httpx.HTTPTransport() if transport is None else transport
         self._outbound = _SyncOutbound(self._transport)

@@ -46,8 +46,9 @@ class RateLimitAdapter(BaseAdapter):
     A request that is refused with 429 is sent again if ``repeatable`` is true of it and its body is in memory. Raises
     `RateLimited` if not, or if it would have to wait for more than ``timeout`` seconds in all (None: as long as it takes).
     While the store fails, ``on_error`` counts in this process (``local``), sends at once (``open``), or raises `StoreError`
-    (``closed``). No response pauses a key for more than ``longest_pause`` seconds. Raises `ConfigError` for limits that book
-    no turns.
+    (``closed``). No response pauses a key for more than ``longest_pause`` seconds. With ``strict`` never more than the count of
+    a limit is sent in any period, whatever the service counts by. Raises `ConfigError` for limits that book no turns, and with
+    ``strict`` for those that cannot hold so.
 
     ``adapter`` sends. Retries of its own are not seen here; and retries that respect ``Retry-After``, as those of
     ``HTTPAdapter(max_retries=3)`` do, come back after a 429 by themselves, of which no other process learns.
@@ -64,6 +65,7 @@ class RateLimitAdapter(BaseAdapter):
         on_error: OnError = "local",
         repeatable: Callable[[PreparedRequest], bool] = repeatable,
         longest_pause: float = LONGEST_PAUSE,
+        strict: bool = False,
     ) -> None:
         super().__init__()
         counting = limiter_of(limiter, Limiter)
@@ -76,6 +78,7 @@ class RateLimitAdapter(BaseAdapter):
             on_error=on_error,
             repeatable=repeatable,
             longest_pause=longest_pause,
+            strict=strict,
         )
         self._adapter = HTTPAdapter() if adapter is None else adapter
 

@@ -57,8 +57,9 @@ class RateLimitPoolManager(PoolManager):
     A request that is refused with 429 is sent again if ``repeatable`` is true of it and its body is in memory. Raises
     `RateLimited` if not, or if it would have to wait for more than ``timeout`` seconds in all (None: as long as it takes).
     While the store fails, ``on_error`` counts in this process (``local``), sends at once (``open``), or raises `StoreError`
-    (``closed``). No response pauses a key for more than ``longest_pause`` seconds. Raises `ConfigError` for limits that book
-    no turns.
+    (``closed``). No response pauses a key for more than ``longest_pause`` seconds. With ``strict`` never more than the count of
+    a limit is sent in any period, whatever the service counts by. Raises `ConfigError` for limits that book no turns, and with
+    ``strict`` for those that cannot hold so.
 
     ``manager`` sends: any `PoolManager`, such as a `ProxyManager`. Its retries and those of a request take a turn each after
     another status or a broken body; failed connections are tried again within a turn.
@@ -74,6 +75,7 @@ class RateLimitPoolManager(PoolManager):
         on_error: OnError = "local",
         repeatable: Callable[[Request], bool] = repeatable,
         longest_pause: float = LONGEST_PAUSE,
+        strict: bool = False,
     ) -> None:
         counting = limiter_of(limiter, Limiter)
         self._owned = counting if isinstance(limiter, str) else None
@@ -85,6 +87,7 @@ class RateLimitPoolManager(PoolManager):
             on_error=on_error,
             repeatable=repeatable,
             longest_pause=longest_pause,
+            strict=strict,
         )
         self._manager = PoolManager() if manager is None else manager
         super().__init__(headers=self._manager.headers)

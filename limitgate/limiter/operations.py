@@ -286,7 +286,7 @@ class Operations:
         if verb == "spend":
             _check_are_no_slots(buckets)
         counted = name if process is None else self._name(f"{key}:{process}")
-        charges = [Charge(counted + each.suffix, each, cost, enforced=True, rule=None) for each in buckets]
+        charges = [Charge(_bucket_key(counted, each), each, cost, enforced=True, rule=None) for each in buckets]
         if verb != "reset":  # a ban is no limit that one could be asked to forget
             charges.append(_ban_of(name, cost))
         return Plan(tuple(charges), verb)
@@ -358,6 +358,11 @@ def _without_lease(bucket: Bucket) -> Bucket:
 def _ban_of(name: str, cost: int) -> Charge:
     """Charge that looks up the ban of a key. Its bucket has the same hash slot as the key's own."""
     return Charge(_ban_key(name), _BANS, cost, enforced=True, rule=None)
+
+
+def _bucket_key(name: str, bucket: Bucket) -> str:
+    """Key of a bucket. All that one call of a limiter charges are in one hash slot, so that they book turns together."""
+    return f"{name}{bucket.suffix}:{{{name}}}" if bucket.suffix else name
 
 
 def _ban_key(name: str) -> str:

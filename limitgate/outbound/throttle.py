@@ -23,6 +23,7 @@ from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.decision import Decision, RateLimited
 from limitgate.limits.limit import Limit
 from limitgate.outbound.response_fields import Answer
+from limitgate.outbound.strict import check_is_strict, strict as strictly
 from limitgate.rules.options import OnError
 from limitgate.stores import MemoryStore
 
@@ -106,8 +107,8 @@ class ClientThrottle(Generic[Request]):
 
     ``timeout`` is the time in seconds that a request may wait before it is sent for the last time, None for any time.
     ``on_error`` decides while the limiter's store fails. ``repeatable`` is true of requests that may be sent again after a
-    refusal. ``longest_pause`` is the most seconds for which one response pauses a key for everybody on the store. Raises
-    `ConfigError` for invalid options.
+    refusal. ``longest_pause`` is the most seconds for which one response pauses a key for everybody on the store. ``strict``
+    has limits hold in any period, see `limitgate.outbound.strict`. Raises `ConfigError` for invalid options.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class ClientThrottle(Generic[Request]):
         on_error: OnError,
         repeatable: Callable[[Request], bool],
         longest_pause: float = LONGEST_PAUSE,
+        strict: bool = False,
     ) -> None:
         if not (isinstance(longest_pause, int | float) and longest_pause > 0) or isinstance(longest_pause, bool):
             raise ConfigError(f"longest_pause is {longest_pause!r:.40}, expected seconds above 0")
@@ -127,6 +129,10 @@ class ClientThrottle(Generic[Request]):
             raise ConfigError(f"on_error is {on_error!r:.80}, expected one of {', '.join(get_args(OnError))}")
         if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
             raise ConfigError(f"timeout is {timeout!r:.40}, expected seconds of at least 0, or None for as long as it takes")
+        if strict not in (True, False):
+            raise ConfigError(f"strict is {strict!r:.40}, expected True or False")
+        if strict:
+            limits = tuple([limit if isinstance(limit, Configured) else strictly(limit) for limit in limits])
         if limits:
             limiter.validate("", *limits, timeout=None)
         self._limits = limits
@@ -136,6 +142,7 @@ class ClientThrottle(Generic[Request]):
         self._are_configured = any(isinstance(limit, Configured) for limit in limits)
         self._local_limits: tuple[Limit | str | Configured, ...] = () if self._are_configured else limits
         """Its limits: of limits configured in the store those read last, None before that."""
+        self._is_strict = strict
         self._key = key
         self._timeout = math.inf if timeout is None else float(timeout)
         self._on_error = on_error
@@ -209,6 +216,8 @@ class ClientThrottle(Generic[Request]):
             return decision
         if self._are_configured:
             self._local_limits = _counted(decision)
+            for limit in self._local_limits if self._is_strict else ():
+                check_is_strict(limit)
         if decision.remaining:
             self._empty.pop(_short(key), None)
         else:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from limitgate import AsyncLimiter, Decision, Limit, Limiter, MemoryStore
+from limitgate.stores.redis.slot_map import hash_slot
 from tests.support.virtual import World
 
 LOG = Limit("2/minute", algorithm="sliding_log")
@@ -136,6 +137,13 @@ def test_a_turn_further_ahead_than_any_is_booked(waiting: Waiting) -> None:
     assert refused.retry_after == 1
     assert waiting.wait(limit, cost=10_000, timeout=2.1).allowed
     assert waiting.world.now == pytest.approx(2, abs=0.01)
+
+
+def test_all_buckets_of_a_call_are_in_one_hash_slot() -> None:
+    """On a cluster, too, the turn by all limits is booked in one call."""
+    plan = Limiter(MemoryStore())._plan("spend", "key", (LOG, "5/second", Limit("9/day", algorithm="sliding_log")), 1)
+    assert len({hash_slot(charge.key) for charge in plan.charges}) == 1
+    assert len({charge.key for charge in plan.charges}) == 4
 
 
 def _at(waiting: Waiting, seconds: float, act: Callable[[], object]) -> None:
