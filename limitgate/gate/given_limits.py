@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from inspect import isawaitable
 from typing import Any
@@ -28,7 +28,7 @@ class PendingPlan:
 
     __slots__ = ("_again", "_given", "_pending")
 
-    def __init__(self, request: Request, pending: Sequence[int], again: Callable[[], RequestPlan]) -> None:
+    def __init__(self, request: Request, pending: Sequence[int], again: Callable[[], RequestPlan | PendingPlan]) -> None:
         self._given = {} if request.given_limits is None else request.given_limits
         self._pending = pending
         self._again = again
@@ -42,7 +42,8 @@ class PendingPlan:
         except BaseException:
             self.close()
             raise
-        return self._again()
+        request_plan = self._again()
+        return await request_plan.complete() if isinstance(request_plan, PendingPlan) else request_plan
 
     def close(self) -> None:
         """Give up, and leave no coroutine that nobody has awaited."""
@@ -58,39 +59,33 @@ class GivenLimits:
         self._remembered = lru_cache(maxsize=_REMEMBERED)(_having)
         self._told: set[str] = set()
 
-    def ask(self, compiled_rules: Iterable[CompiledRule], subject: Subject) -> list[int]:
-        """Call the callables of rules, each once for a request. Returns the ids of rules that have to be awaited."""
-        request, own = subject.request, _own(subject)
-        given = request.given_limits
-        if given is None:
-            given = request.given_limits = {}
-        pending = []
-        for compiled_rule in compiled_rules:
-            limits_by = compiled_rule.limits_by
-            if limits_by is not None and not (own and compiled_rule.rule.name in own):
-                key = id(compiled_rule.written)
-                limits = given[key] if key in given else limits_by(request)
-                given[key] = limits
-                if not isinstance(limits, _AT_HAND) and isawaitable(limits):
-                    pending.append(key)
-        return pending
+    def applied(self, compiled_rules: Iterable[CompiledRule], subject: Subject) -> tuple[tuple[CompiledRule, ...], list[int]]:
+        """Rules with the limits of a request, without those that do not limit it, and the ids of rules that have to be awaited.
 
-    def applied(self, compiled_rules: Iterable[CompiledRule], subject: Subject) -> tuple[CompiledRule, ...]:
-        """Rules with the limits of a request, which `ask` has asked for; without those that do not limit it.
-
-        Raises `ConfigError` where limits cannot be read and none are written.
+        Each callable is called once for a request. Raises `ConfigError` where limits cannot be read and none are written.
         """
-        own, given = _own(subject), subject.request.given_limits or {}
-        found = []
+        caller, request = subject.caller, subject.request
+        own = caller.limits if caller is not None else None
+        given = request.given_limits
+        found, pending = [], []
         for compiled_rule in compiled_rules:
             limited: CompiledRule | None = compiled_rule
             if own and compiled_rule.rule.name in own:
                 limited = self._limited(compiled_rule, own[compiled_rule.rule.name])
             elif compiled_rule.limits_by is not None:
-                limited = self._limited(compiled_rule, given[id(compiled_rule.written)])
+                key = id(compiled_rule.written)
+                if given is None:
+                    given = request.given_limits = {}
+                if key not in given:
+                    given[key] = compiled_rule.limits_by(request)
+                limits = given[key]
+                if isinstance(limits, _AT_HAND) or not isawaitable(limits):
+                    limited = self._limited(compiled_rule, limits)
+                else:
+                    pending.append(key)
             if limited is not None:
                 found.append(limited)
-        return tuple(found)
+        return tuple(found), pending
 
     def _limited(self, compiled_rule: CompiledRule, limits: Any) -> CompiledRule | None:
         """A rule with these limits, None if they are; as it was written if they cannot be read, which is logged once a rule."""
@@ -99,8 +94,9 @@ class GivenLimits:
         try:
             if isinstance(limits, list):
                 limits = tuple(limits)
-            is_long = isinstance(limits, str) and len(limits) > _LONG
-            return (_having if is_long else self._remembered)(compiled_rule, limits)
+            elif isinstance(limits, str) and len(limits) > _LONG:
+                return _having(compiled_rule, limits)
+            return self._remembered(compiled_rule, limits)
         except (ConfigError, TypeError) as error:
             name = compiled_rule.rule.name
             reason = str(error) if isinstance(error, ConfigError) else f"{limits!r:.80} is not a limit"
@@ -114,8 +110,3 @@ class GivenLimits:
 
 def _having(compiled_rule: CompiledRule, limits: str | Limit | tuple[str | Limit, ...]) -> CompiledRule:
     return compiled_rule.having_limits(read_limits(limits))
-
-
-def _own(subject: Subject) -> Mapping[str, Any]:
-    """A caller's own limits, by rule."""
-    return {} if subject.caller is None else subject.caller.limits

@@ -129,16 +129,18 @@ class Planner:
         if match.denying is not None and match.denying.enforced:
             return RequestPlan(None, (), marks, denying=match.denying)
         if match.asks_limits or (subject.caller is not None and subject.caller.limits):
-            pending = self._given.ask(match.limited_rules, subject) if match.asks_limits else None
-            if pending:
-                return PendingPlan(request, pending, partial(self._plan_given, match, marks, subject))
             return self._plan_given(match, marks, subject)
         return self._plan_of(match.request_rules, match.message_rules, match.denying, marks, subject)
 
-    def _plan_given(self, match: RuleMatch, marks: tuple[Mark, ...], subject: Subject) -> RequestPlan:
-        """Plan the charges of rules by limits that were given at run time."""
-        request_rules = self._given.applied(match.request_rules, subject)
-        message_rules = self._given.applied(match.message_rules, subject) if match.message_rules else ()
+    def _plan_given(self, match: RuleMatch, marks: tuple[Mark, ...], subject: Subject) -> RequestPlan | PendingPlan:
+        """Plan the charges of rules by limits that are given at run time."""
+        request_rules, pending = self._given.applied(match.limited_rules, subject)
+        if pending:
+            return PendingPlan(subject.request, pending, partial(self._plan_given, match, marks, subject))
+        message_rules: CompiledRules = ()
+        if match.message_rules:
+            message_rules = tuple([each for each in request_rules if each.rule.per == "message"])
+            request_rules = tuple([each for each in request_rules if each.rule.per == "request"])
         return self._plan_of(request_rules, message_rules, match.denying, marks, subject)
 
     def _plan_of(
@@ -188,13 +190,18 @@ class Planner:
             route = self._routes.find(request)
             subject.route = route.template if route else None
         extra = [(self._compiled(rule), values) for rule, values in applying]
-        pending = self._given.ask([compiled_rule for compiled_rule, _ in extra], subject)
-        again = partial(self._plan_extra, extra, subject)
-        return PendingPlan(request, pending, again) if pending else again()
+        return self._plan_extra(extra, subject)
 
-    def _plan_extra(self, extra: Sequence[tuple[CompiledRule, Sequence[Value]]], subject: Subject) -> RequestPlan:
+    def _plan_extra(self, extra: Sequence[tuple[CompiledRule, Sequence[Value]]], subject: Subject) -> RequestPlan | PendingPlan:
         """Plan the charges of rules with further parts of their keys."""
-        given = [(limited, values) for each, values in extra for limited in self._given.applied([each], subject)]
+        given: list[tuple[CompiledRule, Sequence[Value]]] = []
+        pending: list[int] = []
+        for compiled_rule, values in extra:
+            limited, keys = self._given.applied([compiled_rule], subject)
+            pending += keys
+            given += [(each, values) for each in limited]
+        if pending:
+            return PendingPlan(subject.request, pending, partial(self._plan_extra, extra, subject))
         if not given:
             return RequestPlan(None, (), ())
         specs = [compiled_rule.spec(subject, values) for compiled_rule, values in given]

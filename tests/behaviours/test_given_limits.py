@@ -205,7 +205,7 @@ def test_own_limits_in_a_rule_file(tmp_path: Path) -> None:
     [
         ({"apy": "1/minute"}, "there is no rule 'apy' with limits, expected one of api, slow"),
         ({"free": "1/minute"}, "there is no rule 'free' with limits"),
-        ({"slow": {"limit": "1/minute", "algorithm": "sliding_log"}}, "caller 'acme': rule 'slow' has a sliding_log"),
+        ({"slow": {"limit": "1/minute", "algorithm": "sliding_window"}}, "caller 'acme': rule 'slow' has a sliding_window"),
     ],
 )
 def test_own_limits_that_a_rule_cannot_have(limits: Any, expected: str) -> None:
