@@ -57,7 +57,7 @@ class RateLimit:
     the rules of `LimitGate` are charged together or not at all: one that refuses gives back what others have taken before it.
 
     The limit belongs to the place where it is made: given to a router, all routes of that share it, unless the key has the part
-    ``path``. Without a ``name`` it is called by its module and its limits.
+    ``path``. Without a ``name`` it is called by its limits and a digest of its module.
 
     Gives the `Decision`, or None where LimitGate is switched off or the request exempt. Works on WebSocket routes, too.
     Raises `ConfigError` like `Rule`, and when it runs without a `LimitGate` around the application; `TypeError` when a
@@ -163,7 +163,7 @@ def _default_name(module: str, rule: Rule) -> str:
     """A name that stays when other limits come and go in the module: only those that are just like it are numbered."""
     limits = [] if rule.limits_by is None else [getattr(rule.limits_by, "__name__", type(rule.limits_by).__name__)]
     limits += [str(limit).replace("/", "-per-").replace(" ", "-") for limit in rule.every_limit]
-    return place_named(".".join([module, *limits]))
+    return place_named(module, ".".join(limits))
 
 
 def _module_of_caller() -> str:

@@ -79,7 +79,7 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
             options = cast("ThrottleOptions", given)
             limits = _unbound(cls, cls.limits)
             key = [part for part in cls.key if part != _USER] or ["global"]
-            name = cls.__dict__.get("name") or place_named(f"{cls.__module__}.{cls.__qualname__}")
+            name = cls.__dict__.get("name") or place_named(cls.__module__, cls.__qualname__)
             rule = Rule(name, *((limits,) if callable(limits) else limits), key=key, **options)
             cls.rule = rule.placed((_USER,) if cls._asks_user else ())
 

@@ -40,6 +40,8 @@ decided_marks: ContextVar[Container[Mark] | None] = ContextVar("limitgate_decide
 """Marks that a gate has decided about for the request at hand; None outside of a request."""
 
 _places: Counter[str] = Counter()
+_LONGEST = 40
+"""Characters of a place's own name in that of its limit."""
 
 
 class _Everything:
@@ -55,9 +57,9 @@ EVERYTHING: Container[Mark] = _Everything()
 def limit(*limits: Limit | str | LimitsBy, name: str | None = None, **options: Unpack[LimitOptions]) -> Callable[[F], F]:
     """Limit an endpoint: a Starlette, FastAPI, Flask or Django view, a class-based one or one of its methods.
 
-    Takes what `Rule` takes, and stacks. Without a ``name`` each decorated place has one of its own, from its module and
-    qualified name; places that are given the same name share a bucket. Raises `ConfigError` like `Rule`, and the
-    decorated endpoint raises it when it is called without a gate around it.
+    Takes what `Rule` takes, and stacks. Without a ``name`` each decorated place has one of its own, such as ``login-3f9ac1``,
+    from its qualified name and a digest of its module; places that are given the same name share a bucket. Raises
+    `ConfigError` like `Rule`, and the decorated endpoint raises it when it is called without a gate around it.
     """
     check_names("limit", options, LimitOptions)
     parsed = tuple(limit if gives_limits(limit) else as_limit(limit) for limit in limits)
@@ -65,7 +67,7 @@ def limit(*limits: Limit | str | LimitsBy, name: str | None = None, **options: U
     def decorate(endpoint: F) -> F:
         _check_is_real(endpoint)
         is_stacked = not _is_named(endpoint, inspect.currentframe(), parameters=False)
-        rule = Rule(name or place_named(_name_of(endpoint)), *parsed, **options).placed()
+        rule = Rule(name or place_named(*_place_of(endpoint)), *parsed, **options).placed()
         if any(isinstance(mark, Rule) and mark.name == rule.name for mark in _marks_within(endpoint)):
             raise ConfigError(f"limit {rule.name!r} is on {_name_of(endpoint)} twice, expected different names")
         guarded: F = _guarded(endpoint, rule, is_stacked=is_stacked)
@@ -303,6 +305,12 @@ def _mark(endpoint: Any, mark: Mark) -> None:
 
 
 def _name_of(endpoint: Any) -> str:
+    """The module and qualified name of an endpoint, for people who are to find it."""
+    return ".".join(_place_of(endpoint))
+
+
+def _place_of(endpoint: Any) -> tuple[str, str]:
+    """The module of an endpoint, and its qualified name there."""
     function = inspect.unwrap(class_of(endpoint))
     while isinstance(function, functools.partial):
         function = function.func
@@ -310,13 +318,15 @@ def _name_of(endpoint: Any) -> str:
     given = getattr(function, "__name__", "")
     if ".as_view." in name or not name.endswith(given):  # views of classes, and ``@api_view``, are made first and then named
         name = given
-    return f"{getattr(function, '__module__', '')}.{name}".replace(".<locals>", "")
+    return getattr(function, "__module__", None) or "", name.replace(".<locals>", "")
 
 
-def place_named(name: str) -> str:
-    """The name of a limit by its place: stable between processes, different from that of every other place."""
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", name)
-    if len(name) > 50:
-        name = f"{name[-41:]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    _places[name] += 1
-    return name if _places[name] == 1 else f"{name}-{_places[name]}"
+def place_named(module: str, name: str) -> str:
+    """The name of a limit by its place, which clients read: short, without the module, but for a few digits of its digest.
+
+    Stable between processes, and different from that of every other place.
+    """
+    digits = hashlib.sha256(f"{module}.{name}".encode()).hexdigest()[:6]
+    short = f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)[-_LONGEST:].lstrip('._-') or 'limit'}-{digits}"
+    _places[short] += 1
+    return short if _places[short] == 1 else f"{short}-{_places[short]}"

@@ -547,10 +547,10 @@ def test_what_a_class_refuses_costs_nothing(project: Open) -> None:
 @pytest.mark.parametrize(
     ("place", "told"),
     [
-        ("plain", "test_django_decorators.plain.view"),
-        ("class", "test_django_decorators.Own"),
+        ("plain", "plain.view-"),
+        ("class", "Own-"),
         ("method", "on_method.Own.get"),
-        ("as_view", "test_django_decorators.Greet"),
+        ("as_view", "Greet-"),
         ("above api_view", "view"),
         ("view of a ViewSet", "view_set_action.Own"),
         ("action of a ViewSet", "view_set_action.Own.list"),

@@ -976,14 +976,17 @@ def test_a_cost_that_is_known_afterwards() -> None:
 
 
 def test_default_names() -> None:
-    """A limit without a name has one by its module and what it limits; the same again is numbered, others are not moved."""
+    """A limit without a name is called by what it limits and digits of its module; the same again is numbered, others stay."""
     shop = {"__name__": "shop.limits", "RateLimit": RateLimit, "user": current_user}
     first = eval('RateLimit("7/minute burst 3")', shop).rule.name
     other = eval('RateLimit("7 per 7 seconds", qpd=77)', shop).rule.name
     again = eval('RateLimit("7/minute burst 3", key=["ip", user])', shop).rule.name
-    assert first == "shop.limits.7-per-minute-burst-3"
-    assert other == "shop.limits.7-per-7-seconds.77-per-day"
-    assert again == "shop.limits.7-per-minute-burst-3-2"
+    assert re.fullmatch(r"7-per-minute-burst-3-[0-9a-f]{6}", first)
+    assert re.fullmatch(r"7-per-7-seconds.77-per-day-[0-9a-f]{6}", other)
+    assert again == f"{first}-2"
+    elsewhere = eval('RateLimit("7/minute burst 3")', shop | {"__name__": "shop.others"}).rule.name
+    assert elsewhere.startswith("7-per-minute-burst-3-")
+    assert elsewhere[:27] != first
 
 
 def test_names_are_those_of_the_policies() -> None:

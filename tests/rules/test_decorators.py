@@ -1130,13 +1130,15 @@ async def index(request):
 
 
 def test_handlers_of_one_name_in_two_modules_do_not_share() -> None:
-    """Two functions of one name in two modules have a bucket each, named after their modules."""
+    """Two functions of one name in two modules have a bucket each, of different names that do not tell the modules."""
     modules = [types.ModuleType(name) for name in ("shop.cart", "shop.till")]
     for module in modules:
         exec(MODULE, module.__dict__)
     app = gated(Starlette(routes=[Route(f"/{module.__name__}", module.index) for module in modules]))
     assert statuses(app, "/shop.cart", "/shop.till") == [200, 200]
-    assert [policies(ask(app, f"/{module.__name__}")) for module in modules] == [["shop.cart.index"], ["shop.till.index"]]
+    names = [name for module in modules for name in policies(ask(app, f"/{module.__name__}"))]
+    assert len(set(names)) == 2
+    assert all(re.fullmatch(r"index-[0-9a-f]{6}(-\d+)?", name) for name in names)
 
 
 def test_methods_of_two_classes_do_not_share() -> None:
