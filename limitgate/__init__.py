@@ -15,7 +15,8 @@ A request reads downwards: middleware > exchange > gate > rules, keys > stores >
     limiter/         the engine without HTTP: limiter, operations, reservation, slot, pace, stored limits
     outbound/        polite clients; for httpx.py, requests.py and urllib3.py
     fastapi.py, flask.py, django/    integrations, thin
-    errors.py, diagnostics.py (LG codes), extras.py, forking.py, own_errors.py
+    testing.py       for tests of applications: nothing limited, a clock that stands still
+    errors.py, diagnostics.py (LG codes), extras.py, forking.py, own_errors.py, waiting.py
 """
 
 from __future__ import annotations

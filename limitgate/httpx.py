@@ -16,6 +16,7 @@ with extra("httpx", "httpx", "http_sf"):
     import http_sf  # noqa: F401 - told here, by the name of this extra
     import httpx
 
+from limitgate import waiting
 from limitgate.limiter.limiter import AsyncLimiter, Limiter
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.limit import Limit
@@ -253,11 +254,13 @@ def _deadline(response: httpx.Response) -> AbstractContextManager[None]:
 class _AsyncOutbound:
     """The `Transport` of an async transport."""
 
-    sleep = staticmethod(asyncio.sleep)
     repeatable = staticmethod(_in_memory)
 
     def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
         self._transport = transport
+
+    async def sleep(self, seconds: float) -> None:
+        await waiting.asleep(seconds)
 
     async def send(self, request: httpx.Request) -> tuple[httpx.Response, Answer]:
         response = await self._transport.handle_async_request(request)
@@ -285,11 +288,13 @@ class _AsyncOutbound:
 class _SyncOutbound:
     """The `Transport` of a sync transport."""
 
-    sleep = staticmethod(time.sleep)
     repeatable = staticmethod(_in_memory)
 
     def __init__(self, transport: httpx.BaseTransport) -> None:
         self._transport = transport
+
+    def sleep(self, seconds: float) -> None:
+        waiting.sleep(seconds)
 
     def send(self, request: httpx.Request) -> tuple[httpx.Response, Answer]:
         response = self._transport.handle_request(request)

@@ -14,6 +14,7 @@ with extra("requests", "requests", "urllib3", "http_sf"):
     from requests.adapters import BaseAdapter, HTTPAdapter
     from urllib3.response import HTTPResponse
 
+from limitgate import waiting
 from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.limit import Limit
@@ -101,10 +102,11 @@ class RateLimitAdapter(BaseAdapter):
 class _Outbound:
     """The `Transport` of a request that is sent in one way."""
 
-    sleep = staticmethod(time.sleep)
-
     def __init__(self, send: Callable[[PreparedRequest], Response]) -> None:
         self._send = send
+
+    def sleep(self, seconds: float) -> None:
+        waiting.sleep(seconds)
 
     def send(self, request: PreparedRequest) -> tuple[Response, Answer]:
         response = self._send(request)

@@ -16,6 +16,7 @@ with extra("urllib3", "urllib3", "http_sf"):
     from urllib3.util import Url
     from urllib3.util.request import set_file_position
 
+from limitgate import waiting
 from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.limit import Limit
@@ -181,12 +182,13 @@ class _Hop:
 class _Outbound:
     """The `Transport` of a request with certain options; ``retries`` are those that it has left."""
 
-    sleep = staticmethod(time.sleep)
-
     def __init__(self, manager: PoolManager, retries: Retry, options: dict[str, Any]) -> None:
         self._manager = manager
         self._retries = retries
         self._options = options
+
+    def sleep(self, seconds: float) -> None:
+        waiting.sleep(seconds)
 
     def send(self, request: Request) -> tuple[BaseHTTPResponse, Answer]:
         ours = self._retries

@@ -10,7 +10,7 @@ from pathlib import Path
 import limitgate
 
 LAYERS = (
-    "errors diagnostics extras forking own_errors",
+    "errors diagnostics extras forking own_errors waiting",
     "algorithms",
     "limits",
     "http",
@@ -20,7 +20,7 @@ LAYERS = (
     "exchange",
     "middleware limiter",
     "outbound django fastapi flask",
-    "httpx requests urllib3",
+    "httpx requests urllib3 testing",
 )
 ROOT = Path(limitgate.__file__).parent
 

@@ -56,9 +56,9 @@ def sources(folder: str) -> AbstractSet[str]:
 
 
 def test_the_wheel_is_the_package_and_nothing_else(built: Built) -> None:
-    """Modules, scripts for Redis and the mark of a typed package; no tests, no example, nobody else's top-level names."""
+    """Modules, scripts for Redis, the mark of a typed package and pytest's plugin; nobody else's top-level names."""
     about = {name for name in built.wheel if name.startswith(f"limitgate-{PROJECT['version']}.dist-info/")}
-    assert built.wheel - about == sources("limitgate")
+    assert built.wheel - about == sources("limitgate") | {"_limitgate_pytest.py"}
     assert {"limitgate/py.typed", "limitgate/lua/spend.lua"} <= built.wheel
     assert f"limitgate-{PROJECT['version']}.dist-info/licenses/LICENSE" in about
 
@@ -67,6 +67,7 @@ def test_the_sdist_holds_all_that_is_needed_to_build_and_to_test(built: Built) -
     """Every file of the repository but those of its own machinery, so `make test` works from it."""
     expected = {path for folder in HANDED_OUT for path in sources(folder)}
     top = {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "SECURITY.md", "pyproject.toml"}
+    top.add("_limitgate_pytest.py")
     assert built.sdist == expected | top | {".gitignore", "PKG-INFO"}
 
 

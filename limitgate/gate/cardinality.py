@@ -69,8 +69,7 @@ class CardinalityGuard:
         self._windows = bucket_of(Limit(f"{rate}/minute", burst=most - rate + 1))
         self._most = most
         self._clock = clock
-        self._known: Latest[bool] = Latest(BUCKETS)
-        self._sources: Latest[tuple[int, int]] = Latest(SOURCES)
+        self.forget()
         self._told = Once(Diagnosis.TOO_MANY_BUCKETS)
         self._lock = RLock()
         self.overflowed = 0
@@ -80,6 +79,11 @@ class CardinalityGuard:
     def __len__(self) -> int:
         """Number of buckets that are known."""
         return len(self._known)
+
+    def forget(self) -> None:
+        """Forget what was opened, and by whom."""
+        self._known: Latest[bool] = Latest(BUCKETS)
+        self._sources: Latest[tuple[int, int]] = Latest(SOURCES)
 
     def know(self, bucket: Hashable) -> bool:
         """True if a bucket is one that was opened lately."""

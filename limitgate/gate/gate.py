@@ -13,6 +13,7 @@ from dataclasses import replace
 from inspect import isawaitable
 from typing import Any
 
+from limitgate import waiting
 from limitgate.diagnostics import Diagnosis
 from limitgate.errors import StoreError
 from limitgate.gate import nesting
@@ -24,7 +25,7 @@ from limitgate.gate.given_limits import PendingPlan
 from limitgate.gate.planner import ExtraRule, Planner
 from limitgate.gate.request_plan import PreparedPlan, RequestPlan
 from limitgate.gate.slot_keeper import SlotKeeper
-from limitgate.gate.wait_queue import Waiter, WaitQueues, book, sleep_until
+from limitgate.gate.wait_queue import Waiter, WaitQueues, book
 from limitgate.http.request import Request
 from limitgate.http.response import Refusal, forbidden, quota_exceeded, refusal
 from limitgate.limits.decision import Decision, decide, denied, joined
@@ -297,7 +298,7 @@ class Gate:
         """Wait for a turn in this thread. An interruption, by a signal's handler or by gevent, refunds it."""
         admission.booking = None
         try:
-            sleep_until(booking)
+            waiting.sleep_until(booking.due_at)
         except BaseException:
             admission.booking_ended(booking, stays=False)
             self.settle(admission)

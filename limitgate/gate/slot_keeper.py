@@ -285,6 +285,11 @@ class SlotKeeper:
         """Number of slots that are held."""
         return sum(len(renewer.held) for renewer in self._renewers())
 
+    @property
+    def held(self) -> list[Charge]:
+        """Charges of the slots that are held."""
+        return [charge for renewer in self._renewers() for held in list(renewer.held.values()) for charge in held.charges]
+
     def hold(self, charges: Sequence[Charge], holder: object) -> None:
         """Renew the slots among charges that were taken together, until they are let go or ``holder`` is gone."""
         if slots := _slots(charges):

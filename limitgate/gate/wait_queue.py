@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from bisect import insort
 from operator import attrgetter
-from time import monotonic, sleep
 
+from limitgate import waiting
 from limitgate.gate.admission import Booking, Charged
 from limitgate.limits.decision import is_booked
 from limitgate.limits.plan import Plan
@@ -19,16 +19,13 @@ from limitgate.limits.plan import Plan
 Waiter = asyncio.Future[Booking]
 """A place in a queue; done when the waiter is called, with a turn."""
 
-SHORTEST = 0.001
-"""Seconds of the shortest timer: no event loop has finer ones, and one that rings a bit early is set again."""
-
 
 def book(charged: tuple[Charged, ...], now: int, delay: float) -> tuple[tuple[Charged, ...], Booking]:
     """Tell what was charged at once from what was booked ``delay`` seconds after ``now``, the store's clock just heard, µs."""
     ahead = [_part(each, is_ahead=True) for each in charged]
     rest = [_part(each, is_ahead=False) for each in charged]
     turn = tuple([part for part in ahead if part.plan.charges])
-    booking = Booking(now + round(delay * 1_000_000), monotonic() + delay, turn)
+    booking = Booking(now + round(delay * 1_000_000), waiting.monotonic() + delay, turn)
     return tuple([part for part in rest if part.plan.charges]), booking
 
 
@@ -37,12 +34,6 @@ def _part(charged: Charged, *, is_ahead: bool) -> Charged:
     part = [bucket for bucket in charged.reading.buckets if is_booked(bucket.charge, bucket.before) is is_ahead]
     plan = Plan.spend([bucket.charge for bucket in part])
     return charged._replace(plan=plan, reading=charged.reading._replace(buckets=part))
-
-
-def sleep_until(booking: Booking) -> None:
-    """Wait in this thread until a turn comes."""
-    while (left := booking.due_at - monotonic()) > 0:
-        sleep(left)
 
 
 class WaitQueues:
@@ -91,7 +82,7 @@ class _WaitQueue:
     def __init__(self) -> None:
         self.waiters: dict[Waiter, None] = {}
         self._bookings: list[Booking] = []
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
 
     def join(self, booking: Booking) -> Waiter:
         """Wait, too."""
@@ -116,13 +107,13 @@ class _WaitQueue:
             self._timer = None
         loop = next((waiter.get_loop() for waiter in self.waiters), None)
         if loop is not None and not loop.is_closed():
-            self._timer = loop.call_later(max(self._bookings[0].due_at - monotonic(), SHORTEST), self._call)
+            self._timer = waiting.call_at(loop, self._bookings[0].due_at, self._call)
 
     def _call(self) -> None:
         """Call all waiters whose turn has come. Those that are about to leave are passed over."""
         self._timer = None
         staying = iter([waiter for waiter in self.waiters if not waiter.done()])
-        now = monotonic()
+        now = waiting.monotonic()
         while self._bookings and self._bookings[0].due_at <= now:
             waiter = next(staying, None)
             if waiter is None:

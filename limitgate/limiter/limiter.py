@@ -7,16 +7,16 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, C
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from functools import partial, wraps
 from inspect import iscoroutinefunction
-from time import monotonic, sleep
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
+from limitgate import waiting
 from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import LimitGateError
 from limitgate.gate.admission import Booking, Charged
 from limitgate.gate.flow import Budget, ConfigFlow, arun, measures_silence, run, takes_plain
 from limitgate.gate.slot_keeper import SlotKeeper
-from limitgate.gate.wait_queue import WaitQueues, sleep_until
+from limitgate.gate.wait_queue import WaitQueues
 from limitgate.limiter.operations import (
     ChargedOperation,
     KeyOf,
@@ -103,13 +103,13 @@ class AsyncLimiter(Operations):
         """
         if timeout == 0:
             return await self.hit(key, *limits, cost=cost)
-        began, left = monotonic(), timeout
+        began, left = waiting.monotonic(), timeout
         while True:
             decision = await self._await_turn(key, limits, cost, left)
             pause = ask_again_in(decision, seconds_left(timeout, began))
             if not pause:
                 return decision
-            await asyncio.sleep(pause)
+            await waiting.asleep(pause)
             left = seconds_left(timeout, began)
 
     async def _await_turn(self, key: str, limits: Limits, cost: int, timeout: float | None) -> Decision:
@@ -326,13 +326,13 @@ class Limiter(Operations):
         """
         if timeout == 0:
             return self.hit(key, *limits, cost=cost)
-        began, left = monotonic(), timeout
+        began, left = waiting.monotonic(), timeout
         while True:
             decision = self._wait_for_turn(key, limits, cost, left)
             pause = ask_again_in(decision, seconds_left(timeout, began))
             if not pause:
                 return decision
-            sleep(pause)
+            waiting.sleep(pause)
             left = seconds_left(timeout, began)
 
     def _wait_for_turn(self, key: str, limits: Limits, cost: int, timeout: float | None) -> Decision:
@@ -340,7 +340,7 @@ class Limiter(Operations):
         operation, charged, booking = self._run(self._booking(key, limits, cost, timeout))
         if booking is not None:
             try:
-                sleep_until(booking)
+                waiting.sleep_until(booking.due_at)
             except BaseException:
                 self._run(operation.giving_back([*charged, *booking.charged]))
                 raise

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from limitgate import waiting
 from limitgate.algorithms import ban
 from limitgate.algorithms.gcra import MAX_OWED_US
 from limitgate.errors import ConfigError, StoreError
@@ -157,7 +157,7 @@ class Operations:
         self, key: str, limits: Limits, cost: int, timeout: float | None
     ) -> ConfigFlow[tuple[ChargedOperation, tuple[Charged, ...], Booking | None]]:
         """Book a turn: the operation, its charges, and the turn to wait for unless it is now."""
-        began = time.monotonic()
+        began = waiting.monotonic()
         plan = self._ahead((yield from self._planned("spend", key, limits, cost)), timeout)
         operation = yield from self._taking(plan)
         charged, booking = operation.turn()
@@ -301,7 +301,7 @@ def seconds_left(timeout: float | None, began: float) -> float | None:
     """Return the rest of a timeout that began then by the monotonic clock, None for as long as it takes."""
     if timeout is None or timeout >= MAX_AHEAD / 1e6:
         return None
-    return max(0.0, timeout - (time.monotonic() - began))
+    return max(0.0, timeout - (waiting.monotonic() - began))
 
 
 def ask_again_in(decision: Decision, left: float | None) -> float:

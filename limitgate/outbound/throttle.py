@@ -10,11 +10,12 @@ import hashlib
 import logging
 import math
 import random
-import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar, get_args
+from weakref import WeakSet
 
+from limitgate import waiting
 from limitgate.errors import ConfigError, StoreError
 from limitgate.gate.flow import adrive, drive
 from limitgate.limiter.limiter import AsyncLimiter, Limiter
@@ -154,13 +155,19 @@ class ClientThrottle(Generic[Request]):
         """Ends of the pauses that this process knows of, by key, on its monotonic clock."""
         self._empty: dict[str, float] = {}
         """Times at which our own empty buckets will be full again, by key."""
+        throttles.add(self)
+
+    def forget(self) -> None:
+        """Forget what this process knows of pauses and of empty buckets."""
+        for known in (self._look_at, self._paused, self._empty):
+            known.clear()
 
     def exchange(self, transport: Transport, request: Request) -> Flow:
         """Send a request in its turn, and again if it is refused; return its response. Raises `RateLimited`, `StoreError`."""
         key = self._key(request)
         if key is None:
             return (yield transport.send(request))[0]
-        deadline = time.monotonic() + self._timeout
+        deadline = waiting.monotonic() + self._timeout
         refusals, refused = 0, None
         while True:
             yield from self._turn(transport, key, deadline, refused)
@@ -183,7 +190,7 @@ class ClientThrottle(Generic[Request]):
                 raise
             refusals += 1
             wait = pause if refusals == 1 else max(pause, _backoff(refusals))
-            if time.monotonic() + wait > deadline or not (self._repeatable(request) and transport.repeatable(request)):
+            if waiting.monotonic() + wait > deadline or not (self._repeatable(request) and transport.repeatable(request)):
                 raise RateLimited(_refusal(max(told, wait)), refused)
             if wait > pause or pause <= _HEARD:
                 yield transport.sleep(wait)  # else the next turn comes after the pause, which a pardon may end
@@ -194,7 +201,7 @@ class ClientThrottle(Generic[Request]):
             yield from self._look_for_pardon(key)
             pause, banned = self._paused_for(key), 0.0
             if not pause:
-                decision = yield from self._taking(key, max(0.0, deadline - time.monotonic()))
+                decision = yield from self._taking(key, max(0.0, deadline - waiting.monotonic()))
                 if decision is None:
                     return
                 banned = _banned_for(decision)
@@ -203,7 +210,7 @@ class ClientThrottle(Generic[Request]):
                     raise RateLimited(decision, refused)
                 if not pause:
                     return
-            if time.monotonic() + pause > deadline:
+            if waiting.monotonic() + pause > deadline:
                 raise RateLimited(_refusal(pause), refused)
             yield transport.sleep(min(pause, LOOK_AGAIN) if banned or _short(key) in self._look_at else pause)  # may be lifted
 
@@ -221,7 +228,7 @@ class ClientThrottle(Generic[Request]):
         if decision.remaining:
             self._empty.pop(_short(key), None)
         else:
-            _remember(self._empty, _short(key), time.monotonic() - decision.delay + decision.reset_after)
+            _remember(self._empty, _short(key), waiting.monotonic() - decision.delay + decision.reset_after)
         if decision.delay <= _HEARD:
             return decision
         banned = yield from self._asking(lambda limiter, _: limiter.banned(key))
@@ -245,15 +252,15 @@ class ClientThrottle(Generic[Request]):
 
     def _paused_for(self, key: str) -> float:
         """Rest of a key's pause in seconds, as far as this process knows."""
-        return max(0.0, self._paused.get(_short(key), 0.0) - time.monotonic())
+        return max(0.0, self._paused.get(_short(key), 0.0) - waiting.monotonic())
 
     def _full_in(self, key: str) -> float:
         """Seconds until our own empty bucket is full again; not positive if it is full, or was not empty."""
-        return self._empty.get(_short(key), -math.inf) - time.monotonic()
+        return self._empty.get(_short(key), -math.inf) - waiting.monotonic()
 
     def _look_for_pardon(self, key: str) -> Flow:
         """End a known pause that the store no longer has; asked once a second, for pauses longer than that."""
-        known, now = _short(key), time.monotonic()
+        known, now = _short(key), waiting.monotonic()
         if self._paused_for(key) <= 0:
             self._look_at.pop(known, None)
         elif self._look_at.get(known, math.inf) <= now:
@@ -267,13 +274,17 @@ class ClientThrottle(Generic[Request]):
         """Pause a key, in this process and in all that share the store."""
         if pause <= self._paused_for(key):
             return
-        _remember(self._paused, _short(key), time.monotonic() + max(pause, self._paused_for(key)))  # as threads do so, too
+        _remember(self._paused, _short(key), waiting.monotonic() + max(pause, self._paused_for(key)))  # as threads do so, too
         _log.info("%.260r answered %d and is left alone for %.3g s", key, answer.status, pause)
         self._look_at.pop(_short(key), None)
         with suppress(StoreError):
             yield self._limiter.ban(key, pause)
             if pause > _HEARD:
-                _remember(self._look_at, _short(key), time.monotonic() + _HEARD)
+                _remember(self._look_at, _short(key), waiting.monotonic() + _HEARD)
+
+
+throttles: WeakSet[ClientThrottle[Any]] = WeakSet()
+"""All throttles of this process."""
 
 
 def _pause(answer: Answer, full_in: float) -> float:
@@ -320,7 +331,7 @@ def _short(key: str) -> str:
 def _remember(times: dict[str, float], key: str, until: float) -> None:
     """Remember a time. Forget past ones if there are many, or all if there are still too many."""
     if key not in times and len(times) >= REMEMBERED:
-        now = time.monotonic()
+        now = waiting.monotonic()
         for old in [each for each, then in list(times.items()) if then <= now]:
             times.pop(old, None)
         if len(times) >= REMEMBERED:

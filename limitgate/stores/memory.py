@@ -76,32 +76,38 @@ class MemoryStore:
     def __init__(self, clock: Callable[[], int] | None = None, *, max_buckets: int = 1_000_000) -> None:
         if max_buckets < 1:
             raise ValueError(f"max_buckets is {max_buckets}, expected at least 1")
-        self._clock = clock or _system_clock
+        self._clock = clock or system_clock
         self._max_buckets = max_buckets
-        self._shards: list[dict[Any, bytes]] = [{} for _ in range(min(1 << (max_buckets // _SHARD).bit_length(), _SHARDS))]
-        self._mask = len(self._shards) - 1
-        self._overflow: dict[Any, bytes] = {}
-        self._beside: dict[Any, Sequence[State]] = {}
-        self._bans: dict[Any, tuple[int, int]] = {}
-        """By key when the bucket was banned in Unix µs, and for how long from then on in µs. Its value is a head alone, which
-        plain plans decline."""
         self._configs: dict[str, StoredConfig] = {}
-        self._layouts = Layouts()
-        self._count = 0
-        self._swept = 0
-        self._hand: Iterator[Any] = iter(())
-        self._pool: list[tuple[int, Any, bytes]] = []
-        """Buckets that may go: when each is full again in Unix µs, its key and its value; the next to go first."""
-        self._credit = max_buckets
-        """Steps of the hand in vain that newcomers may still have it go."""
         self._lock = RLock()
         self._busy = False
         self._now = 0
         self._late: deque[Plan] = deque()
+        self.forget()
         begin_anew_in_children(self)
         self.clock_steps = 0
         self._furthest_step = 0
         self._stepped = Once(Diagnosis.CLOCK_STEPPED)
+
+    def forget(self) -> None:
+        """Forget every bucket, bans included. What is configured under a name stays."""
+        with self._lock:
+            shards = min(1 << (self._max_buckets // _SHARD).bit_length(), _SHARDS)
+            self._shards: list[dict[Any, bytes]] = [{} for _ in range(shards)]
+            self._mask = len(self._shards) - 1
+            self._overflow: dict[Any, bytes] = {}
+            self._beside: dict[Any, Sequence[State]] = {}
+            self._bans: dict[Any, tuple[int, int]] = {}
+            """By key when the bucket was banned in Unix µs, and for how long from then on in µs. Its value is a head alone,
+            which plain plans decline."""
+            self._layouts = Layouts()
+            self._count = 0
+            self._swept = 0
+            self._hand: Iterator[Any] = iter(())
+            self._pool: list[tuple[int, Any, bytes]] = []
+            """Buckets that may go: when each is full again in Unix µs, its key and its value; the next to go first."""
+            self._credit = self._max_buckets
+            """Steps of the hand in vain that newcomers may still have it go."""
 
     def __len__(self) -> int:
         """Number of buckets."""
@@ -529,7 +535,8 @@ class MemoryStore:
         self._furthest_step = max(self._furthest_step, by)
 
 
-def _system_clock() -> int:
+def system_clock() -> int:
+    """This machine's clock, Unix µs."""
     return time.time_ns() // 1000
 
 

@@ -14,7 +14,7 @@ from django.test import Client, override_settings
 from django.urls import path
 
 import limitgate.django.checks
-from limitgate import Limiter, MemoryStore
+from limitgate import Limiter, MemoryStore, Rule
 from tests.support.clock import Clock
 from tests.support.django_app import AUTHENTICATION, SESSIONS, WAYS, Project, hello
 
@@ -124,9 +124,17 @@ def test_on_denied() -> None:
 
 
 def test_switching_off_in_tests() -> None:
-    """The override switches limits off."""
-    with WAYS["wsgi"].project(path("x", hello)), block("unlimited")["unlimited"]:
-        assert "X-RateLimit-Limit" not in Project("wsgi").ask("/x")
+    """The test case switches limits off."""
+    limited = []
+
+    def test(_: Any) -> None:
+        limited.append("X-RateLimit-Limit" in Project("wsgi").ask("/x"))
+
+    with WAYS["wsgi"].project(path("x", hello), rules=[Rule("all", "9/minute")]):
+        test(None)
+        assert type("Case", (block("Unlimited")["Unlimited"],), {"test": test})("test").run().wasSuccessful()
+        test(None)
+    assert limited == [True, False, True]
 
 
 def test_every_block_is_tested() -> None:

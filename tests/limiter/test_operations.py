@@ -28,8 +28,8 @@ from limitgate import (
     RateLimited,
     RedisStore,
     StoreError,
+    waiting,
 )
-from limitgate.gate import wait_queue
 from limitgate.limits.limit import NAMES
 from tests.support.clock import Clock
 from tests.support.doors import PATIENCE
@@ -329,7 +329,7 @@ def test_a_wait_that_is_interrupted_gives_its_turn_back(monkeypatch: pytest.Monk
     def interrupted(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(wait_queue, "sleep", interrupted)
+    monkeypatch.setattr(waiting, "sleep", interrupted)
     with pytest.raises(KeyboardInterrupt):
         limiter.wait("key", "1/minute", timeout=None)
     assert limiter.peek("key", "1/minute").retry_after == 60
@@ -345,7 +345,7 @@ def test_a_turn_cannot_be_given_back_to_a_store_that_fails(monkeypatch: pytest.M
         store.fails = ("correct",)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(wait_queue, "sleep", interrupted)
+    monkeypatch.setattr(waiting, "sleep", interrupted)
     with pytest.raises(KeyboardInterrupt):
         limiter.wait("key", "1/minute", timeout=None)
 

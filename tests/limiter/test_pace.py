@@ -26,8 +26,8 @@ from limitgate import (
     RateLimited,
     RedisStore,
     StoreError,
+    waiting,
 )
-from limitgate.gate import wait_queue
 from limitgate.limiter.pace import evenly
 from tests.support.doors import PATIENCE
 from tests.support.redis_server import RedisServer
@@ -471,7 +471,7 @@ def test_what_was_interrupted_comes_next(world: World, monkeypatch: pytest.Monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(wait_queue, "sleep", interrupted)
+        patch.setattr(waiting, "sleep", interrupted)
         with pytest.raises(KeyboardInterrupt):
             next(it)
     assert [(item, world.now) for item in it] == [("b", 60), ("c", 120)]

@@ -12,7 +12,17 @@ from unittest import mock
 import pytest
 from hypothesis import given, strategies as st
 
-from limitgate import AsyncLimiter, ConfigError, Configured, Limit, Limiter, MemoryStore, RateLimited, StoreError
+from limitgate import (
+    AsyncLimiter,
+    ConfigError,
+    Configured,
+    Limit,
+    Limiter,
+    MemoryStore,
+    RateLimited,
+    StoreError,
+    waiting as waits,
+)
 from limitgate.outbound import throttle
 from limitgate.outbound.response_fields import LONGEST, Answer
 from limitgate.outbound.throttle import ClientThrottle, arun, limiter_of, run
@@ -419,15 +429,13 @@ def _meanwhile(store: MemoryStore, wait: Any) -> Any:
         return await task
 
     def blocking(*args: Any, **options: Any) -> Any:
-        from limitgate.limiter import limiter
+        sleeping = waits.sleep_until
 
-        sleeping = limiter.sleep_until
-
-        def sleep_until(turn: Any) -> None:
+        def sleep_until(due_at: float) -> None:
             Limiter(store).ban("shop", 8)
-            sleeping(turn)
+            sleeping(due_at)
 
-        with mock.patch.object(limiter, "sleep_until", sleep_until):
+        with mock.patch.object(waits, "sleep_until", sleep_until):
             return wait(*args, **options)
 
     return waiting if asyncio.iscoroutinefunction(wait) else blocking

@@ -22,6 +22,7 @@ from django.core.wsgi import get_wsgi_application
 from django.http import HttpResponse, StreamingHttpResponse
 from django.test import AsyncClient, Client, override_settings
 from django.urls import path
+from django.utils import translation
 
 from limitgate import MemoryStore, Rule, limit
 from tests.support.clock import Clock
@@ -148,8 +149,11 @@ class Way:
         others.setdefault("ROOT_URLCONF", patterns)
         others.setdefault("MIDDLEWARE", [*before, *[GATE] * gates, *behind, *self.forcing])
         others.setdefault("LIMITGATE", {"rules": list(rules), "store": MemoryStore(Clock()), **options})
-        with override_settings(**others):
-            yield Project(self.handler)
+        try:
+            with override_settings(**others):
+                yield Project(self.handler)
+        finally:
+            translation.deactivate()  # a request leaves its language to the thread, which is that of all tests
 
     def handled(self, wrap: Callable[[Any], Any] = lambda app: app) -> Callable[..., int]:
         """Gives the status of a request to Django's own handler, made as a server makes it, below a mount point or not."""

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from limitgate import testing
 from tests.support.doors import PATIENCE, asgi_through_httpx, handshake, wsgi_reply
 from tests.support.markdown import ROOT, Block, blocks
 
@@ -41,6 +42,13 @@ UNNAMED = "documented.py"
 """The file that a block becomes which names none."""
 ROUNDS = 250
 """How often an application is asked the same before it counts as one that limits nothing."""
+
+FIXTURES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+    "monkeypatch": pytest.MonkeyPatch.context,
+    "limitgate_off": testing.off,
+    "limitgate_clock": testing.frozen,
+}
+"""What functions named ``test_...`` may ask for."""
 
 _ASK = re.compile(r"^ *# (GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS|WS) (/\S*)(.*)$", re.MULTILINE)
 _HOW = re.compile(r"(?: with (?P<header>[\w-]+: [^{]+?|(?P<json>\{.*\})))?(?: -> (?P<statuses>[\d(), a-z]+))?")
@@ -82,8 +90,8 @@ def run_here(folder: Path, file: str) -> None:
     with _as_it_was(), _imported(file, folder, printed) as module:
         for name, value in list(vars(module).items()):
             if name.startswith("test_") and callable(value):
-                with pytest.MonkeyPatch.context() as patch:
-                    value(**{"monkeypatch": patch} if inspect.signature(value).parameters else {})
+                with contextlib.ExitStack() as fixtures:
+                    value(**{name: fixtures.enter_context(FIXTURES[name]()) for name in inspect.signature(value).parameters})
         assert printed.getvalue().splitlines() == re.findall(r"# prints (.*)$", code, re.MULTILINE)
         app = vars(module).get("app", vars(module).get("application"))
         asks = list(_asks(code))

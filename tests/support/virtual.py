@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Coroutine
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
 
-from limitgate import MemoryStore
-from limitgate.gate import wait_queue
-from limitgate.limiter import limiter, operations
+from limitgate import MemoryStore, waiting
 from limitgate.outbound import throttle
 
 T = TypeVar("T")
@@ -31,11 +28,8 @@ class World:
         """What an event loop complained of."""
         self.slept: list[float] = []
         """Seconds for which threads have slept."""
-        for module in (limiter, wait_queue):
-            monkeypatch.setattr(module, "monotonic", self.monotonic)
-            monkeypatch.setattr(module, "sleep", self.sleep)
-        for module in (operations, throttle):
-            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=self.monotonic))
+        monkeypatch.setattr(waiting, "monotonic", self.monotonic)
+        monkeypatch.setattr(waiting, "sleep", self.sleep)
         monkeypatch.setattr(throttle, "MemoryStore", lambda: MemoryStore(self))
 
     def __call__(self) -> int:
