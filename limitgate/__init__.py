@@ -11,7 +11,7 @@ A request reads downwards: middleware > exchange > gate > rules, keys > stores >
     routes/          what is known of a framework's routes; overview and OpenAPI
     stores/          a plan becomes a reading, the only I/O; memory, and redis/ with aio/ and threads/
     gate/            a request becomes an answer: planner, identity, admission, gate, fallback, wait queues, build
-    exchange/        what passes between application and server: ASGI, WSGI
+    exchange/        what passes between application and server: ASGI, WSGI; usage
     limiter/         the engine without HTTP: limiter, operations, reservation, slot, pace, stored limits
     outbound/        polite clients; for httpx.py, requests.py and urllib3.py
     fastapi.py, flask.py, django/    integrations, thin
@@ -22,6 +22,7 @@ A request reads downwards: middleware > exchange > gate > rules, keys > stores >
 from __future__ import annotations
 
 from limitgate.errors import ConfigError, LimitGateError, StoreError
+from limitgate.exchange.usage import ausage, usage
 from limitgate.http.request import Request
 from limitgate.limiter.limiter import AsyncLimiter, Limiter
 from limitgate.limiter.stored_limits import Configured
@@ -56,9 +57,11 @@ __all__ = [
     "Settings",
     "StoreError",
     "Window",
+    "ausage",
     "exempt",
     "limit",
     "load_rules",
     "open_store",
     "open_sync_store",
+    "usage",
 ]

@@ -64,12 +64,21 @@ class DjangoRequest(Request):
 
     async def find_user(self) -> None:
         """Look up the user, so that `user` knows it: by ``auser`` if it is of whoever made ``user``, else in a thread."""
-        user, auser = self.django.user, getattr(self.django, "auser", None)
+        user, auser = getattr(self.django, "user", None), getattr(self.django, "auser", None)
+        if self._user is not None or not isinstance(user, LazyObject):
+            return
         if auser is not None and _module_of(auser) == _module_of(user.__dict__.get("_setupfunc")):
             user = await auser()
         else:
             await sync_to_async(bool)(user)
         self._user = (user,)
+
+    def find_user_here(self) -> None:
+        """`find_user`, in a thread that may block."""
+        user = getattr(self.django, "user", None)
+        if self._user is None and isinstance(user, LazyObject):
+            bool(user)
+            self._user = (user,)
 
     def _read_headers(self) -> dict[str, str]:
         return {name.lower(): value for name, value in self.django.headers.items() if isinstance(value, str)}

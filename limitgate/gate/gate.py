@@ -28,7 +28,7 @@ from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.wait_queue import Waiter, WaitQueues, book
 from limitgate.http.request import Request
 from limitgate.http.response import Refusal, forbidden, quota_exceeded, refusal
-from limitgate.limits.decision import Decision, decide, denied, joined
+from limitgate.limits.decision import Decision, Window, decide, denied, joined
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.limits.refund import refund
 from limitgate.limits.template import PlanTemplate
@@ -261,6 +261,25 @@ class Gate:
         await self._arefund_if_refused(admission)
         return nesting.overall_decision(admission)
 
+    def usage(self, admission: Admission, names: Sequence[str], path: str | None) -> tuple[Window, ...]:
+        """Look at rules for the caller of an admission by a `SyncStore`, see `limitgate.usage`. Charges nothing."""
+        if names and self._planner.asks_user:
+            admission.request.find_user_here()
+        request_plan = _made_at_once(self._plan_usage(admission, names, path))
+        return run(self.store, self._look_at(request_plan), admission.budget)
+
+    async def ausage(self, admission: Admission, names: Sequence[str], path: str | None) -> tuple[Window, ...]:
+        """`usage`, by an `AsyncStore`."""
+        if names and self._planner.asks_user:
+            await admission.request.find_user()
+        request_plan = self._plan_usage(admission, names, path)
+        if isinstance(request_plan, PendingPlan):
+            request_plan = await request_plan.complete()
+        budget = Budget(admission.budget.left, measured=self._traits.is_measured)
+        windows = await arun(self.store, self._look_at(request_plan), budget)
+        admission.budget.left = min(admission.budget.left, budget.left)
+        return windows
+
     def message(self, messages: RequestPlan) -> asyncio.Future[Refusal | None]:
         """Charge a message over a WebSocket, by an `AsyncStore`, even if nobody waits for it; a refusal if it must not pass."""
         return self._soon(self._decide_message(messages), Budget(self._timeout, measured=self._traits.is_measured))
@@ -388,6 +407,22 @@ class Gate:
                 admission.charged, admission.booking = book(admission.charged, reading.now, decision.delay)
         else:
             admission.refusal = refusal(nesting.joined_with_outer(admission, decision))
+
+    def _plan_usage(self, admission: Admission, names: Sequence[str], path: str | None) -> RequestPlan | PendingPlan:
+        """Plan the charges of rules of these names, or of all that apply: those that the request was charged for, if it was."""
+        plans = [charged.request_plan.plan for charged in admission.charged]
+        charges = [charge for plan in plans if plan is not None for charge in plan.charges]
+        if names:
+            return self._planner.named(admission.request, admission.identified, names, path, charges)
+        if charges or admission.marks is EVERYTHING:
+            return RequestPlan(Plan.peek(charges) if charges else None, (), ())
+        return self._planner.plan(admission.request, admission.identified)
+
+    def _look_at(self, request_plan: RequestPlan) -> Flow[tuple[Window, ...]]:
+        if request_plan.plan is None:
+            return ()
+        plan = Plan.peek(request_plan.plan.charges)
+        return decide(plan, (yield plan, self._timeout)).windows
 
     def _plan_further(self, admission: Admission, extra_rules: Sequence[ExtraRule]) -> RequestPlan | PendingPlan | None:
         """The plan of further rules; None where none applies."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
 from contextlib import suppress
 from functools import lru_cache, partial
 from operator import itemgetter
@@ -20,7 +20,7 @@ from limitgate.http.paths import PathIndex, Reach, beyond, segments
 from limitgate.http.request import Request
 from limitgate.keys import Value, address_field
 from limitgate.limits.plan import Charge, Plan
-from limitgate.routes import Routes, mounts_of
+from limitgate.routes import NoRoutes, Routes, mounts_of
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.decorators import EVERYTHING, Mark, decided_marks
 from limitgate.rules.lint import overshooting
@@ -108,6 +108,8 @@ class Planner:
         every = list({id(rule): rule for of_tier in rules.tiers.values() for rule in of_tier}.values())
         self.names = frozenset([rule.name for rule in every])
         """The names of all rules, of whatever tier."""
+        self.asks_user = any(rule.key_asks("user") for rule in every)
+        """True if any of them counts by user."""
         self._has_exempt = any(rule.exempt for rule in every)
         self._reach = Reach.of([segments(pattern) for rule in every for pattern in (*rule.paths, *rule.exclude)])
         self._strict = strict
@@ -191,6 +193,49 @@ class Planner:
             subject.route = route.template if route else None
         extra = [(self._compiled(rule), values) for rule, values in applying]
         return self._plan_extra(extra, subject)
+
+    def named(
+        self,
+        request: Request,
+        identified: Caller | None,
+        names: Sequence[str],
+        path: str | None,
+        charges: Sequence[Charge],
+    ) -> RequestPlan | PendingPlan:
+        """Plan what a request would be charged by rules of these names, whatever their ``path``; it was charged ``charges``.
+
+        Raises `ConfigError` for a name that no rule has, and for a rule that counts by a route which is not known.
+        """
+        subject = self._subject(request, identified)
+        own = {charge.rule for charge in charges} if path is None else set()
+        of_tier = {each.rule.name: each for each in self._every[subject.tier] if each.rule.has_limits}
+        others = [self._named(name, of_tier, own, path) for name in dict.fromkeys(names) if name not in own]
+        subject.route = None if isinstance(self._routes, NoRoutes) else path
+        return self._plan_named(names, others, subject, charges if own else ())
+
+    def _named(
+        self, name: str, of_tier: Mapping[str, CompiledRule], own: AbstractSet[str | None], path: str | None
+    ) -> CompiledRule:
+        """The rule of a name, for a request that was charged by ``own`` rules."""
+        compiled_rule = of_tier.get(name)
+        if compiled_rule is None:
+            known = ", ".join(sorted({*of_tier, *[each for each in own if each is not None]}))
+            raise ConfigError(f"there is no rule {name!r:.80} for this caller, expected some of {known or 'none'}")
+        if path is None and compiled_rule.rule.key_asks("path") and not isinstance(self._routes, NoRoutes):
+            raise ConfigError(f"rule {name!r} counts by path, expected path= as a route's template, such as '/items/{{id}}'")
+        return compiled_rule
+
+    def _plan_named(
+        self, names: Sequence[str], others: Sequence[CompiledRule], subject: Subject, charges: Sequence[Charge]
+    ) -> RequestPlan | PendingPlan:
+        """Plan the charges of rules in the order of these names; those of rules that apply to the request are known."""
+        limited, pending = self._given.applied(others, subject)
+        if pending:
+            again = partial(self._plan_named, names, others, subject, charges)
+            return PendingPlan(subject.request, pending, again)
+        found = [*charges, *[charge for each in limited for charge in each.charges_of(subject)]]
+        ordered = [charge for name in dict.fromkeys(names) for charge in found if charge.rule == name]
+        return RequestPlan(Plan.peek(ordered) if ordered else None, (), ())
 
     def _plan_extra(self, extra: Sequence[tuple[CompiledRule, Sequence[Value]]], subject: Subject) -> RequestPlan | PendingPlan:
         """Plan the charges of rules with further parts of their keys."""

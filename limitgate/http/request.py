@@ -379,6 +379,12 @@ class Request:
         """User set by an authentication layer outside of this one, None if there is none."""
         raise NotImplementedError
 
+    async def find_user(self) -> None:
+        """Look up the user where that has to be awaited, so that `user` knows it."""
+
+    def find_user_here(self) -> None:
+        """`find_user`, in a thread that may block."""
+
     def _open_headers(self) -> Headers:
         return TextHeaders(self._read_headers())
 

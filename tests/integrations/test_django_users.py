@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import connection, connections
+from django.http import HttpResponse
 from django.urls import path
 from django.utils.functional import SimpleLazyObject
 
-from limitgate import Caller, Rule, exempt, limit
+from limitgate import Caller, Rule, ausage, exempt, limit, usage
 from tests.support.django_app import (
     AUTHENTICATION,
     CHANGING,
@@ -222,3 +223,19 @@ def test_a_lookup_shows(project: Open, users: list[User]) -> None:
 def response_request(response: Any) -> Any:
     """The request that Django's test client keeps with a response."""
     return getattr(response, "wsgi_request", None) or response.asgi_request
+
+
+def test_usage_of_a_user(project: Open, users: list[User]) -> None:
+    """A view shows what its user has left of a rule that is for other paths; on an event loop nothing blocks."""
+    others = Rule("others", "9/day", path="/others/**", key=["user"])
+
+    async def ashow(request: Any) -> HttpResponse:
+        return HttpResponse(str([window.remaining for window in await ausage(request, "others")]))
+
+    def show(request: Any) -> HttpResponse:
+        return HttpResponse(str([window.remaining for window in usage(request, "others")]))
+
+    it = project(path("others/x", hello), path("usage", show), path("ausage", ashow), rules=[others])
+    it.client.force_login(users[0])
+    it.ask("/others/x")
+    assert [it.ask(each).content for each in ("/usage", "/ausage")] == [b"[8]", b"[8]"]

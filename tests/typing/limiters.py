@@ -18,11 +18,26 @@ from limitgate import (
     MemoryStore,
     RateLimited,
     RedisStore,
+    Rule,
     StoreError,
     Window,
+    ausage,
     open_store,
     open_sync_store,
+    usage,
 )
+
+
+async def one_client(limiter: AsyncLimiter, of_threads: Limiter, rule: Rule) -> None:
+    """Buckets of rules, and what is left of them."""
+    bucket = limiter.bucket(rule, ip="192.0.2.1", headers={"x-tenant": "a"}, path="/items/{id}")
+    assert_type(await bucket.peek(), Decision)
+    assert_type(await bucket.ban(3600), Decision)
+    assert_type(of_threads.bucket(rule, caller="ann", user=object(), api_key=None).pardon(), Decision)
+    assert_type(usage({}, "api", path="/items/{id}"), tuple[Window, ...])
+    assert_type(await ausage({}, "api"), tuple[Window, ...])
+    limiter.bucket(rule, adress="192.0.2.1")  # type: ignore[call-arg]
+    limiter.bucket("api", ip="192.0.2.1")  # type: ignore[arg-type]
 
 
 async def on_asyncio(limiter: AsyncLimiter) -> None:

@@ -1,0 +1,61 @@
+"""What is left of limits: the windows of rules as they stand for the caller of a request, for an application to show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from limitgate.errors import ConfigError
+from limitgate.exchange.base import EXCHANGE, Exchange
+from limitgate.limits.decision import Window
+from limitgate.stores import AsyncStore, SyncStore
+
+_PLACES = ("scope", "environ", "META", "env")
+"""Attributes by which frameworks' requests have their scope or environ."""
+
+
+def usage(request: object, *rule_names: str, path: str | None = None) -> tuple[Window, ...]:
+    """Return the windows of rules as they stand for the caller of a request, in WSGI applications. Charges nothing.
+
+    ``request`` is an environ, or a request of Flask, Django or any framework that has its environ. Without names the rules are
+    those that apply to the request, ``@limit`` and throttles included. Named rules are of the caller's tier, whatever their
+    ``path``, or apply to the request. Where a named rule counts by ``path`` and does not apply to the request, ``path`` is the
+    template of the route that is meant, ``/items/{id}``.
+
+    One call to the store, within what the request has left of its ``timeout``. Raises `StoreError` if the store fails, whatever
+    ``on_error`` says; `ConfigError` for a name that no rule has, a route that is missing, and outside of a request that a
+    `LimitGate` has let in. Returns nothing where LimitGate is switched off, and without names where the request is exempt.
+    """
+    exchange = _exchange_of(request, "usage")
+    if exchange is None:
+        return ()
+    if not isinstance(exchange.gate.store, SyncStore):
+        raise ConfigError("usage was called under an async store, expected await ausage(request)")
+    return exchange.gate.usage(exchange.admission, rule_names, path)
+
+
+async def ausage(request: object, *rule_names: str, path: str | None = None) -> tuple[Window, ...]:
+    """`usage` in ASGI applications, to be awaited.
+
+    ``request`` is a scope, or a request of Starlette, FastAPI, Django or any framework that has its scope.
+    """
+    exchange = _exchange_of(request, "ausage")
+    if exchange is None:
+        return ()
+    if not isinstance(exchange.gate.store, AsyncStore):
+        raise ConfigError("ausage was called under a sync store, expected usage(request)")
+    return await exchange.gate.ausage(exchange.admission, rule_names, path)
+
+
+def _exchange_of(request: object, function: str) -> Exchange | None:
+    """The exchange of a request with the nearest gate around; None where that is switched off."""
+    places = [getattr(request, name, None) for name in _PLACES]
+    place: Any = next((each for each in places if isinstance(each, Mapping)), request)
+    if not isinstance(place, Mapping):
+        raise TypeError(f"request is a {type(request).__name__}, expected a framework's request, a scope or an environ")
+    if EXCHANGE not in place:
+        raise ConfigError(f"{function} was called where no LimitGate has let a request in, expected one around the application")
+    exchange: Exchange | None = place[EXCHANGE]
+    if exchange is not None and exchange.admission.settlement.is_over:
+        raise ConfigError(f"{function} was called when the request was over, expected it before")
+    return exchange
