@@ -48,7 +48,7 @@ def asgi_check(rules: list[Rule], store: MemoryStore) -> Check:
 
     def check(key: str, address: str) -> bool:
         headers = [(b"x-api-key", key.encode())]
-        request = ASGIRequest({"method": "GET", "path": "/", "headers": headers, "client": (address, 1)})
+        request = ASGIRequest({"type": "http", "method": "GET", "path": "/", "headers": headers, "client": (address, 1)})
         return completed(gate.acheck(request)).refusal is None
 
     return check
@@ -115,7 +115,13 @@ async def async_redis_flood(url: str, count: int) -> int:
     gate: Any = LimitGate(None, rules=[TWO_WINDOWS], store=url, timeout=60).gate
     admitted, asking = 0, []
     for key, address in strangers(count, seed=1):
-        scope = {"method": "GET", "path": "/", "headers": [(b"x-api-key", key.encode())], "client": (address, 1)}
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/",
+            "headers": [(b"x-api-key", key.encode())],
+            "client": (address, 1),
+        }
         asking.append(gate.acheck(ASGIRequest(scope)))
         if len(asking) == 1000:
             admitted += sum(answer.refusal is None for answer in await asyncio.gather(*asking))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from limitgate.algorithms.base import State
 from limitgate.limits.bucket import Bucket, banned
 from limitgate.limits.plan import Charge, Reading, read
-from limitgate.limits.template import AnyPlan
+from limitgate.limits.template import AnyPlan, PlanTemplate
 
 LONGEST = 1.0
 """Seconds for which a refusal is repeated without asking."""
@@ -101,6 +101,23 @@ class DenyCache:
         elapsed = [int((at - refusal.heard) * 1e6) for refusal in refusals]
         states = [refusal.later(us) for refusal, us in zip(refusals, elapsed)]
         return read(charges, max([refusal.now + us for refusal, us in zip(refusals, elapsed)]), states)
+
+    def answer_plain(self, template: PlanTemplate, keys: Sequence[str], at: float) -> Reading | None:
+        """`answer` for the plain plan with these keys, without an object for each charge."""
+        if template.bans:
+            return None
+        now, debts, is_refused = 0, list[int](), False
+        for key, (bucket, _, enforced, rows) in zip(keys, template.buckets):
+            refusal = self.refusals.get(key)
+            if refusal is None or refusal.bucket is not bucket or at - refusal.sent >= LONGEST:
+                return None
+            least = refusal.later(int((at - refusal.sent) * SKEW * 1e6) + 1)
+            if enforced:
+                is_refused |= any(debt + increment > capacity for debt, (_, increment, capacity) in zip(least, rows))
+            elapsed_us = int((at - refusal.heard) * 1e6)
+            debts += refusal.later(elapsed_us)
+            now = max(now, refusal.now + elapsed_us)
+        return template.reading(keys, now, debts, admitted=False) if is_refused else None
 
     def learn(self, plan: AnyPlan, reading: Reading, sent: float, heard: float) -> None:
         """Remember the reading of a call that was sent and heard at these times, or forget the buckets that it has changed.

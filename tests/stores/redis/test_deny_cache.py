@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 import pytest
+from hypothesis import assume, given, strategies as st
 
 from limitgate import AsyncRedisStore, Limit, MemoryStore, RedisStore, Rule, StoreError
 from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.plan import Charge, Plan, Reading, read
+from limitgate.limits.template import PlanTemplate
 from limitgate.stores.redis import deny_cache, wire
 from limitgate.stores.redis.deny_cache import LONGEST, DenyCache
 from limitgate.stores.redis.replies import RedisReplies
@@ -446,6 +448,34 @@ def test_a_late_reply_after_a_reset() -> None:
     caller.understood(reset, caller.server.spend(reset), 2000, 4000)
     caller.understood(plan, late, 1000, 5000)
     assert caller.spend(plan, 6000).admitted
+
+
+@given(
+    limits=st.lists(
+        st.sampled_from(["2/second", "3/minute", "1/second burst 2", "5/hour"]), min_size=1, max_size=3, unique=True
+    ),
+    split=st.booleans(),
+    enforced=st.tuples(st.booleans(), st.booleans()),
+    cost=st.integers(1, 2),
+    charged=st.integers(0, 8),
+    later=st.floats(0, 2),
+)
+def test_a_plain_plan_is_answered_as_the_same_plan_is_property(
+    *, limits: list[str], parted: int, enforced: tuple[bool, bool], cost: int, charged: int, later: float
+) -> None:
+    """Whatever is remembered of its buckets, at any time: by the same reading, or Redis has to be asked for both."""
+    kinds = [bucket_of(*part) for part in (limits[:parted], limits[parted:]) if part]
+    charges = [Charge("", kind, cost, enforced=binds, rule="r") for kind, binds in zip(kinds, enforced)]
+    assume(all(cost <= limit.burst for kind in kinds for limit in kind.limits))
+    template, keys = PlanTemplate(charges), [f"key {place}" for place in range(len(charges))]
+    plan, store, cache = template.plan(keys), MemoryStore(Clock()), DenyCache()
+    for _ in range(charged):
+        cache.learn(plan, store.spend(plan), 10.0, 10.2)
+    found = cache.answer_plain(template, keys, 10.2 + later)
+    assert found == cache.answer(plan, 10.2 + later)
+    if found is not None:
+        assert template.decide(found, None) == decide(plan, found)
+    assert cache.answer_plain(PlanTemplate(charges), ["another", *keys[1:]], 10.3) is None
 
 
 ALGORITHMS = ("sliding_log", "sliding_log", "fixed_window", "sliding_window", "gcra", "warm_up")

@@ -276,11 +276,11 @@ async def test_a_script_that_redis_has_forgotten_is_sent_again(own_redis: RedisS
 
 @in_a_loop
 async def test_a_refusal_that_holds_asks_nobody(redis_server: RedisServer) -> None:
-    """Once refused, the next plans are left to the way of all plans, which answers without a call."""
+    """Once refused, the next plans are refused without a call, until the moment that was promised."""
     store, of, key = AsyncRedisStore(redis_server.url), template("1/day"), fresh()
     assert await spend(store, [(of, key)] * 2) == [True, False]
     before = calls_to(redis_server)
-    assert await spend(store, [(of, key)] * 5) == [None] * 5
+    assert await spend(store, [(of, key)] * 5) == [False] * 5
     assert not (await store.aspend(of.plan(key), 5.0)).admitted
     assert calls_to(redis_server) == before
     await store.aclose()
@@ -429,12 +429,14 @@ def test_threads_share_calls_whatever_they_ask(redis_server: RedisServer) -> Non
 
 
 def test_a_thread_is_told_what_is_for_the_other_script(client: redis.Redis, redis_server: RedisServer) -> None:
-    """An odd bucket, and one that is known to refuse, are left to the way of all plans; a forgotten script is not."""
+    """An odd bucket is left to the way of all plans; one that is known to refuse is answered without a call."""
     store, of, key, odd = RedisStore(redis_server.url), template("1/day"), fresh(), fresh()
     client.set(odd[0], "odd")
     assert store.spend_plain(of, odd, 5.0) is DECLINED
-    answers = [store.spend_plain(of, key, 5.0) for _ in range(3)]
-    assert [answer.admitted if answer.buckets else None for answer in answers] == [True, False, None]
+    assert [store.spend_plain(of, key, 5.0).admitted for _ in range(2)] == [True, False]
+    before = calls_to(redis_server)
+    assert not store.spend_plain(of, key, 5.0).admitted
+    assert calls_to(redis_server) == before
     assert not store.spend(of.plan(key), 5.0).admitted
     store.close()
 

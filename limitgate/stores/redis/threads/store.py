@@ -123,7 +123,7 @@ class RedisStore(RedisReplies):
         """`spend` for the plain plan with these keys; `DECLINED`, and nothing charged, if it is for `spend` alone to say."""
         cache = self.deny_cache
         if cache is not None and cache.refusals and cache.knows(keys):
-            return DECLINED
+            return cache.answer_plain(template, keys, self._clock()) or DECLINED
         return self._ask(PlainPlan(template, keys), timeout)
 
     def _ask(self, plan: AnyPlan, timeout: float) -> Reading:
