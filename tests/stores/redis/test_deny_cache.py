@@ -451,10 +451,8 @@ def test_a_late_reply_after_a_reset() -> None:
 
 
 @given(
-    limits=st.lists(
-        st.sampled_from(["2/second", "3/minute", "1/second burst 2", "5/hour"]), min_size=1, max_size=3, unique=True
-    ),
-    split=st.booleans(),
+    limits=st.permutations(["2/second", "3/minute", "1/second burst 2", "5/hour"]).map(lambda every: every[:3]),
+    parted=st.integers(1, 3),
     enforced=st.tuples(st.booleans(), st.booleans()),
     cost=st.integers(1, 2),
     charged=st.integers(0, 8),
