@@ -1,9 +1,15 @@
-"""A throttle for Django REST framework: limits that know whom the framework has authenticated."""
+"""Throttles for Django REST framework: limits that know whom the framework has authenticated.
+
+`Throttle` says its limits itself, `AnonRateThrottle` and the like find rates in the settings, as REST framework's own do.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from inspect import Parameter, iscoroutinefunction, signature
 from typing import Any, ClassVar, cast
 
@@ -12,7 +18,9 @@ from asgiref.sync import async_to_sync
 from limitgate.extras import extra
 
 with extra("rest", "rest_framework"):
+    from django.core.exceptions import ImproperlyConfigured
     from rest_framework.exceptions import APIException
+    from rest_framework.settings import api_settings
     from rest_framework.throttling import BaseThrottle
 
 from limitgate.django.request import DjangoRequest
@@ -21,7 +29,7 @@ from limitgate.exchange.base import EXCHANGE, Exchange
 from limitgate.keys import value_of
 from limitgate.limits.decision import Decision
 from limitgate.limits.limit import Limit
-from limitgate.rules.decorators import place_named, without_a_gate
+from limitgate.rules.decorators import EVERYTHING, place_named, without_a_gate
 from limitgate.rules.options import ThrottleOptions
 from limitgate.rules.rule import Rule
 from limitgate.stores import SyncStore
@@ -30,6 +38,9 @@ _NOT_THERE = object()
 _USER = "user"
 _OPTIONS = ("limits", "key", "name", *ThrottleOptions.__annotations__)
 """Attributes that a class derived from `Throttle` may set."""
+_RATES_OPTIONS = ("scope", "rate", "THROTTLE_RATES", "scope_attr", *_OPTIONS[1:])
+"""Those of a class derived from `SimpleRateThrottle`."""
+_IS_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class Unavailable(APIException):  # type: ignore[misc]  # REST framework is not typed
@@ -64,42 +75,47 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
     rule: ClassVar[Rule | None] = None
     """The rule that all this makes."""
 
+    _attributes: ClassVar[Sequence[str]] = _OPTIONS
     _decision: Decision | None = None
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         for name, value in vars(cls).items():
-            if not (name.startswith("_") or name in _OPTIONS or callable(value) or hasattr(value, "__get__")):
-                raise ConfigError(f"{cls.__qualname__}: unknown attribute {name!r}, expected some of {', '.join(_OPTIONS)}")
+            if not (name.startswith("_") or name in cls._attributes or callable(value) or hasattr(value, "__get__")):
+                expected = ", ".join(cls._attributes)
+                raise ConfigError(f"{cls.__qualname__}: unknown attribute {name!r}, expected some of {expected}")
         if isinstance(cls.limits, str) or isinstance(cls.key, str):
             raise ConfigError(f"{cls.__qualname__}: limits or key is text, expected a tuple such as ('10/minute',)")
         if cls.limits:
-            cls._asks_user = _USER in cls.key
-            given = {name: _unbound(cls, getattr(cls, name)) for name in _OPTIONS[3:] if hasattr(cls, name)}
-            options = cast("ThrottleOptions", given)
             limits = _unbound(cls, cls.limits)
-            key = [part for part in cls.key if part != _USER] or ["global"]
             name = cls.__dict__.get("name") or place_named(cls.__module__, cls.__qualname__)
-            rule = Rule(name, *((limits,) if callable(limits) else limits), key=key, **options)
-            cls.rule = rule.placed((_USER,) if cls._asks_user else ())
+            cls.rule = cls._rule(name, (limits,) if callable(limits) else limits)
+
+    @classmethod
+    def _rule(cls, name: str, limits: Iterable[Any]) -> Rule:
+        """The rule of these limits, with the options that are attributes of the class."""
+        given = {option: _unbound(cls, getattr(cls, option)) for option in _OPTIONS[3:] if hasattr(cls, option)}
+        key = [part for part in cls.key if part != _USER] or ["global"]
+        rule = Rule(name, *limits, key=key, **cast("ThrottleOptions", given))
+        return rule.placed((_USER,) if _USER in cls.key else ())
 
     def allow_request(self, request: Any, view: Any) -> bool:
         """True if a request of REST framework's may pass. Raises `Unavailable` where ``on_error`` says closed."""
         if self.rule is None:
             raise TypeError(f"{type(self).__name__} has no limits, expected for example limits = ('10/minute',)")
+        exchange = _exchange_of(request, self.rule)
+        return exchange is None or self._allows(request, exchange, self.rule, request.user)
+
+    def _allows(self, request: Any, exchange: Exchange, rule: Rule, user: object) -> bool:
+        """Decide about a rule for whoever stands for the part ``user`` of its key."""
         django = request._request  # noqa: SLF001 - the only way to it there is
-        exchange: Exchange | object | None = getattr(django, "scope", django.META).get(EXCHANGE, _NOT_THERE)
-        if exchange is _NOT_THERE:
-            without_a_gate(self.rule)
-        if not isinstance(exchange, Exchange):
-            return True
         gate_request = exchange.admission.request
         if isinstance(gate_request, DjangoRequest):
             gate_request.note_user(request.user)
-        values = [value_of(request.user, _USER)] if self._asks_user else []
-        has_to_await = not isinstance(exchange.gate.store, SyncStore) or iscoroutinefunction(self.rule.limits_by)
+        values = [value_of(user, _USER)] if rule.given_parts else []
+        has_to_await = not isinstance(exchange.gate.store, SyncStore) or iscoroutinefunction(rule.limits_by)
         further = async_to_sync(exchange.afurther) if gate_request.awaits and has_to_await else exchange.further
-        self._decision = django.limitgate = further([(self.rule, values)])
+        self._decision = django.limitgate = further([(rule, values)])
         refusal = exchange.admission.refusal
         if refusal is not None and refusal.status != 429:
             raise Unavailable
@@ -109,6 +125,143 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
         """Seconds until the request would pass; None if waiting does not help."""
         wait = self._decision.retry_after if self._decision else 0.0
         return None if math.isinf(wait) else wait
+
+
+class _SettingsRates:
+    """``DEFAULT_THROTTLE_RATES`` as it is when it is asked for, so that tests may override it."""
+
+    def __get__(self, throttle: object, owner: type | None = None) -> Mapping[str, Any]:
+        rates: Mapping[str, Any] = api_settings.DEFAULT_THROTTLE_RATES
+        return rates
+
+
+class SimpleRateThrottle(Throttle):
+    """A throttle that finds its rate in ``DEFAULT_THROTTLE_RATES`` by its ``scope``, unless it has a ``rate`` itself.
+
+    A rate is a limit, such as ``5/m`` or ``100/day``, or a list of them; None for no limit. Whoever has another
+    `get_cache_key` is counted by that. All throttles of one scope share its buckets. Options are those of `Throttle` but
+    ``limits``. Raises `ImproperlyConfigured` for a throttle that has neither scope nor rate, or a scope that has none in the
+    settings, as REST framework's throttle of this name does, and `ConfigError` for a rate that is no limit.
+    """
+
+    scope: str | None = None
+    rate: Any = None
+    """Rate of the class, in the place of that of the settings."""
+    THROTTLE_RATES: ClassVar[Any] = _SettingsRates()
+    """Rates by scope."""
+
+    _attributes = _RATES_OPTIONS
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if cls.limits:
+            raise ConfigError(f"{cls.__qualname__}: limits are those of its rate, expected rate or scope")
+
+    def __init__(self) -> None:
+        if not self.rate:
+            self.rate = self.get_rate()
+
+    def get_rate(self) -> Any:
+        """The rate of the scope. Raises `ImproperlyConfigured` if there is none."""
+        if not self.scope:
+            raise ImproperlyConfigured(f"{type(self).__name__} has neither a scope nor a rate, expected one of them")
+        try:
+            return self.THROTTLE_RATES[self.scope]
+        except KeyError:
+            message = f"DEFAULT_THROTTLE_RATES has no rate for the scope {self.scope!r} of {type(self).__name__}"
+            raise ImproperlyConfigured(f"{message}, expected one such as '100/day', or None for no limit") from None
+
+    def get_ident(self, request: Any) -> str:
+        """Address or network of the client, as all limits count it: proxies are believed that are in ``trusted_proxies``."""
+        exchange = _exchange_of(request, None)
+        return exchange.gate.address(exchange.admission.request) or "" if exchange else ""
+
+    def get_cache_key(self, request: Any, view: Any) -> str | None:
+        """Text that stands for whoever a request counts for; None for a request that is not throttled."""
+        user = request.user
+        ident = user.pk if user and user.is_authenticated else self.get_ident(request)
+        return f"throttle_{self.scope}_{ident}"
+
+    def allow_request(self, request: Any, view: Any) -> bool:
+        """True if a request of REST framework's may pass, see `Throttle.allow_request`."""
+        if self.rate is None:
+            return True
+        rates = tuple(self.rate) if isinstance(self.rate, list | tuple) else (self.rate,)
+        if not all(isinstance(each, str | Limit) for each in rates):
+            raise ConfigError(f"{type(self).__name__}: the rate is {self.rate!r:.80}, expected for example '100/day'")
+        throttle: Any = type(self)
+        rule = _rule_of_rates(throttle, self.scope, rates)
+        exchange = _exchange_of(request, rule)
+        if exchange is None or exchange.admission.marks is EVERYTHING:
+            return True
+        if throttle.get_cache_key.__module__ == __name__:  # told apart as by any other throttle
+            return not self._throttles(request) or self._allows(request, exchange, rule, request.user)
+        key = self.get_cache_key(request, view)
+        return key is None or self._allows(request, exchange, rule, key)
+
+    def _throttles(self, request: Any) -> bool:
+        """True for requests that are throttled at all."""
+        return True
+
+
+class AnonRateThrottle(SimpleRateThrottle):
+    """Limits those who are not authenticated, by address, at the rate of the scope ``anon``."""
+
+    scope = "anon"
+
+    def get_cache_key(self, request: Any, view: Any) -> str | None:
+        """As of `SimpleRateThrottle`; None for users who are authenticated."""
+        return super().get_cache_key(request, view) if self._throttles(request) else None
+
+    def _throttles(self, request: Any) -> bool:
+        return not (request.user and request.user.is_authenticated)
+
+
+class UserRateThrottle(SimpleRateThrottle):
+    """Limits each user at the rate of the scope ``user``; who is not authenticated counts by address."""
+
+    scope = "user"
+
+
+class ScopedRateThrottle(SimpleRateThrottle):
+    """Limits each user at the rate of the view's ``throttle_scope``; views that have none are not limited."""
+
+    scope_attr: ClassVar[str] = "throttle_scope"
+    """Name of the attribute of views that says their scope."""
+
+    def __init__(self) -> None:
+        """Leave the rate to the view."""
+
+    def allow_request(self, request: Any, view: Any) -> bool:
+        """True if a request of REST framework's may pass, see `Throttle.allow_request`."""
+        self.scope = getattr(view, self.scope_attr, None)
+        if not self.scope:
+            return True
+        self.rate = self.get_rate()
+        return super().allow_request(request, view)
+
+
+@lru_cache(maxsize=1024)
+def _rule_of_rates(throttle: Any, scope: str | None, rates: tuple[Limit | str, ...]) -> Rule:
+    """The rule of a throttle's rates, named by its scope, so that all that have the scope share its buckets."""
+    name = throttle.__dict__.get("name") or scope
+    if name is None or not _IS_NAME.fullmatch(name):
+        digits = hashlib.sha256((name or f"{throttle.__module__}.{throttle.__qualname__}").encode()).hexdigest()[:6]
+        name = f"{re.sub(r'[^A-Za-z0-9._-]', '_', name or throttle.__qualname__)[:40]}-{digits}"
+    rule: Rule = throttle._rule(name, rates)  # noqa: SLF001 - one of ours
+    return rule
+
+
+def _exchange_of(request: Any, rule: Rule | None) -> Exchange | None:
+    """The exchange of the gate around a request, None where LimitGate is switched off.
+
+    Raises `ConfigError` for a rule that is reached without a gate.
+    """
+    django = request._request  # noqa: SLF001 - the only way to it there is
+    exchange: Exchange | object | None = getattr(django, "scope", django.META).get(EXCHANGE, _NOT_THERE)
+    if exchange is _NOT_THERE and rule is not None:
+        without_a_gate(rule)
+    return exchange if isinstance(exchange, Exchange) else None
 
 
 def _unbound(throttle: type[Throttle], value: Any) -> Any:

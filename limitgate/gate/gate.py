@@ -97,6 +97,11 @@ class Gate:
         """Number of times a request shared its source's overflow bucket, as the source had opened too many others."""
         return self._planner.cardinality.overflowed if self._planner.cardinality else 0
 
+    def address(self, request: Request) -> str | None:
+        """Address or network that a request's client is counted by; None without a peer address."""
+        request.resolve_client_with(self._client_of)
+        return self._planner.address(request)
+
     def check(self, request: Request, outer: Admission | None = None) -> Admission:
         """Decide about a request by a `SyncStore`, and wait for its turn. ``outer`` is the admission to the gate around."""
         found = self._prepared(request)

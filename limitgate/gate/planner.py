@@ -182,6 +182,10 @@ class Planner:
             return prepared, prepared.keys_of_address(address_field(self._identities.address(request)))
         return prepared, prepared.keys_of(subject or self._identities.subject(request, None))
 
+    def address(self, request: Request) -> str | None:
+        """Address or network that a request's client is counted by; None without a peer address."""
+        return self._identities.address(request)
+
     def further(
         self, request: Request, identified: Caller | None, extra_rules: Sequence[ExtraRule]
     ) -> RequestPlan | PendingPlan:

@@ -104,6 +104,20 @@ def test_decorators() -> None:
         assert not any("X-RateLimit-Limit" in it.ask(url) for url in ("/login", "/health"))
 
 
+def test_rates_in_the_settings() -> None:
+    """The three throttles find their rates."""
+    from rest_framework.response import Response
+    from rest_framework.views import APIView
+
+    framework = block("DEFAULT_THROTTLE_RATES")["REST_FRAMEWORK"]
+    with override_settings(REST_FRAMEWORK=framework):
+        attributes = {"throttle_classes": APIView.settings.DEFAULT_THROTTLE_CLASSES, "get": lambda *_: Response()}
+        uploads = type("Uploads", (APIView,), {**attributes, "throttle_scope": "uploads"}).as_view()
+        others = type("Others", (APIView,), attributes).as_view()
+        with WAYS["wsgi"].project(path("x", others), path("y", uploads)) as it:
+            assert it.statuses("/x", "/y", "/y", "/x", "/x") == [200, 200, 429, 429, 429]
+
+
 def test_logins_by_account() -> None:
     """Each account has its logins, and who has used them up is told when to come back."""
     shown = block("# logins.py")
@@ -139,7 +153,7 @@ def test_switching_off_in_tests() -> None:
 
 def test_every_block_is_tested() -> None:
     """There is no block that none of these tests is about."""
-    assert len(BLOCKS) == 9
+    assert len(BLOCKS) == 10
     assert PAGE.count("```") == 2 * len(BLOCKS)
 
 
