@@ -298,6 +298,13 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         """Names of further parts of its keys, whose values the application gives with each request."""
         return ()
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy in which some fields differ. What was worked out of fields before is worked out anew."""
+        copied = super().model_copy(update=update, deep=deep)
+        for name in vars(copied).keys() - type(self).model_fields.keys() - {"kind", "given_parts"}:
+            del vars(copied)[name]
+        return copied
+
     def placed(self, given_parts: tuple[str, ...] = ()) -> Self:
         """Note that it is the limit of a decorator, a dependency or a throttle. Returns it."""
         vars(self).update(kind="limit", given_parts=given_parts)

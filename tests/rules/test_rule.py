@@ -489,3 +489,12 @@ def test_what_was_expected_is_said_in_plain_words(options: dict[str, Any], expec
     """Mistakes that are easily made are answered with what to write, not with the names of Python's types."""
     with pytest.raises(ConfigError, match=expected):
         Rule(**{"name": "a", "qpm": 5, **options})
+
+
+def test_a_copy_is_not_what_its_original_was() -> None:
+    """What was worked out of the fields that differ is worked out anew, whatever was asked of the original before."""
+    rule = Rule("api", "5/second", path="/a")
+    assert (rule.paths, len(rule.every_limit), rule.rule_set.tiers["default"]) == (("/a",), 1, (rule,))
+    copied = rule.placed(("user",)).model_copy(update={"path": "/b", "qpm": 3})
+    assert (copied.paths, len(copied.every_limit), copied.rule_set.tiers["default"]) == (("/b",), 2, (copied,))
+    assert (copied.kind, copied.given_parts) == ("limit", ("user",))
