@@ -345,7 +345,7 @@ def test_dependencies() -> None:
 
     assert asyncio.run(statuses("text", 3)) == [200, 200, 429]
     assert asyncio.run(statuses("none", 4)) == [200, 200, 200, 429]
-    assert by_code.rule.name == f"{__name__}.alater"
+    assert by_code.rule.name.startswith("alater-")
     assert "429" in app.openapi()["paths"]["/"]["get"]["responses"]
 
 

@@ -34,7 +34,7 @@ def test_requests_of_a_user(ann: httpx.Client) -> None:
     """A user has two requests; the third is refused by the gate, under a name that is the same in every process."""
     replies = [ann.get("/api/v1/hello") for _ in range(4)]
     assert [reply.status_code for reply in replies] == [200, 200, 429, 429]
-    assert replies[-1].json()["violated-policies"] == [twice.rule.name] == ["tests.e2e.fastapi_app.2-per-day"]
+    assert replies[-1].json()["violated-policies"] == [twice.rule.name]
     assert replies[-1].headers["retry-after"] == "43200"
     assert ann.get("/nowhere").headers["x-ratelimit-remaining"] == "47"
     assert ann.get("/api/v1/hello", headers={"X-User": uuid.uuid4().hex}).status_code == 200

@@ -336,7 +336,7 @@ def test_litestar(kind: Any, place: str) -> None:
         return LitestarResponse(content, status_code=429, headers=OWN)
 
     added = [DefineMiddleware(LimitGate, **options())] if place == "added" else []
-    app = Litestar([view], exception_handlers={kind: handler}, middleware=added)
+    app = Litestar([view], exception_handlers={kind: handler}, middleware=added, logging_config=None)
     passed, refused = replies(app if added else LimitGate(app, **options()))
     assert passed.status == 200
     is_own(refused)
