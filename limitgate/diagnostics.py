@@ -22,7 +22,10 @@ class Diagnosis(Enum):
     """Code and text of a diagnosis. A code is never reused for another one."""
 
     MEMORY_PER_WORKER = "LG001", "%d workers on memory:// limit each by itself; use Redis to limit them together"
-    SERVER_TRUSTS_ALL = "LG002", "FORWARDED_ALLOW_IPS=* lets every client choose its address; name your proxies instead"
+    SERVER_TRUSTS_ALL = (
+        "LG002",
+        "by FORWARDED_ALLOW_IPS or --forwarded-allow-ips '*' every client can choose its address; name your proxies instead",
+    )
     UNKNOWN_VARIABLE = "LG003", "%s is no setting of LimitGate and is ignored"
     TRUSTS_ALL = "LG004", "trusted_proxies covers all of %s: every client can choose its address; name your proxies instead"
     UNLISTED_KEYS = (
@@ -74,6 +77,10 @@ class Diagnosis(Enum):
         "the limits that rule %s is given at run time cannot be read, so those that are written apply: %s",
     )
     REPLACES_NOTHING = "LG027", "%s replaces %s, but there is no rule of that name"
+    LOCAL_PER_WORKER = (
+        "LG028",
+        "%d workers would grant all of a limit each while the store fails (on_error: local); say how many by option processes",
+    )
     BLOCKS_LOOP = (
         "LG029",
         "a Limiter was called inside of a running event loop, which stands still while it waits; use an AsyncLimiter there",

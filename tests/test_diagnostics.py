@@ -140,9 +140,9 @@ class Stage:
 Play = Callable[[Stage], object]
 
 
-def workers(stage: Stage, arguments: tuple[str, ...], store: str = "memory://") -> None:
+def workers(stage: Stage, arguments: tuple[str, ...], store: Any = "memory://", **options: Any) -> None:
     stage.argv(*arguments)
-    stage.asked(store=store)
+    stage.asked(store=store, **options)
 
 
 def variable(stage: Stage, name: str, value: str) -> None:
@@ -378,6 +378,10 @@ SITUATIONS: dict[str, list[Play]] = {
         lambda stage: stage.asked(Rule("a", "9/m"), identify=lambda _: Caller("b", limits={"a": "often"})),
     ],
     "LG027": [lambda stage: replacing(stage, "al"), lambda stage: replacing(stage, "other")],
+    "LG028": [
+        lambda stage: workers(stage, ("uvicorn", "--workers", "4"), FarAway(0), on_error="local"),
+        lambda stage: workers(stage, ("uvicorn", "-w4"), FarAway(0), rules=[Rule("a", "9/m", on_error="local")]),
+    ],
 }
 
 INNOCENT: dict[str, list[Play]] = {
@@ -513,6 +517,12 @@ INNOCENT: dict[str, list[Play]] = {
         lambda stage: replacing(stage, "all"),
         lambda stage: replacing(stage, "*"),
         lambda stage: replacing(stage, "big"),
+    ],
+    "LG028": [
+        lambda stage: workers(stage, ("uvicorn", "--workers", "4"), FarAway(0), on_error="local", processes=4),
+        lambda stage: workers(stage, ("uvicorn", "--workers", "4"), FarAway(0), on_error="closed"),
+        lambda stage: workers(stage, ("uvicorn", "--workers", "4"), on_error="local"),
+        lambda stage: workers(stage, ("uvicorn",), FarAway(0), on_error="local"),
     ],
     "LG015": [lambda stage: stage.asked(store=Failing("timeout")), lambda stage: stage.asked(store=Failing("oom"))],
 }

@@ -13,14 +13,16 @@ from limitgate.gate.gate import Gate
 from limitgate.gate.identity import Identities
 from limitgate.gate.planner import Planner
 from limitgate.gate.start import announce, ask_in_background, require
+from limitgate.gate.workers import told_of_workers
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.limits.priority import RESERVES
+from limitgate.own_errors import survived
 from limitgate.routes import Routes
 from limitgate.rules import lint
 from limitgate.rules.files import rules_of
 from limitgate.rules.options import OnError
 from limitgate.rules.rule import Rule, RuleSet
-from limitgate.rules.settings import GateSettings, warn_about_environment
+from limitgate.rules.settings import GateSettings, Settings, is_told_to_trust_all, seems_to_have_workers, warn_about_environment
 from limitgate.stores import MemoryStore, Opener, opened
 
 Store = TypeVar("Store")
@@ -83,6 +85,7 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
     warn_about_environment(settings.store)
     owns_store = isinstance(settings.store, str)
     proxies = TrustedProxies(settings.trusted_proxies, settings.forwarded_header)
+    proxies.judges_server = not is_told_to_trust_all()
     rules = rules_of(settings.rules)
     _review(rules, proxies, identifies=settings.identify is not None)
     identities = Identities(
@@ -113,7 +116,7 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
         processes=settings.processes,
         styles=settings.headers,
         identify=settings.identify,
-        compare_clocks=clock_comparison(time.time, settings.timeout) if _has_own_clock(store) else None,
+        at_first_answer=_at_first_answer(settings, rules, store),
     )
     announce(settings, rules)
     return Built(gate, settings.on_denied, owns_store, settings.key_prefix if settings.require_store else None)
@@ -131,6 +134,30 @@ def _review(rules: RuleSet, proxies: TrustedProxies, *, identifies: bool) -> Non
     priorities = RESERVES.keys() if identifies else rules.callers.priorities(by_header=proxies.trust_anybody)
     for name in lint.reserves_of_nobody(rules, priorities):
         Diagnosis.RESERVE_OF_NOBODY.log(name)
+
+
+def _at_first_answer(settings: Settings, rules: RuleSet, store: object) -> Callable[[int], None]:
+    """Make the function that is told the ``now`` of the first answer: what cannot be known before is looked at then.
+
+    By then the server has started its other workers.
+    """
+    is_memory = isinstance(store, MemoryStore)
+    every = [rule for of_tier in rules.tiers.values() for rule in of_tier]
+    is_local = settings.processes == 1 and "local" in (settings.on_error, *(rule.on_error for rule in every))
+    workers = seems_to_have_workers()
+    if workers > 1 and is_local and not is_memory:
+        Diagnosis.LOCAL_PER_WORKER.log(workers)
+    tell_of_workers = told_of_workers(is_memory=is_memory, is_local=is_local) if workers == 1 else None
+    compare_clocks = clock_comparison(time.time, settings.timeout) if _has_own_clock(store) else None
+
+    def first_answer(now: int) -> None:
+        if compare_clocks is not None:
+            compare_clocks(now)
+        if tell_of_workers is not None:
+            with survived():
+                tell_of_workers()
+
+    return first_answer
 
 
 def _has_own_clock(store: object) -> bool:

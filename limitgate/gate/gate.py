@@ -54,7 +54,7 @@ class Gate:
 
     ``client_of`` finds a request's client behind proxies, ``styles`` are the header styles, ``on_error`` is for rules that
     have none of their own, ``processes`` is how many serve together, and ``timeout`` is in seconds.
-    ``compare_clocks`` is told the ``now`` of the first reading.
+    ``at_first_answer`` is told the ``now`` of the first reading.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Gate:
         processes: int,
         styles: tuple[str, ...],
         identify: Identify | None = None,
-        compare_clocks: Callable[[int], None] | None = None,
+        at_first_answer: Callable[[int], None] | None = None,
     ) -> None:
         self.store = store
         self.failures = 0
@@ -84,7 +84,7 @@ class Gate:
         self._can_prepare = identify is None and takes_plain(store)
         self._answers_at_once = answers_at_once(store)
         self._identify = identify
-        self._compare_clocks = compare_clocks
+        self._at_first_answer = at_first_answer
         self._fallback = Fallback(on_error, processes)
         self._slot_keeper = SlotKeeper(store, timeout)
         self._failing, self._failed = False, 0.0
@@ -394,7 +394,7 @@ class Gate:
             admission.admit(prepared, reading, decision)
         else:
             admission.refuse(reading.now, decision, quota_exceeded(template.refusing(decision), decision.retry_after))
-        if self._failing or self._compare_clocks is not None:
+        if self._failing or self._at_first_answer is not None:
             self._note_answer(reading.now)
         return True
 
@@ -556,10 +556,10 @@ class Gate:
         if self._failing and getattr(self.store, "healthy", True) and time.monotonic() - self._failed > CALM:
             self._failing = False
             log.warning("the store answers again")
-        compare = self._compare_clocks
-        if compare is not None:
-            self._compare_clocks = None
-            compare(now)
+        tell = self._at_first_answer
+        if tell is not None:
+            self._at_first_answer = None
+            tell(now)
 
     def _note_failure(self, error: StoreError) -> None:
         if error.fault == "overload":

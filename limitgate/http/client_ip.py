@@ -14,6 +14,7 @@ from socket import AF_INET6, inet_aton, inet_pton
 from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import ConfigError
 from limitgate.http.request import Request
+from limitgate.http.server_trust import trusts_anybody
 
 MAX_HOPS = 32
 """Elements of a forwarding header that are looked at, from the right."""
@@ -146,6 +147,8 @@ class TrustedProxies:
         self.take_peers = False
         """True if peers are the clients, and requests are not looked at any more for a header that should be believed."""
         self._unbelieved = Once(Diagnosis.UNTRUSTED_FORWARDING)
+        self.judges_server = True
+        """True if to look whether the server believes the headers of everybody, which is not known yet."""
 
     @property
     def trust_anybody(self) -> bool:
@@ -186,14 +189,18 @@ class TrustedProxies:
     def _look_at(self, request: Request, peer: str | None) -> None:
         """Report a forwarding header that is not believed (LG006). A proxy writes it into all requests; the first ones suffice.
 
-        A header that contains the peer itself is not reported: the server has resolved it already.
+        A header that contains the peer itself is not: the server has resolved it already, maybe by believing anybody (LG002).
         """
         self._leave_looks(self._looks - 1)
         for header in dict.fromkeys((self._header, "x-forwarded-for", "forwarded")):
             if header in request.headers and request.headers.end(header, 1):
-                if peer is None or canonical(peer) not in map(canonical, _elements(request, header)):
+                forwarded = [canonical(element) for element in _elements(request, header)]
+                if peer is None or canonical(peer) not in forwarded:
                     self._leave_looks(0)
                     self._unbelieved.log(header)
+                elif self.judges_server and canonical(peer) == forwarded[-1] and trusts_anybody(request, forwarded):
+                    self.judges_server = False
+                    Diagnosis.SERVER_TRUSTS_ALL.log()
                 return
 
     def _leave_looks(self, looks: int) -> None:

@@ -162,10 +162,20 @@ def warn_about_environment(store: object) -> None:
     for name in sorted(given - known):
         if name.startswith(PREFIX):
             Diagnosis.UNKNOWN_VARIABLE.log(name)
-    if os.environ.get("FORWARDED_ALLOW_IPS") == "*":
+    if is_told_to_trust_all():
         Diagnosis.SERVER_TRUSTS_ALL.log()
-    if store == "memory://" and (workers := _workers(sys.argv)) > 1:
+    if store == "memory://" and (workers := seems_to_have_workers()) > 1:
         Diagnosis.MEMORY_PER_WORKER.log(workers)
+
+
+def is_told_to_trust_all() -> bool:
+    """True if the environment has the server believe everybody's forwarding header."""
+    return os.environ.get("FORWARDED_ALLOW_IPS") == "*"
+
+
+def seems_to_have_workers() -> int:
+    """Number of worker processes of the server, as far as its command line and environment tell."""
+    return _workers(sys.argv)
 
 
 def _workers(arguments: Iterable[str]) -> int:

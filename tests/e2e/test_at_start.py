@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -99,3 +100,110 @@ def test_a_required_store_that_answers(tmp_path: Path, redis_server: RedisServer
     }
     with server_process(command, tmp_path / "gunicorn.log", listening, environment) as url:
         assert [httpx.get(url, timeout=PATIENCE).status_code for _ in range(5)] == [200, 200, 200, 429, 429]
+
+
+# --- who is believed --------------------------------------------------------------------------------------------------
+
+
+def spoofed(url: str, *headers: str) -> None:
+    for value in headers:
+        assert httpx.get(url, headers={"X-Forwarded-For": value}, timeout=PATIENCE).status_code == 200
+
+
+@contextmanager
+def believing(folder: Path, way: str, trusted: str) -> Iterator[tuple[str, Path]]:
+    """A server that believes proxies, as it is told in one of several ways; its URL and its log."""
+    log = folder / "server.log"
+    (folder / "gunicorn.conf.py").write_text(f"forwarded_allow_ips = {trusted!r}\n" if "file" in way else "")
+    environment = {"FORWARDED_ALLOW_IPS": trusted} if "variable" in way else {}
+    if way.startswith("uvicorn"):
+        command = [sys.executable, "-m", "uvicorn", "--port", "0", "tests.e2e.at_start:app"]
+    else:
+        worker = ["--worker-class", "uvicorn_worker.UvicornWorker", "--config", str(folder / "gunicorn.conf.py")]
+        command = [*GUNICORN, *worker, "tests.e2e.at_start:app"]
+    command += ["--forwarded-allow-ips", trusted] if "flag" in way else []
+    with server_process(command, log, lambda text: "startup complete" in text and "http://" in text, environment) as url:
+        yield url, log
+
+
+WAYS = ["uvicorn, a flag", "gunicorn, a flag", "gunicorn, a file", "uvicorn, a variable"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_server_that_believes_everybody_is_told_of(tmp_path: Path, way: str) -> None:
+    """However it was told to, as soon as a client has chosen its address, once."""
+    with believing(tmp_path, way, "*") as (url, log):
+        spoofed(url, *[f"198.18.0.{number}" for number in range(9)])
+        told(log, "LG002")
+        spoofed(url, "1.2.3.4, 5.6.7.8", "2001:db8::1")
+        assert len(told(log, "LG002")) == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_server_that_believes_its_proxies_is_not(tmp_path: Path, way: str) -> None:
+    """Proxies that are named are believed without a word, a chain of public ones as well."""
+    with believing(tmp_path, way, "127.0.0.1,5.6.7.8") as (url, log):
+        spoofed(url, "198.18.0.1", "1.2.3.4, 5.6.7.8", "9.9.9.9, 1.2.3.5, 5.6.7.8", "1.2.3.4:99")
+        assert "LG0" not in log.read_text()
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["flask_app", "app"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_in_a_file_are_counted(tmp_path: Path, target: str, workers: int) -> None:
+    """Several workers on memory:// are told of by each, whatever has started them; one is not."""
+    worker = "worker_class = 'uvicorn_worker.UvicornWorker'\n" if target == "app" else ""
+    (tmp_path / "conf.py").write_text(f"workers = {workers}\n{worker}")
+    command = [*GUNICORN, "--config", str(tmp_path / "conf.py"), f"tests.e2e.at_start:{target}"]
+    log = tmp_path / "gunicorn.log"
+    with server_process(command, log, lambda text: text.count("Booting worker") == workers, {}) as url:
+        served = {httpx.get(url, timeout=PATIENCE).text.split()[0] for _ in range(3)}
+        if workers > 1:
+            assert "LG001 3 workers on memory://" in told(log, "LG001", len(served))[0][1]
+        else:
+            assert "LG001" not in log.read_text()
+
+
+@pytest.mark.parametrize(("processes", "says"), [("1", True), ("2", False)])
+def test_local_limits_of_workers_that_are_not_divided(
+    tmp_path: Path, redis_server: RedisServer, processes: str, says: object
+) -> None:
+    """Under ``on_error: local`` several workers have to be told how many they are."""
+    (tmp_path / "conf.py").write_text("workers = 2\n")
+    command = [*GUNICORN, "--config", str(tmp_path / "conf.py"), "tests.e2e.at_start:flask_app"]
+    environment = {
+        "LIMITGATE_STORE": redis_server.url,
+        "LIMITGATE_ON_ERROR": "local",
+        "LIMITGATE_PROCESSES": processes,
+        "LIMITGATE_KEY_PREFIX": f"workers{processes}",
+        "LIMITGATE_TIMEOUT": "9",
+    }
+    log = tmp_path / "gunicorn.log"
+    with server_process(command, log, lambda text: text.count("Booting worker") == 2, environment) as url:
+        assert httpx.get(url, timeout=PATIENCE).status_code == 200
+        if says:
+            assert "LG028 2 workers" in told(log, "LG028")[0][1]
+        time.sleep(0.5)
+        assert ("LG028" in log.read_text()) is says
+
+
+def test_a_reloader_is_no_worker(tmp_path: Path) -> None:
+    """Uvicorn's reloader, a parent with one child, is not told of."""
+    with uvicorn_process("tests.e2e.at_start:app", tmp_path, "--reload", "--reload-dir", str(tmp_path)) as url:
+        assert httpx.get(url, timeout=PATIENCE).status_code == 200
+        assert "LG001" not in (tmp_path / "uvicorn.log").read_text()
+
+
+def test_uvicorn_s_workers_are_counted(tmp_path: Path) -> None:
+    """Processes that a supervisor has spawned and not forked share its socket as well."""
+    program = "import uvicorn\nif __name__ == '__main__':\n    uvicorn.run('tests.e2e.at_start:app', port=0, workers=3)\n"
+    (tmp_path / "main.py").write_text(program)
+    log, environment = tmp_path / "uvicorn.log", {"PYTHONPATH": str(ROOT)}
+    ready = "Application startup complete"
+    with server_process(
+        [sys.executable, str(tmp_path / "main.py")], log, lambda text: text.count(ready) == 3, environment
+    ) as url:
+        assert httpx.get(url, timeout=PATIENCE).status_code == 200
+        assert "LG001 3 workers" in told(log, "LG001")[0][1]
