@@ -10,7 +10,7 @@ import asyncio
 import math
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 from threading import RLock
@@ -23,7 +23,7 @@ from limitgate.gate import nesting
 from limitgate.gate.admission import Admission
 from limitgate.gate.build import Built
 from limitgate.gate.cardinality import CardinalityGuard
-from limitgate.gate.flow import ConfigFlow, arun, run
+from limitgate.gate.flow import ConfigFlow, Flow, arun, run
 from limitgate.gate.gate import Gate
 from limitgate.gate.planner import ExtraRule
 from limitgate.gate.slot_keeper import RENEW, SlotKeeper
@@ -31,9 +31,10 @@ from limitgate.http.request import Request
 from limitgate.limiter.limiter import AsyncLimiter, Limiter
 from limitgate.limiter.operations import Operations
 from limitgate.limiter.reservation import AsyncReservation, Reservation
+from limitgate.limiter.rule_bucket import RuleBucketOperations
 from limitgate.limiter.slot import at_once
 from limitgate.limiter.stored_limits import Configuration
-from limitgate.limits.decision import Decision, decide
+from limitgate.limits.decision import Decision, Window, decide
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import BucketReading, Plan, Reading
 from limitgate.rules import decorators
@@ -196,6 +197,11 @@ class _Switch(Generic[T]):
         """Value of the latest who wants it; None if nobody does."""
         return self._wanted[-1].value if self._wanted else None
 
+    @property
+    def is_wanted(self) -> bool:
+        """True if anybody wants it."""
+        return bool(self._wanted)
+
     def begin(self, wanted: _Wanted[T]) -> None:
         """Replace what somebody wants to be replaced."""
         with _lock:
@@ -278,6 +284,8 @@ def _nothing_limited() -> _Wanted[None]:
         (Gate, "ask"): _check,
         (Gate, "further"): lambda _gate, admission, _rules: nesting.overall_decision(admission),
         (Gate, "afurther"): _afurther,
+        (Gate, "usage"): lambda *_: (),
+        (Gate, "ausage"): _nothing_used,
         (Gate, "message"): _message,
         (Gate, "aconnect"): _not_asked,
         (Built, "ask_store"): lambda _built: None,
@@ -285,8 +293,9 @@ def _nothing_limited() -> _Wanted[None]:
         (decorators, "_enabled"): lambda: False,
         (Operations, "_prepared"): lambda *_: None,
         (Operations, "_lookup"): _lookup,
-        (Limiter, "_run"): lambda _limiter, flow, _waited=0.0: run(_UNUSED, flow),
-        (AsyncLimiter, "_arun"): lambda _limiter, flow, _waited=0.0: arun(_UNUSED, flow),
+        (Limiter, "_run"): _run,
+        (AsyncLimiter, "_arun"): _arun,
+        (RuleBucketOperations, "_carried_out"): _carried_out,
         (Limiter, "reserve"): _reserve,
         (AsyncLimiter, "reserve"): _areserve,
         (Limiter, "slot"): _slot,
@@ -309,6 +318,10 @@ def _check(gate: Gate, request: Request, outer: Admission | None = None) -> Admi
 
 async def _afurther(gate: Gate, admission: Admission, rules: Sequence[ExtraRule], stay: Any) -> Decision | None:  # noqa: ARG001
     return nesting.overall_decision(admission)
+
+
+async def _nothing_used(*_: object) -> tuple[Window, ...]:
+    return ()
 
 
 def _message(gate: Gate, messages: Any) -> asyncio.Future[None]:  # noqa: ARG001 - in the place of a method
@@ -365,6 +378,27 @@ def _lookup(operations: Operations, name: str) -> ConfigFlow[Configuration]:
     yield from ()  # nothing is asked
     known = operations._known.stale(operations._config_key(name))  # noqa: SLF001 - in the place of a method
     return known or Configuration((Limit("1/second"),))
+
+
+def _run(limiter: Limiter, flow: ConfigFlow[T], waited: float = 0.0) -> T:
+    if not _OFF.is_wanted:  # somebody has kept this method
+        return limiter._run(flow, waited)  # noqa: SLF001 - in the place of a method
+    return run(_UNUSED, flow)
+
+
+def _arun(limiter: AsyncLimiter, flow: ConfigFlow[T], waited: float = 0.0) -> Coroutine[Any, Any, T]:
+    if not _OFF.is_wanted:  # somebody has kept this method
+        return limiter._arun(flow, waited)  # noqa: SLF001 - in the place of a method
+    return arun(_UNUSED, flow)
+
+
+_ON_RULE_BUCKET = RuleBucketOperations._carried_out  # noqa: SLF001 - what is replaced
+
+
+def _carried_out(operations: RuleBucketOperations, plan: Plan) -> Flow[Decision]:
+    """`RuleBucketOperations._carried_out`, in buckets that nobody has used."""
+    yield from ()
+    return run(_UNUSED, _ON_RULE_BUCKET(operations, plan))
 
 
 def _reserve(limiter: Limiter, key: str, *limits: Any, cost: int = 1) -> Reservation:

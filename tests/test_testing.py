@@ -38,7 +38,9 @@ from limitgate import (
     RateLimited,
     Rule,
     StoreError,
+    ausage,
     limit,
+    usage,
     waiting,
 )
 from limitgate.fastapi import RateLimit
@@ -356,6 +358,45 @@ async def test_of_async_limiter() -> None:
     assert all(decision.allowed for decision in decisions)
     with pytest.raises(StoreError):
         await limiter.hit("key", "1/minute")
+
+
+def test_one_bucket_of_a_rule() -> None:
+    """It is as if nobody had used it, and what is done to it meanwhile has no effect; whenever it was made."""
+    limiter = Limiter(MemoryStore(Clock()))
+    before = limiter.bucket(TWICE, ip="192.0.2.1")
+    before.ban(60)
+    with off():
+        meanwhile = limiter.bucket(TWICE, ip="192.0.2.2")
+        for bucket in (before, meanwhile):
+            assert bucket.peek().allowed
+            bucket.ban(60)
+            bucket.pardon()
+            assert bucket.reset().allowed
+    assert not before.peek().allowed
+    assert meanwhile.peek().allowed
+    meanwhile.ban(60)
+    assert not meanwhile.peek().allowed
+
+
+def test_what_is_left_is_not_shown() -> None:
+    """No rule applies, so there is nothing to show."""
+    found: list[Any] = []
+
+    def answer(environ: Any, start_response: Any) -> list[bytes]:
+        start_response("200 OK", [("content-type", "text/plain")])
+        found.append(usage(environ, "twice"))
+        return [b""]
+
+    async def aanswer(request: Any) -> PlainTextResponse:
+        found.append(await ausage(request, "twice"))
+        return PlainTextResponse("")
+
+    apps = LimitGateWSGI(answer, rules=[TWICE]), LimitGate(Starlette(routes=[Route("/", aanswer)]), rules=[TWICE])
+    with off():
+        wsgi_reply(apps[0])
+        asyncio.run(asgi_reply(apps[1]))
+    wsgi_reply(apps[0])
+    assert [len(windows) for windows in found] == [0, 0, 1]
 
 
 def test_a_limiter_made_meanwhile_limits_afterwards() -> None:

@@ -135,6 +135,21 @@ class _SettingsRates:
         return rates
 
 
+class _RateRule:
+    """The rule of a throttle's rate, of a class that of its own scope; None for no limit, or where the view says the scope."""
+
+    def __get__(self, throttle: SimpleRateThrottle | None, owner: type[SimpleRateThrottle]) -> Rule | None:
+        throttle = throttle or owner()
+        rate = throttle.rate
+        if rate is None:
+            return None
+        rates = tuple(rate) if isinstance(rate, list | tuple) else (rate,)
+        if not all(isinstance(each, str | Limit) for each in rates):
+            raise ConfigError(f"{owner.__name__}: the rate is {rate!r:.80}, expected for example '100/day'")
+        kind: Any = owner
+        return _rule_of_rates(kind, throttle.scope, rates)
+
+
 class SimpleRateThrottle(Throttle):
     """A throttle that finds its rate in ``DEFAULT_THROTTLE_RATES`` by its ``scope``, unless it has a ``rate`` itself.
 
@@ -149,6 +164,7 @@ class SimpleRateThrottle(Throttle):
     """Rate of the class, in the place of that of the settings."""
     THROTTLE_RATES: ClassVar[Any] = _SettingsRates()
     """Rates by scope."""
+    rule: ClassVar[Any] = _RateRule()
 
     _attributes = _RATES_OPTIONS
 
@@ -184,17 +200,13 @@ class SimpleRateThrottle(Throttle):
 
     def allow_request(self, request: Any, view: Any) -> bool:
         """True if a request of REST framework's may pass, see `Throttle.allow_request`."""
-        if self.rate is None:
+        rule: Rule | None = self.rule
+        if rule is None:
             return True
-        rates = tuple(self.rate) if isinstance(self.rate, list | tuple) else (self.rate,)
-        if not all(isinstance(each, str | Limit) for each in rates):
-            raise ConfigError(f"{type(self).__name__}: the rate is {self.rate!r:.80}, expected for example '100/day'")
-        throttle: Any = type(self)
-        rule = _rule_of_rates(throttle, self.scope, rates)
         exchange = _exchange_of(request, rule)
         if exchange is None or exchange.admission.marks is EVERYTHING:
             return True
-        if throttle.get_cache_key.__module__ == __name__:  # told apart as by any other throttle
+        if self.get_cache_key.__module__ == __name__:  # told apart as by any other throttle
             return not self._throttles(request) or self._allows(request, exchange, rule, request.user)
         key = self.get_cache_key(request, view)
         return key is None or self._allows(request, exchange, rule, key)

@@ -15,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 from django.urls import path
 
-from limitgate import Caller, ConfigError, Limit, MemoryStore, Rule
+from limitgate import Caller, ConfigError, Limit, Limiter, MemoryStore, Rule
 from tests.support.clock import Clock
 from tests.support.django_app import WAYS, Project, Way
 
@@ -316,6 +316,20 @@ def test_addresses_are_counted_as_by_all_limits() -> None:
         for url, peer in itertools.product("xy", ("192.0.2.9", "192.0.2.1")):
             fields = [{"X-Forwarded-For": f"2001:db8::{number}"} for number in range(3)]
             assert [it.ask(f"/{url}", headers=each, REMOTE_ADDR=peer).status_code for each in fields] == [200, 200, 429]
+
+
+def test_one_bucket_of_a_throttle() -> None:
+    """A limiter finds the bucket of a user by the throttle, and bans it there."""
+    store = MemoryStore(Clock())
+    bucket = Limiter(store).bucket
+    with WAYS["wsgi"].project(
+        path("x", view(rest.UserRateThrottle)), store=store, REST_FRAMEWORK={"DEFAULT_THROTTLE_RATES": RATES}
+    ) as it:
+        assert statuses(it, 2) == [200, 200]
+        assert bucket(rest.UserRateThrottle, user="ann").peek().remaining == 1
+        bucket(rest.UserRateThrottle, user="ann").ban(60)
+        assert (statuses(it, 1), statuses(it, 1, who="bob")) == ([429], [200])
+        assert rest.ScopedRateThrottle.rule is None
 
 
 @pytest.mark.parametrize("scope", ["login attempts", "Anmeldung ä", "a" * 80, "a/b"])
