@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import re
 import subprocess
@@ -107,6 +108,16 @@ def _unwatched() -> Iterator[None]:
     sys.settrace(None)
     yield
     sys.settrace(tracer)
+
+
+@pytest.fixture(autouse=True)
+def _levels_of_loggers_stay() -> Iterator[None]:
+    """What an application has set while it was built, as Litestar does of the root logger, is no other test's."""
+    loggers = [logging.getLogger(name) for name in (None, "limitgate")]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels):
+        logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True)
