@@ -145,6 +145,7 @@ def test_it_is_told_again_after_it_was_cured(guarded: RedisServer, caplog: pytes
     with redis.Redis(unix_socket_path=str(guarded.socket), password="p") as client:
         store = open_sync_store(f"redis://:p@127.0.0.1:{guarded.port}")
         gate = LimitGateWSGI(app, rules=RULES, store=store, timeout=5)
+        store._connecting.join(10)
         for password, errors in (("p", 0), ("other", 1), ("other", 1), ("p", 1), ("third", 2)):
             client.config_set("requirepass", password)
             store.close()
