@@ -15,26 +15,31 @@ A request reads downwards: middleware > exchange > gate > rules, keys > stores >
     limiter/         the engine without HTTP: limiter, operations, reservation, slot, pace, stored limits
     outbound/        polite clients; for httpx.py, requests.py and urllib3.py
     fastapi.py, flask.py, django/    integrations, thin
+    command/         the command `limitgate`: a module per verb
     testing.py       for tests of applications: nothing limited, a clock that stands still
     errors.py, diagnostics.py (LG codes), extras.py, forking.py, own_errors.py, waiting.py
 """
 
 from __future__ import annotations
 
-from limitgate.errors import ConfigError, LimitGateError, StoreError
-from limitgate.exchange.usage import ausage, usage
-from limitgate.http.request import Request
-from limitgate.limiter.limiter import AsyncLimiter, Limiter
-from limitgate.limiter.stored_limits import Configured
-from limitgate.limits.decision import Decision, RateLimited, Window
-from limitgate.limits.limit import Limit
-from limitgate.middleware import LimitGate, LimitGateWSGI
-from limitgate.rules.callers import Caller
-from limitgate.rules.decorators import exempt, limit
-from limitgate.rules.files import load_rules
-from limitgate.rules.rule import Rule, RuleSet
-from limitgate.rules.settings import Settings
-from limitgate.stores import AsyncRedisStore, MemoryStore, RedisStore, open_store, open_sync_store
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from limitgate.errors import ConfigError, LimitGateError, StoreError
+    from limitgate.exchange.usage import ausage, usage
+    from limitgate.http.request import Request
+    from limitgate.limiter.limiter import AsyncLimiter, Limiter
+    from limitgate.limiter.stored_limits import Configured
+    from limitgate.limits.decision import Decision, RateLimited, Window
+    from limitgate.limits.limit import Limit
+    from limitgate.middleware import LimitGate, LimitGateWSGI
+    from limitgate.rules.callers import Caller
+    from limitgate.rules.decorators import exempt, limit
+    from limitgate.rules.files import load_rules
+    from limitgate.rules.rule import Rule, RuleSet
+    from limitgate.rules.settings import Settings
+    from limitgate.stores import AsyncRedisStore, MemoryStore, RedisStore, open_store, open_sync_store
 
 __all__ = [
     "AsyncLimiter",
@@ -65,3 +70,49 @@ __all__ = [
     "open_sync_store",
     "usage",
 ]
+
+_HOMES = {
+    "AsyncLimiter": "limiter.limiter",
+    "AsyncRedisStore": "stores",
+    "Caller": "rules.callers",
+    "ConfigError": "errors",
+    "Configured": "limiter.stored_limits",
+    "Decision": "limits.decision",
+    "Limit": "limits.limit",
+    "LimitGate": "middleware",
+    "LimitGateError": "errors",
+    "LimitGateWSGI": "middleware",
+    "Limiter": "limiter.limiter",
+    "MemoryStore": "stores",
+    "RateLimited": "limits.decision",
+    "RedisStore": "stores",
+    "Request": "http.request",
+    "Rule": "rules.rule",
+    "RuleSet": "rules.rule",
+    "Settings": "rules.settings",
+    "StoreError": "errors",
+    "Window": "limits.decision",
+    "ausage": "exchange.usage",
+    "exempt": "rules.decorators",
+    "limit": "rules.decorators",
+    "load_rules": "rules.files",
+    "open_store": "stores",
+    "open_sync_store": "stores",
+    "usage": "exchange.usage",
+}
+"""Module of each public name, imported when the name is first asked for, so that the command starts fast."""
+
+
+if not TYPE_CHECKING:  # else any name would be one to type checkers
+
+    def __getattr__(name: str) -> Any:
+        """A public name, looked up once (PEP 562)."""
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module 'limitgate' has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(f"limitgate.{home}"), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

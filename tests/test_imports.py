@@ -21,6 +21,8 @@ LAYERS = (
     "middleware limiter",
     "outbound django fastapi flask",
     "httpx requests urllib3 testing",
+    "command",
+    "__main__",
 )
 ROOT = Path(limitgate.__file__).parent
 

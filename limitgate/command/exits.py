@@ -1,0 +1,9 @@
+"""Exit statuses of the command."""
+
+FINE = 0
+FOUND = 1
+"""A mistake, a request that would be refused, a process that does not follow."""
+WRONG_USAGE = 2
+"""click's own."""
+NO_STORE = 3
+"""The store does not answer."""

@@ -1,0 +1,53 @@
+"""The verbs of the command: their names, where each stands, and which errors become which exit status."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import click
+
+from limitgate.command.exits import FOUND, NO_STORE
+from limitgate.errors import ConfigError, StoreError
+
+VERBS = {
+    "check": "Read rule files as the service would; print every mistake.",
+}
+"""One line of help per verb. ``limitgate/command/VERB.py`` has the click command of the name ``verb``, with ``_`` for ``-``."""
+
+
+class _Verbs(click.Group):
+    """A group whose verbs are imported when they are asked for, so that the command starts in no time."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = import_module(f"limitgate.command.{cmd_name}").verb
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a verb. A mistake in rules exits with 1, a store that does not answer with 3."""
+        try:
+            return super().invoke(ctx)
+        except ConfigError as error:
+            click.echo(f"limitgate: {error}", err=True)
+            ctx.exit(FOUND)
+        except StoreError as error:
+            click.echo(f"limitgate: {error}", err=True)
+            ctx.exit(NO_STORE)
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="limitgate", message="%(prog)s %(version)s")
+def limitgate() -> None:
+    """Check rules, explain decisions, replay access logs, and see to clients and rules while a service runs.
+
+    Exit status 0: fine; 1: something was found; 2: wrong usage; 3: the store does not answer.
+    """

@@ -1,0 +1,89 @@
+"""The command `limitgate`: how it is started, what it says of itself, and its exit statuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import limitgate
+from limitgate.command import verbs
+from limitgate.errors import ConfigError, StoreError
+
+STARTS = {
+    "limitgate": [str(Path(sys.executable).with_name("limitgate"))],
+    "python -m limitgate": [sys.executable, "-m", "limitgate"],
+}
+
+
+def run(*words: str, start: str = "python -m limitgate") -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*STARTS[start], *words], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture
+def verb(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Give the command a verb that does what a test says."""
+
+    def give(does: Any) -> CliRunner:
+        module = SimpleNamespace(verb=click.Command("probe", callback=does))
+        monkeypatch.setitem(verbs.VERBS, "probe", "Probe.")
+        monkeypatch.setitem(sys.modules, "limitgate.command.probe", module)
+        return CliRunner()
+
+    return give
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_it_says_what_it_does(start: str) -> None:
+    """Both ways to start it are the same, and list every verb with a line."""
+    helped, versioned = run("--help", start=start), run("--version", start=start)
+    assert helped.returncode == versioned.returncode == 0
+    assert all(name in helped.stdout and line in helped.stdout for name, line in verbs.VERBS.items())
+    assert versioned.stdout == f"limitgate {version('limitgate')}\n"
+
+
+@pytest.mark.parametrize("words", [["nonsense"], ["--nonsense"], []], ids=str)
+def test_wrong_usage_exits_with_2(words: list[str]) -> None:
+    """A verb or option that does not exist, or none at all."""
+    assert run(*words).returncode == 2
+
+
+@pytest.mark.parametrize(("error", "status"), [(ConfigError("a.yaml:1: wrong"), 1), (StoreError("no answer"), 3)])
+def test_errors_are_a_line_and_a_status(verb: Any, error: Exception, status: int) -> None:
+    """No traceback for what an operator can mend."""
+
+    def does() -> None:
+        raise error
+
+    result = verb(does).invoke(verbs.limitgate, ["probe"])
+    assert (result.exit_code, result.stdout, result.stderr) == (status, "", f"limitgate: {error}\n")
+
+
+def test_without_its_extra_it_says_what_to_install() -> None:
+    """One line, no traceback."""
+    code = "import sys; sys.modules['click'] = None; from limitgate.command import main; main()"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 2
+    assert result.stderr == "limitgate: click is not installed, expected it here: pip install 'limitgate[cli]'\n"
+
+
+def test_it_starts_without_what_a_verb_may_need() -> None:
+    """Redis' client, asyncio, pydantic and rich take longer to import than the command may take to start."""
+    code = "import sys, limitgate.command.verbs; print(*{'redis', 'pydantic', 'rich', 'asyncio'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout == "\n"
+
+
+def test_every_public_name_is_there() -> None:
+    """Public names are imported when they are asked for; what is none is an `AttributeError`."""
+    assert set(limitgate.__all__) == set(limitgate._HOMES) <= set(dir(limitgate))
+    assert all(getattr(limitgate, name) is not None for name in limitgate.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        _ = limitgate.nonsense
