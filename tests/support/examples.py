@@ -67,14 +67,22 @@ class Ask(NamedTuple):
     """Those that it has to get in turn; none to ask until it is refused."""
 
 
-def run(block: Block, folder: Path, redis_url: str) -> None:
-    """Run a block of Python in ``folder`` and hold it to what it says. ``redis_url`` stands in for `REDIS`."""
+def write(block: Block, folder: Path, redis_url: str) -> str:
+    """Write a block and the files that its page shows before it into ``folder``. ``redis_url`` stands in for `REDIS`.
+
+    Returns the name of the block's own file.
+    """
     for name in ("default.yaml", "vip.yaml"):
         _write(folder / "config" / name, (ROOT / "config" / name).read_text())
     before = [shown for shown in blocks(block.page, "python", "yaml") if shown.file and shown.line < block.line]
     for shown in (*before, block):
         _write(folder / (shown.file or UNNAMED), shown.text.replace(REDIS, redis_url))
-    file = block.file or UNNAMED
+    return block.file or UNNAMED
+
+
+def run(block: Block, folder: Path, redis_url: str) -> None:
+    """Run a block of Python in ``folder`` and hold it to what it says. ``redis_url`` stands in for `REDIS`."""
+    file = write(block, folder, redis_url)
     if "django" in block.text.lower() or block.page.endswith("django.md"):
         command = [sys.executable, "-W", "error", "-m", "tests.support.examples", str(folder), file]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
@@ -87,7 +95,7 @@ def run_here(folder: Path, file: str) -> None:
     """Import a file of ``folder`` in this process and hold it to what it says."""
     code = (folder / file).read_text()
     printed = io.StringIO()
-    with _as_it_was(), _imported(file, folder, printed) as module:
+    with _as_it_was(), contextlib.redirect_stdout(printed), imported(file, folder) as module:
         for name, value in list(vars(module).items()):
             if name.startswith("test_") and callable(value):
                 with contextlib.ExitStack() as fixtures:
@@ -123,10 +131,10 @@ def _as_it_was() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _imported(file: str, folder: Path, printed: io.StringIO) -> Iterator[ModuleType]:
+def imported(file: str, folder: Path) -> Iterator[ModuleType]:
     """The module in a file of ``folder``, the working directory meanwhile. Afterwards all modules from there are forgotten."""
     try:
-        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
             patch.syspath_prepend(str(folder))
             yield importlib.import_module(file.removesuffix(".py").replace("/", "."))
