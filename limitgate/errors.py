@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
 
 
 _SHOULD = re.compile(r"\A\w+ should (be|have|match) ")
@@ -28,6 +29,12 @@ _IN_WORDS = {
 _SECRETS = frozenset({"api_key", "callers", "header", "secret", "store"})
 """Fields whose values are never repeated in a message."""
 
+Field = tuple[str | int, ...]
+"""Path to a field inside of an object, for example ``("limits", 0)``."""
+
+MOST_MISTAKES = 100
+"""Mistakes of one kind after which no others are looked for: files may come from people who mean no good."""
+
 StoreFault = Literal["timeout", "connection", "oom", "reply", "overload"]
 """Kind of a store's failure: too late, unreachable, out of memory, an error or malformed reply; or this process cannot send."""
 
@@ -39,32 +46,63 @@ class LimitGateError(Exception):
 class ConfigError(LimitGateError, ValueError):
     """A mistake in a rule, a limit, a file or an option. The message ends with the expected value.
 
-    ``field`` is the path to the mistake inside the checked object, for example ``("limits", 0)``; ``reason`` is the message
-    without that path.
+    ``field`` is the path to the mistake inside the checked object; ``reason`` is the message without that path, and without
+    the ``file`` and ``line`` that it stands on, if it is in one. ``others`` are further mistakes that were found with it.
     """
 
-    def __init__(self, message: str, field: tuple[str | int, ...] = (), reason: str | None = None) -> None:
+    def __init__(self, message: str, field: Field = (), reason: str | None = None) -> None:
         super().__init__(message)
         self.field = field
         self.reason = message if reason is None else reason
+        self.file: str | None = None
+        self.line: int | None = None
+        self.others: tuple[ConfigError, ...] = ()
+
+    @property
+    def every(self) -> tuple[ConfigError, ...]:
+        """This mistake and those that were found with it."""
+        return self, *self.others
+
+    @classmethod
+    def in_file(cls, file: str, line: int | None, field: Field, reason: str) -> ConfigError:
+        """Make an error of a mistake on a line of a file, counted from 1; None if it is on no line."""
+        place = file if line is None else f"{file}:{line}"
+        mistake = cls(f"{place}: {f'{spelled(field)}: ' if field else ''}{reason}", field, reason)
+        mistake.file, mistake.line = file, line
+        return mistake
+
+    @classmethod
+    def first_of(cls, mistakes: Sequence[ConfigError]) -> ConfigError:
+        """The first of several mistakes, with all others of them and of those found with them, each once."""
+        first, *others = dict.fromkeys([each for mistake in mistakes for each in mistake.every])
+        first.others = tuple(others)
+        return first
 
     @classmethod
     def explaining(cls, error: ValidationError, what: str, known: Iterable[str]) -> ConfigError:
-        """Make an error of the first mistake that pydantic reports about ``what``, whose fields are ``known``."""
-        first = error.errors(include_url=False)[0]
-        field, message = first["loc"], first["msg"].removeprefix("Value error, ")
-        if first["type"] == "extra_forbidden":
+        """Make an error of all mistakes that pydantic reports about ``what``, whose fields are ``known``."""
+        return cls.first_of([cls._explaining(detail, what, known) for detail in error.errors(include_url=False)])
+
+    @classmethod
+    def _explaining(cls, detail: ErrorDetails, what: str, known: Iterable[str]) -> ConfigError:
+        field, message = detail["loc"], detail["msg"].removeprefix("Value error, ")
+        if detail["type"] == "extra_forbidden":
             message = f"unknown field, expected one of {', '.join(known)}"
-        elif first["type"] == "missing":
+        elif detail["type"] == "missing":
             message = "missing, expected a value"
-        elif first["type"] != "value_error":
+        elif detail["type"] != "value_error":
             message = _SHOULD.sub(lambda found: _EXPECTED[found[1]], message, count=1)
-            message = _IN_WORDS.get(first["type"]) or (
+            message = _IN_WORDS.get(detail["type"]) or (
                 message if message.startswith("expected") else f"expected otherwise: {message}"
             )
-            if not isinstance(first["input"], dict) and not _SECRETS.intersection(field):
-                message += f", not {first['input']!r:.80}"
+            if not isinstance(detail["input"], dict) and not _SECRETS.intersection(field):
+                message += f", not {detail['input']!r:.80}"
         return cls(f"{what}: {'.'.join(map(str, field)) or 'all'}: {message}", field, message)
+
+
+def spelled(field: Field) -> str:
+    """A field as people write it: ``rules[0].limits[1]``; a name that is too long for one is cut."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part:.80}" for part in field).removeprefix(".")
 
 
 class StoreError(LimitGateError):

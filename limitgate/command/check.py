@@ -2,44 +2,67 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
 
 from limitgate.command.exits import FOUND
+from limitgate.command.findings import Finding, found
 from limitgate.command.output import print_json
 from limitgate.errors import ConfigError
-from limitgate.rules.files import load_rules
-
-_PLACE = re.compile(r"(?P<file>.+?):(?:(?P<line>\d+):)? (?:(?P<field>[\w.\[\]]+): )?(?P<message>.+)", re.DOTALL)
+from limitgate.rules.files import read_rule_files
 
 
 @click.command("check")
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="How mistakes are printed.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "github"]),
+    default="text",
+    help="text for people, json for programs, github for annotations in a workflow.",
+)
+@click.option("--json", "form", flag_value="json", help="The same as --format json.")
+@click.option("--strict", is_flag=True, help="Exit with 1 for warnings, too.")
 @click.pass_context
-def verb(ctx: click.Context, paths: tuple[Path, ...], form: str) -> None:
-    """Read rule files and folders as the service would, and print what is wrong.
+def verb(ctx: click.Context, paths: tuple[Path, ...], form: str, *, strict: bool) -> None:
+    """Read rule files and folders as the service would, and print what is wrong with them and what is odd.
+
+    Each PATH is a rule set of its own: a file, or a folder with a file for each tier. Exit status 0: no mistake; 1: some.
 
     For example: limitgate check config/
     """
-    mistakes = []
-    for path in paths:
-        try:
-            load_rules(path)
-        except ConfigError as error:
-            mistakes.append(str(error))
-    if form == "json":
-        print_json([{**_parts(mistake), "level": "error"} for mistake in mistakes])
-    else:
-        for mistake in mistakes:
-            click.echo(mistake)
-    ctx.exit(FOUND if mistakes else 0)
+    findings = [each for path in paths for each in _look_at(path)]
+    _FORMS[form](findings)
+    ctx.exit(FOUND if any(strict or each.level == "error" for each in findings) else 0)
 
 
-def _parts(mistake: str) -> dict[str, str | int | None]:
-    found = _PLACE.fullmatch(mistake)
-    if found is None:
-        return {"file": None, "line": None, "field": None, "message": mistake}
-    return {**found.groupdict(), "line": int(found["line"]) if found["line"] else None}
+def _look_at(path: Path) -> list[Finding]:
+    """What is found in the rule set at a path, by file and line."""
+    try:
+        read_rule_files(path)
+    except ConfigError as error:
+        return _in_order(found(error))
+    return []
+
+
+def _in_order(findings: Iterable[Finding]) -> list[Finding]:
+    return sorted(findings, key=lambda each: (each.file or "", each.line or 0))
+
+
+def _print_text(findings: list[Finding]) -> None:
+    for each in findings:
+        click.echo(each.text)
+
+
+def _print_annotations(findings: list[Finding]) -> None:
+    for each in findings:
+        click.echo(each.annotation)
+
+
+def _print_json(findings: list[Finding]) -> None:
+    print_json([each._asdict() for each in findings])
+
+
+_FORMS = {"text": _print_text, "github": _print_annotations, "json": _print_json}

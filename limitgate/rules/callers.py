@@ -103,21 +103,24 @@ class Callers:
         self._by_key: dict[bytes, list[tuple[bytes, Caller]]] = {}
         self._by_header: list[tuple[dict[str, str], Caller, bool]] = []
         self._disbelieved = Once(Diagnosis.PASSED_ON_CALLER)
+        mistakes: list[ConfigError] = []
         for place, entry in enumerate(listed):
             caller = Caller(entry.id, entry.tier or DEFAULT_TIER, entry.priority, entry.limits)
             if entry.api_key:
                 digest = bytes.fromhex(entry.api_key.removeprefix("sha256:"))
                 alike = self._by_key.setdefault(digest[:8], [])
-                for other in (other for listed, other in alike if listed == digest):
+                if other := next((other for listed, other in alike if listed == digest), None):
                     message = f"caller {entry.id!r} has the api_key of caller {other.id!r}, expected another"
-                    raise ConfigError(message, ("callers", place, "api_key"))
+                    mistakes.append(ConfigError(message, ("callers", place, "api_key")))
                 alike.append((digest, caller))
             if entry.header:
                 header = {name.lower(): value for name, value in entry.header.items()}
-                for other in (other for listed, other, _ in self._by_header if listed == header):
+                if other := next((other for listed, other, _ in self._by_header if listed == header), None):
                     message = f"caller {entry.id!r} has the header of caller {other.id!r}, expected another"
-                    raise ConfigError(message, ("callers", place, "header"))
+                    mistakes.append(ConfigError(message, ("callers", place, "header")))
                 self._by_header.append((header, caller, entry.set_by_proxy))
+        if mistakes:
+            raise ConfigError.first_of(mistakes)
 
     @property
     def list_keys(self) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property, partial
 from inspect import isawaitable, iscoroutinefunction
+from itertools import islice
 from typing import Annotated, Any, Literal, Self, TypeVar, Unpack
 
 from pydantic import (
@@ -24,7 +25,7 @@ from pydantic import (
 
 from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.algorithms.fixed_window import ALIGNED
-from limitgate.errors import ConfigError
+from limitgate.errors import MOST_MISTAKES, ConfigError
 from limitgate.http.client_ip import Networks
 from limitgate.http.paths import PathIndex, covers, segments
 from limitgate.http.request import Request
@@ -39,6 +40,7 @@ from limitgate.rules.options import ChargeIf, Cost, LimitsBy, OnError, Per, Rule
 
 T = TypeVar("T")
 Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9._-]{1,64}\z")]
+NameOrEvery = Annotated[StrictStr, Field(pattern=r"^(?:\*|[A-Za-z0-9._-]{1,64})\z")]
 Count = Annotated[int, Field(strict=True, ge=1)]
 
 MAX_DELAY = 60.0
@@ -119,7 +121,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     """Addresses and CIDRs of the clients that the rule is for, behind trusted proxies; all if not given."""
     when: Annotated[When | None, PlainValidator(_condition)] = None
     """Requests that the rule is for, in Python only: a plain function ``(request) -> bool``; all if not given."""
-    replaces: Annotated[tuple[Name | Literal["*"], ...], BeforeValidator(_replaced)] = ()
+    replaces: Annotated[tuple[NameOrEvery, ...], BeforeValidator(_replaced)] = ()
     """Names of rules that do not apply where this one does; ``"*"`` for all rules that have limits, not for ``@limit``."""
     key: Annotated[tuple[StrictStr, ...], Field(min_length=1)] = ("ip",)
     """Parts of a request that tell buckets apart, see docs/keys.md."""
@@ -382,15 +384,21 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return check_cost(self.cost(request)) if callable(self.cost) else self.cost
 
     def _check(self) -> None:
-        limits = self.every_limit
-        self._check_requests()
-        if not self.has_limits:
-            self._check_without_limits()
-            return
+        mistakes = []
+        for check in (self._check_requests, self._check_charges if self.has_limits else self._check_without_limits):
+            try:
+                check()
+            except ConfigError as error:
+                mistakes.append(error)
+        if mistakes:
+            raise ConfigError.first_of(mistakes)
+
+    def _check_charges(self) -> None:
+        """Raise `ConfigError` where limits do not go together with each other, or with the options of the rule."""
         if self.charge_if and self.per == "message":
             message = f"rule {self.name!r} counts messages, which have no status, expected no charge_if"
             raise ConfigError(message, ("charge_if",))
-        if not limits and self.limits_by is None:
+        if not self.every_limit and self.limits_by is None:
             raise ConfigError(
                 f"rule {self.name!r} has no limit, expected limits, qps, qpm, qph, qpd or concurrency", ("limits",)
             )
@@ -524,23 +532,27 @@ class RuleSet:
     def __init__(self, rules: Iterable[Rule], callers: Iterable[KnownCaller] = (), tiers: Iterable[str] = ()) -> None:
         own: dict[str, dict[str, Rule]] = {tier: {} for tier in (DEFAULT_TIER, *tiers)}
         listed = list(rules)
+        mistakes = []
         for place, rule in enumerate(listed):
             tier = rule.tier or DEFAULT_TIER
-            of_tier = own.setdefault(tier, {})
-            if rule.name in of_tier:
+            if own.setdefault(tier, {}).setdefault(rule.name, rule) is not rule:
                 message = f"rule {rule.name!r} is there twice in tier {tier!r}, expected different names"
-                raise ConfigError(message, ("rules", place, "name"))
-            of_tier[rule.name] = rule
+                mistakes.append(ConfigError(message, ("rules", place, "name")))
         default = own[DEFAULT_TIER]
         self.tiers: dict[str, tuple[Rule, ...]] = {
             tier: tuple({**default, **of_tier}.values()) for tier, of_tier in own.items()
         }
         known = list(callers)
-        self.callers = Callers(known)
+        mistakes += islice(_wrongly_replaced(listed), MOST_MISTAKES)
+        mistakes += islice(_wrong_limits(known, self.tiers), MOST_MISTAKES)
+        try:
+            self.callers = Callers(known)
+        except ConfigError as error:
+            mistakes.append(error)
+        if mistakes:
+            raise ConfigError.first_of(mistakes)
         for rule in listed:
             vars(rule)["rule_set"] = self
-        _check_replaced(listed)
-        _check_callers(known, self.tiers)
         self.source = ""
         """The file or folder that it was read from, as it was named; empty if from none."""
 
@@ -548,8 +560,8 @@ class RuleSet:
         return f"RuleSet({', '.join(f'{tier}: {len(rules)} rules' for tier, rules in self.tiers.items())})"
 
 
-def _check_replaced(rules: Sequence[Rule]) -> None:
-    """Raise `ConfigError` where a rule replaces one that does not exist, or that is exempt."""
+def _wrongly_replaced(rules: Sequence[Rule]) -> Iterator[ConfigError]:
+    """The rules among ``replaces`` that do not exist, or that are exempt."""
     names = {rule.name for rule in rules}
     exempt = {rule.name for rule in rules if rule.exempt}
     for place, rule in enumerate(rules):
@@ -560,21 +572,22 @@ def _check_replaced(rules: Sequence[Rule]) -> None:
             elif name != EVERY and name not in names:
                 message = f"there is no rule {name!r}, expected {EVERY!r} or some of {', '.join(sorted(names - {rule.name}))}"
             if message is not None:
-                raise ConfigError(message, ("rules", place, "replaces", number))
+                yield ConfigError(message, ("rules", place, "replaces", number))
 
 
-def _check_callers(callers: Sequence[KnownCaller], tiers: Mapping[str, Sequence[Rule]]) -> None:
-    """Raise `ConfigError` where a caller's own limits are for no rule, or for one that cannot have them."""
+def _wrong_limits(callers: Sequence[KnownCaller], tiers: Mapping[str, Sequence[Rule]]) -> Iterator[ConfigError]:
+    """The callers' own limits that are for no rule, or for one that cannot have them."""
     for place, caller in enumerate(callers):
         rules = {rule.name: rule for rule in tiers.get(caller.tier or DEFAULT_TIER, tiers[DEFAULT_TIER]) if rule.has_limits}
         for name, limits in caller.limits.items():
             field = "callers", place, "limits", name
             if name not in rules:
                 known = ", ".join(sorted(rules))
-                raise ConfigError(
+                yield ConfigError(
                     f"caller {caller.id!r}: there is no rule {name!r} with limits, expected one of {known}", field
                 )
+                continue
             try:
                 rules[name].having_limits(limits)
             except ConfigError as error:
-                raise ConfigError(f"caller {caller.id!r}: {error}", field) from error
+                yield ConfigError(f"caller {caller.id!r}: {error}", field)

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from limitgate import load_rules
 from limitgate.errors import ConfigError
-from limitgate.rules.files import MAX_BYTES
+from limitgate.rules.document import MAX_BYTES
 
 MEMORY = 512 << 20
 CPU_SECONDS = 60

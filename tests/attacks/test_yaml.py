@@ -72,7 +72,7 @@ def test_a_merged_rule_is_what_it_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["rules: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]", "{a: 1, b: 2, c: 3, d: 4, e: 5, f: 6}"])
 def test_values_are_counted_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """A file with too many values is given up when the first of them too many is read, not after all of them are built up."""
-    monkeypatch.setattr("limitgate.rules.files.MAX_NODES", 5)
+    monkeypatch.setattr("limitgate.rules.document.MAX_NODES", 5)
     file = tmp_path / "rules.yaml"
     file.write_text(f"{text[:-1]}, &unread{text[-1]}")
     with pytest.raises(ConfigError, match="more than 5 values"):

@@ -651,3 +651,23 @@ def test_any_file_is_rules_or_a_mistake_fuzz(tmp_path: Path, text: str | bytes) 
         assert load_rules(file).tiers
     except ConfigError as error:
         assert str(error).startswith(f"{file}")  # noqa: PT017 - any text may be right or wrong
+
+
+def test_further_mistakes_are_notes_of_the_first(tmp_path: Path) -> None:
+    """Whoever starts the service reads of all of them in its traceback; the error itself stays one line."""
+    text = "rules:\n  - {name: a, qps: 0, qpm: 0}\n  - {name: b, qps: 5, cost: 6}\n"
+    with pytest.raises(ConfigError) as caught:
+        load_rules(written(tmp_path, rules__yaml=text))
+    error, file = caught.value, tmp_path / "rules.yaml"
+    assert str(error).startswith(f"{file}:2: rules[0].qps: ")
+    assert [str(other).partition(": ")[2].partition(": ")[0] for other in error.others] == ["rules[0].qpm", "rules[1].cost"]
+    assert error.__notes__ == [str(other) for other in error.others]
+    assert (error.file, error.line, error.field) == (str(file), 2, ("rules", 0, "qps"))
+
+
+def test_notes_are_few(tmp_path: Path) -> None:
+    """A traceback of a file made of mistakes can still be read."""
+    with pytest.raises(ConfigError) as caught:
+        load_rules(written(tmp_path, rules__yaml="rules:\n" + "  - {name: 5}\n" * 50))
+    assert len(caught.value.others) == 49
+    assert len(caught.value.__notes__) == 20

@@ -1,0 +1,50 @@
+"""Findings in files: mistakes and what is odd, as text for people, annotations for GitHub, and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from limitgate.errors import ConfigError, spelled
+
+Level = Literal["error", "warning"]
+
+
+class Finding(NamedTuple):
+    """Something that was found in a file."""
+
+    file: str | None
+    line: int | None
+    """Counted from 1; None for what stands on no line."""
+    field: str | None
+    """As people write it: ``rules[0].limits[1]``."""
+    level: Level
+    message: str
+
+    @property
+    def text(self) -> str:
+        """One line, as compilers and editors have it: ``file:line: field: message``."""
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        parts = [place, "warning" if self.level == "warning" else None, self.field, self.message]
+        return ": ".join(part for part in parts if part)
+
+    @property
+    def annotation(self) -> str:
+        """A workflow command of GitHub, which shows the finding beside its line.
+
+        Source: docs.github.com, "Workflow commands for GitHub Actions"; escapes as in ``@actions/core``.
+        """
+        properties = {"file": self.file, "line": self.line, "title": "limitgate check"}
+        given = ",".join(f"{name}={_escaped(str(value), ':,')}" for name, value in properties.items() if value is not None)
+        return f"::{self.level} {given}::{_escaped(f'{self.field}: {self.message}' if self.field else self.message)}"
+
+
+def found(error: ConfigError) -> list[Finding]:
+    """The mistakes of an error, as findings."""
+    return [Finding(each.file, each.line, spelled(each.field) or None, "error", each.reason) for each in error.every]
+
+
+def _escaped(text: str, more: Iterable[str] = ()) -> str:
+    for character in ("%", "\r", "\n", *more):
+        text = text.replace(character, f"%{ord(character):02X}")
+    return text

@@ -1,0 +1,129 @@
+"""YAML documents whose fields know their lines.
+
+Files may come from people who mean no good: what is read, built up and said about it is bounded, and no tag runs code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from limitgate.errors import MOST_MISTAKES, ConfigError, Field
+
+MAX_BYTES = 1 << 20
+"""Size of a rule file."""
+MAX_NODES = 100_000
+"""Values in a rule file, those behind an alias counted each time."""
+MAX_NUMBER = 100
+"""Characters of a number, or of anything else that is no text; longer ones are none that a rule could hold."""
+
+_TEXT = "tag:yaml.org,2002:str"
+_NAMES = (_TEXT, "tag:yaml.org,2002:merge")
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML whose every error knows its line, and which does not build up what is going to be refused."""
+
+    _composed = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self._composed += 1
+        if self._composed > 2 * MAX_NODES:  # each may have a name
+            raise yaml.composer.ComposerError(None, None, f"more than {MAX_NODES} values, expected fewer")
+        compose: Callable[[Any, Any], Any] = super().compose_node
+        return compose(parent, index)
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002 - as PyYAML has it
+        construct: Callable[[Any, bool], Any] = super().construct_object
+        try:
+            return construct(node, deep)
+        except (ArithmeticError, AttributeError, LookupError, ValueError) as error:  # what PyYAML makes of a wrong tag
+            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
+
+
+class Document:
+    """A YAML document that knows on which line each of its fields stands.
+
+    Raises `ConfigError` for a file that cannot be read on. ``mistakes`` are fields that stand there twice or have no name;
+    they are left out of ``data``.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.mistakes: list[ConfigError] = []
+        try:
+            with file.open("rb") as opened:
+                text = opened.read(MAX_BYTES + 1)
+            if len(text) > MAX_BYTES:
+                raise self._mistake(None, f"too many bytes, expected at most {MAX_BYTES}")
+            loader = _Loader(text)
+            self._root = loader.get_single_node()
+            self._check((), self._root, [MAX_NODES])
+            construct: Callable[[Any], Any] = loader.construct_document
+            self.data = construct(self._root) if self._root else None
+        except OSError as error:
+            raise self._mistake(None, f"{error.strerror}, expected a file that can be read") from error
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            message = f"expected YAML: {getattr(error, 'problem', None) or error}"
+            # PyYAML's own error quotes the line, and what is secret in it
+            raise self._mistake(mark.line + 1 if mark else None, message) from None
+        except RecursionError as error:
+            raise self._mistake(None, "nested too deeply, expected a few levels") from error
+
+    def mistake(self, field: Field, message: str) -> ConfigError:
+        """The error that names this file, the line of ``field``, and the field."""
+        return self._mistake(self.line_of(field), message, field)
+
+    def line_of(self, field: Field) -> int:
+        """The line of a field, counted from 1; of one that is not there, that of the nearest around it."""
+        node, line = self._root, self._root.start_mark.line if self._root else 0
+        for part in field:
+            child = _child(node, part)
+            if child is None:
+                break
+            node, line = child
+        return int(line) + 1
+
+    def _mistake(self, line: int | None, message: str, field: Field = ()) -> ConfigError:
+        return ConfigError.in_file(str(self.file), line, field, message)
+
+    def _check(self, field: Field, node: Any, budget: list[int]) -> None:
+        """Take out fields that stand there twice or have no name; refuse documents that aliases make grow out of bounds."""
+        budget[0] -= 1
+        if budget[0] < 0:
+            raise self._mistake(None, f"more than {MAX_NODES} values, expected fewer (aliases count each time)")
+        if isinstance(node, yaml.MappingNode):
+            pairs: dict[object, tuple[Any, Any]] = {}
+            for key, value in node.value:
+                here = (*field, key.value if isinstance(key, yaml.ScalarNode) else "?")
+                if key.tag not in _NAMES:
+                    self._note(key, here, "expected a name, in quotes if it looks like something else")
+                elif key.value in pairs:
+                    self._note(key, here, "expected once, is there twice")
+                else:
+                    pairs[key.value] = key, value
+                    self._check(here, value, budget)
+            node.value = list(pairs.values())
+        elif isinstance(node, yaml.SequenceNode):
+            for place, value in enumerate(node.value):
+                self._check((*field, place), value, budget)
+        elif node is not None and node.tag != _TEXT and len(node.value) > MAX_NUMBER:
+            message = f"expected at most {MAX_NUMBER} characters, or text in quotes"
+            raise self._mistake(node.start_mark.line + 1, message, field)
+
+    def _note(self, node: Any, field: Field, message: str) -> None:
+        if len(self.mistakes) < MOST_MISTAKES:
+            self.mistakes.append(self._mistake(node.start_mark.line + 1, message, field))
+
+
+def _child(node: Any, part: str | int) -> tuple[Any, int] | None:
+    """The child of a node under a name or at an index, and its line, counted from 0; None if there is none."""
+    if isinstance(node, yaml.MappingNode):
+        return next(((value, key.start_mark.line) for key, value in node.value if key.value == part), None)
+    if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+        return node.value[part], node.value[part].start_mark.line
+    return None
