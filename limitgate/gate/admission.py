@@ -12,8 +12,9 @@ from weakref import ReferenceType
 
 from limitgate.gate.flow import Budget
 from limitgate.gate.request_plan import PreparedPlan, RequestPlan
+from limitgate.gate.rules_in_force import RulesInForce
 from limitgate.http.request import Request
-from limitgate.http.response import Fields, RawFields, Refusal, rate_fields, raw, raw_x_ratelimit, refusal, unavailable
+from limitgate.http.response import Fields, RawFields, Refusal, raw, raw_x_ratelimit, refusal, unavailable
 from limitgate.limits.decision import Decision, Settlement
 from limitgate.limits.plan import Plan, Reading
 from limitgate.rules.callers import Caller
@@ -72,26 +73,6 @@ class Verdict(NamedTuple):
         return unavailable() if self.now is None else refusal(self.decision)
 
 
-class GateTraits:
-    """What all admissions to one gate have in common.
-
-    ``timeout`` is the seconds that a request may wait for the store, ``is_measured`` is true if the store says for how long it
-    was silent, and ``rule_names`` are the names of all rules of the gate.
-    """
-
-    def __init__(self, timeout: float, is_measured: bool, header_styles: tuple[str, ...], rule_names: frozenset[str]) -> None:  # noqa: FBT001
-        self.timeout = timeout
-        self.is_measured = is_measured
-        self.header_styles = header_styles
-        self.rule_names = rule_names
-        self.has_commonest_style = header_styles == ("x-ratelimit",)
-        """True if ASGI's form of the fields can be made at once."""
-
-    def fields(self, decision: Decision, now: int) -> Fields:
-        """Rate fields of a decision at ``now`` by the store's clock, Unix µs."""
-        return rate_fields(self.header_styles, decision, now, self.rule_names)
-
-
 class Admission:
     """One request's passage through one gate: what is decided, charged and still to be refunded. Data: no gate, no server."""
 
@@ -123,14 +104,15 @@ class Admission:
     """Status at the last refund."""
     _budget: Budget | None = None
 
-    def __init__(self, request: Request, identified: Caller | None, marks: Container[Mark], traits: GateTraits) -> None:
+    def __init__(self, request: Request, identified: Caller | None, marks: Container[Mark], rules: RulesInForce) -> None:
         self.request = request
         """Gone once it is over."""
         self.identified = identified
         self.marks = marks
         """Decorators that the gate has decided about."""
         self.settlement = Settlement()
-        self.traits = traits
+        self.rules = rules
+        """The rules that it began with, and ends with."""
         # Defaults of the class would do for these, too, but everybody asks for them, which takes eight times as long there.
         self.is_nested = False
         """True if there is a gate around this one, or inside of it."""
@@ -163,7 +145,7 @@ class Admission:
     def budget(self) -> Budget:
         """Time left to wait for the store."""
         if self._budget is None:
-            self._budget = Budget(self.traits.timeout, measured=self.traits.is_measured)
+            self._budget = Budget(self.rules.timeout, measured=self.rules.is_measured)
         return self._budget
 
     @property
@@ -184,7 +166,7 @@ class Admission:
     def fields(self) -> Fields:
         """Rate fields of this gate's own decision."""
         if self._fields_are_due and self.decision is not None:
-            self.fields = self.traits.fields(self.decision, self.now)
+            self.fields = self.rules.fields(self.decision, self.now)
         return self._fields or []
 
     @fields.setter
@@ -194,7 +176,7 @@ class Admission:
     def raw_fields(self) -> RawFields:
         """The `fields` as ASGI wants them."""
         decision = self.decision
-        if self._fields_are_due and decision is not None and self.traits.has_commonest_style:
+        if self._fields_are_due and decision is not None and self.rules.has_commonest_style:
             return raw_x_ratelimit(decision, self.now)
         return raw(self.fields)
 

@@ -9,9 +9,11 @@ from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 
 from limitgate.diagnostics import Diagnosis, clock_comparison
 from limitgate.gate.cardinality import CardinalityGuard
+from limitgate.gate.flow import measures_silence
 from limitgate.gate.gate import Gate
 from limitgate.gate.identity import Identities
 from limitgate.gate.planner import Planner
+from limitgate.gate.rules_in_force import RulesInForce
 from limitgate.gate.start import announce, ask_in_background, require
 from limitgate.gate.workers import told_of_workers
 from limitgate.http.client_ip import TrustedProxies
@@ -87,39 +89,50 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
     proxies = TrustedProxies(settings.trusted_proxies, settings.forwarded_header)
     proxies.judges_server = not is_told_to_trust_all()
     rules = rules_of(settings.rules)
-    _review(rules, proxies, identifies=settings.identify is not None)
-    identities = Identities(
-        rules.callers,
-        proxies,
-        rules.tiers,
-        identifies=settings.identify is not None,
-        api_key_header=settings.api_key_header,
-        ipv6_prefix=settings.ipv6_prefix,
-    )
-    planner = Planner(
-        rules,
-        routes,
-        identities,
-        key_prefix=settings.key_prefix,
-        secret=settings.secret.get_secret_value().encode() if settings.secret else b"",
-        shadow=settings.shadow,
-        strict=settings.strict,
-        cardinality=CardinalityGuard(settings.new_buckets, time.monotonic) if settings.new_buckets else None,
-    )
     store = opened(settings.store, open_store, settings.key_prefix)
     gate = Gate(
-        planner,
+        _compiler(settings, routes, proxies, is_measured=measures_silence(store))(rules),
         store,
         proxies.client,
-        timeout=settings.timeout,
         on_error=settings.on_error,
         processes=settings.processes,
-        styles=settings.headers,
         identify=settings.identify,
         at_first_answer=_at_first_answer(settings, rules, store),
     )
     announce(settings, rules)
     return Built(gate, settings.on_denied, owns_store, settings.key_prefix if settings.require_store else None)
+
+
+def _compiler(
+    settings: Settings, routes: Routes, proxies: TrustedProxies, *, is_measured: bool
+) -> Callable[[RuleSet], RulesInForce]:
+    """Make the function that reviews a rule set and makes it ready for a gate with these settings."""
+    cardinality = CardinalityGuard(settings.new_buckets, time.monotonic) if settings.new_buckets else None
+    identifies = settings.identify is not None
+
+    def compiled(rules: RuleSet) -> RulesInForce:
+        _review(rules, proxies, identifies=identifies)
+        identities = Identities(
+            rules.callers,
+            proxies,
+            rules.tiers,
+            identifies=identifies,
+            api_key_header=settings.api_key_header,
+            ipv6_prefix=settings.ipv6_prefix,
+        )
+        planner = Planner(
+            rules,
+            routes,
+            identities,
+            key_prefix=settings.key_prefix,
+            secret=settings.secret.get_secret_value().encode() if settings.secret else b"",
+            shadow=settings.shadow,
+            strict=settings.strict,
+            cardinality=cardinality,
+        )
+        return RulesInForce(planner, settings.headers, timeout=settings.timeout, is_measured=is_measured)
+
+    return compiled
 
 
 def _review(rules: RuleSet, proxies: TrustedProxies, *, identifies: bool) -> None:

@@ -17,13 +17,14 @@ from limitgate import waiting
 from limitgate.diagnostics import Diagnosis
 from limitgate.errors import StoreError
 from limitgate.gate import nesting
-from limitgate.gate.admission import Admission, Booking, Charged, GateTraits, Refund, Verdict
+from limitgate.gate.admission import Admission, Booking, Charged, Refund, Verdict
 from limitgate.gate.compiled_rule import CompiledRule
 from limitgate.gate.fallback import Fallback
-from limitgate.gate.flow import Budget, Flow, T, answers_at_once, arun, measures_silence, run, takes_plain
+from limitgate.gate.flow import Budget, Flow, T, answers_at_once, arun, run, takes_plain
 from limitgate.gate.given_limits import PendingPlan
-from limitgate.gate.planner import ExtraRule, Planner
+from limitgate.gate.planner import ExtraRule
 from limitgate.gate.request_plan import PreparedPlan, RequestPlan
+from limitgate.gate.rules_in_force import RulesInForce
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.wait_queue import Waiter, WaitQueues, book
 from limitgate.http.request import Request
@@ -50,23 +51,20 @@ Stay = Callable[[Waiter], Awaitable[bool]]
 
 
 class Gate:
-    """Decides about requests, by the plans of a planner and the readings of a store.
+    """Decides about requests, by the plans of the rules in force and the readings of a store.
 
-    ``client_of`` finds a request's client behind proxies, ``styles`` are the header styles, ``on_error`` is for rules that
-    have none of their own, ``processes`` is how many serve together, and ``timeout`` is in seconds.
-    ``at_first_answer`` is told the ``now`` of the first reading.
+    ``client_of`` finds a request's client behind proxies, ``on_error`` is for rules that have none of their own, and
+    ``processes`` is how many serve together. ``at_first_answer`` is told the ``now`` of the first reading.
     """
 
     def __init__(
         self,
-        planner: Planner,
+        rules: RulesInForce,
         store: Any,
         client_of: Callable[[Request], str | None],
         *,
-        timeout: float,
         on_error: OnError,
         processes: int,
-        styles: tuple[str, ...],
         identify: Identify | None = None,
         at_first_answer: Callable[[int], None] | None = None,
     ) -> None:
@@ -77,16 +75,17 @@ class Gate:
         """Number of times this process had no room to ask the store, and limited by itself."""
         self.uncorrected = 0
         """Number of times a refund was lost, as the store did not answer."""
-        self._planner = planner
+        self.rules = rules
+        """The rules that requests begin with. Each takes them once, so that others may come to stand here at any time."""
         self._client_of = client_of
-        self._timeout = timeout
-        self._traits = GateTraits(timeout, measures_silence(store), styles, planner.names)
+        self._timeout = rules.timeout
+        self._is_measured = rules.is_measured
         self._can_prepare = identify is None and takes_plain(store)
         self._answers_at_once = answers_at_once(store)
         self._identify = identify
         self._at_first_answer = at_first_answer
         self._fallback = Fallback(on_error, processes)
-        self._slot_keeper = SlotKeeper(store, timeout)
+        self._slot_keeper = SlotKeeper(store, rules.timeout)
         self._failing, self._failed = False, 0.0
         self._said_overloaded = -AGAIN
         self._under_way: set[asyncio.Future[Any]] = set()
@@ -95,24 +94,26 @@ class Gate:
     @property
     def overflowed(self) -> int:
         """Number of times a request shared its source's overflow bucket, as the source had opened too many others."""
-        return self._planner.cardinality.overflowed if self._planner.cardinality else 0
+        cardinality = self.rules.planner.cardinality
+        return cardinality.overflowed if cardinality else 0
 
     def address(self, request: Request) -> str | None:
         """Address or network that a request's client is counted by; None without a peer address."""
         request.resolve_client_with(self._client_of)
-        return self._planner.address(request)
+        return self.rules.planner.address(request)
 
     def check(self, request: Request, outer: Admission | None = None) -> Admission:
         """Decide about a request by a `SyncStore`, and wait for its turn. ``outer`` is the admission to the gate around."""
-        found = self._prepared(request)
+        rules = self.rules
+        found = self._prepared(request, rules)
         if found is not None:
-            return self._check_prepared(request, *found)
+            return self._check_prepared(request, rules, *found)
         identified = self._identified(request)
         if identified is not None and isawaitable(identified):
             getattr(identified, "close", bool)()  # else the coroutine would warn, too, that nobody awaited it
             raise TypeError("identify is async, expected a plain function under WSGI")
-        request_plan = _made_at_once(self._planner.plan(request, identified))
-        admission = self._admission(request, identified, request_plan, outer)
+        request_plan = _made_at_once(rules.planner.plan(request, identified))
+        admission = _admission(request, identified, rules, request_plan, outer)
         self._spend(admission, request_plan)
         if request_plan.denying is not None:
             _deny(admission, request_plan.denying)
@@ -127,11 +128,12 @@ class Gate:
 
     def ask(self, request: Request, outer: Admission | None = None) -> Admission | Awaitable[Admission]:
         """`acheck`, without a coroutine where there is nothing to wait for."""
-        found = self._prepared(request)
+        rules = self.rules
+        found = self._prepared(request, rules)
         if found is None:
-            return self._acheck_planned(request, outer)
+            return self._acheck_planned(request, rules, outer)
         prepared, keys = found
-        admission, template = Admission(request, None, prepared.marks, self._traits), prepared.template
+        admission, template = Admission(request, None, prepared.marks, rules), prepared.template
         if template is None:
             return admission
         if not self._answers_at_once:
@@ -141,23 +143,23 @@ class Gate:
             return admission
         return self._aspend(admission, prepared.request_plan(template.plan(keys)))
 
-    async def _acheck_planned(self, request: Request, outer: Admission | None) -> Admission:
+    async def _acheck_planned(self, request: Request, rules: RulesInForce, outer: Admission | None) -> Admission:
         """`acheck` a request whose plan may be of any kind."""
         identified = self._identified(request)
         if identified is not None and isawaitable(identified):
             identified = await identified
-        request_plan = self._planner.plan(request, identified)
+        request_plan = rules.planner.plan(request, identified)
         if isinstance(request_plan, PendingPlan):
             request_plan = await request_plan.complete()
-        admission = self._admission(request, identified, request_plan, outer)
+        admission = _admission(request, identified, rules, request_plan, outer)
         await self._aspend(admission, request_plan)
         if request_plan.denying is not None:
             _deny(admission, request_plan.denying)
         return admission
 
-    def _check_prepared(self, request: Request, prepared: PreparedPlan, keys: Sequence[str]) -> Admission:
+    def _check_prepared(self, request: Request, rules: RulesInForce, prepared: PreparedPlan, keys: Sequence[str]) -> Admission:
         """`check` a request that has a prepared plan."""
-        admission = Admission(request, None, prepared.marks, self._traits)
+        admission = Admission(request, None, prepared.marks, rules)
         template = prepared.template
         if template is None:
             return admission
@@ -256,7 +258,7 @@ class Gate:
         request_plan = self._plan_further(admission, extra_rules)
         if isinstance(request_plan, PendingPlan):
             request_plan = await request_plan.complete()
-        budget = Budget(admission.budget.left, measured=self._traits.is_measured)
+        budget = Budget(admission.budget.left, measured=self._is_measured)
         booking = None
         if request_plan is not None:
             booking = await arun(self.store, self._decide_further(admission, request_plan), budget)
@@ -268,26 +270,26 @@ class Gate:
 
     def usage(self, admission: Admission, names: Sequence[str], path: str | None) -> tuple[Window, ...]:
         """Look at rules for the caller of an admission by a `SyncStore`, see `limitgate.usage`. Charges nothing."""
-        if names and self._planner.asks_user:
+        if names and admission.rules.planner.asks_user:
             admission.request.find_user_here()
         request_plan = _made_at_once(self._plan_usage(admission, names, path))
         return run(self.store, self._look_at(request_plan), admission.budget)
 
     async def ausage(self, admission: Admission, names: Sequence[str], path: str | None) -> tuple[Window, ...]:
         """`usage`, by an `AsyncStore`."""
-        if names and self._planner.asks_user:
+        if names and admission.rules.planner.asks_user:
             await admission.request.find_user()
         request_plan = self._plan_usage(admission, names, path)
         if isinstance(request_plan, PendingPlan):
             request_plan = await request_plan.complete()
-        budget = Budget(admission.budget.left, measured=self._traits.is_measured)
+        budget = Budget(admission.budget.left, measured=self._is_measured)
         windows = await arun(self.store, self._look_at(request_plan), budget)
         admission.budget.left = min(admission.budget.left, budget.left)
         return windows
 
     def message(self, messages: RequestPlan) -> asyncio.Future[Refusal | None]:
         """Charge a message over a WebSocket, by an `AsyncStore`, even if nobody waits for it; a refusal if it must not pass."""
-        return self._soon(self._decide_message(messages), Budget(self._timeout, measured=self._traits.is_measured))
+        return self._soon(self._decide_message(messages), Budget(self._timeout, measured=self._is_measured))
 
     def settle(self, admission: Admission) -> None:
         """Refund a request by its outcome and by the costs that `Decision.settle` noted, as far as these are known."""
@@ -356,18 +358,7 @@ class Gate:
         request.resolve_client_with(self._client_of)
         return self._identify(request) if self._identify else None
 
-    def _admission(
-        self, request: Request, identified: Caller | None, request_plan: RequestPlan, outer: Admission | None
-    ) -> Admission:
-        """The admission of a request, before it is charged."""
-        admission = Admission(request, identified, request_plan.marks, self._traits)
-        if outer is not None:
-            nesting.enter(admission, outer)
-        if request_plan.messages is not None:
-            admission.messages = request_plan.messages
-        return admission
-
-    def _prepared(self, request: Request) -> tuple[PreparedPlan, Sequence[str]] | None:
+    def _prepared(self, request: Request, rules: RulesInForce) -> tuple[PreparedPlan, Sequence[str]] | None:
         """The prepared plan of a request and its keys; None if it goes the way of all plans.
 
         That is where there is a gate around, answered or not, or an ``identify``, for WebSockets, for a store that takes no
@@ -377,7 +368,7 @@ class Gate:
         if not (self._can_prepare and request.comes_straight()):
             return None
         request.resolve_client_with(self._client_of)
-        return self._planner.prepared(request)
+        return rules.planner.prepared(request)
 
     def _admit_prepared(self, admission: Admission, prepared: PreparedPlan, template: PlanTemplate, reading: Reading) -> bool:
         """`_admit` by a prepared plan: the short way, which almost all requests go. False if the store has declined it."""
@@ -402,7 +393,7 @@ class Gate:
         """Let the store's reading of a plan of any kind have its effect on a request that comes."""
         self._note_answer(reading.now)
         admission.decision = decision = decide(plan, reading, admission.settlement)
-        admission.now, admission.fields = reading.now, self._traits.fields(decision, reading.now)
+        admission.now, admission.fields = reading.now, admission.rules.fields(decision, reading.now)
         if decision.allowed:
             admission.charged = (Charged(request_plan, plan, reading),)
             admission.is_by_outcome = request_plan.is_by_outcome
@@ -418,10 +409,10 @@ class Gate:
         plans = [charged.request_plan.plan for charged in admission.charged]
         charges = [charge for plan in plans if plan is not None for charge in plan.charges]
         if names:
-            return self._planner.named(admission.request, admission.identified, names, path, charges)
+            return admission.rules.planner.named(admission.request, admission.identified, names, path, charges)
         if charges or admission.marks is EVERYTHING:
             return RequestPlan(Plan.peek(charges) if charges else None, (), ())
-        return self._planner.plan(admission.request, admission.identified)
+        return admission.rules.planner.plan(admission.request, admission.identified)
 
     def _look_at(self, request_plan: RequestPlan) -> Flow[tuple[Window, ...]]:
         if request_plan.plan is None:
@@ -435,7 +426,7 @@ class Gate:
             return None  # this request is exempt, or somebody has refused it already
         if admission.settlement.is_over:
             raise RuntimeError("further limits were asked for when the request was over, expected it before")
-        return self._planner.further(admission.request, admission.identified, extra_rules)
+        return admission.rules.planner.further(admission.request, admission.identified, extra_rules)
 
     def _decide_further(self, admission: Admission, request_plan: RequestPlan) -> Flow[Booking | None]:
         if request_plan.plan is not None and admission.refusal is None:
@@ -499,7 +490,7 @@ class Gate:
             decision = joined(admission.decision, decision)
         admission.decision = replace(decision, settlement=admission.settlement)
         if verdict.now is not None:
-            admission.now, admission.fields = verdict.now, self._traits.fields(decision, verdict.now)
+            admission.now, admission.fields = verdict.now, admission.rules.fields(decision, verdict.now)
         elif not decision.allowed:
             admission.fields = []
         return booking
@@ -584,6 +575,18 @@ def _made_at_once(request_plan: RequestPlan | PendingPlan) -> RequestPlan:
         request_plan.close()
         raise TypeError("the callable that gives a rule's limits is async, expected a plain function under WSGI")
     return request_plan
+
+
+def _admission(
+    request: Request, identified: Caller | None, rules: RulesInForce, request_plan: RequestPlan, outer: Admission | None
+) -> Admission:
+    """The admission of a request, before it is charged."""
+    admission = Admission(request, identified, request_plan.marks, rules)
+    if outer is not None:
+        nesting.enter(admission, outer)
+    if request_plan.messages is not None:
+        admission.messages = request_plan.messages
+    return admission
 
 
 def _deny(admission: Admission, denying: CompiledRule) -> None:

@@ -62,8 +62,8 @@ def response_fields(admission: Admission) -> Fields:
         return admission.fields
     decided = [(each, decision) for each, decision in having if decision is not None]
     tightest, _ = min(decided, key=lambda pair: (pair[1].remaining, -pair[1].reset_after))
-    styles = dict.fromkeys(chain.from_iterable(each.traits.header_styles for each, _ in having))
-    rules = frozenset().union(*[each.traits.rule_names for each, _ in having])
+    styles = dict.fromkeys(chain.from_iterable(each.rules.header_styles for each, _ in having))
+    rules = frozenset().union(*[each.rules.rule_names for each, _ in having])
     return rate_fields(styles, reduce(joined, [decision for _, decision in decided]), tightest.now, rules)
 
 

@@ -80,6 +80,7 @@ class Planner:
         strict: bool = False,
         cardinality: CardinalityGuard | None = None,
     ) -> None:
+        self.rule_set = rules
         self.cardinality = cardinality
         """Counts the buckets that each source opens; None where sources may open any number."""
         self._routes = routes

@@ -266,7 +266,7 @@ def shown() -> Iterable[tuple[str, Callable[[], object]]]:
     for door in SITES:
         yield f"{door.door} door", lambda door=door: door(rules=rules, store=f"redis://:{KEY}@localhost/0").app
         yield f"{door.door} gate", lambda door=door: door(rules=rules, store=f"redis://:{KEY}@localhost/0").app.gate
-        yield f"{door.door} planner", lambda door=door: door(rules=rules, secret=f"{KEY}-{KEY}").app.gate._planner
+        yield f"{door.door} planner", lambda door=door: door(rules=rules, secret=f"{KEY}-{KEY}").app.gate.rules.planner
 
 
 @pytest.mark.parametrize(("name", "make"), list(shown()), ids=lambda value: value if isinstance(value, str) else "")

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from limitgate import MemoryStore
-from limitgate.gate.admission import Admission, Charged, GateTraits
+from limitgate.gate.admission import Admission, Charged
 from limitgate.gate.nesting import any_has_own_cost, enter, overall_decision, response_fields, unanswered
+from limitgate.gate.rules_in_force import RulesInForce
 from limitgate.http.response import rate_fields
 from limitgate.limits.decision import decide
 from limitgate.rules.rule import Rule
@@ -20,7 +21,7 @@ def admitted(rule: Rule | None, *styles: str) -> Admission:
     """The admission of a request to a gate with one rule, or with none that applies."""
     gate, request = planner(*[rule] if rule else []), asked()
     request_plan = gate.plan(request, None)
-    admission = Admission(request, None, (), GateTraits(0.1, True, styles, gate.names))
+    admission = Admission(request, None, (), RulesInForce(gate, styles, timeout=0.1, is_measured=True))
     if request_plan.plan is not None:
         reading = MemoryStore().spend(request_plan.plan)
         admission.decision, admission.now = decide(request_plan.plan, reading, admission.settlement), reading.now

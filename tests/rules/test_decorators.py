@@ -1709,7 +1709,7 @@ def test_a_template_goes_back_to_where_the_request_came_by() -> None:
         app.add_route("/x", st_async(lambda view: view))
     one.mount("/two", two)
     two.mount("/one", one)
-    routes = gated(Starlette(routes=[Mount("/in", one)])).gate._planner._routes
+    routes = gated(Starlette(routes=[Mount("/in", one)])).gate.rules.planner._routes
     asked = ["/x", "/two/x", "/two/one/x", "/two/one/two/x", "/two/one/nowhere", "/two/one/two/one/two/nowhere"]
     found = [routes.find(_request(f"/in{url}")).template for url in asked]
     assert found == ["/in/x", "/in/two/x", "/in/x", "/in/two/x", "/in/**", "/in/two/**"]
@@ -1885,7 +1885,7 @@ def test_finding_a_route_among_many_asks_few(monkeypatch: pytest.MonkeyPatch, ur
     gate = gated(Starlette(routes=routes))
     ask(gate, url)
     monkeypatch.setattr(CountingRoute, "asked", 0)
-    gate.gate._planner._routes.find(_request(url))
+    gate.gate.rules.planner._routes.find(_request(url))
     assert CountingRoute.asked <= 2
 
 
@@ -1907,7 +1907,7 @@ def test_finding_an_included_route_among_many_asks_few(monkeypatch: pytest.Monke
     assert ask(gate, "/api/part9/r49/x").status == 200
     contexts = fastapi.routing._EffectiveRouteContext
     monkeypatch.setattr(contexts, "matches", _recording(contexts.matches, asked))
-    route = gate.gate._planner._routes.find(_request("/api/part9/r49/x"))
+    route = gate.gate.rules.planner._routes.find(_request("/api/part9/r49/x"))
     assert route.template == "/api/part9/r49/{id}"
     assert len(asked) <= 2
 
