@@ -96,8 +96,11 @@ class StarletteRoutes:
 
 
 def _is_by_path(route: Any) -> bool:
-    """True if a route is one of Starlette's or FastAPI's that matches by method and path, and not one with a way of its own."""
-    matches = getattr(type(route), "matches", None)
+    """True if a route is one of Starlette's or FastAPI's that matches by method and path, and not one with a way of its own.
+
+    FastAPI 0.143 and later list routes in contexts, which match as their routes do.
+    """
+    matches = getattr(type(getattr(route, "original_route", route)), "matches", None)
     return (getattr(matches, "__module__", None), getattr(matches, "__qualname__", "").partition(".")[0]) in _BY_PATH
 
 
