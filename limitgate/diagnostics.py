@@ -85,6 +85,13 @@ class Diagnosis(Enum):
         "LG029",
         "a Limiter was called inside of a running event loop, which stands still while it waits; use an AsyncLimiter there",
     )
+    PATHS_OF_NO_ROUTE = "LG030", "no route of the application has a path of these rules, which limit nothing: %s"
+    USER_OF_NOBODY = (
+        "LG031",
+        "rules count by user, but the first %d requests of theirs had none: authentication has to stand around LimitGate",
+    )
+    CALLER_OF_NOBODY = "LG032", "%s counts by caller, but nobody can be known as one: none are listed, and there is no identify"
+    LIMITS_OF_NO_RULE = "LG033", "a Caller has limits for %s, but there is no rule or limit of that name"
 
     def __init__(self, code: str, text: str, level: int = logging.WARNING) -> None:
         self.code = code

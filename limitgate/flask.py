@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from difflib import get_close_matches
@@ -20,11 +19,10 @@ with extra("flask", "flask", "werkzeug", "click"):
 from limitgate.errors import ConfigError
 from limitgate.exchange.wsgi import StartResponse
 from limitgate.gate.gate import Identify
-from limitgate.http.paths import ANY, REST
 from limitgate.http.request import Request
 from limitgate.middleware import LimitGateWSGI, WSGIOptions
 from limitgate.routes import NoRoutes
-from limitgate.routes.flask import wsgi_routes
+from limitgate.routes.flask import pattern_of, wsgi_routes
 from limitgate.routes.overview import Listed, overview
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import effective, marks_of, note_routed
@@ -33,7 +31,6 @@ from limitgate.rules.settings import PREFIX, GateSettings, Settings
 
 NAME = "limitgate"
 """The extension's key in ``app.extensions``, and the name of its command."""
-_VARIABLE = re.compile(r"<(?:(?P<converter>\w+)(?:\(.*?\))?:)?\w+>")
 _METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 """Methods listed for a route that takes any; Flask's own routes name theirs."""
 
@@ -151,7 +148,7 @@ def routes_of(app: Flask) -> Iterator[Listed]:
                 methods.remove("HEAD")
             view = effective(app.view_functions.get(rule.endpoint))
             takes = partial(_takes, app.url_map, rule, methods[0])
-            yield Listed(_full_template(rule), _pattern(app.url_map, rule), tuple(methods), partial(marks_of, view), takes)
+            yield Listed(_full_template(rule), pattern_of(app.url_map, rule), tuple(methods), partial(marks_of, view), takes)
 
 
 def _full_template(rule: URLRule) -> str:
@@ -159,21 +156,6 @@ def _full_template(rule: URLRule) -> str:
     if rule.host:
         return f"//{rule.host}{rule.rule}"
     return f"//{rule.subdomain}.*{rule.rule}" if rule.subdomain else rule.rule
-
-
-def _pattern(routes: Map, rule: URLRule) -> tuple[str, ...]:
-    """A template as segments: `ANY` where there is a variable in one, `REST` where a variable may hold several."""
-
-    def placeholder(variable: re.Match[str]) -> str:
-        converter = routes.converters.get(variable["converter"] or "default")
-        return ANY if getattr(converter, "part_isolating", True) else REST
-
-    pattern: list[str] = []
-    for segment in filter(None, _VARIABLE.sub(placeholder, rule.rule).split("/")):
-        if REST in segment:
-            return (*pattern, REST)
-        pattern.append(ANY if ANY in segment else segment)
-    return tuple(pattern)
 
 
 def _takes(routes: Map, rule: URLRule, method: str, path: str) -> bool:

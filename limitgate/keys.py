@@ -255,7 +255,7 @@ def _host(subject: Subject) -> str:
 
 def _user(subject: Subject) -> str | None:
     """Identity that tells the application's users apart; None for an anonymous one."""
-    return _identity_of(subject.request.user)
+    return _identity_of(subject.user)
 
 
 def _identity_of(user: Any) -> str | None:

@@ -21,6 +21,7 @@ from flask import Flask
 
 from limitgate import Caller, LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet, StoreError, limit
 from limitgate.diagnostics import APART, PAGE, Diagnosis, Once, clock_comparison
+from limitgate.gate.identity import WITHOUT_USER
 from limitgate.rules.callers import KnownCaller
 from tests.support.clock import Clock
 from tests.support.doors import PEER, SITES, Site, asgi_reply, wsgi_reply
@@ -273,6 +274,33 @@ def replacing(stage: Stage, name: str) -> None:
         assert wsgi_reply(app).status == 200
 
 
+def without_user(stage: Stage, requests: int, key: str = "user", after: str | None = None, **named: Any) -> None:
+    """Requests without a user under a rule that counts by user, and afterwards, if ``after`` is given, one by that user."""
+    it = stage.site(Rule("a", "9999/m", key=[key]))
+    for _ in range(requests):
+        it.ask(**named)
+    if after is not None:
+        it.ask(**{"user" if it.door == "asgi" else "REMOTE_USER": after})
+
+
+def before_others(stage: Stage) -> None:
+    """A user, and then many requests without one."""
+    it = stage.site(Rule("a", "9999/m", key=["user"]))
+    it.ask(**{"user" if it.door == "asgi" else "REMOTE_USER": "ada"})
+    for _ in range(WITHOUT_USER + 9):
+        it.ask()
+
+
+def having(stage: Stage, *names: str) -> None:
+    """A caller with limits of its own by these names."""
+    stage.asked(Rule("api", "9/m"), identify=lambda _: Caller("a", limits=dict.fromkeys(names, "9/m")))
+
+
+LISTED_BY_HEADER = KnownCaller(id="a", header={"X-A": "a"})
+NAMED = limit("9/m", name="big-by-name")(lambda: "hello")
+"""A view that no gate has met, with a limit of a name."""
+BY_CALLER = Rule("a", "9/m", key=["caller"])
+
 SITUATIONS: dict[str, list[Play]] = {
     "LG001": [
         lambda stage: workers(stage, ("uvicorn", "app:app", "--workers", "4")),
@@ -382,6 +410,16 @@ SITUATIONS: dict[str, list[Play]] = {
         lambda stage: workers(stage, ("uvicorn", "--workers", "4"), FarAway(0), on_error="local"),
         lambda stage: workers(stage, ("uvicorn", "-w4"), FarAway(0), rules=[Rule("a", "9/m", on_error="local")]),
     ],
+    "LG031": [
+        lambda stage: without_user(stage, WITHOUT_USER * 2 + 9),
+        lambda stage: without_user(stage, WITHOUT_USER, after="ada"),
+        lambda stage: without_user(stage, WITHOUT_USER, "user|ip"),
+    ],
+    "LG032": [
+        lambda stage: stage.asked(BY_CALLER, Rule("b", "9/m", key=["ip", "caller|ip"])),
+        lambda stage: stage.asked(rules=RuleSet([BY_CALLER], [LISTED_BY_HEADER])),
+    ],
+    "LG033": [lambda stage: having(stage, "apii"), lambda stage: having(stage, "api", "a", "b")],
 }
 
 INNOCENT: dict[str, list[Play]] = {
@@ -524,6 +562,19 @@ INNOCENT: dict[str, list[Play]] = {
         lambda stage: workers(stage, ("uvicorn", "--workers", "4"), on_error="local"),
         lambda stage: workers(stage, ("uvicorn",), FarAway(0), on_error="local"),
     ],
+    "LG031": [
+        lambda stage: without_user(stage, WITHOUT_USER - 1, after="ada"),
+        lambda stage: without_user(stage, WITHOUT_USER * 2, "ip"),
+        lambda stage: without_user(stage, WITHOUT_USER * 2, "api_key|user", headers={"X-API-Key": "a"}),
+        before_others,
+    ],
+    "LG032": [
+        lambda stage: stage.asked(BY_CALLER, identify=lambda _: None),
+        lambda stage: stage.asked(rules=RuleSet([BY_CALLER], [KnownCaller(id="a", api_key=DIGEST)])),
+        lambda stage: stage.asked(rules=RuleSet([BY_CALLER], [LISTED_BY_HEADER]), trusted_proxies=["10.0.0.0/8"]),
+        lambda stage: stage.asked(Rule("a", "9/m", key=["tier"])),
+    ],
+    "LG033": [lambda stage: having(stage, "api"), lambda stage: having(stage, "big-by-name"), having],
     "LG015": [lambda stage: stage.asked(store=Failing("timeout")), lambda stage: stage.asked(store=Failing("oom"))],
 }
 
@@ -599,7 +650,7 @@ def test_a_limit_above_the_route(caplog: pytest.LogCaptureFixture, where: str) -
 def test_every_code_has_its_situation() -> None:
     """No diagnosis is left without a test."""
     assert SITUATIONS.keys() == INNOCENT.keys()
-    assert SITUATIONS.keys() | {"LG012", "LG020", "LG029"} == CODES  # those are in tests of their own
+    assert SITUATIONS.keys() | {"LG012", "LG020", "LG029", "LG030"} == CODES  # those are in tests of their own
 
 
 @pytest.mark.parametrize("play", [play for code in sorted(SITUATIONS) for play in SITUATIONS[code]])

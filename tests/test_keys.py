@@ -28,6 +28,9 @@ class Known:
     def api_key(self, _: Subject) -> str | None:
         return self._api_key
 
+    def user_of(self, request: Any) -> Any:
+        return request.user
+
 
 def subject(
     *,

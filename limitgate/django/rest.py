@@ -31,7 +31,7 @@ from limitgate.limits.decision import Decision
 from limitgate.limits.limit import Limit
 from limitgate.rules.decorators import EVERYTHING, place_named, without_a_gate
 from limitgate.rules.options import ThrottleOptions
-from limitgate.rules.rule import Rule
+from limitgate.rules.rule import Rule, note_placed
 from limitgate.stores import SyncStore
 
 _NOT_THERE = object()
@@ -172,6 +172,7 @@ class SimpleRateThrottle(Throttle):
         super().__init_subclass__(**more)
         if cls.limits:
             raise ConfigError(f"{cls.__qualname__}: limits are those of its rate, expected rate or scope")
+        note_placed(*filter(None, (cls.__dict__.get("name"), cls.scope)), *cls.THROTTLE_RATES)
 
     def __init__(self) -> None:
         if not self.rate:

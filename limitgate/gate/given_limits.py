@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import lru_cache
 from inspect import isawaitable
 from typing import Any
 
-from limitgate.diagnostics import Diagnosis
+from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import ConfigError
 from limitgate.gate.compiled_rule import CompiledRule
 from limitgate.gate.identity import Subject
@@ -15,12 +15,17 @@ from limitgate.gate.request_plan import RequestPlan
 from limitgate.http.request import Request
 from limitgate.limits.limit import Limit
 from limitgate.rules.options import read_limits
+from limitgate.rules.rule import is_placed
 
 _REMEMBERED, _LONG = 4096, 200
 """Rules with other limits that are remembered, and the characters that the text of one may have."""
 _AT_HAND = (str, Limit, list, tuple, type(None))
 _TOLD = 200
 """Characters of a mistake that are logged."""
+_LOOKS = 1000
+"""Requests of callers with limits of their own whose names are looked at."""
+_MOST_NAMES = 5
+"""Names that are logged."""
 
 
 class PendingPlan:
@@ -53,11 +58,14 @@ class PendingPlan:
 
 
 class GivenLimits:
-    """Puts limits that are given at run time in the place of those that are written."""
+    """Puts limits that are given at run time in the place of those that are written. ``names`` are those of all rules."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Container[str]) -> None:
         self._remembered = lru_cache(maxsize=_REMEMBERED)(_having)
         self._told: set[str] = set()
+        self._names = names
+        self._looks = _LOOKS
+        self._unknown = Once(Diagnosis.LIMITS_OF_NO_RULE)
 
     def applied(self, compiled_rules: Iterable[CompiledRule], subject: Subject) -> tuple[tuple[CompiledRule, ...], list[int]]:
         """Rules with the limits of a request, without those that do not limit it, and the ids of rules that have to be awaited.
@@ -67,6 +75,8 @@ class GivenLimits:
         caller, request = subject.caller, subject.request
         own = caller.limits if caller is not None else None
         given = request.given_limits
+        if own and self._looks:
+            self._look_at(own)
         found, pending = [], []
         for compiled_rule in compiled_rules:
             limited: CompiledRule | None = compiled_rule
@@ -86,6 +96,14 @@ class GivenLimits:
             if limited is not None:
                 found.append(limited)
         return tuple(found), pending
+
+    def _look_at(self, own: Mapping[str, Any]) -> None:
+        """Log limits of a caller for what is the name of no rule, decorator, dependency or throttle (LG033)."""
+        self._looks = max(0, self._looks - 1)
+        unknown = [name for name in own if name not in self._names and not is_placed(name)]
+        if unknown:
+            self._looks = 0
+            self._unknown.log(", ".join([f"{name!r:.80}" for name in unknown[:_MOST_NAMES]]))
 
     def _limited(self, compiled_rule: CompiledRule, limits: Any) -> CompiledRule | None:
         """A rule with these limits, None if they are; as it was written if they cannot be read, which is logged once a rule."""

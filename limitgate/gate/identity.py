@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from itertools import count
+from operator import attrgetter
+from typing import Any
 
+from limitgate.diagnostics import Diagnosis
 from limitgate.http.client_ip import TrustedProxies, grouped
 from limitgate.http.request import Request
 from limitgate.limits.priority import NORMAL, Priority
 from limitgate.rules.callers import DEFAULT_TIER, Caller, Callers
+
+WITHOUT_USER = 100
+"""Requests without a user that suffice to say that nobody sets one."""
+
+_user_of = attrgetter("user")
 
 
 class Subject:
@@ -36,6 +45,11 @@ class Subject:
     def api_key(self) -> str | None:
         """Text that stands for the API key; None if there is none, or none that counts."""
         return self._identities.api_key(self)
+
+    @property
+    def user(self) -> Any:
+        """The user that a layer around this one has set, None if there is none."""
+        return self._identities.user_of(self.request)
 
     @property
     def is_real(self) -> bool:
@@ -76,6 +90,24 @@ class Identities:
         self._tiers = tiers
         self._identifies = identifies
         self._api_key_header = api_key_header.lower()
+        self._without_user = count(1)
+        self.user_of: Callable[[Request], Any] = self._user_at_first
+        """Gives the user of a request."""
+
+    def _user_at_first(self, request: Request) -> Any:
+        """The user of one of the first requests: that `WITHOUT_USER` had none, and nobody else one, is logged (LG031)."""
+        user = request.user
+        if user is not None:
+            self.user_of = _user_of
+        elif next(self._without_user) == WITHOUT_USER:
+            self.user_of = _user_of
+            Diagnosis.USER_OF_NOBODY.log(WITHOUT_USER)
+        return user
+
+    @property
+    def know_callers(self) -> bool:
+        """True if anybody may be known as a caller."""
+        return self._identifies or self._callers.are_known(by_header=self._proxies.trust_anybody)
 
     @property
     def list_callers(self) -> bool:

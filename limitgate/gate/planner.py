@@ -20,10 +20,11 @@ from limitgate.http.paths import PathIndex, Reach, beyond, segments
 from limitgate.http.request import Request
 from limitgate.keys import Value, address_field
 from limitgate.limits.plan import Charge, Plan
+from limitgate.own_errors import survived
 from limitgate.routes import NoRoutes, Routes, mounts_of
+from limitgate.rules import lint
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.decorators import EVERYTHING, Mark, decided_marks
-from limitgate.rules.lint import overshooting
 from limitgate.rules.rule import EVERY, Rule, RuleSet
 
 _PATHS, _SHORT = 512, 200
@@ -99,7 +100,6 @@ class Planner:
         """Shared by all paths at which the same rules apply: clients choose paths."""
         self._ways: dict[tuple[str, str, str, str], tuple[object, PreparedPlan | None]] = {}
         """By tier, method, path and root path the version of the routes, and the prepared plan; None where there is none."""
-        self._given = GivenLimits()
         self._prepared: dict[Any, PreparedPlan] = {}
         """By tier, method, template of the route, rules and decorators."""
         self._decorated: dict[int, CompiledRule] = {}
@@ -113,8 +113,13 @@ class Planner:
         """True if any of them counts by user."""
         self._has_exempt = any(rule.exempt for rule in every)
         self._reach = Reach.of([segments(pattern) for rule in every for pattern in (*rule.paths, *rule.exclude)])
+        self._given = GivenLimits(self.names)
+        self._rules: RuleSet | None = rules
+        """The rules as long as nobody has looked whether there are routes for them."""
+        self._without_route = Once(Diagnosis.PATHS_OF_NO_ROUTE)
         self._strict = strict
         self._unlisted = Once(Diagnosis.UNLISTED_KEYS)
+        self._unknown_callers = Once(Diagnosis.CALLER_OF_NOBODY)
         for rule in every:
             self._review(rule)
 
@@ -343,6 +348,8 @@ class Planner:
         return find(tier, method, sent, root)
 
     def _find_match(self, tier: str, method: str, sent: str, root: str) -> RuleMatch:
+        if self._rules is not None:
+            self._review_paths(self._rules)
         paths = self._reach.interpretations(sent, root)
         if paths is None:
             return self._match_of(self._for_any_path(tier, method))
@@ -354,6 +361,15 @@ class Planner:
         elif exempting and all(any(not each.rule.is_conditional for each in one) for one in exempting):
             return EXEMPT
         return self._match_of(self._at(self._tiers[tier], method, paths), tuple(exempting))
+
+    def _review_paths(self, rules: RuleSet) -> None:
+        """Log rules whose paths no route has, which is known when the first request comes: until then routes are added."""
+        self._rules = None
+        with survived():
+            routes = self._routes.patterns()
+            idle = [] if routes is None else lint.without_route(rules, routes)
+            if idle:
+                self._without_route.log("; ".join([f"{rule.name} ({', '.join(rule.paths)})" for rule in idle]))
 
     def _for_any_path(self, tier: str, method: str) -> CompiledRules:
         """All rules of a tier that are for a method, but for exempt ones: those of a path that may be any."""
@@ -402,5 +418,7 @@ class Planner:
         """Log what is odd about a rule by itself."""
         if rule.key_asks("api_key") and not self._identities.vouch_for_keys:
             self._unlisted.log(rule.name)
-        for limit, most, burst in overshooting(rule) if self._strict else ():
+        if rule.key_asks("caller") and not self._identities.know_callers:
+            self._unknown_callers.log(rule.name)
+        for limit, most, burst in lint.overshooting(rule) if self._strict else ():
             Diagnosis.OVERSHOOTS.log(rule.name, limit, most, burst, limit.count)

@@ -5,11 +5,14 @@ Used only if a key or a decorator needs it. One module for each family of framew
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from limitgate.http.request import Request
 from limitgate.rules.decorators import Mark
+
+Pattern = tuple[str, ...]
+"""Segments as `limitgate.http.paths.segments` gives them."""
 
 
 class Route(NamedTuple):
@@ -33,6 +36,9 @@ class Routes(Protocol):
     def version(self, request: Request) -> object:
         """The same object while a method, path and root path lead to the same route; None if more of a request matters."""
 
+    def patterns(self) -> Sequence[Pattern] | None:
+        """Patterns that match at least every path that the application answers; None where that may be any."""
+
 
 def mounts_of(routes: Routes) -> list[str]:
     """Paths of mounts whose router compares prefixes only, so that ``/filesadmin`` is led to ``/files``."""
@@ -54,6 +60,10 @@ class NoRoutes:
     def version(self, _: Request) -> object:
         """The same at all times."""
         return self
+
+    def patterns(self) -> Sequence[Pattern] | None:
+        """Return None."""
+        return None
 
 
 class LitestarRoutes(NoRoutes):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -13,15 +15,20 @@ from django.urls.resolvers import RegexPattern, RoutePattern
 from django.utils import translation
 from django.views import View
 
+from limitgate.http.paths import ANY, REST
 from limitgate.http.request import Request
-from limitgate.routes import Route
+from limitgate.routes import Pattern, Route
 from limitgate.rules.decorators import Mark, class_of, marks_of
 
 
 class DjangoRoutes:
-    """The routes of a Django project: those of ``ROOT_URLCONF``, and of any URLconf that middleware puts in its place."""
+    """The routes of a Django project: those of ``ROOT_URLCONF``, and of any URLconf that middleware puts in its place.
 
-    def __init__(self) -> None:
+    ``behind`` is the middleware behind the gate, by its path in ``MIDDLEWARE``; None where that is not known.
+    """
+
+    def __init__(self, behind: Iterable[str] | None = None) -> None:
+        self._is_wrapped = behind is None or not all(map(_passes, behind))
         self._tables: dict[Any, _Table] = {}
 
     def note(self, urlconf: Any) -> None:
@@ -51,6 +58,15 @@ class DjangoRoutes:
         except Exception:  # noqa: BLE001 - a URLconf that cannot be imported is Django's to raise
             return None
         return table if table.is_by_path else None
+
+    def patterns(self) -> list[Pattern] | None:
+        """Patterns of all routes; None where middleware may answer, or puts other URLconfs in the place of ``ROOT_URLCONF``."""
+        if self._is_wrapped or self._tables.keys() - {None}:
+            return None
+        try:
+            return [*_patterns(get_resolver(None), "/", frozenset())]
+        except Exception:  # noqa: BLE001 - a URLconf that cannot be imported is Django's to raise
+            return None
 
     def _table(self, urlconf: Any) -> _Table:
         """The table of a URLconf, read anew when Django's own was, or when patterns were added."""
@@ -91,6 +107,51 @@ class _Table:
                 template = "/" + "".join(str(pattern.pattern).removeprefix("^") for pattern in patterns)
             self._templates[patterns] = template
         return template
+
+
+def _passes(middleware: str) -> bool:
+    """True if middleware of Django's own leaves it to the routes which paths are answered."""
+    return middleware.startswith("django.") and not middleware.startswith(_ANSWERING)
+
+
+_ANSWERING = ("django.contrib.flatpages.", "django.contrib.redirects.")
+
+
+def _patterns(resolver: Any, prefix: str, around: frozenset[int]) -> Iterator[Pattern]:
+    """Patterns of the routes of a resolver behind a prefix. ``around`` are the lists of patterns that it is included in."""
+    for pattern in resolver.url_patterns:
+        route = pattern.pattern
+        text = getattr(route, "_route", None) if type(route) is RoutePattern else None
+        is_list = isinstance(pattern, URLResolver)
+        below = pattern.url_patterns if is_list else None
+        if not isinstance(text, str) or id(below) in around:  # a regular expression, a translation, or an endless URL
+            yield _segments(f"{prefix}{REST}")
+            continue
+        template = prefix + _PLACEHOLDER.sub(partial(_placeholder, route.converters), text)
+        if is_list and REST not in template:
+            yield from _patterns(pattern, template, around | {id(below)})
+        else:
+            yield _segments(template)
+
+
+_PLACEHOLDER = re.compile(r"<(?:[^>:]*:)?(?P<name>[^>]*)>")
+_WITHIN_A_SEGMENT = ("IntConverter", "StringConverter", "SlugConverter", "UUIDConverter")
+
+
+def _placeholder(converters: Any, found: re.Match[str]) -> str:
+    """`ANY` for a converter that stays within a segment, `REST` for one that may go on."""
+    kind = type(converters.get(found["name"]))
+    return ANY if kind.__module__ == _CONVERTERS and kind.__name__ in _WITHIN_A_SEGMENT else REST
+
+
+def _segments(template: str) -> Pattern:
+    """A template with `ANY` and `REST` in it as segments."""
+    pattern: list[str] = []
+    for segment in filter(None, template.split("/")):
+        if REST in segment:
+            return (*pattern, REST)
+        pattern.append(ANY if ANY in segment else segment)
+    return tuple(pattern)
 
 
 def views(resolver: Any) -> Iterator[Any]:

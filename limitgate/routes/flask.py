@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -9,19 +10,25 @@ from operator import is_
 from typing import Any
 
 from limitgate.diagnostics import Diagnosis
+from limitgate.http.paths import ANY, REST
 from limitgate.http.request import Environ, Request, WSGIRequest
-from limitgate.routes import NoRoutes, Route, Routes
+from limitgate.routes import NoRoutes, Pattern, Route, Routes
 from limitgate.rules.decorators import effective, has_marks, marks_of, note_routed
 
 LONGEST_HOST = 260
 """Characters of a host that any name has (RFC 1035 section 2.3.4), and of its port."""
+_VARIABLE = re.compile(r"<(?:(?P<converter>\w+)(?:\(.*?\))?:)?\w+>")
+_PASSING = ("flask.", "limitgate.", "werkzeug.debug.", "werkzeug.middleware.dispatcher.", "werkzeug.middleware.proxy_fix.")
+"""Beginnings of the names of modules whose middleware answers no paths of its own, nor changes them."""
 
 
 class FlaskRoutes:
     """The routes of a Flask application."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, *, is_wrapped: bool) -> None:
         self._app = app
+        self._is_wrapped = is_wrapped
+        """True if middleware is around it that may answer by itself, or change paths."""
         self._views: dict[str, Any] | None = None
         self._version: tuple[Any, int] | None = None
         self._decorated = False
@@ -62,6 +69,13 @@ class FlaskRoutes:
             self._version = self._views, rules
         return self._version
 
+    def patterns(self) -> list[Pattern] | None:
+        """Patterns of all routes; None where something around them may answer."""
+        if self._is_wrapped:
+            return None
+        routes = self._app.url_map
+        return [pattern_of(routes, rule) for rule in routes.iter_rules() if not rule.build_only]
+
     def _with_a_short_host(self, environ: Environ) -> Environ:
         """Copy of an environ with a short host, if routes do not depend on it."""
         app, long = self._app, len(environ.get("HTTP_HOST") or "") > LONGEST_HOST
@@ -78,6 +92,8 @@ class DispatchedRoutes:
         """The routes where no prefix fits."""
         self.mounted: dict[str, Routes] = {}
         """The routes by prefix."""
+        self.is_wrapped = False
+        """True if middleware is around it that may answer by itself, or change paths."""
         self._version: Sequence[object] = ()
 
     def decorated(self) -> bool:
@@ -120,6 +136,22 @@ class DispatchedRoutes:
             self._version = now
         return self._version
 
+    def patterns(self) -> list[Pattern] | None:
+        """Patterns of all applications behind their prefixes; None where the one without a prefix shows none."""
+        default = None if self.is_wrapped or self._is_nested else self.default.patterns()
+        if default is None:
+            return None
+        found = [*default]
+        for prefix, routes in self.mounted.items():
+            pattern = tuple(filter(None, prefix.split("/")))
+            found += [(*pattern, *each) for each in routes.patterns() or [(REST,)]]
+        return found
+
+    @property
+    def _is_nested(self) -> bool:
+        """True if a dispatcher is among the applications, maybe this one itself."""
+        return any(isinstance(routes, DispatchedRoutes) for routes in (self.default, *self.mounted.values()))
+
     def prefix_of(self, path: str) -> str:
         """The longest prefix of a path that an application is mounted at, as the dispatcher chooses it.
 
@@ -136,8 +168,9 @@ def wsgi_routes(app: Any) -> Routes:
 
 def _routes(app: Any, known: dict[int, Routes]) -> Routes:
     """Routes of an application; ``known`` are those of dispatchers around it, in which it may be mounted again."""
-    own: Routes = NoRoutes()
+    flask: Any = None
     passed = []
+    is_wrapped = False
     while app is not None:
         owner = getattr(app, "__self__", app)
         if (step := (id(owner), owner is app)) in passed:  # a wrapper that names itself as its application
@@ -145,17 +178,40 @@ def _routes(app: Any, known: dict[int, Routes]) -> Routes:
         passed.append(step)
         if id(app) in known:
             return known[id(app)]
+        is_wrapped |= not _passes(type(owner), "__call__")
         if isinstance(mounts := getattr(app, "mounts", None), Mapping):
-            return _dispatched(app, mounts, known)
+            return _dispatched(app, mounts, known, is_wrapped=is_wrapped)
         if hasattr(owner, "url_map") and hasattr(owner, "view_functions"):
-            own, app = FlaskRoutes(owner), vars(owner).get("wsgi_app") if owner is app else None
+            is_wrapped |= not _passes(type(owner), "wsgi_app")
+            flask, app = owner, vars(owner).get("wsgi_app") if owner is app else None
         else:
             app = getattr(owner, "app", None) or getattr(owner, "wsgi_app", None)
-    return own
+    return NoRoutes() if flask is None else FlaskRoutes(flask, is_wrapped=is_wrapped)
 
 
-def _dispatched(dispatcher: Any, mounts: Mapping[str, Any], known: dict[int, Routes]) -> Routes:
+def _passes(kind: type, name: str) -> bool:
+    """True if calls to an application or middleware of this kind leave it to the routes which paths are answered."""
+    return f"{getattr(getattr(kind, name, None), '__module__', None)}.".startswith(_PASSING)
+
+
+def pattern_of(routes: Any, rule: Any) -> Pattern:
+    """A template of Werkzeug's as segments: `ANY` for one with a variable, `REST` where a variable may hold several."""
+
+    def placeholder(variable: re.Match[str]) -> str:
+        converter = routes.converters.get(variable["converter"] or "default")
+        return ANY if getattr(converter, "part_isolating", True) else REST
+
+    pattern: list[str] = []
+    for segment in filter(None, _VARIABLE.sub(placeholder, rule.rule).split("/")):
+        if REST in segment:
+            return (*pattern, REST)
+        pattern.append(ANY if ANY in segment else segment)
+    return tuple(pattern)
+
+
+def _dispatched(dispatcher: Any, mounts: Mapping[str, Any], known: dict[int, Routes], *, is_wrapped: bool) -> Routes:
     known[id(dispatcher)] = found = DispatchedRoutes()
+    found.is_wrapped = is_wrapped
     found.default = _routes(getattr(dispatcher, "app", None), known)
     found.mounted = {prefix: _routes(each, known) for prefix, each in mounts.items()}
     return found

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from limitgate.diagnostics import Diagnosis
 from limitgate.http.paths import ANY, REST, PathIndex, below
 from limitgate.http.request import Request, Scope
-from limitgate.routes import LitestarRoutes, NoRoutes, Route, Routes
+from limitgate.routes import LitestarRoutes, NoRoutes, Pattern, Route, Routes
 from limitgate.rules.decorators import effective, has_marks, marks_of, note_routed
 
 _WITHIN_A_SEGMENT = re.compile(r"(?:[^{}]|\{\w+(?::(?:str|int|float|uuid))?\})*")
@@ -26,8 +26,10 @@ _MATCH_PARTIAL, _MATCH_FULL = 1, 2  # the values of starlette.routing.Match
 class StarletteRoutes:
     """The routes of a Starlette or FastAPI application, or of one of its routers."""
 
-    def __init__(self, router: Any) -> None:
+    def __init__(self, router: Any, app: Any) -> None:
         self._router = router
+        self._app = app
+        """The application as the gate has it, with whatever stands between the two."""
         self._tables: dict[int, _Table] = {}
         """By the identity of the list of routes."""
         self._lists: list[list[Any]] = []
@@ -54,6 +56,10 @@ class StarletteRoutes:
         """The present tables, unless any of their routes looks at more than method and path, as one by host does."""
         tables = self._current()
         return tables if self._by_path else None
+
+    def patterns(self) -> list[Pattern] | None:
+        """Patterns of all routes, in mounted applications too; None where something else may answer, or change paths."""
+        return None if _may_answer(self._app) else [*_patterns(self._current(), self._router.routes)]
 
     def _find(self, scope: Scope) -> Route | None:
         """The route at the end of the mounts. One that leads back to where the request came by adds nothing to the template.
@@ -116,6 +122,70 @@ _BY_PATH = frozenset(
 """Modules and classes whose ``matches`` looks at method and path alone."""
 
 
+def _may_answer(app: Any) -> bool:
+    """True if an application may answer paths that its router has no route for, or have its router see other paths.
+
+    Middleware may do both, unless it is of the framework itself: that of ``BaseHTTPMiddleware`` hardly ever does.
+    """
+    layer = app
+    while not _are_routes(getattr(layer, "routes", None)):
+        if layer is None or not _is_of_framework(type(layer)):
+            return True
+        layer = getattr(layer, "app", None)
+    inside = [each.cls for each in getattr(layer, "user_middleware", ())]
+    if not all(map(_is_of_framework, (type(layer), *inside))):
+        return True
+    router = getattr(layer, "router", layer)
+    has_own_root = bool(getattr(layer, "root_path", ""))
+    has_own_default = _home(getattr(router, "default", None)) != "starlette.routing"
+    return has_own_root or has_own_default or any(map(_has_frontend, _routers(router)))
+
+
+def _is_of_framework(kind: Any) -> bool:
+    """True if calls to an application of this kind are handled by the framework's code, or by ours."""
+    return _home(getattr(kind, "__call__", None)).partition(".")[0] in _FRAMEWORKS  # noqa: B004 - of the class, not of objects
+
+
+def _home(function: Any) -> str:
+    """Name of the module that a function is defined in."""
+    return getattr(function, "__module__", None) or ""
+
+
+_FRAMEWORKS = ("starlette", "fastapi", "limitgate")
+
+
+def _routers(router: Any) -> Iterator[Any]:
+    """A router, and those of FastAPI that are included in it."""
+    waiting, known = [router], set()
+    while waiting:
+        each = waiting.pop()
+        if id(each) not in known:
+            known.add(id(each))
+            yield each
+            waiting += [route.original_router for route in each.routes if hasattr(route, "original_router")]
+
+
+def _has_frontend(router: Any) -> bool:
+    """True if FastAPI looks for files of a frontend where no route fits."""
+    return bool(getattr(router, "_low_priority_routes", None))
+
+
+def _patterns(
+    tables: Mapping[int, _Table], routes: list[Any], prefix: Pattern = (), around: frozenset[int] = frozenset()
+) -> Iterator[Pattern]:
+    """Patterns of the routes in a list, behind a prefix. ``around`` are the lists that it is mounted in."""
+    for entry in tables[id(routes)].entries:
+        pattern = (*prefix, *filter(None, segments_of(entry.path)))
+        if not _is_by_path(entry.route):
+            yield (*prefix, REST)
+        elif entry.endpoint is not None or pattern[-1:] == (REST,):
+            yield pattern
+        elif entry.below is None or id(entry.below) in around or _may_answer(entry.route.app):
+            yield (*pattern, REST)
+        else:
+            yield from _patterns(tables, entry.below, pattern, around | {id(routes)})
+
+
 class _Entry(NamedTuple):
     route: Any
     path: str
@@ -175,7 +245,7 @@ def asgi_routes(app: Any) -> Routes:
     """The routes of an ASGI application, looked for behind the middleware around it."""
     router = _router(app)
     if router is not None:
-        return StarletteRoutes(router)
+        return StarletteRoutes(router, app)
     while app is not None and not _is_litestar(app):
         app = getattr(app, "app", None)
     return NoRoutes() if app is None else LitestarRoutes(app)

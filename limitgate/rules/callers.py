@@ -127,12 +127,16 @@ class Callers:
         """True if any API keys are listed; then a key that is not counts as no key."""
         return bool(self._by_key)
 
+    def are_known(self, *, by_header: bool) -> bool:
+        """True if anybody can be recognised by an API key, or by headers if these are ever believed."""
+        return bool(self._known(by_header=by_header))
+
     def tiers(self, *, by_header: bool) -> set[str]:
-        """The tiers of those who can be recognised by an API key, and of those by headers if these are ever believed."""
+        """The tiers of those."""
         return {caller.tier for caller in self._known(by_header=by_header)}
 
     def priorities(self, *, by_header: bool) -> set[Priority]:
-        """Their priorities."""
+        """The priorities of those."""
         return {caller.priority for caller in self._known(by_header=by_header)}
 
     def _known(self, *, by_header: bool) -> list[Caller]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from limitgate.algorithms import ALGORITHMS, gcra
-from limitgate.http.paths import covers, segments
+from limitgate.http.paths import covers, meet, segments
 from limitgate.limits.limit import Limit
 from limitgate.limits.priority import Priority
 from limitgate.rules.callers import DEFAULT_TIER
@@ -49,6 +49,16 @@ def reserves_of_nobody(rules: RuleSet, known: Collection[Priority]) -> list[str]
     every = [] if "high" in known else [rule for of_tier in rules.tiers.values() for rule in of_tier]
     high = {rule.name for rule in every if rule.priority == "high"}
     return list(dict.fromkeys(rule.name for rule in every if rule.reserve and rule.name not in high))
+
+
+def without_route(rules: RuleSet, routes: Sequence[Sequence[str]]) -> list[Rule]:
+    """The rules with limits whose paths are those of no route; ``routes`` are patterns of `limitgate.http.paths.segments`."""
+    every = {id(rule): rule for of_tier in rules.tiers.values() for rule in of_tier if rule.has_limits}
+    return [rule for rule in every.values() if not any(_meets(segments(path), routes) for path in rule.paths)]
+
+
+def _meets(pattern: Sequence[str], routes: Sequence[Sequence[str]]) -> bool:
+    return any(meet(pattern, route) is not None for route in routes)
 
 
 def shadowed(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:

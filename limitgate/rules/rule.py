@@ -90,6 +90,20 @@ def _condition(value: object) -> When | None:
     return value
 
 
+_placed: set[str] = set()
+"""Names of the limits of decorators, dependencies and throttles; there are as many as places in the code."""
+
+
+def note_placed(*names: str) -> None:
+    """Note names of such limits, those of throttles as soon as they are known: their rules are made at their first request."""
+    _placed.update(names)
+
+
+def is_placed(name: str) -> bool:
+    """True if a decorator, a dependency or a throttle of this process has a limit of this name."""
+    return name in _placed
+
+
 class Rule(BaseModel, extra="forbid", frozen=True):
     """Limits for the requests that match, counted per key.
 
@@ -310,6 +324,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     def placed(self, given_parts: tuple[str, ...] = ()) -> Self:
         """Note that it is the limit of a decorator, a dependency or a throttle. Returns it."""
         vars(self).update(kind="limit", given_parts=given_parts)
+        note_placed(self.name)
         return self
 
     @cached_property

@@ -32,6 +32,9 @@ class OneRoute:
         self.asked += 1
         return self._route
 
+    def patterns(self) -> None:
+        return None
+
 
 def planner(
     *rules: Rule, callers: Iterable[KnownCaller] = (), routes: Any = None, trusted: tuple[str, ...] = (), **options: Any
@@ -543,8 +546,9 @@ def test_unlisted_keys_are_pointed_out_at_start(
     """Where a rule goes by API keys that anybody can invent, a warning at start says so, once."""
     with caplog.at_level(logging.WARNING, "limitgate"):
         gate = planner(*rules, **options)
-    assert (len(caplog.records) == 1) is bool(warns)
-    assert all("API key" in record.getMessage() for record in caplog.records)
+    told = [message for message in caplog.messages if not message.startswith("LG032")]
+    assert (len(told) == 1) is bool(warns)
+    assert all("API key" in message for message in told)
     caplog.clear()
     gate.plan(asked(x_api_key="k"), None)
     assert caplog.records == []
