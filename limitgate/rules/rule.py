@@ -557,7 +557,8 @@ class RuleSet:
         self.tiers: dict[str, tuple[Rule, ...]] = {
             tier: tuple({**default, **of_tier}.values()) for tier, of_tier in own.items()
         }
-        known = list(callers)
+        self.listed_callers = known = tuple(callers)
+        """The callers as they were listed."""
         mistakes += islice(_wrongly_replaced(listed), MOST_MISTAKES)
         mistakes += islice(_wrong_limits(known, self.tiers), MOST_MISTAKES)
         try:
