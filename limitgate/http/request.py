@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from operator import itemgetter
-from typing import Any, Self
+from typing import Any, Self, overload
 from urllib.parse import unquote
 
 from limitgate.http.paths import first_interpretation
@@ -218,6 +218,12 @@ class Query(str):
         query._known = {}
         query._end = -1
         return query
+
+    @overload
+    def get(self, name: str, default: str) -> str: ...
+
+    @overload
+    def get(self, name: str, default: None = None) -> str | None: ...
 
     def get(self, name: str, default: str | None = None) -> str | None:
         """First value of the parameter ``name``, ``default`` if there is none.

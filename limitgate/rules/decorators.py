@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar, Unpack, cast
 
 from limitgate.errors import ConfigError
 from limitgate.limits.limit import Limit, as_limit
-from limitgate.rules.options import LimitOptions, LimitsBy, check_names, gives_limits, show_options
+from limitgate.rules.options import LimitOptions, LimitsBy, check_names, check_takes_request, gives_limits, show_options
 from limitgate.rules.rule import DEFAULTS, Rule
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -62,9 +62,13 @@ def limit(*limits: Limit | str | LimitsBy, name: str | None = None, **options: U
     `ConfigError` like `Rule`, and the decorated endpoint raises it when it is called without a gate around it.
     """
     check_names("limit", options, LimitOptions)
+    for given in filter(gives_limits, limits):
+        check_takes_request(given, "@limit")
     parsed = tuple(limit if gives_limits(limit) else as_limit(limit) for limit in limits)
 
     def decorate(endpoint: F) -> F:
+        if not callable(endpoint):  # it serves in the place of the endpoint that was taken for what gives the limits
+            raise ConfigError(f"{type(endpoint).__name__} is no endpoint, expected @limit with limits: @limit('5/minute')")
         _check_is_real(endpoint)
         is_stacked = not _is_named(endpoint, inspect.currentframe(), parameters=False)
         rule = Rule(name or place_named(*_place_of(endpoint)), *parsed, **options).placed()

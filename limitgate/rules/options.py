@@ -117,6 +117,18 @@ def gives_limits(value: object) -> TypeGuard[LimitsBy]:
     return callable(value) and not isclass(value)
 
 
+def check_takes_request(limits_by: LimitsBy, place: str) -> None:
+    """Raise `ConfigError` for a callable in the ``place`` of limits that cannot be called with a request, such as a view."""
+    try:
+        signature(limits_by).bind(None)
+    except TypeError:
+        what = getattr(limits_by, "__qualname__", repr(limits_by))
+        expected = "a limit such as '5/minute', or a callable (request) -> limits; @limit is followed by them in parentheses"
+        raise ConfigError(f"{place}: {what} cannot be called with a request, expected {expected}", ("limits",)) from None
+    except ValueError:
+        return  # some callables written in C do not tell
+
+
 def read_limits(given: object) -> tuple[Limit, ...]:
     """Limits of a limit or a list of them. Raises `ConfigError` for anything else."""
     limits = tuple([as_limit(each) for each in (given if isinstance(given, list | tuple) else [given])])

@@ -36,7 +36,7 @@ from limitgate.limits.plan import check_cost
 from limitgate.limits.priority import Priority, graded, share_of
 from limitgate.rules.callers import DEFAULT_TIER, Callers, KnownCaller, Text
 from limitgate.rules.key_parts import check_part
-from limitgate.rules.options import ChargeIf, Cost, LimitsBy, OnError, Per, RuleOptions, When, gives_limits
+from limitgate.rules.options import ChargeIf, Cost, LimitsBy, OnError, Per, RuleOptions, When, check_takes_request, gives_limits
 
 T = TypeVar("T")
 Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9._-]{1,64}\z")]
@@ -530,6 +530,7 @@ def _without_callables(name: str, fields: dict[str, Any]) -> tuple[dict[str, Any
         return fields, None
     if len(found) > 1:
         raise ConfigError(f"rule {name!r}: limits: {len(found)} callables, expected one, which may give a list", ("limits",))
+    check_takes_request(found[0], f"rule {name!r}: limits")
     return {**fields, "limits": [limit for limit in fields["limits"] if limit is not found[0]]}, found[0]
 
 

@@ -368,6 +368,34 @@ def test_one_callable_stands_for_all() -> None:
         Rule("api", Limit)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("given", [lambda: "5/minute", lambda request, more: f"{more}/minute", lambda *, request: "5/minute"])
+def test_a_callable_takes_a_request(given: Any) -> None:
+    """What cannot be called with one is told at once, not with the first request."""
+    with pytest.raises(ConfigError, match=r"rule 'api': limits: .*<lambda> cannot be called with a request, expected a limit"):
+        Rule("api", given)
+    with pytest.raises(ConfigError, match="cannot be called with a request"):
+        limit(given)
+    Rule("api", dict[str, str]().get)  # type: ignore[arg-type]
+
+
+def test_limit_without_parentheses_is_told() -> None:
+    """A view stands where the limits belong: it is told where it is made, or else with the first request."""
+    with pytest.raises(ConfigError, match=r"view cannot be called with a request, .* @limit is followed by them in parentheses"):
+
+        @limit
+        def view() -> str:
+            return "hello"
+
+    @limit
+    async def endpoint(request: Any) -> str:
+        return "hello"
+
+    app = Starlette(routes=[Route("/", endpoint)])
+    app.add_middleware(LimitGate, rules=[])
+    with pytest.raises(ConfigError, match=r"Request is no endpoint, expected @limit with limits: @limit\('5/minute'\)"):
+        asyncio.run(asgi_reply(app))
+
+
 def test_limits_of_a_caller_are_a_mapping() -> None:
     with pytest.raises(TypeError, match="limits that are a str, expected a mapping such as"):
         Caller("me", limits="5/minute")  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ def cost_of(request: Request) -> int:
     assert_type(request.headers["x-cost"], str)
     assert_type(list(request.headers), list[str])
     assert_type(request.query.get("cost"), str | None)
-    return int(request.query.get("cost", "1") or 1)
+    return int(request.query.get("cost", "1"))
 
 
 def name_of(request: Request) -> str:
