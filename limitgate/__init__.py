@@ -15,7 +15,7 @@ A request reads downwards: middleware > exchange > gate > rules, keys > stores >
     limiter/         the engine without HTTP: limiter, operations, reservation, slot, pace, stored limits
     outbound/        polite clients; for httpx.py, requests.py and urllib3.py
     fastapi.py, flask.py, django/    integrations, thin
-    command/         the command `limitgate`: a module per verb
+    command/         the command `limitgate`: a module per verb; also python -m limitgate, __main__.py
     testing.py       for tests of applications: nothing limited, a clock that stands still
     errors.py, diagnostics.py (LG codes), extras.py, forking.py, own_errors.py, waiting.py
 """
