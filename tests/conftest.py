@@ -13,6 +13,8 @@ import pytest
 import redis
 from hypothesis import HealthCheck, settings
 
+from limitgate import AsyncLimiter, Limiter
+from tests.support.doors import PATIENCE
 from tests.support.effort import EXAMPLES, FUZZED
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_server import RedisServer
@@ -125,3 +127,19 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
         if name.startswith("LIMITGATE_"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def default_timeout() -> None:
+    """Who says no ``timeout`` has the one of the package, 0.1 seconds."""
+
+
+@pytest.fixture(autouse=True)
+def _redis_may_be_slow(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, _no_settings_from_outside: None
+) -> None:
+    """Who says no ``timeout`` waits for Redis for as long as a busy machine may take, unless the test is about the default."""
+    if "default_timeout" not in request.fixturenames:
+        monkeypatch.setenv("LIMITGATE_TIMEOUT", str(PATIENCE))
+        for limiter in (Limiter, AsyncLimiter):
+            monkeypatch.setitem(limiter.__init__.__kwdefaults__, "timeout", PATIENCE)

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from typing import Any, Self
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -30,11 +29,13 @@ from tests.support.redis_server import RedisServer
 from limitgate.django.rest import Throttle
 from tests.integrations.test_django_rest import view
 
-SPACING = 0.02
+SPACING = 0.05
 """Seconds between two turns."""
 EARLY = 0.001
 """Seconds by which a test may measure a pause as shorter than it was."""
-SLOW = Rule("r", "50/second burst 1", key=["global"], max_delay=5)
+SLACK = 3.0
+"""Seconds that a busy machine may add."""
+SLOW = Rule("r", "20/second burst 1", key=["global"], max_delay=5)
 
 
 class Passing:
@@ -51,13 +52,15 @@ class Passing:
         self.names.append(name)
         self.threads.add(threading.get_ident())
 
+    def begin(self) -> None:
+        """The first request is about to come."""
+        self.began = time.monotonic()
+
     def check(self, count: int, spacing: float = SPACING) -> None:
-        """All have passed, none before its turn, and most of them as far apart as they should be."""
+        """All have passed, none before its turn, and none of them much later."""
         assert len(self.at) == count
         for number, at in enumerate(sorted(self.at)):
-            assert at - self.began >= number * spacing - EARLY
-        gaps = sorted(after - before for before, after in pairwise(sorted(self.at)))
-        assert gaps[len(gaps) // 2] == pytest.approx(spacing, abs=spacing / 2)
+            assert number * spacing - EARLY <= at - self.began < number * spacing + SLACK
 
 
 @pytest.fixture
@@ -92,8 +95,8 @@ def test_fastapi(passing: Passing, how: str, *, awaits: bool) -> None:
     """Endpoints of either kind run at their turns, whatever makes them wait, and the event loop goes on meanwhile."""
     app, options = fastapi.FastAPI(), {"key": ["global"], "max_delay": "5s"}
     app.add_middleware(LimitGate, rules=[SLOW] if how == "rule" else [], store=MemoryStore())
-    depends = [fastapi.Depends(RateLimit("50/second burst 1", **options))] if how == "dependency" else []
-    decorate = limit("50/second burst 1", **options) if how == "decorator" else lambda endpoint: endpoint
+    depends = [fastapi.Depends(RateLimit("20/second burst 1", **options))] if how == "dependency" else []
+    decorate = limit("20/second burst 1", **options) if how == "decorator" else lambda endpoint: endpoint
 
     async def waiting() -> str:
         passing.note()
@@ -106,6 +109,7 @@ def test_fastapi(passing: Passing, how: str, *, awaits: bool) -> None:
     app.get("/", dependencies=depends)(decorate(waiting if awaits else sleeping))
 
     async def main() -> int:
+        passing.begin()
         async with Heartbeat() as heart:
             replies = await asyncio.gather(*[asgi_reply(app) for _ in range(8)])
         assert [reply.status for reply in replies] == [200] * 8
@@ -117,7 +121,7 @@ def test_fastapi(passing: Passing, how: str, *, awaits: bool) -> None:
 
 
 class Slowly(Throttle):
-    limits = ("50/second burst 1",)
+    limits = ("20/second burst 1",)
     key = ("global",)
     max_delay = "5s"
 
@@ -137,14 +141,14 @@ def test_django(way: Way, passing: Passing, how: str) -> None:
 
     views = {
         "rule": hello,
-        "decorator": limit("50/second burst 1", key=["global"], max_delay=5)(hello),
+        "decorator": limit("20/second burst 1", key=["global"], max_delay=5)(hello),
         "throttle": view(Slowly),
     }
     rules = [SLOW] if how == "rule" else []
     with way.project(path("x", views[how]), rules=rules, store=MemoryStore()) as project:
         began = time.monotonic()
         assert [project.ask("/x").status_code for _ in range(4)] == [200] * 4
-        assert 3 * SPACING - EARLY <= time.monotonic() - began < 3
+        assert 3 * SPACING - EARLY <= time.monotonic() - began < 3 * SPACING + SLACK
 
 
 def test_django_on_an_event_loop_holds_nobody_up(passing: Passing) -> None:
@@ -155,6 +159,7 @@ def test_django_on_an_event_loop_holds_nobody_up(passing: Passing) -> None:
         return HttpResponse("hello")
 
     async def main(project: Any) -> int:
+        passing.begin()
         async with Heartbeat() as heart:
             responses = await asyncio.gather(*[project.aask("/x") for _ in range(8)])
         assert [response.status_code for response in responses] == [200] * 8
@@ -198,6 +203,7 @@ def test_a_crowd_on_redis_passes_in_order(redis_server: RedisServer, passing: Pa
 
     async def main() -> None:
         gate = LimitGate(app, rules=[SLOW], store=open_store(redis_server.url), key_prefix=uuid4().hex, timeout=5)
+        passing.begin()
         replies = await asyncio.gather(*[asgi_reply(gate, f"/{number:02}") for number in range(20)])
         assert [reply.status for reply in replies] == [200] * 20
         await gate.gate.store.aclose()
@@ -217,6 +223,7 @@ def test_threads_on_redis_pass_evenly(redis_server: RedisServer, passing: Passin
 
     store = open_sync_store(redis_server.url)
     gate = LimitGateWSGI(app, rules=[SLOW], store=store, key_prefix=uuid4().hex, timeout=5)
+    passing.begin()
     with ThreadPoolExecutor(12) as threads:
         replies = list(threads.map(lambda _: wsgi_reply(gate), range(12)))
     store.close()
@@ -233,7 +240,7 @@ def test_processes_share_a_line(redis_server: RedisServer, passing: Passing) -> 
         await send(END)
 
     async def main() -> None:
-        rule, prefix = Rule("r", "5/second burst 1", key=["global"], max_delay=5), uuid4().hex
+        rule, prefix = Rule("r", "1/second burst 1", key=["global"], max_delay=5), uuid4().hex
         stores = [open_store(redis_server.url) for _ in range(2)]
         one, two = [LimitGate(app, rules=[rule], store=store, key_prefix=prefix, timeout=5) for store in stores]
         await asgi_reply(one, "/first")
@@ -248,7 +255,7 @@ def test_processes_share_a_line(redis_server: RedisServer, passing: Passing) -> 
 
     asyncio.run(main())
     assert passing.names == ["/first", "/second"]
-    assert passing.at[1] - passing.at[0] == pytest.approx(0.2, abs=0.1)
+    assert 0.9 < passing.at[1] - passing.at[0] < 1.9, "later if nothing was given back"
 
 
 def test_a_redis_that_fails_meanwhile_lets_pass_who_waits(own_redis: RedisServer, passing: Passing) -> None:
@@ -260,8 +267,8 @@ def test_a_redis_that_fails_meanwhile_lets_pass_who_waits(own_redis: RedisServer
         await send(END)
 
     async def main() -> None:
-        rule = Rule("r", "5/second burst 1", key=["global"], max_delay=5)
-        gate = LimitGate(app, rules=[rule], store=open_store(own_redis.url), timeout=0.2)
+        rule = Rule("r", "1/second burst 1", key=["global"], max_delay=5)
+        gate = LimitGate(app, rules=[rule], store=open_store(own_redis.url), timeout=5)
         await asgi_reply(gate, "/first")
         waiting, leaving = [asyncio.create_task(asgi_reply(gate, f"/{name}")) for name in ("waiting", "leaving")]
         await asyncio.sleep(0.05)
@@ -290,14 +297,14 @@ async def app(scope, receive, send):
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"%d" % size})
 
-rule = Rule("r", "5/second burst 1", path="/{who}", key=["path", "header:x-who"], max_delay=5)
+rule = Rule("r", "1/second burst 1", path="/{who}", key=["path", "header:x-who"], max_delay=5)
 app = LimitGate(app, rules=[rule], timeout=5)
 """
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer) -> Iterator[str]:
-    """A uvicorn with a gate on Redis, that makes requests of one ``x-who`` pass a fifth of a second apart."""
+    """A uvicorn with a gate on Redis, that makes requests of one ``x-who`` pass a second apart."""
     folder = tmp_path_factory.mktemp("shaped")
     (folder / "shaped.py").write_text(APP)
     environment = {"LIMITGATE_STORE": redis_server.url, "LIMITGATE_KEY_PREFIX": uuid4().hex}
@@ -311,7 +318,7 @@ def test_uvicorn(url: str) -> None:
     with httpx.Client(base_url=url, headers={"x-who": who}) as client:
         began = time.monotonic()
         assert [client.get("/x").status_code for _ in range(2)] == [200, 200]
-        assert 0.2 - EARLY - 0.05 <= time.monotonic() - began < 2
+        assert 1 - EARLY - 0.05 <= time.monotonic() - began < 1 + SLACK
 
 
 def test_an_upload_through_uvicorn(url: str) -> None:
@@ -341,7 +348,7 @@ def test_who_leaves_uvicorn_gives_the_turn_back(url: str, redis_server: RedisSer
                 time.sleep(0.01)
             time.sleep(0.01)
         assert client.get("/x").status_code == 200
-        assert time.monotonic() - began < 0.35
+        assert time.monotonic() - began < 1.9, "later if a turn was not given back"
 
 
 def test_a_threaded_server(passing: Passing) -> None:
@@ -353,6 +360,7 @@ def test_a_threaded_server(passing: Passing) -> None:
         return [b"hello"]
 
     gate = LimitGateWSGI(app, rules=[SLOW], store=MemoryStore())
+    passing.begin()
     with threaded_wsgi(gate) as url, ThreadPoolExecutor(8) as threads:
         statuses = list(threads.map(lambda _: httpx.get(url).status_code, range(8)))
     assert statuses == [200] * 8

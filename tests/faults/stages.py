@@ -12,7 +12,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from tests.faults.link import Link
 from tests.faults.places import spread
 from tests.faults.traffic import Client, Traffic, is_degraded
 from tests.support.doors import MOMENT, PATIENCE, server_process, uvicorn_process
+from tests.support.guard import Guard
 from tests.support.redis_cluster import RedisCluster, Sentinels, eventually
 from tests.support.redis_server import RedisServer, free_port
 
@@ -206,7 +206,7 @@ class Stages:
 def _stage(door: Door, way: Way, several: Several | None) -> Iterator[Stage]:
     """A stage, warm: everything that is made once has been made."""
     with ExitStack() as opened:
-        folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="limitgate-faults-")))
+        folder = opened.enter_context(Guard("limitgate-faults-")).folder
         stage = Stage(way, folder)
         if several is None:
             _with_one_server(stage, folder, opened)

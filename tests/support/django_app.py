@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import django
@@ -27,14 +25,15 @@ from django.utils import translation
 from limitgate import MemoryStore, Rule, limit
 from tests.support.clock import Clock
 from tests.support.doors import Reply, Wire, http_scope, wsgi_reply
+from tests.support.guard import Guard
 
 GATE = "limitgate.django.LimitGateMiddleware"
 SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
 AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
 LOCALE = "django.middleware.locale.LocaleMiddleware"
 
-_folder = tempfile.TemporaryDirectory(prefix="limitgate-django-")
-atexit.register(_folder.cleanup)
+_guard = Guard("limitgate-django-")
+atexit.register(_guard.dismiss)
 
 settings.configure(
     SECRET_KEY="for tests only, never anywhere else",
@@ -48,7 +47,7 @@ settings.configure(
         "limitgate.django",
     ],
     MIDDLEWARE=[GATE],
-    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": Path(_folder.name) / "db.sqlite3"}},
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": _guard.folder / "db.sqlite3"}},
     DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
     LANGUAGES=[("en", "English"), ("de", "German"), ("fr", "French")],
     LANGUAGE_CODE="en",

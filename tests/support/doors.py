@@ -26,6 +26,7 @@ import httpx
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from limitgate import LimitGate, LimitGateWSGI
+from tests.support.guard import Guard
 
 PEER = "192.0.2.1"
 PATIENCE = 20.0
@@ -400,8 +401,9 @@ def server_process(
         assert process.poll() is None, log.read_text()
         return ready(log.read_text())
 
+    guard = Guard("limitgate-server-", process.pid)
     try:
-        _until(up)
+        until(up)
         found = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
         yield found[0] if found else "http://testserver"
     finally:
@@ -411,6 +413,8 @@ def server_process(
         except subprocess.TimeoutExpired:
             process.kill()
             raise
+        finally:
+            guard.dismiss()
     assert "Traceback" not in log.read_text(), log.read_text()
 
 
@@ -434,7 +438,8 @@ def threaded_wsgi(app: Any) -> Iterator[str]:
     assert not thread.is_alive()
 
 
-def _until(ready: Callable[[], bool]) -> None:
+def until(ready: Callable[[], bool]) -> None:
+    """Wait for what others bring about."""
     deadline = time.monotonic() + PATIENCE
     while not ready():
         assert time.monotonic() < deadline

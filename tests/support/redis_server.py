@@ -8,18 +8,15 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-_OUTLIVE = 'read -r over || { kill -9 "$0"; rm -rf "$1"; }'
-"""A shell's work: kill a server and remove its folder, as soon as the tests end without a word."""
+from tests.support.guard import Guard
 
 
 class RedisServer:
@@ -32,7 +29,8 @@ class RedisServer:
         program = shutil.which("redis-server")
         if program is None:
             raise RuntimeError("no redis-server found, expected one in PATH: run 'make redis' or 'make test'")
-        self.folder = Path(tempfile.mkdtemp(prefix="limitgate-redis-"))
+        self._guard = Guard("limitgate-redis-")
+        self.folder = self._guard.folder
         self.socket = self.folder / "redis.sock"
         self.url = f"unix://{self.socket}"
         self.port = int(options.get("port", 0))
@@ -41,9 +39,12 @@ class RedisServer:
         self._command += _spelled({"bind": "127.0.0.1", **options})
         self._environment = {**os.environ, **(environment or {})}
         self.process: subprocess.Popen[bytes] | None = None
-        self._watcher: subprocess.Popen[bytes] | None = None
         if start:
-            self.start()
+            try:
+                self.start()
+            except BaseException:
+                self.stop()
+                raise
 
     def start(self, **options: str) -> None:
         """Start the server and make sure that it is this one that answers. ``options`` are for this once."""
@@ -51,10 +52,8 @@ class RedisServer:
             raise RuntimeError(f"the server runs already, pid {self.process.pid}")
         quiet = subprocess.DEVNULL
         command = self._command + _spelled(options)
-        self._dismiss_watcher()
         self.process = subprocess.Popen(command, env=self._environment, stdout=quiet, stderr=quiet)
-        watch = ["/bin/sh", "-c", _OUTLIVE, str(self.process.pid), str(self.folder)]
-        self._watcher = subprocess.Popen(watch, stdin=subprocess.PIPE, start_new_session=True)
+        self._guard.watch(self.process.pid)
         deadline = time.monotonic() + 20
         while True:
             try:
@@ -93,16 +92,10 @@ class RedisServer:
 
     def stop(self) -> None:
         """Stop the server and remove its folder."""
-        self._dismiss_watcher()
         if self.process is not None:
             self.process.terminate()
             self.process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _dismiss_watcher(self) -> None:
-        if self._watcher is not None:
-            self._watcher.communicate(b"over\n")
-            self._watcher = None
+        self._guard.dismiss()
 
 
 def free_port() -> int:

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 from urllib.request import urlopen
 
 from tests.support.doors import MOMENT, PATIENCE
+from tests.support.guard import Guard
 from tests.support.redis_server import free_port
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -70,12 +70,13 @@ def served(server: str, door: str, store: str, **environment: str) -> Iterator[S
     command = [word.format(port=port) for word in SERVERS[server]]
     outside = {name: value for name, value in os.environ.items() if not name.startswith("LIMITGATE_")}
     ours = {"OVERLOAD_DOOR": door, "LIMITGATE_STORE": store, "LIMITGATE_TRUSTED_PROXIES": "127.0.0.1", **environment}
-    with tempfile.TemporaryDirectory(prefix="limitgate-overload-") as folder:
-        log = Path(folder) / "log"
+    with Guard("limitgate-overload-") as guard:
+        log = guard.folder / "log"
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [*command, f"tests.faults.overload.{module}:app"], cwd=ROOT, env=outside | ours, stdout=output, stderr=output
             )
+        guard.watch(process.pid)
         try:
             found = Served(port, log)
             _wait_for(found, process)

@@ -25,12 +25,14 @@ from tests.stores.test_stores import Door, attempts
 from tests.support.clusters import KINDS, charge, ends, key_on, keys_on, plan, settled, slot_of, tagged, used
 from tests.support.crowds import begin, ends as crowd_ends
 from tests.support.doors import ASGISite, WSGISite
-from tests.support.proxy import in_a_loop
+from tests.support.proxy import PATIENT, in_a_loop
 from tests.support.redis_cluster import RedisCluster, eventually
 from tests.support.redis_server import free_port
 
 BACK_WITHIN = 10.0
 """Seconds after which a store has found a node again, or its successor."""
+SLACK = 3.0
+"""Seconds that a busy machine may add to a deadline."""
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +75,7 @@ def failure(door: Door, asked: Plan, timeout: float = 0.5) -> StoreError:
     start = time.monotonic()
     with pytest.raises(StoreError) as caught:
         door.spend(asked, timeout)
-    assert time.monotonic() - start < timeout + 0.5
+    assert time.monotonic() - start < timeout + SLACK
     return caught.value
 
 
@@ -111,7 +113,7 @@ def test_a_dead_node_concerns_its_own_buckets(
             answers = attempts(door, [plan(here, third)] * 20 + [plan(there)] * 5)
             assert ends(answers) == [True] * 20 + ["connection"] * 5
         assert settled(door, lambda: door.store.healthy, BACK_WITHIN)
-        assert back(door, both) < 0.5
+        assert back(door, both) < SLACK
     assert door.store.outages == 1
     told = [re.split(",|: ", line)[0] for line in caplog.messages]
     node = f"the Redis node 127.0.0.1:{cluster.masters[1].port}"
@@ -162,7 +164,7 @@ async def test_a_patient_request_makes_no_other_wait(cluster: RedisCluster) -> N
             (patient,) = begin(store, plan(moved), timeout=8)
             (ended,) = await asyncio.gather(hasty, return_exceptions=True)
             assert isinstance(ended, StoreError)
-            assert time.monotonic() - start < 1
+            assert time.monotonic() - start < 0.4 + SLACK
         await asyncio.gather(patient, return_exceptions=True)
     cluster.begin_migration(slot, target, source)
     cluster.migrate_keys(slot, target, source)
@@ -290,12 +292,18 @@ def test_calls_that_have_to_wait_wait_together(monkeypatch: pytest.MonkeyPatch) 
     """While a slot moves, what many threads ask of it is asked again after a pause for all, not one for each."""
     store = RedisStore("redis+cluster://127.0.0.1:1")
     servers: Any = store._servers
-    monkeypatch.setattr(servers, "_round", lambda errands, _: [(errand, TryAgainError("TRYAGAIN")) for errand in errands])
+    rounds = []
+
+    def moving(errands: Any, _: Any) -> list[Any]:
+        rounds.append(len(errands))
+        return [(errand, TryAgainError("TRYAGAIN")) for errand in errands]
+
+    monkeypatch.setattr(servers, "_round", moving)
     keys = tagged(300)
     asked = [plan(charge(next(keys)), charge(next(keys))) for _ in range(64)]
-    start = time.monotonic()
     assert set(ends(servers.exchange(asked, Patience(0.1)))) == {"timeout"}
-    assert time.monotonic() - start < 0.3
+    assert rounds[0] == 1, "what goes to one slot is sent together"
+    assert set(rounds[1:]) == {64}
 
 
 def test_what_was_never_sent_takes_no_lease(cluster: RedisCluster) -> None:
@@ -312,24 +320,28 @@ def test_what_was_never_sent_takes_no_lease(cluster: RedisCluster) -> None:
 
 
 def test_nobody_waits_for_what_is_given_back(cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a slow network, who is refused by one of two nodes waits for one call, not for what is given back as well."""
+    """On a slow network, who is refused by one of two nodes waits for one call, not for what is given back as well.
+
+    The network is slow by what is told to those who wait.
+    """
     store = RedisStore(cluster.url, local_refusals=False)
     taken, full = charge(key_on(0), "9/day"), charge(key_on(1), "1/day")
     store.spend(plan(taken, full), 5)
-    send = SyncConnection.send
+    send, is_refused, in_time = SyncConnection.send, threading.Event(), []
 
     def late(connection: SyncConnection, data: bytes, patience: Patience) -> None:
-        seconds = 0.4 if connection.session.flying[0].plans[0].verb == "adjust" else 0.15
-        time.sleep(seconds)
-        patience.waited_in_vain(seconds)
+        if connection.session.flying[0].plans[0].verb == "adjust":
+            in_time.append(is_refused.wait(PATIENT))
+        else:
+            patience.waited_in_vain(0.3 * PATIENT)
         send(connection, data, patience)
 
     monkeypatch.setattr(SyncConnection, "send", late)
-    start = time.monotonic()
-    assert not store.spend(plan(taken, full), 0.5).admitted
-    assert time.monotonic() - start < 0.6
+    assert not store.spend(plan(taken, full), PATIENT).admitted
+    is_refused.set()
     store.close()
     monkeypatch.undo()
+    assert in_time == [True]
     assert store.not_given_back == 0
     with contextlib.closing(Door(store)) as door:
         assert used(door, taken) == [1]
@@ -399,8 +411,8 @@ async def test_nobody_of_a_crowd_waits_longer_than_they_may(cluster: RedisCluste
         began = time.monotonic()
         hasty = begin(store, *[asked] * 10, timeout=0.1)
         assert await crowd_ends(hasty) == ["timeout"] * 10
-        assert time.monotonic() - began < 0.1 + 1
-        assert all(0.1 <= getattr(task.exception(), "waited", 0) < 0.2 for task in hasty)
+        assert time.monotonic() - began < 0.1 + SLACK
+        assert all(0.1 <= getattr(task.exception(), "waited", 0) < 0.1 + SLACK for task in hasty)
     assert await crowd_ends(patient) == [True] * 64
     await store.aclose()
 
@@ -414,7 +426,7 @@ async def test_a_crowd_that_waits_ends_with_the_node(cluster: RedisCluster) -> N
     with cluster.masters[1].frozen():
         began = time.monotonic()
         assert set(await crowd_ends(begin(store, *[asked] * 500, timeout=0.2))) == {"timeout"}
-        assert time.monotonic() - began < 0.2 + 1
+        assert time.monotonic() - began < 0.2 + SLACK
         crowd = begin(store, *[asked] * 500, timeout=5)
         await asyncio.sleep(0)
         await asyncio.sleep(0)

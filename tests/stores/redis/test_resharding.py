@@ -17,6 +17,9 @@ from tests.support.clusters import KINDS, PLAIN_KINDS, charge, ends, key_on, owe
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_server import RedisServer
 
+SLACK = 3.0
+"""Seconds that a busy machine may add to a deadline."""
+
 
 class Move(NamedTuple):
     """A slot, the node that holds it, and the one that will. Every test moves another slot."""
@@ -112,7 +115,7 @@ def test_buckets_of_one_plan_on_two_sides_of_a_move(door: Door, cluster: RedisCl
     start = time.monotonic()
     with pytest.raises(StoreError) as caught:
         door.spend(plan(here, moved), 0.3)
-    assert 0.25 < time.monotonic() - start < 1
+    assert 0.25 < time.monotonic() - start < 0.3 + SLACK
     assert caught.value.fault == "timeout"
     assert ends(attempts(door, [plan(other)] * 2)) == [True] * 2
     mover = threading.Timer(0.1, lambda: (cluster.migrate_keys(slot, source, target), cluster.end_migration(slot, target)))
@@ -161,7 +164,7 @@ def test_redirections_without_end_end_at_the_deadline(door: Door, cluster: Redis
     start, before = time.monotonic(), cluster.redirections()
     with pytest.raises(StoreError) as caught:
         door.spend(plan(bucket), 0.3)
-    assert 0.25 < time.monotonic() - start < 1
+    assert 0.25 < time.monotonic() - start < 0.3 + SLACK
     assert caught.value.fault == "timeout"
     assert cluster.redirections() - before < 50, "asked without a pause"
     assert door.store.healthy
