@@ -27,10 +27,10 @@ from tests.support.redis_server import RedisServer
 Open = Callable[..., Site]
 
 TIMEOUT = 0.1
-SLACK = 0.5
-"""Seconds that a request may take beyond its timeout, for everything but waiting."""
-BACK_WITHIN = 2.0
-"""Seconds after which every process limits again by a store that answers again."""
+SLACK = 3.0
+"""Seconds that a request may take beyond its timeout on a busy machine; tests/faults measures without such patience."""
+BACK_WITHIN = 10.0
+"""Seconds after which every process limits again by a store that answers again, on a machine however busy."""
 
 
 class Flaky:

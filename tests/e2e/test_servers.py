@@ -181,8 +181,8 @@ def test_behind_a_unix_socket(redis_server: RedisServer, tmp_path: Path, trusted
 
 
 def test_every_worker_outlives_redis(own_redis: RedisServer, tmp_path: Path, who: dict[str, str]) -> None:
-    """While Redis is gone each worker serves under ``on_error``; once it is back, each limits by it within 2 s."""
-    environment: dict[str, Any] = {"LIMITGATE_STORE": own_redis.url, "LIMITGATE_TIMEOUT": "1"}
+    """While Redis is gone each worker serves under ``on_error``; once it is back, each soon limits by it."""
+    environment: dict[str, Any] = {"LIMITGATE_STORE": own_redis.url, "LIMITGATE_TIMEOUT": "5"}
     with (
         uvicorn_process("tests.e2e.app:app", tmp_path, workers=2, **environment) as url,
         one_client_per_worker(url, 2) as clients,
@@ -192,7 +192,7 @@ def test_every_worker_outlives_redis(own_redis: RedisServer, tmp_path: Path, who
         replies = [client.get("/daily", headers=who) for client in clients * 10]
         assert {(reply.status_code, "x-ratelimit-limit" in reply.headers) for reply in replies} == {(200, False)}
         own_redis.start()
-        deadline = time.monotonic() + 2
+        deadline = time.monotonic() + PATIENCE
         for client in clients:
             while "x-ratelimit-limit" not in client.get("/daily", headers=who).headers:
                 assert time.monotonic() < deadline

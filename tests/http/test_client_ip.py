@@ -468,9 +468,9 @@ def test_an_adversarial_header_is_bounded_work(header: str, unit: str) -> None:
     """A header as long as servers let through, made to be hard to read, is read in well under a second."""
     for end in ("", "!", '"', '="', "for=10.0.0.2"):
         value = unit * (SIZE // len(unit)) + end
-        began = time.perf_counter()
+        began = time.thread_time()
         client_of(value, header=header)
-        assert time.perf_counter() - began < 1
+        assert time.thread_time() - began < 1
 
 
 @pytest.mark.parametrize(

@@ -592,7 +592,7 @@ async def _until(ready: Callable[[], Any]) -> None:
 def test_whoever_is_cancelled_gives_the_connection_back(serve: Opens, during: str) -> None:
     """During a pause, while the request is on its way, while the refusal is read."""
     scripts: dict[str, Script] = {
-        "pause": refusal("0.5"),
+        "pause": refusal("1"),
         "send": lambda connection: connection.is_left() and False,
         "discard": _stalling,
     }
@@ -638,7 +638,7 @@ def test_an_event_loop_that_ends_in_the_middle() -> None:
     tasks: list[asyncio.Task[Any]] = []
 
     async def begin() -> None:
-        kinds = [(Inner(), "20/second burst 1")] * 4, [(Refusing(), "20/second")], [(Hanging(), "20/second")]
+        kinds = [(Inner(), "5/second burst 1")] * 4, [(Refusing(), "20/second")], [(Hanging(), "20/second")]
         for inner, limit in itertools.chain(*kinds):
             transport = AsyncRateLimitTransport(limit, limiter=limiter, transport=inner)
             request = httpx.Request("GET", f"http://{type(inner).__name__}")
@@ -651,7 +651,7 @@ def test_an_event_loop_that_ends_in_the_middle() -> None:
     tasks.clear()
 
     async def main() -> None:
-        transport = AsyncRateLimitTransport("20/second burst 1", limiter=limiter, transport=Inner())
+        transport = AsyncRateLimitTransport("5/second burst 1", limiter=limiter, transport=Inner())
         await asyncio.gather(*[transport.handle_async_request(httpx.Request("GET", "http://Inner")) for _ in range(2)])
 
     awaited(main)
