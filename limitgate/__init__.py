@@ -16,6 +16,7 @@ A request reads downwards: middleware > exchange > gate > rules, keys > stores >
     outbound/        polite clients; for httpx.py, requests.py and urllib3.py
     fastapi.py, flask.py, django/    integrations, thin
     command/         the command `limitgate`: a module per verb; also python -m limitgate, __main__.py
+    replay/          access logs through rules
     testing.py       for tests of applications: nothing limited, a clock that stands still
     errors.py, diagnostics.py (LG codes), extras.py, forking.py, own_errors.py, waiting.py
 """

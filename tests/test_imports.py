@@ -21,6 +21,7 @@ LAYERS = (
     "middleware limiter",
     "outbound django fastapi flask",
     "httpx requests urllib3 testing",
+    "replay",
     "command",
     "__main__",
 )

@@ -27,7 +27,10 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, title
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
     console = Console()
-    console.print(table, width=None if console.is_terminal else _WIDE, soft_wrap=not console.is_terminal)
+    with console.capture() as captured:
+        console.print(table, width=None if console.is_terminal else _WIDE, soft_wrap=not console.is_terminal)
+    for line in captured.get().splitlines():
+        click.echo(line.rstrip())
 
 
 _WIDE = 10_000

@@ -12,6 +12,7 @@ from limitgate.errors import ConfigError, StoreError
 
 VERBS = {
     "check": "Read rule files as the service would; print every mistake.",
+    "replay": "Send an access log through rules: what would have been refused?",
 }
 """One line of help per verb. ``limitgate/command/VERB.py`` has the click command of the name ``verb``, with ``_`` for ``-``."""
 

@@ -1,0 +1,186 @@
+"""The verb ``replay``: an access log, sent through rules on its own clock."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from limitgate.command.output import print_json, print_table
+from limitgate.replay.access_log import Format, Log
+from limitgate.replay.engine import Engine
+from limitgate.replay.figures import Figures
+from limitgate.replay.shares import Comparison, Progress, counts_by_client, replay, replay_shared
+from limitgate.replay.suggestion import Arrivals
+from limitgate.rules.files import load_rules
+from limitgate.rules.rule import RuleSet
+
+_WORTH_PROCESSES = 100 << 20
+"""Bytes of a log from which on several processes take less time than one."""
+
+
+@click.command("replay")
+@click.argument("log", metavar="LOG")
+@click.option("--rules", required=True, metavar="PATH", help="Rule file or folder.")
+@click.option("--against", metavar="PATH", help="Rules to try beside them: who would be refused newly?")
+@click.option("--suggest", is_flag=True, help="Find the smallest limits that would have refused nobody. Keeps all times.")
+@click.option(
+    "--format", "form", type=click.Choice(["combined", "common", "json"]), help="Format of the log; found if not given."
+)
+@click.option("--clients", type=click.IntRange(min=0), metavar="N", help="Clients to list: 10, in JSON 1,000.")
+@click.option("--processes", type=click.IntRange(min=1), metavar="N", help="Processes, where rules count by address.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+def verb(  # noqa: PLR0917 - click gives them by name
+    log: str,
+    rules: str,
+    against: str | None,
+    form: Format | None,
+    clients: int | None,
+    processes: int | None,
+    *,
+    suggest: bool,
+    as_json: bool,
+) -> None:
+    """Send an access log through rules, on its own clock, and show what would have been refused.
+
+    LOG is a file in Apache's or nginx's common or combined format, or with a JSON object on each line (time, client, method,
+    path, headers), compressed by gzip or not; "-" is standard input. Its clients are taken as they stand there. Lines may be
+    late by two minutes; the requests of a second come at once, where the log knows no more of their times.
+
+    For example: limitgate replay access.log --rules config/ --against new/ --suggest
+    """
+    sets = [load_rules(path) for path in (rules, against) if path is not None]
+    opened = Log(log, form)
+    arrivals = Arrivals() if suggest else None
+    number = _processes(opened, sets, processes, suggest=suggest)
+    if number > 1:
+        found = replay_shared(opened, rules, against, number)
+    else:
+        first, *others = [Engine(each) for each in sets]
+        first.arrivals = arrivals
+        with _progress(opened) as progress:
+            found = replay(opened, first, others[0] if others else None, progress=progress)
+    suggestions = None if arrivals is None else arrivals.suggestions()
+    if as_json:
+        print_json(_as_json(found, suggestions, 1000 if clients is None else clients))
+    else:
+        _print(found, suggestions, 10 if clients is None else clients)
+
+
+def _processes(log: Log, sets: list[RuleSet], wished: int | None, *, suggest: bool) -> int:
+    """Number of processes to use. Raises `click.UsageError` for more than can be exact."""
+    can_share = log.is_file and not suggest and all(map(counts_by_client, sets))
+    if wished is not None and wished > 1 and not can_share:
+        raise click.UsageError("several processes are exact for a file, without --suggest, under rules with ip in every key")
+    if wished is None:
+        wished = len(os.sched_getaffinity(0)) if can_share and log.size >= _WORTH_PROCESSES else 1
+    return wished
+
+
+@contextmanager
+def _progress(log: Log) -> Iterator[Progress | None]:
+    """Show a progress bar on a terminal."""
+    if not (sys.stderr.isatty() and log.size):
+        yield None
+        return
+    from rich.console import Console  # noqa: PLC0415 - needed on a terminal only
+    from rich.progress import BarColumn, DownloadColumn, Progress as Bar, TimeRemainingColumn  # noqa: PLC0415
+
+    with Bar(BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=log.size)
+        yield lambda read: bar.update(task, completed=read)
+
+
+_Suggestions = dict[str, dict[str, tuple[int, int]]]
+
+
+def _as_json(found: Comparison, suggestions: _Suggestions | None, clients: int) -> dict[str, Any]:
+    value = found.figures.as_json(clients)
+    if found.tried is not None:
+        value["against"] = {
+            **found.tried.as_json(clients),
+            "newly_refused": found.newly_refused,
+            "newly_admitted": found.newly_admitted,
+        }
+    if suggestions is not None:
+        value["suggest"] = {rule: {unit: each[0] for unit, each in units.items()} for rule, units in suggestions.items()}
+        value["suggest_almost"] = {rule: {unit: each[1] for unit, each in units.items()} for rule, units in suggestions.items()}
+    return value
+
+
+def _print(found: Comparison, suggestions: _Suggestions | None, clients: int) -> None:
+    figures, tried = found.figures, found.tried
+    click.echo(_summary(figures))
+    _print_peaks(figures)
+    click.echo()
+    _print_rules(figures, tried)
+    if clients:
+        click.echo()
+        _print_clients(figures, tried, clients)
+    if tried is not None:
+        click.echo(f"\n{found.newly_refused:,} requests newly refused, {found.newly_admitted:,} newly admitted")
+    if suggestions == {}:
+        click.echo("\nNo rule applies to any of these requests, so there is nothing to suggest.")
+    if suggestions:
+        click.echo("\nSmallest limits under which nobody would have been refused, and at most one request in 1,000:")
+        units = list(next(iter(suggestions.values())))
+        rows = [(rule, *(_both(*of_unit[unit]) for unit in units)) for rule, of_unit in suggestions.items()]
+        print_table(("Rule", *(f"Per {unit}" for unit in units)), rows)
+
+
+def _both(for_all: int, almost: int) -> str:
+    return f"{for_all:,}; {almost:,}" if almost != for_all else f"{for_all:,}"
+
+
+def _summary(figures: Figures) -> str:
+    when = ""
+    if figures.first is not None:
+        when = f", {_moment(figures.first)} to {_moment(figures.last)}"
+    skipped = f" ({figures.skipped:,} of {figures.lines:,} lines are of no request)" if figures.skipped else ""
+    share = figures.refused / figures.requests if figures.requests else 0.0
+    return (
+        f"{figures.requests:,} requests of {len(figures.requests_by):,} clients{when}{skipped}\n"
+        f"{figures.admitted:,} admitted, {figures.refused:,} refused ({share:.2%})"
+    )
+
+
+def _print_peaks(figures: Figures) -> None:
+    for unit, peak in figures.peaks.as_json().items():
+        if peak["requests"]:
+            click.echo(f"Highest rate of one client: {peak['requests']:,} in a {unit} ({peak['client']})")
+
+
+def _print_rules(figures: Figures, tried: Figures | None) -> None:
+    if tried is None:
+        print_table(("Rule", "Admitted", "Refused"), [(name, f"{a:,}", f"{r:,}") for name, (a, r) in figures.rules.items()])
+        return
+    names = dict.fromkeys([*figures.rules, *tried.rules])
+    heads = "Rule", "Admitted", "Refused", "Admitted against", "Refused against"
+    print_table(heads, [(name, *_numbers(figures, name), *_numbers(tried, name)) for name in names])
+
+
+def _numbers(figures: Figures, rule: str) -> tuple[str, str]:
+    admitted, refused = figures.rules.get(rule, (None, None))
+    return tuple(["-" if number is None else f"{number:,}" for number in (admitted, refused)])  # type: ignore[return-value]
+
+
+def _print_clients(figures: Figures, tried: Figures | None, most: int) -> None:
+    if tried is None:
+        rows = [(each.client, f"{each.requests:,}", f"{each.refused:,}") for each in figures.clients(most)]
+        print_table(("Client", "Requests", "Refused"), rows)
+        return
+    before = figures.refused_by
+    both = [
+        (each.client, f"{each.requests:,}", f"{before[each.client.encode()]:,}", f"{each.refused:,}")
+        for each in tried.clients(most)
+    ]
+    print_table(("Client", "Requests", "Refused", "Refused against"), both)
+
+
+def _moment(at: int) -> str:
+    return f"{datetime.fromtimestamp(at // 1_000_000, UTC):%Y-%m-%d %H:%M:%S} UTC"

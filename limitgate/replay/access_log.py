@@ -1,0 +1,224 @@
+"""Lines of access logs: Apache's and nginx's common and combined formats, and JSON with an object on each line.
+
+A log is read as bytes, and only so much of a line as rules look at: it may have millions of lines.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+from urllib.parse import unquote_to_bytes
+
+from limitgate.errors import ConfigError
+
+Format = Literal["combined", "common", "json"]
+
+LONGEST_LINE = 1 << 20
+"""Bytes of a line that are read; a longer one is none of a request."""
+_TEXT = re.compile(rb'(\S+) \S+ .*?\[([^]"]{20,32})\] "([A-Z]{1,20}) (\S+)(?: HTTP/[0-9.]+)?"(?: ([0-9]{3})(?= |$))?')
+"""Client, time, method, target and status; the user between the first two may have blanks."""
+_MONTHS = {name: number for number, name in enumerate(b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)}
+_SECOND = 1_000_000
+_BLOCK = 1 << 20
+"""Bytes that are read at a time."""
+_SAMPLE = 100
+"""Lines at the start of a log that tell its format."""
+
+
+class Entry(NamedTuple):
+    """A request of a log."""
+
+    at: int
+    """Unix time in microseconds; whole seconds where the log has no more."""
+    client: bytes
+    """Address of the client, as it stands in the log."""
+    method: str
+    path: str
+    """The path, decoded, without the query."""
+    status: int | None = None
+    """Status of the response, None where the log has none."""
+    headers: Mapping[str, str] | None = None
+    """By lower-case name; None where the log has none."""
+
+
+Parse = Callable[[bytes], Entry | None]
+"""Reads a line; None if it is none of a request."""
+
+
+def text_parser() -> Parse:
+    """A parser of lines in the common and the combined format."""
+    match, days, paths = _TEXT.match, _Clock(), _Paths()
+
+    def parse(line: bytes) -> Entry | None:
+        found = match(line)
+        if found is None:
+            return None
+        client, time, method, target, status = found.groups()
+        at = days.time(time)
+        if at is None:
+            return None
+        return Entry(at, client, method.decode(), paths.path(target), int(status) if status else None)
+
+    return parse
+
+
+def parse_json(line: bytes) -> Entry | None:
+    """Read a JSON object with ``time``, ``client``, ``method``, ``path``, and maybe ``status`` and ``headers``."""
+    try:
+        entry = json.loads(line)
+        at = _json_time(entry["time"])
+        client, method, path, headers = entry["client"], entry["method"], entry["path"], entry.get("headers") or {}
+        if not (isinstance(client, str) and isinstance(method, str) and isinstance(path, str)):
+            return None
+        status = entry.get("status")
+        named = {str(name).lower(): str(value) for name, value in headers.items()}
+        is_status = isinstance(status, int) and not isinstance(status, bool)
+        return Entry(at, client.encode(), method.upper(), _path(path.encode()), status if is_status else None, named or None)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+        return None
+
+
+def parser_of(form: Format) -> Parse:
+    """The parser of a format."""
+    return parse_json if form == "json" else text_parser()
+
+
+def format_of(lines: Sequence[bytes], name: str) -> Format:
+    """Tell the format of a log by its first lines. Raises `ConfigError` if there are some, and none is of a request."""
+    forms: tuple[Format, ...] = ("combined", "json")
+    for form in forms:
+        if any(map(parser_of(form), lines)):
+            return form
+    if any(line.strip() for line in lines):
+        message = "no line is of a request, expected the common or combined format of Apache and nginx, or JSON with time, "
+        raise ConfigError(f"{name}: {message}client, method and path on each line")
+    return "combined"
+
+
+class Log:
+    """An access log: a file, compressed by gzip or not, or standard input under the name ``-``.
+
+    Raises `ConfigError` if it cannot be read, or has no line of a request.
+    """
+
+    def __init__(self, name: str, form: Format | None = None) -> None:
+        self.name = name
+        self._blocks = self._read_blocks()
+        self._first = next(self._blocks, [])
+        self.format: Format = form or format_of(self._first[:_SAMPLE], name)
+        """Its format; by its first lines if it is not given."""
+
+    @property
+    def is_file(self) -> bool:
+        """True if it can be read again."""
+        return self.name != "-"
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file; 0 if that is not known."""
+        return Path(self.name).stat().st_size if self.is_file and Path(self.name).is_file() else 0
+
+    def blocks(self) -> Iterator[tuple[list[bytes], int]]:
+        """Its lines, once, in lists of some thousands, each with the bytes of the file that were read by then."""
+        yield self._first, self._at
+        for lines in self._blocks:
+            yield lines, self._at
+
+    def _read_blocks(self) -> Iterator[list[bytes]]:
+        self._at = 0
+        try:
+            with open(self.name if self.is_file else 0, "rb") as raw:  # noqa: PTH123 - 0 is standard input
+                is_gzip = raw.peek(2)[:2] == b"\x1f\x8b"
+                lines: Any = gzip.GzipFile(fileobj=raw) if is_gzip else raw
+                rest = b""
+                while block := lines.read(_BLOCK):
+                    self._at = raw.tell() if self.is_file else 0
+                    *whole, rest = (rest + block).split(b"\n")
+                    rest = rest[:LONGEST_LINE]
+                    if whole:
+                        yield whole
+                if rest:
+                    yield [rest]
+        except (OSError, EOFError, zlib.error) as error:  # a compressed file that was cut off, for one
+            message = f"{self.name}: {getattr(error, 'strerror', None) or error}, expected an access log that can be read"
+            raise ConfigError(message) from error
+
+
+class _Clock:
+    """Reads times such as ``17/May/2015:10:05:03 +0000``. The day and zone of one line are mostly those of the next."""
+
+    def __init__(self) -> None:
+        self._text = b""
+        self._at: int | None = None
+        self._days: dict[tuple[bytes, bytes], int] = {}
+
+    def time(self, text: bytes) -> int | None:
+        """Unix time in microseconds, None if it is none."""
+        if text == self._text:
+            return self._at
+        self._text, self._at = text, None
+        with suppress(ValueError):
+            day = text[:11], text[20:]
+            midnight = self._days.get(day)
+            if midnight is None:
+                if len(self._days) > _SAMPLE:
+                    self._days.clear()
+                midnight = self._days[day] = _midnight(*day)
+            hour, minute, second = int(text[12:14]), int(text[15:17]), int(text[18:20])
+            if hour < 24 and minute < 60 and second < 61:
+                self._at = (midnight + hour * 3600 + minute * 60 + second) * _SECOND
+        return self._at
+
+
+class _Paths:
+    """Decodes targets, and remembers those of the last thousands: most of a log's requests ask for the same few."""
+
+    _MOST = 4096
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, str] = {}
+
+    def path(self, target: bytes) -> str:
+        path = self._known.get(target)
+        if path is None:
+            if len(self._known) >= self._MOST:
+                self._known.clear()
+            path = self._known[target] = _path(target)
+        return path
+
+
+def _midnight(date: bytes, zone: bytes) -> int:
+    """Unix seconds of the midnight at which a day such as ``17/May/2015`` begins. Raises `ValueError`."""
+    month = _MONTHS.get(date[3:6])
+    if month is None or date[2:3] + date[6:7] != b"//":
+        raise ValueError(date)
+    moment = f"{int(date[7:11]):04}-{month:02}-{int(date[:2]):02}T00:00:00{zone.decode().strip() or '+0000'}"
+    return int(datetime.fromisoformat(moment).timestamp())
+
+
+def _path(target: bytes) -> str:
+    """The path of a request's target (RFC 9112 section 3.2), decoded as servers decode it."""
+    if not target.startswith(b"/") and b"://" in target:
+        target = b"/" + target.split(b"://", 1)[1].partition(b"/")[2]
+    path = target.partition(b"?")[0].partition(b"#")[0]
+    return (unquote_to_bytes(path) if b"%" in path else path).decode("utf-8", "replace")
+
+
+def _json_time(value: object) -> int:
+    """Unix time in microseconds of a number of seconds, or of a date in ISO 8601. Raises `ValueError`."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return round(value * _SECOND)
+    text = str(value)
+    with suppress(ValueError):
+        return round(float(text) * _SECOND)
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text} has no time zone")
+    return round(moment.timestamp() * _SECOND)

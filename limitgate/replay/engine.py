@@ -1,0 +1,117 @@
+"""Entries of a log go through a gate, one after the other, on the log's own clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from copy import copy
+
+from limitgate.gate.admission import Admission
+from limitgate.gate.offline import DescribedRequest, decide_at_once, offline_gate
+from limitgate.limits.plan import Charge
+from limitgate.limits.template import PlainBuckets, PlanTemplate
+from limitgate.replay.access_log import Entry
+from limitgate.replay.figures import Figures
+from limitgate.replay.suggestion import Arrivals
+from limitgate.rules.rule import Rule, RuleSet
+from limitgate.stores import MemoryStore
+
+MOST_BUCKETS = 1 << 24
+"""As good as unbounded: no bucket is dropped that Redis would keep."""
+
+
+class Engine:
+    """Decides about the requests of a log under a rule set, as a gate with these rules would have.
+
+    Requests have to come in order: its clock never goes back. Those of a second come at once where a log has whole seconds. A
+    request is over as soon as it has come, since logs do not say how long it took: limits on requests in flight are left out.
+    One that would have waited for its turn counts as admitted.
+    """
+
+    def __init__(self, rules: RuleSet) -> None:
+        self.figures = Figures()
+        self.arrivals: Arrivals | None = None
+        """Notes when each bucket was met, None for nobody."""
+        self._now = 0
+        self._gate = offline_gate(_without_places(rules), MemoryStore(lambda: self._now, max_buckets=MOST_BUCKETS))
+        self._admitted: Counter[PlanTemplate] = Counter()
+        for of_tier in rules.tiers.values():
+            for rule in of_tier:
+                if not rule.exempt:
+                    self.figures.rules.setdefault(rule.name, [0, 0])
+
+    def decide(self, entry: Entry) -> bool:
+        """Decide about a request. True if it is admitted."""
+        at, client, method, path, status, headers = entry
+        figures = self.figures
+        self._now = max(self._now, at)
+        if figures.first is None:
+            figures.first = at
+        figures.lines += 1
+        figures.requests_by[client] = figures.requests_by.get(client, 0) + 1
+        figures.peaks.note(self._now, client)
+        admission = decide_at_once(self._gate, DescribedRequest(method, path, client.decode("utf-8", "replace"), headers))
+        is_admitted = admission.refusal is None
+        if not is_admitted:
+            figures.refused_by[client] += 1
+        if admission.decision is not None:
+            self._count(admission, is_admitted=is_admitted)
+            if status is not None and is_admitted and admission.is_by_outcome:
+                admission.begun(status)
+                if admission.end():
+                    self._gate.settle(admission)
+        return is_admitted
+
+    def advance(self, at: int) -> None:
+        """Set the clock to Unix time in microseconds; it stays where that is past."""
+        self._now = max(self._now, at)
+
+    def skip(self) -> None:
+        """Count a line that is of no request."""
+        self.figures.lines += 1
+        self.figures.skipped += 1
+
+    def finish(self) -> Figures:
+        """The figures of all requests so far."""
+        for template, number in self._admitted.items():
+            self.figures.count(_rules_of(template.charges), 0, number)
+        self._admitted.clear()
+        self.figures.last = self._now
+        return self.figures
+
+    def _count(self, admission: Admission, *, is_admitted: bool) -> None:
+        """Count a request for each of its rules."""
+        decision = admission.decision
+        if decision is None:
+            return
+        evidence = decision.evidence
+        if is_admitted and evidence.__class__ is PlainBuckets:
+            self._admitted[evidence.template] += 1
+        elif is_admitted:
+            refusing = {charge.rule for charge, _, after in evidence if after is None}  # shadows
+            self.figures.count(_rules_of(charge for charge, _, _ in evidence if charge.rule not in refusing), 0)
+            self.figures.count(tuple(name for name in refusing if name is not None), 1)
+        else:
+            refusing_rules = decision.refusing or (decision.rule,)
+            self.figures.count(tuple(name for name in refusing_rules if name is not None), 1)
+        if self.arrivals is not None:
+            self.arrivals.note(self._now, evidence)
+
+
+def _rules_of(charges: Iterable[Charge]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys([charge.rule for charge in charges if charge.rule is not None]))
+
+
+def _without_places(rules: RuleSet) -> RuleSet:
+    """The same rules without limits on requests in flight."""
+    timed = copy(rules)
+    timed.tiers = {tier: tuple(filter(None, map(_timed, of_tier))) for tier, of_tier in rules.tiers.items()}
+    return timed
+
+
+def _timed(rule: Rule) -> Rule | None:
+    """A rule without limits on requests in flight; None if it has no others."""
+    limits = [limit for limit in rule.every_limit if limit.period]
+    if len(limits) == len(rule.every_limit):
+        return rule
+    return rule.having_limits(limits) if limits else None

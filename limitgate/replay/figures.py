@@ -1,0 +1,126 @@
+"""What came of a replay: requests, rules and clients, of one process or added up over several."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from heapq import nlargest
+from typing import Any, NamedTuple
+
+_SECOND, _MINUTE = 1_000_000, 60_000_000
+
+
+class OfClient(NamedTuple):
+    """A client's requests, and how many of them were refused."""
+
+    client: str
+    requests: int
+    refused: int
+
+
+class Peaks:
+    """The most requests that one client made in a second and in a minute, as a clock on the wall counts these."""
+
+    def __init__(self) -> None:
+        self.second = self.minute = (0, b"")
+        """Requests, and the client."""
+        self._in_second: dict[bytes, int] = {}
+        self._in_minute: dict[bytes, int] = {}
+        self._second_ends = self._minute_ends = 0
+
+    def note(self, now: int, client: bytes) -> None:
+        """Note a request at Unix ``now`` in microseconds, which never goes back."""
+        if now >= self._second_ends:
+            self._second_ends = (now // _SECOND + 1) * _SECOND
+            self._in_second.clear()
+            if now >= self._minute_ends:
+                self._minute_ends = (now // _MINUTE + 1) * _MINUTE
+                self._in_minute.clear()
+        in_second = self._in_second[client] = self._in_second.get(client, 0) + 1
+        if in_second > self.second[0]:
+            self.second = in_second, client
+        in_minute = self._in_minute[client] = self._in_minute.get(client, 0) + 1
+        if in_minute > self.minute[0]:
+            self.minute = in_minute, client
+
+    def add(self, other: Peaks) -> None:
+        """Add the peaks of other clients."""
+        self.second, self.minute = max(self.second, other.second), max(self.minute, other.minute)
+
+    def as_json(self) -> dict[str, dict[str, Any]]:
+        """The peaks by unit."""
+        units = {"second": self.second, "minute": self.minute}
+        return {
+            unit: {"client": client.decode("utf-8", "replace"), "requests": number} for unit, (number, client) in units.items()
+        }
+
+
+class Figures:
+    """Requests of a log under one rule set. Requests that no rule limits count as admitted."""
+
+    def __init__(self) -> None:
+        self.lines = 0
+        self.skipped = 0
+        """Lines that are of no request."""
+        self.refused_by: Counter[bytes] = Counter()
+        """Refused requests by client."""
+        self.requests_by: dict[bytes, int] = {}
+        """Requests by client."""
+        self.rules: dict[str, list[int]] = {}
+        """Per rule the requests that it admitted and those that it refused."""
+        self.first: int | None = None
+        """Unix time of the first request, microseconds."""
+        self.last = 0
+        self.peaks = Peaks()
+
+    @property
+    def requests(self) -> int:
+        """All requests."""
+        return self.lines - self.skipped
+
+    @property
+    def refused(self) -> int:
+        """Refused requests."""
+        return self.refused_by.total()
+
+    @property
+    def admitted(self) -> int:
+        """Requests that were not refused."""
+        return self.requests - self.refused
+
+    def count(self, rules: Iterable[str], place: int, number: int = 1) -> None:
+        """Count a request for each of its rules: at place 0 what was admitted, at 1 what was refused."""
+        for name in rules:
+            self.rules.setdefault(name, [0, 0])[place] += number
+
+    def clients(self, most: int) -> list[OfClient]:
+        """The clients with most refusals, then those with most requests."""
+        requests, refused = self.requests_by, self.refused_by
+        found = nlargest(most, requests, key=lambda client: (refused[client], requests[client], client))
+        return [OfClient(client.decode("utf-8", "replace"), requests[client], refused[client]) for client in found]
+
+    def add(self, other: Figures) -> None:
+        """Add the figures of other clients, in the same log."""
+        self.refused_by.update(other.refused_by)
+        for client, number in other.requests_by.items():
+            self.requests_by[client] = self.requests_by.get(client, 0) + number
+        for name, numbers in other.rules.items():
+            for place, number in enumerate(numbers):
+                self.count((name,), place, number)
+        self.peaks.add(other.peaks)
+        times = [each.first for each in (self, other) if each.first is not None]
+        self.first, self.last = min(times, default=None), max(self.last, other.last)
+        self.lines, self.skipped = self.lines + other.lines, self.skipped + other.skipped
+
+    def as_json(self, most: int) -> dict[str, Any]:
+        """The figures as the command's ``--json`` has them."""
+        return {
+            "lines": self.lines,
+            "skipped": self.skipped,
+            "requests": self.requests,
+            "admitted": self.admitted,
+            "refused": self.refused,
+            "rules": {name: {"admitted": admitted, "refused": refused} for name, (admitted, refused) in self.rules.items()},
+            "clients": [each._asdict() for each in self.clients(most)],
+            "highest": self.peaks.as_json(),
+        }

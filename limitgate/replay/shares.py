@@ -1,0 +1,128 @@
+"""One log among several processes, where that is exact: each decides about its share of the clients."""
+
+from __future__ import annotations
+
+from binascii import crc32
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import NamedTuple
+
+from limitgate.http.client_ip import grouped
+from limitgate.replay.access_log import Entry, Format, Log, parser_of
+from limitgate.replay.engine import Engine
+from limitgate.replay.figures import Figures
+from limitgate.replay.time_order import TimeOrder
+from limitgate.rules.files import load_rules
+from limitgate.rules.rule import RuleSet
+
+Progress = Callable[[int], None]
+"""Told the bytes of the file that were read so far."""
+
+
+class Comparison(NamedTuple):
+    """Figures under the rules of today, and beside them those under others."""
+
+    figures: Figures
+    tried: Figures | None = None
+    newly_refused: int = 0
+    newly_admitted: int = 0
+
+    def added(self, other: Comparison) -> Comparison:
+        """These figures and those of other clients."""
+        self.figures.add(other.figures)
+        if self.tried is not None and other.tried is not None:
+            self.tried.add(other.tried)
+        return self._replace(
+            newly_refused=self.newly_refused + other.newly_refused,
+            newly_admitted=self.newly_admitted + other.newly_admitted,
+        )
+
+
+class Share(NamedTuple):
+    """The clients of one process among several."""
+
+    place: int
+    among: int
+
+    def has(self, client: bytes) -> bool:
+        """True if a client is of this share. All addresses of an IPv6 network are of one."""
+        if b":" in client:
+            client = grouped(client.decode("latin-1"), 64).encode("latin-1")
+        return crc32(client) % self.among == self.place
+
+
+def counts_by_client(rules: RuleSet) -> bool:
+    """True if no two clients share a bucket: every rule counts by address, or by what a log's requests do not have."""
+    every = [rule for of_tier in rules.tiers.values() for rule in of_tier if not (rule.exempt or rule.deny)]
+    return all("ip" in rule.key for rule in every)
+
+
+def replay(
+    log: Log, engine: Engine, tried: Engine | None = None, share: Share | None = None, progress: Progress | None = None
+) -> Comparison:
+    """Send a log, or a share of it, through an engine, and through that of other rules beside it. Empty lines are none."""
+    parse, order, lane = parser_of(log.format), TimeOrder(), _Lane(engine, tried, share)
+    for lines, read in log.blocks():
+        for line in lines:
+            entry = parse(line)
+            if entry is not None:
+                for each in order.push(entry):
+                    lane.decide(each)
+            elif line:
+                lane.skip()
+        if progress is not None:
+            progress(read)
+    for each in order.rest():
+        lane.decide(each)
+    return lane.finish()
+
+
+class _Lane:
+    """Has one engine or two decide about a share of the requests. The others move the clocks, so that all shares agree."""
+
+    def __init__(self, engine: Engine, tried: Engine | None, share: Share | None) -> None:
+        self._engine = engine
+        self._tried = tried
+        self._share = share
+        self._newly_refused = self._newly_admitted = 0
+
+    def decide(self, entry: Entry) -> None:
+        """Decide about a request, unless it is of another share."""
+        if self._share is not None and not self._share.has(entry.client):
+            self._engine.advance(entry.at)
+            if self._tried is not None:
+                self._tried.advance(entry.at)
+            return
+        is_admitted = self._engine.decide(entry)
+        if self._tried is not None and self._tried.decide(entry) is not is_admitted:
+            self._newly_refused += is_admitted
+            self._newly_admitted += not is_admitted
+
+    def skip(self) -> None:
+        """Count a line that is of no request, in one of the shares."""
+        if self._share is None or self._share.place == 0:
+            self._engine.skip()
+            if self._tried is not None:
+                self._tried.skip()
+
+    def finish(self) -> Comparison:
+        """The figures."""
+        tried = None if self._tried is None else self._tried.finish()
+        return Comparison(self._engine.finish(), tried, self._newly_refused, self._newly_admitted)
+
+
+def replay_shared(log: Log, rules: str, against: str | None, processes: int) -> Comparison:
+    """Send a file through the rules of a path, and maybe through others, by several processes."""
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        shares = [Share(place, processes) for place in range(processes)]
+        first, *others = [pool.submit(_replay_share, log.name, log.format, rules, against, share) for share in shares]
+        whole = first.result()
+        for other in others:
+            whole = whole.added(other.result())
+        return whole
+
+
+def _replay_share(name: str, form: Format, rules: str, against: str | None, share: Share) -> Comparison:
+    tried = Engine(load_rules(against)) if against is not None else None
+    return replay(Log(name, form), Engine(load_rules(rules)), tried, share)

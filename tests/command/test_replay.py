@@ -1,0 +1,128 @@
+"""The verb `replay`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from limitgate.command.verbs import limitgate
+
+LOG = Path(__file__).parents[1] / "data" / "access.log.gz"
+LINE = '{client} - - [17/May/2015:10:05:{second:02} +0000] "GET / HTTP/1.1" 200 1\n'
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> str:
+    file = tmp_path / "rules.yaml"
+    file.write_text("rules: [{name: all, key: [ip], qpm: 2}]")
+    return str(file)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    file = tmp_path / "access.log"
+    lines = [LINE.format(client="203.0.113.7", second=number) for number in range(5)]
+    file.write_text("".join([*lines, "nonsense\n", LINE.format(client="203.0.113.8", second=9)]))
+    return str(file)
+
+
+def run(*words: str, status: int = 0, feed: str | None = None) -> str:
+    result = CliRunner().invoke(limitgate, ["replay", *words], input=feed, catch_exceptions=False)
+    assert result.exit_code == status, result.output
+    return result.output
+
+
+def test_json(log: str, rules: str) -> None:
+    """One value: lines, requests, rules, and the clients with most refusals first."""
+    found = json.loads(run(log, "--rules", rules, "--json"))
+    assert found["lines"] == 7
+    assert found["skipped"] == 1
+    assert (found["requests"], found["admitted"], found["refused"]) == (6, 3, 3)
+    assert found["rules"] == {"all": {"admitted": 3, "refused": 3}}
+    assert found["clients"][0] == {"client": "203.0.113.7", "requests": 5, "refused": 3}
+    assert {"against", "suggest"}.isdisjoint(found)
+
+
+def test_rules_to_try_and_limits_to_suggest(log: str, rules: str, tmp_path: Path) -> None:
+    """Figures of the others stand beside, with what would be new; the smallest limits per rule and unit."""
+    other = tmp_path / "other.yaml"
+    other.write_text("rules: [{name: all, key: [ip], qpm: 1}]")
+    found = json.loads(run(log, "--rules", rules, "--against", str(other), "--suggest", "--json"))
+    assert found["refused"] == 3
+    assert found["against"]["refused"] == 4
+    assert (found["against"]["newly_refused"], found["against"]["newly_admitted"]) == (1, 0)
+    assert found["suggest"] == {"all": {"second": 1, "minute": 5, "hour": 5, "day": 5}}
+    text = run(log, "--rules", rules, "--against", str(other), "--suggest")
+    assert "1 requests newly refused, 0 newly admitted" in text
+    assert "Smallest limits" in text
+
+
+def test_text(log: str, rules: str) -> None:
+    """A summary, the highest rates, and tables of rules and clients."""
+    lines = run(log, "--rules", rules, "--clients", "1").splitlines()
+    assert lines == [
+        "6 requests of 2 clients, 2015-05-17 10:05:00 UTC to 2015-05-17 10:05:09 UTC (1 of 7 lines are of no request)",
+        "3 admitted, 3 refused (50.00%)",
+        "Highest rate of one client: 1 in a second (203.0.113.7)",
+        "Highest rate of one client: 5 in a minute (203.0.113.7)",
+        "",
+        "Rule  Admitted  Refused",
+        "all   3         3",
+        "",
+        "Client       Requests  Refused",
+        "203.0.113.7  5         3",
+    ]
+
+
+def test_standard_input(rules: str) -> None:
+    """A pipe is a log, too."""
+    command = [sys.executable, "-m", "limitgate", "replay", "-", "--rules", rules, "--json"]
+    feed = "".join(LINE.format(client="h", second=number) for number in range(3))
+    result = subprocess.run(command, input=feed, capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(result.stdout)["refused"] == 1
+
+
+def test_a_compressed_log_by_two_processes(rules: str) -> None:
+    """The figures are those of one."""
+    assert run(str(LOG), "--rules", rules, "--json", "--processes", "2") == run(str(LOG), "--rules", rules, "--json")
+
+
+def test_an_empty_log(tmp_path: Path, rules: str) -> None:
+    """Nothing came, nothing is refused."""
+    (tmp_path / "empty").touch()
+    assert run(str(tmp_path / "empty"), "--rules", rules, "--suggest").startswith(
+        "0 requests of 0 clients\n0 admitted, 0 refused"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "told"),
+    [
+        (["missing", "--rules", "{rules}"], 1, "missing: No such file or directory"),
+        (["{log}", "--rules", "missing"], 1, "missing"),
+        (["{log}"], 2, "--rules"),
+        (["{log}", "--rules", "{rules}", "--processes", "2", "--suggest"], 2, "several processes are exact for a file"),
+        (["{rules}", "--rules", "{rules}"], 1, "no line is of a request"),
+        (["{log}", "--rules", "{rules}", "--format", "xml"], 2, "combined"),
+    ],
+)
+def test_mistakes_are_told(log: str, rules: str, words: list[str], status: int, told: str) -> None:
+    """A missing file, rules or options; a file that is no log."""
+    assert told in run(*[word.format(log=log, rules=rules) for word in words], status=status)
+
+
+def test_the_documentation_shows_what_it_prints(tmp_path: Path) -> None:
+    """The page's rules and command, to the letter."""
+    page = (Path(__file__).parents[2] / "docs" / "replay.md").read_text()
+    (tmp_path / "rules.yaml").write_text(page.split("```yaml\n")[1].split("```")[0])
+    command = page.split("```sh\n")[1].split("```")[0]
+    printed = page.split("```text\n")[1].split("```")[0]
+    words = command.split()
+    assert words[:2] == ["limitgate", "replay"]
+    words = [str(LOG) if word.endswith(".gz") else str(tmp_path / word) if word == "rules.yaml" else word for word in words[2:]]
+    assert run(*words) == printed
