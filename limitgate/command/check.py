@@ -10,8 +10,9 @@ import click
 from limitgate.command.exits import FOUND
 from limitgate.command.findings import Finding, found
 from limitgate.command.output import print_json
-from limitgate.errors import ConfigError
-from limitgate.rules.files import read_rule_files
+from limitgate.errors import ConfigError, spelled
+from limitgate.rules.files import RuleFiles, read_rule_files
+from limitgate.rules.review import Oddity, review
 
 
 @click.command("check")
@@ -25,26 +26,35 @@ from limitgate.rules.files import read_rule_files
 )
 @click.option("--json", "form", flag_value="json", help="The same as --format json.")
 @click.option("--strict", is_flag=True, help="Exit with 1 for warnings, too.")
+@click.option("--identify", "identifies", is_flag=True, help="Take for granted that the application names callers itself.")
 @click.pass_context
-def verb(ctx: click.Context, paths: tuple[Path, ...], form: str, *, strict: bool) -> None:
+def verb(ctx: click.Context, paths: tuple[Path, ...], form: str, *, strict: bool, identifies: bool) -> None:
     """Read rule files and folders as the service would, and print what is wrong with them and what is odd.
 
     Each PATH is a rule set of its own: a file, or a folder with a file for each tier. Exit status 0: no mistake; 1: some.
 
     For example: limitgate check config/
     """
-    findings = [each for path in paths for each in _look_at(path)]
+    findings = [each for path in paths for each in _look_at(path, identifies=identifies)]
     _FORMS[form](findings)
     ctx.exit(FOUND if any(strict or each.level == "error" for each in findings) else 0)
 
 
-def _look_at(path: Path) -> list[Finding]:
+def _look_at(path: Path, *, identifies: bool) -> list[Finding]:
     """What is found in the rule set at a path, by file and line."""
     try:
-        read_rule_files(path)
+        read = read_rule_files(path)
     except ConfigError as error:
         return _in_order(found(error))
-    return []
+    callers = [caller for file in read.files for caller in file.callers.values()]
+    return _in_order([_warning(read, oddity) for oddity in review(read.rules, callers, identifies=identifies)])
+
+
+def _warning(read: RuleFiles, oddity: Oddity) -> Finding:
+    """Something odd, with the place of what it is about."""
+    document, where = read.place_of(oddity.about)
+    field = (*where, *oddity.field)
+    return Finding(str(document.file), document.line_of(field), spelled(field) or None, "warning", oddity.message)
 
 
 def _in_order(findings: Iterable[Finding]) -> list[Finding]:

@@ -230,6 +230,10 @@ class Networks:
         address = None if client is None else _read(client)
         return address is not None and address[2] in self._ranges[address[1]]
 
+    def cover(self, other: Networks) -> bool:
+        """True if all addresses of the others are among these."""
+        return all(ranges.cover(other._ranges[version]) for version, ranges in self._ranges.items())
+
 
 class _Ranges:
     """Addresses of all networks of one IP version; a lookup is a binary search."""
@@ -244,6 +248,11 @@ class _Ranges:
     def __contains__(self, number: int) -> bool:
         place = bisect_right(self._firsts, number) - 1
         return place >= 0 and number <= self._lasts[place]
+
+    def cover(self, other: _Ranges) -> bool:
+        """True if each of the other ranges lies within one of these."""
+        places = [bisect_right(self._firsts, first) - 1 for first in other._firsts]
+        return all(place >= 0 and last <= self._lasts[place] for place, last in zip(places, other._lasts))
 
 
 def _elements(request: Request, header: str) -> Iterator[str]:

@@ -44,6 +44,17 @@ class RuleFiles(NamedTuple):
     rules: RuleSet
     files: Sequence[RuleFile]
 
+    def place_of(self, entry: Rule | KnownCaller | str) -> tuple[Document, Field]:
+        """The document and field of a rule, of a caller, or of the file of a tier."""
+        for file in self.files:
+            if file.tier == entry:
+                return file.document, ()
+            for kind, entries in (("rules", file.rules), ("callers", file.callers)):
+                for place, each in entries.items():
+                    if each is entry:
+                        return file.document, (kind, place)
+        raise LookupError(entry)
+
 
 def load_rules(path: str | Path) -> RuleSet:
     """The rules in a YAML file, or in a folder of them, one file per tier.

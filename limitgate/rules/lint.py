@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from limitgate.algorithms import ALGORITHMS, gcra
+from limitgate.http.client_ip import Networks
 from limitgate.http.paths import covers, meet, segments
 from limitgate.limits.limit import Limit
 from limitgate.limits.priority import Priority
@@ -66,28 +67,57 @@ def shadowed(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rul
 
     Tiers that are not ``known`` are left out: there nothing applies anyway.
     """
-    shadows: dict[int, tuple[Rule, list[Rule | None]]] = {}
+    return _switched_off(rules, known, lambda other: other.exempt, lambda _, rule: not rule.exempt)
+
+
+def denied(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
+    """`shadowed`, by rules that deny."""
+    return _switched_off(rules, known, lambda other: other.deny and not other.shadow, lambda _, rule: rule.has_limits)
+
+
+def replaced(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
+    """`shadowed`, by rules that replace them and that no other one replaces."""
+    replacing = [rule for of_tier in rules.tiers.values() for rule in of_tier if rule.replaces]
+    certain = {id(rule) for rule in replacing if not any(other.supersedes(rule, is_decorator=False) for other in replacing)}
+    return _switched_off(
+        rules, known, lambda other: id(other) in certain, lambda other, rule: other.supersedes(rule, is_decorator=False)
+    )
+
+
+def _switched_off(
+    rules: RuleSet, known: Collection[str], can: Callable[[Rule], bool], does: Callable[[Rule, Rule], bool]
+) -> Iterator[tuple[Rule, Rule]]:
+    """The rules that others leave nothing for in any tier that they are of, with the first of these.
+
+    ``can`` says whether a rule switches off others, ``does`` whether it does so with a certain one.
+    """
+    found: dict[int, tuple[Rule, list[Rule | None]]] = {}
     for tier, of_tier in rules.tiers.items():
         if tier == DEFAULT_TIER or tier in known:
-            exempt = [rule for rule in of_tier if rule.exempt]
+            able = [other for other in of_tier if can(other)]
             for rule in of_tier:
-                if not rule.exempt:
-                    shadows.setdefault(id(rule), (rule, []))[1].append(_shadow_of(rule, exempt))
-    for rule, by in shadows.values():
+                others = [other for other in able if does(other, rule)]
+                found.setdefault(id(rule), (rule, []))[1].append(_shadow_of(rule, others) if others else None)
+    for rule, by in found.values():
         if by[0] is not None and None not in by:
             yield rule, by[0]
 
 
-def _shadow_of(rule: Rule, exempt: Sequence[Rule]) -> Rule | None:
-    """One of the exempt rules that together cover all that a rule is for; None if something is left."""
-    certain = [other for other in exempt if not (other.is_conditional or other.exclude)]
+def admits_clients_of(rule: Rule, other: Rule) -> bool:
+    """True if a rule is for all clients that another one is for."""
+    return not rule.clients or (bool(other.clients) and Networks(rule.clients).cover(Networks(other.clients)))
+
+
+def _shadow_of(rule: Rule, others: Sequence[Rule]) -> Rule | None:
+    """One of the rules, such as exempt ones, that together cover all that a rule is for; None if something is left."""
+    certain = [other for other in others if not (other.when or other.exclude) and admits_clients_of(other, rule)]
     found = [_shadow_at(segments(path), rule, certain) for path in rule.paths]
     return found[0] if None not in found else None
 
 
-def _shadow_at(pattern: Sequence[str], rule: Rule, exempt: Sequence[Rule]) -> Rule | None:
-    """One of the exempt rules that together cover all that a rule is for at one of its patterns."""
-    around = [other for other in exempt if any(covers(segments(path), pattern) for path in other.paths)]
+def _shadow_at(pattern: Sequence[str], rule: Rule, others: Sequence[Rule]) -> Rule | None:
+    """One of the rules that together cover all that a rule is for at one of its patterns."""
+    around = [other for other in others if any(covers(segments(path), pattern) for path in other.paths)]
     for other in around:
         if other.methods is None:
             return other

@@ -25,7 +25,7 @@ from pydantic import (
 
 from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.algorithms.fixed_window import ALIGNED
-from limitgate.errors import MOST_MISTAKES, ConfigError
+from limitgate.errors import MOST_MISTAKES, ConfigError, Field as Place
 from limitgate.http.client_ip import Networks
 from limitgate.http.paths import PathIndex, covers, segments
 from limitgate.http.request import Request
@@ -263,6 +263,12 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         if self.lease:
             limits = self._each(limits, [limit for limit in limits if not limit.lease], lease=self.lease)
         return tuple(limits)
+
+    @property
+    def limit_fields(self) -> list[Place]:
+        """The fields that give `every_limit`, in its order."""
+        written: list[Place] = [("limits", place) for place in range(len(self.limits))]
+        return written + [(name,) for name in _QUICK if getattr(self, name)]
 
     def _each(self, limits: Sequence[Limit], some: Sequence[Limit], **option: object) -> list[Limit]:
         """The limits, some of them with an option that the rule has for them."""

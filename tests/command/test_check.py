@@ -150,3 +150,24 @@ def test_what_is_found_is_bounded(tmp_path: Path) -> None:
     """A file made of nothing but mistakes does not fill the memory."""
     written(tmp_path, rules="rules:\n" + "  - {name: 5}\n" * 10_000)
     assert len(found(tmp_path)) == 100
+
+
+ODD = "rules:\n  - name: a\n    limits:\n      - 10/second\n      - 5/minute\n"
+
+
+def test_what_is_odd_is_a_warning(tmp_path: Path) -> None:
+    """With its line; only `--strict` makes the exit status 1 of it."""
+    file = written(tmp_path, rules=ODD) / "rules.yaml"
+    result = check(file)
+    assert (result.exit_code, check("--strict", file).exit_code) == (0, 1)
+    assert result.stdout.startswith(f"{file}:4: warning: rules[0].limits[0]: 10/second never refuses")
+    (finding,) = found(file)
+    assert (finding["line"], finding["field"], finding["level"]) == (4, "rules[0].limits[0]", "warning")
+    assert check("--format", "github", file).stdout.startswith("::warning file=")
+
+
+def test_callers_that_identify_names_are_taken_for_granted_if_told(tmp_path: Path) -> None:
+    """Files alone do not say whether the application knows callers."""
+    written(tmp_path, rules="rules: [{name: a, qps: 5, key: [caller]}]")
+    assert check("--strict", tmp_path).exit_code == 1
+    assert check("--strict", "--identify", tmp_path).exit_code == 0
