@@ -26,7 +26,7 @@ class Diagnosis(Enum):
         "LG002",
         "by FORWARDED_ALLOW_IPS or --forwarded-allow-ips '*' every client can choose its address; name your proxies instead",
     )
-    UNKNOWN_VARIABLE = "LG003", "%s is no setting of LimitGate and is ignored"
+    UNKNOWN_VARIABLE = "LG003", "%s is no setting of LimitGate and is ignored; %s"
     TRUSTS_ALL = "LG004", "trusted_proxies covers all of %s: every client can choose its address; name your proxies instead"
     UNLISTED_KEYS = (
         "LG005",

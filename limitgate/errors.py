@@ -2,29 +2,60 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from limitgate.suggestions import expected_of
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
     from pydantic_core import ErrorDetails
 
+T = TypeVar("T")
 
-_SHOULD = re.compile(r"\A\w+ should (be|have|match) ")
-"""Phrase in which pydantic names the expected value."""
-_EXPECTED = {"be": "expected ", "have": "expected something with ", "match": "expected something that matches "}
-
-_IN_WORDS = {
-    "tuple_type": "expected a list",
-    "frozen_set_type": "expected a list",
-    "list_type": "expected a list",
-    "string_type": "expected text",
-    "string_pattern_mismatch": "expected 1 to 64 letters, digits, '.', '_' or '-' (a rule's name stands before its limits)",
-    "model_type": "expected a mapping, for example {status: [401, 403]}",
-    "model_attributes_type": "expected a mapping, for example {status: [401, 403]}",
+_LISTS = {
+    "callers": "[{id: acme, api_key: 'sha256:...'}]",
+    "clients": "['10.0.0.0/8']",
+    "exclude": "['/api/health']",
+    "headers": "['x-ratelimit']",
+    "key": "['path', 'ip']",
+    "limits": "['5/second', '100/minute']",
+    "methods": "['POST']",
+    "replaces": "['api']",
+    "rules": "[{name: api, qpm: 100}]",
+    "status": "[401, 403]",
+    "status_not": "['5xx']",
+    "trusted_proxies": "['10.0.0.0/8']",
 }
-"""Messages in place of some of pydantic's. The only model within a model is `ChargeIf`, the only pattern is a name's."""
+"""Examples of the lists that fields are."""
+
+_EXPECTED = {
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "callable_type": "a callable",
+    "dict_type": "a mapping of fields",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "less_than_equal": "at most {le}",
+    "literal_error": "{expected}",
+    "model_attributes_type": "a mapping, for example {{status: [401, 403]}}",
+    "model_type": "a mapping, for example {{status: [401, 403]}}",
+    "string_pattern_mismatch": "1 to 64 letters, digits, '.', '_' or '-' (a rule's name stands before its limits)",
+    "string_too_long": "at most {max_length} characters",
+    "string_too_short": "text that is not empty",
+    "string_type": "text",
+    "too_short": "at least one, or to be left out",
+}
+"""Values that were expected, by pydantic's type of a mistake. The only model within a model is `ChargeIf`, the only pattern is
+a name's."""
+
+_SECONDS = frozenset({"timeout"})
+"""Fields that are numbers of seconds."""
 
 _SECRETS = frozenset({"api_key", "callers", "header", "secret", "store"})
 """Fields whose values are never repeated in a message."""
@@ -81,23 +112,62 @@ class ConfigError(LimitGateError, ValueError):
     @classmethod
     def explaining(cls, error: ValidationError, what: str, known: Iterable[str]) -> ConfigError:
         """Make an error of all mistakes that pydantic reports about ``what``, whose fields are ``known``."""
-        return cls.first_of([cls._explaining(detail, what, known) for detail in error.errors(include_url=False)])
+        every = [mistake for detail in error.errors(include_url=False) for mistake in _mistakes(detail, known)]
+        return cls.first_of([cls.at(field, reason, what) for field, reason in every])
 
     @classmethod
-    def _explaining(cls, detail: ErrorDetails, what: str, known: Iterable[str]) -> ConfigError:
-        field, message = detail["loc"], detail["msg"].removeprefix("Value error, ")
-        if detail["type"] == "extra_forbidden":
-            message = f"unknown field, expected one of {', '.join(known)}"
-        elif detail["type"] == "missing":
-            message = "missing, expected a value"
-        elif detail["type"] != "value_error":
-            message = _SHOULD.sub(lambda found: _EXPECTED[found[1]], message, count=1)
-            message = _IN_WORDS.get(detail["type"]) or (
-                message if message.startswith("expected") else f"expected otherwise: {message}"
-            )
-            if not isinstance(detail["input"], dict) and not _SECRETS.intersection(field):
-                message += f", not {detail['input']!r:.80}"
-        return cls(f"{what}: {'.'.join(map(str, field)) or 'all'}: {message}", field, message)
+    def at(cls, field: Field, reason: str, what: str = "") -> ConfigError:
+        """Make an error of a mistake at a place, inside of ``what`` if that has a name."""
+        return cls(": ".join(filter(None, (what, spelled(field), reason))), field, reason)
+
+    @classmethod
+    def check_each(cls, values: Iterable[T], check: Callable[[T], object]) -> None:
+        """Check each entry of a list, and have the `ConfigError` of those that are wrong say where they stand."""
+        mistakes = []
+        for place, value in enumerate(values):
+            try:
+                check(value)
+            except ConfigError as error:
+                mistakes += [cls.at((place, *each.field), each.reason) for each in error.every]
+        if mistakes:
+            raise cls.first_of(mistakes)
+
+
+def _mistakes(detail: ErrorDetails, known: Iterable[str]) -> Iterator[tuple[Field, str]]:
+    """Field and reason of what pydantic reports as one mistake: several, where a validator of ours has found as many."""
+    field, kind, context = detail["loc"], detail["type"], detail.get("ctx", {})
+    own = context.get("error")
+    if isinstance(own, ConfigError):
+        for each in own.every:
+            yield (*field, *each.field), each.reason
+    elif kind == "extra_forbidden":
+        yield field, f"unknown field, {expected_of(field[-1], known)}"
+    elif kind == "missing":
+        yield field, "missing, expected a value"
+    elif kind == "import_error":
+        yield field, f"cannot be imported, expected the text 'package.module:name': {own}"
+    elif kind == "value_error":
+        yield field, str(own)
+    else:
+        reason, given = _reason(kind, detail["msg"], context, field), detail["input"]
+        if not isinstance(given, dict) and not _SECRETS.intersection(field):
+            reason += f", not {given!r:.80}"
+        if kind == "string_type" and isinstance(given, int | float):
+            reason += ": in quotes it is text"
+        yield field, reason
+
+
+def _reason(kind: str, said: str, context: dict[str, Any], field: Field) -> str:
+    """Say what was expected where pydantic found something else; ``said`` by it where there are no better words."""
+    named = [part for part in field if isinstance(part, str)]
+    if kind in ("tuple_type", "frozen_set_type", "list_type"):
+        example = _LISTS.get(named[-1]) if named else None
+        return f"expected a list{'' if example is None else f' such as {example}'}"
+    if kind not in _EXPECTED:
+        return f"expected otherwise: {said}"
+    numbers = {name: int(bound) if isinstance(bound, float) else bound for name, bound in context.items()}
+    unit = " (in seconds)" if _SECONDS.intersection(named) else ""
+    return f"expected {_EXPECTED[kind].format(**numbers)}{unit}"
 
 
 def spelled(field: Field) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Iterator
 from contextlib import ExitStack, suppress
-from difflib import get_close_matches
 from functools import partial
 from typing import Any, Unpack
 
@@ -28,6 +27,7 @@ from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import effective, marks_of, note_routed
 from limitgate.rules.files import rules_of
 from limitgate.rules.settings import PREFIX, GateSettings, Settings
+from limitgate.suggestions import expected_of
 
 NAME = "limitgate"
 """The extension's key in ``app.extensions``, and the name of its command."""
@@ -88,8 +88,7 @@ def _configured(app: Flask) -> dict[str, Any]:
         if name == key:
             continue
         if name not in known:
-            near = ", ".join(PREFIX + option for option in get_close_matches(name, known) or sorted(known))
-            raise ConfigError(f"app.config: {key} is unknown, expected {near}")
+            raise ConfigError(f"app.config: {key} is unknown, {expected_of(name, sorted(known), PREFIX)}")
         configured[known[name]] = value
     return configured
 

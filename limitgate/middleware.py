@@ -31,6 +31,7 @@ from limitgate.routes.handlers import STATUS
 from limitgate.routes.starlette import asgi_routes
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING, Mark, decided_marks
+from limitgate.rules.options import accepts
 from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store
 
 log = logging.getLogger("limitgate")
@@ -56,6 +57,8 @@ class LimitGate:
                 "this is a Flask application, expected limitgate.flask.LimitGate(app), or LimitGateWSGI around it"
             )
         try:
+            if accepts(app, 2) and not accepts(app, 3):
+                raise ConfigError(f"{_name_of(app)} is called as WSGI has it, expected LimitGateWSGI around it")  # noqa: TRY301
             built = build_gate(asgi_routes(app), open_store, **options)
         except (ConfigError, TypeError) as error:
             _tell_server(error)
@@ -174,6 +177,10 @@ def _forget(token: Token[Container[Mark] | None] | None) -> None:
             decided_marks.reset(token)
 
 
+def _name_of(app: Any) -> str:
+    return getattr(app, "__qualname__", None) or type(app).__qualname__
+
+
 def _tell_server(error: Exception) -> None:
     """Log a mistake if a server builds the middleware: most of them go on after such an error, in silence."""
     try:
@@ -193,6 +200,10 @@ class LimitGateWSGI:
 
     def __init__(self, app: WSGIApp, **options: Unpack[WSGIOptions]) -> None:
         self.app = app
+        if accepts(app, 3) and not accepts(app, 2):
+            error = ConfigError(f"{_name_of(app)} is called as ASGI has it, expected app.add_middleware(LimitGate, rules=...)")
+            _tell_server(error)
+            raise error
         built = build_gate(wsgi_routes(app), open_sync_store, **options)
         self.gate, self._on_denied = built.gate, built.on_denied
         self._raising: RaisingApp | None = None

@@ -29,7 +29,7 @@ LOAD = Load(2, 1, 1)
 
 def microseconds(seconds: float | None) -> int:
     """Microseconds of a ban, of one for ever if None. Raises `ValueError` for what is no time."""
-    if seconds is not None and not 0 < seconds <= FOR_EVER / 1e6:
+    if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds <= FOR_EVER / 1e6):
         raise ValueError(f"seconds is {seconds!r:.40}, expected a number above 0, at most 100 years")
     return FOR_EVER if seconds is None else max(1, round(seconds * 1e6))
 

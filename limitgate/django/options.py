@@ -10,6 +10,7 @@ from django.conf import settings
 from limitgate.errors import ConfigError
 from limitgate.gate.build import GateOptions
 from limitgate.rules.settings import Settings
+from limitgate.suggestions import expected_of
 
 DjangoOptions = GateOptions[Any, Any, Any]
 
@@ -28,8 +29,8 @@ def options() -> DjangoOptions:
     for name, value in mapping.items():
         option = str(name).lower()
         if option not in Settings.model_fields:
-            known = ", ".join(sorted(Settings.model_fields))
-            raise ConfigError(f"LIMITGATE: unknown option {name!r:.80}, expected one of {known}, in upper or lower case")
+            expected = expected_of(option, sorted(Settings.model_fields))
+            raise ConfigError(f"LIMITGATE: unknown option {name!r:.80}, {expected}, in upper or lower case")
         if option in chosen:
             raise ConfigError(f"LIMITGATE: option {option!r} is there twice, expected it in upper or in lower case")
         chosen[option] = value

@@ -140,7 +140,7 @@ class TrustedProxies:
         try:
             self._networks = [_network(entry) for entry in trusted if entry != UNIX]
         except ConfigError as error:
-            raise ConfigError(f"trusted_proxies: {error} or {UNIX!r}") from error
+            raise ConfigError(f"{error}, or {UNIX!r} for a unix socket") from error
         self._ranges = {version: _Ranges(self._networks, version) for version in (4, 6)}
         self._header = header.lower()
         self._looks = _LOOKS
@@ -266,10 +266,17 @@ def _network(entry: str) -> IPv4Network | IPv6Network:
     try:
         network = ip_network(entry)
     except ValueError as error:
-        message = f"{entry!r} is no address or CIDR ({error}), expected for example '10.0.0.0/8', '::1'"
-        raise ConfigError(message) from error
+        raise ConfigError(f"{entry!r:.80} is no address or CIDR, expected {_like(entry)}") from error
     inside = network.prefixlen >= 96 and canonical(str(network.network_address))
     return IPv4Network((inside, network.prefixlen - 96)) if network.version == 6 and inside and inside.version == 4 else network
+
+
+def _like(entry: str) -> str:
+    """A network that could have been meant by what is none."""
+    try:
+        return f"{str(ip_network(entry, strict=False))!r}, whose address ends where the network does"
+    except ValueError:
+        return "for example '10.0.0.0/8' or '::1'"
 
 
 def _addresses(value: str) -> Iterator[str]:

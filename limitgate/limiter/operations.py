@@ -83,8 +83,8 @@ class Operations:
     """Plans of a limiter's calls, and decisions from the store's readings."""
 
     def __init__(self, timeout: float, key_prefix: str, secret: str | None = None, ipv6_prefix: int = 64) -> None:
-        if not 0 < timeout <= 60:
-            raise ValueError(f"timeout is {timeout}, expected seconds above 0, at most 60")
+        if not isinstance(timeout, int | float) or not 0 < timeout <= 60:
+            raise ValueError(f"timeout is {timeout!r:.40}, expected seconds above 0, at most 60")
         if not 32 <= ipv6_prefix <= 128:
             raise ConfigError(f"ipv6_prefix is {ipv6_prefix!r:.40}, expected 32 to 128")
         self._timeout = timeout

@@ -17,6 +17,7 @@ from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.algorithms.gcra import MAX_OWED_US
 from limitgate.errors import ConfigError
 from limitgate.limits.duration import seconds_of
+from limitgate.suggestions import expected_of
 
 SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604_800}
 """The units a limit can be written in. Those of other lengths are written as ``5 per 15 minutes``."""
@@ -225,9 +226,16 @@ def as_limit(value: object) -> Limit:
         return value
     if isinstance(value, str):
         return Limit(value)
-    if isinstance(value, dict) and "limit" in value and value.keys() <= {"limit", *_OPTIONS}:
+    if isinstance(value, dict):
+        for name in value:
+            if name not in ("limit", *_OPTIONS):
+                raise ConfigError(f"unknown field {name!r:.80} of a limit, {expected_of(name, ('limit', *_OPTIONS))}")
+        if "limit" not in value:
+            raise ConfigError("a mapping without limit, expected for example {limit: 100/minute, algorithm: fixed_window}")
         return Limit(value["limit"], **{name: option for name, option in value.items() if name != "limit"})
-    raise ConfigError(f"{value!r} is not a limit, {_EXPECTED}")
+    if isinstance(value, list | tuple):
+        raise ConfigError(f"{value!r:.80} is a list, expected each limit by itself, such as '5/second', '100/minute'")
+    raise ConfigError(f"{value!r:.80} is not a limit, {_EXPECTED}")
 
 
 def kept_as(algorithm: str) -> Limit:
@@ -249,17 +257,26 @@ def _parse(text: object) -> tuple[int, int, int | None]:
     unit = match["unit"].lower() if match else ""
     seconds = SECONDS.get(_ABBREVIATIONS.get(unit, unit.removesuffix("s")))
     if match is None:
-        raise ConfigError(f"{text!r} is not a limit, {_EXPECTED}")
+        raise ConfigError(f"{text!r:.80} is not a limit, {_expected(text)}")
     if seconds is None:
         *most, last = SECONDS
         raise ConfigError(
-            f"{text!r} is not a limit: {unit!r} is no unit, expected {', '.join(most)} or {last}, or several of them, "
+            f"{text!r:.80} is not a limit: {unit!r} is no unit, expected {', '.join(most)} or {last}, or several of them, "
             "such as '30 days' for a month"
         )
     burst, period = match["burst"], int(match["many"] or 1) * seconds
     if not period:
         raise ConfigError(f"limit {text!r}: expected a period of at least 1 second")
     return int(match["count"]), period, None if burst is None else int(burst)
+
+
+def _expected(text: object) -> str:
+    """What was expected in the place of text that is no limit."""
+    if isinstance(text, str) and re.search(r"[,;&|]|\band\b", text):
+        return "expected each limit by itself, such as '5/second', '100/minute'"
+    if isinstance(text, str) and re.match(r"\s*[0-9]*\.[0-9]", text):
+        return "expected a whole count, such as '3 per 2 seconds'"
+    return _EXPECTED
 
 
 def _check(limit: Limit) -> None:
@@ -270,7 +287,7 @@ def _check(limit: Limit) -> None:
     )
     for name, number in given.items():
         if type(number) is not int or number < 1:
-            raise ConfigError(f"limit {text}: expected a {name} of at least 1")
+            raise ConfigError(f"limit {text}: expected a {name} of at least 1, a whole number, not {number!r:.40}")
     if period > MAX_PERIOD:
         raise ConfigError(f"limit {text}: expected a period of at most 366 days")
     if period and count > MAX_RATE * period:
@@ -280,7 +297,7 @@ def _check(limit: Limit) -> None:
     if type(lease) is not int or not 0 <= lease <= burst:
         raise ConfigError(f"limit {text}: expected a lease of 0 to {burst} requests, not {lease!r:.40}")
     if algorithm not in (*NAMES, "concurrency"):
-        raise ConfigError(f"limit {text}: expected an algorithm out of {', '.join(NAMES)}, not {algorithm!r}")
+        raise ConfigError(f"limit {text}: {algorithm!r:.80} is no algorithm, {expected_of(algorithm, NAMES)}")
     _check_algorithm(limit, text)
 
 

@@ -130,6 +130,8 @@ class ClientThrottle(Generic[Request]):
             raise ConfigError(f"on_error is {on_error!r:.80}, expected one of {', '.join(get_args(OnError))}")
         if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
             raise ConfigError(f"timeout is {timeout!r:.40}, expected seconds of at least 0, or None for as long as it takes")
+        if not callable(key):
+            raise ConfigError(f"key is {key!r:.80}, expected a callable that gives the text for a request")
         if strict not in (True, False):
             raise ConfigError(f"strict is {strict!r:.40}, expected True or False")
         if strict:

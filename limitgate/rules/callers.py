@@ -56,7 +56,15 @@ class Caller:
 def _by_rule(value: object) -> dict[str, tuple[Limit, ...]]:
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         raise ConfigError("expected a mapping of rules to limits, such as {api: 500/minute}")
-    return {name: read_limits(given) for name, given in value.items()}
+    limits, mistakes = {}, []
+    for name, given in value.items():
+        try:
+            limits[name] = read_limits(given)
+        except ConfigError as error:
+            mistakes.append(ConfigError.at((name,), str(error)))
+    if mistakes:
+        raise ConfigError.first_of(mistakes)
+    return limits
 
 
 class KnownCaller(BaseModel):
@@ -111,13 +119,13 @@ class Callers:
                 alike = self._by_key.setdefault(digest[:8], [])
                 if other := next((other for listed, other in alike if listed == digest), None):
                     message = f"caller {entry.id!r} has the api_key of caller {other.id!r}, expected another"
-                    mistakes.append(ConfigError(message, ("callers", place, "api_key")))
+                    mistakes.append(ConfigError.at(("callers", place, "api_key"), message))
                 alike.append((digest, caller))
             if entry.header:
                 header = {name.lower(): value for name, value in entry.header.items()}
                 if other := next((other for listed, other, _ in self._by_header if listed == header), None):
                     message = f"caller {entry.id!r} has the header of caller {other.id!r}, expected another"
-                    mistakes.append(ConfigError(message, ("callers", place, "header")))
+                    mistakes.append(ConfigError.at(("callers", place, "header"), message))
                 self._by_header.append((header, caller, entry.set_by_proxy))
         if mistakes:
             raise ConfigError.first_of(mistakes)

@@ -39,6 +39,8 @@ _DISPATCHERS = ("dispatch", "dispatch_request")
 decided_marks: ContextVar[Container[Mark] | None] = ContextVar("limitgate_decided_marks", default=None)
 """Marks that a gate has decided about for the request at hand; None outside of a request."""
 
+_PARENTHESES = "@limit takes its limits in parentheses: @limit('5/minute')"
+
 _places: Counter[str] = Counter()
 _LONGEST = 40
 """Characters of a place's own name in that of its limit."""
@@ -62,13 +64,12 @@ def limit(*limits: Limit | str | LimitsBy, name: str | None = None, **options: U
     `ConfigError` like `Rule`, and the decorated endpoint raises it when it is called without a gate around it.
     """
     check_names("limit", options, LimitOptions)
-    for given in filter(gives_limits, limits):
-        check_takes_request(given, "@limit")
+    for given in limits:
+        if gives_limits(given):
+            _check_gives_limits(given)
     parsed = tuple(limit if gives_limits(limit) else as_limit(limit) for limit in limits)
 
     def decorate(endpoint: F) -> F:
-        if not callable(endpoint):  # it serves in the place of the endpoint that was taken for what gives the limits
-            raise ConfigError(f"{type(endpoint).__name__} is no endpoint, expected @limit with limits: @limit('5/minute')")
         _check_is_real(endpoint)
         is_stacked = not _is_named(endpoint, inspect.currentframe(), parameters=False)
         rule = Rule(name or place_named(*_place_of(endpoint)), *parsed, **options).placed()
@@ -296,8 +297,21 @@ def _enabled() -> bool:
     return GateSettings().enabled
 
 
+def _check_gives_limits(given: LimitsBy) -> None:
+    """Raise `ConfigError` for a callable that cannot give limits: it may well be the endpoint, under ``@limit`` alone."""
+    try:
+        check_takes_request(given)
+    except ConfigError as error:
+        raise ConfigError(f"@limit: {error}, or a limit; {_PARENTHESES}") from error
+
+
 def _check_is_real(endpoint: Any) -> None:
-    """Raise `ConfigError` for the stand-in that Django's ``method_decorator`` decorates anew for each request."""
+    """Raise `ConfigError` for what is no endpoint, and for what Django's ``method_decorator`` decorates for each request.
+
+    Without parentheses ``@limit`` has taken the endpoint for its limits, and is given the first request to decorate.
+    """
+    if not callable(endpoint):
+        raise ConfigError(f"a {type(endpoint).__qualname__} is no endpoint, expected a function or class; {_PARENTHESES}")
     if getattr(endpoint, "__module__", None) == "django.utils.decorators":
         raise ConfigError(
             "method_decorator cannot apply @limit or @exempt, expected them without it: directly on the method or on the class"

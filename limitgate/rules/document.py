@@ -20,6 +20,15 @@ MAX_NODES = 100_000
 MAX_NUMBER = 100
 """Characters of a number, or of anything else that is no text; longer ones are none that a rule could hold."""
 
+_CURES = {
+    "cannot start any token": "expected blanks instead of tabs, and quotes around text that begins with @, ` or %",
+    "could not find expected ':'": "expected a colon behind each name, and a dash before each entry of a list",
+    "expected alphabetic or numeric character": "expected quotes around text that begins with * or &",
+    "mapping values are not allowed": "expected fields of one rule below each other, and quotes around text with a colon in it",
+    "undefined alias": "expected quotes around text that begins with * or &",
+}
+"""What to do about some of PyYAML's problems, by a part of their text."""
+
 _TEXT = "tag:yaml.org,2002:str"
 _NAMES = (_TEXT, "tag:yaml.org,2002:merge")
 
@@ -65,10 +74,13 @@ class Document:
             construct: Callable[[Any], Any] = loader.construct_document
             self.data = construct(self._root) if self._root else None
         except OSError as error:
-            raise self._mistake(None, f"{error.strerror}, expected a file that can be read") from error
+            seen_from = "" if file.is_absolute() else f", looked up from {Path.cwd()}"
+            message = f"{error.strerror}, expected a rule file or a folder of them{seen_from}"
+            raise self._mistake(None, message) from error
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
-            message = f"expected YAML: {getattr(error, 'problem', None) or error}"
+            problem = str(getattr(error, "problem", None) or error)
+            message = f"expected YAML: {problem}{next((f'; {cure}' for part, cure in _CURES.items() if part in problem), '')}"
             # PyYAML's own error quotes the line, and what is secret in it
             raise self._mistake(mark.line + 1 if mark else None, message) from None
         except RecursionError as error:

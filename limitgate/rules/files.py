@@ -62,6 +62,8 @@ def load_rules(path: str | Path) -> RuleSet:
     Raises `ConfigError` for a missing path, an empty folder, and every mistake in a file: the first one, with ``others`` that
     a traceback shows as notes.
     """
+    if "\n" in str(path):
+        raise ConfigError("rules: text of several lines, expected the path of a rule file instead of what stands in it")
     try:
         return read_rule_files(path).rules
     except ConfigError as error:
@@ -104,16 +106,19 @@ def _files_at(path: Path) -> list[Path]:
 
 def rules_of(option: object) -> RuleSet:
     """The rule set that the option ``rules`` gives, in whatever form. Raises `ConfigError` if it is none."""
-    if option is None:
+    if option is None or option == "":
         raise ConfigError("rules are missing, expected rules=... or LIMITGATE_RULES: a file, a folder, or a list of Rule")
     if isinstance(option, RuleSet):
         return option
     if isinstance(option, str | Path):
         return load_rules(option)
+    if isinstance(option, Rule):
+        raise ConfigError(f"rules: a single Rule, expected a list of them: rules=[Rule({option.name!r}, ...)]")
     rules: list[Rule] = []
     for rule in option if isinstance(option, Iterable) else [option]:
         if not isinstance(rule, Rule):
-            raise ConfigError(f"rules: {rule!r:.80} is no Rule, expected a path, a list of Rule, or a RuleSet")
+            expected = "the path of a file or a folder, a list of Rule, or a RuleSet"
+            raise ConfigError(f"rules: {rule!r:.80} is no Rule, expected {expected}")
         rules.append(rule)
     return RuleSet(rules)
 

@@ -6,10 +6,12 @@ import re
 from functools import lru_cache
 
 from limitgate.errors import ConfigError
+from limitgate.suggestions import expected_of
 
 PARTS = ("path", "ip", "api_key", "method", "host", "user", "caller", "tier", "global")
-_HEADER_PART = re.compile(r"header:[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}", re.ASCII)
-_EXPECTED = f"expected one of {', '.join(PARTS)} or header:NAME, alternatives separated by '|'"
+_HEADER = r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}"
+_HEADER_PART = re.compile(f"header:{_HEADER}", re.ASCII)
+_HEADER_NAME = re.compile(f"(?!(?i:HTTP_)){_HEADER}", re.ASCII)
 
 
 @lru_cache(maxsize=1024)
@@ -18,8 +20,16 @@ def check_part(name: str) -> tuple[str, ...]:
     labels = tuple(label.strip() for label in name.split("|"))
     for label in labels:
         if label not in PARTS and not _HEADER_PART.fullmatch(label):
-            raise ConfigError(f"key part {label!r} is unknown, {_EXPECTED}")
+            expected = expected_of(label, [*PARTS, "header:NAME"])
+            raise ConfigError(f"key part {label!r:.80} is unknown, {expected}, alternatives separated by '|'")
     return tuple(label if label in PARTS else label.lower() for label in labels)
+
+
+def check_header(name: str) -> str:
+    """The name of a header as it is sent. Raises `ConfigError` for what is none, or is spelled as in an environ."""
+    if not _HEADER_NAME.fullmatch(name):
+        raise ConfigError(f"{name!r:.80} is no name of a header, expected it as it is sent, such as x-forwarded-for")
+    return name
 
 
 def check_secret(secret: str | None) -> bytes:

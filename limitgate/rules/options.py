@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
-from inspect import Parameter, Signature, isclass, signature
-from typing import Annotated, Any, Literal, TypedDict, TypeGuard
+from inspect import Parameter, Signature, isclass, isroutine, signature
+from typing import Annotated, Any, Literal, TypedDict, TypeGuard, TypeVar
 
 from pydantic import BaseModel, PlainValidator, model_validator
 
@@ -13,7 +13,9 @@ from limitgate.errors import ConfigError
 from limitgate.http.request import Request
 from limitgate.limits.limit import Limit, as_limit
 from limitgate.limits.priority import Priority
+from limitgate.suggestions import expected_of
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 OnError = Literal["open", "closed", "local"]
 Per = Literal["request", "message"]
 Cost = int | Callable[[Request], int]
@@ -117,16 +119,23 @@ def gives_limits(value: object) -> TypeGuard[LimitsBy]:
     return callable(value) and not isclass(value)
 
 
-def check_takes_request(limits_by: LimitsBy, place: str) -> None:
-    """Raise `ConfigError` for a callable in the ``place`` of limits that cannot be called with a request, such as a view."""
+def accepts(function: Callable[..., Any], count: int) -> bool:
+    """True if a callable can be called with so many arguments, and where it does not tell."""
     try:
-        signature(limits_by).bind(None)
-    except TypeError:
-        what = getattr(limits_by, "__qualname__", repr(limits_by))
-        expected = "a limit such as '5/minute', or a callable (request) -> limits; @limit is followed by them in parentheses"
-        raise ConfigError(f"{place}: {what} cannot be called with a request, expected {expected}", ("limits",)) from None
-    except ValueError:
-        return  # some callables written in C do not tell
+        signature(function if isroutine(function) else getattr(function, "__call__")).bind(*[None] * count)  # noqa: B004, B009
+    except (AttributeError, TypeError):
+        return False
+    except ValueError:  # some that are written in C
+        return True
+    return True
+
+
+def check_takes_request(function: Function) -> Function:
+    """The callable, if it can be called with a request and nothing else. Raises `ConfigError`."""
+    if not accepts(function, 1):
+        name = getattr(function, "__qualname__", None) or type(function).__qualname__
+        raise ConfigError(f"{name:.80} cannot be called with a request, expected a callable (request)")
+    return function
 
 
 def read_limits(given: object) -> tuple[Limit, ...]:
@@ -138,10 +147,11 @@ def read_limits(given: object) -> tuple[Limit, ...]:
 
 
 def check_names(function: str, given: Mapping[str, object], options: type) -> None:
-    """Raise the `TypeError` of Python if options were given that a function does not take."""
+    """Raise the `TypeError` of Python if options were given that a function does not take, with those that it does."""
     for name in given:
         if name not in options.__annotations__:
-            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+            expected = expected_of(name, options.__annotations__)
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}, {expected}")
 
 
 def show_options(function: Callable[..., Any], options: type, defaults: Mapping[str, object]) -> None:

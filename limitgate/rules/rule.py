@@ -37,6 +37,7 @@ from limitgate.limits.priority import Priority, graded, share_of
 from limitgate.rules.callers import DEFAULT_TIER, Callers, KnownCaller, Text
 from limitgate.rules.key_parts import check_part
 from limitgate.rules.options import ChargeIf, Cost, LimitsBy, OnError, Per, RuleOptions, When, check_takes_request, gives_limits
+from limitgate.suggestions import expected_of
 
 T = TypeVar("T")
 Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9._-]{1,64}\z")]
@@ -54,7 +55,11 @@ _QUICK = {"qps": "{}/second", "qpm": "{}/minute", "qph": "{}/hour", "qpd": "{}/d
 
 
 def _cost_or_callable(value: object) -> Cost:
-    return value if callable(value) else check_cost(value)
+    if not callable(value):
+        return check_cost(value)
+    if iscoroutinefunction(value):
+        raise ConfigError(f"{value!r:.80} is async, expected a plain function (request) -> int")
+    return check_takes_request(value)
 
 
 def _delay(value: object) -> float | None:
@@ -68,15 +73,33 @@ def _paths(value: object) -> str | tuple[str, ...]:
     patterns = [value] if isinstance(value, str) else value
     if not isinstance(patterns, list | tuple) or not patterns:
         raise ConfigError(f"{value!r:.80} is no path, expected for example '/api/**', or a list of such patterns")
-    _check_patterns(patterns)
+    if isinstance(value, str):
+        _check_pattern(value)
+    else:
+        ConfigError.check_each(patterns, _check_pattern)
     return tuple(patterns) if len(patterns) > 1 else str(patterns[0])
 
 
-def _check_patterns(patterns: Iterable[object]) -> None:
-    for pattern in patterns:
-        if not isinstance(pattern, str):
-            raise ConfigError(f"{pattern!r:.80} is no path, expected text such as '/api/**'")
-        segments(pattern)
+def _check_pattern(pattern: object) -> None:
+    if not isinstance(pattern, str):
+        raise ConfigError(f"{pattern!r:.80} is no path, expected text such as '/api/**'")
+    segments(pattern)
+
+
+def _named_parts(value: object) -> object:
+    """The parts of a key, as they are given. Raises `ConfigError` for what is often taken for one."""
+    if isinstance(value, list | tuple):
+        ConfigError.check_each(value, _check_named_part)
+    else:
+        _check_named_part(value)
+    return value
+
+
+def _check_named_part(part: object) -> None:
+    if callable(part):
+        raise ConfigError("a callable, expected names such as 'ip'; for an idea of your own, 'caller' and the option identify")
+    if isinstance(part, dict):
+        raise ConfigError("a mapping, expected text without a blank behind the colon, such as header:X-Id")
 
 
 def _replaced(value: object) -> object:
@@ -87,7 +110,7 @@ def _condition(value: object) -> When | None:
     if value is not None and (not callable(value) or iscoroutinefunction(value)):
         what = "is async" if callable(value) else "is no callable"
         raise ConfigError(f"{value!r:.80} {what}, expected a plain function (request) -> bool, which rules in Python may have")
-    return value
+    return None if value is None else check_takes_request(value)
 
 
 _placed: set[str] = set()
@@ -137,7 +160,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     """Requests that the rule is for, in Python only: a plain function ``(request) -> bool``; all if not given."""
     replaces: Annotated[tuple[NameOrEvery, ...], BeforeValidator(_replaced)] = ()
     """Names of rules that do not apply where this one does; ``"*"`` for all rules that have limits, not for ``@limit``."""
-    key: Annotated[tuple[StrictStr, ...], Field(min_length=1)] = ("ip",)
+    key: Annotated[tuple[StrictStr, ...], Field(min_length=1), BeforeValidator(_named_parts)] = ("ip",)
     """Parts of a request that tell buckets apart, see docs/keys.md."""
     tier: Text | None = None
     """The tier that the rule belongs to; in a file, that of the file if not given."""
@@ -182,33 +205,34 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             inside = error.errors(include_url=False)[0]["loc"][1:]  # only charge_if has fields of its own
             known = ChargeIf.model_fields if inside else Rule.model_fields
             raise ConfigError.explaining(error, f"rule {name!r}", known) from error
+        except TypeError as error:
+            raise TypeError(f"rule {name!r}: {error}") from error
         self._limits_by = limits_by  # type: ignore[misc]  # frozen is what others may change
         self._check()
 
     @field_validator("exclude")
     @classmethod
     def _excluded_are_patterns(cls, exclude: tuple[str, ...]) -> tuple[str, ...]:
-        _check_patterns(exclude)
+        ConfigError.check_each(exclude, _check_pattern)
         return exclude
 
     @field_validator("clients")
     @classmethod
     def _clients_are_networks(cls, clients: tuple[str, ...]) -> tuple[str, ...]:
-        Networks(clients)
+        ConfigError.check_each(clients, lambda entry: Networks([entry]))
         return clients
 
     @field_validator("key")
     @classmethod
     def _parts_are_known(cls, key: tuple[str, ...]) -> tuple[str, ...]:
-        for part in key:
-            check_part(part)
+        ConfigError.check_each(key, check_part)
         return key
 
     @field_validator("algorithm")
     @classmethod
     def _algorithm_is_known(cls, algorithm: str | None) -> str | None:
         if algorithm is not None and algorithm not in NAMES:
-            raise ConfigError(f"expected an algorithm out of {', '.join(NAMES)}, not {algorithm!r:.80}")
+            raise ConfigError(f"{algorithm!r:.80} is no algorithm, {expected_of(algorithm, NAMES)}")
         return algorithm
 
     @field_validator("methods")
@@ -304,7 +328,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         try:
             return make(value)
         except ConfigError as error:
-            raise ConfigError(f"rule {self.name!r}: {field}: {error}", (field,), error.reason) from error
+            raise ConfigError.at((field, *error.field), error.reason, f"rule {self.name!r}") from error
 
     def key_asks(self, label: str) -> bool:
         """True if a part of the key, or an alternative in it, is ``label``."""
@@ -536,7 +560,10 @@ def _without_callables(name: str, fields: dict[str, Any]) -> tuple[dict[str, Any
         return fields, None
     if len(found) > 1:
         raise ConfigError(f"rule {name!r}: limits: {len(found)} callables, expected one, which may give a list", ("limits",))
-    check_takes_request(found[0], f"rule {name!r}: limits")
+    try:
+        check_takes_request(found[0])
+    except ConfigError as error:
+        raise ConfigError.at(("limits",), error.reason, f"rule {name!r}") from error
     return {**fields, "limits": [limit for limit in fields["limits"] if limit is not found[0]]}, found[0]
 
 
@@ -556,10 +583,14 @@ class RuleSet:
         listed = list(rules)
         mistakes = []
         for place, rule in enumerate(listed):
+            if not isinstance(rule, Rule):
+                raise ConfigError.at(("rules", place), f"{rule!r:.80} is no Rule, expected some; load_rules reads files")
             tier = rule.tier or DEFAULT_TIER
-            if own.setdefault(tier, {}).setdefault(rule.name, rule) is not rule:
+            of_tier = own.setdefault(tier, {})
+            if rule.name in of_tier:
                 message = f"rule {rule.name!r} is there twice in tier {tier!r}, expected different names"
-                mistakes.append(ConfigError(message, ("rules", place, "name")))
+                mistakes.append(ConfigError.at(("rules", place, "name"), message))
+            of_tier.setdefault(rule.name, rule)
         default = own[DEFAULT_TIER]
         self.tiers: dict[str, tuple[Rule, ...]] = {
             tier: tuple({**default, **of_tier}.values()) for tier, of_tier in own.items()
@@ -593,9 +624,9 @@ def _wrongly_replaced(rules: Sequence[Rule]) -> Iterator[ConfigError]:
             if name in exempt:
                 message = f"rule {name!r} is exempt, so nothing can replace it, expected exclude on that rule"
             elif name != EVERY and name not in names:
-                message = f"there is no rule {name!r}, expected {EVERY!r} or some of {', '.join(sorted(names - {rule.name}))}"
+                message = f"there is no rule {name!r}, {expected_of(name, [EVERY, *sorted(names - {rule.name})])}"
             if message is not None:
-                yield ConfigError(message, ("rules", place, "replaces", number))
+                yield ConfigError.at(("rules", place, "replaces", number), message)
 
 
 def _wrong_limits(callers: Sequence[KnownCaller], tiers: Mapping[str, Sequence[Rule]]) -> Iterator[ConfigError]:
@@ -605,12 +636,10 @@ def _wrong_limits(callers: Sequence[KnownCaller], tiers: Mapping[str, Sequence[R
         for name, limits in caller.limits.items():
             field = "callers", place, "limits", name
             if name not in rules:
-                known = ", ".join(sorted(rules))
-                yield ConfigError(
-                    f"caller {caller.id!r}: there is no rule {name!r} with limits, expected one of {known}", field
-                )
+                message = f"caller {caller.id!r}: there is no rule {name!r} with limits, {expected_of(name, sorted(rules))}"
+                yield ConfigError.at(field, message)
                 continue
             try:
                 rules[name].having_limits(limits)
             except ConfigError as error:
-                yield ConfigError(f"caller {caller.id!r}: {error}", field)
+                yield ConfigError.at(field, f"caller {caller.id!r}: {error}")

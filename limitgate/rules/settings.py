@@ -19,8 +19,9 @@ from limitgate.diagnostics import Diagnosis
 from limitgate.errors import ConfigError
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.response import STYLES
-from limitgate.rules.key_parts import check_secret
-from limitgate.rules.options import OnError
+from limitgate.rules.key_parts import check_header, check_secret
+from limitgate.rules.options import OnError, check_takes_request
+from limitgate.suggestions import expected_of, meant
 
 PREFIX = "LIMITGATE_"
 ENV_FILE = f"{PREFIX}ENV_FILE"
@@ -35,7 +36,7 @@ def _listed(value: object) -> object:
         try:
             return json.loads(value)
         except ValueError as error:
-            raise ConfigError(f"expected a list, as JSON or separated by commas: {error}") from error
+            raise ConfigError('expected a list, as JSON ["10.0.0.1", "::1"], or without brackets 10.0.0.1, ::1') from error
     return [item for item in (part.strip() for part in value.split(",")) if item]
 
 
@@ -98,12 +99,15 @@ class Settings(BaseSettings):
     def __init__(self, **options: Any) -> None:
         unknown = options.keys() - type(self).model_fields.keys()
         if unknown:
-            known = ", ".join(sorted(type(self).model_fields))
-            raise TypeError(f"unknown option {min(unknown)!r}, expected one of {known}")
+            raise TypeError(f"unknown option {min(unknown)!r}, {expected_of(min(unknown), sorted(type(self).model_fields))}")
         try:
             super().__init__(_env_file=self._env_file(), **options)
         except ValidationError as error:
-            raise ConfigError.explaining(error, "options", type(self).model_fields) from error
+            mistake = ConfigError.explaining(error, "options", type(self).model_fields)
+            if not mistake.field or mistake.field[0] in options:
+                raise mistake from error
+            variable = f"{PREFIX}{mistake.field[0]}".upper()
+            raise ConfigError.at(mistake.field, f"{mistake.reason} (by the variable {variable})", "options") from error
         except TypeError as error:
             message = f"options: {error}, expected identify and on_denied as callables, or as text like 'package.module:name'"
             raise ConfigError(message) from error
@@ -116,15 +120,23 @@ class Settings(BaseSettings):
     @field_validator("trusted_proxies")
     @classmethod
     def _proxies_are_networks(cls, trusted: tuple[str, ...]) -> tuple[str, ...]:
-        TrustedProxies(trusted, "x-forwarded-for")
+        ConfigError.check_each(trusted, lambda entry: TrustedProxies([entry], "x-forwarded-for"))
         return trusted
+
+    @field_validator("forwarded_header", "api_key_header")
+    @classmethod
+    def _are_names_of_headers(cls, name: str) -> str:
+        return check_header(name)
+
+    @field_validator("identify")
+    @classmethod
+    def _takes_a_request(cls, identify: Callable[..., Any] | None) -> Callable[..., Any] | None:
+        return None if identify is None else check_takes_request(identify)
 
     @field_validator("headers")
     @classmethod
     def _styles_are_known(cls, styles: tuple[str, ...]) -> tuple[str, ...]:
-        for style in styles:
-            if style not in STYLES:
-                raise ConfigError(f"header style {style!r} is unknown, expected some of {', '.join(STYLES)}")
+        ConfigError.check_each(styles, _check_style)
         return styles
 
     @field_validator("secret")
@@ -146,6 +158,11 @@ class GateSettings(Settings):
         return named_env_file()
 
 
+def _check_style(style: str) -> None:
+    if style not in STYLES:
+        raise ConfigError(f"header style {style!r:.80} is unknown, {expected_of(style, STYLES)}")
+
+
 def named_env_file() -> str | None:
     """The file that ``LIMITGATE_ENV_FILE`` names, None if it names none. Raises `ConfigError` if there is no such file."""
     name = os.environ.get(ENV_FILE)
@@ -161,7 +178,9 @@ def warn_about_environment(store: object) -> None:
     given = {name.upper() for name in (*os.environ, *(dotenv_values(env_file) if env_file else ()))}
     for name in sorted(given - known):
         if name.startswith(PREFIX):
-            Diagnosis.UNKNOWN_VARIABLE.log(name)
+            near = meant(name.removeprefix(PREFIX), Settings.model_fields)
+            cure = "take it away, or see help(limitgate.Settings)" if near is None else f"did you mean {PREFIX}{near.upper()}?"
+            Diagnosis.UNKNOWN_VARIABLE.log(name, cure)
     if is_told_to_trust_all():
         Diagnosis.SERVER_TRUSTS_ALL.log()
     if store == "memory://" and (workers := seems_to_have_workers()) > 1:

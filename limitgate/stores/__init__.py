@@ -51,8 +51,8 @@ def opened(store: str | S, open_url: Opener[S], key_prefix: str) -> S:
     found = open_url(store) if isinstance(store, str) else store
     wanted = AsyncStore if open_url is open_store else SyncStore
     if not isinstance(found, wanted):
-        kind = "an async store" if wanted is AsyncStore else "a sync store"
-        raise ConfigError(f"store: {store!r:.80} cannot serve here, expected a URL or {kind}")
+        kind = "an async store, such as AsyncRedisStore" if wanted is AsyncStore else "a sync store, such as RedisStore"
+        raise ConfigError(f"store: an object of {type(store).__qualname__} cannot serve here, expected a URL or {kind}")
     if isinstance(found, AsyncRedisStore | RedisStore):
         found.inspection.expect(key_prefix)
     return found

@@ -74,6 +74,8 @@ class MemoryStore:
     """True if the store answers, as in every store; this one always does."""
 
     def __init__(self, clock: Callable[[], int] | None = None, *, max_buckets: int = 1_000_000) -> None:
+        if clock is not None and not callable(clock):
+            raise TypeError(f"clock is {clock!r:.40}, expected a callable that gives Unix time in microseconds")
         if max_buckets < 1:
             raise ValueError(f"max_buckets is {max_buckets}, expected at least 1")
         self._clock = clock or system_clock

@@ -187,10 +187,13 @@ def test_options_beat_the_configuration_beats_variables(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("key", "expected"),
     [
-        ("LIMITGATE_RULE", "LIMITGATE_RULE is unknown, expected LIMITGATE_RULES"),
-        ("LIMITGATE_TRUSTED_PROXY", "expected LIMITGATE_TRUSTED_PROXIES"),
-        ("LIMITGATE_QPS", "expected LIMITGATE_API_KEY_HEADER, LIMITGATE_ENABLED, .*, LIMITGATE_TRUSTED_PROXIES"),
-        ("LIMITGATE_", "expected LIMITGATE_API_KEY_HEADER, "),
+        ("LIMITGATE_RULE", "LIMITGATE_RULE is unknown, did you mean 'LIMITGATE_RULES'[?] expected one of LIMITGATE_API"),
+        ("LIMITGATE_TRUSTED_PROXY", "did you mean 'LIMITGATE_TRUSTED_PROXIES'[?]"),
+        (
+            "LIMITGATE_QPS",
+            "is unknown, expected one of LIMITGATE_API_KEY_HEADER, .*, LIMITGATE_TRUSTED_PROXIES",
+        ),
+        ("LIMITGATE_", "expected one of LIMITGATE_API_KEY_HEADER, "),
         ("LIMITGATE_rules", "LIMITGATE_rules is unknown"),
     ],
 )

@@ -263,9 +263,12 @@ def test_an_exempt_rule_may_name_a_lease() -> None:
 @pytest.mark.parametrize(
     ("charge_if", "message"),
     [
-        ({"state": [401]}, "charge_if.state: unknown field, expected one of status, status_not"),
-        ({"status": ["401"]}, "charge_if.status.0: '401' is no status, expected a number such as 401 or a class such as 5xx"),
-        ({"status": [401, 5]}, "charge_if.status.1: 5 is no status"),
+        ({"state": [401]}, "charge_if.state: unknown field, did you mean 'status'[?] expected one of status, status_not"),
+        (
+            {"status": ["401"]},
+            r"charge_if.status\[0\]: '401' is no status, expected a number such as 401 or a class such as 5xx",
+        ),
+        ({"status": [401, 5]}, r"charge_if.status\[1\]: 5 is no status"),
         ({}, r"charge_if: expected either status or status_not, for example {status: \[401, 403\]}"),
     ],
 )
@@ -362,7 +365,6 @@ def test_a_cost_up_to_the_burst_is_accepted(cost: int) -> None:
         (lambda _: "1", TypeError, "expected an integer"),
         (lambda _: None, TypeError, "expected an integer"),
         (lambda _: True, TypeError, "expected an integer"),
-        (lambda: 1, TypeError, "positional argument"),
         (lambda request: 1 // len(request.query), ZeroDivisionError, "by zero"),
     ],
 )
@@ -475,11 +477,11 @@ def test_a_rule_of_no_tier_is_of_the_default_tier() -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"key": "ip"}, "key: expected a list, not 'ip'"),
-        ({"methods": "POST"}, "methods: expected a list, not 'POST'"),
-        ({"key": [{"header": "x"}]}, "key.0: expected text"),
+        ({"key": "ip"}, r"key: expected a list such as \['path', 'ip'\], not 'ip'"),
+        ({"methods": "POST"}, r"methods: expected a list such as \['POST'\], not 'POST'"),
+        ({"key": [{"header": "x"}]}, r"key\[0\]: a mapping, expected text without a blank .*, such as header:X-Id"),
         ({"charge_if": [401]}, r"charge_if: expected a mapping, for example \{status: \[401, 403\]\}, not \[401\]"),
-        ({"charge_if": {"status": 401}}, "charge_if.status: expected a list, not 401"),
+        ({"charge_if": {"status": 401}}, r"charge_if.status: expected a list such as \[401, 403\], not 401"),
         ({"path": "/items/<int:id>"}, r"path: .*'<int:id>' that no request can match, expected '/items/\{id\}'"),
         ({"name": "3/minute"}, "name: expected 1 to 64 letters.*a rule's name stands before its limits.*not '3/minute'"),
     ],

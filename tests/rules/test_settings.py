@@ -199,7 +199,7 @@ def test_an_object_is_taken_as_it_is() -> None:
 @pytest.mark.parametrize("option", ["rule", "Rules", "trust", "limitgate_store", "env_file", "_env_file", "_secrets_dir"])
 def test_an_unknown_option_is_a_type_error(option: str) -> None:
     """A misspelt keyword is refused like in any function, with the known ones."""
-    with pytest.raises(TypeError, match=f"'{option}', expected one of .*trusted_proxies"):
+    with pytest.raises(TypeError, match=f"'{option}', .*expected one of .*trusted_proxies"):
         Settings(**{option: "x"})
 
 

@@ -872,7 +872,7 @@ def test_a_mistake_in_a_url_is_a_config_error(opener: Callable[[str], Any], url:
         ("redis://localhost/zero", "no database"),
         ("redis:///0", "no host"),
         ("redis://localhost:99999/0", "no such port"),
-        ("redis://localhost?timout=1", "'timout', did you mean socket_timeout"),
+        ("redis://localhost?timout=1", "'timout', did you mean 'socket_timeout'[?]"),
         ("redis://localhost?ssl_ca_certs=/x", "expected rediss://"),
         ("redis://h1,h2/0", r"redis\+cluster://"),
         ("redis://secret@localhost/0", "redis://:password@"),

@@ -116,7 +116,8 @@ class Dialer:
         except ConfigError:
             raise
         except (AttributeError, ValueError, TypeError, RedisError) as error:
-            raise ConfigError(f"store: {error}, expected a URL that redis-py understands") from error
+            said = str(error).rstrip(".")
+            raise ConfigError(f"store: {said}, expected a URL and options that redis-py understands") from error
         if where.nodes and pool.connection_kwargs.get("db"):
             raise ConfigError("store: a Redis Cluster has one database, expected no other than 0")
         self._class, self._options = pool.connection_class, pool.connection_kwargs

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from limitgate.errors import ConfigError
+from limitgate.suggestions import expected_of, meant
 
 SINGLE = ("redis", "rediss", "unix")
 SEVERAL = ("redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel")
@@ -64,7 +64,11 @@ def scheme_of(url: str) -> str:
     scheme, mark, _ = url.partition("://")
     if not mark or scheme not in (*SINGLE, *SEVERAL, "memory"):
         known = "memory://, redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://"
-        raise ConfigError(f"store: {f'scheme {scheme[:20]!r}' if mark else 'no scheme'}, expected {known}")
+        if not url:
+            raise ConfigError(f"store: empty, expected {known}")
+        near = meant(scheme.strip(), [*SINGLE, *SEVERAL, "memory"]) if mark else None
+        wrong = f"scheme {scheme[:20]!r} is unknown" if mark else "no scheme, which a URL such as redis://localhost:6379/0 has"
+        raise ConfigError(f"store: {wrong}, {f'did you mean {near}://? ' if near else ''}expected {known}")
     if scheme == "memory" and url != "memory://":
         raise ConfigError("store: expected memory:// with nothing behind it")
     return scheme
@@ -147,12 +151,10 @@ def check_options(url: str, known: Collection[str]) -> None:
     for name, _ in parse_qsl(listed, keep_blank_values=True):
         if name in known:
             continue
-        if name.startswith("ssl_"):
-            raise ConfigError(f"store: option {name} is of TLS, expected rediss:// before it, or an option that there is")
-        near = get_close_matches(name, known, n=1)
-        meant = f"did you mean {near[0]}? " if near else ""
+        if name.startswith("ssl_") and not url.startswith("rediss"):
+            raise ConfigError(f"store: option {name[:40]} is of TLS, expected rediss:// as the beginning, or no such option")
         named = "" if "@" in listed else f" {name[:40]!r}"  # else it may be the rest of a password
-        raise ConfigError(f"store: unknown option{named}, {meant}expected some of {', '.join(sorted(known))}")
+        raise ConfigError(f"store: unknown option{named}, {expected_of(name, sorted(known))}")
 
 
 def shown(store: object) -> str:

@@ -1,0 +1,76 @@
+"""Names that were probably meant by unknown ones, for messages about mistakes. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+_ELSEWHERE = {
+    "backend": "store",
+    "burst": "limits",
+    "client_ip": "ip",
+    "default_limits": "rules",
+    "exempt_when": "when",
+    "fail_open": "on_error",
+    "key_func": "key",
+    "limit": "limits",
+    "rate": "limits",
+    "rates": "limits",
+    "redis": "store",
+    "redis_url": "store",
+    "remote_addr": "ip",
+    "rpd": "qpd",
+    "rph": "qph",
+    "rpm": "qpm",
+    "rps": "qps",
+    "storage_uri": "store",
+    "swallow_errors": "on_error",
+    "url": "path",
+    "valkey": "redis",
+    "valkeys": "rediss",
+}
+"""Names that other rate limiters and servers have for what is called otherwise here, and looks too different to be found."""
+
+_LONG = 5
+"""Letters of a part of a name by which the whole of it can be meant, as ``socket_timeout`` by ``timout``."""
+
+
+def meant(name: object, known: Iterable[str]) -> str | None:
+    """The name out of ``known`` that was probably meant by an unknown one, None if there is none."""
+    names = {_letters(each): each for each in known}
+    parts = {part: each for letters, each in sorted(names.items(), key=_by_length, reverse=True) for part in letters.split("_")}
+    parts = {part: each for part, each in parts.items() if len(part) >= _LONG}
+    wrong = _letters(name)
+    elsewhere = _ELSEWHERE.get(wrong)
+    if elsewhere in names:
+        return names[elsewhere]
+    for named in (names, parts):
+        if near := get_close_matches(wrong, named, n=4, cutoff=0.65):
+            return named[max(near, key=lambda each: _nearness(wrong, each))]
+    return None
+
+
+def _by_length(named: tuple[str, str]) -> int:
+    return len(named[0])
+
+
+def _letters(name: object) -> str:
+    return str(name)[:80].lower().replace("-", "_")
+
+
+def _nearness(wrong: str, known: str) -> tuple[int, int]:
+    """Nearness of a name that is spelled much like a wrong one: letters in common, then how close in the alphabet others are.
+
+    Of ``qps``, ``qpm``, ``qph`` and ``qpd``, all of which are one letter from ``qpn`` and from ``qmp``, that is ``qpm``.
+    """
+    shared = (Counter(wrong) & Counter(known)).total() - abs(len(wrong) - len(known))
+    return shared, -sum(abs(ord(one) - ord(other)) for one, other in zip(wrong, known))
+
+
+def expected_of(name: object, known: Iterable[str], prefix: str = "") -> str:
+    """Say which name was probably meant by an unknown one, and which there are, with what all of them begin with."""
+    names = list(known)
+    near = meant(name, names)
+    guess = "" if near is None else f"did you mean {prefix + near!r}? "
+    return f"{guess}expected one of {', '.join(prefix + each for each in names)}"

@@ -1,0 +1,439 @@
+"""Mistakes of people who are new to LimitGate: each is told at once, with what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import django.conf
+import fastapi
+import flask
+import httpx
+import pytest
+import redis
+from fastapi import Depends
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.routing import Route
+from werkzeug.test import Client
+
+from limitgate import (
+    AsyncLimiter,
+    AsyncRedisStore,
+    Caller,
+    Configured,
+    Limit,
+    Limiter,
+    LimitGate,
+    LimitGateWSGI,
+    MemoryStore,
+    RedisStore,
+    Rule,
+    RuleSet,
+    Settings,
+    exempt,
+    limit,
+    load_rules,
+    usage,
+)
+from limitgate.django.options import options as django_options
+from limitgate.fastapi import RateLimit
+from limitgate.flask import LimitGate as FlaskLimitGate
+from limitgate.httpx import AsyncRateLimitTransport, RateLimitTransport
+from limitgate.requests import RateLimitAdapter
+from limitgate.testing import frozen
+from tests.support.doors import asgi_reply
+
+RULES = [Rule("api", "5/minute")]
+Mistake = Callable[[], Any]
+A_LIST_OF_LIMITS = "expected each limit by itself, such as '5/second', '100/minute'"
+PARENTHESES = "@limit takes its limits in parentheses: @limit('5/minute')"
+
+
+async def asgi(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body"})
+
+
+def wsgi(environ: Any, start_response: Any) -> list[bytes]:
+    start_response("200 OK", [])
+    return [b""]
+
+
+async def later(_: Any) -> Any:
+    return None
+
+
+def view(request: Any) -> str:
+    return "hello"
+
+
+def view_of_two(request: Any, number: int) -> str:
+    return f"hello {number}"
+
+
+def gate(**options: Any) -> LimitGate:
+    return LimitGate(asgi, **{"rules": RULES, **options})
+
+
+def asked(*rules: Rule, **options: Any) -> None:
+    asyncio.run(asgi_reply(gate(rules=list(rules) or RULES, **options)))
+
+
+def asked_wsgi(*rules: Rule, **options: Any) -> None:
+    Client(LimitGateWSGI(wsgi, rules=list(rules) or RULES, **options)).get("/")
+
+
+def served(app: Any) -> None:
+    asyncio.run(asgi_reply(app))
+
+
+def decorated_by_limit_alone() -> None:
+    """As with ``@limit`` above a Starlette endpoint, which takes one argument."""
+    served(Starlette(routes=[Route("/", limit(view))], middleware=[Middleware(LimitGate, rules=RULES)]))
+
+
+def added(middleware: Any, **options: Any) -> None:
+    app = fastapi.FastAPI()
+    app.add_middleware(middleware, rules=RULES, **options)
+    served(app)
+
+
+def in_flask(**config: Any) -> None:
+    app = flask.Flask("app")
+    app.config.update(config)
+    FlaskLimitGate(app)
+
+
+def twice_in_flask() -> None:
+    app = flask.Flask("app")
+    FlaskLimitGate(app, rules=RULES)
+    FlaskLimitGate(app, rules=RULES)
+
+
+def awaited_in_a_dependency() -> None:
+    app = fastapi.FastAPI()
+
+    @app.get("/", dependencies=[Depends(RateLimit("5/minute"))])
+    def hello() -> None: ...
+
+    served(app)
+
+
+LIMITS = {
+    "no unit that there is": (lambda: Limit("10/month"), "such as '30 days' for a month"),
+    "no unit at all": (lambda: Limit("100"), "expected for example '100/minute'"),
+    "several limits in one text": (lambda: Limit("100/minute, 5/second"), A_LIST_OF_LIMITS),
+    "several limits in one list": (lambda: Rule("a", ["5/minute"]), A_LIST_OF_LIMITS),
+    "a count that is no whole number": (lambda: Limit("1.5/second"), "such as '3 per 2 seconds'"),
+    "a count of nothing": (lambda: Limit("0/minute"), "expected a count of at least 1"),
+    "a number instead of text": (lambda: Limit(5), "expected for example '100/minute'"),
+    "a number as text": (lambda: Limit("5/minute", burst="20"), "a whole number, not '20'"),
+    "an algorithm with hyphens": (lambda: Limit("5/m", algorithm="sliding-window"), "did you mean 'sliding_window'?"),
+    "a period of no length": (lambda: Limit("5/0 seconds"), "expected a period of at least 1 second"),
+}
+
+IN_PYTHON = {
+    "a rule without a name": (lambda: Rule("5/minute"), "a rule's name stands before its limits"),
+    "a rule without limits": (lambda: Rule("api"), "expected limits, qps, qpm, qph, qpd or concurrency"),
+    "a misspelt field": (lambda: Rule("api", qpn=5), "did you mean 'qpm'?"),
+    "another limiter's field": (lambda: Rule("api", rate="5/m"), "did you mean 'limits'?"),
+    "one limit for a list": (lambda: Rule("api", limits="5/m"), "a list such as ['5/second'"),
+    "one method for a list": (lambda: Rule("api", qpm=5, methods="POST"), "a list such as ['POST']"),
+    "a count as text": (lambda: Rule("api", qpm="5"), "qpm: expected a whole number, not '5'"),
+    "a key part in capitals": (lambda: Rule("api", qpm=5, key=["IP"]), "key[0]: key part 'IP' is unknown, did you mean 'ip'?"),
+    "a key part by its header": (lambda: Rule("api", qpm=5, key=["path", "X-Id"]), "key[1]: key part 'X-Id' is unknown"),
+    "a key function": (lambda: Rule("api", qpm=5, key=[view]), "'caller' and the option identify"),
+    "a path without a slash": (lambda: Rule("api", qpm=5, path="api/**"), "does not begin with '/'"),
+    "a path of Flask": (lambda: Rule("api", qpm=5, path="/items/<int:id>"), "expected '/items/{id}'"),
+    "a path of Starlette": (lambda: Rule("api", qpm=5, path="/files/{p:path}"), "expected '/files/**'"),
+    "a star for the rest": (lambda: Rule("api", qpm=5, path=["/a", "/b/*"]), "path[1]: path '/b/*' has the segment '*'"),
+    "a cost as text": (lambda: Rule("api", qpm=5, cost="2"), "rule 'api': cost is a str"),
+    "a cost that never fits": (lambda: Rule("api", qpm=5, cost=9), "expected at most 5"),
+    "a cost that is async": (lambda: Rule("api", qpm=5, cost=later), "expected a plain function (request) -> int"),
+    "a condition that is async": (lambda: Rule("api", qpm=5, when=later), "expected a plain function (request) -> bool"),
+    "a condition without a request": (
+        lambda: Rule("api", qpm=5, when=lambda: True),
+        "expected a callable (request)",
+    ),
+    "limits by nothing": (
+        lambda: Rule("api", lambda: "5/minute"),
+        "expected a callable (request)",
+    ),
+    "a network of one host": (lambda: Rule("api", qpm=5, clients=["10.0.0.1/8"]), "clients[0]: '10.0.0.1/8' is no address"),
+    "an exempt rule with limits": (lambda: Rule("api", qpm=5, exempt=True), "expected one or the other"),
+    "an outcome that is no list": (lambda: Rule("a", qpm=5, charge_if={"status": 401}), "a list such as [401, 403]"),
+    "a share without percent": (lambda: Rule("api", qpm=50, reserve=20), "such as '20%' or 0.2"),
+    "an option of a limit misspelt": (
+        lambda: Rule("api", limits=[{"limit": "5/day", "algoritm": "fixed_window"}]),
+        "limits[0]: unknown field 'algoritm' of a limit, did you mean 'algorithm'?",
+    ),
+    "a rule to replace that is not there": (
+        lambda: gate(rules=[Rule("api", qpm=5), Rule("b", qpm=9, replaces=["apy"])]),
+        "rules[1].replaces[0]: there is no rule 'apy', did you mean 'api'?",
+    ),
+    "one name for two rules": (lambda: gate(rules=[*RULES, *RULES]), "rules[1].name: rule 'api' is there twice"),
+}
+
+OPTIONS = {
+    "no rules": (lambda: LimitGate(asgi), "expected rules=... or LIMITGATE_RULES"),
+    "one rule for a list": (lambda: gate(rules=RULES[0]), "expected a list of them: rules=[Rule('api', ...)]"),
+    "limits for rules": (lambda: gate(rules=["5/minute"]), "expected the path of a file or a folder, a list of Rule"),
+    "YAML for its path": (lambda: gate(rules="rules:\n  - name: api\n"), "expected the path of a rule file"),
+    "a folder that is not there": (lambda: gate(rules="no/such"), f"a folder of them, looked up from {Path.cwd()}"),
+    "a misspelt option": (lambda: gate(trusted_proxy=["10.0.0.1"]), "did you mean 'trusted_proxies'?"),
+    "another limiter's option": (lambda: gate(storage_uri="redis://h"), "did you mean 'store'?"),
+    "another limiter's option on WSGI": (lambda: LimitGateWSGI(wsgi, fail_open=True), "did you mean 'on_error'?"),
+    "an option of settings": (lambda: Settings(rule=[]), "did you mean 'rules'?"),
+    "milliseconds": (lambda: gate(timeout=100), "expected at most 60 (in seconds), not 100"),
+    "a proxy by its name": (
+        lambda: gate(trusted_proxies=["::1", "nginx"]),
+        "trusted_proxies[1]: 'nginx' is no address or CIDR",
+    ),
+    "a header with its colon": (lambda: gate(forwarded_header="X-Forwarded-For:"), "expected it as it is sent"),
+    "a header of an environ": (lambda: gate(api_key_header="HTTP_X_API_KEY"), "expected it as it is sent"),
+    "a style in capitals": (
+        lambda: gate(headers=["X-RateLimit"]),
+        "headers[0]: header style 'X-RateLimit' is unknown, did you mean",
+    ),
+    "headers switched on": (lambda: gate(headers=True), "a list such as ['x-ratelimit']"),
+    "a name with dots alone": (lambda: gate(identify="app.who"), "expected the text 'package.module:name'"),
+    "an answer for what makes it": (lambda: gate(on_denied={"detail": "no"}), "on_denied: expected a callable"),
+    "a policy that is none": (lambda: gate(on_error="fail"), "expected 'open', 'closed' or 'local'"),
+    "identify without a request": (
+        lambda: gate(identify=lambda: None),
+        "expected a callable (request)",
+    ),
+    "identify that gives text": (lambda: asked(identify=lambda _: "ann"), "identify gave a str, expected a Caller or None"),
+    "identify that is async on WSGI": (lambda: asked_wsgi(identify=later), "expected a plain function under WSGI"),
+    "limits that cannot be read": (
+        lambda: asked(Rule("api", lambda _: "often")),
+        "the limits given at run time cannot be read",
+    ),
+    "limits by async code on WSGI": (lambda: asked_wsgi(Rule("api", later)), "expected a plain function under WSGI"),
+    "a caller's id that is a number": (lambda: Caller(42), "expected both to be text"),
+    "a caller's limits without rules": (lambda: Caller("a", limits="5/m"), "such as {'api': '500/minute'}"),
+    "a file for a rule set": (lambda: RuleSet("config/"), "load_rules reads files"),
+    "rules where a request goes": (lambda: usage("api"), "expected a framework's request, a scope or an environ"),
+}
+
+STORES = {
+    "no scheme": (lambda: gate(store="localhost:6379"), "which a URL such as redis://localhost:6379/0 has"),
+    "another scheme": (lambda: Limiter("redis-cluster://h"), "did you mean redis+cluster://?"),
+    "Valkey's own scheme": (lambda: gate(store="valkey://h"), "did you mean redis://?"),
+    "a word for a database": (
+        lambda: gate(store="redis://h/zero"),
+        "a number is: expected for example redis://localhost:6379/0",
+    ),
+    "a variable left": (lambda: Limiter("redis://${HOST}:6379"), "a variable that was not filled in"),
+    "a user for a password": (lambda: Limiter("redis://hunter2@h"), "expected a colon before a password"),
+    "several hosts": (lambda: Limiter("redis://h1,h2"), "redis+cluster://h1:7000,h2:7000"),
+    "no master": (lambda: Limiter("redis+sentinel://h"), "redis+sentinel://h1:26379,h2:26379/mymaster"),
+    "a socket with two slashes": (lambda: Limiter("unix://run/redis.sock"), "unix:///run/redis.sock"),
+    "a misspelt option of a URL": (lambda: Limiter("redis://h?timout=1"), "did you mean 'socket_timeout'?"),
+    "TLS without its scheme": (lambda: Limiter("redis://h?ssl_ca_certs=/ca.pem"), "expected rediss://"),
+    "a client of redis-py": (lambda: gate(store=redis.Redis()), "expected a URL or an async store, such as AsyncRedisStore"),
+    "a sync store on ASGI": (lambda: gate(store=RedisStore("redis://h")), "such as AsyncRedisStore"),
+    "an async store on WSGI": (lambda: LimitGateWSGI(wsgi, rules=[], store=AsyncRedisStore("redis://h")), "such as RedisStore"),
+    "a URL for a memory store": (lambda: MemoryStore("memory://"), "expected a callable that gives Unix time"),
+}
+
+PLACES = {
+    "@limit without parentheses": (decorated_by_limit_alone, PARENTHESES),
+    "@limit without parentheses on a view of two": (lambda: limit(view_of_two), PARENTHESES),
+    "a misspelt option of @limit": (lambda: limit(qpn=5), "did you mean 'qpm'?"),
+    "another limiter's option of @limit": (lambda: limit("5/minute", key_func=view), "did you mean 'key'?"),
+    "a path for @limit": (lambda: limit("5/minute", path="/login"), "expected one of methods, "),
+    "@limit without limits": (lambda: limit()(view), "expected limits, qps, qpm, qph, qpd or concurrency"),
+    "@limit without a gate": (lambda: limit("5/minute")(view)("request"), "expected app.add_middleware(LimitGate, rules=...)"),
+    "@limit on a plain class": (lambda: limit("5/minute")(type("Form", (), {})), "expected one or a function"),
+    "@exempt with parentheses": (lambda: exempt("health"), "expected a function or class"),
+    "one name on one view": (lambda: limit("1/s", name="a")(limit("9/m", name="a")(view)), "expected different names"),
+    "a dependency without a gate": (awaited_in_a_dependency, "expected app.add_middleware(LimitGate, rules=...)"),
+    "a dependency that is no list": (lambda: RateLimit("5/minute", key=view), "expected a list, for example [current_user]"),
+    "a misspelt option of a dependency": (lambda: RateLimit("5/minute", coost=2), "did you mean 'cost'?"),
+    "ASGI middleware around Flask": (lambda: LimitGate(flask.Flask("app"), rules=RULES), "limitgate.flask.LimitGate(app)"),
+    "ASGI middleware around WSGI": (lambda: LimitGate(wsgi, rules=RULES), "expected LimitGateWSGI around it"),
+    "WSGI middleware around FastAPI": (lambda: LimitGateWSGI(fastapi.FastAPI(), rules=RULES), "app.add_middleware(LimitGate"),
+    "WSGI middleware in FastAPI": (lambda: added(LimitGateWSGI), "app.add_middleware(LimitGate, rules=...)"),
+    "a misspelt key of Flask": (lambda: in_flask(LIMITGATE_RULE=RULES), "did you mean 'LIMITGATE_RULES'?"),
+    "no rules in Flask": (in_flask, "expected rules=... or LIMITGATE_RULES"),
+    "twice in Flask": (twice_in_flask, "expected one init_app for each application"),
+}
+
+WITHOUT_HTTP = {
+    "no limits": (lambda: Limiter("memory://").hit("ann"), "expected at least one, for example '10/second'"),
+    "no key": (lambda: Limiter("memory://").hit("5/minute"), "expected at least one, for example '10/second'"),
+    "a number for a key": (lambda: Limiter("memory://").hit(42, "5/minute"), "key is 42, expected text"),
+    "a list of limits": (lambda: Limiter("memory://").hit("ann", ["5/m"]), A_LIST_OF_LIMITS),
+    "half a request": (lambda: Limiter("memory://").hit("ann", "5/m", cost=0.5), "expected an integer"),
+    "a duration as text": (lambda: Limiter("memory://").ban("ann", "1h"), "seconds is '1h', expected a number"),
+    "a timeout as text": (lambda: Limiter("memory://", timeout="1s"), "expected seconds above 0"),
+    "a wait as text": (lambda: Limiter("memory://").wait("a", "5/m", timeout="5s"), "expected seconds of at least 0"),
+    "turns in a window": (
+        lambda: Limiter("memory://").wait("ann", Limit("5/m", algorithm="fixed_window")),
+        "expected another algorithm, or a timeout of 0",
+    ),
+    "a rate for a slot": (lambda: Limiter("memory://").slot("ann", "5/minute"), "expected for example 20 or '20 at once'"),
+    "an async function for a sync limiter": (lambda: Limiter("memory://").limited("5/m")(later), "an AsyncLimiter instead"),
+    "a sync function for an async limiter": (lambda: AsyncLimiter("memory://").limited("5/m")(view), "a Limiter instead"),
+    "a name that nobody configured": (
+        lambda: Limiter("memory://").hit("a", Configured("x")),
+        "expected limits: call configure",
+    ),
+    "a bucket by its rule's name": (lambda: Limiter("memory://").bucket("api"), "expected a Rule, or an endpoint with @limit"),
+    "a bucket without its caller": (
+        lambda: Limiter("memory://").bucket(Rule("api", "5/m", key=["caller"])),
+        "expected caller=, or ip=",
+    ),
+    "a limiter of the other kind": (
+        lambda: AsyncRateLimitTransport("5/m", limiter=Limiter("memory://")),
+        "expected AsyncLimiter or the URL of a store",
+    ),
+    "a transport for limits": (
+        lambda: RateLimitTransport(httpx.HTTPTransport()),
+        "is not a limit, expected for example '100/minute'",
+    ),
+    "a key of text outbound": (lambda: RateLimitAdapter("5/m", key="api"), "expected a callable"),
+    "a policy that is none, outbound": (
+        lambda: RateLimitAdapter("5/m", on_error="wait"),
+        "expected one of open, closed",
+    ),
+    "a clock by the wrong unit": (lambda: frozen(1_700_000_000_000).__enter__(), "expected"),
+}
+
+TOLD = {**LIMITS, **IN_PYTHON, **OPTIONS, **STORES, **PLACES, **WITHOUT_HTTP}
+
+
+@pytest.mark.parametrize(("mistake", "cure"), TOLD.values(), ids=TOLD)
+def test_a_mistake_is_told_with_its_cure(mistake: Mistake, cure: str) -> None:
+    """The message says what was expected, whoever made the mistake and wherever."""
+    with pytest.raises((TypeError, ValueError)) as caught:  # a ConfigError is a ValueError
+        mistake()
+    assert cure in str(caught.value)
+
+
+IN_YAML = {
+    "a tab": ("rules:\n\t- name: api\n", 2, "expected blanks instead of tabs"),
+    "one rule for a list": ("rule:\n  - name: api\n    qpm: 5\n", 1, "rule: unknown field, did you mean 'rules'?"),
+    "names for a list": ("rules:\n  api:\n    qpm: 5\n", 1, "rules: expected a list such as [{name: api, qpm: 100}]"),
+    "nothing": ("", 1, "empty, expected tier, callers and rules"),
+    "a list at the top": ("- name: api\n  qpm: 5\n", 1, "expected a mapping with tier, callers and rules"),
+    "a name for a rule": ("rules:\n  - api\n", 2, "rules[0]: expected a mapping, for example {name: api"),
+    "no name": ("rules:\n  - path: /a\n    qpm: 5\n", 2, "rules[0]: a rule without a name"),
+    "a number for a name": ("rules:\n  - name: 404\n    qpm: 5\n", 2, "in quotes it is text"),
+    "a misspelt field": ("rules:\n  - name: api\n    qpn: 5\n", 3, "rules[0].qpn: unknown field, did you mean 'qpm'?"),
+    "a burst by itself": (
+        "rules:\n  - name: api\n    qpm: 5\n    burst: 9\n",
+        4,
+        "rules[0].burst: unknown field, did you mean 'limits'?",
+    ),
+    "a limit that is none": (
+        "rules:\n  - name: api\n    limits: [5/m, 5/year]\n",
+        3,
+        "rules[0].limits[1]: '5/year' is not a limit",
+    ),
+    "a time of day": ("rules:\n  - name: api\n    limits: [1:30]\n", 3, "rules[0].limits[0]: 90 is not a limit"),
+    "a header as a mapping": ("rules:\n  - name: api\n    qpm: 5\n    key: [header: X-Id]\n", 4, "such as header:X-Id"),
+    "a policy that YAML reads": (
+        "rules:\n  - name: api\n    qpm: 5\n    on_error: off\n",
+        4,
+        "expected 'open', 'closed' or 'local'",
+    ),
+    "a star without quotes": (
+        "rules:\n  - name: api\n    path: */items\n",
+        3,
+        "expected quotes around text",
+    ),
+    "a field twice": ("rules:\n  - name: api\n    qpm: 5\n    qpm: 6\n", 4, "rules[0].qpm: expected once, is there twice"),
+    "a tier without a file": (
+        "rules:\n  - name: api\n    qpm: 5\n    tier: vip\n",
+        4,
+        "rules[0].tier: no file describes tier 'vip'",
+    ),
+    "a key in the clear": (
+        "callers:\n  - {id: a, api_key: demo}\n",
+        2,
+        "callers[0].api_key: expected sha256: and 64 hex digits",
+    ),
+    "a caller whom nobody knows": ("callers:\n  - id: a\n", 2, "neither api_key nor header, expected one of them"),
+    "a rule for a caller": (
+        "callers:\n  - {id: a, header: {X-A: b}, limits: {apy: 5/m}}\nrules:\n  - {name: api, qpm: 5}\n",
+        2,
+        "callers[0].limits.apy: caller 'a': there is no rule 'apy' with limits, did you mean 'api'?",
+    ),
+    "code": ("rules:\n  - name: api\n    qpm: 5\n    when: is_staff\n", 4, "expected a plain function (request) -> bool"),
+}
+
+
+@pytest.mark.parametrize(("text", "line", "cure"), IN_YAML.values(), ids=IN_YAML)
+def test_a_mistake_in_a_file_is_told_with_its_place_and_cure(text: str, line: int, cure: str, tmp_path: Path) -> None:
+    """File and line come first, then the field, spelled as one would write it."""
+    file = tmp_path / "rules.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match="expected") as caught:
+        load_rules(file)
+    assert str(caught.value).startswith(f"{file}:{line}: ")
+    assert cure in str(caught.value)
+
+
+VARIABLES = {
+    "LIMITGATE_TIMEOUT": ("100ms", "expected a number (in seconds), not '100ms' (by the variable LIMITGATE_TIMEOUT)"),
+    "LIMITGATE_ENABLED": ("off?", "expected true or false"),
+    "LIMITGATE_TRUSTED_PROXIES": ("[10.0.0.1]", 'as JSON ["10.0.0.1", "::1"], or without brackets'),
+    "LIMITGATE_RULES": ("", "rules are missing, expected rules=... or LIMITGATE_RULES"),
+    "LIMITGATE_STORE": ("", "store: empty, expected memory://"),
+    "LIMITGATE_PROCESSES": ("auto", "expected a whole number"),
+    "LIMITGATE_IDENTIFY": ("app.who", "expected the text 'package.module:name'"),
+    "LIMITGATE_ENV_FILE": ("no/such", "expected the path of one"),
+}
+
+
+@pytest.mark.parametrize(("variable", "value", "cure"), [(name, *told) for name, told in VARIABLES.items()], ids=VARIABLES)
+def test_a_mistake_in_the_environment_is_told_with_its_cure(
+    variable: str, value: str, cure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ValueError, match="expected") as caught:
+        LimitGate(asgi, **({} if variable == "LIMITGATE_RULES" else {"rules": RULES}))
+    assert cure in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "cure"),
+    [
+        ("LIMITGATE_STOR", "did you mean LIMITGATE_STORE?"),
+        ("LIMITGATE_REDIS_URL", "did you mean LIMITGATE_STORE?"),
+        ("LIMITGATE_COLOUR", "take it away, or see help(limitgate.Settings)"),
+    ],
+)
+def test_a_variable_that_is_none_is_told_with_the_one_that_is(
+    variable: str, cure: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(variable, "x")
+    with caplog.at_level(logging.WARNING, "limitgate"):
+        gate()
+    assert f"{variable} is no setting of LimitGate and is ignored; {cure}" in caplog.text
+
+
+def test_a_sync_limiter_in_async_code_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    async def handler() -> None:
+        Limiter("memory://").hit("ann", "5/minute")
+
+    asyncio.run(handler())
+    assert "use an AsyncLimiter there" in caplog.text
+
+
+def test_an_option_of_django_that_there_is_not_is_told_with_the_one_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(django.conf, "settings", type("Fake", (), {"LIMITGATE": {"RULES": [], "STORAGE_URI": "redis://h"}}))
+    monkeypatch.setattr("limitgate.django.options.settings", django.conf.settings)
+    with pytest.raises(ValueError, match=r"unknown option 'STORAGE_URI', did you mean 'store'[?]"):
+        django_options()
+
+
+def test_there_are_sixty_and_more() -> None:
+    """The list grows with what people ask."""
+    assert len(TOLD) + len(IN_YAML) + len(VARIABLES) >= 100
