@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import io
 import logging
 import os
@@ -48,6 +49,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     parts = collection_path.relative_to(TESTS).parts if collection_path.is_relative_to(TESTS) else ()
     is_unit = not parts or parts[0].endswith(".py") or (TESTS.parent / "limitgate" / parts[0]).is_dir()
     return True if config.getoption("quick") and not is_unit else None
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Have the garbage collector look through what tests make, and not each time through thousands of tests."""
+    gc.collect()
+    gc.freeze()
 
 
 def _start_no_process(*_: object, **__: object) -> None:
