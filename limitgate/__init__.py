@@ -18,7 +18,7 @@ A request reads downwards: middleware > exchange > gate > rules, keys > stores >
     command/         the command `limitgate`: a module per verb; also python -m limitgate, __main__.py
     replay/          access logs through rules
     testing.py       for tests of applications: nothing limited, a clock that stands still
-    errors.py, diagnostics.py (LG codes), extras.py, forking.py, own_errors.py, suggestions.py, waiting.py
+    errors.py, diagnostics.py (LG codes), extras.py, forking.py, masking.py, own_errors.py, suggestions.py, waiting.py
 """
 
 from __future__ import annotations

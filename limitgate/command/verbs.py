@@ -13,6 +13,11 @@ from limitgate.errors import ConfigError, StoreError
 VERBS = {
     "check": "Read rule files as the service would; print every mistake.",
     "replay": "Send an access log through rules: what would have been refused?",
+    "peek": "Show one client's state in the store.",
+    "reset": "Forget what one client has used.",
+    "ban": "Refuse everything of one client.",
+    "pardon": "Lift a ban.",
+    "bans": "List who is banned, and why.",
 }
 """One line of help per verb. ``limitgate/command/VERB.py`` has the click command of the name ``verb``, with ``_`` for ``-``."""
 

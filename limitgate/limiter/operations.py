@@ -94,6 +94,10 @@ class Operations:
         self._key = Key((), "limiter", secret=self._secret)
         self._known = Known()
 
+    def ban_key(self, key: str) -> str:
+        """Key in the store of the ban of a limiter's key."""
+        return _ban_key(self._name(key))
+
     def _rule_bucket(self, rule: object, name: str | None, parts: BucketParts) -> RuleBucketOperations:
         """The bucket of a rule that these parts of its key name."""
         return rule_bucket(

@@ -62,6 +62,11 @@ class RuleBucketOperations:
         """Charges of one request, by each key that the gate may count it under: it counts under one of them."""
         self._timeout = timeout
 
+    @property
+    def keys(self) -> list[str]:
+        """Keys of the buckets in the store."""
+        return [charge.key for charge in self._charges]
+
     def peeking(self) -> Flow[Decision]:
         """Decide about a request of the rule's cost, and charge nothing."""
         return self._carried_out(Plan.peek(self._charges))
@@ -107,6 +112,11 @@ class AsyncRuleBucket:
         self._operations = operations
         self._run = run
 
+    @property
+    def keys(self) -> list[str]:
+        """Keys of its buckets in the store, those of a rule with several algorithms or paths."""
+        return self._operations.keys
+
     async def peek(self) -> Decision:
         """Decide about a request of the rule's cost. Charges nothing; a ban is in ``retry_after``."""
         return await self._run(self._operations.peeking())
@@ -133,6 +143,11 @@ class RuleBucket:
     def __init__(self, operations: RuleBucketOperations, run: Callable[[Flow[Decision]], Decision]) -> None:
         self._operations = operations
         self._run = run
+
+    @property
+    def keys(self) -> list[str]:
+        """Keys of its buckets in the store, those of a rule with several algorithms or paths."""
+        return self._operations.keys
 
     def peek(self) -> Decision:
         """Decide about a request of the rule's cost. Charges nothing; a ban is in ``retry_after``."""

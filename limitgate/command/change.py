@@ -1,0 +1,42 @@
+"""What verbs that change something have in common: they ask first, and take durations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from limitgate.errors import ConfigError
+from limitgate.limits.duration import seconds_of
+
+_DAY = 86_400
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask whether to go on, unless it was said already. Raises `click.Abort` unless the answer is yes."""
+    if not yes:
+        click.confirm(question, abort=True, err=True)
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic in every click
+    """A duration: seconds, or text such as ``90s``, ``1h`` and ``7d``."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read a duration in seconds."""
+        text = str(value).strip()
+        try:
+            found = float(text[:-1]) * _DAY if text.endswith("d") and text[:-1].isdecimal() else _seconds(text)
+        except ConfigError as error:
+            self.fail(f"{error} or '7d'", param, ctx)
+        if not found:
+            self.fail(f"{text!r} is no time, expected more than 0", param, ctx)
+        return found
+
+
+def _seconds(text: str) -> float:
+    return seconds_of(float(text) if text.replace(".", "", 1).isdecimal() else text)
+
+
+DURATION = Duration()

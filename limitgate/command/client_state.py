@@ -1,0 +1,256 @@
+"""One client's state in a live store, named on the command line: by a rule and the parts of its key, or by a Limiter's key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial, reduce
+from typing import Any, NamedTuple, TypedDict, TypeVar, cast
+
+import click
+
+from limitgate.command.journal import Journal
+from limitgate.errors import ConfigError
+from limitgate.limiter.limiter import Limiter
+from limitgate.limiter.rule_bucket import BucketParts
+from limitgate.limits.decision import Decision
+from limitgate.masking import masked
+from limitgate.rules.files import load_rules
+from limitgate.rules.key_parts import check_part
+from limitgate.rules.rule import Rule
+from limitgate.stores import open_sync_store
+from limitgate.stores.base import SyncConfigStore
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+_SAYABLE = frozenset({"path", "method", "tier"})
+"""Parts of a key that tell nothing of anybody."""
+
+
+class StoreOptions(TypedDict):
+    """Options that say which store, and how its keys are made."""
+
+    store: str
+    key_prefix: str
+    secret: str | None
+    ipv6_prefix: int
+    timeout: float
+
+
+class StateOptions(StoreOptions):
+    """Options that name one client's state."""
+
+    words: tuple[str, ...]
+    rules: str | None
+    rule: str | None
+    ip: str | None
+    path: str | None
+    api_key: str | None
+    header: tuple[str, ...]
+    caller: str | None
+    user: str | None
+    method: str | None
+    host: str | None
+    tier: str | None
+
+
+def store_options(verb: Verb) -> Verb:
+    """Add the options of `StoreOptions`."""
+    return _decorated(
+        verb,
+        click.option(
+            "--store", required=True, metavar="URL", envvar="LIMITGATE_STORE", help="Where the service keeps its state."
+        ),
+        click.option(
+            "--key-prefix", default="limitgate", metavar="TEXT", envvar="LIMITGATE_KEY_PREFIX", help="That of the service."
+        ),
+        click.option(
+            "--secret", metavar="TEXT", envvar="LIMITGATE_SECRET", help="That of the service, better by LIMITGATE_SECRET."
+        ),
+        click.option(
+            "--ipv6-prefix", default=64, metavar="BITS", envvar="LIMITGATE_IPV6_PREFIX", help="That of the service.", type=int
+        ),
+        click.option("--timeout", default=2.0, metavar="SECONDS", help="To wait for the store.", show_default=True),
+    )
+
+
+def state_options(verb: Verb) -> Verb:
+    """Add the options of `StateOptions`, and the words that are a key and limits."""
+    return _decorated(
+        store_options(verb),
+        click.argument("words", metavar="[KEY [LIMIT...]]", nargs=-1),
+        click.option("--rules", metavar="PATH", help="Rule file or folder of the service."),
+        click.option("--rule", metavar="NAME", help="The rule."),
+        click.option("--ip", metavar="ADDRESS", help="The client's address."),
+        click.option("--path", metavar="PATH", help="The path, or the route's template; if not given, the rule's pattern."),
+        click.option("--api-key", metavar="KEY", help="The API key as the client sends it."),
+        click.option("-H", "--header", multiple=True, metavar="'NAME: VALUE'", help="A header of the client's."),
+        click.option("--caller", metavar="ID", help="The caller's id."),
+        click.option("--user", metavar="ID", help="The user."),
+        click.option("--method", metavar="METHOD", help="The method."),
+        click.option("--host", metavar="NAME", help="The host."),
+        click.option("--tier", metavar="NAME", help="The tier of the rule; if not given, the caller's, or default."),
+    )
+
+
+def change_options(verb: Verb) -> Verb:
+    """Add the options of verbs that change a state."""
+    return _decorated(
+        state_options(verb),
+        click.option("--reason", metavar="TEXT", help="Why, for those who look at it later."),
+        click.option("-y", "--yes", is_flag=True, help="Do not ask first."),
+        click.option("--dry-run", is_flag=True, help="Show whom it would hit, and change nothing."),
+    )
+
+
+def _decorated(verb: Verb, *decorators: Callable[[Verb], Verb]) -> Verb:
+    return reduce(lambda decorated, decorate: decorate(decorated), reversed(decorators), verb)
+
+
+class ClientState:
+    """State of one client; under a rule that counts by path in several buckets: by the route's template, and by the pattern."""
+
+    def __init__(self, name: str, keys: Sequence[str], peeks: Sequence[Callable[[], Decision]], ways: _Ways) -> None:
+        self.name = name
+        """Name for people: who is asked for is masked in it."""
+        self.keys = keys
+        """Keys in the store."""
+        self._peeks = peeks
+        self._ways = ways
+
+    def peek(self) -> Decision:
+        """The decision about a request, which charges nothing: of several buckets the one that leaves least."""
+        return min([peek() for peek in self._peeks], key=lambda each: (-each.retry_after, each.remaining))
+
+    def reset(self) -> Decision:
+        """Forget all charges, and decide about a request after that."""
+        return self._each(self._ways.reset)
+
+    def ban(self, seconds: float | None) -> Decision:
+        """Refuse all requests for so many seconds, for ever if None."""
+        return self._each([partial(way, seconds) for way in self._ways.ban])
+
+    def pardon(self) -> None:
+        """Lift the ban."""
+        for way in self._ways.pardon:
+            way()
+
+    @staticmethod
+    def _each(ways: Sequence[Callable[[], Decision]]) -> Decision:
+        return min([way() for way in ways], key=lambda each: (-each.retry_after, each.remaining))
+
+
+class _Ways(NamedTuple):
+    """How to change each bucket of a state."""
+
+    reset: Sequence[Callable[[], Decision]]
+    ban: Sequence[Callable[[float | None], Decision]]
+    pardon: Sequence[Callable[[], object]]
+
+
+@contextmanager
+def on_store(options: StoreOptions) -> Iterator[tuple[Limiter, Journal]]:
+    """A limiter and the journal on the store that the options name. Raises `click.UsageError` for one that cannot be used."""
+    url, key_prefix, timeout = options["store"], options["key_prefix"], options["timeout"]
+    if url.startswith("memory:"):
+        raise click.UsageError("a store in memory is that of one process, expected the URL of one that processes share")
+    try:
+        store = open_sync_store(url)
+        limiter = Limiter(
+            store, timeout=timeout, key_prefix=key_prefix, secret=options["secret"], ipv6_prefix=options["ipv6_prefix"]
+        )
+    except (ConfigError, ValueError) as error:
+        raise click.UsageError(str(error)) from error
+    if not isinstance(store, SyncConfigStore):
+        raise TypeError(f"{type(store).__name__} keeps no configuration, expected a store that does")
+    try:
+        yield limiter, Journal(store, key_prefix, timeout)
+    finally:
+        store.close()
+
+
+def state_of(limiter: Limiter, options: StateOptions, *, needs_limits: bool) -> ClientState:
+    """The state that the options name. Raises `click.UsageError` where they name none, `ConfigError` for a wrong part."""
+    words, rule, rules = options["words"], options["rule"], options["rules"]
+    if words and (rule or rules):
+        raise click.UsageError("expected either --rules and --rule, or KEY and limits, not both")
+    if words:
+        return _state_of_key(limiter, words[0], words[1:], needs_limits=needs_limits)
+    if not (rule and rules):
+        raise click.UsageError(
+            "expected whose state it is: --rules PATH --rule NAME and the parts of its key, or KEY and limits"
+        )
+    return _state_of_rule(limiter, _rule(rules, rule, options["tier"]), options)
+
+
+def _state_of_key(limiter: Limiter, key: str, limits: Sequence[str], *, needs_limits: bool) -> ClientState:
+    if needs_limits and not limits:
+        raise click.UsageError(f"expected the limits of {key!r:.80} after it, such as '10/second'")
+    return ClientState(
+        masked(key),
+        [limiter.ban_key(key)],
+        [partial(limiter.peek, key, *limits) if limits else partial(limiter.banned, key)],
+        _Ways([partial(limiter.reset, key, *limits)], [partial(limiter.ban, key)], [partial(limiter.pardon, key)]),
+    )
+
+
+def _state_of_rule(limiter: Limiter, rule: Rule, options: StateOptions) -> ClientState:
+    parts = _parts(options)
+    buckets = [limiter.bucket(rule, **each) for each in _by_path(rule, parts, options["path"])]
+    named = [f"{label}={_shown(label, value)}" for label, value in parts.items() if value is not None]
+    return ClientState(
+        " ".join([rule.name, *named]),
+        [key for bucket in buckets for key in bucket.keys],
+        [bucket.peek for bucket in buckets],
+        _Ways(*([getattr(bucket, way) for bucket in buckets] for way in ("reset", "ban", "pardon"))),
+    )
+
+
+def _rule(path: str, name: str, tier: str | None) -> Rule:
+    rules = load_rules(path)
+    if tier is not None and tier not in rules.tiers:
+        raise ConfigError(f"{path}: no file describes tier {tier!r:.80}, expected one of {', '.join(rules.tiers)}")
+    tiers = [tier] if tier is not None else list(rules.tiers)
+    for of_tier in tiers:
+        for rule in rules.tiers[of_tier]:
+            if rule.name == name:
+                return rule
+    known = dict.fromkeys(rule.name for of_tier in tiers for rule in rules.tiers[of_tier])
+    raise ConfigError(f"{path}: there is no rule {name!r:.80}, expected one of {', '.join(known)}")
+
+
+def _parts(options: StateOptions) -> BucketParts:
+    parts: dict[str, Any] = {
+        "ip": options["ip"],
+        "api_key": options["api_key"],
+        "caller": options["caller"],
+        "user": options["user"],
+        "method": options["method"],
+        "host": options["host"],
+        "tier": options["tier"],
+        "path": options["path"],
+    }
+    if options["header"]:
+        parts["headers"] = dict(map(_header, options["header"]))
+    return cast("BucketParts", {label: value for label, value in parts.items() if value is not None})
+
+
+def _by_path(rule: Rule, parts: BucketParts, path: str | None) -> list[BucketParts]:
+    """The parts by each path that a gate may count by: a route's template, or a pattern of the rule."""
+    if not any("path" in check_part(part) for part in rule.key):
+        return [parts]
+    paths = dict.fromkeys([*([] if path is None else [path]), rule.paths[0]])
+    return [{**parts, "path": each} for each in paths]
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not (colon and name.strip()):
+        raise click.UsageError(f"{text!r:.80} is no header, expected 'Name: value'")
+    return name.strip(), value.strip()
+
+
+def _shown(label: str, value: object) -> str:
+    if isinstance(value, dict):
+        return ",".join(f"{name}:{masked(text)}" for name, text in value.items())
+    return str(value) if label in _SAYABLE else masked(str(value))

@@ -1,0 +1,202 @@
+"""The verbs about one client's state in a live store: peek, reset, ban, pardon and bans."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from click.testing import CliRunner, Result
+
+from limitgate import Limiter, LimitGateWSGI, open_sync_store
+from limitgate.command.journal import MOST_EVENTS, Journal
+from limitgate.command.verbs import limitgate
+from tests.support.redis_cluster import RedisCluster
+from tests.support.redis_server import RedisServer
+
+RULES = """
+rules:
+  - {name: api, path: /api/**, key: [path, ip], qpd: 3}
+  - {name: keyed, path: /keyed, key: [api_key], qpd: 2}
+"""
+IP, KEY = "203.0.113.7", "sesame-open-now"
+
+
+class World:
+    """A service on Redis, and the command beside it."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url, self.prefix = url, f"t{uuid.uuid4().hex}"
+        self.rules = folder / "rules.yaml"
+        self.rules.write_text(RULES)
+        self.gate = LimitGateWSGI(_app, rules=self.rules, store=url, key_prefix=self.prefix, timeout=5)
+
+    def request(self, path: str = "/api/hello", ip: str = IP, **headers: str) -> str:
+        """Status of a request."""
+        answers: list[str] = []
+        environ = {"REQUEST_METHOD": "GET", "PATH_INFO": path, "REMOTE_ADDR": ip, **headers}
+        list(self.gate(environ, lambda status, _: answers.append(status[:3])))
+        return answers[0]
+
+    def run(self, verb: str, *words: str, feed: str | None = None) -> Result:
+        command = [verb, "--store", self.url, "--key-prefix", self.prefix, "--timeout", "10", *words]
+        return CliRunner().invoke(limitgate, command, input=feed, catch_exceptions=False)
+
+    def json(self, verb: str, *words: str, status: int = 0) -> Any:
+        result = self.run(verb, *words, "--json")
+        assert result.exit_code == status, result.output
+        return json.loads(result.stdout)
+
+    def of(self, rule: str, *words: str) -> list[str]:
+        return ["--rules", str(self.rules), "--rule", rule, *words]
+
+
+def _app(_: Any, start_response: Any) -> list[bytes]:
+    start_response("200 OK", [])
+    return []
+
+
+@pytest.fixture(params=["single", "cluster"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    kind: RedisServer | RedisCluster = request.getfixturevalue("redis_server" if request.param == "single" else "redis_cluster")
+    return World(kind.url, tmp_path)
+
+
+def test_a_client_of_a_rule(world: World) -> None:
+    """Its state is that of the gate, whether the path is given or not; a reset fills its buckets."""
+    assert [world.request() for _ in range(4)] == ["200", "200", "200", "429"]
+    seen = world.json("peek", *world.of("api", "--ip", IP), status=1)
+    assert (seen["allowed"], seen["limit"], seen["remaining"], seen["rule"]) == (False, 3, 0, "api")
+    assert 0 < seen["retry_after"] <= 28_800
+    assert seen["windows"][0]["used"] == 3
+    assert world.json("peek", *world.of("api", "--ip", IP, "--path", "/api/hello"), status=1)["remaining"] == 0
+    assert world.json("peek", *world.of("api", "--ip", "203.0.113.8"))["remaining"] == 3
+    done = world.json("reset", *world.of("api", "--ip", IP, "--path", "/api/hello"), "-y")
+    assert (done["allowed"], done["remaining"]) == (True, 3)
+    assert world.json("peek", *world.of("api", "--ip", IP))["remaining"] == 3
+
+
+def test_a_ban_that_the_gate_heeds(world: World) -> None:
+    """It is listed with its time and reason until it is lifted, and tells nobody in Redis who it is."""
+    banned = world.json("ban", *world.of("keyed", "--api-key", KEY, "--ip", IP), "--for", "1h", "--reason", "a scraper", "-y")
+    assert banned["retry_after"] == 3600
+    assert world.request("/keyed", HTTP_X_API_KEY=KEY) == "429"
+    assert world.request("/keyed", ip="203.0.113.8", HTTP_X_API_KEY="another") == "200"
+    (listed,) = world.json("bans")
+    assert 3500 < listed["retry_after"] <= 3600
+    assert listed["reason"] == "a scraper"
+    assert listed["key"] == banned["key"] == "keyed ip=20….7 api_key=ses…now"
+    assert "a scraper" in world.run("bans").stdout
+    pardoned = world.run("pardon", *world.of("keyed", "--api-key", KEY), feed="y\n")
+    assert pardoned.exit_code == 0
+    assert world.json("bans") == []
+    assert world.run("bans").stdout == "nobody is banned\n"
+    assert world.json("peek", *world.of("keyed", "--api-key", KEY))["remaining"] == 2
+    assert [event["action"] for event in world.json("bans", "--log")] == ["pardon", "ban"]
+    assert "a scraper" in world.run("bans", "--log").stdout
+
+
+def test_a_limiters_key(world: World) -> None:
+    """By the key, and by its limits where these are asked about."""
+    with Limiter(world.url, key_prefix=world.prefix, timeout=5) as limiter:
+        limiter.hit("user:42", "2/day")
+        assert world.json("peek", "user:42", "2/day")["remaining"] == 1
+        world.json("ban", "user:42", "--for", "90s", "-y")
+        assert not limiter.hit("user:42", "2/day").allowed
+        assert 80 < world.json("peek", "user:42", status=1)["retry_after"] <= 90
+        world.json("pardon", "user:42", "-y")
+        world.json("reset", "user:42", "2/day", "-y")
+        assert limiter.peek("user:42", "2/day").remaining == 2
+
+
+def test_nothing_in_redis_tells_who_it_is(redis_server: RedisServer, client: redis.Redis, tmp_path: Path) -> None:
+    """Names are masked in the journal, too."""
+    world = World(redis_server.url, tmp_path)
+    world.json("ban", *world.of("keyed", "--api-key", KEY, "--ip", IP), "-y")
+    kept = b"".join(client.get(key) or b"" for key in client.scan_iter(f"{world.prefix}:*"))
+    assert b"keyed" in kept
+    assert not [text for text in (KEY, IP) if text.encode() in kept]
+
+
+@pytest.mark.parametrize("verb", ["reset", "ban", "pardon"])
+def test_what_changes_something_asks_first(redis_server: RedisServer, tmp_path: Path, verb: str) -> None:
+    """Without a yes nothing happens, and with --dry-run neither; a ban without an end is told as such."""
+    world = World(redis_server.url, tmp_path)
+    assert [world.request() for _ in range(3)] == ["200"] * 3
+    whom = world.of("api", "--ip", IP)
+    for result in (world.run(verb, *whom, feed="n\n"), world.run(verb, *whom), world.run(verb, *whom, "--dry-run")):
+        assert result.exit_code == (0 if "would be" in result.stdout else 1)
+        assert "20….7" in result.output
+    assert world.json("peek", *whom, status=1)["remaining"] == 0
+    assert world.json("bans", "--log") == []
+    world.json("ban", *whom, "-y")
+    assert world.json("bans")[0]["retry_after"] is None
+    assert world.json("peek", *whom, status=1)["retry_after"] > 10**9
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "told"),
+    [
+        (["peek"], 2, "expected whose state it is"),
+        (["peek", "key", "--rule", "api"], 2, "not both"),
+        (["reset", "key", "-y"], 2, "expected the limits of 'key'"),
+        (["peek", "key", "5/fortnight"], 1, "fortnight"),
+        (["peek", "--rules", "{rules}", "--rule", "nope"], 1, "there is no rule 'nope', expected one of api, keyed"),
+        (["peek", "--rules", "{rules}", "--rule", "api"], 1, "expected ip="),
+        (["peek", "--rules", "{rules}", "--rule", "api", "--ip", "nowhere"], 1, "expected an address"),
+        (["peek", "--rules", "{rules}", "--rule", "api", "--tier", "gold"], 1, "no file describes tier 'gold'"),
+        (["peek", "--rules", "{rules}", "--rule", "api", "-H", "nonsense"], 2, "expected 'Name: value'"),
+        (["ban", "key", "--for", "soon"], 2, "is no duration, expected seconds"),
+        (["ban", "key", "--for", "0"], 2, "expected more than 0"),
+        (["bans", "--store", "memory://"], 2, "that of one process"),
+        (["bans", "--store", "ftp://h"], 2, "ftp"),
+        (["bans", "--store", "redis://127.0.0.1:1", "--timeout", "1"], 3, ""),
+    ],
+)
+def test_mistakes_are_told(tmp_path: Path, words: list[str], status: int, told: str) -> None:
+    """Wrong usage, wrong rules, and a store that does not answer."""
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(RULES)
+    store = [] if "--store" in words else ["--store", "redis://127.0.0.1:1"]
+    command = [words[0], *store, *[word.format(rules=rules) for word in words[1:]]]
+    result = CliRunner().invoke(limitgate, command, catch_exceptions=False)
+    assert result.exit_code == status, result.output
+    assert told in result.stderr
+    assert result.stderr.count("limitgate: ") <= 1
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("1.5h", 5400), ("7d", 604_800)])
+def test_durations(redis_server: RedisServer, tmp_path: Path, text: str, seconds: float) -> None:
+    """As people write them."""
+    assert World(redis_server.url, tmp_path).json("ban", "key", "--for", text, "--dry-run")["retry_after"] == seconds
+
+
+def test_the_journal_is_bounded_and_loses_nothing(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two operators write at once; the oldest events go, and bans that are over."""
+    now = [1000.0]
+    store = open_sync_store(redis_server.url)
+    prefix = f"t{uuid.uuid4().hex}"
+    one, other = (Journal(store, prefix, 10, lambda: now[0]) for _ in range(2))
+    write: Callable[..., bool] = one._write
+
+    def interrupted(*args: Any) -> bool:
+        monkeypatch.setattr(one, "_write", write)
+        other.note("ban", "b", ["k2"], "theirs", 60, bans=True)
+        return write(*args)
+
+    monkeypatch.setattr(one, "_write", interrupted)
+    one.note("ban", "a", ["k1"], "ours", 10, bans=True)
+    assert [(ban.key, ban.reason) for ban in one.bans()] == [("a", "ours"), ("b", "theirs")]
+    one.note("ban", "a", ["k1"], "shorter", 5, bans=True)
+    assert one.bans()[0].retry_after(now[0]) == 10
+    now[0] += 30
+    assert [ban.key for ban in one.bans()] == ["b"]
+    for number in range(MOST_EVENTS // 100 + 1):
+        monkeypatch.setattr("limitgate.command.journal.MOST_EVENTS", 5)
+        one.note("reset", str(number), ["k"], None)
+    assert [event.key for event in one.events()] == [str(number) for number in range(10, 5, -1)]
+    store.close()
