@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 import limitgate.flask
 from limitgate import ConfigError, LimitGate, LimitGateWSGI, MemoryStore, Rule, StoreError, load_rules, open_sync_store
-from tests.support.doors import ASGISite, Wire, asgi_reply
+from tests.support.doors import PATIENCE, ASGISite, Wire, asgi_reply
 from tests.support.impostor import Impostor
 from tests.support.redis_server import RedisServer, free_port
 
@@ -66,7 +66,7 @@ def guarded() -> Iterator[RedisServer]:
 
 
 def until_told(caplog: pytest.LogCaptureFixture, code: str) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while not any(message.startswith(code) for message in caplog.messages):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -145,7 +145,7 @@ def test_it_is_told_again_after_it_was_cured(guarded: RedisServer, caplog: pytes
     with redis.Redis(unix_socket_path=str(guarded.socket), password="p") as client:
         store = open_sync_store(f"redis://:p@127.0.0.1:{guarded.port}")
         gate = LimitGateWSGI(app, rules=RULES, store=store, timeout=5)
-        store._connecting.join(10)
+        store._connecting.join(PATIENCE)
         for password, errors in (("p", 0), ("other", 1), ("other", 1), ("p", 1), ("third", 2)):
             client.config_set("requirepass", password)
             store.close()
@@ -266,7 +266,7 @@ def test_without_lifespan_the_first_request_asks(redis_server: RedisServer) -> N
 def test_no_thread_is_left(redis_server: RedisServer) -> None:
     """Once the store has answered, all that is left is a connection for the first request."""
     gate = LimitGateWSGI(app, rules=RULES, store=redis_server.url)
-    gate.gate.store._connecting.join(10)
+    gate.gate.store._connecting.join(PATIENCE)
     assert not any(thread.name == "limitgate-start" for thread in threading.enumerate())
     gate.gate.store.close()
 

@@ -19,7 +19,7 @@ from tests.support.crowds import a_plan, giving_back
 from tests.support.proxy import CUT, Proxy, in_a_loop, until
 from tests.support.redis_server import RedisServer
 
-PATIENT = 5.0
+PATIENT = 20.0
 
 
 class Client:

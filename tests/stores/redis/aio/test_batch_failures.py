@@ -362,8 +362,8 @@ async def test_a_connection_that_ends_as_soon_as_it_is_made(redis_server: RedisS
     server = await asyncio.start_server(polite, "127.0.0.1", 0)
     async with store_at(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}?protocol=2") as store:
         begun = time.monotonic()
-        assert await ask(store, a_plan(), timeout=2) == ["connection"]
-        assert time.monotonic() - begun < 1
+        assert await ask(store, a_plan()) == ["connection"]
+        assert time.monotonic() - begun < PATIENT / 2
         assert 1 <= len(visits) <= 2
     server.close()
 

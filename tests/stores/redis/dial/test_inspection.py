@@ -294,8 +294,8 @@ def test_a_connection_that_is_lost_meanwhile(pool: Any, reply: bytes | None) -> 
     with Impostor(EVAL=reply) as server:
         start = time.monotonic()
         with pytest.raises((RedisError, TimeoutError)):
-            said(pool, f"redis://{server.place}/0", within=0.3)
-        assert time.monotonic() - start < 2
+            said(pool, f"redis://{server.place}/0", within=1.5 if reply is None else PATIENT)
+        assert time.monotonic() - start < PATIENT / 2
         assert server.count("EVAL") == 1
         _, line = server._threads
         line.join(PATIENT)
