@@ -47,7 +47,16 @@ def _look_at(path: Path, *, identifies: bool) -> list[Finding]:
     except ConfigError as error:
         return _in_order(found(error))
     callers = [caller for file in read.files for caller in file.callers.values()]
-    return _in_order([_warning(read, oddity) for oddity in review(read.rules, callers, identifies=identifies)])
+    odd = [_warning(read, oddity) for oddity in review(read.rules, callers, identifies=identifies)]
+    return _in_order([*odd, *_failed_tests(read)])
+
+
+def _failed_tests(read: RuleFiles) -> Iterable[Finding]:
+    if not any(file.tests for file in read.files):
+        return ()
+    from limitgate.command.rule_tests import failures  # noqa: PLC0415 - imports the gate, which only tests need
+
+    return failures(read)
 
 
 def _warning(read: RuleFiles, oddity: Oddity) -> Finding:

@@ -14,6 +14,7 @@ from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.request import Query, Request
 from limitgate.routes import NoRoutes
 from limitgate.rules.rule import RuleSet
+from limitgate.rules.settings import Settings
 from limitgate.stores import MemoryStore
 
 
@@ -41,13 +42,27 @@ class DescribedRequest(Request):
         return dict(self._described or ())
 
 
-def offline_gate(rules: RuleSet, store: MemoryStore) -> Gate:
-    """Make a gate of a rule set with the default options, which knows no routes and takes peers for the clients."""
-    proxies = TrustedProxies((), "x-forwarded-for")
-    identities = Identities(rules.callers, proxies, rules.tiers, identifies=False, api_key_header="x-api-key", ipv6_prefix=64)
-    planner = Planner(rules, NoRoutes(), identities, key_prefix="limitgate", secret=b"", shadow=False)
+def offline_gate(rules: RuleSet, store: MemoryStore, settings: Settings | None = None) -> Gate:
+    """Make a gate of a rule set that knows no routes. ``settings`` say who clients and callers are, the defaults if None."""
+    settings = settings or Settings.model_construct()
+    proxies = TrustedProxies(settings.trusted_proxies, settings.forwarded_header)
+    planner = Planner(
+        rules, NoRoutes(), identities_of(rules, settings, proxies), key_prefix="limitgate", secret=b"", shadow=False
+    )
     in_force = RulesInForce(planner, (), timeout=1.0, is_measured=True)
     return Gate(in_force, store, proxies.client, on_error="open", processes=1)
+
+
+def identities_of(rules: RuleSet, settings: Settings, proxies: TrustedProxies) -> Identities:
+    """Find callers as the gate of an application does that names none itself."""
+    return Identities(
+        rules.callers,
+        proxies,
+        rules.tiers,
+        identifies=False,
+        api_key_header=settings.api_key_header,
+        ipv6_prefix=settings.ipv6_prefix,
+    )
 
 
 def decide_at_once(gate: Gate, request: Request) -> Admission:

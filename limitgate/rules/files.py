@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -13,6 +13,9 @@ from limitgate.errors import MOST_MISTAKES, ConfigError, Field
 from limitgate.rules.callers import DEFAULT_TIER, KnownCaller, Text
 from limitgate.rules.document import Document
 from limitgate.rules.rule import Rule, RuleSet
+from limitgate.rules.rule_tests import RuleTest, read_rule_test
+
+T = TypeVar("T")
 
 SUFFIXES = (".yaml", ".yml")
 MOST_NOTES = 20
@@ -27,15 +30,17 @@ class _File(BaseModel):
     tier: Text = DEFAULT_TIER
     callers: list[Any] = []
     rules: list[Any] = []
+    tests: list[Any] = []
 
 
 class RuleFile(NamedTuple):
-    """Rules and callers of a rule file, by their places in it."""
+    """Rules, callers and tests of a rule file, by their places in it."""
 
     document: Document
     tier: str
     rules: dict[int, Rule]
     callers: dict[int, KnownCaller]
+    tests: dict[int, RuleTest]
 
 
 class RuleFiles(NamedTuple):
@@ -137,26 +142,36 @@ def _read(file: Path) -> tuple[RuleFile | None, list[ConfigError]]:
         return None, [*document.mistakes, document.mistake((), f"{what} tier, callers and rules")]
     top, wrong = _top(document, document.data)
     mistakes = [*document.mistakes, *wrong]
-    read = RuleFile(document, top.tier, {}, {})
+    read = RuleFile(document, top.tier, {}, {}, {})
     for place, entry in enumerate(top.rules):
-        rule: Rule | None
-        try:
-            rule = _rule(entry, top.tier)
-        except ConfigError as error:
-            mistakes += _placed(error, document, ("rules", place))
-            rule = _stand_in(entry, top.tier)
-        if rule is not None:
+        if (
+            rule := _noting(mistakes, document, ("rules", place), _rule, entry, top.tier) or _stand_in(entry, top.tier)
+        ) is not None:
             read.rules[place] = rule
-        if len(mistakes) >= MOST_MISTAKES:
-            break
     for place, entry in enumerate(top.callers):
-        try:
-            read.callers[place] = _caller(entry, top.tier)
-        except ConfigError as error:
-            mistakes += _placed(error, document, ("callers", place))
-        if len(mistakes) >= MOST_MISTAKES:
-            break
+        if (caller := _noting(mistakes, document, ("callers", place), _caller, entry, top.tier)) is not None:
+            read.callers[place] = caller
+    latest = 0.0
+    for place, entry in enumerate(top.tests):
+        if (test := _noting(mistakes, document, ("tests", place), read_rule_test, entry)) is not None:
+            read.tests[place] = test
+            at = latest if test.given.at is None else test.given.at
+            if at < latest:
+                message = f"{at:g} s is before the test above it, expected at least {latest:g}"
+                mistakes.append(document.mistake(("tests", place, "given", "at"), message))
+            latest = max(latest, at)
     return None if wrong else read, mistakes
+
+
+def _noting(mistakes: list[ConfigError], document: Document, where: Field, make: Callable[..., T], *given: object) -> T | None:
+    """Make something of an entry, and note its mistakes; None if it has any, or if there are enough already."""
+    if len(mistakes) >= MOST_MISTAKES:
+        return None
+    try:
+        return make(*given)
+    except ConfigError as error:
+        mistakes += _placed(error, document, where)
+        return None
 
 
 def _top(document: Document, data: dict[str, Any]) -> tuple[_File, list[ConfigError]]:

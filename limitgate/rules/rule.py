@@ -50,7 +50,7 @@ MAX_DELAY = 60.0
 EVERY = "*"
 """Stands in ``replaces`` for every rule that has limits."""
 
-_METHOD = re.compile(r"[A-Za-z][A-Za-z-]*", re.ASCII)
+METHOD = re.compile(r"[A-Za-z][A-Za-z-]*", re.ASCII)
 _QUICK = {"qps": "{}/second", "qpm": "{}/minute", "qph": "{}/hour", "qpd": "{}/day", "concurrency": "{} at once"}
 
 
@@ -240,7 +240,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     def _methods_are_classes(cls, methods: frozenset[str] | None) -> frozenset[str] | None:
         if methods is None:
             return None
-        if not methods or not all(_METHOD.fullmatch(method) for method in methods):
+        if not methods or not all(METHOD.fullmatch(method) for method in methods):
             raise ConfigError(f"{sorted(methods)} are no methods, expected for example [GET, POST]")
         upper = {method.upper() for method in methods}
         return frozenset(upper - {"HEAD"} | ({"GET"} if "HEAD" in upper else set()))

@@ -1,0 +1,120 @@
+"""The tests of rule files, run through the gate on a clock of their own: no store, no network, no waiting."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import ceil, inf
+from typing import Any
+from urllib.parse import unquote
+
+from limitgate.command.findings import Finding
+from limitgate.errors import spelled
+from limitgate.gate.admission import Admission
+from limitgate.gate.offline import DescribedRequest, decide_at_once, identities_of, offline_gate
+from limitgate.http.client_ip import TrustedProxies
+from limitgate.rules.files import RuleFile, RuleFiles
+from limitgate.rules.rule import RuleSet
+from limitgate.rules.rule_tests import Given
+from limitgate.rules.settings import GateSettings
+from limitgate.stores import MemoryStore
+
+BEGINNING = 1_767_225_600
+"""Unix time at which the clock of each file's tests begins: a Thursday, so windows of every length begin with it."""
+_SECOND = 1_000_000
+_CLOSE = 0.001
+"""Seconds by which a wait may differ from an expected one that is no whole number."""
+
+
+def failures(read: RuleFiles) -> Iterator[Finding]:
+    """What is not as the tests expect it, by file and line. Who clients and callers are is told by ``LIMITGATE_*``."""
+    settings = GateSettings()
+    with _without_logs():
+        for file in read.files:
+            if file.tests:
+                yield from _failures_in(file, read.rules, settings)
+
+
+def _failures_in(file: RuleFile, rules: RuleSet, settings: GateSettings) -> Iterator[Finding]:
+    bench = _Bench(rules, settings)
+    for place, test in file.tests.items():
+        answer = bench.answer(test.given)
+        for name in (name for name in type(test.expect).model_fields if name in test.expect.model_fields_set):
+            expected, actual = getattr(test.expect, name), answer[name]
+            if not _fits(expected, actual):
+                field = ("tests", place, "expect", name)
+                message = f"expected {_shown(expected)}, was {_shown(actual)}, in the answer {_told(answer)}"
+                yield Finding(str(file.document.file), file.document.line_of(field), spelled(field), "error", message)
+
+
+class _Bench:
+    """A gate for the tests of one file, and their clock.
+
+    Requests that come at the same time are in flight together; they are over when the clock goes on.
+    """
+
+    def __init__(self, rules: RuleSet, settings: GateSettings) -> None:
+        proxies = TrustedProxies(settings.trusted_proxies, settings.forwarded_header)
+        self._identities = identities_of(rules, settings, proxies)
+        self._gate = offline_gate(rules, MemoryStore(lambda: self._now), settings)
+        self._now = BEGINNING * _SECOND
+        self._in_flight: list[Admission] = []
+
+    def answer(self, given: Given) -> dict[str, Any]:
+        """What is decided about a request, by the fields of `limitgate.rules.rule_tests.Expected`."""
+        if given.at is not None:
+            self._go_on_to(BEGINNING * _SECOND + round(given.at * _SECOND))
+        headers = {name.lower(): value for name, value in given.headers.items()}
+        request = DescribedRequest(given.method.upper(), unquote(given.path.partition("?")[0]), given.ip, headers)
+        admission = decide_at_once(self._gate, request)
+        self._in_flight.append(admission)
+        decision = admission.decision
+        return {
+            "allowed": admission.refusal is None,
+            "rule": decision and decision.rule,
+            "remaining": decision and decision.remaining,
+            "tier": self._identities.subject(request, None).tier,
+            "retry_after": decision.retry_after if decision else 0.0,
+        }
+
+    def _go_on_to(self, now: int) -> None:
+        if now > self._now:
+            for admission in self._in_flight:
+                if admission.end():
+                    self._gate.settle(admission)
+            self._in_flight.clear()
+            self._now = now
+
+
+def _fits(expected: object, actual: object) -> bool:
+    if isinstance(expected, float) and isinstance(actual, float):
+        is_whole = expected.is_integer() and actual != inf
+        return expected == ceil(actual) if is_whole else expected == actual or abs(expected - actual) < _CLOSE
+    return expected == actual
+
+
+def _told(answer: dict[str, Any]) -> str:
+    """An answer as it would be written in the file."""
+    return "{" + ", ".join(f"{name}: {_shown(value)}" for name, value in answer.items()) + "}"
+
+
+def _shown(value: object) -> str:
+    """A value as YAML has it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, float):
+        return ".inf" if value == inf else f"{value:.6g}"
+    return str(value)
+
+
+@contextmanager
+def _without_logs() -> Iterator[None]:
+    """Keep quiet what a gate logs about its rules: `limitgate.rules.review` tells it with file and line."""
+    log = logging.getLogger("limitgate")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
