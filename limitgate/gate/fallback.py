@@ -6,7 +6,7 @@ only, as a cluster does without one of its nodes, that is about the rules of the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from limitgate.gate.compiled_rule import CompiledRule
 from limitgate.gate.request_plan import RequestPlan
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.limits.decision import decide, undecided
-from limitgate.limits.plan import Charge, Plan, Reading
+from limitgate.limits.plan import Charge, Plan, Reading, read, with_bans
 from limitgate.rules.options import OnError
 from limitgate.stores.memory import MemoryStore
 
@@ -33,12 +33,13 @@ class Split(NamedTuple):
 class Fallback:
     """Decides in the store's place. ``on_error`` is for rules that have none of their own.
 
-    Each of so many ``processes`` grants its share of the limits, see `Limit.share`.
+    Each of so many ``processes`` grants its share of the limits, see `Limit.share`. Bans hold that the ``store`` has seen.
     """
 
-    def __init__(self, on_error: OnError, processes: int) -> None:
+    def __init__(self, store: object, on_error: OnError, processes: int) -> None:
         self._on_error: OnError = on_error
         self._processes = processes
+        self._ban_left_us: Callable[[str], int] = getattr(store, "ban_left_us", _no_ban)
         self._store = MemoryStore()
         self.slot_keeper = SlotKeeper(self._store, timeout=1.0)
 
@@ -52,10 +53,9 @@ class Fallback:
         if not rest:
             return self._by_this_process(request_plan, local)
         if local:
-            peek = Plan.peek(local)
-            reading = self._store.spend(peek)
+            plan, reading = self._asked(Plan.peek(local))
             if not reading.admitted:
-                return _verdict(peek, reading)
+                return _verdict(plan, reading)
         return Split(Plan.spend(rest), Plan.spend(local) if local else None)
 
     def wholly_without_store(self, request_plan: RequestPlan, error: StoreError) -> Verdict:
@@ -91,9 +91,18 @@ class Fallback:
     def _by_this_process(self, request_plan: RequestPlan, charges: Sequence[Charge]) -> Verdict:
         if not charges:
             return Verdict(undecided(allowed=True))
-        plan = Plan.spend(charges)
-        reading = self._store.spend(plan)
+        plan, reading = self._asked(Plan.spend(charges))
         return _verdict(plan, reading, Charged(request_plan, plan, reading, is_local=True))
+
+    def _asked(self, plan: Plan) -> tuple[Plan, Reading]:
+        """Have this process carry out a plan, unless one of its buckets is banned: then it is read only."""
+        lefts = [self._ban_left_us(charge.key) if charge.cost else 0 for charge in plan.charges]
+        bans = {place: left for place, left in enumerate(lefts) if left}
+        if not bans:
+            return plan, self._store.spend(plan)
+        reading = self._store.spend(Plan.peek(plan.charges))
+        charges, states = with_bans(plan.charges, [bucket.before for bucket in reading.buckets], bans)
+        return Plan.peek(charges), read(charges, reading.now, states)
 
     def _policy(self, compiled_rule: CompiledRule, error: StoreError) -> OnError:
         """Policy of a rule. Out of memory, only its own word for ``open`` lets everything through.
@@ -105,6 +114,11 @@ class Fallback:
         if compiled_rule.rule.on_error:
             return compiled_rule.rule.on_error
         return "local" if error.fault == "oom" and self._on_error == "open" else self._on_error
+
+
+def _no_ban(_: str) -> int:
+    """Microseconds of any ban in a store that does not fail."""
+    return 0
 
 
 def _verdict(plan: Plan, reading: Reading, *charged: Charged) -> Verdict:

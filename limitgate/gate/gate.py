@@ -84,7 +84,7 @@ class Gate:
         self._answers_at_once = answers_at_once(store)
         self._identify = identify
         self._at_first_answer = at_first_answer
-        self._fallback = Fallback(on_error, processes)
+        self._fallback = Fallback(store, on_error, processes)
         self._slot_keeper = SlotKeeper(store, rules.timeout)
         self._failing, self._failed = False, 0.0
         self._said_overloaded = -AGAIN

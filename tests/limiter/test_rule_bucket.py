@@ -39,7 +39,8 @@ from limitgate.fastapi import RateLimit
 from limitgate.limiter.rule_bucket import RuleBucket
 from limitgate.rules.callers import KnownCaller
 from tests.support.clock import Clock
-from tests.support.doors import PEER, Reply, asgi_reply, wsgi_reply
+from tests.support.doors import MOMENT, PATIENCE, PEER, Reply, asgi_reply, wsgi_reply
+from tests.support.proxy import in_a_loop
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_server import RedisServer
 from tests.support.stored import buckets
@@ -383,6 +384,57 @@ def test_a_banned_crowd_costs_redis_little(redis_server: RedisServer) -> None:
         assert {wsgi_reply(gate).status for _ in range(50)} == {429}
         assert client.info("commandstats")["cmdstat_evalsha"]["calls"] - before <= 4
     store.close()
+
+
+LOCAL = Rule("api", "1000/minute", key=["header:x-who"], on_error="local")
+OTHERS = [Rule("all", "1000/minute", on_error="open")]
+
+
+def who(name: str) -> dict[str, Any]:
+    return {"headers": {"X-Who": name}}
+
+
+@pytest.mark.parametrize("shares", [True, False], ids=["by its own store", "by another process"])
+def test_a_ban_holds_while_redis_is_gone(own_redis: RedisServer, *, shares: bool) -> None:
+    """Under ``local``, as far as the gate's store has seen it: set it, or refused by it. Others are limited as ever."""
+    store, other = RedisStore(own_redis.url), RedisStore(own_redis.url)
+    gate = LimitGateWSGI(plain_wsgi, rules=[LOCAL, *OTHERS], store=store, timeout=5)
+    with Limiter(store if shares else other, timeout=5) as limiter:
+        for name in ("ann", "bob", "unseen"):
+            limiter.bucket(LOCAL, headers={"x-who": name}).ban(3600)
+        for name in ("ann", "bob"):
+            assert wsgi_reply(gate, **who(name)).status == 429
+        limiter.bucket(LOCAL, headers={"x-who": "bob"}).pardon()
+        began = time.monotonic()
+        while wsgi_reply(gate, **who("bob")).status == 429:  # for a second the refusal may be repeated
+            assert time.monotonic() - began < PATIENCE
+            time.sleep(MOMENT)
+        own_redis.stop()
+        refused = [wsgi_reply(gate, **who("ann")) for _ in range(3)]
+        assert {reply.status for reply in refused} == {429}
+        assert all(3500 < reply.wait <= 3600 for reply in refused)
+        assert [wsgi_reply(gate, **who(name)).status for name in ("bob", "cid")] == [200, 200]
+        assert wsgi_reply(gate, **who("unseen")).status == (429 if shares else 200)
+    store.close()
+
+
+@in_a_loop
+async def test_a_ban_holds_while_redis_is_gone_on_asyncio(own_redis: RedisServer) -> None:
+    """As under threads; its end is that of the ban."""
+    store = AsyncRedisStore(own_redis.url)
+    gate = LimitGate(plain_asgi, rules=[LOCAL], store=store, timeout=5)
+    async with AsyncLimiter(store, timeout=5) as limiter:
+        await limiter.bucket(LOCAL, headers={"x-who": "ann"}).ban(3600)
+        await limiter.bucket(LOCAL, headers={"x-who": "bob"}).ban(2)
+        own_redis.stop()
+        began = time.monotonic()
+        while (await asgi_reply(gate, **who("bob"))).status == 429:
+            assert time.monotonic() - began < PATIENCE
+            await asyncio.sleep(MOMENT)
+        assert time.monotonic() - began > 1
+        assert (await asgi_reply(gate, **who("ann"))).status == 429
+        assert (await asgi_reply(gate, **who("cid"))).status == 200
+    await store.aclose()
 
 
 def test_a_store_that_is_gone_is_told(own_redis: RedisServer) -> None:

@@ -18,6 +18,7 @@ from limitgate.stores.redis import plain, wire
 from limitgate.stores.redis.breaker import Breaker, Tally
 from limitgate.stores.redis.deny_cache import DenyCache
 from limitgate.stores.redis.dial.inspection import Inspection
+from limitgate.stores.redis.known_bans import KnownBans
 from limitgate.stores.redis.leases import Leases
 from limitgate.stores.redis.server_clock import ServerClock
 
@@ -93,6 +94,7 @@ class RedisReplies:
     def __init__(self, *, local_refusals: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
         self.deny_cache = DenyCache() if local_refusals else None
         self.leases = Leases()
+        self._bans = KnownBans()
         self._breakers: WeakSet[Breaker] = WeakSet()
         self._tally = Tally()
         self.inspection = Inspection()
@@ -125,6 +127,10 @@ class RedisReplies:
     def outages(self) -> int:
         """Number of times that requests stopped waiting for a server."""
         return self._tally.outages
+
+    def ban_left_us(self, key: str) -> int:
+        """Microseconds for which a bucket is still banned, as far as this store has seen it; 0 if it is not."""
+        return self._bans.left_us(key, self._clock())
 
     def breaker(self, server: str = "Redis", *, instead_of: Breaker | None = None) -> Breaker:
         """A breaker for one more server of this store, or for one in the place of another."""
@@ -172,13 +178,17 @@ class RedisReplies:
             self._note_leap(clock, leap)
         lost = _lost(plans, readings) if unwritten else ()
         outcomes: list[Outcome] = list(readings)
+        bans = self._bans
+        bans.drop_ended(heard)
         for place, (plan, reading) in enumerate(zip(plans, readings)):
-            if reading.admitted and plan.verb == "spend" and not (lost or self.deny_cache or self.leases.pending):
+            if reading.admitted and plan.verb == "spend" and not (lost or self.deny_cache or self.leases.pending or bans.ends):
                 continue  # mostly there is nothing to note
             if place in lost:
                 self.leases.forget(plan)
                 outcomes[place] = StoreError("Redis is out of memory", "oom")
                 continue
+            if bans.ends or plan.verb == "ban" or not reading.admitted:
+                bans.learn(reading, heard)
             if self.deny_cache is not None:
                 self.deny_cache.learn(plan, reading, sent, heard)
             self.leases.learn(reading, sent)
@@ -196,6 +206,11 @@ class RedisReplies:
         if leap := clock.leap(now, sent, heard):
             self._note_leap(clock, leap)
         outcomes: list[Outcome] = [*readings]
+        if self._bans.ends:
+            self._bans.drop_ended(heard)
+            for plan, verdict in zip(plans, verdicts):
+                if verdict != plain.NOT_CARRIED_OUT:
+                    self._bans.forget(plan.keys, now)
         if not (unwritten or (cache is not None and cache.refusals)) and verdicts.count(plain.ADMITTED) == len(verdicts):
             return outcomes  # mostly there is nothing to note
         for place, (plan, verdict) in enumerate(zip(plans, verdicts)):
