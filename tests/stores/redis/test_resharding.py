@@ -120,7 +120,7 @@ def test_buckets_of_one_plan_on_two_sides_of_a_move(door: Door, cluster: RedisCl
     assert ends(attempts(door, [plan(other)] * 2)) == [True] * 2
     mover = threading.Timer(0.1, lambda: (cluster.migrate_keys(slot, source, target), cluster.end_migration(slot, target)))
     mover.start()
-    assert ends(attempts(door, [plan(here, moved)] * 5)) == [True] * 4 + [False]
+    assert ends(attempts(door, [plan(here, moved)] * 5)).count(True) == 4  # they are resent in any order
     mover.join()
     assert used(door, here, moved, other) == [5, 5, 3]
     assert door.store.healthy
