@@ -1,10 +1,10 @@
-"""``python -m handbook`` writes the tables of docs/rules.md and the pictures of docs/faq.md and docs/algorithms.md anew."""
+"""``python -m handbook`` writes anew what is made of the code: tables and pictures of docs/, and the schema of rule files."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from handbook import first_minute, side_by_side
+from handbook import first_minute, schema, side_by_side
 from handbook.reference import reference
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -16,6 +16,7 @@ def main() -> None:
     page.write_text(reference(page.read_text()))
     (DOCS / "first-minute.svg").write_text(first_minute.picture())
     (DOCS / "side-by-side.svg").write_text(side_by_side.picture())
+    schema.FILE.write_text(schema.text())
 
 
 if __name__ == "__main__":

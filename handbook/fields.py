@@ -40,14 +40,15 @@ def table(fields: Iterable[Field], heads: Sequence[str] = HEADS) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
-def docstrings(owner: type) -> dict[str, str]:
-    """The texts that stand below the fields of a class, in one line each and as Markdown."""
+def docstrings(owner: type, *, markdown: bool = True) -> dict[str, str]:
+    """The texts that stand below the fields of a class, in one line each, as Markdown or plain."""
+    spell = as_markdown if markdown else as_plain
     body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
     statements = body.body if isinstance(body, ast.ClassDef) else []
     found = {}
     for field, text in itertools.pairwise(statements):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-            found[field.target.id] = as_markdown(ast.literal_eval(text.value))
+            found[field.target.id] = spell(ast.literal_eval(text.value))
     return found
 
 
@@ -55,6 +56,11 @@ def as_markdown(docstring: str) -> str:
     """A docstring as it may stand in a table in docs/: one line, code in single backticks, bars escaped, pages as links."""
     text = " ".join(docstring.split()).replace("``", "`").replace("|", "\\|")
     return re.sub(r"\bdocs/(\w+\.md)\b", r"[\1](\1)", text)
+
+
+def as_plain(docstring: str) -> str:
+    """A docstring as an editor shows it beside a field: one line, code in single backticks."""
+    return " ".join(docstring.split()).replace("``", "`")
 
 
 def plain(annotation: Any, bounds: Sequence[Any] = ()) -> str:

@@ -12,6 +12,7 @@ from limitgate.errors import ConfigError, StoreError
 
 VERBS = {
     "check": "Read rule files as the service would; print every mistake.",
+    "schema": "Print the JSON Schema of a rule file, for editors.",
     "replay": "Send an access log through rules: what would have been refused?",
     "peek": "Show one client's state in the store.",
     "reset": "Forget what one client has used.",
@@ -39,11 +40,12 @@ class _Verbs(click.Group):
             formatter.write_dl(list(VERBS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a verb. A mistake in rules exits with 1, a store that does not answer with 3."""
+        """Run a verb. Mistakes in rules exit with 1, a store that does not answer with 3."""
         try:
             return super().invoke(ctx)
         except ConfigError as error:
-            click.echo(f"limitgate: {error}", err=True)
+            for mistake in error.every:
+                click.echo(f"limitgate: {mistake}", err=True)
             ctx.exit(FOUND)
         except StoreError as error:
             click.echo(f"limitgate: {error}", err=True)

@@ -27,7 +27,7 @@ MAX_RATE = 1_000_000
 """Requests per second up to which the arithmetic is exact in Lua's doubles, see docs/architecture.md."""
 MAX_REFILL_US = 10 * MAX_PERIOD * 1_000_000
 """The longest time that an empty bucket may take to fill: ten times the longest period."""
-_ABBREVIATIONS = {
+ABBREVIATIONS = {
     "s": "second",
     "sec": "second",
     "m": "minute",
@@ -38,6 +38,7 @@ _ABBREVIATIONS = {
     "w": "week",
     "wk": "week",
 }
+"""Other spellings of units; the full ones may have an s, too."""
 _AT_ONCE = re.compile(r"\s*(?P<count>[0-9]{1,18})\s+at\s+once\s*", re.ASCII | re.IGNORECASE)
 _LIMIT = re.compile(
     r"\s*(?P<count>[0-9]{1,18})\s*(?:/|\bper\b)\s*(?:(?P<many>[0-9]{1,9})\s*)?(?P<unit>[a-z]{1,10})"
@@ -255,7 +256,7 @@ def _parse(text: object) -> tuple[int, int, int | None]:
         return int(match["count"]), 0, None
     match = _LIMIT.fullmatch(text) if isinstance(text, str) else None
     unit = match["unit"].lower() if match else ""
-    seconds = SECONDS.get(_ABBREVIATIONS.get(unit, unit.removesuffix("s")))
+    seconds = SECONDS.get(ABBREVIATIONS.get(unit, unit.removesuffix("s")))
     if match is None:
         raise ConfigError(f"{text!r:.80} is not a limit, {_expected(text)}")
     if seconds is None:

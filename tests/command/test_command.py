@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.metadata import version
@@ -64,6 +65,52 @@ def test_errors_are_a_line_and_a_status(verb: Any, error: Exception, status: int
 
     result = verb(does).invoke(verbs.limitgate, ["probe"])
     assert (result.exit_code, result.stdout, result.stderr) == (status, "", f"limitgate: {error}\n")
+
+
+def test_every_mistake_is_a_line(verb: Any) -> None:
+    """Of a verb that reads rules, those that were found with the first, too."""
+
+    def does() -> None:
+        raise ConfigError.first_of([ConfigError("a.yaml:1: wrong"), ConfigError("a.yaml:2: wrong, too")])
+
+    result = verb(does).invoke(verbs.limitgate, ["probe"])
+    assert (result.exit_code, result.stderr) == (1, "limitgate: a.yaml:1: wrong\nlimitgate: a.yaml:2: wrong, too\n")
+
+
+@pytest.mark.parametrize("name", verbs.VERBS)
+def test_every_verb_is_helped_by_an_example(name: str) -> None:
+    """With how it is called, which is a verb that there is."""
+    result = CliRunner().invoke(verbs.limitgate, [name, "--help"], terminal_width=200)
+    assert result.exit_code == 0
+    assert f"For example: limitgate {name}" in " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize("name", verbs.VERBS)
+def test_every_verb_has_a_form_for_programs(name: str) -> None:
+    """What prints facts has ``--json``; a schema is JSON anyway."""
+    command = verbs.limitgate.get_command(click.Context(verbs.limitgate), name)
+    assert command is not None
+    assert name == "schema" or "--json" in [option for each in command.params for option in each.opts]
+
+
+def test_a_reader_that_goes_away_is_no_traceback() -> None:
+    """As `head` does when it has seen enough."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = subprocess.run(
+        [sys.executable, "-m", "limitgate", "schema"], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    os.close(writer)
+    assert process.stderr == ""
+
+
+def test_a_shell_completes_verbs_and_options() -> None:
+    """By click's own means, which docs/command.md says how to switch on."""
+    given = {"_LIMITGATE_COMPLETE": "bash_complete", "COMP_CWORD": "1", "COMP_WORDS": "limitgate ch"}
+    process = subprocess.run(
+        STARTS["limitgate"], env={**os.environ, **given}, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "check" in process.stdout.split(",")[1]
 
 
 def test_without_its_extra_it_says_what_to_install() -> None:
