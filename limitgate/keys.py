@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from limitgate.gate.identity import Subject
+from limitgate.http.client_ip import grouped
 from limitgate.rules.key_parts import check_part
 
 
@@ -110,7 +111,7 @@ class PreparedKey:
         self._tail = _bytes(tail)
 
     def by_address(self, field: bytes) -> str:
-        """Key of a client, by its `address_field`."""
+        """Key of a client, by its `client_field`."""
         digest = self._digest.copy()
         digest.update(field)
         if self._tail:
@@ -126,11 +127,18 @@ class PreparedKey:
         return self.by_address(_bytes(text))
 
 
-def address_field(address: str | None) -> bytes:
-    """Field of a key for an address, as part ``ip`` makes it."""
-    if address and address.isascii() and len(address) <= _SHORT:  # as `_field` does it, but every request comes by here
-        return f"ip:{len(address)}:{address},".encode()
+def client_field(client: str | None, ipv6_prefix: int) -> bytes:
+    """Field of a key for a client, as part ``ip`` makes it: for its IPv4 address, its IPv6 network, or nobody's."""
+    if client is not None and client.isascii():
+        octets = client.encode()
+        if len(octets) < len(_IPV4_HEADS) and octets.replace(b".", b"").isdigit():  # `grouped` would leave it as it is
+            return _IPV4_HEADS[len(octets)] + octets + b","
+    address = None if client is None else grouped(client, ipv6_prefix)
     return _bytes(_field("ip", address) if address else "nobody,")
+
+
+_IPV4_HEADS = [b"ip:%d:" % length for length in range(16)]
+"""Beginnings of fields as `_field` makes them, for addresses of so many characters: almost every request comes by here."""
 
 
 _SETTLED = frozenset({"method", "tier", "global"})

@@ -58,7 +58,7 @@ def subject(
         "user": user,
     }
     request = ASGIRequest(scope)
-    request.resolve_client_with(lambda request: request.peer)
+    request.resolve_client = lambda request: request.peer
     found = Subject(request, caller, tier, Known(api_key, ipv6_prefix))
     found.route = route
     return found

@@ -36,6 +36,7 @@ class DjangoRequest(Request):
         self.method = "GET" if self.sent_method == "HEAD" else self.sent_method
         self.sent = django.path_info
         self.peer = django.META.get("REMOTE_ADDR") or None
+        self.comes_straight = not self.passed_a_gate
         self.awaits = awaits
 
     @cached_property

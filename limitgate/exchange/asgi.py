@@ -45,14 +45,14 @@ def inner_scope(outside: Scope, decision: Decision | None, exchange: Exchange | 
 
 def show_outside(inside: Scope, outside: Scope) -> None:
     """Write outside what the application has written into its scope: middleware there reads which route a router has found."""
-    around = {name: outside[name] for name in _OURS if name in outside} if "limitgate" in outside else {}
-    outside.update(inside)
-    if len(outside) != len(inside):  # something was taken out
-        for name in outside.keys() - inside.keys():
-            del outside[name]
+    if inside is outside:
+        return
+    around = {name: outside[name] for name in _OURS if name in outside} if "limitgate" in outside else None
+    outside.clear()
+    outside.update(inside)  # into an empty dictionary, which takes a quarter of the time
     outside.pop("limitgate", None)
     outside.pop(EXCHANGE, None)
-    if around:
+    if around is not None:
         outside.update(around)
 
 
@@ -63,18 +63,12 @@ class ASGIExchange(Exchange):
     every message over a WebSocket charged where a rule says so.
     """
 
-    _shown = -1
-    """Names in the scope when it was last shown outside."""
-    _is_closed = False
-    """True if whatever the application sends is dropped."""
     _is_answered = False
     """True if something else has begun to answer in the place of a refusal."""
     _has_hung_up = False
     """True if the application has closed the WebSocket itself."""
     _is_receiving = False
     """True if the application waits for a message, or has been cancelled while it did."""
-    _buffer: ReceiveBuffer | None = None
-    """Messages of the server while the request waited for its turn; None if it did not wait."""
     _charging: tuple[Message, asyncio.Future[Refusal | None]] | None = None
     """A message that the application does not have yet, and the refusal that its charge may bring."""
 
@@ -89,6 +83,12 @@ class ASGIExchange(Exchange):
         self._receive = receive
         self._send = send
         self._denials = denials
+        self._shown = -1
+        """Names in the scope when it was last shown outside."""
+        self._buffer: ReceiveBuffer | None = None
+        """Messages of the server while the request waited for its turn; None if it did not wait."""
+        self._is_closed = False
+        """True if whatever the application sends is dropped."""
 
     async def receive(self) -> Message:
         """The next message from the server."""

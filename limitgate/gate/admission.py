@@ -88,8 +88,6 @@ class Admission:
     """The admissions to gates right inside of this one."""
     messages: RequestPlan | None = None
     """Charges of each message over a WebSocket, None for none."""
-    client_left = False
-    """True if the client is known to have hung up; what is answered then is no outcome."""
     status: int | None = None
     """Response status; None before the response starts, or if the client disconnected first."""
     _charged: tuple[Charged, ...] = ()
@@ -114,6 +112,8 @@ class Admission:
         self.rules = rules
         """The rules that it began with, and ends with."""
         # Defaults of the class would do for these, too, but everybody asks for them, which takes eight times as long there.
+        self.client_left = False
+        """True if the client is known to have hung up; what is answered then is no outcome."""
         self.is_nested = False
         """True if there is a gate around this one, or inside of it."""
         self.refusal: Refusal | None = None
@@ -127,10 +127,10 @@ class Admission:
         self.has_slots = False
         """True if some of the charges are slots for requests in flight, which it keeps until it is over."""
 
-    def admit(self, prepared: PreparedPlan, reading: Reading, decision: Decision) -> None:
+    def admit(self, prepared: PreparedPlan, now: int, reading: Reading, decision: Decision) -> None:
         """Note that a prepared plan was carried out in whole."""
         self.decision = decision
-        self.now = reading.now
+        self.now = now
         self._prepared = prepared, reading
         self._fields_are_due = True
 

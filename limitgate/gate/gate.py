@@ -99,7 +99,7 @@ class Gate:
 
     def address(self, request: Request) -> str | None:
         """Address or network that a request's client is counted by; None without a peer address."""
-        request.resolve_client_with(self._client_of)
+        request.resolve_client = self._client_of
         return self.rules.planner.address(request)
 
     def check(self, request: Request, outer: Admission | None = None) -> Admission:
@@ -355,7 +355,7 @@ class Gate:
         return task
 
     def _identified(self, request: Request) -> Caller | Awaitable[Caller | None] | None:
-        request.resolve_client_with(self._client_of)
+        request.resolve_client = self._client_of
         return self._identify(request) if self._identify else None
 
     def _prepared(self, request: Request, rules: RulesInForce) -> tuple[PreparedPlan, Sequence[str]] | None:
@@ -365,28 +365,29 @@ class Gate:
         plain plans (`limitgate.gate.flow.takes_plain`), and where `Planner.prepared` says so: by the routes, the rules
         (`CompiledRule.has_fixed_charge`) or the limits (`limitgate.limits.template.is_plain`). The store may still decline.
         """
-        if not (self._can_prepare and request.comes_straight()):
+        if not (self._can_prepare and request.comes_straight):
             return None
-        request.resolve_client_with(self._client_of)
+        request.resolve_client = self._client_of
         return rules.planner.prepared(request)
 
     def _admit_prepared(self, admission: Admission, prepared: PreparedPlan, template: PlanTemplate, reading: Reading) -> bool:
         """`_admit` by a prepared plan: the short way, which almost all requests go. False if the store has declined it."""
-        if reading.waited:
-            admission.budget.left -= reading.waited
+        now, buckets, _, waited = reading
+        if waited:
+            admission.budget.left -= waited
         decision = template.decide(reading, admission.settlement)
         if decision is None:
-            if not reading.buckets:
+            if not buckets:
                 return False
-            plan = Plan.spend([bucket.charge for bucket in reading.buckets])
+            plan = Plan.spend([bucket.charge for bucket in buckets])
             self._admit(admission, prepared.request_plan(plan), plan, reading)
             return True
         if decision.allowed:
-            admission.admit(prepared, reading, decision)
+            admission.admit(prepared, now, reading, decision)
         else:
-            admission.refuse(reading.now, decision, quota_exceeded(template.refusing(decision), decision.retry_after))
+            admission.refuse(now, decision, quota_exceeded(template.refusing(decision), decision.retry_after))
         if self._failing or self._at_first_answer is not None:
-            self._note_answer(reading.now)
+            self._note_answer(now)
         return True
 
     def _admit(self, admission: Admission, request_plan: RequestPlan, plan: Plan, reading: Reading) -> None:

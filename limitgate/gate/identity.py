@@ -86,7 +86,7 @@ class Identities:
     ) -> None:
         self.ipv6_prefix = ipv6_prefix
         self._callers = callers
-        self._proxies = proxies
+        self.proxies = proxies
         self._tiers = tiers
         self._identifies = identifies
         self._api_key_header = api_key_header.lower()
@@ -116,7 +116,7 @@ class Identities:
 
     def address(self, request: Request) -> str | None:
         """Address or network that a request's client is counted by; None without a peer address."""
-        client = request.peer if self._proxies.take_peers else request.client
+        client = request.peer if self.proxies.take_peers else request.client
         return None if client is None else grouped(client, self.ipv6_prefix)
 
     @property
@@ -126,7 +126,7 @@ class Identities:
 
     def trust(self, client: str | None) -> bool:
         """True if the headers of a client are believed."""
-        return self._proxies.trust(client)
+        return self.proxies.trust(client)
 
     def subject(self, request: Request, identified: Caller | None) -> Subject:
         """The subject of a request, given the caller that the application has named, if any."""
@@ -134,9 +134,16 @@ class Identities:
         if caller is not None and not isinstance(caller, Caller):
             raise TypeError(f"identify gave a {type(caller).__name__}, expected a Caller or None")
         if caller is None and self._callers:
-            caller = self._with_key(request) or self._callers.with_headers(request, self._proxies)
-        tier = caller.tier if caller is not None and caller.tier in self._tiers else DEFAULT_TIER
-        return Subject(request, caller, tier, self)
+            caller = self.listed(request)
+        return Subject(request, caller, self.tier_of(caller), self)
+
+    def listed(self, request: Request) -> Caller | None:
+        """The caller that a request comes from, if it is one of those that are listed."""
+        return self._with_key(request) or self._callers.with_headers(request, self.proxies)
+
+    def tier_of(self, caller: Caller | None) -> str:
+        """The tier whose rules apply to a caller."""
+        return caller.tier if caller is not None and caller.tier in self._tiers else DEFAULT_TIER
 
     def api_key(self, subject: Subject) -> str | None:
         """Text that stands for the API key of a request.

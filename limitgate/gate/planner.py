@@ -18,7 +18,7 @@ from limitgate.gate.request_plan import UNLIMITED, PreparedPlan, RequestPlan
 from limitgate.gate.rule_match import EXEMPT, CompiledRules, RuleMatch
 from limitgate.http.paths import PathIndex, Reach, beyond, segments
 from limitgate.http.request import Request
-from limitgate.keys import Value, address_field
+from limitgate.keys import Value, client_field
 from limitgate.limits.plan import Charge, Plan
 from limitgate.own_errors import survived
 from limitgate.routes import NoRoutes, Routes, mounts_of
@@ -172,12 +172,13 @@ class Planner:
 
         None where its charges are not plain: then `plan` knows.
         """
-        subject, tier = None, DEFAULT_TIER
+        identities, caller, tier = self._identities, None, DEFAULT_TIER
         if self._has_callers:
-            subject = self._identities.subject(request, None)
-            tier = subject.tier
-            if subject.caller is not None and subject.caller.limits:
-                return None
+            caller = identities.listed(request)
+            if caller is not None:
+                if caller.limits:
+                    return None
+                tier = identities.tier_of(caller)
         version = self._routes.version(request)
         known, prepared = self._ways.get((tier, request.sent_method, request.sent, request.root), _UNKNOWN)
         if known is not version:
@@ -185,8 +186,9 @@ class Planner:
         if prepared is None:
             return None
         if prepared.is_by_address:
-            return prepared, prepared.keys_of_address(address_field(self._identities.address(request)))
-        return prepared, prepared.keys_of(subject or self._identities.subject(request, None))
+            client = request.peer if identities.proxies.take_peers else request.client
+            return prepared, prepared.keys_of_address(client_field(client, identities.ipv6_prefix))
+        return prepared, prepared.keys_of(Subject(request, caller, tier, identities))
 
     def address(self, request: Request) -> str | None:
         """Address or network that a request's client is counted by; None without a peer address."""

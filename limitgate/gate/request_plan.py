@@ -62,7 +62,7 @@ class PreparedPlan:
         """True if nothing of a request but its client's address is in the keys."""
 
     def keys_of_address(self, field: bytes) -> Sequence[str]:
-        """Keys for a client, by its `limitgate.keys.address_field`."""
+        """Keys for a client, by its `limitgate.keys.client_field`."""
         if self._only_key is not None:
             return (self._only_key.by_address(field),)
         return [key.by_address(field) for key in self._keys]

@@ -69,7 +69,10 @@ class Headers(Mapping[str, str]):
 
     def end(self, name: str, most: int) -> str:
         """The last ``most`` characters of a header, empty if it is absent."""
-        return self._end(reversed(self._raw_lines_of(name)), most)
+        lines = self._raw_lines_of(name)
+        if len(lines) == 1:
+            return self._decoded(lines[0][-most:])
+        return self._end(reversed(lines), most) if lines else ""
 
     def relayed_end(self, name: str, most: int) -> str:
         """`end` of a header that a proxy has written: its lines are looked for among `MOST_RELAYED`."""
@@ -103,6 +106,10 @@ class Headers(Mapping[str, str]):
         raise NotImplementedError
 
 
+_NAME = itemgetter(0)
+"""The name of a header line."""
+
+
 class ASGIHeaders(Headers):
     """Headers of an ASGI scope: pairs of bytes."""
 
@@ -113,11 +120,15 @@ class ASGIHeaders(Headers):
         self._lines = lines if isinstance(lines, list | tuple) else list(lines)
         self._names: list[bytes] | None = None
 
-    def _raw_lines_of(self, name: str) -> list[bytes]:
-        names = self._names
+    def _raw_lines_of(self, name: str) -> Sequence[bytes]:
+        names, sought = self._names, _raw(name)
         if names is None:
             names = self._names = self._read_names()
-        return self._found(_raw(name), names)
+        if sought not in names:
+            return ()
+        if names.count(sought) == 1:
+            return (self._lines[names.index(sought)][1],)
+        return [line[1] for line, found in zip(self._lines, names) if found == sought]
 
     def relayed_end(self, name: str, most: int) -> str:
         """`end` of a header that a proxy has written."""
@@ -125,7 +136,7 @@ class ASGIHeaders(Headers):
 
     def _from_the_right(self, name: bytes) -> Iterator[bytes]:
         """The values of a name among many lines, beginning with the last one."""
-        names = [*map(itemgetter(0), reversed(self._lines))] if len(self._lines) <= MOST_RELAYED else []
+        names = [*map(_NAME, reversed(self._lines))] if len(self._lines) <= MOST_RELAYED else []
         at = -1
         for _ in range(names.count(name)):
             at = names.index(name, at + 1)
@@ -144,17 +155,9 @@ class ASGIHeaders(Headers):
         """The names of the lines, in lower case, which not every server gives them in; none if there are too many."""
         if len(self._lines) > MOST_LINES:
             return []
-        names = [line[0] for line in self._lines]
+        names = [*map(_NAME, self._lines)]
         joined = b"".join(names)
         return names if joined == joined.lower() else [name.lower() for name in names]
-
-    def _found(self, name: bytes, names: list[bytes]) -> list[bytes]:
-        count = names.count(name)
-        if count == 0:
-            return []
-        if count == 1:
-            return [self._lines[names.index(name)][1]]
-        return [line[1] for line, found in zip(self._lines, names) if found == name]
 
 
 class TextHeaders(Headers):
@@ -316,15 +319,18 @@ class Request:
     """The ASGI scope, None under WSGI."""
     environ: Environ | None = None
     """The WSGI environ, None under ASGI."""
+    comes_straight: bool = False
+    """True if it is an HTTP request that no gate around this one has decided about."""
     awaits: bool = False
     """True if it is handled on an event loop."""
     caller: Any = None
     """The `limitgate.Caller` that was identified, None if nobody was; known to callables of rules, not to ``identify``."""
     given_limits: dict[int, Any] | None = None
     """Limits that callables have given for this request, by the ids of rules: each is asked once."""
+    resolve_client: Callable[[Request], str | None] | None = None
+    """Computes ``client`` on first use; None once it has."""
     _headers: Headers | None = None
     _client: str | None = None
-    _resolve: Callable[[Request], str | None] | None = None
 
     @cached_property
     def path(self) -> str:
@@ -341,13 +347,9 @@ class Request:
     @property
     def client(self) -> str | None:
         """The address of the client, without port or zone."""
-        if self._resolve is not None:
-            self._client, self._resolve = self._resolve(self), None
+        if self.resolve_client is not None:
+            self._client, self.resolve_client = self.resolve_client(self), None
         return self._client
-
-    def resolve_client_with(self, resolve: Callable[[Request], str | None]) -> None:
-        """Have ``resolve`` compute ``client`` on first use."""
-        self._resolve = resolve
 
     @property
     def method_class(self) -> str:
@@ -370,10 +372,6 @@ class Request:
     def passed_a_gate(self) -> bool:
         """True if a gate around this one has decided about this very request."""
         return "limitgate" in (self.scope or self.environ or ())
-
-    def comes_straight(self) -> bool:
-        """True if it is an HTTP request that no gate around this one has decided about."""
-        return not (self.passed_a_gate or self.is_websocket)
 
     @cached_property
     def query(self) -> Query:
@@ -412,16 +410,12 @@ class ASGIRequest(Request):
         self.sent = scope["path"]
         self.root = scope.get("root_path", "")
         self.peer = (client[0] or None) if client else None
+        self.comes_straight = scope.get("type") == "http" and "limitgate" not in scope
 
     @cached_property
     def query(self) -> Query:
         """The query string."""
         return Query(self.scope.get("query_string", b"").decode("latin-1"))
-
-    def comes_straight(self) -> bool:
-        """True if it is an HTTP request that no gate around this one has decided about."""
-        scope = self.scope
-        return scope["type"] == "http" and "limitgate" not in scope
 
     @property
     def user(self) -> Any:
@@ -444,6 +438,7 @@ class WSGIRequest(Request):
         self.method = method if method in _METHODS else _method(method)
         self.sent = _text(environ.get("PATH_INFO", ""))
         self.peer = environ.get("REMOTE_ADDR") or None
+        self.comes_straight = "limitgate" not in environ
 
     @cached_property
     def query(self) -> Query:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
@@ -157,43 +157,42 @@ class Decision:
 
 
 class _Draft:
-    """A `Decision` before it is frozen: a frozen dataclass takes five times as long to construct."""
+    """A `Decision` before it is frozen."""
 
     __slots__ = Decision.__slots__
 
-    def __init__(  # noqa: PLR0917 - keywords would take longer
-        self,
-        allowed: bool,  # noqa: FBT001
-        limit: int,
-        remaining: int,
-        retry_after: float,
-        reset_after: float,
-        granted: int,
-        rule: str | None,
-        shadow: bool,  # noqa: FBT001
-        delay: float,
-        evidence: Sequence[BucketReading],
-        is_charged: bool,  # noqa: FBT001
-        settlement: Settlement | None,
-    ) -> None:
-        self.allowed = allowed
-        self.limit = limit
-        self.remaining = remaining
-        self.retry_after = retry_after
-        self.reset_after = reset_after
-        self.granted = granted
-        self.rule = rule
-        self.degraded = False
-        self.shadow = shadow
-        self.delay = delay
-        self.evidence = evidence
-        self.is_charged = is_charged
-        self.settlement = settlement
-        self.__class__ = Decision  # type: ignore[assignment]
 
-
-decision_of = cast("Callable[..., Decision]", _Draft)
-"""A `Decision` of the values that `_Draft` takes, in its order."""
+def decision_of(  # noqa: PLR0917 - keywords would take longer
+    allowed: bool,  # noqa: FBT001
+    limit: int,
+    remaining: int,
+    retry_after: float,
+    reset_after: float,
+    granted: int,
+    rule: str | None,
+    shadow: bool,  # noqa: FBT001
+    delay: float,
+    evidence: Sequence[BucketReading],
+    is_charged: bool,  # noqa: FBT001
+    settlement: Settlement | None,
+) -> Decision:
+    """Make a `Decision`, in an eighth of the time that the constructor of a frozen dataclass takes."""
+    draft: Any = _Draft()
+    draft.allowed = allowed
+    draft.limit = limit
+    draft.remaining = remaining
+    draft.retry_after = retry_after
+    draft.reset_after = reset_after
+    draft.granted = granted
+    draft.rule = rule
+    draft.degraded = False
+    draft.shadow = shadow
+    draft.delay = delay
+    draft.evidence = evidence
+    draft.is_charged = is_charged
+    draft.settlement = settlement
+    draft.__class__ = Decision
+    return cast("Decision", draft)
 
 
 class RateLimited(LimitGateError):  # noqa: N818 - the name is part of the public contract

@@ -22,6 +22,8 @@ _MAX_DEBT = 2**63 - 1
 """Ticks that a window of a plain plan may owe at most, so that 64 bits hold them."""
 
 
+_new = tuple.__new__  # half the time that a named tuple's own takes
+
 DECLINED = Reading(0, (), admitted=False)
 """Reading of no buckets, for a plain plan that a store has not carried out: it has to be asked for as a plan of any kind."""
 
@@ -77,11 +79,11 @@ class PlanTemplate:
         self.counts = tuple(count for _, _, count, _, _ in windows)
         """Per window the ticks that a microsecond pays back."""
         least_burst = min(limit.burst for _, limit, _, _, _ in windows)
-        self._windows = tuple(
+        self._windows: tuple[tuple[int, int, _Window], ...] = tuple(
             (
                 place,
                 capacity - increment - least_burst * limit.period_us,
-                (capacity - increment, limit.period_us, count, increment, limit.burst, charge),
+                (capacity - increment, limit.period_us, (count, increment, limit.burst, charge.cost, charge)),
             )
             for place, (charge, limit, count, increment, capacity) in enumerate(windows)
         )
@@ -98,43 +100,46 @@ class PlanTemplate:
         """Plan with these keys, one for each charge."""
         return Plan.spend([charge._replace(key=key) for charge, key in zip(self.charges, keys)])
 
-    def reading(self, keys: Sequence[str], now: int, debts: Sequence[int], *, admitted: bool) -> Reading:
+    def reading(self, keys: Sequence[str], now: int, debts: Sequence[int], admitted: bool) -> Reading:  # noqa: FBT001
         """Reading of the plan with these keys, by the ticks that each window owed at ``now``, Unix µs."""
-        reading: Reading = tuple.__new__(Reading, (now, PlainBuckets(self, keys, debts), admitted, 0.0))
+        buckets = PlainBuckets()
+        buckets.template = self
+        buckets.keys = keys
+        buckets.debts = debts
+        reading: Reading = _new(Reading, (now, buckets, admitted, 0.0))
         return reading
 
     def decide(self, reading: Reading, settlement: Settlement | None) -> Decision | None:
         """Decision that follows from a `reading` of this template; None if it was declined, or a shadow would have refused."""
-        buckets = reading.buckets
+        _, buckets, admitted, _ = reading
         if buckets.__class__ is not PlainBuckets:
             return None
-        if not reading.admitted:
+        if not admitted:
             return self._refused(buckets, settlement)
+        tightest, least, owing = None, 0, 0
         debts = buckets.debts
-        least, tightest, owing = 0, None, 0
         for place, slack, window in self._windows:
             debt = debts[place]
             if debt <= slack:
                 continue
-            room, ticks, _, _, _, _ = window
+            room, ticks, numbers = window
             if debt > room:  # of a rule that may not refuse
                 return None
             left = (room - debt) // ticks
-            if tightest is None or left < least or (left == least and _refill_us(window, debt) > _refill_us(tightest, owing)):
-                least, tightest, owing = left, window, debt
+            if tightest is None or left < least or (left == least and _refill_us(numbers, debt) > _refill_us(tightest, owing)):
+                tightest, least, owing = numbers, left, debt
         if tightest is None:
             return None
-        _, _, count, increment, burst, charge = tightest
+        count, increment, burst, cost, charge = tightest
         reset = -(-(owing + increment) // count) / SECOND
-        return decision_of(True, burst, least, 0.0, reset, charge.cost, charge.rule, False, 0.0, buckets, True, settlement)
+        return decision_of(True, burst, least, 0.0, reset, cost, charge.rule, False, 0.0, buckets, True, settlement)
 
     def _refused(self, buckets: PlainBuckets, settlement: Settlement | None) -> Decision | None:
         """Decision of a refusal: of the windows as they stand the tightest one, and the longest wait of those that refused."""
-        debts = buckets.debts
         least, latest, limit = -1, -1, 0
         longest, refusing = 0, None
-        for place, _, (room, ticks, count, increment, burst, charge) in self._windows:
-            debt = debts[place]
+        for place, _, (room, ticks, (count, increment, burst, _, charge)) in self._windows:
+            debt = buckets.debts[place]
             over = debt - room
             left = max(0, increment - over) // ticks
             if left <= least or least < 0:
@@ -155,14 +160,15 @@ class PlanTemplate:
         return refusal.refusing if self._only_rule is None else self._only_rule
 
 
-_Window = tuple[int, int, int, int, int, Charge]
-"""Of a window the ticks that it may owe for the charge to fit, those of one request, those that a microsecond pays back, those
-that the charge takes, the burst, and the charge."""
+_Numbers = tuple[int, int, int, int, Charge]
+"""Of a window the ticks that a microsecond pays back, those that the charge takes, the burst, the cost, and the charge."""
+_Window = tuple[int, int, _Numbers]
+"""Of a window the ticks that it may owe for the charge to fit, those of one request, and its other numbers."""
 
 
-def _refill_us(window: _Window, debt: int) -> int:
+def _refill_us(numbers: _Numbers, debt: int) -> int:
     """Microseconds until a window is full again that owed so many ticks before the charge."""
-    _, _, count, increment, _, _ = window
+    count, increment, _, _, _ = numbers
     return -(-(debt + increment) // count)
 
 
@@ -214,14 +220,12 @@ def whole(plan: AnyPlan) -> Plan:
 class PlainBuckets(Sequence[BucketReading]):
     """Buckets of a plain plan, as they were read. They become objects when somebody asks for them."""
 
-    __slots__ = ("_made", "debts", "keys", "template")
+    __slots__ = ("_made", "debts", "keys", "template")  # without an `__init__`, which takes as long as all the rest
+    template: PlanTemplate
+    keys: Sequence[str]
+    debts: Sequence[int]
+    """Ticks that each window owed before the plan was carried out."""
     _made: Sequence[BucketReading]
-
-    def __init__(self, template: PlanTemplate, keys: Sequence[str], debts: Sequence[int]) -> None:
-        self.template = template
-        self.keys = keys
-        self.debts = debts
-        """Ticks that each window owed before the plan was carried out."""
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -182,7 +182,7 @@ class MemoryStore:
         debts, after = charged
         if after is not None:
             shard[key] = after
-        return template.reading(keys, now, debts, admitted=after is not None or not enforced)
+        return template.reading(keys, now, debts, after is not None or not enforced)
 
     def _charge_plain(self, template: PlanTemplate, keys: Sequence[str], now: int) -> Reading:
         """Charge the buckets of a plain plan, of which any may be new; `DECLINED` as `_carry_out_plain` does."""
@@ -212,7 +212,7 @@ class MemoryStore:
             else:  # it is new, or was dropped for another one, and maybe the layout with it
                 layout = self._layouts.of(bucket)
                 self._put(shard, key, layout, layout.mark + after[len(layout.mark) :], ())
-        return template.reading(keys, now, debts, admitted=is_admitted)
+        return template.reading(keys, now, debts, is_admitted)
 
     def config(self, request: ConfigRequest, timeout: float = 0) -> StoredConfig:
         """Carry out ``request`` under the lock and report the text in force afterwards."""

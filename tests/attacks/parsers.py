@@ -198,7 +198,7 @@ _KEYS = [Key(PARTS, "rule a", "/**"), Key(PARTS, "rule a", "/**", b"0123456789ab
 
 def _subject(data: bytes, identities: Identities) -> Subject:
     request = ASGIRequest(scope_of(data)) if len(data) % 2 else WSGIRequest(environ_of(data))
-    request.resolve_client_with(_PROXIES["x-forwarded-for"].client)
+    request.resolve_client = _PROXIES["x-forwarded-for"].client
     return identities.subject(request, None)
 
 
@@ -221,7 +221,7 @@ def fuzz_values(data: bytes) -> None:
     def bucket(values: list[bytes]) -> str:
         raw = [(name, value) for name, value in zip((b"x-a", b"x-b"), values)]
         request = ASGIRequest({"path": "/", "headers": raw, "client": ("203.0.113.9", 1)})
-        request.resolve_client_with(lambda request: request.peer)
+        request.resolve_client = lambda request: request.peer
         return _PAIR.digest(_PAIR.text(Subject(request, None, "default", _IDENTITIES[0])))
 
     same = [_text(value).strip() for value in one] == [_text(value).strip() for value in other]

@@ -58,7 +58,7 @@ def asked(
     ]
     scope = {"type": kind, "path": path, "headers": raw, "query_string": b"", "client": None if peer is None else (peer, 4711)}
     request = ASGIRequest(scope | ({"method": method} if kind == "http" else {}))
-    request.resolve_client_with(lambda request: request.peer)
+    request.resolve_client = lambda request: request.peer
     return request
 
 

@@ -308,7 +308,7 @@ def test_the_client_is_resolved_once(arrive) -> None:
         return "203.0.113.9"
 
     request = arrive()
-    request.resolve_client_with(resolve)
+    request.resolve_client = resolve
     assert asked == []
     assert [request.client, request.client] == ["203.0.113.9"] * 2
     assert asked == ["192.0.2.1"]

@@ -26,7 +26,7 @@ def request(peer: str | None = "10.0.0.1", **headers: str) -> ASGIRequest:
     raw = [(name.replace("_", "-").lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
     client = None if peer is None else (peer, 4711)
     made = ASGIRequest({"type": "http", "method": "GET", "path": "/", "headers": raw, "client": client})
-    made.resolve_client_with(PROXIES.client)
+    made.resolve_client = PROXIES.client
     return made
 
 
@@ -235,7 +235,7 @@ def test_a_header_longer_than_a_listed_one_names_nobody() -> None:
     def named(sent: bytes) -> Caller | None:
         scope = {"path": "/", "headers": [(b"x-caller", sent)], "client": ("10.0.0.1", 1)}
         asked = ASGIRequest(scope)
-        asked.resolve_client_with(proxies.client)
+        asked.resolve_client = proxies.client
         return callers.with_headers(asked, proxies)
 
     assert named(value.encode()) == Caller("billing")

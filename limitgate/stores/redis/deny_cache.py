@@ -117,7 +117,7 @@ class DenyCache:
             elapsed_us = int((at - refusal.heard) * 1e6)
             debts += refusal.later(elapsed_us)
             now = max(now, refusal.now + elapsed_us)
-        return template.reading(keys, now, debts, admitted=False) if is_refused else None
+        return template.reading(keys, now, debts, False) if is_refused else None
 
     def learn(self, plan: AnyPlan, reading: Reading, sent: float, heard: float) -> None:
         """Remember the reading of a call that was sent and heard at these times, or forget the buckets that it has changed.

@@ -129,7 +129,7 @@ def answers(shape: PlainShape, plans: Sequence[PlainPlan], reply: object) -> Pla
         for count in template.counts:
             debts.append(next(each) * count + next(each))  # noqa: PERF401 - a comprehension takes longer for so few
         verdicts.append(verdict)
-        readings.append(template.reading(plan.keys, now, debts, admitted=verdict > 0))
+        readings.append(template.reading(plan.keys, now, debts, verdict > 0))
     answered: PlainAnswers = _new(PlainAnswers, (now, unwritten > 0, verdicts, readings))
     return answered
 

@@ -106,17 +106,17 @@ class RequestQueue:
 
     def append(self, request: Request) -> None:
         """Add a request."""
-        plan = request[0]
-        if isinstance(plan, PlainPlan):
-            shape = plan.template.shape
-            together = self._open.get(shape)
-            if together is None or len(together) >= self._most:
-                self._open[shape] = together = []
-                self._entries.append(together)
-            together.append(request)
-        else:
-            self._entries.append(request)
         self.size += 1
+        plan = request[0]
+        if plan.__class__ is not PlainPlan:
+            self._entries.append(request)
+            return
+        shape = plan.template.shape
+        together = self._open.get(shape)
+        if together is None or len(together) >= self._most:
+            self._open[shape] = together = []
+            self._entries.append(together)
+        together.append(request)
 
     def appendleft(self, request: Request) -> None:
         """Add a request that goes before all others."""
