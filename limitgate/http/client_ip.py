@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, collapse_addresses, ip_address, ip_network
-from socket import AF_INET6, inet_aton, inet_pton
+from socket import AF_INET, AF_INET6, inet_pton
 
 from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import ConfigError
@@ -35,10 +35,8 @@ _PUBLIC: dict[str, tuple[IPv4Network | IPv6Network, ...]] = {
 """Sample of public addresses from all over the internet: a list that covers these trusts everybody."""
 _LOOKS = 1000
 """Requests of untrusted peers in which a forwarding header is looked for."""
-_OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-_is_ipv4 = re.compile(r"\.".join([_OCTET] * 4)).fullmatch
-"""Matches an IPv4 address in its canonical spelling. `ipaddress` takes ten times as long, and a cache not much less; so nothing
-is remembered of such clients, and each costs the same however many they are."""
+_PROXIES = 1024
+"""Peers that are trusted proxies which are remembered: there are few, and each sends many requests."""
 _BRACKETED = re.compile(r"\[([^\]]*)\](?::[0-9]{1,5})?\Z")
 _DIGITS_OF_IPV6 = re.compile("[0-9A-Fa-f:]+")
 _IPV4_INSIDE = (0xFFFF, int(_NAT64.network_address) >> 32)
@@ -102,9 +100,12 @@ def _read(text: str) -> _Address | None:
     if len(text) > MAX_LENGTH:
         return None
     text = text.strip()
-    if _is_ipv4(text):
-        return text, 4, int.from_bytes(inet_aton(text), "big")
-    return _remembered(text) if len(text) <= SHORT else _remembered.__wrapped__(text)
+    try:
+        # Takes the canonical spelling of IPv4 and no other. `ipaddress` takes ten times as long, and a cache not much less; so
+        # nothing is remembered of such clients, and each costs the same however many they are.
+        return text, 4, int.from_bytes(inet_pton(AF_INET, text), "big")
+    except (OSError, ValueError):  # it is another address, or none
+        return _remembered(text) if len(text) <= SHORT else _remembered.__wrapped__(text)
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -143,6 +144,8 @@ class TrustedProxies:
             raise ConfigError(f"{error}, or {UNIX!r} for a unix socket") from error
         self._ranges = {version: _Ranges(self._networks, version) for version in (4, 6)}
         self._header = header.lower()
+        self._met: dict[str, str] = {}
+        """Canonical addresses of peers that are trusted, by their spelling."""
         self._looks = _LOOKS
         self.take_peers = False
         """True if peers are the clients, and requests are not looked at any more for a header that should be believed."""
@@ -164,19 +167,22 @@ class TrustedProxies:
         """True if the headers of this peer are believed. A peer without an address is one on a unix socket."""
         if peer is None:
             return self._unix
-        return bool(self._networks) and self._trusted(_read(peer))
+        return peer in self._met or (bool(self._networks) and self._trusted(_read(peer)))
 
     def client(self, request: Request) -> str | None:
         """Find the client's address: the first from the right, beginning with the peer, that is no trusted proxy.
 
         An element that is no address stops the walk at the last good hop. If every hop is trusted, it is the leftmost.
         """
-        address = None if request.peer is None else _read(request.peer)
-        client = request.peer if address is None else address[0]
-        if not (self._unix if request.peer is None else self._trusted(address)):
-            if self._looks > 0:
-                self._look_at(request, client)
-            return client
+        client = self._met.get(request.peer) if request.peer else None
+        if client is None:
+            address = None if request.peer is None else _read(request.peer)
+            client = request.peer if address is None else address[0]
+            if not (self._unix if request.peer is None else self._trusted(address)):
+                if self._looks > 0:
+                    self._look_at(request, client)
+                return client
+            self._meet(request.peer, client)
         for element in _elements(request, self._header):
             address = _read(element)
             if address is None:
@@ -185,6 +191,13 @@ class TrustedProxies:
             if not self._trusted(address):
                 break
         return client
+
+    def _meet(self, peer: str | None, address: str | None) -> None:
+        """Remember a peer that is trusted."""
+        if peer is not None and address is not None and len(peer) <= SHORT:
+            if len(self._met) >= _PROXIES:
+                self._met.clear()
+            self._met[peer] = address
 
     def _look_at(self, request: Request, peer: str | None) -> None:
         """Report a forwarding header that is not believed (LG006). A proxy writes it into all requests; the first ones suffice.

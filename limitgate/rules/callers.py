@@ -184,10 +184,10 @@ class Callers:
         """The caller that headers name: those of a trusted client, or those that a trusted peer sets itself."""
         if not self._by_header or not proxies.trust(request.peer):
             return None
-        headers, is_own = request.headers, proxies.trust(request.client)
+        headers = request.headers
         for expected, caller, set_by_proxy in self._by_header:
-            if all(_is_equal(headers, name, value) for name, value in expected.items()):
-                if is_own or set_by_proxy:
+            if _are_equal(headers, expected):
+                if set_by_proxy or proxies.trust(request.client):
                     return caller
                 self._disbelieved.log(caller.id)
         return None
@@ -201,7 +201,10 @@ def _as_bytes(api_key: str) -> Iterator[bytes]:
             yield api_key.encode("latin-1")
 
 
-def _is_equal(headers: Headers, name: str, expected: str) -> bool:
-    """True if a header has a value, compared in constant time. One with more characters than may be listed is not that."""
-    sent = headers.end(name, _LONGEST + 1)
-    return len(sent) <= _LONGEST and hmac.compare_digest(sent.encode(), expected.encode())
+def _are_equal(headers: Headers, expected: Mapping[str, str]) -> bool:
+    """True if headers have these values, compared in constant time. One with more characters than may be listed has not."""
+    for name, value in expected.items():
+        sent = headers.end(name, _LONGEST + 1)
+        if not sent or len(sent) > _LONGEST or not hmac.compare_digest(sent.encode(), value.encode()):
+            return False
+    return True
