@@ -107,7 +107,7 @@ class Identities:
     @property
     def know_callers(self) -> bool:
         """True if anybody may be known as a caller."""
-        return self._identifies or self._callers.are_known(by_header=self._proxies.trust_anybody)
+        return self._identifies or self._callers.are_known(by_header=self.proxies.trust_anybody)
 
     @property
     def list_callers(self) -> bool:

@@ -11,7 +11,7 @@ from hypothesis import example, given, strategies as st
 
 from limitgate import Caller, LimitGate, LimitGateWSGI, Rule
 from limitgate.errors import ConfigError
-from limitgate.http.client_ip import TrustedProxies, canonical, grouped
+from limitgate.http.client_ip import _PROXIES, TrustedProxies, canonical, grouped
 from limitgate.http.request import ASGIRequest, WSGIRequest
 
 PRIVATE = ("10.0.0.0/8", "fd00::/8")
@@ -535,6 +535,21 @@ def _through_wsgi(identify: object) -> None:
     gate = LimitGateWSGI(app, rules=[Rule("all", "5/second")], identify=identify, trusted_proxies=PRIVATE, store="memory://")
     environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/", "REMOTE_ADDR": PROXY, "HTTP_X_FORWARDED_FOR": "192.0.2.1"}
     gate(environ, lambda *_: lambda _: None)
+
+
+def test_of_peers_only_proxies_are_remembered() -> None:
+    """A peer that is trusted is read once, however it is spelled; others are not remembered, and of many proxies only some."""
+    proxies = TrustedProxies(["10.0.0.0/8"], "x-forwarded-for")
+    asked = [("10.0.0.1", "203.0.113.9"), ("::ffff:10.0.0.2", "203.0.113.9"), ("192.0.2.1", "192.0.2.1"), ("what", "what")]
+    for peer, expected in 2 * asked:
+        scope = {"path": "/", "headers": [(b"x-forwarded-for", b"203.0.113.9")], "client": (peer, 1)}
+        assert proxies.client(ASGIRequest(scope)) == expected
+        assert proxies.trust(peer) is (peer != expected)
+    assert proxies._met == {"10.0.0.1": "10.0.0.1", "::ffff:10.0.0.2": "10.0.0.2"}
+    for number in range(5000):
+        peer = f"10.1.{number >> 8}.{number & 255}"
+        assert proxies.client(ASGIRequest({"path": "/", "headers": [], "client": (peer, 1)})) == peer
+        assert len(proxies._met) <= _PROXIES
 
 
 @pytest.mark.parametrize("through", [_through_asgi, _through_wsgi])
