@@ -231,7 +231,7 @@ def _parts(options: StateOptions) -> BucketParts:
         "path": options["path"],
     }
     if options["header"]:
-        parts["headers"] = dict(map(_header, options["header"]))
+        parts["headers"] = dict(map(header_of, options["header"]))
     return cast("BucketParts", {label: value for label, value in parts.items() if value is not None})
 
 
@@ -243,7 +243,8 @@ def _by_path(rule: Rule, parts: BucketParts, path: str | None) -> list[BucketPar
     return [{**parts, "path": each} for each in paths]
 
 
-def _header(text: str) -> tuple[str, str]:
+def header_of(text: str) -> tuple[str, str]:
+    """Name and value of ``Name: value``. Raises `click.UsageError` for anything else."""
     name, colon, value = text.partition(":")
     if not (colon and name.strip()):
         raise click.UsageError(f"{text!r:.80} is no header, expected 'Name: value'")

@@ -130,7 +130,7 @@ class Planner:
         """
         if request.method == "OPTIONS" and request.is_preflight:
             return UNLIMITED
-        subject = self._subject(request, identified)
+        subject = self.subject(request, identified)
         match, marks = self._applying(request, subject)
         if match is EXEMPT:
             return UNLIMITED
@@ -198,7 +198,7 @@ class Planner:
         self, request: Request, identified: Caller | None, extra_rules: Sequence[ExtraRule]
     ) -> RequestPlan | PendingPlan:
         """Plan the charges of rules that an application asks for while a request is under way, as `plan` does."""
-        subject = self._subject(request, identified)
+        subject = self.subject(request, identified)
         applying = [(rule, values) for rule, values in extra_rules if rule.applies_to(request.method) and rule.admits(request)]
         if any(rule.key_asks("path") for rule, _ in applying):
             route = self._routes.find(request)
@@ -218,7 +218,7 @@ class Planner:
 
         Raises `ConfigError` for a name that no rule has, and for a rule that counts by a route which is not known.
         """
-        subject = self._subject(request, identified)
+        subject = self.subject(request, identified)
         own = {charge.rule for charge in charges} if path is None else set()
         of_tier = {each.rule.name: each for each in self._every[subject.tier] if each.rule.has_limits}
         others = [self._named(name, of_tier, own, path) for name in dict.fromkeys(names) if name not in own]
@@ -264,7 +264,7 @@ class Planner:
         specs = [compiled_rule.spec(subject, values) for compiled_rule, values in given]
         return _charge(tuple([compiled_rule for compiled_rule, _ in given]), specs)
 
-    def _subject(self, request: Request, identified: Caller | None) -> Subject:
+    def subject(self, request: Request, identified: Caller | None) -> Subject:
         """The subject of a request, whose caller its rules' callables find at the request."""
         subject = self._identities.subject(request, identified)
         request.caller = subject.caller
@@ -352,17 +352,22 @@ class Planner:
     def _find_match(self, tier: str, method: str, sent: str, root: str) -> RuleMatch:
         if self._rules is not None:
             self._review_paths(self._rules)
-        paths = self._reach.interpretations(sent, root)
+        paths = self.interpretations(sent, root)
         if paths is None:
             return self._match_of(self._for_any_path(tier, method))
-        if mounts := mounts_of(self._routes):
-            paths = (*paths, *beyond(mounts, paths))
         exempting = [self._at(self._exempt[tier], method, (path,)) for path in paths] if self._has_exempt else []
         if not all(exempting):  # a path that may be read otherwise is not let off
             exempting = []
         elif exempting and all(any(not each.rule.is_conditional for each in one) for one in exempting):
             return EXEMPT
         return self._match_of(self._at(self._tiers[tier], method, paths), tuple(exempting))
+
+    def interpretations(self, sent: str, root: str) -> Sequence[str] | None:
+        """Paths that a path as sent may be read as, all of which rules are looked for at; None if it may be any."""
+        paths = self._reach.interpretations(sent, root)
+        if paths is not None and (mounts := mounts_of(self._routes)):
+            return (*paths, *beyond(mounts, paths))
+        return paths
 
     def _review_paths(self, rules: RuleSet) -> None:
         """Log rules whose paths no route has, which is known when the first request comes: until then routes are added."""

@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, collapse_addresses, ip_address, ip_network
 from socket import AF_INET, AF_INET6, inet_pton
+from typing import NamedTuple
 
 from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import ConfigError
@@ -129,6 +130,13 @@ def _spelled_ipv6(number: int) -> str:
     return text[1:-1]
 
 
+class Hop(NamedTuple):
+    """An address on the way from the peer to the client, and why the way goes on from there or ends."""
+
+    address: str | None
+    why: str
+
+
 class TrustedProxies:
     """Proxies whose forwarding header is believed, and the name of that header.
 
@@ -198,6 +206,25 @@ class TrustedProxies:
             if len(self._met) >= _PROXIES:
                 self._met.clear()
             self._met[peer] = address
+
+    def hops(self, request: Request) -> list[Hop]:
+        """Explain `client`: every address that is looked at, from the peer to the client."""
+        address = None if request.peer is None else _read(request.peer)
+        peer = request.peer if address is None else address[0]
+        if not (self._unix if request.peer is None else self._trusted(address)):
+            return [Hop(peer, "the peer, no trusted proxy, so the client")]
+        found = [Hop(peer, "the peer, a trusted proxy")]
+        for element in _elements(request, self._header):
+            address = _read(element)
+            if address is None:
+                return [
+                    *found,
+                    Hop(element.strip()[:MAX_LENGTH], f"no address in {self._header}, so the one before is the client"),
+                ]
+            if not self._trusted(address):
+                return [*found, Hop(address[0], f"named by {self._header}, no trusted proxy, so the client")]
+            found.append(Hop(address[0], f"named by {self._header}, a trusted proxy"))
+        return [*found[:-1], found[-1]._replace(why=f"{found[-1].why}, and the last, so the client")]
 
     def _look_at(self, request: Request, peer: str | None) -> None:
         """Report a forwarding header that is not believed (LG006). A proxy writes it into all requests; the first ones suffice.

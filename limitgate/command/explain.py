@@ -1,0 +1,154 @@
+"""The verb ``explain``: what the service would do with a request, and why."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict, Unpack
+from urllib.parse import unquote
+
+import click
+
+from limitgate.command.applications import routes_of
+from limitgate.command.client_state import header_of
+from limitgate.command.decisions import decision_fields, print_decision
+from limitgate.command.exits import FOUND
+from limitgate.command.output import print_json, print_table
+from limitgate.errors import ConfigError
+from limitgate.gate.build import build_gate
+from limitgate.gate.explain import Explanation, LookingStore, explain
+from limitgate.http.client_ip import TrustedProxies
+from limitgate.http.request import ASGIRequest, Request, WSGIRequest
+from limitgate.rules.settings import GateSettings
+from limitgate.stores import MemoryStore, open_sync_store
+
+
+class Described(TypedDict):
+    """A request as it is described on the command line."""
+
+    method: str
+    path: str
+    ip: str
+    header: tuple[str, ...]
+
+
+@click.command("explain")
+@click.argument("method")
+@click.argument("path")
+@click.option("--rules", required=True, metavar="PATH", envvar="LIMITGATE_RULES", help="Rule file or folder of the service.")
+@click.option("--ip", default="203.0.113.1", metavar="ADDRESS", show_default=True, help="The peer's address.")
+@click.option("-H", "--header", multiple=True, metavar="'NAME: VALUE'", help="A header of the request.")
+@click.option("--app", metavar="MODULE:APP", help="The application, for its routes and their decorators.")
+@click.option("--store", metavar="URL", help="The service's store, for the state of its buckets; without it, all are full.")
+@click.option("--trusted-proxy", multiple=True, metavar="ADDRESS", help="That of the service: an address or CIDR.")
+@click.option("--timeout", default=2.0, metavar="SECONDS", help="To wait for the store.", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@click.pass_context
+def verb(  # noqa: PLR0917 - click gives them by name
+    ctx: click.Context,
+    rules: str,
+    app: str | None,
+    store: str | None,
+    trusted_proxy: tuple[str, ...],
+    timeout: float,
+    *,
+    as_json: bool,
+    **described: Unpack[Described],
+) -> None:
+    """Explain what the service would do with a request: who it is taken for, which rules apply and why, what it gets.
+
+    Charges nothing. Other options of the service are those of LIMITGATE_* as it has them. Exit status 1: the request would be
+    refused.
+
+    For example: limitgate explain GET /api/hello --rules config/ --ip 203.0.113.7 -H 'X-API-Key: demo-vip-key'
+    """
+    options: dict[str, Any] = {"trusted_proxies": trusted_proxy} if trusted_proxy else {}
+    try:
+        opened: Any = MemoryStore() if store is None else open_sync_store(store)
+    except (ConfigError, ValueError) as error:
+        raise click.UsageError(str(error)) from error
+    try:
+        routes, is_wsgi = routes_of(app)
+        settings = GateSettings(rules=rules, store=LookingStore(opened), timeout=timeout, **options)
+        gate = build_gate(routes, open_sync_store, rules=rules, store=LookingStore(opened), timeout=timeout, **options).gate
+        if gate is None:
+            raise ConfigError("LIMITGATE_ENABLED switches LimitGate off, expected it on")
+        proxies = TrustedProxies(settings.trusted_proxies, settings.forwarded_header)
+        found = explain(gate, proxies, _request(described, is_wsgi=is_wsgi))
+    finally:
+        opened.close()
+    if as_json:
+        print_json(_as_json(found))
+    else:
+        _print(found)
+    ctx.exit(0 if found.status is None else FOUND)
+
+
+def _request(described: Described, *, is_wsgi: bool) -> Request:
+    """The request as a server would hand it on."""
+    headers = [header_of(text) for text in described["header"]]
+    sent, _, query = described["path"].partition("?")
+    method, path = described["method"].upper(), unquote(sent)
+    if not path.startswith("/"):
+        raise click.UsageError(f"{path!r:.80} is no path, expected one such as /api/hello")
+    if is_wsgi:
+        variables: dict[str, str] = {}
+        for name, value in headers:
+            variable = "HTTP_" + name.upper().replace("-", "_")
+            variables[variable] = f"{variables[variable]}, {value}" if variable in variables else value
+        native = path.encode().decode("latin-1")
+        server = {"SERVER_NAME": "localhost", "SERVER_PORT": "80", "wsgi.url_scheme": "http", "SCRIPT_NAME": ""}
+        asked = {"REQUEST_METHOD": method, "PATH_INFO": native, "QUERY_STRING": query, "REMOTE_ADDR": described["ip"]}
+        return WSGIRequest({**server, **asked, **variables})
+    raw = [(name.lower().encode("latin-1", "replace"), value.encode()) for name, value in headers]
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "scheme": "http",
+        "method": method,
+        "path": path,
+        "raw_path": sent.encode(),
+        "root_path": "",
+        "query_string": query.encode(),
+        "headers": raw,
+        "client": (described["ip"], 50_000),
+        "server": ("localhost", 80),
+    }
+    return ASGIRequest(scope)
+
+
+def _as_json(found: Explanation) -> dict[str, Any]:
+    buckets = [] if found.decision is None else found.decision.standings
+    return {
+        "client": found.client,
+        "caller": None if found.caller is None else found.caller.id,
+        "tier": found.tier,
+        "path": found.path,
+        "rules": [rule._asdict() for rule in found.rules],
+        "decision": None if found.decision is None else decision_fields(found.decision),
+        "status": found.status or 200,
+        "headers": [list(field) for field in found.fields],
+        "hops": [hop._asdict() for hop in found.hops],
+        "buckets": [
+            {"key": each.charge.key, "rule": each.charge.rule, "windows": [window._asdict() for window in each.windows()]}
+            for each in buckets
+        ],
+    }
+
+
+def _print(found: Explanation) -> None:
+    print_table(("From", ""), [(hop.address or "a unix socket", hop.why) for hop in found.hops])
+    caller = "nobody that is known" if found.caller is None else f"caller {found.caller.id}"
+    client = found.counted_as or "a client without an address"
+    click.echo(f"\nCounted as {client}, {caller}, tier {found.tier}, path {found.path}\n")
+    rows = [(rule.name, rule.tier or "-", "applies" if rule.applies else "no", rule.why) for rule in found.rules]
+    print_table(("Rule", "Tier", "Applies", "Why"), rows)
+    decision = found.decision
+    click.echo()
+    if decision is None:
+        click.echo("no rule limits this request")
+    else:
+        for each in decision.standings:
+            click.echo(f"{each.charge.rule}: {each.charge.key}")
+        print_decision(decision)
+    click.echo(f"\n{found.status or 'whatever the application answers'}" + (", with" if found.fields else ""))
+    for name, value in found.fields:
+        click.echo(f"{name}: {value}")

@@ -1,0 +1,219 @@
+"""Explanations of decisions: who a request is taken for, which rules apply to it and why others do not, and what it would get.
+
+The decision is not worked out a second time: the request goes through a gate, whose store looks at the buckets and writes
+nothing. Only the reasons are found here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from limitgate.errors import StoreError
+from limitgate.gate.admission import Admission
+from limitgate.gate.gate import Gate
+from limitgate.gate.nesting import response_fields
+from limitgate.gate.offline import decide_at_once
+from limitgate.gate.planner import Planner
+from limitgate.gate.request_plan import RequestPlan
+from limitgate.http.client_ip import Hop, Networks, TrustedProxies
+from limitgate.http.paths import PathIndex, segments
+from limitgate.http.request import Request
+from limitgate.http.response import Fields
+from limitgate.limits.decision import Decision
+from limitgate.limits.plan import Plan, Reading
+from limitgate.rules.callers import DEFAULT_TIER, Caller
+from limitgate.rules.decorators import EVERYTHING
+from limitgate.rules.rule import Rule
+from limitgate.stores import SyncStore
+
+
+class RuleReason(NamedTuple):
+    """A rule, and why it applies to a request or does not."""
+
+    name: str
+    tier: str | None
+    """Tier that it was written for; None for a decorator."""
+    applies: bool
+    why: str
+
+
+class Explanation(NamedTuple):
+    """Everything that a gate finds out about a request."""
+
+    hops: Sequence[Hop]
+    """From the peer to the client."""
+    client: str | None
+    """The client's address; None without a peer address."""
+    counted_as: str | None
+    """Address or network that it is counted by."""
+    caller: Caller | None
+    tier: str
+    path: str
+    """The path as rules see it."""
+    rules: Sequence[RuleReason]
+    decision: Decision | None
+    """The decision that the request would get now; None where no rule limits it."""
+    status: int | None
+    """Status of the refusal; None where the application answers."""
+    fields: Fields
+    """Fields of the refusal, or those that are added to the application's response."""
+
+
+class LookingStore:
+    """A store on which everything that would be written is only looked at, in the buckets of another one."""
+
+    measures_silence = True
+
+    def __init__(self, store: SyncStore) -> None:
+        self._store = store
+        self.failure: StoreError | None = None
+        """The last failure of the store: a gate goes on without it."""
+
+    def spend(self, plan: Plan, timeout: float) -> Reading:
+        """The reading that the plan would have now. Raises `StoreError` as the store does."""
+        try:
+            return self._store.spend(Plan.peek(plan.charges), timeout)
+        except StoreError as error:
+            self.failure = error
+            raise
+
+    async def aspend(self, plan: Plan, timeout: float) -> Reading:
+        """`spend`, for a gate that does not wait for turns."""
+        return self.spend(plan, timeout)
+
+    def close(self) -> None:
+        """Leave the other store open: it is whoever's made it."""
+
+
+def explain(gate: Gate, proxies: TrustedProxies, request: Request) -> Explanation:
+    """Explain what a gate on a `LookingStore` would do with a request. Raises `StoreError` where the store does not answer."""
+    planner = gate.rules.planner
+    admission = decide_at_once(gate, request)
+    if gate.store.failure is not None:
+        raise gate.store.failure
+    decision, refusal = admission.decision, admission.refusal
+    fields = [*(refusal.fields if refusal is not None else ()), *response_fields(admission)]
+    _end(gate, admission)
+    subject = planner.subject(request, None)
+    return Explanation(
+        proxies.hops(request),
+        request.client,
+        subject.address(),
+        subject.caller,
+        subject.tier,
+        request.path,
+        _reasons(planner, request, subject.tier),
+        decision,
+        None if refusal is None else refusal.status,
+        fields,
+    )
+
+
+def _end(gate: Gate, admission: Admission) -> None:
+    """Have the gate forget the request, and places in flight that it seems to have taken."""
+    if admission.has_slots:
+        admission.begun(200)
+        admission.end()
+        gate.settle(admission)
+
+
+def _reasons(planner: Planner, request: Request, tier: str) -> list[RuleReason]:
+    """All rules of the set, those of other tiers too, and decorators that apply."""
+    planned = planner.plan(request, None)
+    if not isinstance(planned, RequestPlan):
+        raise TypeError("a callable that gives limits is async, expected rules as files have them")
+    applying = {id(each.written) for each in (*planned.compiled_rules, *(planned.messages or planned).compiled_rules)}
+    applying |= {id(planned.denying.written)} if planned.denying is not None else set()
+    known = planner.rule_set.tiers
+    paths = planner.interpretations(request.sent, request.root)
+    of_tier = known[tier]
+    exempting = next((rule for rule in of_tier if rule.exempt and _first_reason(rule, request, paths) is None), None)
+    if applying or request.is_preflight:
+        exempting = None
+    written = {id(rule): rule for rules in known.values() for rule in rules}
+    reasons = []
+    for rule in written.values():
+        of = rule.tier or DEFAULT_TIER
+        if id(rule) in applying or rule is exempting:
+            reasons.append(RuleReason(rule.name, of, True, _matched(rule, request)))
+        else:
+            why = _other_tier(rule, of_tier, tier) or _first_reason(rule, request, paths)
+            why = why or _superseded(rule, exempting, planned, request)
+            reasons.append(RuleReason(rule.name, of, False, why))
+    decorators = [each for each in planned.compiled_rules if each.is_decorator]
+    names = dict.fromkeys(each.rule.name for each in decorators)
+    return reasons + [RuleReason(name, None, True, "decorates the route's endpoint") for name in names]
+
+
+def _matched(rule: Rule, request: Request) -> str:
+    """The reason why a rule applies."""
+    what = "exempts" if rule.exempt else "denies" if rule.deny else "limits"
+    conditions = [f"{request.method} {request.path}"]
+    if rule.clients:
+        conditions.append(f"client {request.client}")
+    return f"{what} {' of '.join(conditions)}: path {_listed(rule.paths)}{_for_methods(rule)}"
+
+
+def _other_tier(rule: Rule, of_tier: Sequence[Rule], tier: str) -> str | None:
+    """The reason why a rule is not among those of the caller's tier."""
+    if any(rule is each for each in of_tier):
+        return None
+    if (rule.tier or DEFAULT_TIER) == DEFAULT_TIER:
+        return f"tier {tier} has a rule of this name in its place"
+    return f"is for tier {rule.tier}, the caller is of {tier}"
+
+
+def _first_reason(rule: Rule, request: Request, paths: Sequence[str] | None) -> str | None:
+    """The first condition of a rule that a request does not meet; None if it meets all."""
+    if not rule.applies_to(request.method):
+        return f"is for {_listed(sorted(rule.methods or ()))}, not {request.method}"
+    why = _path_reason(rule, paths)
+    if why is None and not rule.admits(request):
+        return _client_reason(rule, request)
+    return why
+
+
+def _path_reason(rule: Rule, paths: Sequence[str] | None) -> str | None:
+    if paths is None:
+        return None
+    index: PathIndex[Any] = PathIndex()
+    for pattern in rule.paths:
+        index.add(segments(pattern), rule)
+    matching = [path for path in paths if index.find(path)]
+    if not matching:
+        return f"path {paths[0]} does not match {_listed(rule.paths)}"
+    if all(rule.excludes(path) for path in matching):
+        return f"path {matching[0]} is excluded by {_listed(rule.exclude)}"
+    if rule.exempt and len(matching) < len(paths):
+        other = next(path for path in paths if path not in matching)
+        return f"the path could also be read as {other}, which it does not exempt"
+    return None
+
+
+def _client_reason(rule: Rule, request: Request) -> str:
+    if rule.clients and not Networks(rule.clients).hold(request.client):
+        return f"client {request.client or 'without an address'} is none of {_listed(rule.clients)}"
+    return "its condition (when) is not met"
+
+
+def _superseded(rule: Rule, exempting: Rule | None, planned: RequestPlan, request: Request) -> str:
+    """The reason why a rule that is for a request has no effect on it."""
+    if request.is_preflight:
+        return "CORS preflights are never counted"
+    if exempting is not None:
+        return f"rule {exempting.name} exempts this request"
+    if planned.denying is not None and planned.denying.enforced:
+        return f"rule {planned.denying.rule.name} denies this request"
+    if "exempt" in planned.marks or planned.marks is EVERYTHING:
+        return "the route's endpoint is exempt"
+    others = [each.rule.name for each in planned.compiled_rules if each.rule.supersedes(rule, is_decorator=False)]
+    return f"rule {others[0]} replaces it" if others else "gives this request no limits"
+
+
+def _for_methods(rule: Rule) -> str:
+    return f", for {_listed(sorted(rule.methods))}" if rule.methods else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names)
