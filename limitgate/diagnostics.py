@@ -30,39 +30,67 @@ class Diagnosis(Enum):
     TRUSTS_ALL = "LG004", "trusted_proxies covers all of %s: every client can choose its address; name your proxies instead"
     UNLISTED_KEYS = (
         "LG005",
-        "%s goes by API keys, but none are listed and there is no identify: every key that a client invents has its own bucket",
+        (
+            "%s goes by API keys, but none are listed and there is no identify: every key that a client invents has its own "
+            "bucket; list their digests under callers, or name callers by identify"
+        ),
     )
     UNTRUSTED_FORWARDING = (
         "LG006",
-        "a request came with %s from a peer outside of trusted_proxies: if that is your proxy, its clients all count as one",
+        (
+            "a request came with %s from a peer outside of trusted_proxies: if that is your proxy, its clients all count "
+            "as one; add its address to trusted_proxies then"
+        ),
     )
     OVERSHOOTS = "LG007", "%s: %s lets up to %d pass within one period; 'burst %d' would hold it to %d"
-    SHADOWED = "LG008", "%s never applies: every request that it is for is exempt by %s"
-    TIER_OF_NOBODY = "LG009", "the rules of tier %s never apply: no caller can be known to be of it, and there is no identify"
-    CLOCKS_DIFFER = "LG010", "the store's clock is %.1f seconds %s this machine's"
-    CLOCK_STEPPED = "LG011", "the clock of %s stepped back; further steps are only counted"
+    SHADOWED = "LG008", "%s never applies: every request that it is for is exempt by %s; narrow that one, or remove the other"
+    TIER_OF_NOBODY = (
+        "LG009",
+        (
+            "the rules of tier %s never apply: no caller can be known to be of it, and there is no identify; "
+            "list callers in the tier's file, or name them by identify"
+        ),
+    )
+    CLOCKS_DIFFER = "LG010", "the store's clock is %.1f seconds %s this machine's; let NTP set both"
+    CLOCK_STEPPED = "LG011", "the clock of %s stepped back; let NTP slew it; further steps are only counted"
     LIMIT_ABOVE_ROUTE = "LG012", "@limit stands above the route decorator of %s; it applies, but belongs below"
     TOO_MANY_BUCKETS = (
         "LG013",
-        "%s: one source opens more than %d new buckets a minute; its requests under further keys share a single one",
+        (
+            "%s: one source opens more than %d new buckets a minute; its requests under further keys share a "
+            "single one; if it is your proxy, add it to trusted_proxies, if it has as many customers, raise new_buckets"
+        ),
     )
-    RESERVE_OF_NOBODY = "LG014", "%s keeps a reserve for callers of high priority, but none is known, and there is no identify"
-
-    OVERLOADED = "LG015", "%s; requests that cannot be asked about are limited by this process alone, whatever on_error says"
-
+    RESERVE_OF_NOBODY = (
+        "LG014",
+        (
+            "%s keeps a reserve for callers of high priority, but none is known, and there is no identify; "
+            "give some priority: high, or take the reserve away"
+        ),
+    )
+    OVERLOADED = (
+        "LG015",
+        (
+            "%s; requests that cannot be asked about are limited by this process alone, whatever on_error says; "
+            "bound what a process takes in, or add processes"
+        ),
+    )
     PASSED_ON_CALLER = (
         "LG016",
         "a trusted proxy passed on the header of caller %s for a client that is not; if it sets that, say set_by_proxy: true",
     )
     CLOCK_LEAPT = (
         "LG017",
-        "the clock of %s leapt %.1f seconds ahead, or this machine slept: debts have drained, slots in flight expired",
+        (
+            "the clock of %s leapt %.1f seconds ahead, or this machine slept: debts have drained, slots in flight expired; "
+            "let NTP slew clocks"
+        ),
     )
     EVICTS = (
         "LG018",
         "%s evicts buckets when it is full, by %s, also of clients that are refused; let it be volatile-ttl or noeviction",
     )
-    REPLACED = "LG019", "%s was restarted or replaced: what had not been saved or copied is forgotten"
+    REPLACED = "LG019", "%s was restarted or replaced: what had not been saved or copied is forgotten; appendonly yes saves it"
     OWN_ERROR = (
         "LG020",
         "%s at %s, a mistake of LimitGate's own: whoever waited for it is told that the store failed; please report it",
@@ -76,7 +104,7 @@ class Diagnosis(Enum):
         "LG026",
         "the limits that rule %s is given at run time cannot be read, so those that are written apply: %s",
     )
-    REPLACES_NOTHING = "LG027", "%s replaces %s, but there is no rule of that name"
+    REPLACES_NOTHING = "LG027", "%s replaces %s, but there is no rule of that name; name one that there is, or '*' for all"
     LOCAL_PER_WORKER = (
         "LG028",
         "%d workers would grant all of a limit each while the store fails (on_error: local); say how many by option processes",
@@ -85,13 +113,25 @@ class Diagnosis(Enum):
         "LG029",
         "a Limiter was called inside of a running event loop, which stands still while it waits; use an AsyncLimiter there",
     )
-    PATHS_OF_NO_ROUTE = "LG030", "no route of the application has a path of these rules, which limit nothing: %s"
+    PATHS_OF_NO_ROUTE = (
+        "LG030",
+        "no route of the application has a path of these rules, which limit nothing; correct or remove them: %s",
+    )
     USER_OF_NOBODY = (
         "LG031",
         "rules count by user, but the first %d requests of theirs had none: authentication has to stand around LimitGate",
     )
-    CALLER_OF_NOBODY = "LG032", "%s counts by caller, but nobody can be known as one: none are listed, and there is no identify"
-    LIMITS_OF_NO_RULE = "LG033", "a Caller has limits for %s, but there is no rule or limit of that name"
+    CALLER_OF_NOBODY = (
+        "LG032",
+        (
+            "%s counts by caller, but nobody can be known as one: none are listed, and there is no identify; "
+            "list callers in a rule file, or name them by identify"
+        ),
+    )
+    LIMITS_OF_NO_RULE = (
+        "LG033",
+        "a Caller has limits for %s, but there is no rule or limit of that name; name one that there is",
+    )
 
     def __init__(self, code: str, text: str, level: int = logging.WARNING) -> None:
         self.code = code

@@ -65,6 +65,49 @@ def test_a_code_is_one_thing() -> None:
         assert "\n" not in diagnosis.line
 
 
+CURES = {
+    "LG001": "use Redis",
+    "LG002": "name your proxies",
+    "LG003": "%s",  # the name that was probably meant
+    "LG004": "name your proxies",
+    "LG005": "list their digests under callers, or name callers by identify",
+    "LG006": "add its address to trusted_proxies",
+    "LG007": "'burst %d' would hold it",
+    "LG008": "narrow that one, or remove the other",
+    "LG009": "list callers in the tier's file, or name them by identify",
+    "LG010": "let NTP set both",
+    "LG011": "let NTP slew it",
+    "LG012": "belongs below",
+    "LG013": "add it to trusted_proxies, if it has as many customers, raise new_buckets",
+    "LG014": "give some priority: high, or take the reserve away",
+    "LG015": "bound what a process takes in, or add processes",
+    "LG016": "say set_by_proxy: true",
+    "LG017": "let NTP slew clocks",
+    "LG018": "let it be volatile-ttl or noeviction",
+    "LG019": "appendonly yes saves it",
+    "LG020": "please report it",
+    "LG021": "ACL SETUSER <user> %s",
+    "LG022": ": %s",  # what each hindrance says
+    "LG023": ": %s",
+    "LG024": ": %s",
+    "LG025": ": %s",
+    "LG026": ": %s",  # the message of the `ConfigError`
+    "LG027": "name one that there is, or '*' for all",
+    "LG028": "say how many by option processes",
+    "LG029": "use an AsyncLimiter",
+    "LG030": "correct or remove them",
+    "LG031": "authentication has to stand around LimitGate",
+    "LG032": "list callers in a rule file, or name them by identify",
+    "LG033": "name one that there is",
+}
+"""What each line says to do: who installs with pip has no folder of docs."""
+
+
+@pytest.mark.parametrize("diagnosis", Diagnosis, ids=attrgetter("code"))
+def test_a_line_carries_its_cure(diagnosis: Diagnosis) -> None:
+    assert CURES[diagnosis.code] in diagnosis.line
+
+
 # --- situations -------------------------------------------------------------------------------------------------------
 
 
