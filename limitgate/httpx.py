@@ -55,16 +55,21 @@ def repeatable(request: httpx.Request) -> bool:
 class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
     """Requests wait their turn: ``httpx.AsyncClient(transport=AsyncRateLimitTransport("10/second"))``. For asyncio.
 
-    ``limits`` are counted for each ``key``, by an `AsyncLimiter` or in a store by its URL, which is opened here and closed with
-    the transport. All who share the store share the budget. A request whose key is None passes untouched. Without limits
-    only the service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields are obeyed, for all requests of the key.
+    ``limits`` are counted for each ``key``, which a callable gives of a request, by default its host. They are counted by
+    the ``limiter``, an `AsyncLimiter` or the URL of a store, which is opened here and closed with the transport;
+    ``memory://`` if not given. All who share the store share the budget. A request whose key is None passes untouched.
+    Without limits only the service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields are obeyed, for all requests
+    of the key.
 
-    A request that is refused with 429 is sent again if ``repeatable`` is true of it and its body is in memory. Raises
-    `RateLimited` if not, or if it would have to wait for more than ``timeout`` seconds in all (None: as long as it takes).
-    While the store fails, ``on_error`` counts in this process (``local``), sends at once (``open``), or raises `StoreError`
-    (``closed``). No response pauses a key for more than ``longest_pause`` seconds. With ``strict`` never more than the count of
-    a limit is sent in any period, whatever the service counts by. Raises `ConfigError` for limits that book no turns, and with
-    ``strict`` for those that cannot hold so.
+    A request that is refused with 429 is sent again if ``repeatable`` is true of it, by default for methods that may be
+    repeated, and its body is in memory. Raises `RateLimited` if not, or if it would have to wait for more than ``timeout``
+    seconds in all, by default 120 (None: as long as it takes). While the store fails, ``on_error`` counts in this process
+    (``local``, the default), sends at once (``open``), or raises `StoreError` (``closed``). No response pauses a key for
+    more than ``longest_pause`` seconds, by default 3600. With ``strict``, False by default, never more than the count of a
+    limit is sent in any period, whatever the service counts by. Raises `ConfigError` for limits that book no turns, and
+    with ``strict`` for those that cannot hold so.
+
+    ``transport`` sends; a new one of httpx if not given.
     """
 
     def __init__(
@@ -130,7 +135,21 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
 class RateLimitTransport(httpx.BaseTransport):
     """Requests wait their turn: ``httpx.Client(transport=RateLimitTransport("10/second"))``. Safe under threads.
 
-    As `AsyncRateLimitTransport`, with a `Limiter`.
+    ``limits`` are counted for each ``key``, which a callable gives of a request, by default its host. They are counted by
+    the ``limiter``, a `Limiter` or the URL of a store, which is opened here and closed with the transport;
+    ``memory://`` if not given. All who share the store share the budget. A request whose key is None passes untouched.
+    Without limits only the service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields are obeyed, for all requests
+    of the key.
+
+    A request that is refused with 429 is sent again if ``repeatable`` is true of it, by default for methods that may be
+    repeated, and its body is in memory. Raises `RateLimited` if not, or if it would have to wait for more than ``timeout``
+    seconds in all, by default 120 (None: as long as it takes). While the store fails, ``on_error`` counts in this process
+    (``local``, the default), sends at once (``open``), or raises `StoreError` (``closed``). No response pauses a key for
+    more than ``longest_pause`` seconds, by default 3600. With ``strict``, False by default, never more than the count of a
+    limit is sent in any period, whatever the service counts by. Raises `ConfigError` for limits that book no turns, and
+    with ``strict`` for those that cannot hold so.
+
+    ``transport`` sends; a new one of httpx if not given.
     """
 
     def __init__(

@@ -50,17 +50,19 @@ def repeatable(request: Request) -> bool:
 class RateLimitPoolManager(PoolManager):
     """Requests wait their turn: ``RateLimitPoolManager("10/second").request("GET", url)``. Safe under threads.
 
-    ``limits`` are counted for each ``key``, by a `Limiter` or in a store by its URL, which is opened here and closed with the
-    manager. All who share the store share the budget. A request whose key is None passes untouched. Without limits only the
-    service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields are obeyed, for all requests of the key. Each redirect
-    that is followed is a request.
+    ``limits`` are counted for each ``key``, which a callable gives of a request, by default its host. They are counted by
+    the ``limiter``, a `Limiter` or the URL of a store, which is opened here and closed with the manager; ``memory://`` if
+    not given. All who share the store share the budget. A request whose key is None passes untouched. Without limits only
+    the service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields are obeyed, for all requests of the key. Each
+    redirect that is followed is a request.
 
-    A request that is refused with 429 is sent again if ``repeatable`` is true of it and its body is in memory. Raises
-    `RateLimited` if not, or if it would have to wait for more than ``timeout`` seconds in all (None: as long as it takes).
-    While the store fails, ``on_error`` counts in this process (``local``), sends at once (``open``), or raises `StoreError`
-    (``closed``). No response pauses a key for more than ``longest_pause`` seconds. With ``strict`` never more than the count of
-    a limit is sent in any period, whatever the service counts by. Raises `ConfigError` for limits that book no turns, and with
-    ``strict`` for those that cannot hold so.
+    A request that is refused with 429 is sent again if ``repeatable`` is true of it, by default for methods that may be
+    repeated, and its body is in memory. Raises `RateLimited` if not, or if it would have to wait for more than ``timeout``
+    seconds in all, by default 120 (None: as long as it takes). While the store fails, ``on_error`` counts in this process
+    (``local``, the default), sends at once (``open``), or raises `StoreError` (``closed``). No response pauses a key for
+    more than ``longest_pause`` seconds, by default 3600. With ``strict``, False by default, never more than the count of a
+    limit is sent in any period, whatever the service counts by. Raises `ConfigError` for limits that book no turns, and
+    with ``strict`` for those that cannot hold so.
 
     ``manager`` sends: any `PoolManager`, such as a `ProxyManager`. Its retries and those of a request take a turn each after
     another status or a broken body; failed connections are tried again within a turn.

@@ -307,6 +307,7 @@ class Request:
     """
 
     method: str
+    """The method in upper case; HEAD and a WebSocket handshake count as GET."""
     sent_method: str
     """The method as it was sent: routers may tell HEAD from GET."""
     sent: str

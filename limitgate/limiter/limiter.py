@@ -46,8 +46,14 @@ T = TypeVar("T")
 class AsyncLimiter(Operations):
     """A limiter for async code: ``async with AsyncLimiter("redis://localhost:6379/0") as limiter``.
 
-    ``store`` is a URL or an async store; a store that it opened itself is closed with it. ``timeout`` is in seconds. Where the
-    store fails, every method raises `StoreError`. Keys reach the store as digests only. Costs are integers of at least 0.
+    ``store`` is a URL or an async store; a store that it opened itself is closed with it. ``timeout`` is the time in
+    seconds that a call may wait for the store, 0.1 by default; where the store fails, every method raises `StoreError`.
+    ``key_prefix`` is the first part of every key in the store, ``limitgate`` by default. Keys reach the store as digests
+    only; ``secret``, 16 to 64 bytes, keys these, by default nothing does. ``ipv6_prefix`` is the number of bits that IPv6
+    clients of a `bucket` are grouped by, 64 by default.
+
+    Methods take a ``key``, any text that says who is limited, and ``limits`` that all have to have room: text such as
+    ``10/second``, a `Limit`, or `Configured`. ``cost`` is an integer of at least 0, by default 1.
     """
 
     def __init__(
@@ -266,8 +272,14 @@ class AsyncLimiter(Operations):
 class Limiter(Operations):
     """A limiter for sync code, safe under threads: ``with Limiter("redis://localhost:6379/0") as limiter``.
 
-    ``store`` is a URL or a sync store; a store that it opened itself is closed with it. ``timeout`` is in seconds. Where the
-    store fails, every method raises `StoreError`. Keys reach the store as digests only. Costs are integers of at least 0.
+    ``store`` is a URL or a sync store; a store that it opened itself is closed with it. ``timeout`` is the time in seconds
+    that a call may wait for the store, 0.1 by default; where the store fails, every method raises `StoreError`.
+    ``key_prefix`` is the first part of every key in the store, ``limitgate`` by default. Keys reach the store as digests
+    only; ``secret``, 16 to 64 bytes, keys these, by default nothing does. ``ipv6_prefix`` is the number of bits that IPv6
+    clients of a `bucket` are grouped by, 64 by default.
+
+    Methods take a ``key``, any text that says who is limited, and ``limits`` that all have to have room: text such as
+    ``10/second``, a `Limit`, or `Configured`. ``cost`` is an integer of at least 0, by default 1.
     """
 
     def __init__(

@@ -43,7 +43,9 @@ class BucketParts(TypedDict, total=False):
     headers: Mapping[str, str]
     """Headers by name."""
     method: str | None
+    """The method of the request, such as ``GET``."""
     host: str | None
+    """The host that the request names, without its port."""
     path: str | None
     """The template of the route as the framework has it, ``/items/{id}``; where that is not known, the rule's own pattern."""
     tier: str | None

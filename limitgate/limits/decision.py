@@ -88,6 +88,7 @@ class Decision:
     """The answer to a request. Immutable."""
 
     allowed: bool
+    """True if the request may pass."""
     limit: int
     """The burst of the window with the least remaining, of equals the one with the longest ``reset_after``."""
     remaining: int

@@ -37,9 +37,13 @@ class Caller:
     """
 
     id: str
+    """The identity, which the part ``caller`` of keys goes by: of a user, a customer, an application."""
     tier: str = DEFAULT_TIER
+    """The tier whose rules apply; ``default`` if not given, and for one that no rule names."""
     priority: Priority = NORMAL
+    """``high``, ``normal`` or ``low``, which rules with a ``reserve`` look at; ``normal`` if not given."""
     limits: Mapping[str, Given] = field(default_factory=dict, hash=False)
+    """Own limits by the names of rules, in the place of theirs; none if not given."""
 
     def __post_init__(self) -> None:
         limits: object = self.limits

@@ -29,7 +29,7 @@ Opener = Callable[[str], S]
 
 
 def open_store(url: str) -> AsyncStore:
-    """A store for async code. Raises `ConfigError`.
+    """A store for async code, by its ``url``. Raises `ConfigError`.
 
     ``memory://``, ``redis://``, ``rediss://``, ``unix://``, ``redis+cluster://h1:p1,h2:p2`` or
     ``redis+sentinel://h1:p1,h2:p2/NAME``.
@@ -38,7 +38,7 @@ def open_store(url: str) -> AsyncStore:
 
 
 def open_sync_store(url: str) -> SyncStore:
-    """A store for sync code, from the same URLs as `open_store`. Raises `ConfigError`."""
+    """A store for sync code, by its ``url``, the same as for `open_store`. Raises `ConfigError`."""
     return MemoryStore() if scheme_of(url) == "memory" else RedisStore(url)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import limitgate
 from limitgate import ConfigError, Settings, open_store
+from limitgate.command.verbs import VERBS
 from limitgate.http.response import STYLES
 from limitgate.rules.key_parts import PARTS
 from tests.support.markdown import PAGES, ROOT, rows, text_of
@@ -74,3 +75,26 @@ def test_imported_names_are_public() -> None:
     lines = [line for page in PAGES for line in re.findall(r"from limitgate import (.*)", text_of(page))]
     imported = {name.strip() for line in lines for name in line.split(",")}
     assert imported <= set(importlib.import_module("limitgate").__all__)
+
+
+@pytest.mark.parametrize(
+    ("words", "is_there"),
+    [
+        ("check rule files", "check" in VERBS),
+        ("one client's buckets", "peek" in VERBS),
+        ("read again", "reload" in Settings.model_fields),
+        ("Metrics", "observers" in Settings.model_fields),
+    ],
+)
+def test_nothing_is_called_missing_that_is_there(words: str, is_there: object) -> None:
+    """Neither as not there yet, nor as what other limiters have and LimitGate has not."""
+    missing = README.partition("## Not there yet")[2].partition("\n## ")[0]
+    missing += README.partition("What they have and LimitGate has not:")[2].partition("\n\n")[0]
+    assert not (is_there and words in missing)
+
+
+def test_algorithms_are_not_called_missing() -> None:
+    """Fixed and sliding windows, which the others begin with."""
+    missing = README.partition("What they have and LimitGate has not:")[2].partition("\n\n")[0]
+    assert missing.strip()
+    assert not re.search("window", missing)
