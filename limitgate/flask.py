@@ -22,7 +22,7 @@ from limitgate.http.request import Request
 from limitgate.middleware import LimitGateWSGI, WSGIOptions
 from limitgate.routes import NoRoutes
 from limitgate.routes.flask import pattern_of, wsgi_routes
-from limitgate.routes.overview import Listed, overview
+from limitgate.routes.overview import METHODS, Listed, overview
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import effective, marks_of, note_routed
 from limitgate.rules.files import rules_of
@@ -31,8 +31,6 @@ from limitgate.suggestions import expected_of
 
 NAME = "limitgate"
 """The extension's key in ``app.extensions``, and the name of its command."""
-_METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
-"""Methods listed for a route that takes any; Flask's own routes name theirs."""
 
 
 class LimitGate:
@@ -142,7 +140,7 @@ def routes_of(app: Flask) -> Iterator[Listed]:
         note_routed(view)
     for rule in app.url_map.iter_rules():
         if not rule.build_only:
-            methods = sorted(rule.methods or _METHODS)
+            methods = sorted(rule.methods or METHODS)
             if "GET" in methods and "HEAD" in methods:
                 methods.remove("HEAD")
             view = effective(app.view_functions.get(rule.endpoint))

@@ -14,6 +14,7 @@ VERBS = {
     "check": "Read rule files as the service would; print every mistake.",
     "schema": "Print the JSON Schema of a rule file, for editors.",
     "explain": "Explain what the service would do with a request, and why.",
+    "routes": "List every route of an application with its limits.",
     "replay": "Send an access log through rules: what would have been refused?",
     "peek": "Show one client's state in the store.",
     "reset": "Forget what one client has used.",

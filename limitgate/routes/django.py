@@ -18,6 +18,7 @@ from django.views import View
 from limitgate.http.paths import ANY, REST
 from limitgate.http.request import Request
 from limitgate.routes import Pattern, Route
+from limitgate.routes.overview import METHODS, Listed
 from limitgate.rules.decorators import Mark, class_of, marks_of
 
 
@@ -211,3 +212,42 @@ def _allowed(view: Any) -> Any:
 def _enclosed(handler: Any) -> Any:
     """The function that ``@api_view`` was put upon: its handler has no other way to it than its closure."""
     return handler.__closure__[handler.__code__.co_freevars.index("func")].cell_contents
+
+
+def routes_of(urlconf: Any = None) -> list[Listed]:
+    """The routes of a URLconf for the overview, by default of ``ROOT_URLCONF``, with those of the URLconfs that it includes."""
+    resolver = get_resolver(urlconf)
+    return [
+        Listed(shown, _segments(template), _methods(view), partial(_marks, view), partial(_takes, resolver, shown))
+        for shown, template, view in _walk(resolver, "/", "/", frozenset())
+    ]
+
+
+def _walk(resolver: Any, shown: str, template: str, around: frozenset[int]) -> Iterator[tuple[str, str, Any]]:
+    """Templates as they are written, with `ANY` and `REST` in them, and views. ``around`` are the lists that include these."""
+    for pattern in resolver.url_patterns:
+        route = pattern.pattern
+        text = getattr(route, "_route", None) if type(route) is RoutePattern else None
+        here = f"{shown}{str(route).removeprefix('^')}"
+        below = REST if not isinstance(text, str) else _PLACEHOLDER.sub(partial(_placeholder, route.converters), text)
+        if not isinstance(pattern, URLResolver):
+            yield here, template + below, pattern.callback
+        elif id(pattern.url_patterns) not in around:
+            yield from _walk(pattern, here, template + below, around | {id(resolver.url_patterns)})
+
+
+def _methods(view: Any) -> tuple[str, ...]:
+    """The methods that a view has handlers for, any for a function: HEAD only without GET, OPTIONS only alone."""
+    actions = getattr(view, "actions", None)
+    allowed = [name for name in _allowed(view) or () if hasattr(class_of(view), name)]
+    names = {name.upper() for name in actions or allowed}
+    names -= {"HEAD"} if "GET" in names else set()
+    return tuple(sorted(names)) or METHODS
+
+
+def _takes(resolver: Any, shown: str, path: str) -> bool:
+    """True if Django leads a path to the route of a template, if need be after it has asked for a slash at the end."""
+    for each in (path, f"{path}/"):
+        with contextlib.suppress(Exception):  # not found, or a converter of the project's that raises
+            return bool(f"/{resolver.resolve(each).route.removeprefix('^')}" == shown)
+    return False

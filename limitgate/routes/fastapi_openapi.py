@@ -65,7 +65,7 @@ def _documenting(get_path: Callable[..., Any]) -> Callable[..., Any]:
 def _refused(route: Any, method: str) -> dict[str, Any] | None:
     """The 429 of an operation, None if nothing limits it."""
     app = route.dependency_overrides_provider
-    own = (*marks_of(effective(route.endpoint), method), *_rules_within(route.dependant))
+    own = (*marks_of(effective(route.endpoint), method), *rules_within(route.dependant))
     listed = Listed(
         route.path,
         tuple(filter(None, segments_of(route.path))),
@@ -88,13 +88,13 @@ def _limiting(gate: _Gate, listed: Listed, method: str) -> list[Rule]:
     return [rule for rule in found if rule != "exempt" and rule.per == "request" and rule.has_limits and not rule.shadow]
 
 
-def _rules_within(dependant: Any) -> Iterator[Rule]:
+def rules_within(dependant: Any) -> Iterator[Rule]:
     """The limits among all dependencies of a route."""
     for dependency in dependant.dependencies:
         rule = getattr(dependency.call, "rule", None)
         if isinstance(rule, Rule):  # of a `RateLimit`
             yield rule
-        yield from _rules_within(dependency)
+        yield from rules_within(dependency)
 
 
 def _takes(app: Any, route: Any, method: str, path: str) -> bool:

@@ -13,6 +13,8 @@ from limitgate.rules.rule import Rule, RuleSet, unreplaced
 Group = TypeVar("Group", bound=Hashable)
 Row = tuple[str, ...]
 
+METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
+"""Methods listed for a route that takes any."""
 _HEADS = ("Route", "Methods", "Tier", "Rule", "Limits", "Key", "Notes")
 
 
@@ -43,6 +45,16 @@ class Applied(NamedTuple):
     def is_certain(self) -> bool:
         """True if for all requests to the route."""
         return self.wholly and (self.rule == "exempt" or not self.rule.is_conditional)
+
+
+class Entry(NamedTuple):
+    """One rule of a route, for some of its methods and some tiers."""
+
+    template: str
+    methods: list[str]
+    tiers: list[str]
+    applied: Applied | None
+    """None where nothing applies."""
 
 
 def overview(rules: RuleSet, routes: Sequence[Listed]) -> str:
@@ -83,12 +95,15 @@ def _unreplaced(found: Sequence[Applied], marks: Sequence[Mark]) -> list[Applied
 
 
 def unmatched(rules: RuleSet, routes: Sequence[Listed]) -> list[tuple[str, Rule]]:
-    """Rules that match no route at all, each with the first tier that has it."""
+    """Rules that match no route at all, each with the first tier that has it.
+
+    Those that deny are left out: there need be nothing where they keep clients away from.
+    """
     idle: dict[int, tuple[str, Rule]] = {}
     for tier, of_tier in rules.tiers.items():
         matched = {id(each.rule) for route in routes for method in route.methods for each in _matching(of_tier, route, method)}
         for rule in of_tier:
-            if id(rule) not in matched:
+            if id(rule) not in matched and not rule.deny:
                 idle.setdefault(id(rule), (tier, rule))
     return list(idle.values())
 
@@ -114,16 +129,24 @@ def _class_of(method: str) -> str:
     return "GET" if method == "HEAD" else method
 
 
-def _rows(rules: RuleSet, routes: Sequence[Listed]) -> list[Row]:
-    """A row for each rule that applies, without cells that repeat the row above."""
-    rows = []
+def entries(rules: RuleSet, routes: Sequence[Listed]) -> list[Entry]:
+    """The rules of each route, methods and tiers together that have the same ones."""
+    found = []
     for route in sorted(routes, key=lambda route: (route.template, route.methods)):
         shown = [method for method in route.methods if method != "OPTIONS"] or route.methods
         tiers = {method: [(tier, applied(of_tier, route, method)) for tier, of_tier in rules.tiers.items()] for method in shown}
         for methods, by_tier in _alike((method, tuple(by_tier)) for method, by_tier in tiers.items()):
-            for names, found in _alike(by_tier):
-                tier = _tier_cell(names, rules)
-                rows += [(route.template, ", ".join(methods), tier, *_cells(each)) for each in found or (None,)]
+            for names, of_route in _alike(by_tier):
+                found += [Entry(route.template, methods, names, each) for each in of_route or (None,)]
+    return found
+
+
+def _rows(rules: RuleSet, routes: Sequence[Listed]) -> list[Row]:
+    """A row for each rule that applies, without cells that repeat the row above."""
+    rows = [
+        (each.template, ", ".join(each.methods), _tier_cell(each.tiers, rules), *_cells(each.applied))
+        for each in entries(rules, routes)
+    ]
     return [_new(row, above) for above, row in zip([(), *rows], rows)]
 
 
@@ -136,12 +159,24 @@ def _alike(pairs: Iterable[tuple[str, Group]]) -> list[tuple[list[str], Group]]:
 
 
 def _cells(each: Applied | None) -> Row:
-    """Cells of a rule: its name, limits, key, and notes on whatever is not the default."""
+    """Cells of a rule: its name, limits, key and notes."""
     if each is None:
         return ("-", "", "", "")
     rule = each.rule
     if rule == "exempt":
         return ("@exempt", "exempt", "", "")
+    limits = ", ".join(map(str, rule.every_limit))
+    if rule.limits_by is not None:
+        limits = f"by code, else {limits}" if limits else "by code"
+    without = "denied" if rule.deny else "exempt"
+    return (rule.name, limits or without, ", ".join(rule.key) if limits else "", ", ".join(notes_on(each)))
+
+
+def notes_on(each: Applied) -> list[str]:
+    """Notes on whatever of a rule is not the default."""
+    rule = each.rule
+    if rule == "exempt":
+        return []
     notes = [] if each.wholly else _on_paths(rule)
     notes += _on_requests(rule)
     if rule.cost != 1:
@@ -157,11 +192,7 @@ def _cells(each: Applied | None) -> Row:
     notes += _on_priorities(rule)
     if rule.on_error is not None:
         notes.append(f"on_error {rule.on_error}")
-    limits = ", ".join(map(str, rule.every_limit))
-    if rule.limits_by is not None:
-        limits = f"by code, else {limits}" if limits else "by code"
-    without = "denied" if rule.deny else "exempt"
-    return (rule.name, limits or without, ", ".join(rule.key) if limits else "", ", ".join(notes))
+    return notes
 
 
 def _on_paths(rule: Rule) -> list[str]:

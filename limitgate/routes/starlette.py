@@ -243,7 +243,7 @@ def _are_decorated(tables: Iterable[_Table]) -> bool:
 
 def asgi_routes(app: Any) -> Routes:
     """The routes of an ASGI application, looked for behind the middleware around it."""
-    router = _router(app)
+    router = router_of(app)
     if router is not None:
         return StarletteRoutes(router, app)
     while app is not None and not _is_litestar(app):
@@ -255,7 +255,8 @@ def _is_litestar(app: Any) -> bool:
     return hasattr(app, "asgi_handler") and hasattr(app, "route_handler_method_map")
 
 
-def _router(app: Any) -> Any:
+def router_of(app: Any) -> Any:
+    """The application or router with Starlette's routes, looked for behind the middleware around it; None if there is none."""
     while app is not None and not _are_routes(getattr(app, "routes", None)):
         app = getattr(app, "app", None)
     return app
@@ -281,9 +282,9 @@ def flat(routes: Iterable[Any]) -> Iterable[Any]:
     return [getattr(route, "starlette_route", None) or route for route in flatten(routes)]
 
 
-def _mounted(route: Any) -> list[Any] | None:
+def mounted(route: Any) -> list[Any] | None:
     """Routes of the application mounted at a route; None if it is an endpoint, or shows no routes."""
-    routes: list[Any] | None = getattr(_router(getattr(route, "app", None)) or route, "routes", None)
+    routes: list[Any] | None = getattr(router_of(getattr(route, "app", None)) or route, "routes", None)
     return routes
 
 
@@ -300,7 +301,7 @@ def _lists(routes: list[Any]) -> Iterator[list[Any]]:
 
 
 def _entry(route: Any) -> _Entry:
-    return _Entry(route, getattr(route, "path", None) or "", getattr(route, "endpoint", None), _mounted(route))
+    return _Entry(route, getattr(route, "path", None) or "", getattr(route, "endpoint", None), mounted(route))
 
 
 def segments_of(path: str) -> tuple[str, ...]:

@@ -1,0 +1,135 @@
+"""The verb ``routes``: every route of an application with its limits, and rules that no route meets."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from limitgate.command.applications import application
+from limitgate.command.exits import FOUND
+from limitgate.command.output import print_json
+from limitgate.routes import starlette_listing
+from limitgate.routes.overview import Entry, Listed, entries, notes_on, overview, unmatched
+from limitgate.rules.files import load_rules, rules_of
+from limitgate.rules.rule import RuleSet
+from limitgate.rules.settings import GateSettings
+
+
+class _Application(NamedTuple):
+    """An application, as far as its limits go."""
+
+    routes: list[Listed]
+    rules: RuleSet | None
+    """The rules of the gate around it; None where there is none, or none that can be seen."""
+
+
+@click.command("routes")
+@click.argument("name", metavar="MODULE:APP")
+@click.option("--rules", metavar="PATH", help="Rule file or folder, in the place of the application's own rules.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@click.pass_context
+def verb(ctx: click.Context, name: str, rules: str | None, *, as_json: bool) -> None:
+    """List every route of an application with its limits, and below them the rules that no route meets.
+
+    MODULE:APP is what a server is given: an application of Starlette, FastAPI or Flask, or Django's from wsgi.py or asgi.py;
+    for Django also the module of the settings alone, such as shop.settings. Exit status 1: no route meets some rule.
+
+    For example: limitgate routes example_app.main:app
+    """
+    found = _django(name) if ":" not in name else _application(application(name))
+    if not found.routes:
+        raise click.UsageError(f"{name} shows no routes, expected an application of Starlette, FastAPI, Flask or Django")
+    chosen = load_rules(rules) if rules else found.rules
+    if chosen is None:
+        click.echo("limitgate: no LimitGate around it is seen, so only decorators are; --rules names rules", err=True)
+        chosen = RuleSet([])
+    idle = unmatched(chosen, found.routes)
+    if as_json:
+        print_json(_as_json(chosen, found.routes))
+    else:
+        click.echo(overview(chosen, found.routes))
+    ctx.exit(FOUND if idle else 0)
+
+
+def _as_json(rules: RuleSet, routes: list[Listed]) -> dict[str, Any]:
+    return {
+        "routes": [_entry(each) for each in entries(rules, routes)],
+        "unmatched": [
+            {
+                "rule": rule.name,
+                "tier": tier,
+                "path": list(rule.paths),
+                "methods": sorted(rule.methods) if rule.methods else None,
+            }
+            for tier, rule in unmatched(rules, routes)
+        ],
+    }
+
+
+def _entry(entry: Entry) -> dict[str, Any]:
+    route = {"route": entry.template, "methods": entry.methods, "tiers": entry.tiers}
+    if entry.applied is None:
+        return {**route, "rule": None, "limits": [], "key": [], "exempt": False, "notes": []}
+    rule = entry.applied.rule
+    if rule == "exempt":
+        return {**route, "rule": "@exempt", "limits": [], "key": [], "exempt": True, "notes": []}
+    limits = list(map(str, rule.every_limit))
+    key = list(rule.key) if rule.has_limits else []
+    return {**route, "rule": rule.name, "limits": limits, "key": key, "exempt": rule.exempt, "notes": notes_on(entry.applied)}
+
+
+def _application(app: Any) -> _Application:
+    """The routes and rules of an application of any framework, behind the middleware around it."""
+    if any(type(each).__module__.startswith("django.core.handlers.") for each in _inwards(app)):
+        return _django(None)
+    flask = next((each for each in _inwards(app) if hasattr(each, "url_map") and hasattr(each, "view_functions")), None)
+    if flask is not None:
+        from limitgate.flask import routes_of  # noqa: PLC0415 - Flask is there where an application of it is
+
+        return _Application(list(routes_of(flask)), _rules_around(app))
+    return _Application(starlette_listing.routes_of(app), _rules_around(app))
+
+
+def _django(settings: str | None) -> _Application:
+    """The routes and rules of a Django project, by the name of its settings if they are not configured yet."""
+    if settings is not None:
+        sys.path.insert(0, str(Path.cwd()))
+        os.environ["DJANGO_SETTINGS_MODULE"] = settings
+    import django  # noqa: PLC0415 - only where a project uses it
+
+    try:
+        django.setup()
+    except ImportError as error:
+        raise click.UsageError(f"{settings}: {error}, expected MODULE:APP, or the module of Django's settings") from error
+    from limitgate.django.options import options  # noqa: PLC0415 - needs the settings
+    from limitgate.routes.django import routes_of  # noqa: PLC0415 - needs the settings
+
+    chosen = GateSettings(**options())
+    return _Application(routes_of(), rules_of(chosen.rules) if chosen.rules is not None else None)
+
+
+def _rules_around(app: Any) -> RuleSet | None:
+    """The rules of the first gate around an application: in front of it, or among its middleware."""
+    for each in _inwards(app):
+        gate = getattr(each, "gate", None)
+        if gate is not None:
+            rules: RuleSet = gate.rules.rule_set
+            return rules
+        for entry in getattr(each, "user_middleware", ()):
+            if getattr(entry.cls, "__module__", None) == "limitgate.middleware":
+                return rules_of(GateSettings(**entry.kwargs).rules)
+    return None
+
+
+def _inwards(app: Any) -> Iterator[Any]:
+    """An application and those within it, from the outside, each once: a wrapper may name itself."""
+    known = set()
+    while app is not None and id(app) not in known:
+        known.add(id(app))
+        yield app
+        app = vars(app).get("wsgi_app") or getattr(app, "app", None) if hasattr(app, "__dict__") else None

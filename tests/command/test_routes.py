@@ -1,0 +1,242 @@
+"""`limitgate routes`: every route of an application of each framework, with its limits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from limitgate.command.verbs import limitgate
+
+STARLETTE = """\
+from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
+from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route, WebSocketRoute
+from limitgate import LimitGate, Rule, exempt, limit
+
+async def hello(request):
+    return PlainTextResponse("hello")
+
+@limit("5/minute", name="slow")
+async def slow(request):
+    return PlainTextResponse("hello")
+
+class Cart(HTTPEndpoint):
+    async def get(self, request):
+        return PlainTextResponse("hello")
+
+    @limit("2/minute", name="order")
+    async def post(self, request):
+        return PlainTextResponse("hello")
+
+async def files(scope, receive, send):
+    await PlainTextResponse("hello")(scope, receive, send)
+
+RULES = [
+    Rule("items", "10/second", path="/items/{id}", methods=["GET"], key=["path", "ip"]),
+    Rule("gone", "1/minute", path="/old/**"),
+]
+ROUTES = [
+    Route("/items/{id:int}", hello, methods=["GET", "PUT"]),
+    Route("/cart", Cart),
+    Route("/free", exempt(hello)),
+    WebSocketRoute("/chat", hello),
+    Mount("/sub", routes=[Route("/slow", slow, methods=["POST"])]),
+    Mount("/files", app=files),
+]
+app = Starlette(routes=ROUTES, middleware=[Middleware(LimitGate, rules=RULES)])
+bare = Starlette(routes=ROUTES)
+around = LimitGate(bare, rules=RULES)
+"""
+FASTAPI = """\
+from fastapi import APIRouter, Depends, FastAPI
+from limitgate import LimitGate, Rule, limit
+from limitgate.fastapi import RateLimit
+
+router = APIRouter(prefix="/items")
+
+@router.get("/{id}", dependencies=[Depends(RateLimit("3/minute", name="dep"))])
+def item(id: int): ...
+
+@router.post("/")
+@limit("2/minute", name="new")
+def new(): ...
+
+app = FastAPI(openapi_url=None)
+app.include_router(router)
+app.add_middleware(LimitGate, rules=[Rule("items", "10/second", path="/items/**")])
+"""
+FLASK = """\
+from flask import Flask
+from limitgate import LimitGateWSGI, Rule, limit
+
+plain = Flask("shop")
+
+@plain.get("/items/<int:id>")
+@limit("5/minute", name="slow")
+def item(id): ...
+
+RULES = [Rule("items", "10/second", path="/items/**")]
+app = LimitGateWSGI(plain, rules=RULES)
+plain.wsgi_app = LimitGateWSGI(plain.wsgi_app, rules=RULES)
+"""
+SETTINGS = """\
+SECRET_KEY = "x"
+ROOT_URLCONF = "shop.urls"
+MIDDLEWARE = ["limitgate.django.LimitGateMiddleware"]
+LIMITGATE = {"RULES": "rules.yaml"}
+"""
+URLS = """\
+from django.http import HttpResponse
+from django.urls import include, path, re_path
+from django.views import View
+from limitgate import limit
+
+def hello(request, **found):
+    return HttpResponse("hello")
+
+class Cart(View):
+    def get(self, request): ...
+    @limit("2/minute", name="order")
+    def post(self, request): ...
+
+below = [path("<int:id>/", limit("5/minute", name="slow")(hello)), path("special/", hello)]
+urlpatterns = [path("items/", include(below)), path("cart/", Cart.as_view()), re_path(r"^old/(?P<year>[0-9]+)$", hello)]
+"""
+WSGI = """\
+import os
+os.environ["DJANGO_SETTINGS_MODULE"] = "shop.settings"
+from django.core.wsgi import get_wsgi_application
+application = get_wsgi_application()
+"""
+
+Run = Callable[..., tuple[int, Any]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Write a module and list the routes of an application in it; gives the exit status and the JSON."""
+
+    def listed(code: str, name: str, *words: str) -> tuple[int, Any]:
+        module = f"shop_{abs(hash(code))}"
+        (tmp_path / f"{module}.py").write_text(code)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        result = CliRunner().invoke(limitgate, ["routes", f"{module}:{name}", "--json", *words], catch_exceptions=False)
+        return result.exit_code, json.loads(result.stdout)
+
+    return listed
+
+
+def table(found: Any) -> list[tuple[str, str, str | None]]:
+    return [(each["route"], " ".join(each["methods"]), each["rule"]) for each in found["routes"]]
+
+
+EXPECTED = [
+    ("/cart", "GET", None),
+    ("/cart", "POST", "order"),
+    ("/chat", "GET", None),
+    ("/files/**", "DELETE GET PATCH POST PUT", None),
+    ("/free", "GET", "@exempt"),
+    ("/items/{id:int}", "GET", "items"),
+    ("/items/{id:int}", "PUT", None),
+    ("/sub/slow", "POST", "slow"),
+]
+
+
+@pytest.mark.parametrize("name", ["app", "around"])
+def test_the_routes_of_starlette(run: Run, name: str) -> None:
+    """Mounts, class-based endpoints, WebSockets and opaque applications; the gate among the middleware, or around it all."""
+    status, found = run(STARLETTE, name)
+    assert table(found) == EXPECTED
+    assert (status, found["unmatched"]) == (1, [{"rule": "gone", "tier": "default", "path": ["/old/**"], "methods": None}])
+    item = next(each for each in found["routes"] if each["rule"] == "items")
+    assert (item["limits"], item["key"], item["tiers"], item["notes"]) == (["10/second"], ["path", "ip"], ["default"], [])
+
+
+def test_an_application_without_a_gate_has_its_decorators(run: Run, tmp_path: Path) -> None:
+    """And any rules that are named in the place of its own."""
+    status, found = run(STARLETTE, "bare")
+    assert (status, [rule for *_, rule in table(found) if rule]) == (0, ["order", "@exempt", "slow"])
+    (tmp_path / "rules.yaml").write_text(
+        "rules: [{name: all, qps: 5, path: /items/**}, {name: bad, deny: true, path: /wp-login}]"
+    )
+    status, found = run(STARLETTE, "bare", "--rules", "rules.yaml")
+    assert (status, ("/items/{id:int}", "GET PUT", "all") in table(found)) == (0, True)
+
+
+def test_the_routes_of_fastapi(run: Run) -> None:
+    """With included routers, and limits among dependencies."""
+    assert table(run(FASTAPI, "app")[1]) == [
+        ("/items/", "POST", "items"),
+        ("/items/", "POST", "new"),
+        ("/items/{id}", "GET", "items"),
+        ("/items/{id}", "GET", "dep"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["app", "plain"])
+def test_the_routes_of_flask(run: Run, name: str) -> None:
+    """The gate around the application, or in the place of its `wsgi_app`."""
+    found = run(FLASK, name)[1]
+    assert ("/items/<int:id>", "GET", "items") in table(found)
+    assert ("/items/<int:id>", "GET", "slow") in table(found)
+
+
+@pytest.mark.parametrize("name", ["shop.settings", "shop.wsgi:application"])
+def test_the_routes_of_django(tmp_path: Path, name: str) -> None:
+    """By the settings, or by what a server is given. A process of its own, as settings are for good."""
+    folder = tmp_path / "shop"
+    folder.mkdir()
+    for file, text in {"__init__": "", "settings": SETTINGS, "urls": URLS, "wsgi": WSGI}.items():
+        (folder / f"{file}.py").write_text(text)
+    (tmp_path / "rules.yaml").write_text(
+        "rules: [{name: special, qps: 5, path: /items/special}, {name: gone, qps: 1, path: /new}]"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "DJANGO_SETTINGS_MODULE"}
+    words = [sys.executable, "-m", "limitgate", "routes", name, "--json"]
+    process = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert process.returncode in {0, 1}, process.stderr
+    found = json.loads(process.stdout)
+    assert table(found) == [
+        ("/cart/", "GET", None),
+        ("/cart/", "POST", "order"),
+        ("/items/<int:id>/", "DELETE GET PATCH POST PUT", "slow"),
+        ("/items/special/", "DELETE GET PATCH POST PUT", "special"),
+        ("/old/(?P<year>[0-9]+)$", "DELETE GET PATCH POST PUT", None),
+    ]
+    assert [each["rule"] for each in found["unmatched"]] == ["gone"]
+    assert process.returncode == 1
+
+
+@pytest.mark.parametrize("name", ["nowhere:app", "json:nothing", "json:", ":app", "json:dumps", "nowhere.settings"])
+def test_what_names_no_application_is_wrong_usage(name: str) -> None:
+    """Nothing there, or nothing that shows routes: told with what is accepted."""
+    result = subprocess.run(
+        [sys.executable, "-m", "limitgate", "routes", name], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 2
+    assert "expected" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_people_get_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without colours or frames, where there is no terminal."""
+    (tmp_path / "shop_table.py").write_text(dedent(STARLETTE))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    result = CliRunner().invoke(limitgate, ["routes", "shop_table:app"])
+    assert result.exit_code == 1
+    assert result.stdout.startswith("Route ")
+    assert "These rules match no route:" in result.stdout
+    assert "\x1b" not in result.stdout
