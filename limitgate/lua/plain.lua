@@ -7,19 +7,19 @@
 --
 -- KEYS     the buckets, plan after plan, as many for each.
 -- ARGV[1]  for each plan the number of what is asked of its windows, 16 bits; nothing if all ask the same.
--- ARGV[n+1] what is asked under number n: for each window its id, count, tolerance and increment, the latter two in whole µs and a
---          rest over count.
+-- ARGV[n+1] what is asked under number n: for each window its id and count as a value holds them, then count, tolerance and
+--          increment, the latter two in whole µs and a rest over count.
 -- Reply    a string of 64-bit integers: now; 1 if there was no memory to write; then per plan 1 if it was admitted and every charge
 --          fitted, 2 if it was admitted and one of a rule that cannot refuse did not fit, 0 if it was refused, -1 if it was not
 --          carried out, as a bucket is not as it is written here; and per window what was owed before, in whole µs and a rest.
 
-local values, pack, unpack, pcall, floor = unpack, struct.pack, struct.unpack, redis.pcall, math.floor
+local values, pack, unpack, pcall, format = unpack, struct.pack, struct.unpack, redis.pcall, string.format
 local VERSION, MAX_OWED = 1, 2^52
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local reply, size, all_ask_the_same, asked, place = {now, 0}, 2, ARGV[1] == '', 0, 0
 --bucket
-local id$w, count$w, tolerance$w, tolerance_rest$w, increment$w, increment_rest$w --window
+local mark$w, count$w, tolerance$w, tolerance_rest$w, increment$w, increment_rest$w --window
 --end
 
 for first = 1, #KEYS, $buckets do
@@ -28,7 +28,7 @@ for first = 1, #KEYS, $buckets do
     asked, place = number, 1
     local text = ARGV[number + 1]
 --bucket
-    id$w, count$w, tolerance$w, tolerance_rest$w, increment$w, increment_rest$w, place = unpack('<dddddd', text, place) --window
+    mark$w, count$w, tolerance$w, tolerance_rest$w, increment$w, increment_rest$w, place = unpack('<c12ddddd', text, place) --window
 --end
   end
   local is_known, is_admitted, all_fit = true, true, true
@@ -40,11 +40,11 @@ for first = 1, #KEYS, $buckets do
     is_known = false
   elseif value then
     local version, written,
-      stored$w, stored_count$w, owed$w, owed_rest$w, --window
+      stored$w, owed$w, owed_rest$w, --window
       _ = unpack('$value', value)
     local elapsed = now - written
     if version ~= VERSION or elapsed < 0 then is_known = false end
-    if stored$w ~= id$w or stored_count$w ~= count$w or owed_rest$w >= count$w or owed$w > MAX_OWED then is_known = false end --window
+    if stored$w ~= mark$w or owed_rest$w >= count$w or owed$w > MAX_OWED then is_known = false end --window
     if owed$w >= elapsed then whole$w, rest$w = owed$w - elapsed, owed_rest$w end --window
   end
   local after$w, after_rest$w = whole$w + increment$w, rest$w + increment_rest$w --window
@@ -68,8 +68,8 @@ for first = 1, #KEYS, $buckets do
       local lifetime = 0
       if after$w >= lifetime then lifetime = after_rest$w > 0 and after$w + 1 or after$w end --window
       local written = pcall('SET', key$b, pack('$value', VERSION, now,
-        id$w, count$w, after$w, after_rest$w, --window
-        0), 'PX', floor(lifetime / 1000) + 2)
+        mark$w, after$w, after_rest$w, --window
+        0), 'PX', format('%d', lifetime / 1000 + 2))
       if written.err then
         if not written.err:find('OOM', 1, true) then return written end
         reply[2] = 1

@@ -97,11 +97,16 @@ def _asked(template: PlanTemplate) -> bytes:
     """Pack the numbers of a template's windows for the script."""
     return _bulk(
         b"".join(
-            struct.pack("<6d", *bucket.algorithm.encode_charge(limit, window, cost, 0, 0))
+            _packed_window(*bucket.algorithm.encode_charge(limit, window, cost, 0, 0))
             for bucket, cost, *_ in template.buckets
             for limit, window in zip(bucket.limits, bucket.ids)
         )
     )
+
+
+def _packed_window(window: int, count: int, *numbers: int) -> bytes:
+    """Pack what is asked of a window, by the numbers of its charge."""
+    return window.to_bytes(6, "little") + count.to_bytes(6, "little") + struct.pack("<5d", count, *numbers)
 
 
 class PlainAnswers(NamedTuple):
@@ -146,7 +151,7 @@ def _script(shape: PlainShape) -> str:
     buckets: dict[str, list[_Repetition]] = {"--bucket": [], "--ban": []}
     names: Mapping[str, object]
     for place, (windows, enforced) in enumerate(shape.buckets):
-        value = "<BI7" + "I6I6I7I6" * windows
+        value = "<BI7" + "c12I7I6" * windows
         names = {"$b": place, "$bytes": 8 + 25 * windows, "$value": value, "$refuses": str(enforced).lower()}
         buckets["--bucket" if windows else "--ban"].append((names, range(first, first + windows)))
         first += windows
