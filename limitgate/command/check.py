@@ -10,7 +10,7 @@ import click
 from limitgate.command.exits import FOUND
 from limitgate.command.findings import Finding, found
 from limitgate.command.output import print_json
-from limitgate.errors import ConfigError, spelled
+from limitgate.errors import MOST_MISTAKES, ConfigError, spelled
 from limitgate.rules.files import RuleFiles, read_rule_files
 from limitgate.rules.review import Oddity, review
 
@@ -37,6 +37,8 @@ def verb(ctx: click.Context, paths: tuple[Path, ...], form: str, *, strict: bool
     """
     findings = [each for path in paths for each in _look_at(path, identifies=identifies)]
     _FORMS[form](findings)
+    if sum(each.level == "error" for each in findings) >= MOST_MISTAKES:
+        click.echo(f"limitgate: there may be more, as no more than {MOST_MISTAKES} mistakes of a set are looked for", err=True)
     ctx.exit(FOUND if any(strict or each.level == "error" for each in findings) else 0)
 
 
