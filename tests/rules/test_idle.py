@@ -92,3 +92,23 @@ def test_rules_that_never_refuse(rule: Rule, is_idle: bool) -> None:  # noqa: FB
 def test_a_rule_that_may_not_be_there_makes_none_idle(tight: Rule) -> None:
     """A shadow, one for some of the requests only, or one that counts in more buckets."""
     assert list(idle_rules([tight, Rule("r", "10/minute", path="/api/**", key=tight.key)])) == []
+
+
+@pytest.mark.parametrize(
+    ("limit", "other", "tighter"),
+    [
+        (Limit("3/minute", algorithm="fixed_window"), Limit("5/minute"), False),
+        (Limit("3/minute", algorithm="fixed_window"), Limit("6/minute"), True),
+        (Limit("3/minute", algorithm="sliding_window"), Limit("5/minute"), False),
+        (Limit("3/minute", algorithm="sliding_log"), Limit("5/minute"), True),
+        (Limit("3/minute"), Limit("5/minute", algorithm="sliding_log"), True),
+        (Limit("3/minute"), Limit("4/minute", algorithm="fixed_window"), False),
+        (Limit("3/minute"), Limit("9/minute", algorithm="sliding_window"), False),
+        (Limit("3/day", algorithm="fixed_window", align="Europe/Berlin"), Limit("9/day"), False),
+        (Limit("3/minute", borrow=True), Limit("9/minute"), False),
+    ],
+    ids=str,
+)
+def test_algorithms_admit_different_numbers_at_once(limit: Limit, other: Limit, tighter: bool) -> None:  # noqa: FBT001
+    """At the border of two windows two counts pass; of windows whose length varies nothing is said."""
+    assert is_tighter(limit, other) is tighter
