@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from inspect import isawaitable
-from typing import Any
+from typing import Any, final
 
 from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import ConfigError
 from limitgate.gate.compiled_rule import CompiledRule
-from limitgate.gate.identity import Subject
-from limitgate.gate.request_plan import RequestPlan
+from limitgate.gate.request_plan import PreparedPlan, RequestPlan, keep
 from limitgate.http.request import Request
 from limitgate.limits.limit import Limit
+from limitgate.rules.callers import Caller
 from limitgate.rules.options import read_limits
 from limitgate.rules.rule import is_placed
 
@@ -67,13 +68,14 @@ class GivenLimits:
         self._looks = _LOOKS
         self._unknown = Once(Diagnosis.LIMITS_OF_NO_RULE)
 
-    def applied(self, compiled_rules: Iterable[CompiledRule], subject: Subject) -> tuple[tuple[CompiledRule, ...], list[int]]:
+    def applied(
+        self, compiled_rules: Iterable[CompiledRule], request: Request, own: Mapping[str, Any] | None
+    ) -> tuple[tuple[CompiledRule, ...], Sequence[int]]:
         """Rules with the limits of a request, without those that do not limit it, and the ids of rules that have to be awaited.
 
-        Each callable is called once for a request. Raises `ConfigError` where limits cannot be read and none are written.
+        ``own`` are the limits of its caller. Each callable is called once for a request. Raises `ConfigError` where limits
+        cannot be read and none are written.
         """
-        caller, request = subject.caller, subject.request
-        own = caller.limits if caller is not None else None
         given = request.given_limits
         if own and self._looks:
             self._look_at(own)
@@ -124,6 +126,55 @@ class GivenLimits:
                 self._told.add(name)
                 Diagnosis.UNREADABLE_LIMITS.log(name, reason[:_TOLD])
             return compiled_rule
+
+
+@final
+class GivenPlans:
+    """Stands for the prepared plan of requests whose limits are given at run time: there is one for all that have the same.
+
+    ``prepare`` makes it of rules with limits, for a request and all that are like it; None where their charges are not plain.
+    """
+
+    __slots__ = ("_callables", "_compiled_rules", "_given", "_plans", "_prepare")
+
+    def __init__(
+        self,
+        given: GivenLimits,
+        compiled_rules: Iterable[CompiledRule],
+        prepare: Callable[[Request, tuple[CompiledRule, ...]], PreparedPlan | None],
+    ) -> None:
+        self._given = given
+        self._compiled_rules = compiled_rules
+        self._callables = [(id(each.written), each.limits_by) for each in compiled_rules if each.limits_by is not None]
+        self._prepare = prepare
+        self._plans: dict[tuple[Any, ...], PreparedPlan | None] = {}
+        """By what each callable gives."""
+
+    def plan_of(self, request: Request, caller: Caller | None) -> PreparedPlan | None:
+        """The plan of a request; None where its limits have yet to be awaited, or their charges are not plain."""
+        request.caller = caller
+        given: dict[int, Any] = {}
+        request.given_limits = given
+        for key, limits_by in self._callables:
+            given[key] = limits_by(request)
+        limits = tuple(given.values())
+        try:
+            return self._plans[limits]
+        except (KeyError, TypeError):  # it is not known, or there are lists in it
+            return self._plan_with(request, tuple([tuple(each) if isinstance(each, list) else each for each in limits]))
+
+    def _plan_with(self, request: Request, limits: tuple[Any, ...]) -> PreparedPlan | None:
+        """The plan of a request that was given these limits, made if it is not known."""
+        with suppress(KeyError, TypeError):
+            return self._plans[limits]
+        limited, pending = self._given.applied(self._compiled_rules, request, None)
+        if pending:
+            return None
+        prepared = self._prepare(request, limited)
+        if len(repr(limits)) <= _LONG:
+            with suppress(TypeError):
+                keep(self._plans, limits, prepared, most=_REMEMBERED)
+        return prepared
 
 
 def _having(compiled_rule: CompiledRule, limits: str | Limit | tuple[str | Limit, ...]) -> CompiledRule:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from itertools import count
 from operator import attrgetter
 from typing import Any
@@ -12,6 +12,7 @@ from limitgate.http.client_ip import TrustedProxies, grouped
 from limitgate.http.request import Request
 from limitgate.limits.priority import NORMAL, Priority
 from limitgate.rules.callers import DEFAULT_TIER, Caller, Callers
+from limitgate.rules.options import Given
 
 WITHOUT_USER = 100
 """Requests without a user that suffice to say that nobody sets one."""
@@ -45,6 +46,11 @@ class Subject:
     def api_key(self) -> str | None:
         """Text that stands for the API key; None if there is none, or none that counts."""
         return self._identities.api_key(self)
+
+    @property
+    def own_limits(self) -> Mapping[str, Given] | None:
+        """The caller's own limits by the names of rules, if any."""
+        return None if self.caller is None else self.caller.limits
 
     @property
     def user(self) -> Any:

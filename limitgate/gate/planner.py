@@ -12,9 +12,9 @@ from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import ConfigError
 from limitgate.gate.cardinality import CardinalityGuard
 from limitgate.gate.compiled_rule import ChargeSpec, CompiledRule
-from limitgate.gate.given_limits import GivenLimits, PendingPlan
+from limitgate.gate.given_limits import GivenLimits, GivenPlans, PendingPlan
 from limitgate.gate.identity import Identities, Subject
-from limitgate.gate.request_plan import UNLIMITED, PreparedPlan, RequestPlan
+from limitgate.gate.request_plan import UNLIMITED, PreparedPlan, RequestPlan, keep
 from limitgate.gate.rule_match import EXEMPT, CompiledRules, RuleMatch
 from limitgate.http.paths import PathIndex, Reach, beyond, segments
 from limitgate.http.request import Request
@@ -34,7 +34,7 @@ ExtraRule = tuple[Rule, Sequence[Value]]
 """A rule that an application asks for while a request is under way, and the further parts of its key."""
 
 
-_UNKNOWN: tuple[object, PreparedPlan | None] = object(), None
+_UNKNOWN: tuple[object, PreparedPlan | GivenPlans | None] = object(), None
 _UNLIMITED = PreparedPlan((), None, EVERYTHING)
 
 
@@ -56,14 +56,6 @@ def _charge(compiled_rules: Sequence[CompiledRule], specs: Iterable[ChargeSpec])
 def _in_order(placed: Iterable[tuple[int, CompiledRule]]) -> list[CompiledRule]:
     """Rules in the order of their places in the tier."""
     return [compiled_rule for _, compiled_rule in sorted(placed, key=itemgetter(0))]
-
-
-def _keep(kept: dict[Any, Any], key: object, value: object) -> None:
-    """Remember a value in the place of the oldest where there are as many already."""
-    if len(kept) >= _PATHS:
-        with suppress(RuntimeError):  # another thread was faster
-            kept.pop(next(iter(kept)), None)
-    kept[key] = value
 
 
 class Planner:
@@ -98,9 +90,9 @@ class Planner:
         self._remembered_matches = lru_cache(maxsize=_PATHS)(self._find_match)
         self._match_of = lru_cache(maxsize=_PATHS)(RuleMatch)
         """Shared by all paths at which the same rules apply: clients choose paths."""
-        self._ways: dict[tuple[str, str, str, str], tuple[object, PreparedPlan | None]] = {}
+        self._ways: dict[tuple[str, str, str, str], tuple[object, PreparedPlan | GivenPlans | None]] = {}
         """By tier, method, path and root path the version of the routes, and the prepared plan; None where there is none."""
-        self._prepared: dict[Any, PreparedPlan] = {}
+        self._prepared: dict[Any, PreparedPlan | GivenPlans] = {}
         """By tier, method, template of the route, rules and decorators."""
         self._decorated: dict[int, CompiledRule] = {}
         self._tiers = {tier: self._index(of_tier, exempt=False) for tier, of_tier in rules.tiers.items()}
@@ -142,7 +134,7 @@ class Planner:
 
     def _plan_given(self, match: RuleMatch, marks: tuple[Mark, ...], subject: Subject) -> RequestPlan | PendingPlan:
         """Plan the charges of rules by limits that are given at run time."""
-        request_rules, pending = self._given.applied(match.limited_rules, subject)
+        request_rules, pending = self._given.applied(match.limited_rules, subject.request, subject.own_limits)
         if pending:
             return PendingPlan(subject.request, pending, partial(self._plan_given, match, marks, subject))
         message_rules: CompiledRules = ()
@@ -185,6 +177,10 @@ class Planner:
             prepared = self._prepare(tier, request, version)
         if prepared is None:
             return None
+        if type(prepared) is GivenPlans:
+            prepared = prepared.plan_of(request, caller)
+            if prepared is None:
+                return None
         if prepared.is_by_address:
             client = request.peer if identities.proxies.take_peers else request.client
             return prepared, prepared.keys_of_address(client_field(client, identities.ipv6_prefix))
@@ -241,7 +237,7 @@ class Planner:
         self, names: Sequence[str], others: Sequence[CompiledRule], subject: Subject, charges: Sequence[Charge]
     ) -> RequestPlan | PendingPlan:
         """Plan the charges of rules in the order of these names; those of rules that apply to the request are known."""
-        limited, pending = self._given.applied(others, subject)
+        limited, pending = self._given.applied(others, subject.request, subject.own_limits)
         if pending:
             again = partial(self._plan_named, names, others, subject, charges)
             return PendingPlan(subject.request, pending, again)
@@ -254,7 +250,7 @@ class Planner:
         given: list[tuple[CompiledRule, Sequence[Value]]] = []
         pending: list[int] = []
         for compiled_rule, values in extra:
-            limited, keys = self._given.applied([compiled_rule], subject)
+            limited, keys = self._given.applied([compiled_rule], subject.request, subject.own_limits)
             pending += keys
             given += [(each, values) for each in limited]
         if pending:
@@ -286,7 +282,7 @@ class Planner:
             match = EXEMPT if match.exempts(request) else self._match_of(match.narrowed(request))
         return match, marks
 
-    def _prepare(self, tier: str, request: Request, version: object) -> PreparedPlan | None:
+    def _prepare(self, tier: str, request: Request, version: object) -> PreparedPlan | GivenPlans | None:
         """Find what the requests of a tier, method, path and root path have in common, and remember it unless they are long.
 
         Clients choose paths, so most of what is kept is shared by all paths of the same rules and route.
@@ -299,14 +295,14 @@ class Planner:
             route = self._routes.find(request)
             if route is not None:
                 template, marks = route.template, route.marks
-        prepared = self._preparable(request, version, match, template, marks)
+        prepared = self._preparable(tier, request, version, match, template, marks)
         if sum(map(len, way)) <= _SHORT:
-            _keep(self._ways, way, (version, prepared))
+            keep(self._ways, way, (version, prepared), most=_PATHS)
         return prepared
 
-    def _preparable(
-        self, request: Request, version: object, match: RuleMatch, template: str | None, marks: tuple[Mark, ...]
-    ) -> PreparedPlan | None:
+    def _preparable(  # noqa: PLR0917 - all that tells one plan from another
+        self, tier: str, request: Request, version: object, match: RuleMatch, template: str | None, marks: tuple[Mark, ...]
+    ) -> PreparedPlan | GivenPlans | None:
         if version is None or request.method_class in ("OPTIONS", "other"):  # a preflight's headers matter; invented are many
             return None
         if match is EXEMPT or "exempt" in marks:
@@ -314,22 +310,29 @@ class Planner:
         if marks:
             match = self._match_of(match.compiled_rules + self._compiled_marks(marks, request), match.exempting)
         compiled_rules = match.request_rules
-        if (
-            match.is_conditional
-            or match.asks_limits
-            or match.denying
-            or not all(each.has_fixed_charge for each in compiled_rules)
-        ):
+        if match.is_conditional or match.denying or not all(each.has_fixed_charge for each in compiled_rules):
             return None
-        subject = self._identities.subject(request, None)
-        subject.route = template
-        alike = subject.tier, request.method, template, compiled_rules, tuple(map(id, marks))
+        alike = tier, request.method, template, compiled_rules, tuple(map(id, marks))
         prepared = self._prepared.get(alike)
         if prepared is None:
-            with suppress(ValueError):
-                prepared = PreparedPlan(compiled_rules, subject, marks)
-                _keep(self._prepared, alike, prepared)
+            prepare = partial(self._prepared_plan, template, marks)
+            if any(each.limits_by is not None for each in compiled_rules):
+                prepared = GivenPlans(self._given, compiled_rules, prepare)
+            else:
+                prepared = prepare(request, compiled_rules)
+            if prepared is not None:
+                keep(self._prepared, alike, prepared, most=_PATHS)
         return prepared
+
+    def _prepared_plan(
+        self, template: str | None, marks: tuple[Mark, ...], request: Request, compiled_rules: CompiledRules
+    ) -> PreparedPlan | None:
+        """The plan of all requests that have the tier, method and route of this one; None if its charges are not plain."""
+        subject = self._identities.subject(request, None)
+        subject.route = template
+        with suppress(ValueError):
+            return PreparedPlan(compiled_rules, subject, marks)
+        return None
 
     def _charged(self, compiled_rules: tuple[CompiledRule, ...], subject: Subject) -> RequestPlan:
         return _charge(compiled_rules, [compiled_rule.spec(subject) for compiled_rule in compiled_rules])

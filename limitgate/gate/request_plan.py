@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from typing import NamedTuple
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 from limitgate.gate.compiled_rule import CompiledRule
 from limitgate.gate.identity import Subject
@@ -74,3 +75,11 @@ class PreparedPlan:
     def request_plan(self, plan: Plan) -> RequestPlan:
         """The plan of one request, made of the template with its keys."""
         return RequestPlan(plan, self._compiled_rules, self.marks)
+
+
+def keep(kept: dict[Any, Any], key: object, value: object, *, most: int) -> None:
+    """Remember a value, in the place of the oldest one where there are as many as may be already."""
+    if len(kept) >= most:
+        with suppress(RuntimeError):  # another thread was faster
+            kept.pop(next(iter(kept)), None)
+    kept[key] = value

@@ -29,6 +29,25 @@ from tests.support.stored import buckets
 KEY = "the key of a VIP"
 PROXY = "10.0.0.1"
 
+PLANS: dict[str, Any] = {
+    "few": "2/minute",
+    "many": Limit("5/minute burst 9"),
+    "several": ["3/minute", "4/hour"],
+    "tuple": ("4/hour", Limit("3/minute")),
+    "none": None,
+    "odd": "often",
+    "no limits": [],
+    "at once": "3 at once",
+    "both": ["2/minute", Limit("9/minute", algorithm="fixed_window")],
+    "unhashable": {"a": "limit"},
+}
+
+
+def by_plan(request: Any) -> Any:
+    """Limits of the plan that a header names; the caller's is the best."""
+    return "7/minute" if request.caller else PLANS[request.headers.get("x-plan", "few")]
+
+
 RULES = [
     Rule("api", path="/api/**", key=["path", "ip"], qps=2, qpm=5, qpd=2000),
     Rule("all", "9/minute"),
@@ -41,6 +60,8 @@ RULES = [
     Rule("several", "4/minute", path=["/health", "/sub/**"], exclude=["/sub/login"], replaces=["all"]),
     Rule("few", "2/minute", path="/few", clients=["192.0.2.0/31"], replaces="*"),
     Rule("no", path="/denied/**", exclude=["/denied/not"], deny=True),
+    Rule("given", by_plan, qpm=3, path="/given/**", key=["ip", "path"]),
+    Rule("also", by_plan, "3/minute", path="/given/also", key=["method", "caller|ip"]),
     Rule("api", path="/api/**", key=["caller"], qps=4, qpm=50, tier="vip"),
 ]
 PATHS = (
@@ -61,6 +82,8 @@ PATHS = (
     "/few",
     "/denied",
     "/denied/not",
+    "/given",
+    "/given/also",
 )
 
 
@@ -192,7 +215,8 @@ DOORS = pytest.mark.parametrize("door", [asgi, wsgi, dispatched])
 requests = st.tuples(
     st.sampled_from(PATHS),
     st.sampled_from(["GET", "GET", "GET", "HEAD", "POST", "OPTIONS"]),
-    st.sampled_from([{}, {}, {"x-api-key": KEY}, {"x-api-key": "invented"}, {"x-forwarded-for": "198.51.100.7, 203.0.113.9"}]),
+    st.sampled_from([{}, {}, {"x-api-key": KEY}, {"x-api-key": "invented"}, {"x-forwarded-for": "198.51.100.7, 203.0.113.9"}])
+    | st.sampled_from([*PLANS]).map(lambda plan: {"x-plan": plan}),
     st.sampled_from(["192.0.2.1", "192.0.2.2", "2001:db8::1", PROXY, None]),
     st.sampled_from([0, 0, 0.3, 1, 20]),
 )
@@ -223,6 +247,11 @@ def test_a_prepared_plan_is_what_would_have_been_planned(door: Any, visits: list
         ("/costly", {}, {}),
         ("/nowhere", {}, {}),
         ("/api/a", {"x-forwarded-for": "203.0.113.9"}, {"peer": PROXY}),
+        ("/given", {"x-plan": "many"}, {}),
+        ("/given/also", {"x-plan": "several"}, {}),
+        ("/given/also", {"x-plan": "none"}, {}),
+        ("/given/also", {"x-plan": "odd"}, {}),
+        ("/given/also", {"x-api-key": KEY}, {}),
     ],
 )
 def test_what_people_run_has_prepared_plans(door: Any, path: str, headers: Any, options: Any) -> None:
@@ -274,6 +303,44 @@ def test_what_needs_more_is_planned_anew(door: Any, path: str) -> None:
     for _ in range(3):
         ask(path)
     assert (store.general, store.plain) == (3, 0)
+
+
+@DOORS
+@pytest.mark.parametrize("plan", ["at once", "both"])
+def test_limits_that_need_more_are_planned_anew(door: Any, plan: str) -> None:
+    """Though others that the same callable gives are prepared."""
+    store = Counted(Clock())
+    ask = door(store)
+    plain = []
+    for each in ("many", plan, "many"):
+        for _ in range(3):
+            ask("/given", headers={"x-plan": each})
+        plain.append(store.plain)
+    assert plain[0] == plain[1] == 2
+    assert plain[2] > 2
+
+
+@DOORS
+def test_a_callable_is_asked_once_for_a_request(door: Any) -> None:
+    """Whether its limits are known, have to be read, or are not plain."""
+    asked: list[str] = []
+    rule = Rule("given", lambda request: asked.append(request.path) or by_plan(request), "9/minute")
+    ask = door(Counted(Clock()), rules=[rule])
+    for plan in [*PLANS, *PLANS]:
+        ask("/costly", headers={"x-plan": plan})
+    assert len(asked) == 2 * len(PLANS)
+
+
+def test_plans_of_limits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many limits a callable gives, long ones among them."""
+    monkeypatch.setattr("limitgate.gate.given_limits._REMEMBERED", 3)
+    gate = LimitGateWSGI(site(), rules=[Rule("given", lambda request: request.headers["x-limit"])], store=MemoryStore(Clock()))
+    limits = [f"{number}/minute" for number in range(1, 10)] + [f"9/minute{' ' * 300}", "2/minute"]
+    assert [wsgi_reply(gate, "/costly", headers={"X-Limit": each}).status for each in limits[:9]] == [200] * 9
+    assert [wsgi_reply(gate, "/costly", headers={"X-Limit": each}).status for each in limits[9:]] == [429, 429]
+    assert gate.gate is not None
+    (plans,) = gate.gate.rules.planner._prepared.values()
+    assert len(plans._plans) == 3
 
 
 @DOORS
