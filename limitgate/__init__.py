@@ -10,7 +10,7 @@ A request reads downwards: middleware > exchange > gate > rules, keys > stores >
     rules/           rule, tiers, callers, key parts, files (YAML), settings, decorators, lint
     routes/          what is known of a framework's routes; overview and OpenAPI
     stores/          a plan becomes a reading, the only I/O; memory, and redis/ with aio/ and threads/
-    gate/            a request becomes an answer: planner, identity, admission, gate, fallback, wait queues, build
+    gate/            a request becomes an answer: planner, identity, admission, gate, fallback, wait queues, build, reload
     exchange/        what passes between application and server: ASGI, WSGI; usage
     limiter/         the engine without HTTP: limiter, operations, reservation, slot, pace, stored limits
     outbound/        polite clients; for httpx.py, requests.py and urllib3.py
@@ -18,7 +18,7 @@ A request reads downwards: middleware > exchange > gate > rules, keys > stores >
     command/         the command `limitgate`: a module per verb; also python -m limitgate, __main__.py
     replay/          access logs through rules
     testing.py       for tests of applications: nothing limited, a clock that stands still
-    errors.py, diagnostics.py (LG codes), extras.py, forking.py, masking.py, own_errors.py, suggestions.py, waiting.py
+    errors.py, diagnostics.py (LG codes), extras.py, forking.py, gil.py, masking.py, own_errors.py, suggestions.py, waiting.py
 """
 
 from __future__ import annotations

@@ -132,6 +132,12 @@ class Diagnosis(Enum):
         "LG033",
         "a Caller has limits for %s, but there is no rule or limit of that name; name one that there is",
     )
+    RULES_REJECTED = (
+        "LG034",
+        "the rules in force stay, as those that are in %s now cannot be used: %s%s",
+        logging.ERROR,
+    )
+    NEEDS_RESTART = "LG035", "the file that LIMITGATE_ENV_FILE names was changed, and takes effect with a restart: %s"
 
     def __init__(self, code: str, text: str, level: int = logging.WARNING) -> None:
         self.code = code

@@ -25,7 +25,6 @@ from limitgate.routes.flask import pattern_of, wsgi_routes
 from limitgate.routes.overview import METHODS, Listed, overview
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import effective, marks_of, note_routed
-from limitgate.rules.files import rules_of
 from limitgate.rules.settings import PREFIX, GateSettings, Settings
 from limitgate.suggestions import expected_of
 
@@ -55,10 +54,8 @@ class LimitGate:
         """
         if NAME in app.extensions:
             raise ConfigError(f"{app.name} has LimitGate already, expected one init_app for each application")
-        settings = GateSettings(**{**_configured(app), **self._options})
-        options: dict[str, Any] = dict(settings)
-        if settings.enabled:
-            options["rules"] = rules_of(settings.rules)
+        options: dict[str, Any] = {**_configured(app), **self._options}
+        settings = GateSettings(**options)
         if settings.identify is not None:
             options["identify"] = _in_context(app, settings.identify)
         middleware = LimitGateWSGI(_with_routes(app), **options)
@@ -69,10 +66,10 @@ class LimitGate:
         @app.cli.command(NAME)
         def show_limits() -> None:
             """Show the limits of each route."""
-            if not settings.enabled:
+            if middleware.gate is None:
                 click.echo("LimitGate is switched off.")
                 return
-            click.echo(overview(options["rules"], list(routes_of(app))))
+            click.echo(overview(middleware.gate.rules.rule_set, list(routes_of(app))))
             if settings.shadow:
                 click.echo("\nThe option shadow is on: nothing is refused.")
 

@@ -72,6 +72,8 @@ class LimitGate:
             from limitgate.routes import fastapi_openapi  # noqa: PLC0415 - only where FastAPI is in use already
 
             fastapi_openapi.document()
+            if self._gate_to_be is not None:
+                self._gate_to_be.at_other_rules.append(fastapi_openapi.forget_documents)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901 - each coroutine more costs all
         """Answer one request, pass everything else through."""
@@ -121,12 +123,12 @@ class LimitGate:
             await self._pass_request(scope, receive, send)
             return
         if scope["type"] == "lifespan" and self.gate:
-            await self.gate.aconnect()
+            await self.gate.abegin()
         try:
             await self.app(scope, receive, send)
         finally:
             if scope["type"] == "lifespan" and self.gate:
-                await self.gate.asettled()
+                await self.gate.aend()
                 if self._owns_store:
                     await self.gate.store.aclose()
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import fastapi
@@ -32,8 +33,8 @@ DOCS = (ROOT / PAGE).read_text()
 ACL = re.search(r"^ACL SETUSER .*$", (ROOT / "docs/deployment.md").read_text(), re.MULTILINE)[0].split()
 CODES = {diagnosis.code for diagnosis in Diagnosis}
 RULE = Rule("api", "99/minute burst 1", path="/api/**")
-ERRORS = {"LG021", "LG022", "LG023", "LG024", "LG025"}
-"""What no waiting can cure."""
+ERRORS = {"LG021", "LG022", "LG023", "LG024", "LG025", "LG034"}
+"""What no waiting can cure, and rules that cannot be used."""
 DIGEST = f"sha256:{'0' * 64}"
 XFF = {"X-Forwarded-For": "203.0.113.77"}
 
@@ -99,6 +100,8 @@ CURES = {
     "LG031": "authentication has to stand around LimitGate",
     "LG032": "list callers in a rule file, or name them by identify",
     "LG033": "name one that there is",
+    "LG034": "cannot be used: %s",  # the message of the `ConfigError`
+    "LG035": "takes effect with a restart",
 }
 """What each line says to do: who installs with pip has no folder of docs."""
 
@@ -339,6 +342,21 @@ def having(stage: Stage, *names: str) -> None:
     stage.asked(Rule("api", "9/m"), identify=lambda _: Caller("a", limits=dict.fromkeys(names, "9/m")))
 
 
+def rewritten(stage: Stage, name: str, *texts: str, looks: int = 3) -> None:
+    """A rule file, or a file of variables, in which one text after the other is written while the gate looks."""
+    with TemporaryDirectory() as folder:
+        rules, variables = Path(folder, "rules.yaml"), Path(folder, "variables")
+        rules.write_text("rules: [{name: all, qpm: 99}]")
+        variables.write_text("LIMITGATE_KEY_PREFIX=one")
+        stage.setenv("LIMITGATE_ENV_FILE", str(variables))
+        it = stage.site(rules=rules, reload=86400)
+        for text in ("", *texts):
+            if text:
+                Path(folder, name).write_text(text)
+            for _ in range(looks):
+                it.app.gate.looker.look()
+
+
 LISTED_BY_HEADER = KnownCaller(id="a", header={"X-A": "a"})
 NAMED = limit("9/m", name="big-by-name")(lambda: "hello")
 """A view that no gate has met, with a limit of a name."""
@@ -463,6 +481,14 @@ SITUATIONS: dict[str, list[Play]] = {
         lambda stage: stage.asked(rules=RuleSet([BY_CALLER], [LISTED_BY_HEADER])),
     ],
     "LG033": [lambda stage: having(stage, "apii"), lambda stage: having(stage, "api", "a", "b")],
+    "LG034": [
+        lambda stage: rewritten(stage, "rules.yaml", "rules: ["),
+        lambda stage: rewritten(stage, "rules.yaml", "tier: default"),
+    ],
+    "LG035": [
+        lambda stage: rewritten(stage, "variables", "LIMITGATE_KEY_PREFIX=two"),
+        lambda stage: rewritten(stage, "variables", "LIMITGATE_IPV6_PREFIX=often"),
+    ],
 }
 
 INNOCENT: dict[str, list[Play]] = {
@@ -618,6 +644,14 @@ INNOCENT: dict[str, list[Play]] = {
         lambda stage: stage.asked(Rule("a", "9/m", key=["tier"])),
     ],
     "LG033": [lambda stage: having(stage, "api"), lambda stage: having(stage, "big-by-name"), having],
+    "LG034": [
+        lambda stage: rewritten(stage, "rules.yaml", "rules: [{name: all, qpm: 9}]"),
+        lambda stage: rewritten(stage, "rules.yaml", "rules: [", looks=1),
+    ],
+    "LG035": [
+        lambda stage: rewritten(stage, "variables", "LIMITGATE_KEY_PREFIX=one\nOTHER=1"),
+        lambda stage: rewritten(stage, "rules.yaml", "rules: [{name: all, qpm: 9}]"),
+    ],
     "LG015": [lambda stage: stage.asked(store=Failing("timeout")), lambda stage: stage.asked(store=Failing("oom"))],
 }
 

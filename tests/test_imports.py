@@ -10,7 +10,7 @@ from pathlib import Path
 import limitgate
 
 LAYERS = (
-    "errors diagnostics extras forking masking own_errors suggestions waiting",
+    "errors diagnostics extras forking gil masking own_errors suggestions waiting",
     "algorithms",
     "limits",
     "http",

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 
 from limitgate.diagnostics import Diagnosis, clock_comparison
+from limitgate.errors import ConfigError
 from limitgate.gate.cardinality import CardinalityGuard
 from limitgate.gate.flow import measures_silence
 from limitgate.gate.gate import Gate
-from limitgate.gate.identity import Identities
+from limitgate.gate.identity import Identities, Users
+from limitgate.gate.looker import Looker, Watched
 from limitgate.gate.planner import Planner
+from limitgate.gate.reload import OptionsWatch, Reloader
 from limitgate.gate.rules_in_force import RulesInForce
-from limitgate.gate.start import announce, ask_in_background, require
+from limitgate.gate.start import announce, ask_in_background, is_going_to_fork, require
 from limitgate.gate.workers import told_of_workers
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.limits.priority import RESERVES
@@ -24,7 +27,15 @@ from limitgate.rules import lint
 from limitgate.rules.files import rules_of
 from limitgate.rules.options import OnError
 from limitgate.rules.rule import Rule, RuleSet
-from limitgate.rules.settings import GateSettings, Settings, is_told_to_trust_all, seems_to_have_workers, warn_about_environment
+from limitgate.rules.settings import (
+    GateSettings,
+    Settings,
+    is_told_to_trust_all,
+    named_env_file,
+    seems_to_have_workers,
+    warn_about_environment,
+)
+from limitgate.rules.watch import WatchedFiles, WatchedRules
 from limitgate.stores import MemoryStore, Opener, opened
 
 Store = TypeVar("Store")
@@ -84,6 +95,8 @@ class GateOptions(TypedDict, Generic[Store, Identify, Refuser], total=False):
     """Fail at start where the store does not answer within 5 seconds, instead of starting under ``on_error``. Default:
     ``False``.
     """
+    reload: float
+    """Seconds between two looks at whether the files of the rules have changed; 0 never looks. Default: ``0.0``."""
     secret: str | None
     """16 to 64 bytes that key the digests in the store, so that not even guesses can be checked against them. Default:
     ``None``.
@@ -119,10 +132,13 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
     owns_store = isinstance(settings.store, str)
     proxies = TrustedProxies(settings.trusted_proxies, settings.forwarded_header)
     proxies.judges_server = not is_told_to_trust_all()
+    for internet in proxies.trust_everybody:
+        Diagnosis.TRUSTS_ALL.log(internet)
     rules = rules_of(settings.rules)
     store = opened(settings.store, open_store, settings.key_prefix)
+    ready = _compiler(settings, routes, proxies, is_measured=measures_silence(store))
     gate = Gate(
-        _compiler(settings, routes, proxies, is_measured=measures_silence(store))(rules),
+        ready(rules),
         store,
         proxies.client,
         on_error=settings.on_error,
@@ -130,6 +146,9 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
         identify=settings.identify,
         at_first_answer=_at_first_answer(settings, rules, store),
     )
+    if settings.reload:
+        gate.looker = _looker(settings, gate, rules, ready, lambda: GateSettings(**options))
+        gate.looker.start(in_children=is_going_to_fork())
     announce(settings, rules)
     return Built(gate, settings.on_denied, owns_store, settings.key_prefix if settings.require_store else None)
 
@@ -140,6 +159,7 @@ def _compiler(
     """Make the function that reviews a rule set and makes it ready for a gate with these settings."""
     cardinality = CardinalityGuard(settings.new_buckets, time.monotonic) if settings.new_buckets else None
     identifies = settings.identify is not None
+    users = Users()
 
     def compiled(rules: RuleSet) -> RulesInForce:
         _review(rules, proxies, identifies=identifies)
@@ -150,6 +170,7 @@ def _compiler(
             identifies=identifies,
             api_key_header=settings.api_key_header,
             ipv6_prefix=settings.ipv6_prefix,
+            users=users,
         )
         planner = Planner(
             rules,
@@ -166,10 +187,26 @@ def _compiler(
     return compiled
 
 
+def _looker(
+    settings: Settings,
+    gate: Gate,
+    rules: RuleSet,
+    ready: Callable[[RuleSet], RulesInForce],
+    read_settings: Callable[[], Settings],
+) -> Looker:
+    """Make what looks for changes of the rules' files, and of the file of variables. Raises `ConfigError` without files."""
+    if not rules.source:
+        raise ConfigError("reload: the rules are given in Python, expected the path of a file or folder, or no reload")
+    watched: list[Watched] = [Reloader(gate, WatchedRules(Path(rules.source), rules.files_digest), ready)]
+    variables = named_env_file()
+    if variables is not None:
+        file = Path(variables).absolute()
+        watched.append(OptionsWatch(settings, WatchedFiles(lambda: [file]), read_settings))
+    return Looker(settings.reload, watched)
+
+
 def _review(rules: RuleSet, proxies: TrustedProxies, *, identifies: bool) -> None:
-    """Log what is odd about trusted proxies, and about the rules as a whole."""
-    for internet in proxies.trust_everybody:
-        Diagnosis.TRUSTS_ALL.log(internet)
+    """Log what is odd about the rules as a whole."""
     known = rules.tiers.keys() if identifies else rules.callers.tiers(by_header=proxies.trust_anybody)
     for tier in lint.tiers_of_nobody(rules, known):
         Diagnosis.TIER_OF_NOBODY.log(tier)

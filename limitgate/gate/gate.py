@@ -22,9 +22,10 @@ from limitgate.gate.compiled_rule import CompiledRule
 from limitgate.gate.fallback import Fallback
 from limitgate.gate.flow import Budget, Flow, T, answers_at_once, arun, run, takes_plain
 from limitgate.gate.given_limits import PendingPlan
+from limitgate.gate.looker import Looker
 from limitgate.gate.planner import ExtraRule
 from limitgate.gate.request_plan import PreparedPlan, RequestPlan
-from limitgate.gate.rules_in_force import RulesInForce
+from limitgate.gate.rules_in_force import Loads, RulesInForce
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.wait_queue import Waiter, WaitQueues, book
 from limitgate.http.request import Request
@@ -36,7 +37,7 @@ from limitgate.limits.template import PlanTemplate
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING
 from limitgate.rules.options import OnError
-from limitgate.stores import AsyncRedisStore
+from limitgate.stores import AsyncRedisStore, RedisStore
 
 log = logging.getLogger("limitgate")
 
@@ -77,6 +78,12 @@ class Gate:
         """Number of times a refund was lost, as the store did not answer."""
         self.rules = rules
         """The rules that requests begin with. Each takes them once, so that others may come to stand here at any time."""
+        self.loads = Loads()
+        """Loads of rule sets, counted."""
+        self.at_other_rules: list[Callable[[], None]] = []
+        """Called, in any thread, after other rules have come into force."""
+        self.looker: Looker | None = None
+        """Looks for other rules; None where nobody does."""
         self._client_of = client_of
         self._timeout = rules.timeout
         self._is_measured = rules.is_measured
@@ -96,6 +103,14 @@ class Gate:
         """Number of times a request shared its source's overflow bucket, as the source had opened too many others."""
         cardinality = self.rules.planner.cardinality
         return cardinality.overflowed if cardinality else 0
+
+    def enforce(self, rules: RulesInForce) -> None:
+        """Have requests that begin from now on go by other rules. What was taken in advance is given back at once."""
+        self.rules = rules
+        if isinstance(self.store, RedisStore | AsyncRedisStore):
+            self.store.give_back_leases()
+        for tell in self.at_other_rules:
+            tell()
 
     def address(self, request: Request) -> str | None:
         """Address or network that a request's client is counted by; None without a peer address."""
@@ -309,10 +324,22 @@ class Gate:
         """`settle`, by an `AsyncStore`, in a task of the running event loop."""
         return self._soon(self._apply_refunds(_refunds_of(admission)))
 
+    async def abegin(self) -> None:
+        """Begin to serve on the running event loop: look for other rules, if that is wanted, and connect."""
+        if self.looker is not None:
+            self.looker.start()
+        await self.aconnect()
+
     async def aconnect(self) -> None:
         """Have the store connect in the background, if it is one that does."""
         if isinstance(self.store, AsyncRedisStore):
             await self.store.connect()
+
+    async def aend(self) -> None:
+        """Serve no more: look for no other rules, and wait for what is under way."""
+        if self.looker is not None:
+            self.looker.stop()
+        await self.asettled()
 
     async def asettled(self) -> None:
         """Wait for all refunds and charges under way in this event loop that nobody else waits for."""

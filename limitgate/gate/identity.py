@@ -73,6 +73,25 @@ class Subject:
         return None if client is None else grouped(client, self._identities.ipv6_prefix)
 
 
+class Users:
+    """Gives the user of a request, under whatever rules a gate has."""
+
+    def __init__(self) -> None:
+        self._without = count(1)
+        self.of: Callable[[Request], Any] = self._at_first
+        """Gives the user of a request."""
+
+    def _at_first(self, request: Request) -> Any:
+        """The user of one of the first requests: that `WITHOUT_USER` had none, and nobody else one, is logged (LG031)."""
+        user = request.user
+        if user is not None:
+            self.of = _user_of
+        elif next(self._without) == WITHOUT_USER:
+            self.of = _user_of
+            Diagnosis.USER_OF_NOBODY.log(WITHOUT_USER)
+        return user
+
+
 class Identities:
     """Finds the caller behind a request.
 
@@ -89,6 +108,7 @@ class Identities:
         identifies: bool,
         api_key_header: str,
         ipv6_prefix: int,
+        users: Users | None = None,
     ) -> None:
         self.ipv6_prefix = ipv6_prefix
         self._callers = callers
@@ -96,19 +116,15 @@ class Identities:
         self._tiers = tiers
         self._identifies = identifies
         self._api_key_header = api_key_header.lower()
-        self._without_user = count(1)
-        self.user_of: Callable[[Request], Any] = self._user_at_first
-        """Gives the user of a request."""
+        self._users = users or Users()
 
-    def _user_at_first(self, request: Request) -> Any:
-        """The user of one of the first requests: that `WITHOUT_USER` had none, and nobody else one, is logged (LG031)."""
-        user = request.user
-        if user is not None:
-            self.user_of = _user_of
-        elif next(self._without_user) == WITHOUT_USER:
-            self.user_of = _user_of
-            Diagnosis.USER_OF_NOBODY.log(WITHOUT_USER)
-        return user
+    def user_of(self, request: Request) -> Any:
+        """The user of a request, None if there is none."""
+        return self._users.of(request)
+
+    def may_be_invented(self, label: str) -> bool:
+        """True if a client may make up values of a key's part. Methods are no such part: invented ones are all one."""
+        return label == "host" or label.startswith("header:") or (label == "api_key" and not self.vouch_for_keys)
 
     @property
     def know_callers(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from contextlib import suppress
 from functools import lru_cache, partial
 from operator import itemgetter
@@ -16,6 +16,7 @@ from limitgate.gate.given_limits import GivenLimits, GivenPlans, PendingPlan
 from limitgate.gate.identity import Identities, Subject
 from limitgate.gate.request_plan import UNLIMITED, PreparedPlan, RequestPlan, keep
 from limitgate.gate.rule_match import EXEMPT, CompiledRules, RuleMatch
+from limitgate.gil import yield_gil
 from limitgate.http.paths import PathIndex, Reach, beyond, segments
 from limitgate.http.request import Request
 from limitgate.keys import Value, client_field
@@ -53,6 +54,24 @@ def _charge(compiled_rules: Sequence[CompiledRule], specs: Iterable[ChargeSpec])
     return RequestPlan(plan.named() if has_slots else plan, tuple(behind), (), by_outcome, has_slots=has_slots)
 
 
+def _patterns(rules: Iterable[Rule]) -> Iterator[tuple[str, ...]]:
+    """The patterns of all rules, those of what they exclude, too."""
+    for rule in rules:
+        yield_gil()
+        yield from map(segments, (*rule.paths, *rule.exclude))
+
+
+def _index(compiled_rules: Sequence[CompiledRule], *, exempt: bool) -> PathIndex[tuple[int, CompiledRule]]:
+    """The rules of a tier that are exempt, or those that are not, by path and with their places in the tier."""
+    index: PathIndex[tuple[int, CompiledRule]] = PathIndex()
+    for place, compiled_rule in enumerate(compiled_rules):
+        yield_gil()
+        if compiled_rule.rule.exempt is exempt:
+            for pattern in compiled_rule.rule.paths:
+                index.add(segments(pattern), (place, compiled_rule))
+    return index
+
+
 def _in_order(placed: Iterable[tuple[int, CompiledRule]]) -> list[CompiledRule]:
     """Rules in the order of their places in the tier."""
     return [compiled_rule for _, compiled_rule in sorted(placed, key=itemgetter(0))]
@@ -85,9 +104,10 @@ class Planner:
             secret=secret,
             shadow=shadow,
             cardinality=cardinality,
-            inventable=self._is_inventable,
+            inventable=identities.may_be_invented,
         )
-        self._remembered_matches = lru_cache(maxsize=_PATHS)(self._find_match)
+        self._matches: dict[tuple[str, str, str, str], RuleMatch] = {}
+        """By tier, method, path and root path."""
         self._match_of = lru_cache(maxsize=_PATHS)(RuleMatch)
         """Shared by all paths at which the same rules apply: clients choose paths."""
         self._ways: dict[tuple[str, str, str, str], tuple[object, PreparedPlan | GivenPlans | None]] = {}
@@ -95,19 +115,20 @@ class Planner:
         self._prepared: dict[Any, PreparedPlan | GivenPlans] = {}
         """By tier, method, template of the route, rules and decorators."""
         self._decorated: dict[int, CompiledRule] = {}
-        self._tiers = {tier: self._index(of_tier, exempt=False) for tier, of_tier in rules.tiers.items()}
-        self._exempt = {tier: self._index(of_tier, exempt=True) for tier, of_tier in rules.tiers.items()}
-        self._every = {tier: _in_order(set(index.values())) for tier, index in self._tiers.items()}
+        compiled = {tier: list(self._compiled_tier(of_tier)) for tier, of_tier in rules.tiers.items()}
+        self._tiers = {tier: _index(of_tier, exempt=False) for tier, of_tier in compiled.items()}
+        self._exempt = {tier: _index(of_tier, exempt=True) for tier, of_tier in compiled.items()}
+        self._every = {tier: [each for each in of_tier if not each.rule.exempt] for tier, of_tier in compiled.items()}
         every = list({id(rule): rule for of_tier in rules.tiers.values() for rule in of_tier}.values())
         self.names = frozenset([rule.name for rule in every])
         """The names of all rules, of whatever tier."""
         self.asks_user = any(rule.key_asks("user") for rule in every)
         """True if any of them counts by user."""
         self._has_exempt = any(rule.exempt for rule in every)
-        self._reach = Reach.of([segments(pattern) for rule in every for pattern in (*rule.paths, *rule.exclude)])
+        self._reach = Reach.of(_patterns(every))
         self._given = GivenLimits(self.names)
-        self._rules: RuleSet | None = rules
-        """The rules as long as nobody has looked whether there are routes for them."""
+        self.has_reviewed_paths = False
+        """True if it was looked whether there are routes for the rules."""
         self._without_route = Once(Diagnosis.PATHS_OF_NO_ROUTE)
         self._strict = strict
         self._unlisted = Once(Diagnosis.UNLISTED_KEYS)
@@ -260,6 +281,18 @@ class Planner:
         specs = [compiled_rule.spec(subject, values) for compiled_rule, values in given]
         return _charge(tuple([compiled_rule for compiled_rule, _ in given]), specs)
 
+    def parts(self) -> Iterator[object]:
+        """Most of what it consists of, the whole before its parts: for whoever wants to let go of it bit by bit."""
+        for tier, compiled_rules in self._every.items():
+            for index in (self._tiers[tier], self._exempt[tier]):
+                for node in index.nodes():
+                    yield_gil()
+                    yield node
+            for compiled_rule in compiled_rules:
+                yield_gil()
+                yield compiled_rule
+                yield compiled_rule.rule
+
     def subject(self, request: Request, identified: Caller | None) -> Subject:
         """The subject of a request, whose caller its rules' callables find at the request."""
         subject = self._identities.subject(request, identified)
@@ -337,24 +370,25 @@ class Planner:
     def _charged(self, compiled_rules: tuple[CompiledRule, ...], subject: Subject) -> RequestPlan:
         return _charge(compiled_rules, [compiled_rule.spec(subject) for compiled_rule in compiled_rules])
 
-    def _index(self, rules: Sequence[Rule], *, exempt: bool) -> PathIndex[tuple[int, CompiledRule]]:
-        """The rules of a tier that are exempt, or those that are not, by path and with their places in the tier."""
-        index: PathIndex[tuple[int, CompiledRule]] = PathIndex()
-        for place, rule in enumerate(rules):
-            if rule.exempt is exempt:
-                entry = place, self._compile(rule, "rule")
-                for pattern in rule.paths:
-                    index.add(segments(pattern), entry)
-        return index
+    def _compiled_tier(self, rules: Sequence[Rule]) -> Iterator[CompiledRule]:
+        """The rules of a tier, compiled."""
+        for rule in rules:
+            yield_gil()
+            yield self._compile(rule, "rule")
 
     def _match(self, tier: str, method: str, sent: str, root: str) -> RuleMatch:
         """The match of a tier, method, path as sent and root path; remembered unless they are long."""
-        find = self._remembered_matches if len(method) + len(sent) + len(root) <= _SHORT else self._find_match
-        return find(tier, method, sent, root)
+        way = tier, method, sent, root
+        match = self._matches.get(way)
+        if match is None:
+            match = self._find_match(tier, method, sent, root)
+            if len(method) + len(sent) + len(root) <= _SHORT:
+                keep(self._matches, way, match, most=_PATHS)
+        return match
 
     def _find_match(self, tier: str, method: str, sent: str, root: str) -> RuleMatch:
-        if self._rules is not None:
-            self._review_paths(self._rules)
+        if not self.has_reviewed_paths:
+            self.review_paths()
         paths = self.interpretations(sent, root)
         if paths is None:
             return self._match_of(self._for_any_path(tier, method))
@@ -372,12 +406,12 @@ class Planner:
             return (*paths, *beyond(mounts, paths))
         return paths
 
-    def _review_paths(self, rules: RuleSet) -> None:
+    def review_paths(self) -> None:
         """Log rules whose paths no route has, which is known when the first request comes: until then routes are added."""
-        self._rules = None
+        self.has_reviewed_paths = True
         with survived():
             routes = self._routes.patterns()
-            idle = [] if routes is None else lint.without_route(rules, routes)
+            idle = [] if routes is None else lint.without_route(self.rule_set, routes)
             if idle:
                 self._without_route.log("; ".join([f"{rule.name} ({', '.join(rule.paths)})" for rule in idle]))
 
@@ -420,12 +454,9 @@ class Planner:
                 Diagnosis.REPLACES_NOTHING.log(rule.name, name)
         return compiled_rule
 
-    def _is_inventable(self, label: str) -> bool:
-        """True if a client may make up values of a key's part. Methods are no such part: invented ones are all one."""
-        return label == "host" or label.startswith("header:") or (label == "api_key" and not self._identities.vouch_for_keys)
-
     def _review(self, rule: Rule) -> None:
         """Log what is odd about a rule by itself."""
+        yield_gil()
         if rule.key_asks("api_key") and not self._identities.vouch_for_keys:
             self._unlisted.log(rule.name)
         if rule.key_asks("caller") and not self._identities.know_callers:

@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
+import time
+
 from limitgate.gate.planner import Planner
 from limitgate.http.response import Fields, rate_fields
 from limitgate.limits.decision import Decision
+
+
+class Loads:
+    """Number of times that rule sets were loaded, and how that ended the last time; the load at start is the first."""
+
+    def __init__(self) -> None:
+        self.ok = 1
+        """Loads of rules that then were in force."""
+        self.rejected = 0
+        """Loads of rules that could not be used, so that those in force stayed."""
+        self.was_ok = True
+        """True if the last load was of rules that then were in force."""
+        self.at = time.time()
+        """Unix time of the last load, in seconds."""
+
+    def note(self, *, is_ok: bool) -> None:
+        """Count a load."""
+        self.ok += is_ok
+        self.rejected += not is_ok
+        self.was_ok, self.at = is_ok, time.time()
 
 
 class RulesInForce:

@@ -33,10 +33,11 @@ def announce(settings: Settings, rules: RuleSet | None) -> None:
         log.info("LimitGate %s is switched off", _version())
     else:
         log.info(
-            "LimitGate %s: %s from %s; store %s; on_error %s; trusted proxies %s%s",
+            "LimitGate %s: %s from %s%s; store %s; on_error %s; trusted proxies %s%s",
             _version(),
             _counted(rules),
             rules.source or (settings.rules if isinstance(settings.rules, str | Path) else "Python"),
+            f", looked at every {settings.reload:g} s" if settings.reload else "",
             shown(settings.store),
             settings.on_error,
             ", ".join(settings.trusted_proxies) or "none",
@@ -101,10 +102,10 @@ def ask_in_background(store: object) -> None:
     Not in a process that is about to fork, but in its children.
     """
     if isinstance(store, RedisStore):
-        store.connect_soon(in_children=_is_going_to_fork())
+        store.connect_soon(in_children=is_going_to_fork())
 
 
-def _is_going_to_fork() -> bool:
+def is_going_to_fork() -> bool:
     """True in the main process of a server that loads the application before it forks.
 
     gunicorn under ``--preload`` does so out of its arbiter; in a worker, a worker's frames are between. uWSGI forks in C and

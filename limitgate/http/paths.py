@@ -318,12 +318,11 @@ class PathIndex(Generic[T]):
                 node = node.children.setdefault(segment, PathIndex())
         node.here.append(value)
 
-    def values(self) -> Iterator[T]:
-        """The values of all patterns."""
-        yield from self.here
-        yield from self.rest
-        for node in (*self.children.values(), *([self.any] if self.any else ())):
-            yield from node.values()
+    def nodes(self) -> Iterator[PathIndex[T]]:
+        """All nodes of the tree, each before those below it."""
+        yield self
+        for child in (*self.children.values(), *([self.any] if self.any else ())):
+            yield from child.nodes()
 
     def find(self, path: str) -> list[T]:
         """The values whose patterns match ``path``, in no particular order."""

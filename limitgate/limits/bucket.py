@@ -115,9 +115,11 @@ def bucket_of(*limits: Limit | str) -> Bucket:
     return Bucket(tuple(as_limit(limit) for limit in limits))
 
 
+@lru_cache(maxsize=4096)
 def buckets_of(limits: tuple[Limit, ...]) -> tuple[Bucket, ...]:
-    """Divide limits that apply together into buckets, in the order in which their first limits were given.
+    """Divide limits that apply together into buckets, in the order in which their first limits were given; cached.
 
+    A rule that is read again so has the same buckets, and refusals and leases that a process holds of them stay.
     Raises `ConfigError` for too many limits, and for those that hold Redis up for longer than `MAX_LOAD`.
     """
     together: dict[int, list[int]] = {}

@@ -1,6 +1,7 @@
 """The 429 of limited operations in the OpenAPI documents of FastAPI, for applications that use LimitGate.
 
-`document` switches it on: when `limitgate.fastapi` is imported, or when a `LimitGate` is built.
+`document` switches it on: when `limitgate.fastapi` is imported, or when a `LimitGate` is built. Before an application has its
+first request, its gates are not built yet, and what is known of them are their options.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
+from fastapi import FastAPI
 from fastapi.openapi import utils as generator
 from starlette.routing import Match
 
@@ -25,7 +27,7 @@ from limitgate.rules.settings import GateSettings
 
 
 class _Gate(NamedTuple):
-    """Rules and body of a `LimitGate` before it is built."""
+    """Rules and body of a `LimitGate`."""
 
     tiers: tuple[Sequence[Rule], ...]
     """The rules of each tier; no tiers if it never refuses."""
@@ -37,6 +39,8 @@ class _Gate(NamedTuple):
 _UNKNOWN = _Gate(((),), ("x-ratelimit",), is_problem=True)
 _gates: WeakKeyDictionary[Any, _Gate] = WeakKeyDictionary()
 """Gates by their entry in an application's list of middleware."""
+_documented: WeakSet[Any] = WeakSet()
+"""Applications that have asked for a document."""
 
 
 @functools.cache
@@ -44,6 +48,12 @@ def document() -> None:
     """Have FastAPI document the 429 of limited operations, of applications that use LimitGate; others stay as they are."""
     documenting = _documenting(generator.get_openapi_path)
     setattr(generator, "get_openapi_path", documenting)  # noqa: B010 - mypy allows it like this only
+
+
+def forget_documents() -> None:
+    """Have applications make their documents anew when they are asked for next, as a gate has other rules."""
+    for app in list(_documented):
+        app.openapi_schema = None
 
 
 def _documenting(get_path: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,6 +75,8 @@ def _documenting(get_path: Callable[..., Any]) -> Callable[..., Any]:
 def _refused(route: Any, method: str) -> dict[str, Any] | None:
     """The 429 of an operation, None if nothing limits it."""
     app = route.dependency_overrides_provider
+    if isinstance(app, FastAPI):
+        _documented.add(app)
     own = (*marks_of(effective(route.endpoint), method), *rules_within(route.dependant))
     listed = Listed(
         route.path,
@@ -113,9 +125,24 @@ def _gates_of(app: Any) -> list[_Gate]:
     for entry in entries:
         if entry not in _gates:
             _gates[entry] = _gate_with(entry.kwargs)
-    gates = [_gates[entry] for entry in entries] or [_UNKNOWN]
+    gates = _with_present_rules([_gates[entry] for entry in entries], app) or [_UNKNOWN]
     answers_itself = handler_of_refusals(getattr(app, "exception_handlers", None)) is not None
     return [gate._replace(is_problem=False) for gate in gates] if answers_itself else gates
+
+
+def _with_present_rules(gates: list[_Gate], app: Any) -> list[_Gate]:
+    """The gates of an application, of which those that are built may have other rules by now."""
+    built, layer = [], getattr(app, "middleware_stack", None)
+    while layer is not None:
+        if _is_gate(type(layer)):
+            built.append(layer.gate)
+        layer = getattr(layer, "app", None)
+    if len(built) != len(gates):
+        return gates
+    return [
+        gate if it is None or not gate.tiers else gate._replace(tiers=tuple(it.rules.rule_set.tiers.values()))
+        for gate, it in zip(gates, built)
+    ]
 
 
 def _is_gate(middleware: Any) -> bool:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool, S
 
 from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import ConfigError
+from limitgate.gil import yield_gil
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.request import Headers, Request
 from limitgate.limits.limit import Limit
@@ -117,6 +118,7 @@ class Callers:
         self._disbelieved = Once(Diagnosis.PASSED_ON_CALLER)
         mistakes: list[ConfigError] = []
         for place, entry in enumerate(listed):
+            yield_gil()
             caller = Caller(entry.id, entry.tier or DEFAULT_TIER, entry.priority, entry.limits)
             if entry.api_key:
                 digest = bytes.fromhex(entry.api_key.removeprefix("sha256:"))

@@ -5,6 +5,7 @@ Files may come from people who mean no good: what is read, built up and said abo
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import yaml
 
 from limitgate.errors import MOST_MISTAKES, ConfigError, Field
+from limitgate.gil import freed_in_pieces, yield_gil
 
 MAX_BYTES = 1 << 20
 """Size of a rule file."""
@@ -42,10 +44,12 @@ class _Loader(yaml.SafeLoader):
         self._composed += 1
         if self._composed > 2 * MAX_NODES:  # each may have a name
             raise yaml.composer.ComposerError(None, None, f"more than {MAX_NODES} values, expected fewer")
+        yield_gil()
         compose: Callable[[Any, Any], Any] = super().compose_node
-        return compose(parent, index)
+        return freed_in_pieces(compose(parent, index))
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002 - as PyYAML has it
+        yield_gil()
         construct: Callable[[Any, bool], Any] = super().construct_object
         try:
             return construct(node, deep)
@@ -53,19 +57,25 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
 
 
+def read_bytes(file: Path) -> bytes:
+    """The content of a file; of one that is too large for a rule file, no more than shows that. Raises `OSError`."""
+    with file.open("rb") as opened:
+        return opened.read(MAX_BYTES + 1)
+
+
 class Document:
     """A YAML document that knows on which line each of its fields stands.
 
     Raises `ConfigError` for a file that cannot be read on. ``mistakes`` are fields that stand there twice or have no name;
-    they are left out of ``data``.
+    they are left out of ``data``. ``digest`` is the SHA-256 of the file.
     """
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self.mistakes: list[ConfigError] = []
         try:
-            with file.open("rb") as opened:
-                text = opened.read(MAX_BYTES + 1)
+            text = read_bytes(file)
+            self.digest = hashlib.sha256(text).digest()
             if len(text) > MAX_BYTES:
                 raise self._mistake(None, f"too many bytes, expected at most {MAX_BYTES}")
             loader = _Loader(text)
@@ -105,6 +115,7 @@ class Document:
 
     def _check(self, field: Field, node: Any, budget: list[int]) -> None:
         """Take out fields that stand there twice or have no name; refuse documents that aliases make grow out of bounds."""
+        yield_gil()
         budget[0] -= 1
         if budget[0] < 0:
             raise self._mistake(None, f"more than {MAX_NODES} values, expected fewer (aliases count each time)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from limitgate.errors import MOST_MISTAKES, ConfigError, Field
+from limitgate.gil import yield_gil
 from limitgate.rules.callers import DEFAULT_TIER, KnownCaller, Text
 from limitgate.rules.document import Document
 from limitgate.rules.rule import Rule, RuleSet
@@ -82,7 +84,7 @@ def read_rule_files(path: str | Path) -> RuleFiles:
 
     Whether files contradict each other is looked at when each of them can be read.
     """
-    found = [_read(file) for file in _files_at(Path(path))]
+    found = [_read(file) for file in files_at(Path(path))]
     mistakes = [mistake for _, of_file in found for mistake in of_file]
     files = [file for file, _ in found if file is not None]
     rules = RuleSet([])
@@ -95,10 +97,17 @@ def read_rule_files(path: str | Path) -> RuleFiles:
     if mistakes:
         raise ConfigError.first_of(mistakes[:MOST_MISTAKES])
     rules.source = str(path)
+    rules.files_digest = digest_of([(file.document.file, file.document.digest) for file in files])
     return RuleFiles(rules, files)
 
 
-def _files_at(path: Path) -> list[Path]:
+def digest_of(contents: Iterable[tuple[Path, bytes]]) -> bytes:
+    """Digest of rule files, given the digest of each one's content."""
+    return hashlib.sha256(repr([(file.name, content) for file, content in contents]).encode()).digest()
+
+
+def files_at(path: Path) -> list[Path]:
+    """The rule file at a path, or those of the folder there. Raises `ConfigError` if there are none."""
     try:
         in_folder = sorted(path.iterdir()) if path.is_dir() else None
     except OSError as error:
@@ -144,11 +153,13 @@ def _read(file: Path) -> tuple[RuleFile | None, list[ConfigError]]:
     mistakes = [*document.mistakes, *wrong]
     read = RuleFile(document, top.tier, {}, {}, {})
     for place, entry in enumerate(top.rules):
+        yield_gil()
         if (
             rule := _noting(mistakes, document, ("rules", place), _rule, entry, top.tier) or _stand_in(entry, top.tier)
         ) is not None:
             read.rules[place] = rule
     for place, entry in enumerate(top.callers):
+        yield_gil()
         if (caller := _noting(mistakes, document, ("callers", place), _caller, entry, top.tier)) is not None:
             read.callers[place] = caller
     latest = 0.0
@@ -230,6 +241,7 @@ def _contradictions(files: Sequence[RuleFile]) -> Iterator[ConfigError]:
     for file in files:
         for kind, entries in (("rules", file.rules), ("callers", file.callers)):
             for place, entry in entries.items():
+                yield_gil()
                 if entry.tier not in known:
                     message = f"no file describes tier {entry.tier!r}, expected one of {', '.join(known)}"
                     yield file.document.mistake((kind, place, "tier"), message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from limitgate.algorithms import ALGORITHMS, gcra
+from limitgate.gil import yield_gil
 from limitgate.http.client_ip import Networks
 from limitgate.http.paths import covers, meet, segments
 from limitgate.limits.limit import Limit
@@ -59,6 +60,7 @@ def without_route(rules: RuleSet, routes: Sequence[Sequence[str]]) -> list[Rule]
 
 
 def _meets(pattern: Sequence[str], routes: Sequence[Sequence[str]]) -> bool:
+    yield_gil()
     return any(meet(pattern, route) is not None for route in routes)
 
 
@@ -110,6 +112,7 @@ def admits_clients_of(rule: Rule, other: Rule) -> bool:
 
 def _shadow_of(rule: Rule, others: Sequence[Rule]) -> Rule | None:
     """One of the rules, such as exempt ones, that together cover all that a rule is for; None if something is left."""
+    yield_gil()
     certain = [other for other in others if not (other.when or other.exclude) and admits_clients_of(other, rule)]
     found = [_shadow_at(segments(path), rule, certain) for path in rule.paths]
     return found[0] if None not in found else None

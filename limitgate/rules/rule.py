@@ -26,6 +26,7 @@ from pydantic import (
 from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.algorithms.fixed_window import ALIGNED
 from limitgate.errors import MOST_MISTAKES, ConfigError, Field as Place
+from limitgate.gil import yield_gil
 from limitgate.http.client_ip import Networks
 from limitgate.http.paths import PathIndex, covers, segments
 from limitgate.http.request import Request
@@ -583,6 +584,7 @@ class RuleSet:
         listed = list(rules)
         mistakes = []
         for place, rule in enumerate(listed):
+            yield_gil()
             if not isinstance(rule, Rule):
                 raise ConfigError.at(("rules", place), f"{rule!r:.80} is no Rule, expected some; load_rules reads files")
             tier = rule.tier or DEFAULT_TIER
@@ -609,6 +611,18 @@ class RuleSet:
             vars(rule)["rule_set"] = self
         self.source = ""
         """The file or folder that it was read from, as it was named; empty if from none."""
+        self.files_digest = b""
+        """Digest of the names and contents of the files that it was read from."""
+
+    def detach(self) -> None:
+        """Have its rules forget which set they are in, so that it is freed with its last user, not when Python finds circles.
+
+        For a set whose rules are given to nobody: `Rule.rule_set` is not this set any more.
+        """
+        for of_tier in self.tiers.values():
+            for rule in of_tier:
+                yield_gil()
+                vars(rule).pop("rule_set", None)
 
     def __repr__(self) -> str:
         return f"RuleSet({', '.join(f'{tier}: {len(rules)} rules' for tier, rules in self.tiers.items())})"
@@ -619,6 +633,7 @@ def _wrongly_replaced(rules: Sequence[Rule]) -> Iterator[ConfigError]:
     names = {rule.name for rule in rules}
     exempt = {rule.name for rule in rules if rule.exempt}
     for place, rule in enumerate(rules):
+        yield_gil()
         for number, name in enumerate(rule.replaces):
             message = None
             if name in exempt:
@@ -632,6 +647,7 @@ def _wrongly_replaced(rules: Sequence[Rule]) -> Iterator[ConfigError]:
 def _wrong_limits(callers: Sequence[KnownCaller], tiers: Mapping[str, Sequence[Rule]]) -> Iterator[ConfigError]:
     """The callers' own limits that are for no rule, or for one that cannot have them."""
     for place, caller in enumerate(callers):
+        yield_gil()
         rules = {rule.name: rule for rule in tiers.get(caller.tier or DEFAULT_TIER, tiers[DEFAULT_TIER]) if rule.has_limits}
         for name, limits in caller.limits.items():
             field = "callers", place, "limits", name

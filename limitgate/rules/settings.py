@@ -27,6 +27,9 @@ PREFIX = "LIMITGATE_"
 ENV_FILE = f"{PREFIX}ENV_FILE"
 """Variable that names the file to read further variables from."""
 
+SHORTEST_RELOAD = 0.01
+"""Seconds between two looks at files, at least."""
+
 
 def _listed(value: object) -> object:
     """A list from an environment variable: JSON, or separated by commas."""
@@ -93,6 +96,8 @@ class Settings(BaseSettings):
     """First part of every key in the store."""
     require_store: bool = False
     """Fail at start where the store does not answer within 5 seconds, instead of starting under ``on_error``."""
+    reload: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 0.0
+    """Seconds between two looks at whether the files of the rules have changed; 0 never looks."""
     secret: SecretStr | None = None
     """16 to 64 bytes that key the digests in the store, so that not even guesses can be checked against them."""
 
@@ -138,6 +143,13 @@ class Settings(BaseSettings):
     def _styles_are_known(cls, styles: tuple[str, ...]) -> tuple[str, ...]:
         ConfigError.check_each(styles, _check_style)
         return styles
+
+    @field_validator("reload")
+    @classmethod
+    def _looks_are_apart(cls, reload: float) -> float:
+        if 0 < reload < SHORTEST_RELOAD:
+            raise ConfigError(f"expected at least {SHORTEST_RELOAD:g} seconds between two looks, or 0 for none")
+        return reload
 
     @field_validator("secret")
     @classmethod

@@ -53,6 +53,7 @@ DEFAULTS = {
     "on_denied": None,
     "new_buckets": 1000,
     "require_store": False,
+    "reload": 0.0,
     "key_prefix": "limitgate",
     "secret": None,
 }
@@ -102,6 +103,8 @@ GIVEN = [
     ("new_buckets", "0", 0, 0),
     ("key_prefix", "shop", "shop", "shop"),
     ("require_store", "true", True, True),
+    ("reload", "1.5", 1.5, 1.5),
+    ("reload", "0", 0, 0.0),
     ("secret", "0123456789abcdef", "0123456789abcdef", "0123456789abcdef"),
 ]
 
@@ -253,6 +256,9 @@ MISTAKES = [
     ("shadow", "perhaps", 2),
     ("strict", "perhaps", 2),
     ("require_store", "perhaps", 2),
+    ("reload", "-1", -1),
+    ("reload", "0.001", 0.001),
+    ("reload", "inf", float("nan")),
     ("new_buckets", "-1", -1),
     ("new_buckets", "many", "many"),
     ("key_prefix", "", ""),

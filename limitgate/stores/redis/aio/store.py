@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from functools import partial
 from threading import Lock
 from typing import Protocol
@@ -152,6 +153,12 @@ class AsyncRedisStore(RedisReplies):
             state = self._loops.pop(asyncio.get_running_loop(), None)
         if state is not None:
             await state.end()
+
+    def give_back_leases(self) -> None:
+        """Give back what was taken in advance, on an event loop that runs, out of any thread."""
+        for loop, state in list(self._loops.items()) if self.leases else ():
+            with suppress(RuntimeError):  # it has ended
+                loop.call_soon_threadsafe(state.give_back, 0)
 
     def end_leases_in_time(self) -> None:
         """Give leases back in this event loop when they end."""

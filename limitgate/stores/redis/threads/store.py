@@ -178,6 +178,11 @@ class RedisStore(RedisReplies):
         finally:
             use.is_asking = use.closes = False
 
+    def give_back_leases(self) -> None:
+        """Give back what was taken in advance."""
+        if self.leases:
+            self._give_back(age=0)
+
     def _give_back(self, age: float = LONGEST) -> None:
         """Give back leases of an age, in seconds, or above. Those that Redis does not hear of drain there."""
         plans = self.leases.ended(time.monotonic(), age)
