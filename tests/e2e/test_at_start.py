@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -207,3 +209,46 @@ def test_uvicorn_s_workers_are_counted(tmp_path: Path) -> None:
     ) as url:
         assert httpx.get(url, timeout=PATIENCE).status_code == 200
         assert "LG001 3 workers" in told(log, "LG001")[0][1]
+
+
+ODD = """
+import logging, os, sys
+import flask
+import limitgate.flask
+from limitgate import Rule
+
+logging.basicConfig(level=logging.INFO, format="%(process)d %(levelname)s %(message)s", stream=sys.stderr)
+app = flask.Flask(__name__)
+app.add_url_rule("/", "who", lambda: str(os.getpid()))
+limitgate.flask.LimitGate(app, rules=[Rule("all", "9999/minute"), Rule("odd", "9/minute", path="/od")])
+"""
+"""A module of an application with a rule that no route has."""
+
+
+def until_served_by(url: str, log: Path, *, others: set[int], many: int) -> set[int]:
+    """Ask until so many workers have answered that are none of these; every worker that answers tells of the rule."""
+    found, deadline = set[int](), time.monotonic() + PATIENCE
+    while len(found) < many:
+        assert time.monotonic() < deadline, log.read_text()
+        with suppress(httpx.TransportError):  # a worker that is about to go
+            found |= {int(httpx.get(url, timeout=PATIENCE).text)} - others
+    return found
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM], ids=lambda each: each.name)
+def test_each_worker_tells_once(tmp_path: Path, ending: signal.Signals) -> None:
+    """However workers end, those in their places tell what they find, once each, and the others nothing again."""
+    (tmp_path / "odd.py").write_text(ODD)
+    log = tmp_path / "gunicorn.log"
+    command = [*GUNICORN, "--workers", "2", "--pythonpath", str(tmp_path), "odd:app"]
+    with server_process(command, log, listening, {}) as url:
+        first = until_served_by(url, log, others=set(), many=2)
+        ended = min(first)
+        os.kill(ended, ending)
+        later = until_served_by(url, log, others=first, many=1)
+        until_served_by(url, log, others={ended}, many=2)
+        (arbiter,) = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in later}
+        os.kill(arbiter, signal.SIGHUP)
+        last = until_served_by(url, log, others=first | later, many=2)
+        every = first | later | last
+        assert sorted(pid for pid, _ in told(log, "LG030", len(every))) == sorted(every)
