@@ -6,6 +6,7 @@ A request reads downwards: middleware > exchange > gate > rules, keys > stores >
     keys.py          the parts of a key become the digest that names a bucket
     algorithms/      how requests are counted; one module each, its twin in lua/; pure
     limits/          limit, bucket, plan, decision, refund, priority, duration; pure
+    overload/        how many requests this process can work on at the moment, and who is let in; pure
     http/            request, client address, paths, response (header styles, 429, 503); pure
     rules/           rule, tiers, callers, key parts, files (YAML), settings, decorators, lint
     routes/          what is known of a framework's routes; overview and OpenAPI

@@ -13,6 +13,7 @@ LAYERS = (
     "errors diagnostics extras forking gil masking own_errors suggestions waiting",
     "algorithms",
     "limits",
+    "overload",
     "http",
     "rules",
     "routes stores",

@@ -1,0 +1,14 @@
+"""Overload: how many requests this process can work on at the moment, and who is let in when not all can be.
+
+Everything here is a function of state, sample and time, in seconds: nobody reads a clock, sleeps or knows of asyncio or HTTP.
+
+    options.py          `Adaptive`: the bounds that a user sets
+    adaptive_limit.py   `AdaptiveLimit`: begin -> ticket or refusal; done teaches; everything below put together
+    littles_law.py      the limit, from the completions of a window
+    baseline.py         the time of a class of requests on an idle server
+    dip.py              when and how the limit is lowered for a moment to measure that time
+    lag_guard.py        `LagGuard`: an event loop that is late, known by its heartbeat
+    thinning.py         which share of low and normal priority is turned away so that high is served
+    waiting_line.py     who waits for a place, in which order, and who has waited too long
+    shedding.py         counts of each priority; the share refused lately and the Retry-After that it gives
+"""

@@ -1,0 +1,361 @@
+"""`AdaptiveLimit`: who may begin now, learned from what has been done. Puts the parts of this folder together. Pure.
+
+A request costs a comparison and a few additions; everything else is worked out once per window.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping
+from fractions import Fraction
+from typing import Literal, NamedTuple
+
+from limitgate.limits.priority import NORMAL, RESERVES, Priority
+from limitgate.overload.baseline import FIRST, Baseline, Baselines
+from limitgate.overload.dip import LEAST, PRESSED_S, Dip, Schedule
+from limitgate.overload.lag_guard import LagGuard
+from limitgate.overload.littles_law import LittlesLaw, Window
+from limitgate.overload.options import Adaptive
+from limitgate.overload.shedding import PriorityLevel, RecentShare, Refusal, retry_after_s
+from limitgate.overload.thinning import Thinning
+from limitgate.overload.waiting_line import WaitingLine
+
+Outcome = Literal["ok", "failed", "untaught"]
+"""What a request teaches: the time it took; that it failed (a timeout, its client gone, a 503); or nothing, as its time is not
+that of the work: a stream, HEAD, 304, a refusal by something else, an error before the handler."""
+
+WINDOW_S = 0.1
+"""Seconds of a window at least."""
+WINDOW_REQUESTS = 25
+"""Requests of a window at least, unless it lasts for `WINDOW_MOST_S`. Fewer are so noisy that they look like a queue."""
+WINDOW_MOST_S = 1.0
+IDLE_S = 1.0
+"""Seconds without a request after which a window teaches nothing."""
+TICK_S = 0.1
+"""Seconds between two looks at what depends on time."""
+MUCH_FASTER = 0.85
+"""Share of the baseline below which requests in a dip were so fast that another dip soon tells more."""
+SMALL_LIMIT = 16
+"""Limits up to this one need no dips for requests that are faster than half of ``delay``: errors of R0 do no harm there."""
+
+
+class Ticket:
+    """A request that has begun or waits for its place."""
+
+    __slots__ = ("baseline", "began", "priority")
+
+    def __init__(self, began: float | None, baseline: Baseline, priority: Priority) -> None:
+        self.began = began
+        """When its work began, None while it waits and when it is over."""
+        self.baseline = baseline
+        self.priority: Priority = priority
+
+    @property
+    def waits(self) -> bool:
+        """True while it waits, if it is not over."""
+        return self.began is None
+
+
+class Served(NamedTuple):
+    """Requests whose waiting is over."""
+
+    called: list[Ticket]
+    """Those that begin now."""
+    gave_way: list[Ticket]
+    """Those that are refused."""
+
+
+class AdaptiveLimit:
+    """The limit on requests in flight of a piece of work in this process, and everything that it has learned.
+
+    ``wall_offset`` gives what to add to ``now`` for the time of the wall clock, at which processes measure together; ``now`` is
+    monotonic, in seconds. ``guard`` is that of the event loop on which the work is done, for work that is done on one.
+    ``reserve`` is kept for higher priorities, ``max_delay`` is how long a request may wait for a place, in seconds.
+
+    Whoever has threads calls it from one at a time.
+    """
+
+    def __init__(
+        self,
+        options: Adaptive,
+        *,
+        wall_offset: Callable[[], float],
+        guard: LagGuard | None = None,
+        reserve: Fraction | None = None,
+        max_delay: float = 0.0,
+    ) -> None:
+        self.in_flight = 0
+        """Requests that have begun and are not done."""
+        self.levels: Mapping[Priority, PriorityLevel] = {priority: PriorityLevel(priority) for priority in RESERVES}
+        """What the priorities may use, and what has become of their requests; the highest first."""
+        self._baselines = Baselines()
+        self._law = LittlesLaw(options)
+        self._wall_offset = wall_offset
+        self._guard = guard
+        self._schedule = Schedule()
+        self._dip: Dip | None = None
+        self._recent = RecentShare()
+        self._thinning = Thinning()
+        self._line: WaitingLine[Ticket] | None = None
+        self._displaced: list[Ticket] = []
+        self._top = 0
+        self._due = self._last_done = -math.inf
+        self._open_window(0.0)
+        self.reconfigure(options, reserve=reserve, max_delay=max_delay)
+
+    @property
+    def limit(self) -> int:
+        """The limit on requests in flight, but for the moments in which it dips."""
+        return self._law.whole
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a place."""
+        return 0 if self._line is None else len(self._line)
+
+    @property
+    def rate(self) -> float:
+        """Requests that are done per second, 0 while nothing is known."""
+        return self._law.rate or 0.0
+
+    @property
+    def base_s_by_class(self) -> Mapping[Hashable, float]:
+        """Seconds that requests take on an idle server, R0, by their classes."""
+        return self._baselines.by_class()
+
+    def reconfigure(self, options: Adaptive, *, reserve: Fraction | None = None, max_delay: float = 0.0) -> None:
+        """Go on under other options, with everything that was learned."""
+        self._law.reconfigure(options)
+        self._has_reserve = reserve is not None
+        self._thin(Thinning())
+        for level in self.levels.values():
+            level.keep(reserve)
+        if max_delay or self._line:
+            self._line = self._line or WaitingLine(max_delay)
+            self._line.max_delay = max_delay
+        else:
+            self._line = None
+        self._make_room()
+
+    def begin(
+        self, now: float, request_class: Hashable, priority: Priority = NORMAL, *, asks_guard: bool = True
+    ) -> Ticket | Refusal:
+        """Begin a request, or say why it is refused. A ticket that `waits` is called or gives way in `serve`.
+
+        Requests of a class take about the same time on an idle server: those of a route. ``asks_guard`` is false where another
+        limit has let the same request in, whose guard is the same.
+        """
+        if now >= self._due:
+            self._tick(now)
+        level = self.levels[priority]
+        if level.kept < 1 and not level.passes_thinning():
+            level.thinned += 1
+            self._has_refused = True
+            return "thinned"
+        if self.in_flight >= level.room or (self._line is not None and self._line.is_before(priority)):
+            return self._wait_or_refuse(now, request_class, level)
+        if self._guard is not None and asks_guard and self._guard.refuses(now, level.budget):
+            level.lag += 1
+            self._has_refused = True
+            return "lag"
+        self._let_in(level)
+        return Ticket(now, self._baselines[request_class], priority)
+
+    def done(self, ticket: Ticket, now: float, outcome: Outcome = "ok") -> None:
+        """End a request, or have it wait no more. To end it twice changes nothing.
+
+        A stream is done, untaught, as soon as it is known to be one: it may last for hours, in which others need its place.
+        """
+        began = ticket.began
+        if began is None:
+            self._leave(ticket)
+            return
+        ticket.began = None
+        self.in_flight -= 1
+        self._last_done = now
+        took_s, baseline = now - began, ticket.baseline
+        if took_s < 0:  # the clock went back
+            return
+        if outcome == "ok" and baseline.known < FIRST:
+            baseline.begin_with(took_s)
+        if self._dip is not None:
+            self._done_in_dip(self._dip, began, baseline, now, outcome)
+            return
+        if outcome == "ok":
+            baseline.count += 1
+            baseline.seconds += took_s
+            self._ended += 1
+        elif outcome == "failed":
+            self._failed += 1
+            self._ended += 1
+        else:
+            self._untaught_s += min(took_s, baseline.mean_s)
+        if now >= self._earliest and (self._ended >= WINDOW_REQUESTS or now >= self._latest):
+            self._close_window(now)
+
+    def serve(self, now: float) -> Served:
+        """Call those for whom there is a place by now, and have those give way who have waited for too long.
+
+        With a ``max_delay`` this is due whenever a request is done, begins to wait, or `due_at` has come.
+        """
+        if self._line is None:
+            return Served([], [])
+        if now >= self._due:
+            self._tick(now)
+        gave_way, self._displaced = [*self._displaced, *self._line.overdue(now)], []
+        for ticket in gave_way:
+            self.levels[ticket.priority].limit += 1
+        called = []
+        for level in self.levels.values():
+            while self.in_flight < level.room and (called_ticket := self._line.call(now, level.priority)) is not None:
+                self._let_in(level)
+                called_ticket.began = now
+                called.append(called_ticket)
+        return Served(called, gave_way)
+
+    def due_at(self, now: float) -> float:
+        """When somebody will have waited for too long, infinite if nobody waits."""
+        if self._line is None:
+            return math.inf
+        return now if self._displaced else self._line.due_at(now)
+
+    def retry_after_s(self, now: float, random: Callable[[], float]) -> int:
+        """Whole seconds after which a refused request may come back: the more were refused in the last second, the later.
+
+        ``random`` gives numbers from 0 up to 1, so that a crowd does not come back at once.
+        """
+        return retry_after_s(self._recent.of(now, *self._totals()), random)
+
+    def _wait_or_refuse(self, now: float, request_class: Hashable, level: PriorityLevel) -> Ticket | Refusal:
+        self._has_refused = self._has_no_room = True
+        if self._line is not None:
+            ticket = Ticket(None, self._baselines[request_class], level.priority)
+            displaced = self._line.join(now, ticket, level.priority)
+            if displaced is not ticket:
+                self._displaced += [] if displaced is None else [displaced]
+                return ticket
+        level.limit += 1
+        return "limit"
+
+    def _let_in(self, level: PriorityLevel) -> None:
+        level.admitted += 1
+        self.in_flight += 1
+        if self.in_flight > self._top:  # noqa: PLR1730 - max() costs 50 ns more for each request
+            self._top = self.in_flight
+
+    def _leave(self, ticket: Ticket) -> None:
+        """Wait no more, if it does."""
+        if self._line is not None:
+            self._line.leave(ticket, ticket.priority)
+            self._displaced = [each for each in self._displaced if each is not ticket]
+
+    def _totals(self) -> tuple[int, int]:
+        """Requests that came and that were refused, of all priorities."""
+        shed = sum([level.shed for level in self.levels.values()])
+        return shed + sum([level.admitted for level in self.levels.values()]), shed
+
+    def _open_window(self, now: float) -> None:
+        self._opened, self._earliest, self._latest = now, now + WINDOW_S, now + WINDOW_MOST_S
+        self._ended = self._failed = 0
+        self._top = 0
+        self._untaught_s = 0.0
+        self._has_refused = self._has_no_room = False
+        self._baselines.forget_window()
+
+    def _close_window(self, now: float) -> None:
+        seen, law = list(self._baselines.seen()), self._law
+        window = Window(
+            span_s=now - self._opened,
+            count=sum([each.count for each in seen]),
+            seconds=sum([each.seconds for each in seen]),
+            base_s=sum([each.count * each.mean_s for each in seen]),
+            untaught_s=self._untaught_s,
+            failed=self._failed,
+            has_refused=self._has_refused,
+            is_full=self._has_no_room or self._top >= law.whole,
+            most_in_flight=self._top,
+            longest_base_s=self._baselines.longest_s,
+        )
+        is_quiet = law.pressed_since is None
+        if law.update(window, now):
+            for each in seen:
+                each.learn(now)
+        elif is_quiet:
+            for each in seen:
+                each.learn_quietly()
+        if self._line is not None and law.rate:
+            self._line.place_s = 1 / law.rate
+        self._open_window(now)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        limit = self.limit if self._dip is None else min(self.limit, self._dip.limit)
+        for level in self.levels.values():
+            level.make_room(limit)
+
+    def _tick(self, now: float) -> None:
+        """Do what depends on time. Says when the next time is."""
+        self._due = now + TICK_S
+        self._recent.note(now, *self._totals())
+        if not self.in_flight and now - self._last_done > IDLE_S:
+            self._rest(now)
+        if self._dip is not None:
+            if self._dip.is_over(now):
+                self._end_dip(self._dip, now)
+        elif self._may_dip(now):
+            wall = now + self._wall_offset()
+            wait_s = self._schedule.wait_s(wall, wants_dip=self._law.wants_dip)
+            self._due = min(self._due, now + wait_s)
+            if not wait_s:
+                self._begin_dip(now, is_shared=self._schedule.begin(wall))
+        if self._has_reserve:
+            totals = {priority: (level.admitted, level.limit + level.lag) for priority, level in self.levels.items()}
+            self._thinning.step(totals)
+            self._thin(self._thinning)
+
+    def _rest(self, now: float) -> None:
+        """Nobody came for a while. What is known stays; what presses does not."""
+        self._law.rest()
+        self._dip = None
+        self._thin(Thinning())
+        self._open_window(now)
+        self._make_room()
+
+    def _thin(self, thinning: Thinning) -> None:
+        self._thinning = thinning
+        for priority, level in self.levels.items():
+            level.kept = thinning.kept(priority)
+
+    def _may_dip(self, now: float) -> bool:
+        law = self._law
+        if law.pressed_since is None or now - law.pressed_since < PRESSED_S:
+            return False
+        return law.value > SMALL_LIMIT or law.base_s >= law.options.delay / 2
+
+    def _begin_dip(self, now: float, *, is_shared: bool) -> None:
+        law = self._law
+        self._baselines.forget_window()
+        self._dip = Dip(now, law.base_in_flight, law.base_s, law.value, is_shared=is_shared)
+        self._dip.note_in_flight(self.in_flight, now)
+        self._make_room()
+
+    def _done_in_dip(self, dip: Dip, began: float, baseline: Baseline, now: float, outcome: Outcome) -> None:
+        if outcome == "ok" and began >= dip.clean_at:
+            dip.count += 1
+            baseline.count += 1
+            baseline.seconds += now - began
+        dip.note_in_flight(self.in_flight, now)
+        if dip.is_over(now):
+            self._end_dip(dip, now)
+
+    def _end_dip(self, dip: Dip, now: float) -> None:
+        seen = list(self._baselines.seen())
+        if dip.count >= LEAST:
+            base_s = sum([each.count * each.mean_s for each in seen])
+            self._law.wants_dip = sum([each.seconds for each in seen]) < MUCH_FASTER * base_s
+            for each in seen:
+                if dip.is_shared or each.seconds < each.count * each.mean_s:
+                    each.learn(now)
+        self._dip = None
+        self._open_window(now)
+        self._make_room()
