@@ -47,6 +47,7 @@ class Refused(RateLimited, HTTPException):
         HTTPException.__init__(self, refusal.status, refusal.reason, dict(refusal.waiting))
         self.decision = decision
         self.response = None
+        self.refusal_id = refusal.id
 
 
 class RateLimit:

@@ -62,6 +62,16 @@ class Key:
             text += part(subject)
         return text
 
+    def named(self, subject: Subject) -> list[tuple[str, str]]:
+        """Labels and values of the parts that tell who a subject is, for people; the address for one that is absent."""
+        found = {}
+        for labels in self._labels:
+            values = [(label, part_of(subject, label)) for label in labels if label != "global"]
+            present = next((value for value in values if value[1]), ("ip", subject.address()) if values else None)
+            if present is not None and present[1]:
+                found[present[0]] = present[1]
+        return list(found.items())
+
     @property
     def is_inventable(self) -> bool:
         """True if there are parts whose values clients may make up."""

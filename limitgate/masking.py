@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+Names = Literal["masked", "full", "off"]
+"""How much of a client's name is shown: its first and last characters, all of it, or nothing."""
+
+_SAYABLE = frozenset({"path", "method", "tier"})
+"""Parts of a key that tell nothing of anybody."""
+_CREDENTIALS = frozenset({"api_key", "header:authorization", "header:proxy-authorization", "header:cookie"})
+"""Parts of a key that are never shown in full: whoever reads them could use them."""
+_LONGEST = 200
+"""Characters of a name that are shown in full."""
 _SHOWN = 3
 """Characters that are shown at either end of a long name."""
 
@@ -10,3 +21,12 @@ def masked(name: str) -> str:
     """The first and last characters of a name, at most half of it: ``20….7`` for 203.0.113.7."""
     shown = min(_SHOWN, len(name) // 4)
     return f"{name[:shown]}…{name[len(name) - shown :]}"
+
+
+def shown(label: str, value: str, names: Names = "masked") -> str:
+    """The value of a key's part as it may be shown, without characters that are not printable; empty where names are off."""
+    if names == "off":
+        return ""
+    is_full = label in _SAYABLE or (names == "full" and label.lower() not in _CREDENTIALS)
+    text = value[:_LONGEST] if is_full else masked(value)
+    return "".join([character if character.isprintable() else "\ufffd" for character in text])

@@ -234,6 +234,7 @@ class LimitGateWSGI:
         environ["limitgate"], environ[EXCHANGE] = overall_decision(admission), exchange
         refusal = admission.refusal
         if refusal is not None:
+            exchange.show_refusal()
             answer = self._answer(environ, refusal, environ["limitgate"])
             if answer is not None:
                 denied = answer(environ, starting(admission, start_response, refusal.waiting))

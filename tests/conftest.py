@@ -15,6 +15,8 @@ import redis
 from hypothesis import HealthCheck, settings
 
 from limitgate import AsyncLimiter, Limiter
+from limitgate.forking import living
+from limitgate.observing.episodes import Episodes
 from tests.support.doors import PATIENCE
 from tests.support.effort import EXAMPLES, FUZZED
 from tests.support.redis_cluster import RedisCluster
@@ -71,6 +73,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("alone")]
     if wrong := [item.nodeid for item in items if re.search(r" at 0x\w*", item.nodeid)]:
         raise pytest.UsageError(f"tests are named by addresses, expected other ids: {wrong[:3]}")
+
+
+@pytest.fixture(autouse=True)
+def _no_episodes_left() -> Iterator[None]:
+    """No test hears that a bucket of an earlier one has ceased to refuse."""
+    yield
+    for episodes in living(Episodes):
+        episodes.begin_anew()
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ LAYERS = (
     "overload",
     "http",
     "rules",
+    "observing",
     "routes stores",
     "gate keys",
     "exchange",

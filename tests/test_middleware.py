@@ -60,6 +60,7 @@ def test_a_refusal_is_a_429_with_a_problem_body(site: Open) -> None:
         "title": "Quota Exceeded",
         "status": 429,
         "detail": refused.json()["detail"],
+        "instance": refused.json()["instance"],
         "violated-policies": ["login"],
     }
     assert dict(refused.headers) == {

@@ -14,7 +14,7 @@ from limitgate.errors import ConfigError
 from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.rule_bucket import BucketParts
 from limitgate.limits.decision import Decision
-from limitgate.masking import masked
+from limitgate.masking import masked, shown
 from limitgate.rules.files import load_rules
 from limitgate.rules.key_parts import check_part
 from limitgate.rules.rule import Rule
@@ -22,9 +22,6 @@ from limitgate.stores import open_sync_store
 from limitgate.stores.base import SyncConfigStore
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
-
-_SAYABLE = frozenset({"path", "method", "tier"})
-"""Parts of a key that tell nothing of anybody."""
 
 
 class StoreOptions(TypedDict):
@@ -254,4 +251,4 @@ def header_of(text: str) -> tuple[str, str]:
 def _shown(label: str, value: object) -> str:
     if isinstance(value, dict):
         return ",".join(f"{name}:{masked(text)}" for name, text in value.items())
-    return str(value) if label in _SAYABLE else masked(str(value))
+    return shown(label, str(value))

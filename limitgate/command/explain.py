@@ -68,7 +68,9 @@ def verb(  # noqa: PLR0917 - click gives them by name
     try:
         routes, is_wsgi = routes_of(app)
         settings = GateSettings(rules=rules, store=LookingStore(opened), timeout=timeout, **options)
-        gate = build_gate(routes, open_sync_store, rules=rules, store=LookingStore(opened), timeout=timeout, **options).gate
+        gate = build_gate(
+            routes, open_sync_store, rules=rules, store=LookingStore(opened), timeout=timeout, refusal_logs=0, **options
+        ).gate
         if gate is None:
             raise ConfigError("LIMITGATE_ENABLED switches LimitGate off, expected it on")
         proxies = TrustedProxies(settings.trusted_proxies, settings.forwarded_header)

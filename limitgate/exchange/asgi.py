@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from limitgate.exchange.base import EXCHANGE, Exchange
+from limitgate.exchange.base import EXCHANGE, REFUSAL_ID, Exchange
 from limitgate.exchange.handlers import ASGIApp, Denials
 from limitgate.exchange.receive_buffer import ENDS, Message, ReceiveBuffer
 from limitgate.gate.admission import Admission
@@ -90,6 +90,12 @@ class ASGIExchange(Exchange):
         self._is_closed = False
         """True if whatever the application sends is dropped."""
 
+    def show_refusal(self) -> None:
+        """Write the id of a refusal into both scopes."""
+        refusal = self.admission.refusal
+        if refusal is not None and refusal.id is not None:
+            self.scope[REFUSAL_ID] = self._outer_scope[REFUSAL_ID] = refusal.id
+
     async def receive(self) -> Message:
         """The next message from the server."""
         if self._charging is not None:  # nobody waited for it to the end
@@ -103,7 +109,7 @@ class ASGIExchange(Exchange):
         if kind in ENDS:
             self.admission.client_left = True
         elif messages is not None and kind == "websocket.receive" and not self._has_hung_up:
-            self._charging = message, self.gate.message(messages)
+            self._charging = message, self.gate.message(self.admission, messages)
             return await self._deliver(*self._charging)
         return message
 
@@ -218,6 +224,7 @@ class ASGIExchange(Exchange):
         """Answer in the application's place."""
         self._is_closed = True
         self.scope["limitgate"] = overall_decision(self.admission)
+        self.show_refusal()
         kind = "http.response"
         if self.scope["type"] == "websocket":
             kind = "websocket.http.response"

@@ -14,6 +14,8 @@ from limitgate.limits.decision import Decision
 
 EXCHANGE = "limitgate.exchange"
 """Name of the exchange in a scope or environ; None stands there where the gate is switched off."""
+REFUSAL_ID = "limitgate.refusal_id"
+"""Name of the id of a refusal in a scope or environ."""
 
 
 def admission_around(place: Mapping[str, Any]) -> Admission | None:
@@ -29,13 +31,26 @@ class Exchange:
         self.gate = gate
         self.admission = admission
 
+    def show_refusal(self) -> None:
+        """Write the id of a refusal into the scope or environ, where handlers of refusals and access logs find it."""
+        refusal = self.admission.refusal
+        if refusal is not None and refusal.id is not None:
+            request = self.admission.request
+            place = request.scope if request.environ is None else request.environ
+            if place is not None:
+                place[REFUSAL_ID] = refusal.id
+
     def further(self, extra_rules: Sequence[ExtraRule]) -> Decision | None:
         """Decide about further rules, see `Gate.further`."""
-        return self.gate.further(self.admission, extra_rules)
+        decision = self.gate.further(self.admission, extra_rules)
+        self.show_refusal()
+        return decision
 
     async def afurther(self, extra_rules: Sequence[ExtraRule]) -> Decision | None:
         """`further`, by an `AsyncStore`."""
-        return await self.gate.afurther(self.admission, extra_rules, self.stays_until)
+        decision = await self.gate.afurther(self.admission, extra_rules, self.stays_until)
+        self.show_refusal()
+        return decision
 
     async def await_booking(self) -> bool:
         """Wait for the turn that is booked, if any. False if the client left before."""

@@ -74,7 +74,8 @@ def _error(refusal: Refusal, decision: Decision, *, of_litestar: bool) -> RateLi
         from starlette.exceptions import HTTPException  # noqa: PLC0415
 
         base = HTTPException
-    return refused(base, decision, status_code=refusal.status, detail=refusal.detail, headers=dict(refusal.waiting))
+    fields = dict(refusal.waiting)
+    return refused(base, refusal, decision, status_code=refusal.status, detail=refusal.detail, headers=fields)
 
 
 async def _response_of_starlette(handler: Callable[..., Any], error: RateLimited, request: Any) -> ASGIApp:

@@ -53,7 +53,7 @@ class RaisingApp:
         if any(self._has_handler(name) for name in (*request.blueprints, None)):
             from werkzeug.exceptions import TooManyRequests  # noqa: PLC0415 - as above
 
-            raise refused(TooManyRequests, decision, description=refusal.detail)
+            raise refused(TooManyRequests, refusal, decision, description=refusal.detail)
         return self._app.response_class(refusal.body, refusal.status, refusal.fields)
 
     @property

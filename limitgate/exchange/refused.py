@@ -5,16 +5,17 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from limitgate.http.response import Refusal
 from limitgate.limits.decision import Decision, RateLimited
 
 
-def refused(base: type[Exception], decision: Decision, **options: Any) -> RateLimited:
+def refused(base: type[Exception], refusal: Refusal, decision: Decision, **options: Any) -> RateLimited:
     """A `RateLimited` that is an error of a framework's, too: of the class ``base``, with these options of its own."""
     kind = _kind(base)  # type: ignore[arg-type]  # any class can be hashed
     error: Any = kind.__new__(kind)
     initialise: Any = base.__init__
     initialise(error, **options)
-    error.decision, error.response = decision, None
+    error.decision, error.response, error.refusal_id = decision, None, refusal.id
     refused: RateLimited = error
     return refused
 

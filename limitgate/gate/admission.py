@@ -70,7 +70,7 @@ class Verdict(NamedTuple):
         """The response to send instead of the application's; None if the request may pass."""
         if self.decision.allowed:
             return None
-        return unavailable() if self.now is None else refusal(self.decision)
+        return unavailable() if self.now is None else refusal(self.decision, self.now)
 
 
 class Admission:

@@ -15,12 +15,14 @@ from limitgate.gate.gate import Gate
 from limitgate.gate.identity import Identities, Users
 from limitgate.gate.looker import Looker, Watched
 from limitgate.gate.planner import Planner
+from limitgate.gate.refusal_log import RefusalLog
 from limitgate.gate.reload import OptionsWatch, Reloader
 from limitgate.gate.rules_in_force import RulesInForce
 from limitgate.gate.start import announce, ask_in_background, is_going_to_fork, require
 from limitgate.gate.workers import told_of_workers
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.limits.priority import RESERVES
+from limitgate.masking import Names
 from limitgate.own_errors import survived
 from limitgate.routes import Routes
 from limitgate.rules import lint
@@ -97,6 +99,12 @@ class GateOptions(TypedDict, Generic[Store, Identify, Refuser], total=False):
     """
     reload: float
     """Seconds between two looks at whether the files of the rules have changed; 0 never looks. Default: ``0.0``."""
+    names: Names
+    """How much of a client's name log lines about refusals show: first and last characters, all (``full``), or nothing.
+    Default: ``'masked'``.
+    """
+    refusal_logs: int
+    """Log lines a minute about buckets that begin and cease to refuse, in each process; 0 for none. Default: ``60``."""
     secret: str | None
     """16 to 64 bytes that key the digests in the store, so that not even guesses can be checked against them. Default:
     ``None``.
@@ -145,6 +153,7 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
         processes=settings.processes,
         identify=settings.identify,
         at_first_answer=_at_first_answer(settings, rules, store),
+        refusal_log=RefusalLog(settings.refusal_logs, settings.names) if settings.refusal_logs else None,
     )
     if settings.reload:
         gate.looker = _looker(settings, gate, rules, ready, lambda: GateSettings(**options))

@@ -12,6 +12,7 @@ from limitgate.keys import Key, PreparedKey, Value, given, overflow
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Charge
 from limitgate.limits.priority import NORMAL, Priority
+from limitgate.masking import Names, shown
 from limitgate.rules.rule import Rule
 
 ChargeSpec = tuple[str, int, Priority]
@@ -69,6 +70,11 @@ class CompiledRule:
         """True if it is charged by the outcome."""
         self.has_slots = any(bucket.has_slots for bucket in rule.buckets)
         """True if it takes slots for requests in flight."""
+
+    def named(self, subject: Subject, names: Names) -> str:
+        """Name of who is counted in a subject's bucket, for people: ``ip=20….7``; empty where everybody is."""
+        parts = [(label, shown(label, value, names)) for label, value in self._key.named(subject)]
+        return " ".join([f"{label}={text}" for label, text in parts if text])
 
     def having_limits(self, limits: Sequence[Limit]) -> CompiledRule:
         """The same with limits that were given at run time. Raises `ConfigError` where the rule cannot have them."""

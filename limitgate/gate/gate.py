@@ -24,12 +24,13 @@ from limitgate.gate.flow import Budget, Flow, T, answers_at_once, arun, run, tak
 from limitgate.gate.given_limits import PendingPlan
 from limitgate.gate.looker import Looker
 from limitgate.gate.planner import ExtraRule
+from limitgate.gate.refusal_log import RefusalLog
 from limitgate.gate.request_plan import PreparedPlan, RequestPlan
 from limitgate.gate.rules_in_force import Loads, RulesInForce
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.wait_queue import Waiter, WaitQueues, book
 from limitgate.http.request import Request
-from limitgate.http.response import Refusal, forbidden, quota_exceeded, refusal
+from limitgate.http.response import Refusal, forbidden, quota_exceeded, refusal as refused
 from limitgate.limits.decision import Decision, Window, decide, denied, joined
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.limits.refund import refund
@@ -55,7 +56,8 @@ class Gate:
     """Decides about requests, by the plans of the rules in force and the readings of a store.
 
     ``client_of`` finds a request's client behind proxies, ``on_error`` is for rules that have none of their own, and
-    ``processes`` is how many serve together. ``at_first_answer`` is told the ``now`` of the first reading.
+    ``processes`` is how many serve together. ``at_first_answer`` is told the ``now`` of the first reading, ``refusal_log`` who
+    is refused.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Gate:
         processes: int,
         identify: Identify | None = None,
         at_first_answer: Callable[[int], None] | None = None,
+        refusal_log: RefusalLog | None = None,
     ) -> None:
         self.store = store
         self.failures = 0
@@ -91,6 +94,7 @@ class Gate:
         self._answers_at_once = answers_at_once(store)
         self._identify = identify
         self._at_first_answer = at_first_answer
+        self._refusal_log = refusal_log
         self._fallback = Fallback(store, on_error, processes)
         self._slot_keeper = SlotKeeper(store, rules.timeout)
         self._failing, self._failed = False, 0.0
@@ -241,13 +245,15 @@ class Gate:
 
     def _go_without_store(self, admission: Admission, request_plan: RequestPlan, error: StoreError) -> None:
         """Decide about a request for which the store has failed."""
-        admission.booking = self._apply(admission, run(self.store, self._without_store(request_plan, error), admission.budget))
+        admission.booking = self._apply(
+            admission, request_plan, run(self.store, self._without_store(request_plan, error), admission.budget)
+        )
         self._refund_if_refused(admission)
 
     async def _ago_without_store(self, admission: Admission, request_plan: RequestPlan, error: StoreError) -> None:
         """`_go_without_store`, by an `AsyncStore`."""
         verdict = await arun(self.store, self._without_store(request_plan, error), admission.budget)
-        admission.booking = self._apply(admission, verdict)
+        admission.booking = self._apply(admission, request_plan, verdict)
         await self._arefund_if_refused(admission)
 
     async def await_booking(self, admission: Admission, stay: Stay) -> bool:
@@ -302,9 +308,9 @@ class Gate:
         admission.budget.left = min(admission.budget.left, budget.left)
         return windows
 
-    def message(self, messages: RequestPlan) -> asyncio.Future[Refusal | None]:
+    def message(self, admission: Admission, messages: RequestPlan) -> asyncio.Future[Refusal | None]:
         """Charge a message over a WebSocket, by an `AsyncStore`, even if nobody waits for it; a refusal if it must not pass."""
-        return self._soon(self._decide_message(messages), Budget(self._timeout, measured=self._is_measured))
+        return self._soon(self._decide_message(admission, messages), Budget(self._timeout, measured=self._is_measured))
 
     def settle(self, admission: Admission) -> None:
         """Refund a request by its outcome and by the costs that `Decision.settle` noted, as far as these are known."""
@@ -412,7 +418,11 @@ class Gate:
         if decision.allowed:
             admission.admit(prepared, now, reading, decision)
         else:
-            admission.refuse(now, decision, quota_exceeded(template.refusing(decision), decision.retry_after))
+            key = template.refusing_key(decision, buckets)
+            refusal = quota_exceeded(template.refusing(decision), decision.retry_after, now, decision.rule, key)
+            admission.refuse(now, decision, refusal)
+            if self._refusal_log is not None:
+                self._refusal_log.note(admission, decision, key, now, refusal.id, prepared.compiled_rules)
         if self._failing or self._at_first_answer is not None:
             self._note_answer(now)
         return True
@@ -430,7 +440,8 @@ class Gate:
             if decision.delay:
                 admission.charged, admission.booking = book(admission.charged, reading.now, decision.delay)
         else:
-            admission.refusal = refusal(nesting.joined_with_outer(admission, decision))
+            admission.refusal = refused(nesting.joined_with_outer(admission, decision), reading.now)
+            self._note_refusal(admission, decision, reading.now, admission.refusal, request_plan)
 
     def _plan_usage(self, admission: Admission, names: Sequence[str], path: str | None) -> RequestPlan | PendingPlan:
         """Plan the charges of rules of these names, or of all that apply: those that the request was charged for, if it was."""
@@ -458,14 +469,15 @@ class Gate:
 
     def _decide_further(self, admission: Admission, request_plan: RequestPlan) -> Flow[Booking | None]:
         if request_plan.plan is not None and admission.refusal is None:
-            return self._apply(admission, (yield from self._decide(request_plan, request_plan.plan)))
+            return self._apply(admission, request_plan, (yield from self._decide(request_plan, request_plan.plan)))
         return None
 
-    def _decide_message(self, messages: RequestPlan) -> Flow[Refusal | None]:
+    def _decide_message(self, admission: Admission, messages: RequestPlan) -> Flow[Refusal | None]:
         if messages.plan is None:
             return None
         verdict = yield from self._decide(messages, messages.plan)
         if verdict.refusal is not None:
+            self._note_refusal(admission, verdict.decision, verdict.now, verdict.refusal, messages)
             yield from self._apply_refunds([Refund(each, [0] * len(each.plan.charges)) for each in verdict.charged])
         return verdict.refusal
 
@@ -498,7 +510,7 @@ class Gate:
             raise
         return self._fallback.with_rest(request_plan, outcome, reading)
 
-    def _apply(self, admission: Admission, verdict: Verdict) -> Booking | None:
+    def _apply(self, admission: Admission, request_plan: RequestPlan, verdict: Verdict) -> Booking | None:
         """Apply a verdict to an admission, and return the turn that the request has to wait for then.
 
         A refusal stands: what is charged after it is refunded.
@@ -514,6 +526,7 @@ class Gate:
             return None
         if not decision.allowed:
             admission.refusal = verdict._replace(decision=nesting.joined_with_outer(admission, decision)).refusal
+            self._note_refusal(admission, decision, verdict.now, admission.refusal, request_plan)
         elif admission.decision is not None:
             decision = joined(admission.decision, decision)
         admission.decision = replace(decision, settlement=admission.settlement)
@@ -522,6 +535,14 @@ class Gate:
         elif not decision.allowed:
             admission.fields = []
         return booking
+
+    def _note_refusal(
+        self, admission: Admission, decision: Decision, now: int | None, refusal: Refusal | None, request_plan: RequestPlan
+    ) -> None:
+        """Have a refusal logged, if a bucket has refused."""
+        if self._refusal_log is not None and now is not None and refusal is not None:
+            compiled_rules = request_plan.compiled_rules
+            self._refusal_log.note(admission, decision, decision.refusing_key, now, refusal.id, compiled_rules)
 
     def _refund_if_refused(self, admission: Admission) -> None:
         if admission.has_to_refund:

@@ -48,7 +48,7 @@ class PreparedPlan:
     for charges that are not plain.
     """
 
-    __slots__ = ("_compiled_rules", "_keys", "_only_key", "is_by_address", "marks", "template")
+    __slots__ = ("_keys", "_only_key", "compiled_rules", "is_by_address", "marks", "template")
 
     def __init__(self, compiled_rules: Sequence[CompiledRule], subject: Subject | None, marks: Container[Mark]) -> None:
         prepared = [compiled_rule.prepared(subject) for compiled_rule in compiled_rules] if subject is not None else []
@@ -56,7 +56,8 @@ class PreparedPlan:
         """The charges; None where no rule applies."""
         self.marks = marks
         """Decorators that were taken into account."""
-        self._compiled_rules = tuple(compiled_rules)
+        self.compiled_rules = tuple(compiled_rules)
+        """The rules behind the charges."""
         self._keys: list[PreparedKey] = [key for key, _ in prepared]
         self._only_key = self._keys[0] if len(prepared) == 1 else None
         self.is_by_address = all(key.is_by_address for key in self._keys)
@@ -74,7 +75,7 @@ class PreparedPlan:
 
     def request_plan(self, plan: Plan) -> RequestPlan:
         """The plan of one request, made of the template with its keys."""
-        return RequestPlan(plan, self._compiled_rules, self.marks)
+        return RequestPlan(plan, self.compiled_rules, self.marks)
 
 
 def keep(kept: dict[Any, Any], key: object, value: object, *, most: int) -> None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.decision import SECOND, Decision, Standing, Window
 from limitgate.limits.limit import unit_of
+from limitgate.limits.refusal_id import LENGTH, URN, refusal_id
 
 Fields = list[tuple[str, str]]
 RawFields = list[tuple[bytes, bytes]]
@@ -36,6 +37,8 @@ class Refusal(NamedTuple):
     body: bytes
     detail: str
     """What a person reads in the body."""
+    id: str | None = None
+    """See `limitgate.limits.refusal_id`; None where no bucket refused: where a rule denies, or ``on_error`` is closed."""
 
     @property
     def waiting(self) -> Fields:
@@ -73,27 +76,39 @@ _RAW_NAMES = {f"X-RateLimit-{part}": f"x-ratelimit-{part}".lower().encode() for 
 """Encoded forms of the commonest names."""
 
 
-def refusal(decision: Decision) -> Refusal:
+def refusal(decision: Decision, now: int) -> Refusal:
     """The 429 (RFC 6585 section 4) with a problem body (RFC 9457) as draft-ietf-httpapi-ratelimit-headers-11 names it.
 
-    ``Retry-After`` is in whole seconds, at least 1 (RFC 9110 section 10.2.3), and left out where waiting cannot help.
+    ``Retry-After`` is in whole seconds, at least 1 (RFC 9110 section 10.2.3), and left out where waiting cannot help. ``now``
+    is the store's clock in Unix µs.
     """
-    return quota_exceeded(decision.refusing, decision.retry_after)
+    return quota_exceeded(decision.refusing, decision.retry_after, now, decision.rule, decision.refusing_key)
 
 
-def quota_exceeded(rules: tuple[str | None, ...], wait: float) -> Refusal:
-    """The `refusal` by these rules, with the wait in seconds."""
-    return _refusal(rules, None if isinf(wait) else max(1, ceil(wait)))
+def quota_exceeded(rules: tuple[str | None, ...], wait: float, now: int, rule: str | None, key: str) -> Refusal:
+    """The `refusal` by these rules, with the wait in seconds; ``key`` is that of the bucket of ``rule``, less its suffix."""
+    common, before, after = _refusal(rules, None if isinf(wait) else max(1, ceil(wait)))
+    name = refusal_id(now, rule, key)
+    status, fields, raw_fields, _, detail, _ = common
+    made: Refusal = tuple.__new__(Refusal, (status, fields, raw_fields, before + name + after, detail, name.decode()))
+    return made
+
+
+_NO_ID = "0" * LENGTH
 
 
 @lru_cache(maxsize=4096)
-def _refusal(rules: tuple[str | None, ...], wait: int | None) -> Refusal:
-    """The 429 of these rules. Cached, since refused clients tend to ask again at once."""
+def _refusal(rules: tuple[str | None, ...], wait: int | None) -> tuple[Refusal, bytes, bytes]:
+    """The 429 of these rules, with its body before and after the id, which is always of the same length.
+
+    Cached, since refused clients tend to ask again at once.
+    """
+    detail, fields = f"Too many requests. Try again in {wait} s.", [("Retry-After", str(wait))]
     if wait is None:
-        detail = "This request costs more than its limit ever allows at once. Waiting does not help."
-        return _problem(429, "Quota Exceeded", detail, [], **{"violated-policies": rules})
-    detail = f"Too many requests. Try again in {wait} s."
-    return _problem(429, "Quota Exceeded", detail, [("Retry-After", str(wait))], **{"violated-policies": rules})
+        detail, fields = "This request costs more than its limit ever allows at once. Waiting does not help.", []
+    problem = _problem(429, "Quota Exceeded", detail, fields, instance=URN + _NO_ID, **{"violated-policies": rules})
+    before, _, after = problem.body.partition(_NO_ID.encode())
+    return problem, before, after
 
 
 @cache

@@ -126,6 +126,13 @@ class Decision:
         return tuple(dict.fromkeys([charge.rule for charge, _, after in self.evidence if after is None and charge.enforced]))
 
     @property
+    def refusing_key(self) -> str:
+        """Key of the bucket of ``rule`` that refused, less its suffix; empty if none did."""
+        refused = [charge for charge, _, after in self.evidence if after is None and charge.enforced]
+        charge = next((charge for charge in refused if charge.rule == self.rule), None)
+        return "" if charge is None else charge.key.removesuffix(charge.bucket.suffix)
+
+    @property
     def windows(self) -> tuple[Window, ...]:
         """Every limit of the plan."""
         return tuple(window for standing in self.standings for window in standing.windows())
@@ -200,7 +207,10 @@ class RateLimited(LimitGateError):  # noqa: N818 - the name is part of the publi
     """A call was refused. ``decision`` says by what and for how long.
 
     ``response`` is that of another service where this one refused, of the client library that was used; None elsewhere.
+    ``refusal_id`` is the id that ``limitgate explain --id`` takes, where a gate refused a request; None elsewhere.
     """
+
+    refusal_id: str | None = None
 
     def __init__(self, decision: Decision, response: Any = None) -> None:
         wait = decision.retry_after

@@ -159,6 +159,11 @@ class PlanTemplate:
         """The `Decision.refusing` of a refusal that was decided here; of a single rule it is known, and no object is made."""
         return refusal.refusing if self._only_rule is None else self._only_rule
 
+    def refusing_key(self, refusal: Decision, buckets: Any) -> str:
+        """The `Decision.refusing_key` of a refusal that was decided here by `PlainBuckets`."""
+        key: str = refusal.refusing_key if self._only_rule is None else buckets.keys[0]
+        return key
+
 
 _Numbers = tuple[int, int, int, int, Charge]
 """Of a window the ticks that a microsecond pays back, those that the charge takes, the burst, the cost, and the charge."""

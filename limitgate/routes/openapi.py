@@ -20,6 +20,7 @@ PROBLEM_SCHEMA: dict[str, Any] = {
         "title": {"type": "string"},
         "status": {"type": "integer"},
         "detail": {"type": "string"},
+        "instance": {"type": "string", "format": "uri", "description": "The id of this refusal, for questions about it."},
         "violated-policies": {"type": "array", "items": {"type": "string"}, "description": "The limits that refused."},
     },
     "required": ["type", "title", "status", "detail", "violated-policies"],

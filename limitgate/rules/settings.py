@@ -19,6 +19,7 @@ from limitgate.diagnostics import Diagnosis
 from limitgate.errors import ConfigError
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.response import STYLES
+from limitgate.masking import Names
 from limitgate.rules.key_parts import check_header, check_secret
 from limitgate.rules.options import OnError, check_takes_request
 from limitgate.suggestions import expected_of, meant
@@ -98,6 +99,10 @@ class Settings(BaseSettings):
     """Fail at start where the store does not answer within 5 seconds, instead of starting under ``on_error``."""
     reload: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 0.0
     """Seconds between two looks at whether the files of the rules have changed; 0 never looks."""
+    names: Names = "masked"
+    """How much of a client's name log lines about refusals show: first and last characters, all (``full``), or nothing."""
+    refusal_logs: Annotated[int, Field(ge=0, le=10_000)] = 60
+    """Log lines a minute about buckets that begin and cease to refuse, in each process; 0 for none."""
     secret: SecretStr | None = None
     """16 to 64 bytes that key the digests in the store, so that not even guesses can be checked against them."""
 

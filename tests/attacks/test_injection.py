@@ -44,7 +44,8 @@ def is_clean(reply: Reply) -> None:
     assert EVIL.encode() not in reply.body
     if reply.status == 429:
         assert set(reply.json()["violated-policies"]) <= NAMES
-        assert set(reply.json()) == {"type", "title", "status", "detail", "violated-policies"}
+        assert set(reply.json()) == {"type", "title", "status", "detail", "instance", "violated-policies"}
+        assert re.fullmatch(r"urn:limitgate:refusal:[A-Za-z0-9_-]{32}", reply.json()["instance"])
         assert re.fullmatch(r"Too many requests\. Try again in [0-9]+ s\.", reply.json()["detail"])
 
 

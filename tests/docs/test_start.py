@@ -22,6 +22,7 @@ _VOLATILE = re.compile(r"^(date|x-ratelimit-reset): .*$", re.MULTILINE)
 def same(output: str) -> str:
     """What comes out of curl, less the ends of lines, the time of day, and the few seconds that typing may take."""
     text = _VOLATILE.sub(r"\1", output.replace("\r\n", "\n")).strip()
+    text = re.sub(r"(urn:limitgate:refusal:)[\w-]{32}", r"\1id", text)
     return re.sub(r"(retry-after: |Try again in )(1[5-9]|20)\b", r"\1soon", text)
 
 

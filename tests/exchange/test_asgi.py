@@ -22,6 +22,7 @@ from starlette.routing import Mount, Route
 
 from limitgate import ConfigError, LimitGate, MemoryStore, Rule
 from limitgate.errors import StoreError
+from limitgate.limits.refusal_id import read_refusal_id
 from tests.support.clock import Clock
 from tests.support.doors import ASGISite, Wire, asgi_reply, asgi_through_httpx, handshake, http_scope, until, websocket_scope
 from tests.support.redis_server import RedisServer
@@ -79,7 +80,10 @@ class Down:
 
 @pytest.mark.parametrize("refused", [False, True])
 def test_the_scope_is_not_changed(*, refused: bool) -> None:
-    """The server's scope is as it was, but for what the application writes; that gets one of its own with the decision."""
+    """The server's scope is as it was, but for what the application writes and the id of a refusal.
+
+    The application gets one of its own with the decision.
+    """
     handed = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -93,6 +97,8 @@ def test_the_scope_is_not_changed(*, refused: bool) -> None:
     scope = http_scope("/x?y=1", headers={"X-One": "1"}, state={"shared": []}, extensions={})
     before = copy.deepcopy(scope)
     call(gate, scope)
+    if refused:
+        read_refusal_id(scope.pop("limitgate.refusal_id"))
     assert scope == (before if refused else before | {"mine": True})
     assert handed[0] is not scope
     if not refused:

@@ -314,6 +314,7 @@ def test_a_refusal_is_a_problem() -> None:
     assert door.fields["content-length"] == str(len(door.body))
     problem = json.loads(door.body)
     assert isinstance(problem.pop("detail"), str)
+    assert problem.pop("instance").startswith("urn:limitgate:refusal:")
     assert problem == {
         "type": f"{PROBLEMS}quota-exceeded",
         "title": "Quota Exceeded",

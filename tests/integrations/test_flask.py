@@ -145,6 +145,8 @@ EVERY_OPTION = {
     "key_prefix": "shop",
     "require_store": False,
     "reload": 1.5,
+    "names": "full",
+    "refusal_logs": 7,
     "secret": "sixteen bytes or more",
 }
 

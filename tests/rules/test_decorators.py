@@ -1839,7 +1839,7 @@ def test_finding_a_flask_route_leaves_nothing_behind() -> None:
     before = set(environ)
     list(app(environ, lambda *_: None))
     assert not environ["limitgate"].allowed
-    assert set(environ) - before == {"limitgate", "limitgate.exchange"}
+    assert set(environ) - before == {"limitgate", "limitgate.exchange", "limitgate.refusal_id"}
 
 
 # --- spellings --------------------------------------------------------------------------------------------------------

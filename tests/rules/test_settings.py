@@ -54,6 +54,8 @@ DEFAULTS = {
     "new_buckets": 1000,
     "require_store": False,
     "reload": 0.0,
+    "names": "masked",
+    "refusal_logs": 60,
     "key_prefix": "limitgate",
     "secret": None,
 }
@@ -105,6 +107,10 @@ GIVEN = [
     ("require_store", "true", True, True),
     ("reload", "1.5", 1.5, 1.5),
     ("reload", "0", 0, 0.0),
+    ("names", "full", "full", "full"),
+    ("names", "off", "off", "off"),
+    ("refusal_logs", "0", 0, 0),
+    ("refusal_logs", "10000", 10_000, 10_000),
     ("secret", "0123456789abcdef", "0123456789abcdef", "0123456789abcdef"),
 ]
 
@@ -259,6 +265,8 @@ MISTAKES = [
     ("reload", "-1", -1),
     ("reload", "0.001", 0.001),
     ("reload", "inf", float("nan")),
+    ("names", "some", "none"),
+    ("refusal_logs", "-1", 10_001),
     ("new_buckets", "-1", -1),
     ("new_buckets", "many", "many"),
     ("key_prefix", "", ""),

@@ -1,0 +1,43 @@
+"""The log of refusals by a gate: tells its episodes which bucket has refused, and by what name people know whose it is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+
+from limitgate.gate.admission import Admission
+from limitgate.gate.compiled_rule import CompiledRule
+from limitgate.limits.decision import Decision
+from limitgate.masking import Names
+from limitgate.observing.episodes import Episodes, log
+
+
+class RefusalLog:
+    """Logs which buckets refuse, at most so many lines ``per_minute``; ``names`` says how much of a name they show."""
+
+    def __init__(self, per_minute: int, names: Names) -> None:
+        self._episodes = Episodes(per_minute)
+        self._names = names
+
+    def note(  # noqa: PLR0917 - keywords would take longer
+        self,
+        admission: Admission,
+        decision: Decision,
+        key: str,
+        now: int,
+        refusal_id: str | None,
+        compiled_rules: Sequence[CompiledRule],
+    ) -> None:
+        """Note a refusal by the bucket of a key, at ``now`` by the store's clock, Unix µs; the rules are those of its plan."""
+        if not self._episodes.count(key, now) and log.isEnabledFor(logging.INFO):
+            name = partial(self._name, admission, decision.rule, compiled_rules)
+            self._episodes.begin(key, decision.rule, now, refusal_id, name)
+
+    def _name(self, admission: Admission, rule: str | None, compiled_rules: Sequence[CompiledRule]) -> str:
+        """Name of who is refused by a rule of a plan."""
+        refusing = next((each for each in compiled_rules if each.rule.name == rule), None)
+        if refusing is None or admission.settlement.is_over:
+            return ""
+        subject = admission.rules.planner.subject(admission.request, admission.identified)
+        return refusing.named(subject, self._names)
