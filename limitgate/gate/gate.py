@@ -600,6 +600,8 @@ class Gate:
         if tell is not None:
             self._at_first_answer = None
             tell(now)
+            if self.looker is not None:  # who is asked serves: uWSGI forks, or does not, without telling anybody
+                self.looker.start()
 
     def _note_failure(self, error: StoreError) -> None:
         if error.fault == "overload":

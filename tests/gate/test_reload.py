@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread, enumerate as enumerate_threads
 from typing import Any
@@ -39,9 +39,8 @@ from limitgate import (
 )
 from limitgate.fastapi import RateLimit
 from limitgate.flask import LimitGate as FlaskLimitGate
-from limitgate.gate import reload
+from limitgate.gate import build, reload
 from limitgate.gate.gate import Gate
-from limitgate.gate.looker import Looker
 from limitgate.http.request import ASGIRequest, WSGIRequest
 from limitgate.rules.watch import WatchedRules
 from tests.support.clock import Clock
@@ -877,19 +876,6 @@ def lookers() -> list[Thread]:
     return [thread for thread in enumerate_threads() if thread.name == "limitgate-reload"]
 
 
-class Counting:
-    """Something to look at, which counts how often that was done."""
-
-    def __init__(self) -> None:
-        self.looks = self.forgotten = 0
-
-    def look(self) -> None:
-        self.looks += 1
-
-    def forget(self) -> None:
-        self.forgotten += 1
-
-
 def test_it_ends_with_the_gate(config: Path) -> None:
     """Nothing but the application keeps a gate; the thread ends, too."""
     before = set(lookers())
@@ -955,56 +941,14 @@ def test_it_begins_and_ends_with_the_application(config: Path) -> None:
     assert not looker.is_running
 
 
-def test_one_thread_looks_however_often_it_is_started() -> None:
-    """A server may say that it starts, when the thread runs already."""
-    before = set(lookers())
-    looker = Looker(SOON, [Counting()])
-    for _ in range(3):
-        looker.start()
-    assert len(set(lookers()) - before) == 1
-    looker.stop()
-    until(lambda: not set(lookers()) - before)
-    looker.start()
-    assert len(set(lookers()) - before) == 1
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.parametrize("in_children", [False, True])
-def test_each_child_of_a_fork_looks_for_itself(*, in_children: bool) -> None:
-    """And in a master that is about to fork nobody looks at all."""
-    counting = Counting()
-    looker = Looker(SOON, [counting])
-    looker.start(in_children=in_children)
-    if in_children:
-        assert not looker.is_running
-    child = os.fork()
-    if child == 0:
-        status = 1
-        with suppress(BaseException):
-            looks = counting.looks
-            until(lambda: counting.looks > looks + 2)
-            status = 0
-        os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_what_the_parent_was_reading_is_read_by_its_child() -> None:
-    """A content that was seen, and not loaded yet, would else count as known."""
-
-    class Forking(Counting):
-        def look(self) -> None:
-            self.child = os.fork()
-
-    forking = Forking()
-    looker = Looker(SOON, [forking])
-    looker.look()
-    if forking.child == 0:
-        os._exit(forking.forgotten)
-    assert os.waitstatus_to_exitcode(os.waitpid(forking.child, 0)[1]) == 1
-    assert forking.forgotten == 0
+@pytest.mark.parametrize("door", SITES, ids=lambda site: site.door)
+def test_who_serves_looks(door: type[Site], config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it cannot be known before whether a server is going to fork, the first request tells."""
+    monkeypatch.setattr(build, "is_going_to_fork", lambda: True)
+    with door(rules=config, reload=SOON) as site:
+        assert not site.app.gate.looker.is_running
+        site.ask()
+        assert site.app.gate.looker.is_running
 
 
 def test_a_clock_that_stands_still_does_not_stop_it(config: Path) -> None:

@@ -1,0 +1,84 @@
+"""The thread that looks: one in each process, and in none that is about to fork."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from threading import Thread, enumerate as enumerate_threads
+
+import pytest
+
+from limitgate.gate.looker import Looker
+from tests.support.doors import until
+
+SOON = 0.02
+
+
+def lookers() -> list[Thread]:
+    """The threads that look, in this process."""
+    return [thread for thread in enumerate_threads() if thread.name == "limitgate-reload"]
+
+
+class Counting:
+    """Something to look at, which counts how often that was done."""
+
+    def __init__(self) -> None:
+        self.looks = self.forgotten = 0
+
+    def look(self) -> None:
+        self.looks += 1
+
+    def forget(self) -> None:
+        self.forgotten += 1
+
+
+def test_one_thread_looks_however_often_it_is_started() -> None:
+    """A server may say that it starts, when the thread runs already."""
+    before = set(lookers())
+    looker = Looker(SOON, [Counting()])
+    for _ in range(3):
+        looker.start()
+    assert len(set(lookers()) - before) == 1
+    looker.stop()
+    until(lambda: not set(lookers()) - before)
+    looker.start()
+    assert len(set(lookers()) - before) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("in_children", [False, True])
+def test_each_child_of_a_fork_looks_for_itself(*, in_children: bool) -> None:
+    """And in a master that is about to fork nobody looks at all."""
+    counting = Counting()
+    looker = Looker(SOON, [counting])
+    looker.start(in_children=in_children)
+    if in_children:
+        assert not looker.is_running
+    child = os.fork()
+    if child == 0:
+        status = 1
+        with suppress(BaseException):
+            looks = counting.looks
+            until(lambda: counting.looks > looks + 2)
+            status = 0
+        os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_what_the_parent_was_reading_is_read_by_its_child() -> None:
+    """A content that was seen, and not loaded yet, would else count as known."""
+
+    class Forking(Counting):
+        def look(self) -> None:
+            self.child = os.fork()
+
+    forking = Forking()
+    looker = Looker(SOON, [forking])
+    looker.look()
+    if forking.child == 0:
+        os._exit(forking.forgotten)
+    assert os.waitstatus_to_exitcode(os.waitpid(forking.child, 0)[1]) == 1
+    assert forking.forgotten == 0
