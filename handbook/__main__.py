@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from handbook import first_minute, schema, side_by_side
+from handbook import figures, first_minute, schema, side_by_side
 from handbook.reference import reference
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -14,6 +14,8 @@ def main() -> None:
     """Write everything."""
     page = DOCS / "rules.md"
     page.write_text(reference(page.read_text()))
+    observing = DOCS / "observing.md"
+    observing.write_text(figures.figures(observing.read_text()))
     (DOCS / "first-minute.svg").write_text(first_minute.picture())
     (DOCS / "side-by-side.svg").write_text(side_by_side.picture())
     schema.FILE.write_text(schema.text())

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from limitgate.limits.decision import Decision, RateLimited, Window
     from limitgate.limits.limit import Limit
     from limitgate.middleware import LimitGate, LimitGateWSGI
+    from limitgate.observing.observer import Observer
     from limitgate.rules.callers import Caller
     from limitgate.rules.decorators import exempt, limit
     from limitgate.rules.files import load_rules
@@ -57,6 +58,7 @@ __all__ = [
     "LimitGateWSGI",
     "Limiter",
     "MemoryStore",
+    "Observer",
     "RateLimited",
     "RedisStore",
     "Request",
@@ -87,6 +89,7 @@ _HOMES = {
     "LimitGateWSGI": "middleware",
     "Limiter": "limiter.limiter",
     "MemoryStore": "stores",
+    "Observer": "observing.observer",
     "RateLimited": "limits.decision",
     "RedisStore": "stores",
     "Request": "http.request",

@@ -138,15 +138,26 @@ class Diagnosis(Enum):
         logging.ERROR,
     )
     NEEDS_RESTART = "LG035", "the file that LIMITGATE_ENV_FILE names was changed, and takes effect with a restart: %s"
+    OBSERVER_FAILED = (
+        "LG036",
+        "observer %s has failed by %s and is told what is new all the same, further failures unsaid; look into its own log",
+    )
 
     def __init__(self, code: str, text: str, level: int = logging.WARNING) -> None:
         self.code = code
         self.level = level
+        self.place = len(type(self).__members__)
+        """Place among all diagnoses."""
         self.line = f"{code} {text} ({PAGE}#{code.lower()})"
 
     def log(self, *values: object) -> None:
         """Log the diagnosis."""
+        times_logged[self.place] += 1
         log.log(self.level, self.line, *values)
+
+
+times_logged = [0] * len(Diagnosis)
+"""How often each diagnosis was logged in this process, by its place."""
 
 
 class Once:

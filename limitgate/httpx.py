@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from types import TracebackType
@@ -20,6 +20,7 @@ from limitgate import waiting
 from limitgate.limiter.limiter import AsyncLimiter, Limiter
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.limit import Limit
+from limitgate.observing.observer import Observer
 from limitgate.outbound.deadline import shut_after
 from limitgate.outbound.response_fields import Answer, answer_of
 from limitgate.outbound.throttle import (
@@ -67,7 +68,7 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
     (``local``, the default), sends at once (``open``), or raises `StoreError` (``closed``). No response pauses a key for
     more than ``longest_pause`` seconds, by default 3600. With ``strict``, False by default, never more than the count of a
     limit is sent in any period, whatever the service counts by. Raises `ConfigError` for limits that book no turns, and
-    with ``strict`` for those that cannot hold so.
+    with ``strict`` for those that cannot hold so. ``observers`` are those of a limiter that is made here, none by default.
 
     ``transport`` sends; a new one of httpx if not given.
     """
@@ -83,8 +84,9 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
         repeatable: Callable[[httpx.Request], bool] = repeatable,
         longest_pause: float = LONGEST_PAUSE,
         strict: bool = False,
+        observers: Iterable[str | Observer] = (),
     ) -> None:
-        counting = limiter_of(limiter, AsyncLimiter)
+        counting = limiter_of(limiter, AsyncLimiter, observers)
         self._owned = counting if isinstance(limiter, str) else None
         self._throttle = ClientThrottle(
             limits,
@@ -163,8 +165,9 @@ class RateLimitTransport(httpx.BaseTransport):
         repeatable: Callable[[httpx.Request], bool] = repeatable,
         longest_pause: float = LONGEST_PAUSE,
         strict: bool = False,
+        observers: Iterable[str | Observer] = (),
     ) -> None:
-        counting = limiter_of(limiter, Limiter)
+        counting = limiter_of(limiter, Limiter, observers)
         self._owned = counting if isinstance(limiter, str) else None
         self._throttle = ClientThrottle(
             limits,

@@ -13,7 +13,7 @@ from typing import Any, Unpack
 
 from limitgate.errors import ConfigError, StoreError
 from limitgate.exchange.asgi import ASGIExchange, Receive, Send, inner_scope, show_outside
-from limitgate.exchange.base import EXCHANGE, Exchange, admission_around
+from limitgate.exchange.base import EXCHANGE, OUTCOME, Exchange, admission_around
 from limitgate.exchange.handlers import denials
 from limitgate.exchange.raising import RaisingApp
 from limitgate.exchange.receive_buffer import Message
@@ -21,7 +21,7 @@ from limitgate.exchange.wsgi import Body, SizedBody, StartResponse, Upload, star
 from limitgate.gate.admission import Admission
 from limitgate.gate.build import GateOptions, build_gate
 from limitgate.gate.gate import Gate, Identify
-from limitgate.gate.nesting import overall_decision, response_fields
+from limitgate.gate.nesting import overall_decision, overall_outcome, response_fields
 from limitgate.gate.start import arequire
 from limitgate.http.request import ASGIRequest, Request, Scope, WSGIRequest
 from limitgate.http.response import Refusal
@@ -232,9 +232,10 @@ class LimitGateWSGI:
         admission = self.gate.check(WSGIRequest(environ), outer)
         exchange = Exchange(self.gate, admission)
         environ["limitgate"], environ[EXCHANGE] = overall_decision(admission), exchange
+        environ[OUTCOME] = overall_outcome(admission) if admission.is_nested else admission.outcome
         refusal = admission.refusal
         if refusal is not None:
-            exchange.show_refusal()
+            exchange.show_outcome()
             answer = self._answer(environ, refusal, environ["limitgate"])
             if answer is not None:
                 denied = answer(environ, starting(admission, start_response, refusal.waiting))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from limitgate.extras import extra
@@ -18,6 +18,7 @@ from limitgate import waiting
 from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.limit import Limit
+from limitgate.observing.observer import Observer
 from limitgate.outbound.bodies import host_of, in_memory, kept
 from limitgate.outbound.response_fields import Answer, answer_of
 from limitgate.outbound.throttle import LONGEST_PAUSE, OF_BODIES, ClientThrottle, is_idempotent, limiter_of, run
@@ -51,7 +52,7 @@ class RateLimitAdapter(BaseAdapter):
     (``local``, the default), sends at once (``open``), or raises `StoreError` (``closed``). No response pauses a key for
     more than ``longest_pause`` seconds, by default 3600. With ``strict``, False by default, never more than the count of a
     limit is sent in any period, whatever the service counts by. Raises `ConfigError` for limits that book no turns, and
-    with ``strict`` for those that cannot hold so.
+    with ``strict`` for those that cannot hold so. ``observers`` are those of a limiter that is made here, none by default.
 
     ``adapter`` sends. Retries of its own are not seen here; and retries that respect ``Retry-After``, as those of
     ``HTTPAdapter(max_retries=3)`` do, come back after a 429 by themselves, of which no other process learns.
@@ -69,9 +70,10 @@ class RateLimitAdapter(BaseAdapter):
         repeatable: Callable[[PreparedRequest], bool] = repeatable,
         longest_pause: float = LONGEST_PAUSE,
         strict: bool = False,
+        observers: Iterable[str | Observer] = (),
     ) -> None:
         super().__init__()
-        counting = limiter_of(limiter, Limiter)
+        counting = limiter_of(limiter, Limiter, observers)
         self._owned = counting if isinstance(limiter, str) else None
         self._throttle = ClientThrottle(
             limits,

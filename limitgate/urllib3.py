@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, cast
 
@@ -20,6 +20,7 @@ from limitgate import waiting
 from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.limit import Limit
+from limitgate.observing.observer import Observer
 from limitgate.outbound.bodies import host_of, in_memory, kept
 from limitgate.outbound.response_fields import Answer, answer_of
 from limitgate.outbound.throttle import LONGEST_PAUSE, ClientThrottle, is_idempotent, limiter_of, run
@@ -62,7 +63,7 @@ class RateLimitPoolManager(PoolManager):
     (``local``, the default), sends at once (``open``), or raises `StoreError` (``closed``). No response pauses a key for
     more than ``longest_pause`` seconds, by default 3600. With ``strict``, False by default, never more than the count of a
     limit is sent in any period, whatever the service counts by. Raises `ConfigError` for limits that book no turns, and
-    with ``strict`` for those that cannot hold so.
+    with ``strict`` for those that cannot hold so. ``observers`` are those of a limiter that is made here, none by default.
 
     ``manager`` sends: any `PoolManager`, such as a `ProxyManager`. Its retries and those of a request take a turn each after
     another status or a broken body; failed connections are tried again within a turn.
@@ -79,8 +80,9 @@ class RateLimitPoolManager(PoolManager):
         repeatable: Callable[[Request], bool] = repeatable,
         longest_pause: float = LONGEST_PAUSE,
         strict: bool = False,
+        observers: Iterable[str | Observer] = (),
     ) -> None:
-        counting = limiter_of(limiter, Limiter)
+        counting = limiter_of(limiter, Limiter, observers)
         self._owned = counting if isinstance(limiter, str) else None
         self._throttle = ClientThrottle(
             limits,

@@ -23,6 +23,8 @@ MODULES = [
     ("limitgate.requests", "http_sf", "requests"),
     ("limitgate.urllib3", "urllib3", "urllib3"),
     ("limitgate.urllib3", "http_sf", "urllib3"),
+    ("limitgate.prometheus", "prometheus_client", "prometheus"),
+    ("limitgate.opentelemetry", "opentelemetry", "opentelemetry"),
 ]
 WITHOUT = """
 import sys

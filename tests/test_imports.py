@@ -21,7 +21,7 @@ LAYERS = (
     "gate keys",
     "exchange",
     "middleware limiter",
-    "outbound django fastapi flask",
+    "outbound django fastapi flask opentelemetry prometheus",
     "httpx requests urllib3 testing",
     "replay",
     "command",

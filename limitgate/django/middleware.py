@@ -136,7 +136,7 @@ def _behind(ours: type) -> list[str] | None:
 def _decide(gate: Gate, request: DjangoRequest) -> Exchange:
     """Have a gate decide about a request."""
     exchange = Exchange(gate, gate.check(request, admission_around(_place_of(request.django))))
-    exchange.show_refusal()
+    exchange.show_outcome()
     return exchange
 
 
@@ -152,7 +152,7 @@ async def _adecide(gate: Gate, request: DjangoRequest) -> Exchange:
         await request.find_user()
         admission = await gate.acheck(request, outer)
     exchange = Exchange(gate, admission)
-    exchange.show_refusal()
+    exchange.show_outcome()
     await exchange.await_booking()
     return exchange
 

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from limitgate.exchange.base import EXCHANGE, REFUSAL_ID, Exchange
+from limitgate.exchange.base import EXCHANGE, OUTCOME, REFUSAL_ID, Exchange
 from limitgate.exchange.handlers import ASGIApp, Denials
 from limitgate.exchange.receive_buffer import ENDS, Message, ReceiveBuffer
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
-from limitgate.gate.nesting import overall_decision, raw_response_fields
+from limitgate.gate.nesting import overall_decision, overall_outcome, raw_response_fields
 from limitgate.gate.wait_queue import Waiter
 from limitgate.http.request import Scope
 from limitgate.http.response import Fields, Refusal, raw
@@ -80,6 +80,7 @@ class ASGIExchange(Exchange):
         self._outer_scope = scope
         self.scope = inner_scope(scope, overall_decision(admission) if admission.is_nested else admission.decision, self)
         """Scope for the application."""
+        self.scope[OUTCOME] = overall_outcome(admission) if admission.is_nested else admission.outcome
         self._receive = receive
         self._send = send
         self._denials = denials
@@ -90,8 +91,9 @@ class ASGIExchange(Exchange):
         self._is_closed = False
         """True if whatever the application sends is dropped."""
 
-    def show_refusal(self) -> None:
-        """Write the id of a refusal into both scopes."""
+    def show_outcome(self) -> None:
+        """Write what has become of the request so far where it is shown outside, too, when the response begins."""
+        self.scope[OUTCOME] = overall_outcome(self.admission)
         refusal = self.admission.refusal
         if refusal is not None and refusal.id is not None:
             self.scope[REFUSAL_ID] = self._outer_scope[REFUSAL_ID] = refusal.id
@@ -224,7 +226,8 @@ class ASGIExchange(Exchange):
         """Answer in the application's place."""
         self._is_closed = True
         self.scope["limitgate"] = overall_decision(self.admission)
-        self.show_refusal()
+        self.show_outcome()
+        self._outer_scope[OUTCOME] = self.scope[OUTCOME]
         kind = "http.response"
         if self.scope["type"] == "websocket":
             kind = "websocket.http.response"

@@ -7,7 +7,7 @@ from typing import Any
 
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
-from limitgate.gate.nesting import overall_decision, unanswered
+from limitgate.gate.nesting import overall_decision, overall_outcome, unanswered
 from limitgate.gate.planner import ExtraRule
 from limitgate.gate.wait_queue import Waiter
 from limitgate.limits.decision import Decision
@@ -16,6 +16,8 @@ EXCHANGE = "limitgate.exchange"
 """Name of the exchange in a scope or environ; None stands there where the gate is switched off."""
 REFUSAL_ID = "limitgate.refusal_id"
 """Name of the id of a refusal in a scope or environ."""
+OUTCOME = "limitgate.outcome"
+"""Name of the outcome in a scope or environ."""
 
 
 def admission_around(place: Mapping[str, Any]) -> Admission | None:
@@ -31,25 +33,30 @@ class Exchange:
         self.gate = gate
         self.admission = admission
 
-    def show_refusal(self) -> None:
-        """Write the id of a refusal into the scope or environ, where handlers of refusals and access logs find it."""
+    def show_outcome(self) -> None:
+        """Write what has become of the request so far, and the id of a refusal, into its scope or environ.
+
+        There handlers of refusals and access logs find it.
+        """
+        request = self.admission.request
+        place = request.scope if request.environ is None else request.environ
+        if place is None:
+            return
+        place[OUTCOME] = overall_outcome(self.admission)
         refusal = self.admission.refusal
         if refusal is not None and refusal.id is not None:
-            request = self.admission.request
-            place = request.scope if request.environ is None else request.environ
-            if place is not None:
-                place[REFUSAL_ID] = refusal.id
+            place[REFUSAL_ID] = refusal.id
 
     def further(self, extra_rules: Sequence[ExtraRule]) -> Decision | None:
         """Decide about further rules, see `Gate.further`."""
         decision = self.gate.further(self.admission, extra_rules)
-        self.show_refusal()
+        self.show_outcome()
         return decision
 
     async def afurther(self, extra_rules: Sequence[ExtraRule]) -> Decision | None:
         """`further`, by an `AsyncStore`."""
         decision = await self.gate.afurther(self.admission, extra_rules, self.stays_until)
-        self.show_refusal()
+        self.show_outcome()
         return decision
 
     async def await_booking(self) -> bool:

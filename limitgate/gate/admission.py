@@ -16,7 +16,9 @@ from limitgate.gate.rules_in_force import RulesInForce
 from limitgate.http.request import Request
 from limitgate.http.response import Fields, RawFields, Refusal, raw, raw_x_ratelimit, refusal, unavailable
 from limitgate.limits.decision import Decision, Settlement
-from limitgate.limits.plan import Plan, Reading
+from limitgate.limits.plan import Plan, Reading, Source
+from limitgate.observing.counts import outweighs
+from limitgate.observing.instruments import Outcome
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import Mark
 
@@ -64,6 +66,8 @@ class Verdict(NamedTuple):
     """Clock that the decision goes by, Unix µs; None if no bucket was looked at."""
     charged: tuple[Charged, ...] = ()
     """Charges made, by the store or by this process; to be refunded if the decision is a refusal."""
+    source: Source = "nobody"
+    """Where the decision comes from."""
 
     @property
     def refusal(self) -> Refusal | None:
@@ -71,6 +75,22 @@ class Verdict(NamedTuple):
         if self.decision.allowed:
             return None
         return unavailable() if self.now is None else refusal(self.decision, self.now)
+
+    @property
+    def outcome(self) -> Outcome:
+        """Outcome of a request that nothing else is decided about."""
+        if self.now is None:
+            return "failed_open" if self.decision.allowed else "failed_closed"
+        return outcome_of(self.decision)
+
+
+def outcome_of(decision: Decision) -> Outcome:
+    """Outcome of a request by a decision that somebody has made."""
+    if not decision.allowed:
+        return "refused"
+    if decision.delay:
+        return "delayed"
+    return "shadow_refused" if decision.shadow else "admitted"
 
 
 class Admission:
@@ -90,6 +110,11 @@ class Admission:
     """Charges of each message over a WebSocket, None for none."""
     status: int | None = None
     """Response status; None before the response starts, or if the client disconnected first."""
+    outcome: Outcome = "unlimited"
+    """What has become of the request so far; final once a response has begun."""
+    decided_by: Source = "nobody"
+    """Where that was decided; known only where it is counted."""
+    _is_counted = False
     _charged: tuple[Charged, ...] = ()
     _prepared: tuple[PreparedPlan, Reading] | None = None
     """A prepared plan that was carried out and its reading, until somebody asks for `charged`."""
@@ -131,6 +156,7 @@ class Admission:
         """Note that a prepared plan was carried out in whole."""
         self.decision = decision
         self.now = now
+        self.outcome = "admitted"
         self._prepared = prepared, reading
         self._fields_are_due = True
 
@@ -139,7 +165,29 @@ class Admission:
         self.decision = decision
         self.now = now
         self.refusal = refusal
+        self.outcome = "refused"
         self._fields_are_due = True
+
+    def decide(self, outcome: Outcome, source: Source) -> None:
+        """Note an outcome, unless the one that was known weighs more."""
+        if outweighs(outcome, self.outcome):
+            self.outcome, self.decided_by = outcome, source
+
+    def count(self) -> None:
+        """Count the request, once, by its outcome, which is final; the outermost of several gates that count does so."""
+        outer, counts = self.outer, self.rules.counts
+        if counts is None or self._is_counted:
+            return
+        self._is_counted = True
+        while outer is not None:
+            if outer.rules.counts is not None:
+                return
+            outer = outer.outer
+        within = list(self.inner)
+        for inner in within:
+            within += inner.inner
+            self.decide(inner.outcome, inner.decided_by)
+        counts.count(self.outcome, self.decided_by)
 
     @property
     def budget(self) -> Budget:
@@ -188,6 +236,8 @@ class Admission:
     def begun(self, status: int | None) -> None:
         """Note that a response has begun with this status, None if that is no number."""
         self.has_begun, self.status = True, None if self.client_left else status
+        if self.rules.counts is not None:
+            self.count()
 
     def failed(self) -> None:
         """Note that the application raised an error: a 500, unless a response has begun or the client has left."""
@@ -199,6 +249,8 @@ class Admission:
         settlement = self.settlement
         if not settlement.is_over:
             settlement.is_over = self.is_sent = True
+            if self.rules.counts is not None:
+                self.count()
             del self.request  # a WSGI environ leads to this admission
         return self.may_need_refund()
 

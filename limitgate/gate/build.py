@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
+from weakref import ref
 
 from limitgate.diagnostics import Diagnosis, clock_comparison
 from limitgate.errors import ConfigError
@@ -23,6 +24,9 @@ from limitgate.gate.workers import told_of_workers
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.limits.priority import RESERVES
 from limitgate.masking import Names
+from limitgate.observing.counts import Counts, observe
+from limitgate.observing.observer import Observer, observers_of
+from limitgate.observing.store_calls import store_counts
 from limitgate.own_errors import survived
 from limitgate.routes import Routes
 from limitgate.rules import lint
@@ -105,6 +109,10 @@ class GateOptions(TypedDict, Generic[Store, Identify, Refuser], total=False):
     """
     refusal_logs: int
     """Log lines a minute about buckets that begin and cease to refuse, in each process; 0 for none. Default: ``60``."""
+    observers: Sequence[str | Observer]
+    """Who is handed the figures: ``prometheus``, ``opentelemetry``, or an `Observer`; see docs/observing.md. Default:
+    ``()``.
+    """
     secret: str | None
     """16 to 64 bytes that key the digests in the store, so that not even guesses can be checked against them. Default:
     ``None``.
@@ -142,9 +150,11 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
     proxies.judges_server = not is_told_to_trust_all()
     for internet in proxies.trust_everybody:
         Diagnosis.TRUSTS_ALL.log(internet)
+    observers = observers_of(settings.observers)
+    counts = Counts() if observers else None
     rules = rules_of(settings.rules)
     store = opened(settings.store, open_store, settings.key_prefix)
-    ready = _compiler(settings, routes, proxies, is_measured=measures_silence(store))
+    ready = _compiler(settings, routes, proxies, counts, is_measured=measures_silence(store))
     gate = Gate(
         ready(rules),
         store,
@@ -158,12 +168,25 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
     if settings.reload:
         gate.looker = _looker(settings, gate, rules, ready, lambda: GateSettings(**options))
         gate.looker.start(in_children=is_going_to_fork())
+    if counts is not None:
+        counts.look_at_rules(gate.loads, _rules_of(ref(gate)))
+        observe(observers, (counts, gate), (store_counts(store), store))
     announce(settings, rules)
     return Built(gate, settings.on_denied, owns_store, settings.key_prefix if settings.require_store else None)
 
 
+def _rules_of(gate: ref[Gate]) -> Callable[[], RuleSet | None]:
+    """Make the function that gives the rules in force of a gate, as long as it lives."""
+
+    def rules() -> RuleSet | None:
+        living = gate()
+        return None if living is None else living.rules.rule_set
+
+    return rules
+
+
 def _compiler(
-    settings: Settings, routes: Routes, proxies: TrustedProxies, *, is_measured: bool
+    settings: Settings, routes: Routes, proxies: TrustedProxies, counts: Counts | None, *, is_measured: bool
 ) -> Callable[[RuleSet], RulesInForce]:
     """Make the function that reviews a rule set and makes it ready for a gate with these settings."""
     cardinality = CardinalityGuard(settings.new_buckets, time.monotonic) if settings.new_buckets else None
@@ -190,8 +213,9 @@ def _compiler(
             shadow=settings.shadow,
             strict=settings.strict,
             cardinality=cardinality,
+            counts=counts,
         )
-        return RulesInForce(planner, settings.headers, timeout=settings.timeout, is_measured=is_measured)
+        return RulesInForce(planner, settings.headers, timeout=settings.timeout, is_measured=is_measured, counts=counts)
 
     return compiled
 

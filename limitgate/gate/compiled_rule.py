@@ -13,6 +13,7 @@ from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Charge
 from limitgate.limits.priority import NORMAL, Priority
 from limitgate.masking import Names, shown
+from limitgate.observing.counts import Counts
 from limitgate.rules.rule import Rule
 
 ChargeSpec = tuple[str, int, Priority]
@@ -36,6 +37,7 @@ class CompiledRule:
         "is_by_outcome",
         "is_decorator",
         "limits_by",
+        "row",
         "rule",
         "written",
     )
@@ -50,6 +52,7 @@ class CompiledRule:
         shadow: bool,
         cardinality: CardinalityGuard | None,
         inventable: Callable[[str], bool],
+        counts: Counts | None = None,
     ) -> None:
         self.rule = rule
         self.written = rule
@@ -62,6 +65,8 @@ class CompiledRule:
         self._cardinality = cardinality
         self._is_inventable = self._key.is_inventable
         self.enforced = not (shadow or rule.shadow)
+        self.row = None if counts is None or rule.exempt else counts.rule(rule)
+        """Its figures, None without observers."""
         self._prefix = f"{key_prefix}:{rule.name}:"
         self._max_wait_us = rule.max_wait_us
         self._cost = None if callable(rule.cost) else rule.cost

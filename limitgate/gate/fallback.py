@@ -67,7 +67,7 @@ class Fallback:
         """Decide by the store's reading of the rest of a split."""
         rest, local = split
         if local is None or not reading.admitted:
-            return _verdict(rest, reading, Charged(request_plan, rest, reading))
+            return _verdict(rest, reading, Charged(request_plan, rest, reading))._replace(source=reading.source)
         here = self._store.spend(local)
         both = Plan.spend([*rest.charges, *local.charges])
         charged = [Charged(request_plan, rest, reading), Charged(request_plan, local, here, is_local=True)]
@@ -123,4 +123,4 @@ def _no_ban(_: str) -> int:
 
 def _verdict(plan: Plan, reading: Reading, *charged: Charged) -> Verdict:
     admitted = tuple([each for each in charged if each.reading.admitted])
-    return Verdict(replace(decide(plan, reading), degraded=True), reading.now, admitted)
+    return Verdict(replace(decide(plan, reading), degraded=True), reading.now, admitted, "local")

@@ -17,7 +17,7 @@ from limitgate import waiting
 from limitgate.diagnostics import Diagnosis
 from limitgate.errors import StoreError
 from limitgate.gate import nesting
-from limitgate.gate.admission import Admission, Booking, Charged, Refund, Verdict
+from limitgate.gate.admission import Admission, Booking, Charged, Refund, Verdict, outcome_of
 from limitgate.gate.compiled_rule import CompiledRule
 from limitgate.gate.fallback import Fallback
 from limitgate.gate.flow import Budget, Flow, T, answers_at_once, arun, run, takes_plain
@@ -35,6 +35,8 @@ from limitgate.limits.decision import Decision, Window, decide, denied, joined
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.limits.refund import refund
 from limitgate.limits.template import PlanTemplate
+from limitgate.observing.counts import REFUSED, SHADOW_REFUSED, RuleRow, count_decision, counted_waiting
+from limitgate.observing.handover import handover
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING
 from limitgate.rules.options import OnError
@@ -97,6 +99,8 @@ class Gate:
         self._refusal_log = refusal_log
         self._fallback = Fallback(store, on_error, processes)
         self._slot_keeper = SlotKeeper(store, rules.timeout)
+        if rules.counts is not None:
+            rules.counts.look_at(self._slot_keeper, self._fallback.slot_keeper)
         self._failing, self._failed = False, 0.0
         self._said_overloaded = -AGAIN
         self._under_way: set[asyncio.Future[Any]] = set()
@@ -342,10 +346,12 @@ class Gate:
             await self.store.connect()
 
     async def aend(self) -> None:
-        """Serve no more: look for no other rules, and wait for what is under way."""
+        """Serve no more: look for no other rules, wait for what is under way, and hand over what was counted."""
         if self.looker is not None:
             self.looker.stop()
         await self.asettled()
+        if self.rules.counts is not None:
+            handover.hand_over()
 
     async def asettled(self) -> None:
         """Wait for all refunds and charges under way in this event loop that nobody else waits for."""
@@ -357,7 +363,8 @@ class Gate:
         """Wait for a turn in this thread. An interruption, by a signal's handler or by gevent, refunds it."""
         admission.booking = None
         try:
-            waiting.sleep_until(booking.due_at)
+            with counted_waiting(_rows(booking)):
+                waiting.sleep_until(booking.due_at)
         except BaseException:
             admission.booking_ended(booking, stays=False)
             self.settle(admission)
@@ -369,7 +376,8 @@ class Gate:
         admission.booking = None
         waiter = self._wait_queues.join(booking)
         try:
-            stays = await stay(waiter)
+            with counted_waiting(_rows(booking)):
+                stays = await stay(waiter)
         except BaseException as error:
             admission.booking_ended(self._wait_queues.leave(booking, waiter), stays=False)
             if isinstance(error, GeneratorExit):  # the event loop is gone, and nothing can be awaited any more
@@ -423,6 +431,10 @@ class Gate:
             admission.refuse(now, decision, refusal)
             if self._refusal_log is not None:
                 self._refusal_log.note(admission, decision, key, now, refusal.id, prepared.compiled_rules)
+        counter = prepared.counter
+        if counter is not None:
+            admission.decided_by = reading.source
+            counter.count(reading)
         if self._failing or self._at_first_answer is not None:
             self._note_answer(now)
         return True
@@ -431,6 +443,9 @@ class Gate:
         """Let the store's reading of a plan of any kind have its effect on a request that comes."""
         self._note_answer(reading.now)
         admission.decision = decision = decide(plan, reading, admission.settlement)
+        admission.decide(outcome_of(decision), reading.source)
+        if admission.rules.counts is not None:
+            count_decision(decision, request_plan.row)
         admission.now, admission.fields = reading.now, admission.rules.fields(decision, reading.now)
         if decision.allowed:
             admission.charged = (Charged(request_plan, plan, reading),)
@@ -491,7 +506,8 @@ class Gate:
             self._release_later(plan)
             raise
         self._note_answer(reading.now)
-        return Verdict(decide(plan, reading), reading.now, (Charged(request_plan, plan, reading),) if reading.admitted else ())
+        charged = (Charged(request_plan, plan, reading),) if reading.admitted else ()
+        return _counted(request_plan, Verdict(decide(plan, reading), reading.now, charged, reading.source))
 
     def _without_store(self, request_plan: RequestPlan, error: StoreError) -> Flow[Verdict]:
         """Decide without the store, or without a part of it."""
@@ -499,16 +515,16 @@ class Gate:
         self._release_later(request_plan.plan, error.keys)
         outcome = self._fallback.without_store(request_plan, error)
         if isinstance(outcome, Verdict):
-            return outcome
+            return _counted(request_plan, outcome)
         try:
             reading = yield outcome.rest, self._timeout
         except StoreError as further:
             self._release_later(outcome.rest, further.keys)
-            return self._fallback.wholly_without_store(request_plan, further)
+            return _counted(request_plan, self._fallback.wholly_without_store(request_plan, further))
         except BaseException:  # the request was cancelled
             self._release_later(request_plan.plan)
             raise
-        return self._fallback.with_rest(request_plan, outcome, reading)
+        return _counted(request_plan, self._fallback.with_rest(request_plan, outcome, reading))
 
     def _apply(self, admission: Admission, request_plan: RequestPlan, verdict: Verdict) -> Booking | None:
         """Apply a verdict to an admission, and return the turn that the request has to wait for then.
@@ -524,6 +540,7 @@ class Gate:
         admission.is_by_outcome |= any(each.request_plan.is_by_outcome for each in verdict.charged)
         if admission.refusal is not None:  # by a limit that was asked at the same time
             return None
+        admission.decide(verdict.outcome, verdict.source)
         if not decision.allowed:
             admission.refusal = verdict._replace(decision=nesting.joined_with_outer(admission, decision)).refusal
             self._note_refusal(admission, decision, verdict.now, admission.refusal, request_plan)
@@ -643,12 +660,28 @@ def _admission(
 def _deny(admission: Admission, denying: CompiledRule) -> None:
     """Refuse a request that a rule denies; where that is a shadow, note only that it would."""
     decision = denied(denying.rule.name)
+    if denying.row is not None:
+        denying.row.count(REFUSED if denying.enforced else SHADOW_REFUSED, 1.0)
+    admission.decide("refused" if denying.enforced else "shadow_refused", "nobody")
     if denying.enforced:
         admission.decision, admission.refusal = decision, forbidden()
     elif admission.decision is None:
         admission.decision = replace(decision, allowed=True, retry_after=0.0, shadow=True)
     elif admission.decision.allowed:
         admission.decision = replace(admission.decision, shadow=True)
+
+
+def _rows(booking: Booking) -> list[RuleRow]:
+    """The figures of the rules that make a request wait for its turn."""
+    rows = [charged.request_plan.row(charge) for charged in booking.charged for charge in charged.plan.charges]
+    return [row for row in dict.fromkeys(rows) if row is not None]
+
+
+def _counted(request_plan: RequestPlan, verdict: Verdict) -> Verdict:
+    """A verdict about these rules, counted if they are."""
+    if request_plan.compiled_rules and request_plan.compiled_rules[0].row is not None:
+        count_decision(verdict.decision, request_plan.row)
+    return verdict
 
 
 def _refunds_of(admission: Admission) -> list[Refund]:

@@ -14,6 +14,8 @@ from weakref import ref
 from limitgate.gate.admission import Admission
 from limitgate.http.response import Fields, RawFields, rate_fields, raw
 from limitgate.limits.decision import Decision, joined
+from limitgate.observing.counts import outweighs
+from limitgate.observing.instruments import Outcome
 
 
 def enter(inner: Admission, outer: Admission) -> None:
@@ -36,6 +38,14 @@ def overall_decision(admission: Admission) -> Decision | None:
     """The decision that the application is told: that of this gate and all around it so far. None if no rule applied."""
     decision = admission.decision
     return admission.outer_decision if decision is None else joined_with_outer(admission, decision)
+
+
+def overall_outcome(admission: Admission) -> Outcome:
+    """The outcome of a request by this gate and all around it so far."""
+    outcome = admission.outcome
+    for outer in _outers(admission):
+        outcome = outcome if outweighs(outcome, outer.outcome) else outer.outcome
+    return outcome
 
 
 def joined_with_outer(admission: Admission, decision: Decision) -> Decision:

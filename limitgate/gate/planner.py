@@ -21,6 +21,7 @@ from limitgate.http.paths import PathIndex, Reach, beyond, segments
 from limitgate.http.request import Request
 from limitgate.keys import Value, client_field
 from limitgate.limits.plan import Charge, Plan
+from limitgate.observing.counts import Counts
 from limitgate.own_errors import survived
 from limitgate.routes import NoRoutes, Routes, mounts_of
 from limitgate.rules import lint
@@ -91,6 +92,7 @@ class Planner:
         shadow: bool,
         strict: bool = False,
         cardinality: CardinalityGuard | None = None,
+        counts: Counts | None = None,
     ) -> None:
         self.rule_set = rules
         self.cardinality = cardinality
@@ -105,6 +107,7 @@ class Planner:
             shadow=shadow,
             cardinality=cardinality,
             inventable=identities.may_be_invented,
+            counts=counts,
         )
         self._matches: dict[tuple[str, str, str, str], RuleMatch] = {}
         """By tier, method, path and root path."""

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from limitgate.gate.compiled_rule import CompiledRule
 from limitgate.gate.identity import Subject
 from limitgate.keys import PreparedKey
-from limitgate.limits.plan import Plan
+from limitgate.limits.plan import Charge, Plan
 from limitgate.limits.template import PlanTemplate
+from limitgate.observing.counts import PlainCounter, RuleRow
 from limitgate.rules.decorators import EVERYTHING, Mark
 
 
@@ -32,6 +33,12 @@ class RequestPlan(NamedTuple):
     denying: CompiledRule | None = None
     """A rule that denies the request, or if that is a shadow, would."""
 
+    def row(self, charge: Charge) -> RuleRow | None:
+        """The figures of the rule behind a charge; None without observers."""
+        charges = self.plan.charges if self.plan else ()
+        rows = (each.row for known, each in zip(charges, self.compiled_rules) if known.rule == charge.rule)
+        return next(rows, None)
+
     def named(self) -> RequestPlan:
         """The same with names for the slots that one request takes."""
         return self._replace(plan=self.plan.named()) if self.plan else self
@@ -48,12 +55,15 @@ class PreparedPlan:
     for charges that are not plain.
     """
 
-    __slots__ = ("_keys", "_only_key", "compiled_rules", "is_by_address", "marks", "template")
+    __slots__ = ("_keys", "_only_key", "compiled_rules", "counter", "is_by_address", "marks", "template")
 
     def __init__(self, compiled_rules: Sequence[CompiledRule], subject: Subject | None, marks: Container[Mark]) -> None:
         prepared = [compiled_rule.prepared(subject) for compiled_rule in compiled_rules] if subject is not None else []
         self.template = PlanTemplate([charge for _, charges in prepared for charge in charges]) if prepared else None
         """The charges; None where no rule applies."""
+        rows = [each.row for each, (_, charges) in zip(compiled_rules, prepared) for _ in charges if each.row is not None]
+        self.counter = PlainCounter(self.template, rows) if self.template and rows else None
+        """Counts the decisions of the rules; None without observers."""
         self.marks = marks
         """Decorators that were taken into account."""
         self.compiled_rules = tuple(compiled_rules)

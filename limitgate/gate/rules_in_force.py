@@ -7,6 +7,8 @@ import time
 from limitgate.gate.planner import Planner
 from limitgate.http.response import Fields, rate_fields
 from limitgate.limits.decision import Decision
+from limitgate.observing.counts import Counts
+from limitgate.observing.handover import handover
 
 
 class Loads:
@@ -27,16 +29,25 @@ class Loads:
         self.ok += is_ok
         self.rejected += not is_ok
         self.was_ok, self.at = is_ok, time.time()
+        handover.wake()
 
 
 class RulesInForce:
     """What all requests under one rule set of one gate have in common. Another rule set has another object, whole at once.
 
     ``timeout`` is the seconds that a request may wait for the store, and ``is_measured`` is true if the store says for how long
-    it was silent.
+    it was silent. ``counts`` are the figures of its gate, None without observers.
     """
 
-    def __init__(self, planner: Planner, header_styles: tuple[str, ...], *, timeout: float, is_measured: bool) -> None:
+    def __init__(
+        self,
+        planner: Planner,
+        header_styles: tuple[str, ...],
+        *,
+        timeout: float,
+        is_measured: bool,
+        counts: Counts | None = None,
+    ) -> None:
         self.planner = planner
         self.rule_set = planner.rule_set
         self.rule_names = planner.names
@@ -46,6 +57,7 @@ class RulesInForce:
         """True if ASGI's form of the fields can be made at once."""
         self.timeout = timeout
         self.is_measured = is_measured
+        self.counts = counts
 
     def fields(self, decision: Decision, now: int) -> Fields:
         """Rate fields of a decision at ``now`` by the store's clock, Unix µs."""

@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
 from limitgate import waiting
 from limitgate.diagnostics import Diagnosis, Once
-from limitgate.errors import LimitGateError
+from limitgate.errors import LimitGateError, StoreError
 from limitgate.gate.admission import Booking, Charged
 from limitgate.gate.flow import Budget, ConfigFlow, arun, measures_silence, run, takes_plain
 from limitgate.gate.slot_keeper import SlotKeeper
@@ -33,6 +33,7 @@ from limitgate.limiter.slot import aslot, at_once, slot
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.decision import Decision, RateLimited
 from limitgate.limits.limit import Limit
+from limitgate.observing.observer import Observer
 from limitgate.rules.rule import Rule
 from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store, opened
 
@@ -54,6 +55,7 @@ class AsyncLimiter(Operations):
 
     Methods take a ``key``, any text that says who is limited, and ``limits`` that all have to have room: text such as
     ``10/second``, a `Limit`, or `Configured`. ``cost`` is an integer of at least 0, by default 1.
+    ``observers`` are handed what is counted: ``"prometheus"``, ``"opentelemetry"``, or an `Observer`; none by default.
     """
 
     def __init__(
@@ -64,23 +66,31 @@ class AsyncLimiter(Operations):
         key_prefix: str = "limitgate",
         secret: str | None = None,
         ipv6_prefix: int = 64,
+        observers: Iterable[str | Observer] = (),
     ) -> None:
-        super().__init__(timeout, key_prefix, secret, ipv6_prefix)
+        super().__init__(timeout, key_prefix, secret, ipv6_prefix, observers)
         self._owns_store = isinstance(store, str)
         self._store: AsyncStore = opened(store, open_store, key_prefix)
         self._spend_plain: Any = getattr(self._store, "aspend_plain", None) if takes_plain(self._store) else None
         self._wait_queues = WaitQueues()
         self._slot_keeper = SlotKeeper(self._store, timeout)
+        self._observe(self._store, self._slot_keeper)
 
     async def hit(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """Take ``cost`` from every limit of ``key``, or from none."""
         prepared = self._spend_plain and self._prepared(key, limits, cost)
         if not prepared:
             return await self._arun(self._deciding("spend", key, limits, cost))
-        reading = await self._spend_plain(*prepared, self._timeout)
+        try:
+            reading = await self._spend_plain(*prepared, self._timeout)
+        except StoreError:
+            self._count_failure()
+            raise
         decision: Decision | None = prepared[0].decide(reading, None)
         if decision is None:
             return await self._arun(self._undecided(*prepared, reading), reading.waited)
+        if self._figures is not None:
+            self._figures.decided(decision, reading.source)
         return decision
 
     async def peek(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
@@ -111,14 +121,15 @@ class AsyncLimiter(Operations):
             return await self.hit(key, *limits, cost=cost)
         began, left = waiting.monotonic(), timeout
         while True:
-            decision = await self._await_turn(key, limits, cost, left)
-            pause = ask_again_in(decision, seconds_left(timeout, began))
+            operation = await self._await_turn(key, limits, cost, left)
+            pause = ask_again_in(operation.decision, seconds_left(timeout, began))
             if not pause:
-                return decision
+                self._count(operation.decision, operation.source)
+                return operation.decision
             await waiting.asleep(pause)
             left = seconds_left(timeout, began)
 
-    async def _await_turn(self, key: str, limits: Limits, cost: int, timeout: float | None) -> Decision:
+    async def _await_turn(self, key: str, limits: Limits, cost: int, timeout: float | None) -> ChargedOperation:
         """Book a turn within so many seconds, and sleep until then."""
         task = asyncio.ensure_future(self._arun(self._booking(key, limits, cost, timeout)))
         try:
@@ -138,7 +149,7 @@ class AsyncLimiter(Operations):
                 await asyncio.shield(self._arun(operation.giving_back([*charged, *given_up.charged])))
                 raise
             self._wait_queues.leave(booking, waiter)
-        return operation.decision
+        return operation
 
     async def _leave(self, task: asyncio.Future[tuple[ChargedOperation, tuple[Charged, ...], Booking | None]]) -> None:
         """Refund a booking whose reply is still under way, as soon as it comes."""
@@ -158,7 +169,7 @@ class AsyncLimiter(Operations):
         released at the end, whatever happens; those of a crashed process are free again after 30 seconds. Raises
         `RateLimited` if there is no room; its ``retry_after`` is only a hint.
         """
-        return aslot(self._slot_keeper, self._plan("peek", key, (at_once(limit),), cost))
+        return aslot(self._slot_keeper, self._plan("peek", key, (at_once(limit),), cost), self._figures)
 
     async def penalize(self, key: str, seconds: float) -> Decision:
         """Refuse ``key`` for so many seconds, added to its ban if it has one, whatever its limits say."""
@@ -280,6 +291,7 @@ class Limiter(Operations):
 
     Methods take a ``key``, any text that says who is limited, and ``limits`` that all have to have room: text such as
     ``10/second``, a `Limit`, or `Configured`. ``cost`` is an integer of at least 0, by default 1.
+    ``observers`` are handed what is counted: ``"prometheus"``, ``"opentelemetry"``, or an `Observer`; none by default.
     """
 
     def __init__(
@@ -290,12 +302,14 @@ class Limiter(Operations):
         key_prefix: str = "limitgate",
         secret: str | None = None,
         ipv6_prefix: int = 64,
+        observers: Iterable[str | Observer] = (),
     ) -> None:
-        super().__init__(timeout, key_prefix, secret, ipv6_prefix)
+        super().__init__(timeout, key_prefix, secret, ipv6_prefix, observers)
         self._owns_store = isinstance(store, str)
         self._store: SyncStore = opened(store, open_sync_store, key_prefix)
         self._spend_plain: Any = getattr(self._store, "spend_plain", None) if takes_plain(self._store) else None
         self._slot_keeper = SlotKeeper(self._store, timeout)
+        self._observe(self._store, self._slot_keeper)
         self._looks = _LOOKS
         self._blocks = Once(Diagnosis.BLOCKS_LOOP)
 
@@ -306,10 +320,16 @@ class Limiter(Operations):
         prepared = self._spend_plain and self._prepared(key, limits, cost)
         if not prepared:
             return self._run(self._deciding("spend", key, limits, cost))
-        reading = self._spend_plain(*prepared, self._timeout)
+        try:
+            reading = self._spend_plain(*prepared, self._timeout)
+        except StoreError:
+            self._count_failure()
+            raise
         decision: Decision | None = prepared[0].decide(reading, None)
         if decision is None:
             return self._run(self._undecided(*prepared, reading), reading.waited)
+        if self._figures is not None:
+            self._figures.decided(decision, reading.source)
         return decision
 
     def peek(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
@@ -340,14 +360,15 @@ class Limiter(Operations):
             return self.hit(key, *limits, cost=cost)
         began, left = waiting.monotonic(), timeout
         while True:
-            decision = self._wait_for_turn(key, limits, cost, left)
-            pause = ask_again_in(decision, seconds_left(timeout, began))
+            operation = self._wait_for_turn(key, limits, cost, left)
+            pause = ask_again_in(operation.decision, seconds_left(timeout, began))
             if not pause:
-                return decision
+                self._count(operation.decision, operation.source)
+                return operation.decision
             waiting.sleep(pause)
             left = seconds_left(timeout, began)
 
-    def _wait_for_turn(self, key: str, limits: Limits, cost: int, timeout: float | None) -> Decision:
+    def _wait_for_turn(self, key: str, limits: Limits, cost: int, timeout: float | None) -> ChargedOperation:
         """Book a turn within so many seconds, and sleep until then."""
         operation, charged, booking = self._run(self._booking(key, limits, cost, timeout))
         if booking is not None:
@@ -356,7 +377,7 @@ class Limiter(Operations):
             except BaseException:
                 self._run(operation.giving_back([*charged, *booking.charged]))
                 raise
-        return operation.decision
+        return operation
 
     def reserve(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Reservation:
         """Take an estimated cost like `hit`; `Reservation.settle` corrects it, `Reservation.cancel` gives it back."""
@@ -369,7 +390,7 @@ class Limiter(Operations):
         released at the end, whatever happens; those of a crashed process are free again after 30 seconds. Raises
         `RateLimited` if there is no room; its ``retry_after`` is only a hint.
         """
-        return slot(self._slot_keeper, self._plan("peek", key, (at_once(limit),), cost))
+        return slot(self._slot_keeper, self._plan("peek", key, (at_once(limit),), cost), self._figures)
 
     def penalize(self, key: str, seconds: float) -> Decision:
         """Refuse ``key`` for so many seconds, added to its ban if it has one, whatever its limits say."""

@@ -15,6 +15,7 @@ from limitgate.errors import ConfigError, StoreError
 from limitgate.gate.admission import Booking, Charged
 from limitgate.gate.flow import ConfigFlow, Flow
 from limitgate.gate.request_plan import UNLIMITED
+from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.wait_queue import book
 from limitgate.keys import Key
 from limitgate.limiter.rule_bucket import BucketParts, RuleBucketOperations, rule_bucket
@@ -22,9 +23,12 @@ from limitgate.limiter.stored_limits import Configuration, Configured, Known, de
 from limitgate.limits.bucket import MAX_AHEAD, Bucket, buckets_of
 from limitgate.limits.decision import SECOND, Decision, decide
 from limitgate.limits.limit import Limit, as_limit, kept_as
-from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, Verb, check_cost, wait_us
+from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, Source, Verb, check_cost, wait_us
 from limitgate.limits.refund import full_refund, refund
 from limitgate.limits.template import PlanTemplate
+from limitgate.observing.counts import LimiterCounts, observe
+from limitgate.observing.observer import Observer, observers_of
+from limitgate.observing.store_calls import store_counts
 from limitgate.rules.key_parts import check_secret
 from limitgate.stores.base import ConfigRequest, StoredConfig
 
@@ -48,6 +52,8 @@ class ChargedOperation:
 
     def __init__(self, decision: Decision, plan: Plan, reading: Reading, timeout: float) -> None:
         self.decision = decision
+        self.source = reading.source
+        """Where the decision comes from."""
         self._plan = plan
         self._reading = reading
         self._timeout = timeout
@@ -82,7 +88,14 @@ class ChargedOperation:
 class Operations:
     """Plans of a limiter's calls, and decisions from the store's readings."""
 
-    def __init__(self, timeout: float, key_prefix: str, secret: str | None = None, ipv6_prefix: int = 64) -> None:
+    def __init__(
+        self,
+        timeout: float,
+        key_prefix: str,
+        secret: str | None = None,
+        ipv6_prefix: int = 64,
+        observers: Iterable[str | Observer] = (),
+    ) -> None:
         if not isinstance(timeout, int | float) or not 0 < timeout <= 60:
             raise ValueError(f"timeout is {timeout!r:.40}, expected seconds above 0, at most 60")
         if not 32 <= ipv6_prefix <= 128:
@@ -93,6 +106,25 @@ class Operations:
         self._ipv6_prefix = ipv6_prefix
         self._key = Key((), "limiter", secret=self._secret)
         self._known = Known()
+        self._observers = observers_of(observers)
+        self._figures = LimiterCounts() if self._observers else None
+        """Figures for observers; None if there are none."""
+
+    def _observe(self, store: object, slot_keeper: SlotKeeper) -> None:
+        """Have the observers told, from now on, what this limiter and its store count."""
+        if self._figures is not None:
+            self._figures.look_at(slot_keeper)
+            observe(self._observers, (self._figures, self), (store_counts(store), store))
+
+    def _count(self, decision: Decision, source: Source) -> None:
+        """Count a decision, if decisions are counted."""
+        if self._figures is not None:
+            self._figures.decided(decision, source)
+
+    def _count_failure(self) -> None:
+        """Count a decision that the store has failed for."""
+        if self._figures is not None:
+            self._figures.failed()
 
     def ban_key(self, key: str) -> str:
         """Key in the store of the ban of a limiter's key."""
@@ -129,15 +161,33 @@ class Operations:
         """Decision of a prepared plan that was not admitted; if the store has declined it, it is asked as for any other."""
         plan = template.plan(keys)
         if not reading.buckets:
-            reading = yield plan, self._timeout
-        return decide(plan, reading)
+            reading = yield from self._spending(plan)
+        return self._counted(decide(plan, reading), reading)
+
+    def _spending(self, plan: Plan) -> Flow[Reading]:
+        """Charge a plan."""
+        try:
+            return (yield plan, self._timeout)
+        except StoreError:
+            self._count_failure()
+            raise
+
+    def _counted(self, decision: Decision, reading: Reading) -> Decision:
+        """Count a decision that follows from a reading, and return it."""
+        self._count(decision, reading.source)
+        return decision
 
     def _deciding(self, verb: Verb, key: str, limits: Limits, cost: int) -> ConfigFlow[Decision]:
         plan = yield from self._planned(verb, key, limits, cost)
-        return decide(plan, (yield plan, self._timeout))
+        if verb != "spend":
+            return decide(plan, (yield plan, self._timeout))
+        reading = yield from self._spending(plan)
+        return self._counted(decide(plan, reading), reading)
 
     def _reserving(self, key: str, limits: Limits, cost: int) -> ConfigFlow[ChargedOperation]:
-        return (yield from self._taking((yield from self._planned("spend", key, limits, cost))))
+        operation = yield from self._taking((yield from self._planned("spend", key, limits, cost)))
+        self._count(operation.decision, operation.source)
+        return operation
 
     def _refunding(self, key: str, limits: Limits, cost: int) -> ConfigFlow[Decision]:
         check_cost(cost)
@@ -151,11 +201,12 @@ class Operations:
         """Take as much as fits. Each attempt asks for what the last reading left, so one of the competing callers succeeds."""
         for _ in range(_ATTEMPTS):
             plan = yield from self._planned("spend", key, limits, cost)
-            decision = decide(plan, (yield plan, self._timeout))
+            reading = yield from self._spending(plan)
+            decision = decide(plan, reading)
             if decision.allowed or cost == 1:
                 break
             cost = max(1, min(cost - 1, decision.remaining))
-        return decision
+        return self._counted(decision, reading)
 
     def _booking(
         self, key: str, limits: Limits, cost: int, timeout: float | None
@@ -173,7 +224,7 @@ class Operations:
         return operation, charged, booking
 
     def _taking(self, plan: Plan) -> Flow[ChargedOperation]:
-        reading = yield plan, self._timeout
+        reading = yield from self._spending(plan)
         return ChargedOperation(decide(plan, reading), plan, reading, self._timeout)
 
     def _banning(self, key: str, seconds: float | None, *, longer: bool = False) -> Flow[Decision]:

@@ -13,6 +13,7 @@ from limitgate.limits.decision import Decision, RateLimited, decide
 from limitgate.limits.limit import Limit, as_limit
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.refund import full_refund
+from limitgate.observing.counts import LimiterCounts
 
 
 def at_once(limit: Limit | str | int) -> Limit:
@@ -24,9 +25,9 @@ def at_once(limit: Limit | str | int) -> Limit:
 
 
 @asynccontextmanager
-async def aslot(slot_keeper: SlotKeeper, plan: Plan) -> AsyncIterator[Decision]:
+async def aslot(slot_keeper: SlotKeeper, plan: Plan, figures: LimiterCounts | None = None) -> AsyncIterator[Decision]:
     """Hold the slots of a plan in an `AsyncStore`."""
-    taken = await arun(slot_keeper.store, _taking(slot_keeper, plan))
+    taken = await arun(slot_keeper.store, _taking(slot_keeper, plan, figures))
     holder = _Holder()
     slot_keeper.hold(taken.plan.charges, holder)
     try:
@@ -36,9 +37,9 @@ async def aslot(slot_keeper: SlotKeeper, plan: Plan) -> AsyncIterator[Decision]:
 
 
 @contextmanager
-def slot(slot_keeper: SlotKeeper, plan: Plan) -> Iterator[Decision]:
+def slot(slot_keeper: SlotKeeper, plan: Plan, figures: LimiterCounts | None = None) -> Iterator[Decision]:
     """Hold the slots of a plan in a `SyncStore`."""
-    taken = run(slot_keeper.store, _taking(slot_keeper, plan))
+    taken = run(slot_keeper.store, _taking(slot_keeper, plan, figures))
     holder: _Holder | None = _Holder()
     slot_keeper.hold(taken.plan.charges, holder)
     try:
@@ -78,15 +79,19 @@ class _Charged:
                 raise
 
 
-def _taking(slot_keeper: SlotKeeper, plan: Plan) -> Flow[_Charged]:
-    """Take the slots. Raises `RateLimited` if there is no room."""
+def _taking(slot_keeper: SlotKeeper, plan: Plan, figures: LimiterCounts | None) -> Flow[_Charged]:
+    """Take the slots, and count that if it is counted. Raises `RateLimited` if there is no room."""
     plan = plan._replace(verb="spend").named()
     try:
         reading = yield plan, slot_keeper.timeout
-    except BaseException:
+    except BaseException as error:
         slot_keeper.release_later(plan.charges)
+        if figures is not None and isinstance(error, StoreError):
+            figures.failed()
         raise
     taken = _Charged(plan, reading)
+    if figures is not None:
+        figures.decided(taken.decision, reading.source)
     if not taken.decision.allowed:
         raise RateLimited(taken.decision)
     return taken

@@ -9,6 +9,8 @@ from typing import Literal, NamedTuple
 from limitgate.algorithms.base import Amount, State
 from limitgate.limits.bucket import Bucket, banned
 
+Source = Literal["nobody", "store", "cache", "lease", "local"]
+"""Where a decision comes from: a store, a refusal of its that holds, a lease, this process in its place, or nowhere."""
 Verb = Literal["spend", "peek", "adjust", "reset", "ban"]
 """`Plan` has a constructor for each."""
 
@@ -162,6 +164,33 @@ class Reading(NamedTuple):
     """True if the request passes: every enforced charge fits. Then each charge that fits is made, else none is."""
     waited: float = 0.0
     """Seconds for which the store was silent before, while this process was there to listen, as far as it measures that."""
+
+    @property
+    def source(self) -> Source:
+        """Where it comes from."""
+        return "store"
+
+
+class CachedReading(Reading):
+    """Reading that follows from an earlier one: a refusal that holds."""
+
+    __slots__ = ()
+
+    @property
+    def source(self) -> Source:
+        """Where it comes from."""
+        return "cache"
+
+
+class LeasedReading(Reading):
+    """Reading of buckets that had been leased from."""
+
+    __slots__ = ()
+
+    @property
+    def source(self) -> Source:
+        """Where it comes from."""
+        return "lease"
 
 
 def with_bans(

@@ -23,6 +23,7 @@ from limitgate.limiter.operations import LOOK_AGAIN
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.decision import Decision, RateLimited
 from limitgate.limits.limit import Limit
+from limitgate.observing.observer import Observer
 from limitgate.outbound.response_fields import Answer
 from limitgate.outbound.strict import check_is_strict, strict as strictly
 from limitgate.rules.options import OnError
@@ -94,10 +95,15 @@ def is_idempotent(method: str, fields: Iterable[str]) -> bool:
     return method.upper() in _IDEMPOTENT or any(name.lower() == "idempotency-key" for name in fields)
 
 
-def limiter_of(limiter: object, kind: type[Kind]) -> Kind:
-    """A limiter of this kind: the one given, or a new one for the store at a URL. Raises `ConfigError` for anything else."""
+def limiter_of(limiter: object, kind: type[Kind], observers: Iterable[str | Observer] = ()) -> Kind:
+    """A limiter of this kind: the one given, or a new one for the store at a URL, with these observers.
+
+    Raises `ConfigError` for anything else, and for observers beside a limiter, which has its own.
+    """
     if isinstance(limiter, str):
-        return kind(limiter)
+        return kind(limiter, observers=observers)
+    if observers:
+        raise ConfigError("observers stand beside a limiter, which has its own, expected them where that is made")
     if not isinstance(limiter, kind):
         raise ConfigError(f"limiter is {limiter!r:.80}, expected {kind.__name__} or the URL of a store")
     return limiter

@@ -103,6 +103,8 @@ class Settings(BaseSettings):
     """How much of a client's name log lines about refusals show: first and last characters, all (``full``), or nothing."""
     refusal_logs: Annotated[int, Field(ge=0, le=10_000)] = 60
     """Log lines a minute about buckets that begin and cease to refuse, in each process; 0 for none."""
+    observers: Annotated[tuple[Any, ...], NoDecode, BeforeValidator(_listed)] = ()
+    """Who is handed the figures: ``prometheus``, ``opentelemetry``, or an `Observer`; see docs/observing.md."""
     secret: SecretStr | None = None
     """16 to 64 bytes that key the digests in the store, so that not even guesses can be checked against them."""
 

@@ -70,6 +70,8 @@ class MemoryStore:
     """Nobody waits for it, so nobody may be told that there is no time left."""
     answers_at_once = True
     """An event loop may ask by the methods for threads, as nobody waits for it."""
+    scheme = "memory"
+    """Scheme of its URL."""
     healthy = True
     """True if the store answers, as in every store; this one always does."""
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from pydantic import BaseModel, Field, ImportString
 
-from handbook import reference, side_by_side
+from handbook import figures, reference, side_by_side
 from handbook.fields import docstrings, fields_of, plain, table
 from handbook.first_minute import curves, picture
 from limitgate import Rule, Settings
@@ -21,6 +21,12 @@ def test_the_rules_page_has_the_tables_of_the_code() -> None:
     """docs/rules.md is what ``make docs`` makes of it."""
     page = text_of("docs/rules.md")
     assert reference.reference(page) == page
+
+
+def test_the_page_of_metrics_has_the_table_of_the_code() -> None:
+    """docs/observing.md is what ``make docs`` makes of it."""
+    page = text_of("docs/observing.md")
+    assert figures.figures(page) == page
 
 
 def test_the_picture_is_drawn_from_the_code() -> None:

@@ -80,7 +80,7 @@ class Down:
 
 @pytest.mark.parametrize("refused", [False, True])
 def test_the_scope_is_not_changed(*, refused: bool) -> None:
-    """The server's scope is as it was, but for what the application writes and the id of a refusal.
+    """The server's scope is as it was, but for what the application writes, the outcome and the id of a refusal.
 
     The application gets one of its own with the decision.
     """
@@ -99,11 +99,12 @@ def test_the_scope_is_not_changed(*, refused: bool) -> None:
     call(gate, scope)
     if refused:
         read_refusal_id(scope.pop("limitgate.refusal_id"))
+    assert scope.pop("limitgate.outcome") == ("refused" if refused else "admitted")
     assert scope == (before if refused else before | {"mine": True})
     assert handed[0] is not scope
     if not refused:
         assert {
-            name: value for name, value in handed[0].items() if name not in ("limitgate", "limitgate.exchange", "mine")
+            name: value for name, value in handed[0].items() if not name.startswith("limitgate") and name != "mine"
         } == before
         assert handed[0]["state"] is scope["state"]
 
@@ -135,9 +136,12 @@ def test_what_the_application_writes_is_seen_outside(options: Any) -> None:
     wrapped = http_scope("/x")
     before = dict(wrapped)
     del before["query_string"]
+    outcome = "unlimited" if "rules" in options else "admitted"
     gate: Any = LimitGate(app, **{"rules": [Rule("api", "9/minute")], **options})
     asyncio.run(gate(wrapped, None, send))
     written = {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5}
+    for scope in (outside[0], wrapped):
+        assert scope.pop("limitgate.outcome", None) == (None if "enabled" in options else outcome)
     assert outside[0] == before | written
     assert wrapped == before | written | {"six": 6}
 

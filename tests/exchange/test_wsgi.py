@@ -241,7 +241,7 @@ def test_chunks_arrive_one_by_one() -> None:
 
 
 def test_the_environ_is_the_servers_own() -> None:
-    """The application gets the server's dictionary, with one name more in it."""
+    """The application gets the server's dictionary, with decision, exchange and outcome in it."""
     handed = []
 
     def app(environ: Any, start_response: Any) -> list[bytes]:
@@ -254,6 +254,7 @@ def test_the_environ_is_the_servers_own() -> None:
     assert handed[0] is environ
     assert environ.pop("limitgate").allowed
     environ.pop("limitgate.exchange")
+    assert environ.pop("limitgate.outcome") == "admitted"
     assert environ == before
 
 

@@ -147,6 +147,7 @@ EVERY_OPTION = {
     "reload": 1.5,
     "names": "full",
     "refusal_logs": 7,
+    "observers": ["prometheus"],
     "secret": "sixteen bytes or more",
 }
 

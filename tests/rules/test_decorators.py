@@ -1832,14 +1832,15 @@ def test_flask_does_not_read_the_body_of_a_refused_request() -> None:
 
 
 def test_finding_a_flask_route_leaves_nothing_behind() -> None:
-    """Looking for the view puts nothing into the server's environ."""
+    """Looking for the view puts nothing into the server's environ, where decision, exchange and outcome are."""
     app = gated(fl_function(limit("1/minute")))
     ask(app)
     environ = wsgi_environ("/limited")
     before = set(environ)
     list(app(environ, lambda *_: None))
     assert not environ["limitgate"].allowed
-    assert set(environ) - before == {"limitgate", "limitgate.exchange", "limitgate.refusal_id"}
+    ours = {"limitgate", "limitgate.exchange", "limitgate.outcome", "limitgate.refusal_id"}
+    assert set(environ) - before == ours
 
 
 # --- spellings --------------------------------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ DEFAULTS = {
     "names": "masked",
     "refusal_logs": 60,
     "key_prefix": "limitgate",
+    "observers": (),
     "secret": None,
 }
 
@@ -76,6 +77,7 @@ GIVEN = [
     ("store", "redis://localhost:6379/0", "redis://localhost:6379/0", "redis://localhost:6379/0"),
     ("store", "redis+cluster://h1:1,h2:2", "redis+cluster://h1:1,h2:2", "redis+cluster://h1:1,h2:2"),
     ("on_error", "closed", "closed", "closed"),
+    ("observers", "prometheus, opentelemetry", ["prometheus", "opentelemetry"], ("prometheus", "opentelemetry")),
     ("on_error", "local", "local", "local"),
     ("processes", "4", 4, 4),
     ("processes", "100000", 100_000, 100_000),

@@ -10,10 +10,12 @@ from typing import Any
 from weakref import WeakSet
 
 from limitgate.diagnostics import Diagnosis, Once
-from limitgate.errors import StoreError
+from limitgate.errors import StoreError, StoreFault
 from limitgate.forking import begin_anew_in_children
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import DECLINED, AnyPlan, PlainPlan, PlainShape, whole
+from limitgate.observing.instruments import Result
+from limitgate.observing.store_calls import CallsRow, StoreCounts
 from limitgate.stores.redis import plain, wire
 from limitgate.stores.redis.breaker import Breaker, Tally
 from limitgate.stores.redis.deny_cache import DenyCache
@@ -88,6 +90,12 @@ class RedisReplies:
     """Buckets written in the server's future: its clock stepped back."""
     clock_leaps = 0
     """Times that a server's clock was ahead of the time that had passed."""
+    scheme = "redis"
+    """Scheme of the URL."""
+    observed: StoreCounts | None = None
+    """Figures for observers; None if there are none."""
+    calls: CallsRow | None = None
+    """Calls among them."""
     not_given_back = 0
     """Charges that a refused request left behind on a node of a cluster, as it could not be told; they drain there."""
 
@@ -235,6 +243,11 @@ class RedisReplies:
         if self.deny_cache is not None:
             for plan, reading in untouched:
                 self.deny_cache.learn(plan, reading, since, self._clock())
+
+    def note_call(self, call: wire.Call, result: Result | StoreFault) -> None:
+        """Count a call that was sent and has ended, if calls are counted. One that nobody waits for any more is too late."""
+        if self.calls is not None and call.sent:
+            self.calls.note(result if call.is_wanted else "timeout", self._clock() - call.sent)
 
     def unanswered(self, call: wire.Call) -> None:
         """No reply came to a call."""

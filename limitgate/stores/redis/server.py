@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from limitgate.errors import StoreError
+from limitgate.observing.instruments import Result
 from limitgate.own_errors import OwnError, own_error, survived
 from limitgate.stores.base import StoredConfig
 from limitgate.stores.redis.breaker import PROBE_TIMEOUT
@@ -22,6 +23,11 @@ Answer = list[Outcome] | StoredConfig | StoreError | Redirection
 def blames_server(failure: StoreError) -> bool:
     """True if a failure to answer is the server's: no lack of memory there or of room here, and no mistake of our own."""
     return failure.fault not in ("oom", "overload") and not isinstance(failure, OwnError)
+
+
+def _result(answer: Answer) -> Result:
+    """Result of a call that was answered: ``oom`` if there was no memory for some of its plans."""
+    return "oom" if isinstance(answer, list) and any(isinstance(each, StoreError) for each in answer) else "ok"
 
 
 def configuration(answer: Answer) -> StoredConfig:
@@ -75,8 +81,11 @@ class Server:
                 answer = self._replies.understood(call, reply, self._clock)
             if breaker.in_trouble and call.is_wanted:
                 breaker.succeeded()
+            if self._replies.calls is not None and not isinstance(event, Redirected):
+                self._replies.note_call(call, _result(answer))
         except Exception as error:  # noqa: BLE001 - the answer is read, and others have theirs
             failure = own_error(error)
+            self._replies.note_call(call, failure.fault)
             with survived():
                 self._replies.unanswered(call)
             if blames_server(failure):

@@ -370,9 +370,12 @@ class Batcher:
             self._connecting = begin(self._connect())
 
     async def _connect(self) -> None:
+        began = self._loop.time()
         try:
             connection = await self._opened()
         except Exception as error:  # noqa: BLE001 - whatever kept us from connecting is told to those who wait
+            if self._replies.calls is not None:  # else nothing would show why calls are missing
+                self._replies.calls.note(store_error(error).fault, self._loop.time() - began)
             self._not_connected(error)
             return
         finally:
@@ -481,6 +484,7 @@ class Batcher:
         self._queue_is_due = math.inf
 
     def _fail(self, batch: Batch, error: Exception) -> None:
+        self._replies.note_call(batch, store_error(error).fault)
         _fail(batch.requests, error, batch.silence_at(self._clock.seconds))
         with survived():
             self._replies.unanswered(batch)

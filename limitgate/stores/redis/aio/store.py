@@ -21,6 +21,7 @@ from limitgate.stores.redis.aio.cluster import AsyncCluster
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.aio.loop_end import LoopEnd
 from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dialer
+from limitgate.stores.redis.dial.url import scheme_of
 from limitgate.stores.redis.leases import LONGEST, Leases
 from limitgate.stores.redis.replies import RedisReplies
 
@@ -100,6 +101,7 @@ class AsyncRedisStore(RedisReplies):
 
     def __init__(self, url: str, *, local_refusals: bool = True) -> None:
         super().__init__(local_refusals=local_refusals)
+        self.scheme = scheme_of(url)
         self._dialer = Dialer(url, ConnectionPool, self.inspection, socket_timeout=None)
         self._loops: dict[asyncio.AbstractEventLoop, _LoopState] = {}
         self._opening = Lock()

@@ -205,7 +205,9 @@ class Node:
             raise error
         failure = self._explained(error)
         for call in sent.calls:
-            sent.answers.setdefault(call, failure)
+            if call not in sent.answers:
+                self._replies.note_call(call, failure.fault)
+                sent.answers[call] = failure
         if blames_server(failure):
             self._note(failure, sent.calls[0])
 

@@ -19,6 +19,7 @@ from limitgate.own_errors import survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis import background
 from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dialer
+from limitgate.stores.redis.dial.url import scheme_of
 from limitgate.stores.redis.leases import LONGEST
 from limitgate.stores.redis.replies import MAX_BATCH, Outcome, RedisReplies, calls_of
 from limitgate.stores.redis.threads.cluster import SyncCluster
@@ -79,6 +80,7 @@ class RedisStore(RedisReplies):
     def __init__(self, url: str, *, local_refusals: bool = True) -> None:
         check_patches()
         super().__init__(local_refusals=local_refusals)
+        self.scheme = scheme_of(url)
         self._dialer = Dialer(url, ConnectionPool, self.inspection, socket_timeout=CONNECT_TIMEOUT)
         self._this_thread = _ThreadState()
         self._connects_in_children = False

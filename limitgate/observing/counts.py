@@ -1,0 +1,396 @@
+"""Figures in plain integers, counted on a request's way. They only grow; who has been told how much is for `handover` to know.
+
+Any thread may count. A figure is an element of a list, and to add to that is one step for all other threads: CPython with its
+GIL goes to another thread at calls and at jumps back, and there is neither.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import product
+from typing import Any, Final, Protocol, get_args
+from weakref import ref
+
+from limitgate.diagnostics import Diagnosis, times_logged
+from limitgate.limits.decision import Decision
+from limitgate.limits.limit import Limit, unit_of
+from limitgate.limits.plan import BucketReading, Charge, Reading, Source
+from limitgate.limits.template import PlanTemplate
+from limitgate.observing import instruments
+from limitgate.observing.handover import Counted, Figure, Row, handover, news
+from limitgate.observing.instruments import Outcome
+from limitgate.observing.observer import Observer
+from limitgate.rules.callers import DEFAULT_TIER
+from limitgate.rules.digest import revision
+from limitgate.rules.rule import Rule, RuleSet
+
+_OUTCOMES: Final = get_args(Outcome)
+_WEIGHT: Final = {outcome: weight for weight, outcome in enumerate(_OUTCOMES)}
+_REQUESTS: Final = tuple(product(_OUTCOMES, get_args(Source)))
+_PLACES: Final = {labels: place for place, labels in enumerate(_REQUESTS)}
+_USUAL: Final = frozenset(
+    {
+        ("unlimited", "nobody"),
+        ("failed_open", "nobody"),
+        ("failed_closed", "nobody"),
+        *product(("admitted", "refused", "delayed", "shadow_refused"), ("store", "local")),
+        ("admitted", "lease"),
+        ("refused", "cache"),
+        ("refused", "nobody"),
+    }
+)
+"""Pairs of labels that exist from the start with 0: all that happen."""
+
+_BOUNDS: Final = instruments.RULE_UTILIZATION.bounds
+_BUCKETS: Final = len(_BOUNDS) + 1
+ADMITTED, REFUSED, SHADOW_REFUSED, COUNTS = 0, 1, 2, 3
+"""Places of a rule's figures: those of its outcomes, and the first of its histogram's counts."""
+SUMS = COUNTS + _BUCKETS
+"""Place of the first of its histogram's sums."""
+_RULE_OUTCOMES: Final = get_args(instruments.RuleOutcome)
+
+LIMITER = "(limiter)"
+"""Stands for a rule in the figures of a limiter, which has none: no rule can have this name."""
+
+
+def outweighs(outcome: Outcome, other: Outcome) -> bool:
+    """True if an outcome makes up for another one where both were decided about a request."""
+    return _WEIGHT[outcome] >= _WEIGHT[other]
+
+
+class RuleRow(Row):
+    """Figures of one rule."""
+
+    __slots__ = ("_has_slots", "_has_turns", "_windows", "labels", "waiting")
+
+    def __init__(self, name: str, tier: str = DEFAULT_TIER) -> None:
+        super().__init__([0] * SUMS + [0.0] * _BUCKETS)
+        self.labels = name, tier
+        self.waiting = [0]
+        """Requests that wait for their turn."""
+        self._windows: dict[str, int] = {}
+        self._has_slots = self._has_turns = False
+
+    def take(self, rule: Rule) -> None:
+        """Take over what a rule says of itself."""
+        self._windows = windows_of(rule.every_limit)
+        self._has_slots = _takes_slots(rule)
+        self._has_turns = bool(rule.max_delay)
+
+    def count(self, outcome: int, share: float) -> None:
+        """Count a decision, by the place of its outcome, after which so large a share of the fullest window is used."""
+        values, bucket = self.values, bisect_left(_BOUNDS, share)
+        values[outcome] += 1
+        values[COUNTS + bucket] += 1
+        values[SUMS + bucket] += share
+
+    def tell(self, observer: Observer, before: Sequence[Any] | None, now: Sequence[Any]) -> None:
+        """Tell what has come since."""
+        for place, outcome in enumerate(_RULE_OUTCOMES):
+            new = now[place] - (before[place] if before else 0)
+            if new or not before:
+                observer.add(instruments.RULE_DECISIONS, (*self.labels, outcome), new)
+        counts, sums = news(before, now, COUNTS, SUMS), news(before, now, SUMS, len(now))
+        if any(counts) or not before:
+            observer.record(instruments.RULE_UTILIZATION, self.labels, counts, sums)
+
+    def gauges(self, held: int) -> Iterable[Figure]:
+        """Its limits, and what is in flight and waits, where that can be."""
+        for window, count in self._windows.items():
+            yield instruments.RULE_LIMIT, (*self.labels, window), count
+        if self._has_slots:
+            yield instruments.RULE_IN_FLIGHT, self.labels, held
+        if self._has_turns:
+            yield instruments.RULE_WAITING, self.labels, self.waiting[0]
+
+
+class RequestRow(Row):
+    """Figures of all requests of a gate or limiter."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__([0] * len(_REQUESTS))
+
+    def tell(self, observer: Observer, before: Sequence[Any] | None, now: Sequence[Any]) -> None:
+        """Tell what has come since."""
+        for place, labels in enumerate(_REQUESTS):
+            new = now[place] - (before[place] if before else 0)
+            if new or (not before and labels in _USUAL):
+                observer.add(instruments.REQUESTS, labels, new)
+
+
+class Held(Protocol):
+    """Knows the slots that are held at the moment."""
+
+    @property
+    def held(self) -> Sequence[Charge]:
+        """Charges of the slots that are held."""
+
+
+class Counts:
+    """Figures of one gate or limiter."""
+
+    def __init__(self) -> None:
+        self._requests = RequestRow()
+        self._rules: dict[tuple[str, str], RuleRow] = {}
+        self._keepers: list[ref[Held]] = []
+        self._config: ConfigRow | None = None
+
+    def look_at(self, *keepers: Held) -> None:
+        """Have slots in flight counted that are held there."""
+        self._keepers = [ref(keeper) for keeper in keepers]
+
+    def look_at_rules(self, loads: Loads, rules: Callable[[], RuleSet | None]) -> None:
+        """Have loads of rules counted, and the revision of those in force told."""
+        self._config = ConfigRow(loads, rules)
+
+    def count(self, outcome: Outcome, source: Source) -> None:
+        """Count a request."""
+        self._requests.values[_PLACES[outcome, source]] += 1
+        if handover.is_idle:
+            handover.wake()
+
+    def rule(self, rule: Rule) -> RuleRow:
+        """The figures of a rule, which begin with 0. One that is written anew goes on with those that it had."""
+        row = self.named(rule.name, rule.tier or DEFAULT_TIER)
+        row.take(rule)
+        return row
+
+    def named(self, name: str, tier: str = DEFAULT_TIER) -> RuleRow:
+        """The figures under a name and a tier."""
+        labels = name, tier
+        row = self._rules.get(labels)
+        if row is None:
+            row = self._rules.setdefault(labels, RuleRow(name, tier))
+        return row
+
+    def rows(self) -> Iterable[Row]:
+        """All figures that only grow."""
+        yield self._requests
+        yield from list(self._rules.values())
+        if self._config is not None:
+            self._config.look()
+            yield self._config
+
+    def gauges(self) -> Iterable[Figure]:
+        """All other figures, as they stand."""
+        held: dict[str | None, int] = {}
+        for kept in self._keepers:
+            keeper = kept()
+            for charge in keeper.held if keeper is not None else ():
+                held[charge.rule] = held.get(charge.rule, 0) + 1
+        for row in list(self._rules.values()):
+            yield from row.gauges(held.get(row.labels[0], 0))
+        if self._config is not None:
+            yield from self._config.gauges()
+
+
+class LimiterCounts(Counts):
+    """Figures of a limiter. It knows no rules, and its keys and limits are the caller's, so all count as one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._row = self.named(LIMITER)
+
+    def decided(self, decision: Decision, source: Source) -> None:
+        """Count a decision of the limiter."""
+        if not decision.allowed:
+            outcome: Outcome = "refused"
+            self._row.count(REFUSED, 1.0)
+        else:
+            outcome = "delayed" if decision.delay else "admitted"
+            self._row.count(ADMITTED, (decision.limit - decision.remaining) / decision.limit)
+        self.count(outcome, source)
+
+    def failed(self) -> None:
+        """Count a call that the store has failed for."""
+        self.count("failed_closed", "nobody")
+
+
+class PlainCounter:
+    """Counts the decisions about plain plans of one template."""
+
+    __slots__ = ("_rules",)
+
+    def __init__(self, template: PlanTemplate, rows: Sequence[RuleRow]) -> None:
+        rules: dict[RuleRow, tuple[bool, list[tuple[int, int, int, int]]]] = {}
+        place = 0
+        for row, (bucket, cost, enforced, _) in zip(rows, template.buckets):
+            _, windows = rules.setdefault(row, (enforced, []))
+            for limit in bucket.limits:
+                windows.append((place, cost * limit.period_us, limit.period_us, limit.burst))
+                place += 1
+        self._rules = [(row.values, enforced, windows) for row, (enforced, windows) in rules.items()]
+
+    def count(self, reading: Reading) -> None:
+        """Count what follows from a reading of the template."""
+        buckets: Any = reading.buckets
+        if not reading.admitted:
+            self._refused(buckets.debts)
+            return
+        debts = buckets.debts
+        for values, _, windows in self._rules:
+            share = 0.0
+            for place, increment, ticks, burst in windows:
+                used = -(-(debts[place] + increment) // ticks) / burst
+                if used > share:  # noqa: PLR1730 - max() takes longer
+                    share = used
+            bucket = bisect_left(_BOUNDS, share)
+            values[ADMITTED] += 1
+            values[COUNTS + bucket] += 1
+            values[SUMS + bucket] += share
+
+    def _refused(self, debts: Sequence[int]) -> None:
+        """Count a plan that was refused, by the ticks that each window owes: the rules that had no room."""
+        for values, enforced, windows in self._rules:
+            if any(debts[place] + increment > ticks * burst for place, increment, ticks, burst in windows):
+                share = max([-(-debts[place] // ticks) / burst for place, _, ticks, burst in windows])
+                bucket = bisect_left(_BOUNDS, share)
+                values[REFUSED if enforced else SHADOW_REFUSED] += 1
+                values[COUNTS + bucket] += 1
+                values[SUMS + bucket] += share
+
+
+def count_decision(decision: Decision, rows: Callable[[Charge], RuleRow | None]) -> None:
+    """Count a decision for each of its rules: for those that were charged, and for those that had no room."""
+    found: dict[RuleRow, tuple[int, float]] = {}
+    for bucket in decision.evidence:
+        row = rows(bucket.charge) if bucket.charge.bucket.algorithm.IS_LIMIT or bucket.after is None else None
+        if row is None:
+            continue
+        outcome = ADMITTED if bucket.after is not None else REFUSED if bucket.charge.enforced else SHADOW_REFUSED
+        share = _used(bucket, is_charged=decision.is_charged)
+        worst, most = found.get(row, (ADMITTED, 0.0))
+        found[row] = (outcome if worst == ADMITTED else worst), max(share, most)
+    for row, (outcome, share) in found.items():
+        if outcome != ADMITTED or decision.allowed:
+            row.count(outcome, share)
+
+
+def _used(bucket: BucketReading, *, is_charged: bool) -> float:
+    """Used share of the fullest window of a bucket after a decision. One that is banned has none left."""
+    charge, before, after = bucket
+    algorithm = charge.bucket.algorithm
+    if not algorithm.IS_LIMIT:
+        return 1.0
+    states = after if is_charged and after is not None else before
+    return max([algorithm.used(state, limit) / limit.burst for limit, state in zip(charge.bucket.limits, states)])
+
+
+@contextmanager
+def counted_waiting(rows: Iterable[RuleRow]) -> Iterator[None]:
+    """Count a request as waiting for its turn under rules."""
+    for row in rows:
+        row.waiting[0] += 1
+    try:
+        yield
+    finally:
+        for row in rows:
+            row.waiting[0] -= 1
+
+
+class Loads(Protocol):
+    """Loads of the rules of a gate."""
+
+    ok: int
+    rejected: int
+    was_ok: bool
+    at: float
+
+
+class ConfigRow(Row):
+    """Loads of the rules of a gate, which counts them itself, and the rules in force, which ``rules`` gives."""
+
+    __slots__ = ("_known", "_loads", "_rules")
+
+    def __init__(self, loads: Loads, rules: Callable[[], RuleSet | None]) -> None:
+        super().__init__([loads.ok, loads.rejected])
+        self._loads = loads
+        self._rules = rules
+        self._known: tuple[ref[RuleSet], int] | None = None
+        """The rule set that was in force the last time, and its revision."""
+
+    def look(self) -> None:
+        """Look how many there have been."""
+        self.values[:] = self._loads.ok, self._loads.rejected
+
+    def tell(self, observer: Observer, before: Sequence[Any] | None, now: Sequence[Any]) -> None:
+        """Tell what has come since."""
+        for place, result in enumerate(instruments.CONFIG_LOADS.values["result"]):
+            new = now[place] - (before[place] if before else 0)
+            if new or not before:
+                observer.add(instruments.CONFIG_LOADS, (result,), new)
+
+    def gauges(self) -> Iterable[Figure]:
+        """The last load, and the rules in force."""
+        yield instruments.CONFIG_SUCCESS, (), int(self._loads.was_ok)
+        yield instruments.CONFIG_TIMESTAMP, (), self._loads.at
+        rules = self._rules()
+        if rules is not None:
+            if self._known is None or self._known[0]() is not rules:
+                self._known = ref(rules), revision(rules)
+            yield instruments.CONFIG_REVISION, (), self._known[1]
+
+
+class DiagnosticsRow(Row):
+    """Diagnoses of this process."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(times_logged)
+
+    def tell(self, observer: Observer, before: Sequence[Any] | None, now: Sequence[Any]) -> None:
+        """Tell what has come since."""
+        for diagnosis, new in zip(Diagnosis, news(before, now, 0, len(now))):
+            if new or not before:
+                observer.add(instruments.DIAGNOSTICS, (diagnosis.code,), new)
+
+
+class ProcessCounts:
+    """Figures of this process as a whole."""
+
+    def __init__(self) -> None:
+        self._diagnostics = DiagnosticsRow()
+
+    def rows(self) -> Iterable[Row]:
+        """Diagnoses."""
+        return (self._diagnostics,)
+
+    def gauges(self) -> Iterable[Figure]:
+        """None."""
+        return ()
+
+
+_process_counts = ProcessCounts()
+
+
+def observe(observers: Iterable[Observer], *counted: tuple[Counted, object]) -> None:
+    """Hand over what is counted, each for as long as its owner lives, and what is counted in this process as a whole."""
+    handover.attach(observers, *counted, (_process_counts, _process_counts))
+
+
+def windows_of(limits: Iterable[Limit]) -> dict[str, int]:
+    """The counts of limits by the names of their periods, the least of equal ones."""
+    windows: dict[str, int] = {}
+    for limit in limits:
+        window = (unit_of(limit.period) or f"{limit.period}s") if limit.period else "at_once"
+        windows[window] = min(limit.count, windows.get(window, limit.count))
+    return windows
+
+
+def series(rules: RuleSet) -> int:
+    """The number of Prometheus series that the rules of a set make in a process. Keys, callers and paths make none."""
+    written = {(rule.name, rule.tier): rule for of_tier in rules.tiers.values() for rule in of_tier if not rule.exempt}
+    histogram = _BUCKETS + len(("sum", "count"))
+    return sum(
+        len(_RULE_OUTCOMES) + histogram + len(windows_of(rule.every_limit)) + _takes_slots(rule) + bool(rule.max_delay)
+        for rule in written.values()
+    )
+
+
+def _takes_slots(rule: Rule) -> bool:
+    return any(bucket.has_slots for bucket in rule.buckets)

@@ -1,0 +1,172 @@
+"""The one table of all figures: of it are made the instruments of observers and the table in the docs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from limitgate.diagnostics import Diagnosis
+from limitgate.limits.plan import Source
+
+Outcome = Literal["unlimited", "admitted", "shadow_refused", "delayed", "failed_open", "refused", "failed_closed"]
+"""Outcome of a request, in the order in which one makes up for another where several gates or limits have decided."""
+RuleOutcome = Literal["admitted", "refused", "shadow_refused"]
+"""Outcome of one rule for a request."""
+Result = Literal["ok", "timeout", "connection", "oom", "reply"]
+"""Result of a call to a store."""
+Kind = Literal["counter", "gauge", "up_down", "histogram"]
+Joined = Literal["sum", "min", "max", "each"]
+"""How the values of a gauge in several processes, or in several gates of a process, make one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Instrument:
+    """One figure: a name, a kind, and the labels that tell its series apart."""
+
+    name: str
+    """Name in OpenTelemetry."""
+    kind: Kind
+    unit: str
+    """Unit by UCUM, as OpenTelemetry has it."""
+    meaning: str
+    """Description in one line."""
+    labels: tuple[str, ...] = ()
+    values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By label, the values that it may have where these are known here."""
+    bounds: tuple[float, ...] = ()
+    """Upper bounds of the buckets of a histogram, the last one, infinity, left out."""
+    joined: Joined = "sum"
+    """How gauges of several processes make one: the sum or the extreme of the live ones, or each for itself, by its pid."""
+
+    @property
+    def prometheus_name(self) -> str:
+        """Name in Prometheus, as the exporter of OpenTelemetry makes it too."""
+        seconds = "_seconds" if self.unit == "s" else ""
+        return self.name.replace(".", "_") + seconds + ("_total" if self.kind == "counter" else "")
+
+
+REQUESTS = Instrument(
+    "limitgate.requests",
+    "counter",
+    "{request}",
+    "Requests, each once, by what became of it and where that was decided.",
+    ("outcome", "decided_by"),
+    {"outcome": get_args(Outcome), "decided_by": get_args(Source)},
+)
+RULE_DECISIONS = Instrument(
+    "limitgate.rule.decisions",
+    "counter",
+    "{decision}",
+    "Decisions of each rule: it was charged, it had no room, or it had none and is a shadow.",
+    ("rule", "tier", "outcome"),
+    {"outcome": get_args(RuleOutcome)},
+)
+RULE_UTILIZATION = Instrument(
+    "limitgate.rule.utilization",
+    "histogram",
+    "1",
+    "Used share of a rule's fullest window after each of its decisions; above 1 where turns are booked or shortfalls owed.",
+    ("rule", "tier"),
+    bounds=(0.1, 0.25, 0.5, 0.8, 0.9, 1.0, 1.5, 2.0),
+)
+RULE_LIMIT = Instrument(
+    "limitgate.rule.limit",
+    "gauge",
+    "{request}",
+    "Count of each written limit, by its period.",
+    ("rule", "tier", "window"),
+    joined="max",
+)
+RULE_IN_FLIGHT = Instrument(
+    "limitgate.rule.in_flight",
+    "up_down",
+    "{request}",
+    "Requests in flight that hold a slot of a rule with a concurrency.",
+    ("rule", "tier"),
+)
+RULE_WAITING = Instrument(
+    "limitgate.rule.waiting",
+    "up_down",
+    "{request}",
+    "Requests that wait for their turn under a rule with a max_delay.",
+    ("rule", "tier"),
+)
+STORE_DURATION = Instrument(
+    "limitgate.store.operation.duration",
+    "histogram",
+    "s",
+    "Duration of each call to the store, which many requests may share. Memory is not called.",
+    ("store", "result"),
+    {"result": get_args(Result)},
+    bounds=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
+)
+STORE_UP = Instrument(
+    "limitgate.store.up",
+    "gauge",
+    "1",
+    "1 while requests wait for the store, 0 while it does not answer and on_error decides.",
+    ("store",),
+    joined="min",
+)
+STORE_OUTAGES = Instrument(
+    "limitgate.store.outages",
+    "counter",
+    "{outage}",
+    "Times that requests stopped waiting for a server of the store.",
+    ("store",),
+)
+CONFIG_LOADS = Instrument(
+    "limitgate.config.loads",
+    "counter",
+    "{load}",
+    "Rule sets that were read: taken over, or rejected.",
+    ("result",),
+    {"result": ("ok", "rejected")},
+)
+CONFIG_SUCCESS = Instrument(
+    "limitgate.config.last_load_success",
+    "gauge",
+    "1",
+    "1 if the last rule set that was read is in force, 0 if it was rejected.",
+    joined="min",
+)
+CONFIG_TIMESTAMP = Instrument(
+    "limitgate.config.last_load_timestamp",
+    "gauge",
+    "s",
+    "Unix time at which the rules in force were read.",
+    joined="min",
+)
+CONFIG_REVISION = Instrument(
+    "limitgate.config.revision",
+    "gauge",
+    "1",
+    "First 12 hex digits of the SHA-256 of the rule set, as a number: equal where rules are equal.",
+    joined="each",
+)
+DIAGNOSTICS = Instrument(
+    "limitgate.diagnostics",
+    "counter",
+    "{diagnosis}",
+    "Diagnoses that were logged, by their code.",
+    ("code",),
+    {"code": tuple(each.code for each in Diagnosis)},
+)
+
+INSTRUMENTS = (
+    REQUESTS,
+    RULE_DECISIONS,
+    RULE_UTILIZATION,
+    RULE_LIMIT,
+    RULE_IN_FLIGHT,
+    RULE_WAITING,
+    STORE_DURATION,
+    STORE_UP,
+    STORE_OUTAGES,
+    CONFIG_LOADS,
+    CONFIG_SUCCESS,
+    CONFIG_TIMESTAMP,
+    CONFIG_REVISION,
+    DIAGNOSTICS,
+)

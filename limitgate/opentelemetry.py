@@ -1,0 +1,87 @@
+"""Figures for OpenTelemetry: ``observers=["opentelemetry"]``. Needs its API only; the SDK is the application's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from limitgate.extras import extra
+
+with extra("opentelemetry", "opentelemetry"):
+    from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider, Observation, get_meter
+
+from limitgate.forking import begin_anew_in_children
+from limitgate.observing.handover import handover
+from limitgate.observing.instruments import INSTRUMENTS, Instrument
+
+__all__ = ["OpenTelemetryObserver"]
+
+Callback = Callable[[CallbackOptions], Iterable[Observation]]
+
+
+class OpenTelemetryObserver:
+    """Keeps all figures in instruments of a meter provider, by default the global one, which may be set later.
+
+    Counters and gauges are observable instruments, so an export has what was counted just before, and a provider that is set
+    later has everything since the start. A histogram gets one ``record`` for each observation, as the API takes no more at
+    once, with the mean of what is new in the bucket: counts and sums are exact, least and greatest are not. Observers of the
+    same provider are equal.
+    """
+
+    def __init__(self, meter_provider: MeterProvider | None = None) -> None:
+        self._meter_provider = meter_provider
+        self._values: dict[Instrument, dict[tuple[str, ...], float]] = {each: {} for each in INSTRUMENTS}
+        meter = get_meter("limitgate", meter_provider=meter_provider)
+        self._histograms: dict[Instrument, Histogram] = {}
+        for each in INSTRUMENTS:
+            if each.kind == "histogram":
+                self._histograms[each] = meter.create_histogram(
+                    each.name, each.unit, each.meaning, explicit_bucket_boundaries_advisory=each.bounds
+                )
+            else:
+                _observable(meter, each)(each.name, [self._observing(each)], each.unit, each.meaning)
+        begin_anew_in_children(self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OpenTelemetryObserver) and other._meter_provider is self._meter_provider
+
+    def __hash__(self) -> int:
+        return hash((OpenTelemetryObserver, id(self._meter_provider)))
+
+    def begin_anew(self) -> None:
+        """In the child of a fork, which is another instance of the service: count from 0."""
+        for values in self._values.values():
+            values.clear()
+
+    def add(self, instrument: Instrument, labels: tuple[str, ...], amount: int) -> None:
+        """Add to a counter."""
+        values = self._values[instrument]
+        values[labels] = values.get(labels, 0) + amount
+
+    def set(self, instrument: Instrument, labels: tuple[str, ...], value: float) -> None:
+        """Set a gauge or an up-down counter."""
+        self._values[instrument][labels] = value
+
+    def record(self, instrument: Instrument, labels: tuple[str, ...], counts: Sequence[int], sums: Sequence[float]) -> None:
+        """Record observations in a histogram."""
+        record, attributes = self._histograms[instrument].record, dict(zip(instrument.labels, labels))
+        for count, total in zip(counts, sums):
+            for _ in range(count):
+                record(total / count, attributes)
+
+    def _observing(self, instrument: Instrument) -> Callback:
+        """Make the function that an export asks for the present values of an instrument."""
+        values = self._values[instrument]
+
+        def observe(_: CallbackOptions) -> Iterable[Observation]:
+            handover.hand_over(waits=False)  # the exporter may hold a lock that whoever hands over is waiting for
+            return [Observation(value, dict(zip(instrument.labels, labels))) for labels, value in list(values.items())]
+
+        return observe
+
+
+def _observable(meter: Meter, instrument: Instrument) -> Callable[..., Any]:
+    """The method of a meter that makes an instrument of its kind."""
+    if instrument.kind == "counter":
+        return meter.create_observable_counter
+    return meter.create_observable_gauge if instrument.kind == "gauge" else meter.create_observable_up_down_counter
