@@ -9,14 +9,14 @@ A request reads downwards: middleware > exchange > gate > rules, keys > stores >
     overload/        how many requests this process can work on at the moment, and who is let in; pure
     http/            request, client address, paths, response (header styles, 429, 503); pure
     rules/           rule, tiers, callers, key parts, files (YAML), settings, decorators, lint
-    observing/       what is told of a service while it runs: episodes of refusals
+    observing/       what is told of a service while it runs: figures, and episodes of refusals
     routes/          what is known of a framework's routes; overview and OpenAPI
     stores/          a plan becomes a reading, the only I/O; memory, and redis/ with aio/ and threads/
     gate/            a request becomes an answer: planner, identity, admission, gate, fallback, wait queues, build, reload
     exchange/        what passes between application and server: ASGI, WSGI; usage
     limiter/         the engine without HTTP: limiter, operations, reservation, slot, pace, stored limits
     outbound/        polite clients; for httpx.py, requests.py and urllib3.py
-    fastapi.py, flask.py, django/    integrations, thin
+    fastapi.py, flask.py, django/    integrations, thin; prometheus.py, opentelemetry.py for figures
     command/         the command `limitgate`: a module per verb; also python -m limitgate, __main__.py
     replay/          access logs through rules
     testing.py       for tests of applications: nothing limited, a clock that stands still
