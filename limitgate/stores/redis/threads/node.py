@@ -153,7 +153,7 @@ class Node:
 
     def close(self) -> None:
         """Close the connections that no thread is using, and stop looking for the server."""
-        self._connections.close_idle()
+        self._connections.close()
         self._server.begin_anew()
 
     def connect(self) -> None:
@@ -162,7 +162,7 @@ class Node:
 
     def retire(self) -> None:
         """Close for good, whatever is in use as soon as it no longer is."""
-        self._connections.close()
+        self._connections.retire()
         self.close()
 
     def probe(self, breaker: Breaker, connecting: Patience) -> None:

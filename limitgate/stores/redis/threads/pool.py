@@ -36,7 +36,9 @@ class ConnectionPool:
         self._changed = threading.Condition(self._lock)
         self._wanted = self._connecting = 0
         self._failure: tuple[float, Exception | None] = 0.0, None
-        self._closed = False
+        self._retired = False
+        self._closings = 0
+        """Calls of `close` so far."""
 
     def take(self, patience: Patience, *, by_looking: bool = False) -> SyncConnection:
         """Take a connection that is open and has nothing left to read. Raises `StoreError` once ``patience`` is over.
@@ -56,7 +58,7 @@ class ConnectionPool:
         if self._wanted:  # whoever begins to wait after this look finds it among the idle ones
             with self._lock:
                 self._changed.notify()
-        if self._closed:
+        if self._retired:
             self.close_idle()
 
     def close_idle(self) -> None:
@@ -65,9 +67,14 @@ class ConnectionPool:
             connection.close()
 
     def close(self) -> None:
-        """Close all connections as they become idle."""
-        self._closed = True
+        """`close_idle`, and keep none that is being made unless a thread waits for it when it is there."""
+        self._closings += 1  # without the lock, as a signal's handler may close while its thread holds that
         self.close_idle()
+
+    def retire(self) -> None:
+        """Close all connections as they become idle."""
+        self._retired = True
+        self.close()
 
     def _pop(self) -> SyncConnection | None:
         """An idle connection, the newest first so that the others can age; None if there is none."""
@@ -96,7 +103,7 @@ class ConnectionPool:
     def _begin_to_connect(self) -> bool:
         """Have another thread connect. False if none can be started now."""
         try:
-            background.start("connect", self._connect)
+            background.start("connect", self._connect, self._closings)
         except RuntimeError:
             return False
         self._connecting += 1
@@ -123,7 +130,8 @@ class ConnectionPool:
         finally:
             patience.waited_in_vain(monotonic() - began)
 
-    def _connect(self) -> None:
+    def _connect(self, closings: int) -> None:
+        """Connect; ``closings`` tells whether the pool was closed meanwhile."""
         began = monotonic()
         connection: SyncConnection | None = None
         failure: Exception | None = None
@@ -134,12 +142,13 @@ class ConnectionPool:
         finally:  # also where this thread is killed, as gevent can
             with self._lock:
                 self._connecting -= 1
+                is_awaited = self._wanted > 0
                 if connection is None:
                     self._failure = began, failure
                 else:
                     self._idle.append(connection)
                 self._changed.notify_all()
-        if self._closed:
+        if not is_awaited and (self._retired or closings != self._closings):
             self.close_idle()
 
 

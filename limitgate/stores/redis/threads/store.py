@@ -167,7 +167,7 @@ class RedisStore(RedisReplies):
     def close(self) -> None:
         """Give back what was taken in advance, and close the connections that no thread is using.
 
-        One that is being made is kept for the next call.
+        One that is being made is kept only if a call waits for it.
         """
         use = self._this_thread.use
         use.closes = use.is_asking

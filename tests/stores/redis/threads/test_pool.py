@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import pytest
 
-from limitgate import RedisStore
+from limitgate import RedisStore, StoreError
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge
 from limitgate.limits.template import PlainPlan, PlanTemplate
@@ -148,3 +148,48 @@ def test_who_waits_for_a_connection_gets_the_next_that_is_given(monkeypatch: pyt
         may_connect.set()
         connection.close()
         pool.close()
+
+
+@pytest.mark.parametrize("close", [ConnectionPool.close, ConnectionPool.retire])
+@pytest.mark.parametrize("is_needed", [False, True])
+def test_a_connection_that_comes_after_closing(close: Any, *, is_needed: bool) -> None:
+    """It is closed at once if nobody waits for it any more; a thread that waits gets it."""
+    may_connect, opened = threading.Event(), Opened()
+
+    def dial(**_: Any) -> Opened:
+        may_connect.wait(PATIENT)
+        return opened
+
+    pool = ConnectionPool(dial)  # type: ignore[arg-type]
+    with pytest.raises(StoreError, match="no connection to Redis within the timeout"):
+        pool.take(Patience(0.001))
+    close(pool)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(pool.take, Patience(PATIENT)) if is_needed else None
+        while pool._wanted < is_needed:
+            time.sleep(0.0001)
+        may_connect.set()
+        if waiting is not None:
+            waiting.result().close()
+    deadline = time.monotonic() + PATIENT
+    while opened.peer.fileno() != -1:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert not pool._idle
+
+
+def test_a_pool_that_was_closed_keeps_connections_again() -> None:
+    """One that a call begins after closing serves the next, even if the call itself has given up."""
+    may_connect, opened = threading.Event(), Opened()
+
+    def dial(**_: Any) -> Opened:
+        may_connect.wait(PATIENT)
+        return opened
+
+    pool = ConnectionPool(dial)  # type: ignore[arg-type]
+    pool.close()
+    with pytest.raises(StoreError, match="no connection to Redis within the timeout"):
+        pool.take(Patience(0.001))
+    may_connect.set()
+    pool.take(Patience(PATIENT)).close()
+    assert pool._connecting == 0
