@@ -60,6 +60,9 @@ def users() -> Iterator[list[User]]:
         for model in (User, Session):
             editor.create_model(model)
     yield [User.objects.create_user(name) for name in ("ann", "bob")]
+    with connection.schema_editor() as editor:  # the module may get its turn once more in this process
+        for model in (Session, User):
+            editor.delete_model(model)
     connections.close_all()
     asyncio.run(sync_to_async(connections.close_all)())
 

@@ -123,14 +123,17 @@ def settled(door: Door, condition: Callable[[], bool], seconds: float = 20.0) ->
     return True
 
 
-def visitors(cluster: RedisCluster, *but: RedisServer) -> int:
-    """Connections of clients to all nodes that run, but for those that ask, and those of nodes to each other."""
-    return sum(_clients(node) for node in cluster.nodes if node not in but)
+def visitors(cluster: RedisCluster) -> set[tuple[int, str]]:
+    """Connections of clients to all nodes, but for those that ask, and those of nodes to each other: ports and ids.
+
+    An earlier test's may be among them for a while, as a server notices only after a moment that somebody has left.
+    """
+    return {(node.port, name) for node in cluster.nodes for name in _clients(node)}
 
 
-def _clients(node: RedisServer) -> int:
+def _clients(node: RedisServer) -> set[str]:
     with node.client() as client:
-        return len(client.client_list(_type="normal")) - 1
+        return {each["id"] for each in client.client_list(_type="normal")} - {str(client.client_id())}
 
 
 def nodes_of(door: Door) -> Any:

@@ -16,9 +16,16 @@ class Note(NamedTuple):
 
 
 async def note(fields: dict[str, str]) -> None:
-    """Take as long as ``JOBS_TAKE`` says, then write to the file ``JOBS_FILE``."""
+    """Write to the file `begun`, take as long as ``JOBS_TAKE`` says, then write to the file ``JOBS_FILE``."""
+    file = Path(os.environ["JOBS_FILE"])
+    _write(fields["job"], begun(file))
     await asyncio.sleep(float(os.environ.get("JOBS_TAKE", "0")))
-    _write(fields["job"], Path(os.environ["JOBS_FILE"]))
+    _write(fields["job"], file)
+
+
+def begun(file: Path) -> Path:
+    """The file for jobs that were begun, beside the one for those that were done."""
+    return file.with_name("begun")
 
 
 async def fail_first(fields: dict[str, str]) -> None:

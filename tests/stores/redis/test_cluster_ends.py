@@ -36,14 +36,14 @@ def test_a_closed_store_leaves_nothing(door: Door, redis_cluster: RedisCluster) 
     charges = [charge(key_on(place)) for place in (0, 1, 2)]
     for _ in range(2):
         door.crowd([plan(*charges)] * 20)
-        assert visitors(redis_cluster) > before
+        assert visitors(redis_cluster) - before
         if isinstance(door, AsyncDoor):
             door.run(door.store.aclose())
             tasks = door.run(_tasks())
             assert tasks == []
         else:
             door.close()
-        assert settled(door, lambda: visitors(redis_cluster) == before)
+        assert settled(door, lambda: visitors(redis_cluster) <= before)
     assert settled(door, lambda: not [thread for thread in threading.enumerate() if _is_ours(thread) and thread not in mine])
     gc.collect()
 
@@ -83,7 +83,7 @@ def test_a_loop_that_ends_gives_back_first(redis_cluster: RedisCluster) -> None:
     with contextlib.closing(KINDS["threads"](redis_cluster.url)) as door:
         assert used(door, loose, tight) == [1, 1]
     assert store.not_given_back == 0
-    assert settled(door, lambda: visitors(redis_cluster) == before)
+    assert settled(door, lambda: visitors(redis_cluster) <= before)
 
 
 @pytest.mark.parametrize("turns", range(1, 7))
@@ -99,7 +99,7 @@ async def test_closing_fails_what_still_waits(redis_cluster: RedisCluster, turns
     await store.aclose()
     await asyncio.gather(*requests, return_exceptions=True)
     assert await _tasks() == []
-    await until(lambda: visitors(redis_cluster) == before)
+    await until(lambda: visitors(redis_cluster) <= before)
 
 
 def test_loops_side_by_side(redis_cluster: RedisCluster) -> None:
@@ -172,10 +172,10 @@ def test_seeds_by_another_name(redis_cluster: RedisCluster) -> None:
     for kind in KINDS.values():
         with contextlib.closing(kind(url)) as door:
             assert door.spend(plan(*charges)).admitted
-            assert settled(door, lambda: visitors(redis_cluster) <= before + 3)
+            assert settled(door, lambda: len(visitors(redis_cluster) - before) <= 3)
             door.idle(0.3)
             assert {host for host, _ in nodes_of(door)} == {"127.0.0.1"}
-        assert settled(door, lambda: visitors(redis_cluster) == before)
+        assert settled(door, lambda: visitors(redis_cluster) <= before)
 
 
 def test_one_seed_is_enough(redis_cluster: RedisCluster) -> None:
