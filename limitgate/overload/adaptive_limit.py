@@ -33,8 +33,6 @@ IDLE_S = 1.0
 """Seconds without a request after which a window teaches nothing."""
 TICK_S = 0.1
 """Seconds between two looks at what depends on time."""
-MUCH_FASTER = 0.85
-"""Share of the baseline below which requests in a dip were so fast that another dip soon tells more."""
 SMALL_LIMIT = 16
 """Limits up to this one need no dips for requests that are faster than half of ``delay``: errors of R0 do no harm there."""
 
@@ -68,9 +66,9 @@ class Served(NamedTuple):
 class AdaptiveLimit:
     """The limit on requests in flight of a piece of work in this process, and everything that it has learned.
 
-    ``wall_offset`` gives what to add to ``now`` for the time of the wall clock, at which processes measure together; ``now`` is
-    monotonic, in seconds. ``guard`` is that of the event loop on which the work is done, for work that is done on one.
-    ``reserve`` is kept for higher priorities, ``max_delay`` is how long a request may wait for a place, in seconds.
+    ``now`` is monotonic, in seconds; ``wall_offset`` gives what to add to it for the time of the wall clock, at which processes
+    measure together. ``reserve`` is the share that is kept for higher priorities, ``max_delay`` how long a request may wait for
+    a place, in seconds.
 
     Whoever has threads calls it from one at a time.
     """
@@ -80,7 +78,6 @@ class AdaptiveLimit:
         options: Adaptive,
         *,
         wall_offset: Callable[[], float],
-        guard: LagGuard | None = None,
         reserve: Fraction | None = None,
         max_delay: float = 0.0,
     ) -> None:
@@ -91,11 +88,9 @@ class AdaptiveLimit:
         self._baselines = Baselines()
         self._law = LittlesLaw(options)
         self._wall_offset = wall_offset
-        self._guard = guard
         self._schedule = Schedule()
         self._dip: Dip | None = None
         self._recent = RecentShare()
-        self._thinning = Thinning()
         self._line: WaitingLine[Ticket] | None = None
         self._displaced: list[Ticket] = []
         self._top = 0
@@ -127,34 +122,32 @@ class AdaptiveLimit:
         """Go on under other options, with everything that was learned."""
         self._law.reconfigure(options)
         self._has_reserve = reserve is not None
-        self._thin(Thinning())
         for level in self.levels.values():
             level.keep(reserve)
-        if max_delay or self._line:
-            self._line = self._line or WaitingLine(max_delay)
+        self._restart_thinning()
+        if self._line is None and max_delay:
+            self._line = WaitingLine(max_delay)
+        elif self._line is not None:  # who waits gives way where nobody may any more
             self._line.max_delay = max_delay
-        else:
-            self._line = None
         self._make_room()
 
     def begin(
-        self, now: float, request_class: Hashable, priority: Priority = NORMAL, *, asks_guard: bool = True
+        self, now: float, request_class: Hashable, priority: Priority = NORMAL, guard: LagGuard | None = None
     ) -> Ticket | Refusal:
         """Begin a request, or say why it is refused. A ticket that `waits` is called or gives way in `serve`.
 
-        Requests of a class take about the same time on an idle server: those of a route. ``asks_guard`` is false where another
-        limit has let the same request in, whose guard is the same.
+        Requests of a class take about the same time on an idle server: those of a route. ``guard`` is that of the event loop on
+        which the work is done, None where there is none, and where another limit has already asked it about the same request.
         """
         if now >= self._due:
             self._tick(now)
         level = self.levels[priority]
         if level.kept < 1 and not level.passes_thinning():
             level.thinned += 1
-            self._has_refused = True
             return "thinned"
         if self.in_flight >= level.room or (self._line is not None and self._line.is_before(priority)):
             return self._wait_or_refuse(now, request_class, level)
-        if self._guard is not None and asks_guard and self._guard.refuses(now, level.budget):
+        if guard is not None and guard.refuses(now, level.budget):
             level.lag += 1
             self._has_refused = True
             return "lag"
@@ -219,12 +212,12 @@ class AdaptiveLimit:
             return math.inf
         return now if self._displaced else self._line.due_at(now)
 
-    def retry_after_s(self, now: float, random: Callable[[], float]) -> int:
+    def retry_after_s(self, random: Callable[[], float]) -> int:
         """Whole seconds after which a refused request may come back: the more were refused in the last second, the later.
 
         ``random`` gives numbers from 0 up to 1, so that a crowd does not come back at once.
         """
-        return retry_after_s(self._recent.of(now, *self._totals()), random)
+        return retry_after_s(self._recent.of(*self._totals()), random)
 
     def _wait_or_refuse(self, now: float, request_class: Hashable, level: PriorityLevel) -> Ticket | Refusal:
         self._has_refused = self._has_no_room = True
@@ -268,7 +261,7 @@ class AdaptiveLimit:
             span_s=now - self._opened,
             count=sum([each.count for each in seen]),
             seconds=sum([each.seconds for each in seen]),
-            base_s=sum([each.count * each.mean_s for each in seen]),
+            base_s=sum([each.base_s for each in seen]),
             untaught_s=self._untaught_s,
             failed=self._failed,
             has_refused=self._has_refused,
@@ -309,22 +302,24 @@ class AdaptiveLimit:
             if not wait_s:
                 self._begin_dip(now, is_shared=self._schedule.begin(wall))
         if self._has_reserve:
-            totals = {priority: (level.admitted, level.limit + level.lag) for priority, level in self.levels.items()}
-            self._thinning.step(totals)
-            self._thin(self._thinning)
+            self._thinning.step()
+            self._thin()
 
     def _rest(self, now: float) -> None:
         """Nobody came for a while. What is known stays; what presses does not."""
         self._law.rest()
         self._dip = None
-        self._thin(Thinning())
+        self._restart_thinning()
         self._open_window(now)
         self._make_room()
 
-    def _thin(self, thinning: Thinning) -> None:
-        self._thinning = thinning
+    def _restart_thinning(self) -> None:
+        self._thinning = Thinning(self.levels)
+        self._thin()
+
+    def _thin(self) -> None:
         for priority, level in self.levels.items():
-            level.kept = thinning.kept(priority)
+            level.kept = self._thinning.kept(priority)
 
     def _may_dip(self, now: float) -> bool:
         law = self._law
@@ -351,11 +346,11 @@ class AdaptiveLimit:
     def _end_dip(self, dip: Dip, now: float) -> None:
         seen = list(self._baselines.seen())
         if dip.count >= LEAST:
-            base_s = sum([each.count * each.mean_s for each in seen])
-            self._law.wants_dip = sum([each.seconds for each in seen]) < MUCH_FASTER * base_s
+            before_s = sum([each.base_s for each in seen])
             for each in seen:
-                if dip.is_shared or each.seconds < each.count * each.mean_s:
+                if dip.is_shared or each.seconds < each.base_s:
                     each.learn(now)
+            self._law.rebase(sum([each.seconds for each in seen]), before_s, sum([each.base_s for each in seen]))
         self._dip = None
         self._open_window(now)
         self._make_room()

@@ -42,6 +42,11 @@ class Baseline:
         self._least = self._least_before = math.inf
         self._least_since = -math.inf
 
+    @property
+    def base_s(self) -> float:
+        """Seconds that the requests of the window would have taken on an idle server."""
+        return self.count * self.mean_s
+
     def begin_with(self, took_s: float) -> None:
         """Learn from one of the first requests."""
         self.known += 1

@@ -6,7 +6,7 @@ is what is in flight if each may queue for d = max((tolerance - 1) R0, delay):
     L = B + X d + 1
 
 The one more is why equal processes on one bottleneck come to equal shares: it is more to those that have less.
-It moves only while pressed, when something was refused or the limit was reached: an idle service teaches nothing.
+It moves only while pressed, when somebody was refused or the limit was reached: an idle service teaches nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ DOWN = 0.4
 FAILED_SHARE = 0.1
 """Share of failed requests in a window above which the limit is cut to `AFTER_FAILURES`."""
 AFTER_FAILURES = 0.9
+MUCH_FASTER = 0.85
+"""Share of the baseline below which requests in a dip were so fast that another dip soon tells more."""
 CUT = 0.7
 """How far a limit has to fall for requests to get faster, if a queue of ours makes them slow."""
 STILL_SLOW = 0.85
@@ -50,7 +52,7 @@ class Window:
     """Seconds that other requests, of which nothing is learned, were in flight, at most as long as on an idle server."""
     failed: int = 0
     has_refused: bool = False
-    """True if any were refused, for whatever reason."""
+    """True if any were refused for want of room or because the event loop was late."""
     is_full: bool = False
     """True if the limit was reached."""
     most_in_flight: int = 0
@@ -102,6 +104,12 @@ class LittlesLaw:
     def rest(self) -> None:
         """Note that nobody came for a while: nothing presses any more, and the rest stays."""
         self.pressed_since, self.wants_dip, self._slow = None, False, None
+
+    def rebase(self, took_s: float, before_s: float, after_s: float) -> None:
+        """Learn from a dip: seconds that its requests took, and would have taken by the baselines before and after."""
+        self.wants_dip = took_s < MUCH_FASTER * before_s
+        if after_s < before_s:  # so that the next dip is deep enough; upwards it may be some queue, and windows will tell
+            self.base_in_flight *= after_s / before_s
 
     def update(self, window: Window, now: float) -> bool:
         """Learn from a window that ends now. True if its requests took their time without a queue of ours, as a baseline."""

@@ -43,6 +43,11 @@ class PriorityLevel:
         self._credit = 0.5
 
     @property
+    def refused(self) -> int:
+        """Requests refused, but for those that were thinned."""
+        return self.limit + self.lag
+
+    @property
     def shed(self) -> int:
         """Requests refused, for whatever reason."""
         return self.limit + self.lag + self.thinned
@@ -81,10 +86,9 @@ class RecentShare:
             totals.popleft()
         totals.append((now, came, shed))
 
-    def of(self, now: float, came: int, shed: int) -> float:
+    def of(self, came: int, shed: int) -> float:
         """The share, from 0 to 1, given the totals of now."""
-        self.note(now, came, shed)
-        _, came_before, shed_before = self._totals[0]
+        _, came_before, shed_before = self._totals[0] if self._totals else (0.0, 0, 0)
         return (shed - shed_before) / (came - came_before) if came > came_before else 0.0
 
 

@@ -292,7 +292,7 @@ class EventLoop:
         self.results, self.now = results, 0.0
         self._cpu_s, self._await_s = cpu_s, await_s
         self._guard = LagGuard()
-        self._limit = AdaptiveLimit(Adaptive(), wall_offset=float, guard=self._guard, reserve=reserve)
+        self._limit = AdaptiveLimit(Adaptive(), wall_offset=float, reserve=reserve)
         self._beat_at = self._guard.start(0.0)
         self._ready: list[Request] = []
         self._awaiting: deque[tuple[float, Request]] = deque()
@@ -321,7 +321,7 @@ class EventLoop:
     def _step(self, request: Request) -> None:
         """Do a part of the work of a request, if it is let in."""
         if not request.steps:
-            ticket = self._limit.begin(self.now, request.kind, request.priority)
+            ticket = self._limit.begin(self.now, request.kind, request.priority, self._guard)
             if not isinstance(ticket, Ticket):
                 self.now += REFUSE_S
                 self.results.refuse(request)

@@ -124,11 +124,11 @@ def test_two_rules_around_the_same_work(load) -> None:
 
 @pytest.mark.parametrize(("load", "share"), [(0.5, 0.99), (1, 0.863), (2, 0.963), (10, 0.955)])
 def test_fast_and_slow_requests_in_one_rule(load, share) -> None:
-    """Of ten requests nine take 5 ms and one 500: row d."""
+    """Of ten requests nine take 5 ms and one 500: row d, the mean of three seeds, as chance says how many slow ones come."""
     capacity = 10 / 0.0545
-    (results,) = pool(lambda _: load * capacity, seed=1, kinds=(0.9,), service_s=fast_or_slow)
-    assert results.share(capacity) >= HELD * share
-    assert results.quantile(0.99) <= 0.69
+    runs = [pool(lambda _: load * capacity, seed=n, kinds=(0.9,), service_s=fast_or_slow)[0] for n in range(1, 4)]
+    assert fmean([results.share(capacity) for results in runs]) >= HELD * share
+    assert max(results.quantile(0.99) for results in runs) <= 0.69
 
 
 def test_slower_work() -> None:
@@ -148,6 +148,17 @@ def test_cold_start() -> None:
     """A process that starts under five times its load serves at capacity in the first two seconds."""
     (results,) = pool(steady(5), seed=1, end=12, warm_s=0)
     assert results.rate(0, 2) >= HELD * 0.98 * POOL_CAPACITY
+
+
+def test_first_requests_that_are_slow() -> None:
+    """Those of a process that starts under five times its load and has to warm up take ten times as long."""
+
+    def service(random: Random, request: Request, now: float) -> float:
+        return 0.05 * random.uniform(0.8, 1.2) * (10 if now < 1 else 1)
+
+    (results,) = pool(steady(5), seed=1, end=30, warm_s=8, service_s=service)
+    assert results.share(POOL_CAPACITY) >= HELD * 0.98
+    assert results.quantile(0.99) <= 0.140 / HELD
 
 
 def test_gaps_without_requests() -> None:
@@ -188,7 +199,7 @@ def test_failures() -> None:
 
 
 @pytest.mark.parametrize(
-    ("load", "high", "normal"), [(0.5, 1, 1), (1, 0.96, 0.96), (1.5, 0.95, 0.94), (2, 0.94, 0.89), (5, 0.88, 0)]
+    ("load", "high", "normal"), [(0.5, 1, 1), (1, 0.96, 0.96), (1.5, 0.95, 0.91), (2, 0.94, 0.88), (5, 0.88, 0)]
 )
 @pytest.mark.parametrize("kind", ["pool", "loop"])
 def test_priorities(kind, load, high, normal) -> None:
@@ -202,6 +213,12 @@ def test_priorities(kind, load, high, normal) -> None:
     assert answered[0] >= HELD * high
     assert answered[1] >= HELD * normal
     assert answered[0] >= answered[1] - 0.01 >= answered[2] - 0.02
+
+
+def test_everybody_is_served_again_after_the_load() -> None:
+    """Five seconds after five times the load nobody is thinned any more."""
+    (results,) = pool(lambda now: 1000 if now < 20 else 100, seed=1, end=40, warm_s=26, priorities=(0.2, 0.3), make=reserving)
+    assert not results.shed.total()
 
 
 @pytest.mark.parametrize(("load", "share", "p99_s"), [(0.5, 1, 0.064), (1, 0.97, 0.145), (2, 0.99, 0.177)])

@@ -1,0 +1,342 @@
+"""Histories of requests, made by hand and at random, on a clock of the test's own."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Iterator
+from copy import deepcopy
+from fractions import Fraction
+from random import Random
+
+import pytest
+
+from limitgate.limits.priority import RESERVES
+from limitgate.overload.adaptive_limit import AdaptiveLimit, Ticket
+from limitgate.overload.lag_guard import LagGuard
+from limitgate.overload.options import Adaptive
+from tests.support.effort import EXAMPLES, FUZZED
+
+pytestmark = pytest.mark.usefixtures("_unwatched")
+
+WALL = 1000.0
+"""What the wall clock is ahead; a multiple of five seconds, so that dips are at those of the test's clock, too."""
+HISTORIES = 10 * EXAMPLES
+"""A million of them where `make fuzz` asks for 100,000 examples."""
+TENTH = Fraction(1, 10)
+
+
+def make(options: Adaptive | None = None, **other) -> AdaptiveLimit:
+    return AdaptiveLimit(options or Adaptive(), wall_offset=lambda: WALL, **other)
+
+
+def fill(limit: AdaptiveLimit, now: float, request_class: object = "a", priority="normal") -> list[Ticket]:
+    """Requests at a time, as many as are let in, and one that is refused."""
+    tickets = []
+    while isinstance(ticket := limit.begin(now, request_class, priority), Ticket) and not ticket.waits:
+        tickets.append(ticket)
+    return tickets
+
+
+def working(limit: AdaptiveLimit, begin: float, end: float, took_s: float = 0.05, connections: int = 10) -> Iterator[float]:
+    """Offer more requests than fit, which take so long on one of some connections each. Gives the times at which one ends."""
+    free, running = [begin] * connections, deque()
+    now = begin
+    while now < end:
+        for ticket in fill(limit, now):
+            heapq.heappush(free, max(now, heapq.heappop(free)) + took_s)
+            running.append((max(free), ticket))
+        now, ticket = running.popleft()
+        limit.done(ticket, now)
+        yield now
+    for _, ticket in running:
+        limit.done(ticket, now, "untaught")
+
+
+def work(limit: AdaptiveLimit, begin: float, end: float, **other) -> float:
+    """Have requests work until a time; returns when the last of them ended."""
+    return deque(working(limit, begin, end, **other), maxlen=1).pop()
+
+
+def test_it_starts_with_twenty() -> None:
+    limit = make()
+    assert len(fill(limit, 0.0)) == 20
+    assert (limit.limit, limit.in_flight) == (20, 20)
+    assert limit.begin(0.0, "a") == "limit"
+
+
+def test_a_place_comes_free_when_a_request_is_done() -> None:
+    limit = make()
+    ticket, *_ = fill(limit, 0.0)
+    limit.done(ticket, 0.1)
+    assert isinstance(limit.begin(0.1, "a"), Ticket)
+    assert limit.begin(0.1, "a") == "limit"
+
+
+@pytest.mark.parametrize("outcome", ["ok", "failed", "untaught"])
+def test_to_be_done_twice_changes_nothing(outcome) -> None:
+    limit = make()
+    ticket, *_ = fill(limit, 0.0)
+    for _ in range(3):
+        limit.done(ticket, 0.1, outcome)
+    assert limit.in_flight == 19
+
+
+def test_it_finds_what_the_work_can_do() -> None:
+    limit = make()
+    work(limit, 0, 29)
+    assert limit.rate == pytest.approx(200, rel=0.05)
+    assert limit.base_s_by_class["a"] == pytest.approx(0.05, rel=0.05)
+    assert limit.limit == pytest.approx(21, abs=2)
+
+
+def test_a_dip_at_each_mark_of_the_wall_clock() -> None:
+    limit, dips = make(), []
+    for now in working(limit, 0.0, 31.0):
+        if limit._dip is not None and limit._dip not in [dip for _, dip in dips]:
+            dips.append((now, limit._dip))
+            assert limit.levels["high"].room == 7
+            assert limit.limit > 15, "what is shown does not dip"
+    assert [now for now, _ in dips if now > 4] == pytest.approx([5, 10, 15, 20, 25, 30], abs=0.05)
+
+
+def test_a_dip_that_nobody_ends_is_over() -> None:
+    limit = make()
+    now = work(limit, 0, 4.9)
+    tickets = fill(limit, now)
+    while limit._dip is None:
+        now += 0.01
+        limit.begin(now, "a")
+        assert now < 5.1
+    assert limit.begin(now + 0.7, "a") == "limit"
+    assert limit._dip is not None
+    limit.begin(now + 0.8, "a")
+    assert limit._dip is None
+    assert limit.levels["high"].room == limit.limit == len(tickets)
+
+
+def test_a_first_baseline_that_was_loaded_falls_within_seconds() -> None:
+    """As in a process that starts under load: a dip that finds requests faster is followed by a deeper one."""
+    limit = make()
+    for n in range(10):
+        limit.done(limit.begin(0.0, "a"), 0.5 + n / 100)
+    assert limit.base_s_by_class["a"] > 0.5
+    work(limit, 1, 9)
+    assert limit.base_s_by_class["a"] == pytest.approx(0.05, rel=0.1)
+
+
+def test_an_hour_without_a_request_teaches_nothing() -> None:
+    limit = make()
+    now = work(limit, 0, 20)
+    before = limit.limit, limit.rate, dict(limit.base_s_by_class)
+    now += 3600
+    ticket = limit.begin(now, "a")
+    limit.done(ticket, now + 0.05)
+    assert (limit.limit, limit.rate, dict(limit.base_s_by_class)) == before
+    assert len(fill(limit, now + 0.1)) == limit.limit
+
+
+def test_an_hour_in_flight_is_heard_of() -> None:
+    limit = make()
+    tickets = fill(limit, 0.0)
+    assert limit.begin(3600.0, "a") == "limit"
+    for ticket in tickets:
+        limit.done(ticket, 3600.0)
+    assert isinstance(limit.begin(3600.1, "a"), Ticket)
+    assert 4 <= limit.limit <= 200
+
+
+def test_a_clock_that_goes_back_changes_nothing_but_who_is_in_flight() -> None:
+    limit = make()
+    now = work(limit, 0, 20)
+    before = limit.limit, limit.rate, dict(limit.base_s_by_class)
+    ticket = limit.begin(now, "a")
+    limit.done(ticket, now - 100)
+    assert (limit.limit, limit.rate, dict(limit.base_s_by_class), limit.in_flight) == (*before, 0)
+    assert isinstance(limit.begin(now - 50, "a"), Ticket)
+    work(limit, now, now + 2)
+    assert limit.limit == pytest.approx(before[0], abs=2)
+
+
+def test_a_wall_clock_that_steps_neither_stops_dips_nor_makes_many() -> None:
+    wall = [WALL]
+    limit = AdaptiveLimit(Adaptive(), wall_offset=lambda: wall[0])
+    now = work(limit, 0, 12)
+    wall[0] -= 3600.5
+    marks = {(now + wall[0]) // 5 for now in working(limit, now, now + 20) if limit._dip is not None}
+    assert len(marks) in (4, 5)
+
+
+def test_what_was_learned_stays_under_other_options() -> None:
+    limit = make()
+    now = work(limit, 0, 18)
+    rate, base = limit.rate, dict(limit.base_s_by_class)
+    limit.reconfigure(Adaptive(max=8), reserve=TENTH)
+    assert (limit.limit, limit.rate, dict(limit.base_s_by_class)) == (8, rate, base)
+    assert [level.room for level in limit.levels.values()] == [8, 7, 6]
+    limit.reconfigure(Adaptive(min=50))
+    assert len(fill(limit, now)) == 50
+
+
+def test_many_classes_share_a_baseline_after_the_first() -> None:
+    limit = make()
+    for n in range(1000):
+        limit.done(limit.begin(n * 0.1, n), n * 0.1 + 0.05)
+    assert len(limit.base_s_by_class) == 64
+
+
+def test_requests_that_teach_nothing_leave_no_baseline() -> None:
+    limit = make()
+    for outcome in ("failed", "untaught"):
+        for n in range(100):
+            limit.done(limit.begin(n * 0.1, "a"), n * 0.1 + 3.0, outcome)
+    assert not limit.base_s_by_class
+    assert limit.rate == 0
+
+
+def test_counts_of_priorities() -> None:
+    limit = make(Adaptive(min=10, max=10), reserve=TENTH)
+    admitted = [len(fill(limit, 0.0, priority=priority)) for priority in ("low", "normal", "high")]
+    assert admitted == [8, 1, 1]
+    assert [(level.priority, level.admitted, level.limit) for level in limit.levels.values()] == [
+        ("high", 1, 1),
+        ("normal", 1, 1),
+        ("low", 8, 1),
+    ]
+
+
+def test_a_hot_loop_refuses_whatever_is_in_flight() -> None:
+    limit, guard = make(reserve=TENTH), LagGuard()
+    guard.start(0.0)
+    assert isinstance(limit.begin(0.005, "a", "normal", guard), Ticket)
+    assert limit.begin(0.3, "a", "normal", guard) == "lag"
+    assert isinstance(limit.begin(0.3, "a", "normal"), Ticket), "who is asked about it in another place is not asked here"
+    assert limit.levels["normal"].lag == 1
+
+
+def test_retry_after_follows_what_was_refused() -> None:
+    limit = make(Adaptive(min=1, max=1))
+    assert limit.retry_after_s(lambda: 0.999) == 1
+    limit.begin(0.0, "a")
+    for n in range(20):
+        limit.begin(n * 0.1, "a")
+    assert limit.retry_after_s(lambda: 0.999) == 11
+    assert limit.retry_after_s(lambda: 0.0) == 1
+
+
+def test_waiting_and_being_called() -> None:
+    limit = make(Adaptive(min=2, max=2), max_delay=0.5)
+    first, second, third, fourth = (limit.begin(0.0, "a") for _ in range(4))
+    assert [each.waits for each in (first, second, third, fourth)] == [False, False, True, True]
+    assert (limit.in_flight, limit.waiting, limit.due_at(0.0)) == (2, 2, pytest.approx(0.1))
+    limit.done(first, 0.03)
+    assert limit.serve(0.03) == ([third], [])
+    assert (third.began, limit.in_flight, limit.waiting) == (0.03, 2, 1)
+    assert limit.serve(0.04) == ([], [])
+    limit.done(third, 0.05)
+    assert limit.serve(0.05) == ([fourth], [])
+    assert limit.levels["normal"].shed == 0
+    assert limit.base_s_by_class["a"] == pytest.approx(0.025), "waiting is no work"
+
+
+def test_waiting_in_vain() -> None:
+    limit = make(Adaptive(min=1, max=1), max_delay=0.05)
+    limit.begin(0.0, "a")
+    waiter = limit.begin(0.0, "a", "low")
+    due = limit.due_at(0.0)
+    assert limit.serve(due) == ([], [waiter])
+    assert (limit.levels["low"].limit, limit.waiting, limit.due_at(due)) == (1, 0, math.inf)
+    limit.done(waiter, due)
+    assert limit.in_flight == 1
+
+
+def test_who_leaves_frees_its_place_in_line_at_once() -> None:
+    limit = make(Adaptive(min=1, max=1), max_delay=0.5)
+    running, gone, staying = (limit.begin(0.0, "a") for _ in range(3))
+    limit.done(gone, 0.01, "failed")
+    limit.done(running, 0.02)
+    assert limit.serve(0.02) == ([staying], [])
+    assert limit.levels["normal"].shed == 0
+
+
+def test_who_comes_later_does_not_overtake_those_who_wait() -> None:
+    limit = make(Adaptive(min=1, max=1), max_delay=0.5)
+    running, waiting = limit.begin(0.0, "a"), limit.begin(0.0, "a")
+    limit.done(running, 0.01)
+    late = limit.begin(0.01, "a")
+    assert late.waits
+    assert limit.serve(0.01) == ([waiting], [])
+
+
+def test_higher_priority_overtakes() -> None:
+    limit = make(Adaptive(min=1, max=1), max_delay=0.5)
+    running = limit.begin(0.0, "a")
+    low, high = limit.begin(0.0, "a", "low"), limit.begin(0.01, "a", "high")
+    limit.done(running, 0.02)
+    assert limit.serve(0.02) == ([high], [])
+    limit.done(high, 0.03)
+    assert not limit.begin(0.03, "a", "normal").waits, "nobody of its priority waits, and there is room"
+    assert low.waits
+
+
+def test_who_waits_gives_way_where_nobody_may_any_more() -> None:
+    limit = make(Adaptive(min=1, max=1), max_delay=0.5)
+    limit.begin(0.0, "a")
+    waiter = limit.begin(0.0, "a")
+    limit.reconfigure(Adaptive(min=1, max=1))
+    assert limit.due_at(0.01) <= 0.01
+    assert limit.serve(0.01) == ([], [waiter])
+
+
+def test_a_full_line_tells_who_gives_way() -> None:
+    limit = make(Adaptive(min=1, max=1), max_delay=0.5)
+    limit.begin(0.0, "a")
+    first, *_ = [limit.begin(0.0, "a", "low") for _ in range(1000)]
+    assert limit.begin(0.0, "a", "low").waits
+    assert limit.due_at(0.0) == 0.0
+    assert limit.serve(0.0) == ([], [first])
+    assert limit.waiting == 1000
+
+
+def history(random: Random) -> tuple[AdaptiveLimit, LagGuard]:
+    """A limit after some random requests, with all that can go wrong on a clock."""
+    least = random.randrange(1, 30)
+    options = Adaptive(min=least, max=least + random.choice([0, 1, 5, 100]), tolerance=random.uniform(1.01, 5))
+    reserve = random.choice([None, TENTH, Fraction(49, 100)])
+    limit, guard = make(options, reserve=reserve, max_delay=random.choice([0.0, 0.0, 0.05])), LagGuard()
+    now = random.choice([0.0, 12345.6])
+    guard.start(now)
+    open_tickets: list[Ticket] = []
+    for _ in range(random.randrange(30)):
+        now += random.choice([0.0, 0.0, 0.001, 0.05, 0.2, 1.1, 5.0, 3600.0, -0.01])
+        for _ in range(random.choice([0, 1, 3, 40])):
+            begun = limit.begin(now, random.randrange(3), random.choice(list(RESERVES)), random.choice([None, guard]))
+            open_tickets += [begun] if isinstance(begun, Ticket) else []
+        for _ in range(random.choice([0, 1, 3, 40])):
+            if open_tickets:
+                ticket = open_tickets.pop(random.randrange(len(open_tickets)))
+                limit.done(ticket, now + random.choice([0.0, 0.01]), random.choice(["ok", "ok", "failed", "untaught"]))
+        if random.random() < 0.2:
+            guard.beat(now)
+        limit.serve(now)
+        assert options.min <= limit.limit <= options.max
+        assert limit.in_flight == sum(not ticket.waits for ticket in open_tickets if ticket.baseline)
+        assert 1 <= limit.levels["low"].room <= limit.levels["normal"].room <= limit.levels["high"].room <= options.max
+    return limit, guard
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_no_history_leads_out_of_the_bounds_or_lets_low_in_before_high(part) -> None:
+    """The limit stays within ``min`` and ``max``, and in the state that is reached high is let in wherever low is."""
+    random = Random() if FUZZED else Random(part)
+    for _ in range(HISTORIES // 4):
+        seed = random.getrandbits(64)
+        limit, guard = history(Random(seed))
+        now = guard.due_at + random.choice([-0.005, 0.005, 0.012, 0.2]) if guard.due_at < math.inf else 0.0
+        admitted = []
+        for priority in RESERVES:
+            same, same_guard = deepcopy((limit, guard))
+            begun = same.begin(now, 0, priority, same_guard)
+            admitted.append(isinstance(begun, Ticket) and not begun.waits)
+        assert admitted == sorted(admitted, reverse=True), f"history of seed {seed}"

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from limitgate.overload.lag_guard import EVERY_S, LagGuard
+
+
+def late(guard: LagGuard, lag_s: float, until: float, *, requests: int = 5) -> float:
+    """Have heartbeats that are late by so much until a time; some requests ask in each iteration. Returns the time."""
+    now = guard.due_at - EVERY_S
+    while now < until:
+        now = guard.due_at + lag_s
+        for _ in range(requests):
+            guard.refuses(guard.due_at - EVERY_S + 0.001)
+        guard.beat(now)
+    return now
+
+
+def started() -> LagGuard:
+    guard = LagGuard()
+    guard.start(0.0)
+    return guard
+
+
+def test_without_heartbeats_nobody_is_refused() -> None:
+    guard = LagGuard()
+    assert guard.due_at == math.inf
+    assert not guard.refuses(1e9)
+
+
+def test_a_loop_in_time_refuses_nobody() -> None:
+    guard = started()
+    now = late(guard, 0.004, 10)
+    assert not guard.is_hot
+    assert not guard.refuses(now)
+
+
+def test_it_gets_hot_after_a_tenth_of_a_second() -> None:
+    guard = started()
+    late(guard, 0.020, 0.03)
+    assert not guard.refuses(guard.due_at + 0.02)
+    now = late(guard, 0.020, 0.2)
+    assert guard.refuses(guard.due_at + 0.02)
+    assert guard.is_hot
+    assert not guard.refuses(now), "the next iteration lets requests in"
+
+
+@pytest.mark.parametrize(("over_s", "share", "is_refused"), [(0.009, 1, False), (0.011, 1, True), (0.009, 0.8, True)])
+def test_a_hot_loop_lets_in_what_comes_in_its_budget(over_s, share, is_refused) -> None:
+    guard = started()
+    late(guard, 0.050, 0.3, requests=50)
+    guard.refuses(guard.due_at)
+    assert guard.refuses(guard.due_at + over_s, share) is is_refused
+
+
+def test_one_heartbeat_in_time_calms_it() -> None:
+    guard = started()
+    late(guard, 0.050, 0.3)
+    guard.refuses(guard.due_at + 0.02)
+    guard.beat(guard.due_at + 0.001)
+    assert not guard.is_hot
+    assert not guard.refuses(guard.due_at + 0.05)
+
+
+def test_a_single_stall_is_seen_before_its_heartbeat() -> None:
+    """Requests that were read in a stall of 200 ms ask before the heartbeat could tell."""
+    guard = started()
+    assert guard.refuses(guard.due_at + 0.2)
+
+
+def test_slow_handlers_are_no_lag() -> None:
+    """Where one request keeps the loop for 40 ms, heartbeats are late by 40 ms, and nothing queues."""
+    guard = started()
+    now = late(guard, 0.030, 10, requests=1)
+    assert guard.request_s == pytest.approx(0.04, rel=0.01)
+    assert not guard.is_hot
+    assert not guard.refuses(now)
+
+
+def test_heartbeats_rest_a_second_after_the_last_request() -> None:
+    guard, beats = started(), 0
+    guard.refuses(0.005)
+    while (due := guard.beat(guard.due_at)) is not None:
+        beats += 1
+        assert due == guard.due_at
+    assert beats == 100
+    assert guard.due_at == math.inf
+    assert not guard.refuses(5000)
+    assert guard.start(5000) == 5000.01
+
+
+def test_a_clock_that_goes_back_is_no_lag() -> None:
+    guard = started()
+    guard.beat(-100)
+    assert guard.lag_s == 0
+    assert not guard.is_hot
+
+
+def test_an_hour_of_sleep_is_over_with_the_next_heartbeat() -> None:
+    guard = started()
+    guard.refuses(0.001)
+    guard.beat(3600)
+    assert not guard.refuses(3600.001)
+    guard.beat(3600.01)
+    assert not guard.is_hot
+    assert guard.request_s <= 0.1
+
+
+def test_waits_that_a_proxy_tells_take_the_place_of_heartbeats() -> None:
+    guard = LagGuard()
+    refused = []
+    for n in range(40):
+        guard.waited(n * 0.01, 0.08)
+        refused.append(guard.refuses(n * 0.01))
+    assert refused == [False] * 2 + [True] * 38
+    guard.waited(1.0, 0.001)
+    assert not guard.refuses(1.0)
+    guard.waited(2.0, -5)
+    assert guard.lag_s == 0
