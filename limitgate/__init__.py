@@ -9,7 +9,7 @@ A request reads downwards: middleware > exchange > gate > rules, keys > stores >
     overload/        how many requests this process can work on at the moment, and who is let in; pure
     http/            request, client address, paths, response (header styles, 429, 503); pure
     rules/           rule, tiers, callers, key parts, files (YAML), settings, decorators, lint
-    observing/       what is told of a service while it runs: figures, and episodes of refusals
+    observing/       what is told of a service while it runs: figures, episodes of refusals, audit
     routes/          what is known of a framework's routes; overview and OpenAPI
     stores/          a plan becomes a reading, the only I/O; memory, and redis/ with aio/ and threads/
     gate/            a request becomes an answer: planner, identity, admission, gate, fallback, wait queues, build, reload

@@ -30,7 +30,7 @@ def verb(
         state = state_of(limiter, options, needs_limits=False)
         if not dry_run:
             confirm(f"Ban {state.name} {how_long}?", yes=yes)
-            state.ban(duration)
+            state.ban(duration, reason)
             journal.note("ban", state.name, state.keys, reason, duration, bans=True)
     if as_json:
         print_json({"key": state.name, "retry_after": duration, "reason": reason})

@@ -119,18 +119,18 @@ class ClientState:
         """The decision about a request, which charges nothing: of several buckets the one that leaves least."""
         return min([peek() for peek in self._peeks], key=lambda each: (-each.retry_after, each.remaining))
 
-    def reset(self) -> Decision:
+    def reset(self, reason: str | None) -> Decision:
         """Forget all charges, and decide about a request after that."""
-        return self._each(self._ways.reset)
+        return self._each([partial(way, reason=reason) for way in self._ways.reset])
 
-    def ban(self, seconds: float | None) -> Decision:
+    def ban(self, seconds: float | None, reason: str | None) -> Decision:
         """Refuse all requests for so many seconds, for ever if None."""
-        return self._each([partial(way, seconds) for way in self._ways.ban])
+        return self._each([partial(way, seconds, reason=reason) for way in self._ways.ban])
 
-    def pardon(self) -> None:
+    def pardon(self, reason: str | None) -> None:
         """Lift the ban."""
         for way in self._ways.pardon:
-            way()
+            way(reason=reason)
 
     @staticmethod
     def _each(ways: Sequence[Callable[[], Decision]]) -> Decision:
@@ -140,9 +140,9 @@ class ClientState:
 class _Ways(NamedTuple):
     """How to change each bucket of a state."""
 
-    reset: Sequence[Callable[[], Decision]]
-    ban: Sequence[Callable[[float | None], Decision]]
-    pardon: Sequence[Callable[[], object]]
+    reset: Sequence[Callable[..., Decision]]
+    ban: Sequence[Callable[..., Decision]]
+    pardon: Sequence[Callable[..., object]]
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from urllib.parse import unquote
 
 import click
 
+from limitgate.command import refusal
 from limitgate.command.applications import routes_of
 from limitgate.command.client_state import header_of
 from limitgate.command.decisions import decision_fields, print_decision
@@ -17,6 +18,7 @@ from limitgate.gate.build import build_gate
 from limitgate.gate.explain import Explanation, LookingStore, explain
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.request import ASGIRequest, Request, WSGIRequest
+from limitgate.rules.files import rules_of
 from limitgate.rules.settings import GateSettings
 from limitgate.stores import MemoryStore, open_sync_store
 
@@ -24,15 +26,16 @@ from limitgate.stores import MemoryStore, open_sync_store
 class Described(TypedDict):
     """A request as it is described on the command line."""
 
-    method: str
-    path: str
+    method: str | None
+    path: str | None
     ip: str
     header: tuple[str, ...]
 
 
 @click.command("explain")
-@click.argument("method")
-@click.argument("path")
+@click.argument("method", required=False)
+@click.argument("path", required=False)
+@click.option("--id", "refused", metavar="ID", help="The id of a refusal, in the place of METHOD and PATH.")
 @click.option("--rules", required=True, metavar="PATH", envvar="LIMITGATE_RULES", help="Rule file or folder of the service.")
 @click.option("--ip", default="203.0.113.1", metavar="ADDRESS", show_default=True, help="The peer's address.")
 @click.option("-H", "--header", multiple=True, metavar="'NAME: VALUE'", help="A header of the request.")
@@ -44,6 +47,7 @@ class Described(TypedDict):
 @click.pass_context
 def verb(  # noqa: PLR0917 - click gives them by name
     ctx: click.Context,
+    refused: str | None,
     rules: str,
     app: str | None,
     store: str | None,
@@ -55,12 +59,17 @@ def verb(  # noqa: PLR0917 - click gives them by name
 ) -> None:
     """Explain what the service would do with a request: who it is taken for, which rules apply and why, what it gets.
 
-    Charges nothing. Other options of the service are those of LIMITGATE_* as it has them. Exit status 1: the request would be
-    refused.
+    With --id, what the id of a refusal says: when it was, by which rule, and how that bucket stands now. Charges nothing. Other
+    options of the service are those of LIMITGATE_* as it has them. Exit status 1: the request would be refused.
 
     For example: limitgate explain GET /api/hello --rules config/ --ip 203.0.113.7 -H 'X-API-Key: demo-vip-key'
     """
     options: dict[str, Any] = {"trusted_proxies": trusted_proxy} if trusted_proxy else {}
+    if refused is not None:
+        if described["method"] is not None:
+            raise click.UsageError("expected either METHOD and PATH, or --id, not both")
+        _explain_refusal(ctx, refused, GateSettings(rules=rules, **options), store, timeout, as_json=as_json)
+        return
     try:
         opened: Any = MemoryStore() if store is None else open_sync_store(store)
     except (ConfigError, ValueError) as error:
@@ -84,9 +93,25 @@ def verb(  # noqa: PLR0917 - click gives them by name
     ctx.exit(0 if found.status is None else FOUND)
 
 
+def _explain_refusal(
+    ctx: click.Context, refused: str, settings: GateSettings, store: str | None, timeout: float, *, as_json: bool
+) -> None:
+    """Explain the id of a refusal. Exit status 1: no rule has made it, or the client would be refused now, too."""
+    rules = rules_of(settings.rules)
+    found = refusal.resolve(refused, rules, store=store, key_prefix=settings.key_prefix, timeout=timeout)
+    if as_json:
+        print_json(refusal.as_json(found))
+    else:
+        refusal.show(found)
+    decisions = [each.decision for each in found.found]
+    ctx.exit(0 if found.found and all(each is None or each.allowed for each in decisions) else FOUND)
+
+
 def _request(described: Described, *, is_wsgi: bool) -> Request:
     """The request as a server would hand it on."""
     headers = [header_of(text) for text in described["header"]]
+    if described["method"] is None or described["path"] is None:
+        raise click.UsageError("expected METHOD and PATH of a request, or --id with the id of a refusal")
     sent, _, query = described["path"].partition("?")
     method, path = described["method"].upper(), unquote(sent)
     if not path.startswith("/"):

@@ -5,16 +5,15 @@ It names clients by masked names and by keys of the store, so that nothing in Re
 
 from __future__ import annotations
 
-import getpass
 import json
 import math
-import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from limitgate.errors import StoreError
+from limitgate.observing.audit import somebody
 from limitgate.stores.base import ConfigRequest, SyncConfigStore
 
 MOST_BANS, MOST_EVENTS = 2_000, 1_000
@@ -81,7 +80,7 @@ class Journal:
         bans: bool = False,
     ) -> None:
         """Note a change; one that ``bans`` is for so many seconds, or for ever. A pardon takes the ban out."""
-        now, by = self._clock(), _somebody()
+        now, by = self._clock(), somebody()
         reason = reason[:_LONGEST] if reason else None
         for _ in range(_TRIES):
             version, listed, events = self._read()
@@ -121,11 +120,3 @@ class Journal:
         text = json.dumps(kept, ensure_ascii=False)
         stored = self._store.config(ConfigRequest(self._key, text, version), self._timeout)
         return stored.text == text
-
-
-def _somebody() -> str:
-    """Who runs this command, and where."""
-    user = "unknown"
-    with suppress(OSError, KeyError):
-        user = getpass.getuser()
-    return f"{user}@{socket.gethostname()}"

@@ -25,7 +25,7 @@ def verb(*, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **optio
         state = state_of(limiter, options, needs_limits=False)
         if not dry_run:
             confirm(f"Lift the ban of {state.name}?", yes=yes)
-            state.pardon()
+            state.pardon(reason)
             journal.note("pardon", state.name, state.keys, reason)
     if as_json:
         print_json({"key": state.name, "retry_after": 0.0, "reason": reason})

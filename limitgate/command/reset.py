@@ -28,7 +28,7 @@ def verb(*, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **optio
             decision = state.peek()
         else:
             confirm(f"Forget what {state.name} has used?", yes=yes)
-            decision = state.reset()
+            decision = state.reset(reason)
             journal.note("reset", state.name, state.keys, reason)
     if as_json:
         print_json(decision_fields(decision))

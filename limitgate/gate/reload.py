@@ -15,6 +15,7 @@ from limitgate.errors import ConfigError
 from limitgate.gate.gate import Gate
 from limitgate.gate.rules_in_force import RulesInForce
 from limitgate.gil import free_in_pieces, in_pieces
+from limitgate.observing.audit import rules_changed
 from limitgate.own_errors import own_error
 from limitgate.rules.changes import changes
 from limitgate.rules.rule import RuleSet
@@ -74,7 +75,7 @@ class Reloader:
             Diagnosis.RULES_REJECTED.log(self._source.name, own_error(error), "")
         else:
             gate.loads.note(is_ok=True)
-            log.info("rules read again from %s: %s", self._source.name, difference)
+            rules_changed(self._source.name, str(difference))
 
     def _enforce(self, gate: Gate, rules: RulesInForce) -> None:
         """Put rules in force, and keep the parts of those before until no request has these any more."""

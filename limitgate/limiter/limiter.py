@@ -33,6 +33,8 @@ from limitgate.limiter.slot import aslot, at_once, slot
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.decision import Decision, RateLimited
 from limitgate.limits.limit import Limit
+from limitgate.masking import masked
+from limitgate.observing.audit import audited
 from limitgate.observing.observer import Observer
 from limitgate.rules.rule import Rule
 from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store, opened
@@ -97,9 +99,9 @@ class AsyncLimiter(Operations):
         """Return the decision of `hit` with the bucket as it stands. Charges nothing."""
         return await self._arun(self._deciding("peek", key, limits, cost))
 
-    async def reset(self, key: str, *limits: Limit | str | Configured) -> Decision:
-        """Forget all charges to these limits of ``key``; the decision shows them full."""
-        return await self._arun(self._deciding("reset", key, limits, 1))
+    async def reset(self, key: str, *limits: Limit | str | Configured, reason: str | None = None) -> Decision:
+        """Forget all charges to these limits of ``key``; the decision shows them full. ``reason`` is for the audit log."""
+        return await self._arun(audited(self._deciding("reset", key, limits, 1), "reset", partial(masked, key), reason))
 
     async def refund(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """Refund ``cost`` to these limits of ``key``, up to a full bucket; the decision shows them after that."""
@@ -175,9 +177,12 @@ class AsyncLimiter(Operations):
         """Refuse ``key`` for so many seconds, added to its ban if it has one, whatever its limits say."""
         return await self._arun(self._banning(key, seconds, longer=True))
 
-    async def ban(self, key: str, seconds: float | None = None) -> Decision:
-        """Refuse ``key`` for at least so many seconds, for ever if None; requests leased before can still be used up."""
-        return await self._arun(self._banning(key, seconds))
+    async def ban(self, key: str, seconds: float | None = None, *, reason: str | None = None) -> Decision:
+        """Refuse ``key`` for at least so many seconds, for ever if None; requests leased before can still be used up.
+
+        ``reason`` is for the audit log.
+        """
+        return await self._arun(audited(self._banning(key, seconds), "ban", partial(masked, key), reason, seconds=seconds))
 
     async def banned(self, key: str) -> Decision:
         """Look at the ban of ``key``: a refusal whose ``retry_after`` is the rest of the ban, else an allowed decision."""
@@ -210,9 +215,9 @@ class AsyncLimiter(Operations):
         kept = await self._arun(self._reading(name))
         return None if kept is None else kept.limits
 
-    async def pardon(self, key: str) -> None:
-        """Lift the ban of ``key``, if there is one."""
-        await self._arun(self._pardoning(key))
+    async def pardon(self, key: str, *, reason: str | None = None) -> None:
+        """Lift the ban of ``key``, if there is one. ``reason`` is for the audit log."""
+        await self._arun(audited(self._pardoning(key), "pardon", partial(masked, key), reason))
 
     def _arun(self, flow: ConfigFlow[T], waited: float = 0.0) -> Coroutine[Any, Any, T]:
         """Run a flow that waits for the store no longer than the timeout, of which some seconds may be over."""
@@ -336,9 +341,9 @@ class Limiter(Operations):
         """Return the decision of `hit` with the bucket as it stands. Charges nothing."""
         return self._run(self._deciding("peek", key, limits, cost))
 
-    def reset(self, key: str, *limits: Limit | str | Configured) -> Decision:
-        """Forget all charges to these limits of ``key``; the decision shows them full."""
-        return self._run(self._deciding("reset", key, limits, 1))
+    def reset(self, key: str, *limits: Limit | str | Configured, reason: str | None = None) -> Decision:
+        """Forget all charges to these limits of ``key``; the decision shows them full. ``reason`` is for the audit log."""
+        return self._run(audited(self._deciding("reset", key, limits, 1), "reset", partial(masked, key), reason))
 
     def refund(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
         """Refund ``cost`` to these limits of ``key``, up to a full bucket; the decision shows them after that."""
@@ -396,9 +401,12 @@ class Limiter(Operations):
         """Refuse ``key`` for so many seconds, added to its ban if it has one, whatever its limits say."""
         return self._run(self._banning(key, seconds, longer=True))
 
-    def ban(self, key: str, seconds: float | None = None) -> Decision:
-        """Refuse ``key`` for at least so many seconds, for ever if None; requests leased before can still be used up."""
-        return self._run(self._banning(key, seconds))
+    def ban(self, key: str, seconds: float | None = None, *, reason: str | None = None) -> Decision:
+        """Refuse ``key`` for at least so many seconds, for ever if None; requests leased before can still be used up.
+
+        ``reason`` is for the audit log.
+        """
+        return self._run(audited(self._banning(key, seconds), "ban", partial(masked, key), reason, seconds=seconds))
 
     def banned(self, key: str) -> Decision:
         """Look at the ban of ``key``: a refusal whose ``retry_after`` is the rest of the ban, else an allowed decision."""
@@ -427,9 +435,9 @@ class Limiter(Operations):
         kept = self._run(self._reading(name))
         return None if kept is None else kept.limits
 
-    def pardon(self, key: str) -> None:
-        """Lift the ban of ``key``, if there is one."""
-        self._run(self._pardoning(key))
+    def pardon(self, key: str, *, reason: str | None = None) -> None:
+        """Lift the ban of ``key``, if there is one. ``reason`` is for the audit log."""
+        self._run(audited(self._pardoning(key), "pardon", partial(masked, key), reason))
 
     def _run(self, flow: ConfigFlow[T], waited: float = 0.0) -> T:
         """Run a flow that waits for the store no longer than the timeout, of which some seconds may be over."""

@@ -19,6 +19,7 @@ from limitgate.http.request import Request, TextHeaders
 from limitgate.keys import Value, part_of, value_of
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.plan import Charge, Plan, Reading
+from limitgate.observing.audit import audited
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.decorators import limits_on
 from limitgate.rules.key_parts import check_part
@@ -68,6 +69,10 @@ class RuleBucketOperations:
     def keys(self) -> list[str]:
         """Keys of the buckets in the store."""
         return [charge.key for charge in self._charges]
+
+    def name(self) -> str:
+        """Name of whose buckets these are, for logs: the key of the first one, which tells nothing of anybody."""
+        return self._charges[0].key
 
     def peeking(self) -> Flow[Decision]:
         """Decide about a request of the rule's cost, and charge nothing."""
@@ -123,20 +128,24 @@ class AsyncRuleBucket:
         """Decide about a request of the rule's cost. Charges nothing; a ban is in ``retry_after``."""
         return await self._run(self._operations.peeking())
 
-    async def reset(self) -> Decision:
-        """Forget all charges; a ban stays. The decision shows the bucket after that."""
-        return await self._run(self._operations.resetting())
+    async def reset(self, *, reason: str | None = None) -> Decision:
+        """Forget all charges; a ban stays. The decision shows the bucket after that. ``reason`` is for the audit log."""
+        return await self._run(audited(self._operations.resetting(), "reset", self._operations.name, reason))
 
-    async def ban(self, seconds: float | None = None) -> Decision:
+    async def ban(self, seconds: float | None = None, *, reason: str | None = None) -> Decision:
         """Refuse all requests that count here for at least so many seconds, for ever if None; what is owed stays.
 
-        Requests leased before can still be used up, for up to a second.
+        Requests leased before can still be used up, for up to a second. ``reason`` is for the audit log.
         """
-        return await self._run(self._operations.banning(seconds))
+        flow = self._operations.banning(seconds)
+        return await self._run(audited(flow, "ban", self._operations.name, reason, seconds=seconds))
 
-    async def pardon(self) -> Decision:
-        """Lift the ban, if there is one. Processes that have just refused the client may do so for up to a second more."""
-        return await self._run(self._operations.pardoning())
+    async def pardon(self, *, reason: str | None = None) -> Decision:
+        """Lift the ban, if there is one. Processes that have just refused the client may do so for up to a second more.
+
+        ``reason`` is for the audit log.
+        """
+        return await self._run(audited(self._operations.pardoning(), "pardon", self._operations.name, reason))
 
 
 class RuleBucket:
@@ -155,20 +164,24 @@ class RuleBucket:
         """Decide about a request of the rule's cost. Charges nothing; a ban is in ``retry_after``."""
         return self._run(self._operations.peeking())
 
-    def reset(self) -> Decision:
-        """Forget all charges; a ban stays. The decision shows the bucket after that."""
-        return self._run(self._operations.resetting())
+    def reset(self, *, reason: str | None = None) -> Decision:
+        """Forget all charges; a ban stays. The decision shows the bucket after that. ``reason`` is for the audit log."""
+        return self._run(audited(self._operations.resetting(), "reset", self._operations.name, reason))
 
-    def ban(self, seconds: float | None = None) -> Decision:
+    def ban(self, seconds: float | None = None, *, reason: str | None = None) -> Decision:
         """Refuse all requests that count here for at least so many seconds, for ever if None; what is owed stays.
 
-        Requests leased before can still be used up, for up to a second.
+        Requests leased before can still be used up, for up to a second. ``reason`` is for the audit log.
         """
-        return self._run(self._operations.banning(seconds))
+        flow = self._operations.banning(seconds)
+        return self._run(audited(flow, "ban", self._operations.name, reason, seconds=seconds))
 
-    def pardon(self) -> Decision:
-        """Lift the ban, if there is one. Processes that have just refused the client may do so for up to a second more."""
-        return self._run(self._operations.pardoning())
+    def pardon(self, *, reason: str | None = None) -> Decision:
+        """Lift the ban, if there is one. Processes that have just refused the client may do so for up to a second more.
+
+        ``reason`` is for the audit log.
+        """
+        return self._run(audited(self._operations.pardoning(), "pardon", self._operations.name, reason))
 
 
 def rule_bucket(

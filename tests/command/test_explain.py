@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from limitgate import LimitGateWSGI
 from limitgate.command.verbs import limitgate
+from limitgate.limits.refusal_id import refusal_id
 from tests.support.redis_server import RedisServer
 
 CONFIG = str(Path(__file__).parents[2] / "config")
@@ -95,6 +98,70 @@ def test_a_live_store(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     assert "would be refused" in run(*words, status=1).stdout
 
 
+class Refused:
+    """A service on Redis under the example's rules, and a client that it has refused."""
+
+    def __init__(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.prefix = f"t{uuid.uuid4().hex}"
+        monkeypatch.setenv("LIMITGATE_KEY_PREFIX", self.prefix)
+        self.store = "--store", url, "--timeout", "10"
+        gate = LimitGateWSGI(lambda _, start: start("200 OK", []) or [], rules=CONFIG, store=url, timeout=5)
+        asked = {"REQUEST_METHOD": "POST", "PATH_INFO": "/login", "REMOTE_ADDR": "203.0.113.7"}
+        for _ in range(4):
+            (*_, body) = [b"", *gate(dict(asked), lambda *_: None)]
+        self.instance = json.loads(body)["instance"]
+        self.id = self.instance.rpartition(":")[2]
+
+
+def test_the_id_of_a_refusal(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it was, which rule, the bucket's key and its state now; as a URN, too, and after the bucket is gone."""
+    refused = Refused(redis_server.url, monkeypatch)
+    for text in (refused.id, refused.instance):
+        value = told("--id", text, "--rules", CONFIG, *refused.store, status=1)
+        assert 0 <= time.time() - value["at"] < 600
+        (found,) = value["found"]
+        assert (found["rule"], found["tiers"]) == ("login", ["default", "vip"])
+        assert found["key"] == f"{refused.prefix}:login:{value['digest']}"
+        assert found["decision"]["allowed"] is False
+        assert found["ban"] is None
+    text = run("--id", refused.id, "--rules", CONFIG, *refused.store, status=1).stdout
+    assert "by rule login of tier default and vip: 5/minute burst 3, counted by ip" in text
+    assert "would be refused, again in" in text
+    with redis_server.client() as client:
+        assert client.delete(found["key"]) == 1
+    (later,) = told("--id", refused.id, "--rules", CONFIG, *refused.store)["found"]
+    assert (later["rule"], later["decision"]["allowed"]) == ("login", True)
+
+
+def test_an_id_tells_of_a_ban(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has set it, why, and for how long it holds."""
+    refused = Refused(redis_server.url, monkeypatch)
+    words = ["--rules", CONFIG, "--rule", "login", "--ip", "203.0.113.7", "--for", "1h", "--reason", "guessing", "-y"]
+    assert CliRunner().invoke(limitgate, ["ban", *refused.store, *words]).exit_code == 0
+    (found,) = told("--id", refused.id, "--rules", CONFIG, *refused.store, status=1)["found"]
+    assert found["ban"]["reason"] == "guessing"
+    assert 3000 < found["ban"]["retry_after"] <= 3600
+    assert 3000 < found["decision"]["retry_after"] <= 3600
+    text = run("--id", refused.id, "--rules", CONFIG, *refused.store, status=1).stdout
+    assert re.search(r"banned by \S+ for (1 h|5\d min .*) more: guessing", text)
+
+
+def test_an_id_without_a_store() -> None:
+    """Time, rule and key need none; an id by other rules says what is known of it."""
+    made = refusal_id(1_790_000_000_000_000, "api", f"limitgate:api:{'0f' * 16}").decode()
+    found = told("--id", made, "--rules", CONFIG)["found"]
+    assert [(each["rule"], each["tiers"], each["decision"]) for each in found] == [
+        ("api", ["default"], None),
+        ("api", ["vip"], None),
+    ]
+    text = run("--id", made, "--rules", CONFIG).stdout
+    assert text.startswith("refused 2026-09-21 14:13:20 UTC, ")
+    assert f"limitgate:api:{'0f' * 16}" in text
+    other = refusal_id(0, "other", "0f" * 16).decode()
+    assert told("--id", other, "--rules", CONFIG, status=1)["found"] == []
+    assert "no rule of these refused" in run("--id", other, "--rules", CONFIG, status=1).stdout
+
+
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
@@ -106,6 +173,12 @@ def test_a_live_store(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
         (["GET", "/", "--rules", CONFIG, "--app", "no.such:app"], 2, "expected MODULE:APP"),
         (["GET", "/", "--rules", CONFIG, "--app", "json:nope"], 2, "expected MODULE:APP"),
         (["GET", "/", "--rules", CONFIG, "--store", "ftp://h"], 2, "ftp"),
+        (["--rules", CONFIG], 2, "expected METHOD and PATH of a request, or --id"),
+        (["GET", "--rules", CONFIG], 2, "expected METHOD and PATH of a request, or --id"),
+        (["GET", "/", "--id", "x", "--rules", CONFIG], 2, "not both"),
+        (["--id", "x", "--rules", CONFIG], 2, "is no id of a refusal"),
+        (["--id", "a" * 32, "--rules", CONFIG, "--store", "ftp://h"], 2, "ftp"),
+        (["--id", "a" * 32, "--rules", "missing"], 1, "missing"),
         (["GET", "/", "--rules", CONFIG, "--trusted-proxy", "nowhere"], 1, "no address or CIDR"),
     ],
 )
@@ -116,7 +189,9 @@ def test_mistakes_are_told(words: list[str], status: int, message: str) -> None:
 
 def test_a_store_that_is_gone() -> None:
     """Exit status 3: what `on_error` would do is no explanation."""
-    run("GET", "/api/x", "--rules", CONFIG, "--store", "redis://127.0.0.1:1", "--timeout", "1", status=3)
+    gone = "--rules", CONFIG, "--store", "redis://127.0.0.1:1", "--timeout", "1"
+    run("GET", "/api/x", *gone, status=3)
+    run("--id", "a" * 32, *gone, status=3)
 
 
 def test_the_documentation_shows_what_it_prints() -> None:

@@ -1,0 +1,114 @@
+"""What the id of a refusal says: when it was, which rule refused, and how the bucket stands that had no room."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import click
+
+from limitgate.command.decisions import decision_fields, print_decision, seconds
+from limitgate.command.journal import Ban, Journal
+from limitgate.errors import ConfigError
+from limitgate.limits.decision import Decision, decide
+from limitgate.limits.plan import Charge, Plan
+from limitgate.limits.refusal_id import RefusalId, read_refusal_id, tag_of
+from limitgate.rules.rule import Rule, RuleSet
+from limitgate.stores import open_sync_store
+from limitgate.stores.base import SyncConfigStore
+
+
+class Refused(NamedTuple):
+    """A bucket that may have refused: mostly the only one, as few rules share a tag."""
+
+    rule: Rule
+    tiers: Sequence[str]
+    """Tiers in which the rule has this name and these limits."""
+    key: str
+    decision: Decision | None
+    """How the bucket stands now; None without a store, and for limits that a callable gives."""
+    ban: Ban | None
+    """The ban that somebody has set by this command, None if there is none."""
+
+
+class Resolved(NamedTuple):
+    """An id with what is known of it."""
+
+    id: RefusalId
+    found: Sequence[Refused]
+
+
+def resolve(text: str, rules: RuleSet, *, store: str | None, key_prefix: str, timeout: float) -> Resolved:
+    """Resolve an id by the rules of the service. Raises `click.UsageError` for what is none, `StoreError` as the store does."""
+    try:
+        refusal = read_refusal_id(text)
+        opened = None if store is None else open_sync_store(store)
+    except (ConfigError, ValueError) as error:
+        raise click.UsageError(str(error)) from error
+    if opened is None:
+        return Resolved(refusal, [Refused(*each, None, None) for each in _candidates(refusal, rules, key_prefix)])
+    try:
+        bans = Journal(opened, key_prefix, timeout).bans() if isinstance(opened, SyncConfigStore) else []
+        found = []
+        for rule, tiers, key in _candidates(refusal, rules, key_prefix):
+            charges = [Charge(key + bucket.suffix, bucket, 1, enforced=True, rule=rule.name) for bucket in rule.buckets]
+            plan = Plan.peek(charges)
+            decision = decide(plan, opened.spend(plan, timeout)) if charges else None
+            keys = {charge.key for charge in charges}
+            found.append(Refused(rule, tiers, key, decision, next((ban for ban in bans if keys & set(ban.keys)), None)))
+        return Resolved(refusal, found)
+    finally:
+        opened.close()
+
+
+def _candidates(refusal: RefusalId, rules: RuleSet, key_prefix: str) -> Iterator[tuple[Rule, Sequence[str], str]]:
+    """Rules that may have made an id, with their tiers and the key of the bucket."""
+    of_tiers = [(tier, rule) for tier, of_tier in rules.tiers.items() for rule in of_tier if tag_of(rule.name) == refusal.tag]
+    for rule in {id(rule): rule for _, rule in of_tiers}.values():
+        yield rule, [tier for tier, each in of_tiers if each is rule], f"{key_prefix}:{rule.name}:{refusal.digest}"
+
+
+def as_json(resolved: Resolved) -> dict[str, Any]:
+    """The value of ``--json``."""
+    return {
+        "at": resolved.id.at,
+        "digest": resolved.id.digest,
+        "found": [
+            {
+                "rule": each.rule.name,
+                "tiers": list(each.tiers),
+                "key": each.key,
+                "decision": None if each.decision is None else decision_fields(each.decision),
+                "ban": None if each.ban is None else _ban(each.ban),
+            }
+            for each in resolved.found
+        ],
+    }
+
+
+def _ban(ban: Ban) -> dict[str, Any]:
+    return {"key": ban.key, "retry_after": ban.retry_after(time.time()), "reason": ban.reason, "by": ban.by}
+
+
+def show(resolved: Resolved) -> None:
+    """Print it for people."""
+    at = resolved.id.at
+    click.echo(f"refused {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC, {_ago(time.time() - at)}")
+    for rule, tiers, key, decision, ban in resolved.found:
+        limits = ", ".join(map(str, rule.limits)) or "limits from a callable"
+        click.echo(f"\nby rule {rule.name} of tier {' and '.join(tiers)}: {limits}, counted by {', '.join(rule.key)}\n{key}")
+        if decision is not None:
+            print_decision(decision)
+        if ban is not None:
+            why = f": {ban.reason}" if ban.reason else ""
+            click.echo(f"banned by {ban.by} for {seconds(ban.retry_after(time.time()))} more{why}")
+    if not resolved.found:
+        click.echo(
+            f"\nno rule of these refused: a decorator or dependency did, or other rules; its key ends in {resolved.id.digest}"
+        )
+
+
+def _ago(elapsed: float) -> str:
+    return f"{seconds(round(elapsed))} ago" if elapsed >= 1 else "a moment ago"

@@ -1,0 +1,47 @@
+"""The audit log: who has changed what is limited, when and why, as lines of the logger ``limitgate.audit`` at level INFO.
+
+Each has its facts as fields, too, for formatters that write JSON: ``action``, ``target``, ``by``, ``reason`` and further ones.
+"""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import socket
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from typing import Any, TypeVar
+
+log = logging.getLogger("limitgate.audit")
+
+T = TypeVar("T")
+
+
+def audited(
+    flow: Generator[Any, Any, T], action: str, name: Callable[[], str], reason: str | None, **facts: object
+) -> Generator[Any, Any, T]:
+    """Run a flow that changes somebody's state, and log that once it has succeeded. ``name`` gives the name of whose it is."""
+    result = yield from flow
+    if log.isEnabledFor(logging.INFO):
+        target, by = name(), somebody()
+        why = f": {reason}" if reason else ""
+        log.info("%s %s by %s%s", action, target, by, why, extra=_fields(action, target, by, reason, facts))
+    return result
+
+
+def rules_changed(source: str, changes: str) -> None:
+    """Log that other rules are in force, as their source has them now; who has changed that is not known here."""
+    fields = _fields("rules", source, None, None, {"changes": changes})
+    log.info("rules read again from %s: %s", source, changes, extra=fields)
+
+
+def somebody() -> str:
+    """Who runs this process, and where."""
+    user = "unknown"
+    with suppress(OSError, KeyError):
+        user = getpass.getuser()
+    return f"{user}@{socket.gethostname()}"
+
+
+def _fields(action: str, target: str, by: str | None, reason: str | None, facts: dict[str, object]) -> dict[str, object]:
+    return {"action": action, "target": target, "by": by, "reason": reason, **facts}
