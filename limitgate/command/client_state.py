@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, reduce
@@ -17,7 +18,7 @@ from limitgate.limits.decision import Decision
 from limitgate.masking import masked, shown
 from limitgate.rules.files import load_rules
 from limitgate.rules.key_parts import check_part
-from limitgate.rules.rule import Rule
+from limitgate.rules.rule import Rule, RuleSet
 from limitgate.stores import open_sync_store
 from limitgate.stores.base import SyncConfigStore
 
@@ -167,7 +168,10 @@ def on_store(options: StoreOptions) -> Iterator[tuple[Limiter, Journal]]:
 
 
 def state_of(limiter: Limiter, options: StateOptions, *, needs_limits: bool) -> ClientState:
-    """The state that the options name. Raises `click.UsageError` where they name none, `ConfigError` for a wrong part."""
+    """The state that the options name.
+
+    Raises `click.UsageError` where they name none, or with a part or a limit that makes no sense; `ConfigError` for rule files.
+    """
     words, rule, rules = options["words"], options["rule"], options["rules"]
     if words and (rule or rules):
         raise click.UsageError("expected either --rules and --rule, or KEY and limits, not both")
@@ -177,12 +181,26 @@ def state_of(limiter: Limiter, options: StateOptions, *, needs_limits: bool) -> 
         raise click.UsageError(
             "expected whose state it is: --rules PATH --rule NAME and the parts of its key, or KEY and limits"
         )
-    return _state_of_rule(limiter, _rule(rules, rule, options["tier"]), options)
+    chosen = _rule(load_rules(rules), rules, rule, options["tier"])
+    try:
+        return _state_of_rule(limiter, chosen, options)
+    except ConfigError as error:
+        raise click.UsageError(_by_options(str(error))) from error
+
+
+def _by_options(message: str) -> str:
+    """A message of `Limiter.bucket` that names the parts of a key by the options that give them."""
+    message = re.sub(r"headers=\{'(.+?)': \.\.\.\}", r"-H '\1: ...'", message)
+    return re.sub(r"\b([a-z]+)(?:_([a-z]+))?=(?=\W|$)", lambda name: "--" + "-".join(filter(None, name.groups())), message)
 
 
 def _state_of_key(limiter: Limiter, key: str, limits: Sequence[str], *, needs_limits: bool) -> ClientState:
     if needs_limits and not limits:
         raise click.UsageError(f"expected the limits of {key!r:.80} after it, such as '10/second'")
+    try:
+        limiter.validate(key, *(limits or ["1/second"]))
+    except (ConfigError, ValueError) as error:
+        raise click.UsageError(str(error)) from error
     return ClientState(
         masked(key),
         [limiter.ban_key(key)],
@@ -203,17 +221,16 @@ def _state_of_rule(limiter: Limiter, rule: Rule, options: StateOptions) -> Clien
     )
 
 
-def _rule(path: str, name: str, tier: str | None) -> Rule:
-    rules = load_rules(path)
+def _rule(rules: RuleSet, path: str, name: str, tier: str | None) -> Rule:
     if tier is not None and tier not in rules.tiers:
-        raise ConfigError(f"{path}: no file describes tier {tier!r:.80}, expected one of {', '.join(rules.tiers)}")
+        raise click.UsageError(f"{path}: no file describes tier {tier!r:.80}, expected one of {', '.join(rules.tiers)}")
     tiers = [tier] if tier is not None else list(rules.tiers)
     for of_tier in tiers:
         for rule in rules.tiers[of_tier]:
             if rule.name == name:
                 return rule
     known = dict.fromkeys(rule.name for of_tier in tiers for rule in rules.tiers[of_tier])
-    raise ConfigError(f"{path}: there is no rule {name!r:.80}, expected one of {', '.join(known)}")
+    raise click.UsageError(f"{path}: there is no rule {name!r:.80}, expected one of {', '.join(known)}")
 
 
 def _parts(options: StateOptions) -> BucketParts:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import click
 
+from limitgate.algorithms import ban
 from limitgate.command.output import print_table
-from limitgate.limits.decision import Decision
+from limitgate.limits.decision import Decision, Window
+
+_AGES = ban.FOR_EVER / 2e6
+"""Seconds beyond which a ban was made to have no end."""
 
 
 def decision_fields(decision: Decision) -> dict[str, Any]:
@@ -16,15 +21,26 @@ def decision_fields(decision: Decision) -> dict[str, Any]:
         "allowed": decision.allowed,
         "limit": decision.limit,
         "remaining": decision.remaining,
-        "retry_after": decision.retry_after,
-        "reset_after": decision.reset_after,
+        "retry_after": _endless(decision.retry_after),
+        "reset_after": _endless(decision.reset_after),
         "granted": decision.granted,
         "rule": decision.rule,
-        "windows": [window._asdict() for window in decision.windows],
+        "windows": [window_fields(window) for window in decision.windows],
         "degraded": decision.degraded,
         "shadow": decision.shadow,
         "delay": decision.delay,
     }
+
+
+def window_fields(window: Window) -> dict[str, Any]:
+    """The fields of a window, as ``--json`` has them."""
+    times = {"reset_after": _endless(window.reset_after), "retry_after": _endless(window.retry_after)}
+    return window._asdict() | times
+
+
+def _endless(number: float) -> float:
+    """Seconds, ``inf`` for what is left of a ban without an end."""
+    return math.inf if number > _AGES else number
 
 
 def print_decision(decision: Decision) -> None:
@@ -51,12 +67,12 @@ def print_decision(decision: Decision) -> None:
 
 
 def _again(retry_after: float) -> str:
-    return "for ever" if retry_after == float("inf") else f"again in {seconds(retry_after)}"
+    return "for ever" if _endless(retry_after) == math.inf else f"again in {seconds(retry_after)}"
 
 
 def seconds(number: float) -> str:
     """A time as people read it."""
-    if number == float("inf"):
+    if _endless(number) == math.inf:
         return "never"
     if number < 60:
         return f"{number:.3g} s"

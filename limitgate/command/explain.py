@@ -10,13 +10,13 @@ import click
 from limitgate.command import refusal
 from limitgate.command.applications import routes_of
 from limitgate.command.client_state import header_of
-from limitgate.command.decisions import decision_fields, print_decision
+from limitgate.command.decisions import decision_fields, print_decision, window_fields
 from limitgate.command.exits import FOUND
 from limitgate.command.output import print_json, print_table
 from limitgate.errors import ConfigError
 from limitgate.gate.build import build_gate
 from limitgate.gate.explain import Explanation, LookingStore, explain
-from limitgate.http.client_ip import TrustedProxies
+from limitgate.http.client_ip import TrustedProxies, canonical
 from limitgate.http.request import ASGIRequest, Request, WSGIRequest
 from limitgate.rules.files import rules_of
 from limitgate.rules.settings import GateSettings
@@ -114,6 +114,8 @@ def _request(described: Described, *, is_wsgi: bool) -> Request:
         raise click.UsageError("expected METHOD and PATH of a request, or --id with the id of a refusal")
     sent, _, query = described["path"].partition("?")
     method, path = described["method"].upper(), unquote(sent)
+    if canonical(described["ip"]) is None:
+        raise click.UsageError(f"{described['ip']!r:.80} is no address, expected one such as 203.0.113.7")
     if not path.startswith("/"):
         raise click.UsageError(f"{path!r:.80} is no path, expected one such as /api/hello")
     if is_wsgi:
@@ -155,7 +157,7 @@ def _as_json(found: Explanation) -> dict[str, Any]:
         "headers": [list(field) for field in found.fields],
         "hops": [hop._asdict() for hop in found.hops],
         "buckets": [
-            {"key": each.charge.key, "rule": each.charge.rule, "windows": [window._asdict() for window in each.windows()]}
+            {"key": each.charge.key, "rule": each.charge.rule, "windows": [window_fields(window) for window in each.windows()]}
             for each in buckets
         ],
     }

@@ -28,6 +28,8 @@ def verb(ctx: click.Context, *, as_json: bool, **options: Unpack[StateOptions]) 
         decision = state_of(limiter, options, needs_limits=False).peek()
     if as_json:
         print_json(decision_fields(decision))
+    elif len(options["words"]) == 1 and decision.allowed:
+        click.echo("not banned; limits after the key show what is left of them")
     else:
         print_decision(decision)
     ctx.exit(0 if decision.allowed else FOUND)

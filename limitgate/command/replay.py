@@ -25,7 +25,7 @@ _WORTH_PROCESSES = 100 << 20
 
 
 @click.command("replay")
-@click.argument("log", metavar="LOG")
+@click.argument("log", metavar="LOG", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
 @click.option("--rules", required=True, metavar="PATH", help="Rule file or folder.")
 @click.option("--against", metavar="PATH", help="Rules to try beside them: who would be refused newly?")
 @click.option("--suggest", is_flag=True, help="Find the smallest limits that would have refused nobody. Keeps all times.")

@@ -22,6 +22,7 @@ RULES = """
 rules:
   - {name: api, path: /api/**, key: [path, ip], qpd: 3}
   - {name: keyed, path: /keyed, key: [api_key], qpd: 2}
+  - {name: headed, path: /headed, key: ["header:X-Id"], qpd: 2}
 """
 IP, KEY = "203.0.113.7", "sesame-open-now"
 
@@ -109,6 +110,7 @@ def test_a_limiters_key(world: World) -> None:
         assert not limiter.hit("user:42", "2/day").allowed
         assert 80 < world.json("peek", "user:42", status=1)["retry_after"] <= 90
         world.json("pardon", "user:42", "-y")
+        assert world.run("peek", "user:42").stdout.startswith("not banned")
         world.json("reset", "user:42", "2/day", "-y")
         assert limiter.peek("user:42", "2/day").remaining == 2
 
@@ -135,7 +137,10 @@ def test_what_changes_something_asks_first(redis_server: RedisServer, tmp_path: 
     assert world.json("bans", "--log") == []
     world.json("ban", *whom, "-y")
     assert world.json("bans")[0]["retry_after"] is None
-    assert world.json("peek", *whom, status=1)["retry_after"] > 10**9
+    for peeked in (world.json("peek", *whom, status=1), world.json("peek", *whom, "--path", "/api/hello", status=1)):
+        assert peeked["retry_after"] is None
+        assert [window["retry_after"] for window in peeked["windows"]] == [None]
+    assert "would be refused, for ever" in world.run("peek", *whom).stdout
 
 
 @pytest.mark.parametrize(
@@ -144,11 +149,15 @@ def test_what_changes_something_asks_first(redis_server: RedisServer, tmp_path: 
         (["peek"], 2, "expected whose state it is"),
         (["peek", "key", "--rule", "api"], 2, "not both"),
         (["reset", "key", "-y"], 2, "expected the limits of 'key'"),
-        (["peek", "key", "5/fortnight"], 1, "fortnight"),
-        (["peek", "--rules", "{rules}", "--rule", "nope"], 1, "there is no rule 'nope', expected one of api, keyed"),
-        (["peek", "--rules", "{rules}", "--rule", "api"], 1, "expected ip="),
-        (["peek", "--rules", "{rules}", "--rule", "api", "--ip", "nowhere"], 1, "expected an address"),
-        (["peek", "--rules", "{rules}", "--rule", "api", "--tier", "gold"], 1, "no file describes tier 'gold'"),
+        (["peek", "--rules", "missing", "--rule", "api"], 1, "expected a rule file or a folder"),
+        (["peek", "key", "5/fortnight"], 2, "fortnight"),
+        (["reset", "key", "often", "-y"], 2, "often"),
+        (["peek", "--rules", "{rules}", "--rule", "nope"], 2, "there is no rule 'nope', expected one of api, keyed, headed"),
+        (["peek", "--rules", "{rules}", "--rule", "api"], 2, "expected --ip\n"),
+        (["peek", "--rules", "{rules}", "--rule", "keyed"], 2, "expected --api-key, or --ip as the address"),
+        (["peek", "--rules", "{rules}", "--rule", "headed"], 2, "expected -H 'x-id: ...', or --ip as the address"),
+        (["peek", "--rules", "{rules}", "--rule", "api", "--ip", "nowhere"], 2, "expected an address"),
+        (["peek", "--rules", "{rules}", "--rule", "api", "--tier", "gold"], 2, "no file describes tier 'gold'"),
         (["peek", "--rules", "{rules}", "--rule", "api", "-H", "nonsense"], 2, "expected 'Name: value'"),
         (["ban", "key", "--for", "soon"], 2, "is no duration, expected seconds"),
         (["ban", "key", "--for", "0"], 2, "expected more than 0"),

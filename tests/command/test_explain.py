@@ -168,6 +168,7 @@ def test_an_id_without_a_store() -> None:
         (["GET", "x", "--rules", CONFIG], 2, "expected one such as /api/hello"),
         (["GET", "/", "--rules", "missing"], 1, "missing"),
         (["GET", "/"], 2, "--rules"),
+        (["GET", "/", "--rules", CONFIG, "--ip", "nowhere"], 2, "'nowhere' is no address"),
         (["GET", "/", "--rules", CONFIG, "-H", "nonsense"], 2, "expected 'Name: value'"),
         (["GET", "/", "--rules", CONFIG, "--app", "nonsense"], 2, "expected MODULE:APP"),
         (["GET", "/", "--rules", CONFIG, "--app", "no.such:app"], 2, "expected MODULE:APP"),

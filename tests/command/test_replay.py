@@ -103,7 +103,8 @@ def test_an_empty_log(tmp_path: Path, rules: str) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "told"),
     [
-        (["missing", "--rules", "{rules}"], 1, "missing: No such file or directory"),
+        (["missing", "--rules", "{rules}"], 2, "'missing' does not exist"),
+        ([".", "--rules", "{rules}"], 2, "is a directory"),
         (["{log}", "--rules", "missing"], 1, "missing"),
         (["{log}"], 2, "--rules"),
         (["{log}", "--rules", "{rules}", "--processes", "2", "--suggest"], 2, "several processes are exact for a file"),
