@@ -26,6 +26,8 @@ from limitgate.rules.key_parts import check_part
 from limitgate.rules.options import Given, check_names, read_limits
 from limitgate.rules.rule import Rule
 
+_PLACEHOLDERS = frozenset("{<*^")
+"""Characters in templates of routes: of Starlette, of Flask, of rules, and of Django's regular expressions."""
 _API_KEY = ":api-key"
 """Header of a described request that holds the API key; no part of a key can ask for one of this name."""
 
@@ -48,7 +50,10 @@ class BucketParts(TypedDict, total=False):
     host: str | None
     """The host that the request names, without its port."""
     path: str | None
-    """The template of the route as the framework has it, ``/items/{id}``; where that is not known, the rule's own pattern."""
+    """The path, of a route with parameters its template as the framework has it, ``/items/{id}``.
+
+    Where routes are not known a gate counts by the rule's pattern: then either the pattern, or a path that a client sends.
+    """
     tier: str | None
     """The caller's tier; if not given that of the `Caller`, of the rule, or ``default``."""
     limits: Given
@@ -241,12 +246,13 @@ def _rule_of(rule: object, name: str | None) -> Rule:
 def _paths(rule: Rule, path: object) -> list[str | None]:
     """The templates of routes to try, None for the rule's pattern.
 
-    A path that reads like the pattern may be a route's template, too: which of them a gate counts by depends on whether it
-    knows the framework's routes.
+    A gate that knows no routes counts by the pattern. A path without placeholders may be that of a request to such a gate, as
+    well as a template, and so may one that reads like the pattern.
     """
     if path is not None and not (isinstance(path, str) and path):
         raise ConfigError(f"path is {path!r:.80}, expected text: a route's template such as '/items/{{id}}'")
-    return [path, None] if path in rule.paths else [path]
+    may_be_sent = path is not None and not _PLACEHOLDERS & set(path)
+    return [path, None] if path in rule.paths or (may_be_sent and rule.key_asks("path")) else [path]
 
 
 class _Missing(Exception):  # noqa: N818

@@ -164,6 +164,21 @@ def test_keys_are_those_of_a_gate_property(
         assert again.status == 200
 
 
+@pytest.mark.parametrize("door", ["asgi", "wsgi"])
+@pytest.mark.parametrize("patterns", ["/api/**", ["/api/v1/**", "/api/**"]])
+def test_a_path_as_it_is_sent(door: str, patterns: str | list[str]) -> None:
+    """Whoever names a path need not know that a gate without routes counts by the rule's pattern."""
+    rule, store = Rule("api", "3/minute", path=patterns, key=["path", "ip"]), MemoryStore(Clock())
+    bucket = Limiter(store, key_prefix="shop", secret=SECRET).bucket(rule, ip=PEER, path="/api/hello")
+    assert reply_of(door, [rule], store, "/api/hello", PEER, headers={}).status == 200
+    assert bucket.peek().remaining == 2
+    bucket.ban(60)
+    assert reply_of(door, [rule], store, "/api/hello", PEER, headers={}).status == 429
+    bucket.pardon()
+    bucket.reset()
+    assert reply_of(door, [rule], store, "/api/hello", PEER, headers={}).rate["x-ratelimit-remaining"] == "2"
+
+
 RULE = Rule("api", "3/minute", path="/**", key=["path", "ip"])
 
 
