@@ -23,7 +23,7 @@ PROBLEM_SCHEMA: dict[str, Any] = {
         "instance": {"type": "string", "format": "uri", "description": "The id of this refusal, for questions about it."},
         "violated-policies": {"type": "array", "items": {"type": "string"}, "description": "The limits that refused."},
     },
-    "required": ["type", "title", "status", "detail", "violated-policies"],
+    "required": ["type", "title", "status", "detail", "instance", "violated-policies"],
 }
 
 Headers = dict[str, dict[str, Any]]
