@@ -14,7 +14,7 @@ A request reads downwards: middleware > exchange > gate > rules, keys > stores >
     stores/          a plan becomes a reading, the only I/O; memory, and redis/ with aio/ and threads/
     gate/            a request becomes an answer: planner, identity, admission, gate, fallback, wait queues, build, reload
     exchange/        what passes between application and server: ASGI, WSGI; usage
-    limiter/         the engine without HTTP: limiter, operations, reservation, slot, pace, stored limits
+    limiter/         the engine without HTTP: limiter, operations, reservation, slot, pace, adaptive work, stored limits
     outbound/        polite clients; for httpx.py, requests.py and urllib3.py
     fastapi.py, flask.py, django/    integrations, thin; prometheus.py, opentelemetry.py for figures
     command/         the command `limitgate`: a module per verb; also python -m limitgate, __main__.py

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
-from threading import RLock
+from threading import RLock, get_ident
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -28,6 +28,7 @@ from limitgate.gate.gate import Gate
 from limitgate.gate.planner import ExtraRule
 from limitgate.gate.slot_keeper import RENEW, SlotKeeper
 from limitgate.http.request import Request
+from limitgate.limiter.adaptive import Work
 from limitgate.limiter.limiter import AsyncLimiter, Limiter
 from limitgate.limiter.operations import Operations
 from limitgate.limiter.reservation import AsyncReservation, Reservation
@@ -37,6 +38,7 @@ from limitgate.limiter.stored_limits import Configuration
 from limitgate.limits.decision import Decision, Window, decide
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import BucketReading, Plan, Reading
+from limitgate.limits.priority import Priority
 from limitgate.rules import decorators
 from limitgate.rules.decorators import EVERYTHING
 from limitgate.stores import MemoryStore
@@ -300,6 +302,8 @@ def _nothing_limited() -> _Wanted[None]:
         (AsyncLimiter, "reserve"): _areserve,
         (Limiter, "slot"): _slot,
         (AsyncLimiter, "slot"): _aslot,
+        (Work, "enter"): _enter,
+        (Work, "aenter"): _aenter,
     }
     with suppress(ImportError):  # without its extra there is no outbound client
         from limitgate.outbound.throttle import ClientThrottle  # noqa: PLC0415 - needs the extra
@@ -422,3 +426,11 @@ def _slot(limiter: Limiter, key: str, limit: Limit | str | int, *, cost: int = 1
 @asynccontextmanager
 async def _aslot(limiter: AsyncLimiter, key: str, limit: Limit | str | int, *, cost: int = 1) -> AsyncIterator[Decision]:
     yield _slot_decision(limiter, key, limit, cost)
+
+
+def _enter(work: Work, priority: Priority) -> Decision:  # noqa: ARG001 - in the place of a method
+    return work.enter_unlimited(get_ident())
+
+
+async def _aenter(work: Work, priority: Priority) -> Decision:  # noqa: ARG001 - in the place of a method
+    return work.enter_unlimited(asyncio.current_task())

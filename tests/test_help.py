@@ -33,6 +33,7 @@ from limitgate import (
 from limitgate.fastapi import RateLimit
 from limitgate.gate.build import GateOptions
 from limitgate.httpx import AsyncRateLimitTransport, RateLimitTransport
+from limitgate.limiter.adaptive import AdaptiveOptions
 from limitgate.limiter.rule_bucket import BucketParts
 from limitgate.requests import RateLimitAdapter
 from limitgate.rules.callers import KnownCaller
@@ -55,7 +56,7 @@ def words(owner: type) -> dict[str, str]:
     return below
 
 
-OWNERS = [BucketParts, Caller, ChargeIf, Decision, KnownCaller, Limit, Request, Rule, Settings, Window]
+OWNERS = [AdaptiveOptions, BucketParts, Caller, ChargeIf, Decision, KnownCaller, Limit, Request, Rule, Settings, Window]
 
 
 @pytest.mark.parametrize("owner", OWNERS, ids=lambda one: one.__name__)
@@ -96,6 +97,7 @@ METHODS = (
     "pace",
     "limited",
     "bucket",
+    "adaptive",
     "configure",
 )
 CALLABLES = [

@@ -17,6 +17,7 @@ from limitgate.gate.admission import Booking, Charged
 from limitgate.gate.flow import Budget, ConfigFlow, arun, measures_silence, run, takes_plain
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.wait_queue import WaitQueues
+from limitgate.limiter.adaptive import AdaptiveOptions, AdaptiveWork, AsyncAdaptiveWork, adaptive_work
 from limitgate.limiter.operations import (
     ChargedOperation,
     KeyOf,
@@ -76,6 +77,7 @@ class AsyncLimiter(Operations):
         self._spend_plain: Any = getattr(self._store, "aspend_plain", None) if takes_plain(self._store) else None
         self._wait_queues = WaitQueues()
         self._slot_keeper = SlotKeeper(self._store, timeout)
+        self._adaptive: dict[str, AsyncAdaptiveWork] = {}
         self._observe(self._store, self._slot_keeper)
 
     async def hit(self, key: str, *limits: Limit | str | Configured, cost: int = 1) -> Decision:
@@ -271,6 +273,21 @@ class AsyncLimiter(Operations):
         self.validate(key, *limits, timeout=None)
         return AsyncPace(source, partial(self.wait, key), spacing)
 
+    def adaptive(self, name: str, **options: Unpack[AdaptiveOptions]) -> AsyncAdaptiveWork:
+        """Hold work to what it can be done at, found from how long it takes: ``async with limiter.adaptive("db"):``.
+
+        The limit is on blocks in flight in this process; the store is not asked. A loop that is late counts, too.
+        ``@limiter.adaptive("db")`` has each call of a function be a block. One that does not fit waits for at most
+        ``max_delay`` seconds, 0 by default, and raises `RateLimited`, whose ``retry_after`` is spread so that a crowd does not
+        come back at once. ``with_priority("low")`` gives the same work for blocks of low priority. The time of a block that
+        raises an error teaches nothing; timeouts, lost connections and cancellations count as failures, and many of them
+        lower the limit.
+
+        Options are ``min`` (4) and ``max`` (200) of the limit, ``tolerance`` (2.0), ``delay`` (0.02 seconds), ``max_delay`` and
+        ``reserve``, see `AdaptiveOptions`. The same name gives the same object; with other options it is a `ConfigError`.
+        """
+        return adaptive_work(self._adaptive, AsyncAdaptiveWork, name, options)
+
     async def aclose(self) -> None:
         """Close the store if it was opened here."""
         if self._owns_store:
@@ -314,6 +331,7 @@ class Limiter(Operations):
         self._store: SyncStore = opened(store, open_sync_store, key_prefix)
         self._spend_plain: Any = getattr(self._store, "spend_plain", None) if takes_plain(self._store) else None
         self._slot_keeper = SlotKeeper(self._store, timeout)
+        self._adaptive: dict[str, AdaptiveWork] = {}
         self._observe(self._store, self._slot_keeper)
         self._looks = _LOOKS
         self._blocks = Once(Diagnosis.BLOCKS_LOOP)
@@ -501,6 +519,21 @@ class Limiter(Operations):
         spacing = Spacing(limits, cost, even=even)
         self.validate(key, *limits, timeout=None)
         return Pace(source, partial(self.wait, key), spacing)
+
+    def adaptive(self, name: str, **options: Unpack[AdaptiveOptions]) -> AdaptiveWork:
+        """Hold work to what it can be done at, found from how long it takes: ``with limiter.adaptive("db"):``.
+
+        The limit is on blocks in flight in this process; the store is not asked.
+        ``@limiter.adaptive("db")`` has each call of a function be a block. One that does not fit waits for at most
+        ``max_delay`` seconds, 0 by default, and raises `RateLimited`, whose ``retry_after`` is spread so that a crowd does not
+        come back at once. ``with_priority("low")`` gives the same work for blocks of low priority. The time of a block that
+        raises an error teaches nothing; timeouts, lost connections and cancellations count as failures, and many of them
+        lower the limit.
+
+        Options are ``min`` (4) and ``max`` (200) of the limit, ``tolerance`` (2.0), ``delay`` (0.02 seconds), ``max_delay`` and
+        ``reserve``, see `AdaptiveOptions`. The same name gives the same object; with other options it is a `ConfigError`.
+        """
+        return adaptive_work(self._adaptive, AdaptiveWork, name, options)
 
     def close(self) -> None:
         """Close the store if it was opened here."""

@@ -96,6 +96,32 @@ async def paces(limiter: AsyncLimiter, blocking: Limiter, pages: Iterable[str], 
     limiter.pace(pages, "10/second", cost="2")  # type: ignore[arg-type]
 
 
+async def adaptive(limiter: AsyncLimiter, blocking: Limiter) -> None:
+    """Work is a context manager and a decorator, which leaves a function what it was."""
+    async with limiter.adaptive("db", min=4, max=50, tolerance=1.5, delay="5ms", max_delay=0.05, reserve="20%") as decision:
+        assert_type(decision, Decision)
+    with blocking.adaptive("db").with_priority("low") as decision:
+        assert_type(decision, Decision)
+
+    @limiter.adaptive("db").with_priority("high")
+    async def fetch(user: str, pages: int = 1) -> int:
+        return len(user) * pages
+
+    @blocking.adaptive("db")
+    def read(user: str) -> bytes:
+        return user.encode()
+
+    assert_type(await asyncio.create_task(fetch("42", pages=2)), int)
+    assert_type(read("42"), bytes)
+    assert_type((limiter.adaptive("db").limit, limiter.adaptive("db").in_flight), tuple[int, int])
+    await fetch(42)  # type: ignore[arg-type]
+    read("42", 1)  # type: ignore[call-arg]
+    limiter.adaptive("db", minimum=4)  # type: ignore[call-arg]
+    limiter.adaptive("db", min="4")  # type: ignore[arg-type]
+    limiter.adaptive("db").with_priority("urgent")  # type: ignore[arg-type]
+    limiter.adaptive("db")(read)  # type: ignore[arg-type]
+
+
 def stores() -> None:
     """Stores for asyncio and stores for threads are not mistaken for each other; the one in memory is both."""
     memory = MemoryStore(clock=lambda: 1_000_000, max_buckets=1000)
