@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from limitgate.errors import LimitGateError
 from limitgate.routes import NoRoutes, Routes
 from limitgate.routes.flask import wsgi_routes
 from limitgate.routes.starlette import asgi_routes
@@ -26,6 +27,11 @@ def application(name: str) -> Any:
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise click.UsageError(f"{name}: {error}, expected MODULE:APP such as shop.main:app") from error
+    except LimitGateError:
+        raise
+    except Exception as error:
+        failed = f"{type(error).__name__} when it was imported: {error}"
+        raise click.UsageError(f"{name}: {failed}; expected a module that python -c 'import {module}' imports") from error
     return found
 
 

@@ -100,15 +100,17 @@ def _django(settings: str | None) -> _Application:
     if settings is not None:
         sys.path.insert(0, str(Path.cwd()))
         os.environ["DJANGO_SETTINGS_MODULE"] = settings
-    import django  # noqa: PLC0415 - only where a project uses it
+    import django.conf  # noqa: PLC0415 - only where a project uses it
 
     try:
         django.setup()
-    except ImportError as error:
+    except Exception as error:  # settings run code of their own
         raise click.UsageError(f"{settings}: {error}, expected MODULE:APP, or the module of Django's settings") from error
     from limitgate.django.options import options  # noqa: PLC0415 - needs the settings
     from limitgate.routes.django import routes_of  # noqa: PLC0415 - needs the settings
 
+    if not hasattr(django.conf.settings, "ROOT_URLCONF"):
+        raise click.UsageError(f"{settings} has no ROOT_URLCONF, expected MODULE:APP, or the module of Django's settings")
     chosen = GateSettings(**options())
     return _Application(routes_of(), rules_of(chosen.rules) if chosen.rules is not None else None)
 

@@ -41,10 +41,10 @@ class Caller:
     """The identity, which the part ``caller`` of keys goes by: of a user, a customer, an application."""
     tier: str = DEFAULT_TIER
     """The tier whose rules apply; ``default`` if not given, and for one that no rule names."""
-    priority: Priority = NORMAL
-    """``high``, ``normal`` or ``low``, which rules with a ``reserve`` look at; ``normal`` if not given."""
     limits: Mapping[str, Given] = field(default_factory=dict, hash=False)
     """Own limits by the names of rules, in the place of theirs; none if not given."""
+    priority: Priority = NORMAL
+    """``high``, ``normal`` or ``low``, which rules with a ``reserve`` look at; ``normal`` if not given."""
 
     def __post_init__(self) -> None:
         limits: object = self.limits
@@ -119,7 +119,7 @@ class Callers:
         mistakes: list[ConfigError] = []
         for place, entry in enumerate(listed):
             yield_gil()
-            caller = Caller(entry.id, entry.tier or DEFAULT_TIER, entry.priority, entry.limits)
+            caller = Caller(entry.id, entry.tier or DEFAULT_TIER, entry.limits, entry.priority)
             if entry.api_key:
                 digest = bytes.fromhex(entry.api_key.removeprefix("sha256:"))
                 alike = self._by_key.setdefault(digest[:8], [])

@@ -230,6 +230,24 @@ def test_what_names_no_application_is_wrong_usage(name: str) -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("code", "name", "told"),
+    [
+        ("shop = 1", "shop", "shop has no ROOT_URLCONF"),
+        ("def broken(:", "shop:app", "SyntaxError when it was imported"),
+        ("raise RuntimeError('no database')", "shop:app", "RuntimeError when it was imported: no database"),
+    ],
+)
+def test_a_module_that_is_no_application(tmp_path: Path, code: str, name: str, told: str) -> None:
+    """A line says what is wrong with it, and the traceback is to be had from python -c."""
+    (tmp_path / "shop.py").write_text(code)
+    words = [sys.executable, "-m", "limitgate", "routes", name]
+    result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 2
+    assert told in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 def test_people_get_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without colours or frames, where there is no terminal."""
     (tmp_path / "shop_table.py").write_text(dedent(STARLETTE))

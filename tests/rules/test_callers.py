@@ -241,3 +241,8 @@ def test_a_header_longer_than_a_listed_one_names_nobody() -> None:
     assert named(value.encode()) == Caller("billing")
     assert named(b"x" * 5000 + value.encode()) is None
     assert named(b"b" + value.encode()) is None
+
+
+def test_a_callers_limits_may_stand_third() -> None:
+    """As ``identify`` has them at hand: who, of which tier, with which limits."""
+    assert Caller("acme", "vip", {"api": "5/minute"}) == Caller("acme", tier="vip", limits={"api": "5/minute"})
