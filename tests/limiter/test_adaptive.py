@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from limitgate import AsyncLimiter, ConfigError, Decision, Limiter, MemoryStore, RateLimited, Window, testing
-from limitgate.limiter.adaptive import AdaptiveWork, AsyncAdaptiveWork, Work, WorkOptions
+from limitgate.limiter.adaptive import AdaptiveWork, AsyncAdaptiveWork, Work, WorkOptions, adaptive_work
 from limitgate.overload.adaptive_limit import AdaptiveLimit
 from tests.support.doors import PATIENCE
 from tests.support.virtual import World
@@ -98,14 +98,15 @@ def test_one_name_is_one_object(kind: Any) -> None:
 
 
 def test_threads_that_make_it_at_once_have_the_same() -> None:
-    limiter, ready = Limiter(NOWHERE), threading.Barrier(8)
+    """Another thread makes it just when this one has found that there is none."""
+    known: dict[str, AdaptiveWork] = {}
+    theirs = AdaptiveWork(Work("db", WorkOptions.of({})))
 
-    def make(_: int) -> AdaptiveWork:
-        ready.wait(PATIENCE)
-        return limiter.adaptive("db", max=50)
+    def make_later(work: Work) -> AdaptiveWork:
+        known["db"] = theirs
+        return AdaptiveWork(work)
 
-    with ThreadPoolExecutor(8) as threads:
-        assert len({id(each) for each in threads.map(make, range(8))}) == 1
+    assert adaptive_work(known, make_later, "db", {}) is known["db"] is theirs
 
 
 @pytest.mark.parametrize(
@@ -503,6 +504,7 @@ def test_a_forked_child_begins_anew() -> None:
     """It has no part in what is in flight in its parent, and a block that it is in ends without effect."""
     program = """
 import os
+import threading
 from limitgate import Limiter, RateLimited
 
 work = Limiter("memory://").adaptive("db", min=2, max=2)
@@ -519,7 +521,19 @@ with work:
                 work.__enter__()
             except RateLimited:
                 pass
-if child:
+        began, ends = threading.Event(), threading.Event()
+        def hold():
+            with work:
+                began.set()
+                ends.wait()
+        thread = threading.Thread(target=hold, daemon=True)
+        thread.start()
+        began.wait()
+if not child:
+    assert work.in_flight == 1  # that of the thread
+    ends.set()
+    thread.join()
+else:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert work.in_flight == 0
 """
