@@ -19,7 +19,7 @@ import pytest
 
 from example_app.worker import __main__ as program
 from example_app.worker.jobs import connect, fill
-from tests.support.doors import PATIENCE
+from tests.support.doors import PATIENCE, PROCESS_PATIENCE
 from tests.support.redis_server import RedisServer
 from tests.support.worker_jobs import Note, begun, notes
 
@@ -65,7 +65,7 @@ class Site:
         """Let a crew do so many jobs and end; what was done by then."""
         self.until(lambda: len({note.job for note in self.done}) == jobs and not self.pending())
         crew.terminate()
-        assert crew.wait(PATIENCE) == 0, self.output
+        assert crew.wait(PROCESS_PATIENCE) == 0, self.output
         return self.done
 
     @property
@@ -82,7 +82,7 @@ class Site:
 
     def until(self, reached: Callable[[], object]) -> None:
         """Wait until something is so."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + PROCESS_PATIENCE
         while not reached():
             assert time.monotonic() < deadline, self.output
             time.sleep(0.03)
@@ -128,9 +128,9 @@ def test_a_stream_is_drained_at_the_rate(site: Site) -> None:
 
     A busy machine makes it slower, but not as slow as processes that take turns.
     """
-    assert site.call("fill", "--jobs", "230").wait(PATIENCE) == 0
+    assert site.call("fill", "--jobs", "230").wait(PROCESS_PATIENCE) == 0
     crew = site.crew("100/second", 3, "--until-empty")
-    assert crew.wait(PATIENCE) == 0, site.output
+    assert crew.wait(PROCESS_PATIENCE) == 0, site.output
     done = site.done
     assert sorted(note.job for note in done) == list(range(230))
     assert len({note.pid for note in done}) == 3
@@ -171,7 +171,7 @@ def test_ctrl_c_ends_cleanly(site: Site) -> None:
         os.kill(pid, signal.SIGINT)
     crew.send_signal(signal.SIGINT)
     began = time.monotonic()
-    assert crew.wait(PATIENCE) == 0, site.output
+    assert crew.wait(PROCESS_PATIENCE) == 0, site.output
     assert time.monotonic() - began < PATIENCE / 2
     assert "Traceback" not in site.output
     assert sorted(note.job for note in site.done) == sorted(note.job for note in site.begun)
@@ -185,7 +185,7 @@ def test_whoever_is_told_to_stop_gives_back_what_it_waits_with(site: Site) -> No
     crew = site.crew("1/minute", 2)
     site.until(lambda: len(site.done) == 1 and len(site.pending()) == 2)
     crew.terminate()
-    assert crew.wait(PATIENCE) == 0, site.output
+    assert crew.wait(PROCESS_PATIENCE) == 0, site.output
     assert len(site.pending()) == 2
     assert sorted(note.job for note in site.finish(site.crew("1000/second", 1), 8)) == list(range(8))
 

@@ -219,12 +219,18 @@ def test_the_routes_of_django(tmp_path: Path, name: str) -> None:
     assert process.returncode == 1
 
 
-@pytest.mark.parametrize("name", ["nowhere:app", "json:nothing", "json:", ":app", "json:dumps", "nowhere.settings"])
+@pytest.mark.parametrize("name", ["nowhere:app", "json:nothing", "json:", ":app", "json:dumps"])
 def test_what_names_no_application_is_wrong_usage(name: str) -> None:
     """Nothing there, or nothing that shows routes: told with what is accepted."""
-    result = subprocess.run(
-        [sys.executable, "-m", "limitgate", "routes", name], capture_output=True, text=True, timeout=120, check=False
-    )
+    result = CliRunner().invoke(limitgate, ["routes", name], catch_exceptions=False)
+    assert result.exit_code == 2
+    assert "expected" in result.stderr
+
+
+def test_settings_that_are_not_there_are_wrong_usage() -> None:
+    """Those of Django, too, which are for good, so in a process of its own."""
+    words = [sys.executable, "-m", "limitgate", "routes", "nowhere.settings"]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 2
     assert "expected" in result.stderr
     assert "Traceback" not in result.stderr

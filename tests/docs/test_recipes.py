@@ -23,7 +23,7 @@ from starlette.routing import Route
 from limitgate import Caller, LimitGate, Rule
 from limitgate.testing import FrozenClock, frozen, reset
 from tests.support import examples
-from tests.support.doors import PATIENCE, Lines, Reply, Wire, asgi_through_httpx, http_scope, wsgi_reply
+from tests.support.doors import PATIENCE, PROCESS_PATIENCE, Lines, Reply, Wire, asgi_through_httpx, http_scope, wsgi_reply
 from tests.support.markdown import blocks
 from tests.support.redis_server import RedisServer
 from tests.support.task_queues import TaskQueue, rq_job
@@ -441,7 +441,7 @@ def test_a_scraper_is_kept_out_while_it_runs(kitchen: Kitchen) -> None:
 
     def run(line: str) -> None:
         words = line.replace(examples.REDIS, kitchen.url).split()[1:]
-        subprocess.run([sys.executable, "-m", "limitgate", *words, "-y"], cwd=kitchen.folder, timeout=PATIENCE, check=True)
+        subprocess.run([sys.executable, "-m", "limitgate", *words, "-y"], cwd=kitchen.folder, timeout=PROCESS_PATIENCE, check=True)
 
     with kitchen.recipe("shop.py") as shop:
         run(shown)

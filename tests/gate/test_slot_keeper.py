@@ -33,7 +33,7 @@ from limitgate.limits.plan import Plan, Reading
 from limitgate.stores.redis import wire
 from tests.support.clock import Clock
 from tests.support.clusters import KINDS, charge, key_on, plan, settled
-from tests.support.doors import PATIENCE, wsgi_environ
+from tests.support.doors import PATIENCE, PROCESS_PATIENCE, wsgi_environ
 from tests.support.outcomes import Watched
 from tests.support.proxy import in_a_loop, until
 from tests.support.redis_cluster import RedisCluster
@@ -549,7 +549,7 @@ def test_never_more_than_so_many_in_several_processes(redis_server: RedisServer)
     """Processes share the places of one key on Redis."""
     key = uuid4().hex
     workers = [worker(redis_server.url, key, "works") for _ in range(3)]
-    found = [int(each.communicate(timeout=PATIENCE)[0]) for each in workers]
+    found = [int(each.communicate(timeout=PROCESS_PATIENCE)[0]) for each in workers]
     assert max(found) <= 3
     assert max(found) > 0
     with Limiter(redis_server.url, timeout=PATIENT) as limiter:

@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 import limitgate.flask
 from limitgate import ConfigError, LimitGate, LimitGateWSGI, MemoryStore, Rule, StoreError, load_rules, open_sync_store
-from tests.support.doors import PATIENCE, ASGISite, Wire, asgi_reply
+from tests.support.doors import PATIENCE, PROCESS_PATIENCE, ASGISite, Wire, asgi_reply
 from tests.support.impostor import Impostor
 from tests.support.redis_server import RedisServer, free_port
 
@@ -165,7 +165,8 @@ LimitGateWSGI(lambda *_: [], rules=[Rule("all", "9/minute")], store=sys.argv[1])
 
 def ran(store: str, rest: str = "") -> str:
     command = [sys.executable, "-W", "error", "-c", PROGRAM.format(rest), store]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20, cwd=Path(__file__).parents[2]).stdout
+    whole = {"cwd": Path(__file__).parents[2], "timeout": PROCESS_PATIENCE}
+    return subprocess.run(command, capture_output=True, text=True, check=True, **whole).stdout
 
 
 @pytest.mark.parametrize("words", [{"HELLO": None}, {}], ids=["silent", "unhelpful"])

@@ -30,7 +30,7 @@ from limitgate import (
 )
 from limitgate.limiter.pace import evenly
 from tests.support.attempts import at_best
-from tests.support.doors import PATIENCE
+from tests.support.doors import PATIENCE, PROCESS_PATIENCE
 from tests.support.redis_server import RedisServer
 from tests.support.virtual import World
 
@@ -763,7 +763,7 @@ def _drain(server: tuple[str, str], limit: str, count: int, start: Any, came: An
         url, prefix = server
         async with AsyncLimiter(url, timeout=PATIENCE, key_prefix=prefix) as limiter:
             await limiter.peek("pace", limit)
-            start.wait(PATIENCE)
+            start.wait(PROCESS_PATIENCE)
             times, paced = [time.monotonic()], limiter.pace(range(count), limit)
 
             async def work() -> None:
@@ -799,11 +799,11 @@ def _times_of_items(redis_server: RedisServer, limit: str, each: int, processes:
         process.start()
     began, seen = [], []
     for _ in running:
-        ready, *items = came.get(timeout=PATIENCE)
+        ready, *items = came.get(timeout=PROCESS_PATIENCE)
         began.append(ready)
         seen += items
     for process in running:
-        process.join(PATIENCE)
+        process.join(PROCESS_PATIENCE)
     return [at - min(began) for at in sorted(seen)]
 
 

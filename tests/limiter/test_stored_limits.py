@@ -29,7 +29,7 @@ from limitgate import (
 from limitgate.limiter.stored_limits import FRESH, decode, encode
 from limitgate.stores.base import AsyncStore, ConfigRequest, SyncStore
 from tests.support.clock import Clock
-from tests.support.doors import MOMENT, PATIENCE
+from tests.support.doors import MOMENT, PATIENCE, PROCESS_PATIENCE
 from tests.support.redis_server import RedisServer
 
 ORDERS = Configured("orders")
@@ -124,7 +124,7 @@ def test_several_processes(redis_server: RedisServer) -> None:
         limiter.configure("alone", "1/day", per_process=True)
     command = [sys.executable, "-c", PROGRAM, redis_server.url, prefix]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate(timeout=PATIENCE)[0].split() for process in running]
+    said = [process.communicate(timeout=PROCESS_PATIENCE)[0].split() for process in running]
     assert sorted(said) == [["False", "True"], ["True", "True"]]
 
 

@@ -18,7 +18,7 @@ import limitgate.outbound.bodies
 from limitgate import ConfigError, Limit, RateLimited, StoreError
 from tests.limiter.test_limiter import left, visitors
 from tests.support.clients import CLIENTS, Client, Interrupted
-from tests.support.doors import PATIENCE
+from tests.support.doors import PATIENCE, PROCESS_PATIENCE
 from tests.support.redis_server import RedisServer
 from tests.support.service import HOSTILE, LATER, SOON, Service, Told, refusal, serving
 
@@ -390,7 +390,7 @@ def test_processes_share_a_budget(service: Service, redis_server: RedisServer) -
         for each in running:
             each.stdin.write(b"go\n")
             each.stdin.flush()
-        assert [each.wait(PATIENCE) for each in running] == [0, 0]
+        assert [each.wait(PROCESS_PATIENCE) for each in running] == [0, 0]
     assert len(service.asked) == 20
     assert come_in_turn(service, began, 1 / 40)
 

@@ -31,6 +31,8 @@ from tests.support.guard import Guard
 PEER = "192.0.2.1"
 PATIENCE = 20.0
 """Seconds after which a test that still waits has failed."""
+PROCESS_PATIENCE = 120.0
+"""The same where a process is to start or to end: on a busy machine imports alone take 20 seconds."""
 MOMENT = 0.02
 """Seconds between two looks at whether something has happened."""
 
@@ -403,13 +405,13 @@ def server_process(
 
     guard = Guard("limitgate-server-", process.pid)
     try:
-        until(up)
+        until(up, PROCESS_PATIENCE)
         found = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
         yield found[0] if found else "http://testserver"
     finally:
         process.terminate()
         try:
-            process.wait(PATIENCE)
+            process.wait(PROCESS_PATIENCE)
         except subprocess.TimeoutExpired:
             process.kill()
             raise
@@ -438,9 +440,9 @@ def threaded_wsgi(app: Any) -> Iterator[str]:
     assert not thread.is_alive()
 
 
-def until(ready: Callable[[], bool]) -> None:
-    """Wait for what others bring about."""
-    deadline = time.monotonic() + PATIENCE
+def until(ready: Callable[[], bool], patience: float = PATIENCE) -> None:
+    """Wait for what others bring about, for so many seconds at most."""
+    deadline = time.monotonic() + patience
     while not ready():
         assert time.monotonic() < deadline
         time.sleep(MOMENT)

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from limitgate import testing
-from tests.support.doors import PATIENCE, asgi_through_httpx, handshake, wsgi_reply
+from tests.support.doors import PATIENCE, PROCESS_PATIENCE, asgi_through_httpx, handshake, wsgi_reply
 from tests.support.markdown import ROOT, Block, blocks
 
 REDIS = "redis://localhost:6379/0"
@@ -85,7 +85,7 @@ def run(block: Block, folder: Path, redis_url: str) -> None:
     file = write(block, folder, redis_url)
     if "django" in block.text.lower() or block.page.endswith("django.md"):
         command = [sys.executable, "-W", "error", "-m", "tests.support.examples", str(folder), file]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PROCESS_PATIENCE, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     else:
         run_here(folder, file)
