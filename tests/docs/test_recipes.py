@@ -441,7 +441,8 @@ def test_a_scraper_is_kept_out_while_it_runs(kitchen: Kitchen) -> None:
 
     def run(line: str) -> None:
         words = line.replace(examples.REDIS, kitchen.url).split()[1:]
-        subprocess.run([sys.executable, "-m", "limitgate", *words, "-y"], cwd=kitchen.folder, timeout=PROCESS_PATIENCE, check=True)
+        command = [sys.executable, "-m", "limitgate", *words, "-y"]
+        subprocess.run(command, cwd=kitchen.folder, timeout=PROCESS_PATIENCE, check=True)
 
     with kitchen.recipe("shop.py") as shop:
         run(shown)
