@@ -149,7 +149,7 @@ class RateLimitTransport(httpx.BaseTransport):
     (``local``, the default), sends at once (``open``), or raises `StoreError` (``closed``). No response pauses a key for
     more than ``longest_pause`` seconds, by default 3600. With ``strict``, False by default, never more than the count of a
     limit is sent in any period, whatever the service counts by. Raises `ConfigError` for limits that book no turns, and
-    with ``strict`` for those that cannot hold so.
+    with ``strict`` for those that cannot hold so. ``observers`` are those of a limiter that is made here, none by default.
 
     ``transport`` sends; a new one of httpx if not given.
     """
