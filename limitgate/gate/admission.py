@@ -17,7 +17,7 @@ from limitgate.http.request import Request
 from limitgate.http.response import Fields, RawFields, Refusal, raw, raw_x_ratelimit, refusal, unavailable
 from limitgate.limits.decision import Decision, Settlement
 from limitgate.limits.plan import Plan, Reading, Source
-from limitgate.observing.counts import outweighs
+from limitgate.observing.counts import Counts, outweighs
 from limitgate.observing.instruments import Outcome
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import Mark
@@ -173,12 +173,10 @@ class Admission:
         if outweighs(outcome, self.outcome):
             self.outcome, self.decided_by = outcome, source
 
-    def count(self) -> None:
-        """Count the request, once, by its outcome, which is final; the outermost of several gates that count does so."""
-        outer, counts = self.outer, self.rules.counts
-        if counts is None or self._is_counted:
-            return
+    def _count_once(self, counts: Counts) -> None:
+        """Count the request by its outcome, which is final; the outermost of several gates that count does so."""
         self._is_counted = True
+        outer = self.outer
         while outer is not None:
             if outer.rules.counts is not None:
                 return
@@ -236,8 +234,14 @@ class Admission:
     def begun(self, status: int | None) -> None:
         """Note that a response has begun with this status, None if that is no number."""
         self.has_begun, self.status = True, None if self.client_left else status
-        if self.rules.counts is not None:
-            self.count()
+        counts = self.rules.counts
+        if counts is None or self._is_counted:
+            return
+        if self.is_nested:
+            self._count_once(counts)
+        else:  # almost all that are counted
+            self._is_counted = True
+            counts.count(self.outcome, self.decided_by)
 
     def failed(self) -> None:
         """Note that the application raised an error: a 500, unless a response has begun or the client has left."""
@@ -249,8 +253,9 @@ class Admission:
         settlement = self.settlement
         if not settlement.is_over:
             settlement.is_over = self.is_sent = True
-            if self.rules.counts is not None:
-                self.count()
+            counts = self.rules.counts
+            if counts is not None and not self._is_counted:
+                self._count_once(counts)
             del self.request  # a WSGI environ leads to this admission
         return self.may_need_refund()
 

@@ -11,7 +11,8 @@ from limitgate.gate.identity import Subject
 from limitgate.keys import PreparedKey
 from limitgate.limits.plan import Charge, Plan
 from limitgate.limits.template import PlanTemplate
-from limitgate.observing.counts import PlainCounter, RuleRow
+from limitgate.observing.counts import RuleRow
+from limitgate.observing.plain_counter import PlainCounter
 from limitgate.rules.decorators import EVERYTHING, Mark
 
 

@@ -13,11 +13,11 @@ from itertools import product
 from typing import Any, Final, Protocol, get_args
 from weakref import ref
 
+from limitgate.algorithms import gcra
 from limitgate.diagnostics import Diagnosis, times_logged
 from limitgate.limits.decision import Decision
 from limitgate.limits.limit import Limit, unit_of
-from limitgate.limits.plan import BucketReading, Charge, Reading, Source
-from limitgate.limits.template import PlanTemplate
+from limitgate.limits.plan import BucketReading, Charge, Source
 from limitgate.observing import instruments
 from limitgate.observing.handover import Counted, Figure, Row, handover, news
 from limitgate.observing.instruments import Outcome
@@ -43,12 +43,14 @@ _USUAL: Final = frozenset(
 )
 """Pairs of labels that exist from the start with 0: all that happen."""
 
-_BOUNDS: Final = instruments.RULE_UTILIZATION.bounds
-_BUCKETS: Final = len(_BOUNDS) + 1
+BOUNDS: Final = instruments.RULE_UTILIZATION.bounds
+_BUCKETS: Final = len(BOUNDS) + 1
 ADMITTED, REFUSED, SHADOW_REFUSED, COUNTS = 0, 1, 2, 3
 """Places of a rule's figures: those of its outcomes, and the first of its histogram's counts."""
 SUMS = COUNTS + _BUCKETS
 """Place of the first of its histogram's sums."""
+TINY: Final = 1e-9
+"""What a share is made less by, so that no rounding lifts one above a bound that it is equal to."""
 _RULE_OUTCOMES: Final = get_args(instruments.RuleOutcome)
 
 LIMITER = "(limiter)"
@@ -81,7 +83,7 @@ class RuleRow(Row):
 
     def count(self, outcome: int, share: float) -> None:
         """Count a decision, by the place of its outcome, after which so large a share of the fullest window is used."""
-        values, bucket = self.values, bisect_left(_BOUNDS, share)
+        values, bucket = self.values, bisect_left(BOUNDS, share)
         values[outcome] += 1
         values[COUNTS + bucket] += 1
         values[SUMS + bucket] += share
@@ -135,6 +137,7 @@ class Counts:
 
     def __init__(self) -> None:
         self._requests = RequestRow()
+        self._values = self._requests.values
         self._rules: dict[tuple[str, str], RuleRow] = {}
         self._keepers: list[ref[Held]] = []
         self._config: ConfigRow | None = None
@@ -149,7 +152,7 @@ class Counts:
 
     def count(self, outcome: Outcome, source: Source) -> None:
         """Count a request."""
-        self._requests.values[_PLACES[outcome, source]] += 1
+        self._values[_PLACES[outcome, source]] += 1
         if handover.is_idle:
             handover.wake()
 
@@ -210,50 +213,6 @@ class LimiterCounts(Counts):
         self.count("failed_closed", "nobody")
 
 
-class PlainCounter:
-    """Counts the decisions about plain plans of one template."""
-
-    __slots__ = ("_rules",)
-
-    def __init__(self, template: PlanTemplate, rows: Sequence[RuleRow]) -> None:
-        rules: dict[RuleRow, tuple[bool, list[tuple[int, int, int, int]]]] = {}
-        place = 0
-        for row, (bucket, cost, enforced, _) in zip(rows, template.buckets):
-            _, windows = rules.setdefault(row, (enforced, []))
-            for limit in bucket.limits:
-                windows.append((place, cost * limit.period_us, limit.period_us, limit.burst))
-                place += 1
-        self._rules = [(row.values, enforced, windows) for row, (enforced, windows) in rules.items()]
-
-    def count(self, reading: Reading) -> None:
-        """Count what follows from a reading of the template."""
-        buckets: Any = reading.buckets
-        if not reading.admitted:
-            self._refused(buckets.debts)
-            return
-        debts = buckets.debts
-        for values, _, windows in self._rules:
-            share = 0.0
-            for place, increment, ticks, burst in windows:
-                used = -(-(debts[place] + increment) // ticks) / burst
-                if used > share:  # noqa: PLR1730 - max() takes longer
-                    share = used
-            bucket = bisect_left(_BOUNDS, share)
-            values[ADMITTED] += 1
-            values[COUNTS + bucket] += 1
-            values[SUMS + bucket] += share
-
-    def _refused(self, debts: Sequence[int]) -> None:
-        """Count a plan that was refused, by the ticks that each window owes: the rules that had no room."""
-        for values, enforced, windows in self._rules:
-            if any(debts[place] + increment > ticks * burst for place, increment, ticks, burst in windows):
-                share = max([-(-debts[place] // ticks) / burst for place, _, ticks, burst in windows])
-                bucket = bisect_left(_BOUNDS, share)
-                values[REFUSED if enforced else SHADOW_REFUSED] += 1
-                values[COUNTS + bucket] += 1
-                values[SUMS + bucket] += share
-
-
 def count_decision(decision: Decision, rows: Callable[[Charge], RuleRow | None]) -> None:
     """Count a decision for each of its rules: for those that were charged, and for those that had no room."""
     found: dict[RuleRow, tuple[int, float]] = {}
@@ -276,8 +235,11 @@ def _used(bucket: BucketReading, *, is_charged: bool) -> float:
     algorithm = charge.bucket.algorithm
     if not algorithm.IS_LIMIT:
         return 1.0
-    states = after if is_charged and after is not None else before
-    return max([algorithm.used(state, limit) / limit.burst for limit, state in zip(charge.bucket.limits, states)])
+    states: Sequence[Any] = after if is_charged and after is not None else before
+    limits = zip(charge.bucket.limits, states)
+    if algorithm is gcra:
+        return max([float(debt / limit.capacity) - TINY for limit, debt in limits])
+    return max([algorithm.used(state, limit) / limit.burst - TINY for limit, state in limits])
 
 
 @contextmanager
