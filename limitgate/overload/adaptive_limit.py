@@ -130,6 +130,7 @@ class AdaptiveLimit:
         elif self._line is not None:  # who waits gives way where nobody may any more
             self._line.max_delay = max_delay
         self._make_room()
+        self._pace_line()
 
     def begin(
         self, now: float, request_class: Hashable, priority: Priority = NORMAL, guard: LagGuard | None = None
@@ -276,15 +277,18 @@ class AdaptiveLimit:
         elif is_quiet:
             for each in seen:
                 each.learn_quietly()
-        if self._line is not None and law.rate:
-            self._line.place_s = 1 / law.rate
         self._open_window(now)
         self._make_room()
+        self._pace_line()
 
     def _make_room(self) -> None:
         limit = self.limit if self._dip is None else min(self.limit, self._dip.limit)
         for level in self.levels.values():
             level.make_room(limit)
+
+    def _pace_line(self) -> None:
+        if self._line is not None and self.rate:
+            self._line.place_s = 1 / self.rate
 
     def _tick(self, now: float) -> None:
         """Do what depends on time. Says when the next time is."""

@@ -100,6 +100,14 @@ def test_a_dip_at_each_mark_of_the_wall_clock() -> None:
     assert [now for now, _ in dips if now > 4] == pytest.approx([5, 10, 15, 20, 25, 30], abs=0.05)
 
 
+def test_no_dips_where_errors_do_no_harm() -> None:
+    """Requests of 2 ms may queue for ten times as long anyway, so that the limit is the same whatever R0 is."""
+    limit = make()
+    work(limit, 0, 4, took_s=0.002, connections=1)
+    assert 10 <= limit.limit <= 16
+    assert all(limit._dip is None for _ in working(limit, 4, 16, took_s=0.002, connections=1))
+
+
 def test_a_dip_that_nobody_ends_is_over() -> None:
     limit = make()
     now = work(limit, 0, 4.9)
@@ -214,6 +222,24 @@ def test_a_hot_loop_refuses_whatever_is_in_flight() -> None:
     assert limit.levels["normal"].lag == 1
 
 
+def test_the_budget_of_a_hot_loop_is_that_of_the_priority() -> None:
+    limit, guard = make(reserve=TENTH), LagGuard()
+    guard.start(0.0)
+    guard.beat(0.3)
+    now = guard.due_at + 0.0085
+    assert limit.begin(now, "a", "low", guard) == "lag"
+    assert isinstance(limit.begin(now, "a", "high", guard), Ticket)
+    assert isinstance(limit.begin(now, "a", "normal", guard), Ticket)
+
+
+def test_without_load_baselines_only_fall() -> None:
+    limit = make()
+    for n, took_s in enumerate([0.1] * 10 + [0.3] * 30 + [0.02] * 100):
+        limit.done(limit.begin(n * 0.1, "a"), n * 0.1 + took_s)
+        assert n >= 40 or limit.base_s_by_class["a"] == pytest.approx(0.1)
+    assert limit.base_s_by_class["a"] < 0.06
+
+
 def test_retry_after_follows_what_was_refused() -> None:
     limit = make(Adaptive(min=1, max=1))
     assert limit.retry_after_s(lambda: 0.999) == 1
@@ -237,6 +263,18 @@ def test_waiting_and_being_called() -> None:
     assert limit.serve(0.05) == ([fourth], [])
     assert limit.levels["normal"].shed == 0
     assert limit.base_s_by_class["a"] == pytest.approx(0.025), "waiting is no work"
+
+
+def test_a_line_for_places_that_come_free_rarely() -> None:
+    """Five a second: a line does not stand before ten of them, and nobody gives way within 100 ms."""
+    limit = make(Adaptive(min=1, max=1))
+    now = work(limit, 0, 20, took_s=0.2, connections=1)
+    limit.reconfigure(Adaptive(min=1, max=1), max_delay=5.0)
+    limit.begin(now, "a")
+    waiters = [limit.begin(now, "a") for _ in range(2)]
+    assert limit.due_at(now) == pytest.approx(now + 2, abs=0.1)
+    assert limit.serve(now + 1.9).gave_way == []
+    assert limit.serve(now + 2.1).gave_way == waiters
 
 
 def test_waiting_in_vain() -> None:

@@ -91,6 +91,12 @@ def test_capacity_that_changes(seed) -> None:
     assert results.quantile(0.99) <= 0.208 / HELD
 
 
+def test_the_limit_is_full_where_all_that_a_priority_may_use_is() -> None:
+    """Nobody of high priority comes, so that a part of the limit is never used; it finds new capacity all the same."""
+    (results,) = pool(lambda _: 1200, seed=1, size=lambda now: 30 if now >= 20 else 10, make=reserving)
+    assert results.rate(22, 30) >= HELD * 0.95 * 600
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("load", "share", "p99_s", "fair"), [(2, 0.984, 0.136, 0.998), (5, 0.986, 0.140, 0.986)])
 def test_processes_that_share_a_pool(load, share, p99_s, fair, seed) -> None:
