@@ -25,6 +25,7 @@ from limitgate.routes.flask import pattern_of, wsgi_routes
 from limitgate.routes.overview import METHODS, Listed, overview
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import effective, marks_of, note_routed
+from limitgate.rules.options import check_is_plain
 from limitgate.rules.settings import PREFIX, GateSettings, Settings
 from limitgate.suggestions import expected_of
 
@@ -57,6 +58,7 @@ class LimitGate:
         options: dict[str, Any] = {**_configured(app), **self._options}
         settings = GateSettings(**options)
         if settings.identify is not None:
+            check_is_plain(settings.identify, "identify")
             options["identify"] = _in_context(app, settings.identify)
         middleware = LimitGateWSGI(_with_routes(app), **options)
         app.extensions[NAME] = middleware

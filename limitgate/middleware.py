@@ -31,7 +31,7 @@ from limitgate.routes.handlers import STATUS
 from limitgate.routes.starlette import asgi_routes
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING, Mark, decided_marks
-from limitgate.rules.options import accepts
+from limitgate.rules.options import accepts, check_is_plain
 from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store
 
 log = logging.getLogger("limitgate")
@@ -208,6 +208,8 @@ class LimitGateWSGI:
             raise error
         built = build_gate(wsgi_routes(app), open_sync_store, **options)
         self.gate, self._on_denied = built.gate, built.on_denied
+        if built.gate is not None:
+            _check_awaits_nothing(built.gate)
         self._raising: RaisingApp | None = None
         built.ask_store()
 
@@ -276,6 +278,14 @@ class LimitGateWSGI:
             return self.app(environ, start_response)
         finally:
             decided_marks.reset(token)
+
+
+def _check_awaits_nothing(gate: Gate) -> None:
+    """Raise `ConfigError` where ``identify`` or the limits of a rule are async, as far as that is known before a request."""
+    check_is_plain(gate.identify, "identify")
+    for tier, rules in gate.rules.rule_set.tiers.items():
+        for rule in rules:
+            check_is_plain(rule.limits_by, f"the callable that gives the limits of rule {rule.name!r} of tier {tier}")
 
 
 def _is_all_there(chunks: Iterable[bytes], environ: dict[str, Any]) -> bool:

@@ -94,7 +94,7 @@ class Gate:
         self._is_measured = rules.is_measured
         self._can_prepare = identify is None and takes_plain(store)
         self._answers_at_once = answers_at_once(store)
-        self._identify = identify
+        self.identify = identify
         self._at_first_answer = at_first_answer
         self._refusal_log = refusal_log
         self._fallback = Fallback(store, on_error, processes)
@@ -397,7 +397,7 @@ class Gate:
 
     def _identified(self, request: Request) -> Caller | Awaitable[Caller | None] | None:
         request.resolve_client = self._client_of
-        return self._identify(request) if self._identify else None
+        return self.identify(request) if self.identify else None
 
     def _prepared(self, request: Request, rules: RulesInForce) -> tuple[PreparedPlan, Sequence[str]] | None:
         """The prepared plan of a request and its keys; None if it goes the way of all plans.

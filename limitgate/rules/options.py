@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
-from inspect import Parameter, Signature, isclass, isroutine, signature
+from inspect import Parameter, Signature, isclass, iscoroutinefunction, isroutine, signature
 from typing import Annotated, Any, Literal, TypedDict, TypeGuard, TypeVar
 
 from pydantic import BaseModel, PlainValidator, model_validator
@@ -179,6 +179,12 @@ def check_takes_request(function: Function) -> Function:
         name = getattr(function, "__qualname__", None) or type(function).__qualname__
         raise ConfigError(f"{name:.80} cannot be called with a request, expected a callable (request)")
     return function
+
+
+def check_is_plain(function: object, what: str) -> None:
+    """Raise `ConfigError` for an async callable, which WSGI cannot await."""
+    if iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+        raise ConfigError(f"{what} is async, expected a plain function under WSGI")
 
 
 def read_limits(given: object) -> tuple[Limit, ...]:

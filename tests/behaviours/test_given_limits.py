@@ -271,10 +271,27 @@ def test_an_async_callable() -> None:
             it.ask(headers={"X-Break": "1"})
 
 
+class _Later:
+    async def __call__(self, request: Any) -> Any:
+        return await alater(request)
+
+
+@pytest.mark.parametrize("function", [alater, _Later()], ids=["function", "object"])
+def test_an_async_callable_is_told_at_start_under_wsgi(function: Any) -> None:
+    for given in ({"rules": [Rule("api", function)]}, {"rules": [Rule("api", "5/minute")], "identify": function}):
+        with pytest.raises(ConfigError, match="is async, expected a plain function under WSGI"):
+            LimitGateWSGI(lambda _environ, _start: [], **given)
+
+
 @pytest.mark.filterwarnings("error")
 def test_an_async_callable_under_wsgi() -> None:
+    """Where only its result shows it, it is told at the first request."""
+
+    def hidden(request: Any) -> Any:
+        return alater(request)
+
     with (
-        WSGISite(Rule("api", alater), store=MemoryStore(Clock())) as it,
+        WSGISite(Rule("api", hidden), store=MemoryStore(Clock())) as it,
         pytest.raises(TypeError, match="is async, expected a plain function under WSGI"),
     ):
         it.ask()

@@ -351,13 +351,18 @@ def test_an_identify_that_fails_leaves_no_context_behind() -> None:
 
 
 def test_an_async_identify_is_told() -> None:
-    """Under WSGI ``identify`` cannot be async, which raises at the first request."""
+    """Under WSGI ``identify`` cannot be async: told at start, or at the first request where only its result shows it."""
 
     async def later(_: Request) -> None:
         pass
 
+    def hidden(request: Request) -> Any:
+        return later(request)
+
+    with pytest.raises(ConfigError, match="identify is async, expected a plain function under WSGI"):
+        gated(identify=later)
     with pytest.raises(TypeError, match="identify is async"):
-        gated(identify=later).test_client().get("/hello")
+        gated(identify=hidden).test_client().get("/hello")
 
 
 class Picky(BaseConverter):
