@@ -207,7 +207,7 @@ def test_a_redis_that_goes_away_and_comes_back(tmp_path: Path) -> None:
     try:
         with opened(server, tmp_path) as site:
             site.fill(60)
-            crew = site.crew("100/second", 2, idle=0.8, JOBS_TAKE="0.02")
+            crew = site.crew("100/second", 2, idle=5, JOBS_TAKE="0.02")  # longer than Redis is away
             site.until(lambda: len(site.done) > 10)
             with server.client() as client:
                 client.config_set("maxmemory", "1")  # jobs can be had, turns cannot
