@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
@@ -20,7 +20,7 @@ def application(name: str) -> Any:
     module, colon, attribute = name.partition(":")
     if not (colon and module and attribute):
         raise click.UsageError(f"{name!r:.80} names no application, expected MODULE:APP such as shop.main:app")
-    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as servers do it
+    look_here()
     try:
         found = import_module(module)
         for part in attribute.split("."):
@@ -33,6 +33,11 @@ def application(name: str) -> Any:
         failed = f"{type(error).__name__} when it was imported: {error}"
         raise click.UsageError(f"{name}: {failed}; expected a module that python -c 'import {module}' imports") from error
     return found
+
+
+def look_here() -> None:
+    """Have modules of the working folder imported, as servers do it."""
+    sys.path.insert(0, str(Path.cwd()))
 
 
 def routes_of(name: str | None) -> tuple[Routes, bool]:

@@ -16,7 +16,7 @@ from limitgate.command.output import print_json, print_table
 from limitgate.errors import ConfigError
 from limitgate.gate.build import build_gate
 from limitgate.gate.explain import Explanation, LookingStore, explain
-from limitgate.http.client_ip import TrustedProxies, canonical
+from limitgate.http.client_ip import canonical
 from limitgate.http.request import ASGIRequest, Request, WSGIRequest
 from limitgate.rules.files import rules_of
 from limitgate.rules.settings import GateSettings
@@ -76,14 +76,11 @@ def verb(  # noqa: PLR0917 - click gives them by name
         raise click.UsageError(str(error)) from error
     try:
         routes, is_wsgi = routes_of(app)
-        settings = GateSettings(rules=rules, store=LookingStore(opened), timeout=timeout, **options)
-        gate = build_gate(
-            routes, open_sync_store, rules=rules, store=LookingStore(opened), timeout=timeout, refusal_logs=0, **options
-        ).gate
+        looking = LookingStore(opened)
+        gate = build_gate(routes, open_sync_store, rules=rules, store=looking, timeout=timeout, refusal_logs=0, **options).gate
         if gate is None:
             raise ConfigError("LIMITGATE_ENABLED switches LimitGate off, expected it on")
-        proxies = TrustedProxies(settings.trusted_proxies, settings.forwarded_header)
-        found = explain(gate, proxies, _request(described, is_wsgi=is_wsgi))
+        found = explain(gate, _request(described, is_wsgi=is_wsgi))
     finally:
         opened.close()
     if as_json:

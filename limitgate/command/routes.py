@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
-from limitgate.command.applications import application
+from limitgate.command.applications import application, look_here
 from limitgate.command.exits import FOUND
 from limitgate.command.output import print_json
 from limitgate.routes import starlette_listing
@@ -98,7 +96,7 @@ def _application(app: Any) -> _Application:
 def _django(settings: str | None) -> _Application:
     """The routes and rules of a Django project, by the name of its settings if they are not configured yet."""
     if settings is not None:
-        sys.path.insert(0, str(Path.cwd()))
+        look_here()
         os.environ["DJANGO_SETTINGS_MODULE"] = settings
     import django.conf  # noqa: PLC0415 - only where a project uses it
 

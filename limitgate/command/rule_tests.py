@@ -12,8 +12,8 @@ from urllib.parse import unquote
 from limitgate.command.findings import Finding
 from limitgate.errors import spelled
 from limitgate.gate.admission import Admission
-from limitgate.gate.offline import DescribedRequest, decide_at_once, identities_of, offline_gate
-from limitgate.http.client_ip import TrustedProxies
+from limitgate.gate.offline import decide_at_once, offline_gate
+from limitgate.http.described import DescribedRequest
 from limitgate.rules.files import RuleFile, RuleFiles
 from limitgate.rules.rule import RuleSet
 from limitgate.rules.rule_tests import Given
@@ -55,8 +55,6 @@ class _Bench:
     """
 
     def __init__(self, rules: RuleSet, settings: GateSettings) -> None:
-        proxies = TrustedProxies(settings.trusted_proxies, settings.forwarded_header)
-        self._identities = identities_of(rules, settings, proxies)
         self._gate = offline_gate(rules, MemoryStore(lambda: self._now), settings)
         self._now = BEGINNING * _SECOND
         self._in_flight: list[Admission] = []
@@ -74,7 +72,7 @@ class _Bench:
             "allowed": admission.refusal is None,
             "rule": decision and decision.rule,
             "remaining": decision and decision.remaining,
-            "tier": self._identities.subject(request, None).tier,
+            "tier": self._gate.rules.planner.subject(request, None).tier,
             "retry_after": decision.retry_after if decision else 0.0,
         }
 

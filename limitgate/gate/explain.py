@@ -16,7 +16,7 @@ from limitgate.gate.nesting import response_fields
 from limitgate.gate.offline import decide_at_once
 from limitgate.gate.planner import Planner
 from limitgate.gate.request_plan import RequestPlan
-from limitgate.http.client_ip import Hop, Networks, TrustedProxies
+from limitgate.http.client_ip import Hop, Networks
 from limitgate.http.paths import PathIndex, segments
 from limitgate.http.request import Request
 from limitgate.http.response import Fields
@@ -86,7 +86,7 @@ class LookingStore:
         """Leave the other store open: it is whoever's made it."""
 
 
-def explain(gate: Gate, proxies: TrustedProxies, request: Request) -> Explanation:
+def explain(gate: Gate, request: Request) -> Explanation:
     """Explain what a gate on a `LookingStore` would do with a request. Raises `StoreError` where the store does not answer."""
     planner = gate.rules.planner
     admission = decide_at_once(gate, request)
@@ -97,7 +97,7 @@ def explain(gate: Gate, proxies: TrustedProxies, request: Request) -> Explanatio
     _end(gate, admission)
     subject = planner.subject(request, None)
     return Explanation(
-        proxies.hops(request),
+        planner.hops(request),
         request.client,
         subject.address(),
         subject.caller,

@@ -17,6 +17,7 @@ from limitgate.gate.identity import Identities, Subject
 from limitgate.gate.request_plan import UNLIMITED, PreparedPlan, RequestPlan, keep
 from limitgate.gate.rule_match import EXEMPT, CompiledRules, RuleMatch
 from limitgate.gil import yield_gil
+from limitgate.http.client_ip import Hop
 from limitgate.http.paths import PathIndex, Reach, beyond, segments
 from limitgate.http.request import Request
 from limitgate.keys import Value, client_field
@@ -213,6 +214,10 @@ class Planner:
     def address(self, request: Request) -> str | None:
         """Address or network that a request's client is counted by; None without a peer address."""
         return self._identities.address(request)
+
+    def hops(self, request: Request) -> list[Hop]:
+        """The way of a request through proxies, from its peer to its client."""
+        return self._identities.proxies.hops(request)
 
     def further(
         self, request: Request, identified: Caller | None, extra_rules: Sequence[ExtraRule]

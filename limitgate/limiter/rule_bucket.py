@@ -15,7 +15,7 @@ from limitgate.gate.compiled_rule import CompiledRule
 from limitgate.gate.flow import Flow
 from limitgate.gate.identity import Identities, Subject
 from limitgate.http.client_ip import TrustedProxies, canonical
-from limitgate.http.request import Request, TextHeaders
+from limitgate.http.described import DescribedRequest
 from limitgate.keys import Value, part_of, value_of
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.plan import Charge, Plan, Reading
@@ -259,26 +259,6 @@ class _Missing(Exception):  # noqa: N818
     """A part of the key is absent, and so is the address that stands in for it."""
 
 
-class _DescribedRequest(Request):
-    """A request of which no more is known than the parts of a key."""
-
-    def __init__(self, parts: BucketParts) -> None:
-        method = parts.get("method") or "GET"
-        self.sent_method = method.upper()
-        self.method = "GET" if self.sent_method == "HEAD" else self.sent_method
-        self.sent, self.peer = "/", None
-        headers = {each.lower(): value for each, value in parts.get("headers", {}).items()}
-        named = {"host": parts.get("host"), _API_KEY: parts.get("api_key")}
-        self._headers = TextHeaders({**headers, **{label: value for label, value in named.items() if value is not None}})
-        self._user = parts.get("user")
-        self._client = _address(parts.get("ip"))
-
-    @property
-    def user(self) -> Any:
-        """The user."""
-        return self._user
-
-
 class _DescribedSubject(Subject):
     """A subject of which only some parts are known."""
 
@@ -306,11 +286,19 @@ def _subject(rule: Rule, parts: BucketParts, ipv6_prefix: int, path: str | None)
     tier = parts.get("tier")
     if isinstance(named, str):
         named = callers.named(named) or Caller(named, tier or rule.tier or DEFAULT_TIER)
-    found = identities.subject(_DescribedRequest(parts), named)
+    found = identities.subject(_request(parts), named)
     tier = tier or (found.tier if found.caller else rule.tier or DEFAULT_TIER)
     subject = _DescribedSubject(found.request, found.caller, tier, identities)
     subject.route = path
     return subject
+
+
+def _request(parts: BucketParts) -> DescribedRequest:
+    """A request of which no more is known than the parts of a key."""
+    named = {**parts.get("headers", {}), "host": parts.get("host"), _API_KEY: parts.get("api_key")}
+    headers = {name.lower(): value for name, value in named.items() if value is not None}
+    method = (parts.get("method") or "GET").upper()
+    return DescribedRequest.of_client(_address(parts.get("ip")), method, headers, parts.get("user"))
 
 
 def _address(ip: str | IPv4Address | IPv6Address | None) -> str | None:

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from copy import copy
 
 from limitgate.gate.admission import Admission
-from limitgate.gate.offline import DescribedRequest, decide_at_once, offline_gate
+from limitgate.gate.offline import decide_at_once, offline_gate
+from limitgate.http.described import DescribedRequest
 from limitgate.limits.plan import Charge
 from limitgate.limits.template import PlainBuckets, PlanTemplate
 from limitgate.replay.access_log import Entry

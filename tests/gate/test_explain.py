@@ -52,10 +52,9 @@ class World:
         looking = build_gate(NoRoutes(), open_sync_store, store=LookingStore(self.store), **options).gate
         assert looking is not None
         self.looking = looking
-        self.proxies = TrustedProxies([PROXY], "x-forwarded-for")
 
     def explain(self, *described: Any) -> Explanation:
-        return explain(self.looking, self.proxies, WSGIRequest(environ(*described)))
+        return explain(self.looking, WSGIRequest(environ(*described)))
 
     def send(self, *described: Any) -> tuple[int, list[tuple[str, str]], dict[str, Any]]:
         answers: list[Any] = []
@@ -103,8 +102,8 @@ def test_it_says_what_then_happens(folder: Path, requests: list[Any]) -> None:
     for method, path, ip, headers, step in requests:
         world.now += step
         sent = environ(method, path, ip, **headers)
-        said = explain(world.looking, world.proxies, WSGIRequest(dict(sent)))
-        again = explain(world.looking, world.proxies, WSGIRequest(dict(sent)))
+        said = explain(world.looking, WSGIRequest(dict(sent)))
+        again = explain(world.looking, WSGIRequest(dict(sent)))
         assert (said.decision, said.fields, said.rules) == (again.decision, again.fields, again.rules)
         status, fields, asked = world.send(method, path, ip) if not headers else _sent(world, sent)
         assert said.decision == asked["limitgate"]
@@ -149,7 +148,7 @@ def test_reasons(folder: Path, described: Any, rule: str, why: str) -> None:
 def test_a_caller_of_a_tier(folder: Path) -> None:
     """Its rules take the place of others of their names."""
     world = World(load_rules(folder))
-    said = explain(world.looking, world.proxies, WSGIRequest(environ("GET", "/api/x", x_caller="acme")))
+    said = explain(world.looking, WSGIRequest(environ("GET", "/api/x", x_caller="acme")))
     assert said.caller is not None
     assert (said.caller.id, said.tier) == ("acme", "vip")
     whys = {(each.name, each.tier): each.why for each in said.rules}
@@ -161,7 +160,7 @@ def test_a_preflight_and_a_condition() -> None:
     """What is never counted says so; a condition in Python is named."""
     world = World([Rule("all", "1/minute"), Rule("never", "1/minute", when=lambda _: False)])
     headers = {"origin": "https://example.com", "access_control_request_method": "GET"}
-    said = explain(world.looking, world.proxies, WSGIRequest(environ("OPTIONS", "/", **headers)))
+    said = explain(world.looking, WSGIRequest(environ("OPTIONS", "/", **headers)))
     assert (said.decision, said.status) == (None, None)
     assert [each.why for each in said.rules] == ["CORS preflights are never counted", "its condition (when) is not met"]
 
