@@ -336,6 +336,61 @@ def test_a_full_line_tells_who_gives_way() -> None:
     assert limit.waiting == 1000
 
 
+def test_who_was_displaced_and_left_does_not_give_way_too() -> None:
+    """Its client is gone before anybody has looked; it is neither refused nor due."""
+    limit = make(Adaptive(min=1, max=1), max_delay=0.5)
+    limit.begin(0.0, "a")
+    first, second, *_ = [limit.begin(0.0, "a", "low") for _ in range(1002)]
+    limit.done(first, 0.0)
+    assert limit.serve(0.0) == ([], [second])
+    assert limit.levels["low"].limit == 1
+    assert limit.due_at(0.0) > 0
+
+
+def test_a_dip_is_not_kept_over_idleness() -> None:
+    """Whoever comes first after it finds the whole limit; with requests of 0.5 s the dip would last for seconds yet."""
+    limit = make()
+    now, tickets = work(limit, 0, 14.4, took_s=0.5), []
+    while limit._dip is None:
+        now += 0.01
+        tickets += fill(limit, now)
+        assert now < 15.6
+    dip = limit._dip
+    for ticket in tickets:
+        limit.done(ticket, now, "untaught")
+    now += 1.1
+    assert not dip.is_over(now)
+    assert isinstance(limit.begin(now, "a"), Ticket)
+    assert limit._dip is None
+    assert limit.levels["high"].room == limit.limit
+
+
+def thinning() -> tuple[AdaptiveLimit, Ticket]:
+    """A limit of one that thins all of low priority after 20 seconds, and the only request in flight."""
+    limit = make(Adaptive(min=1, max=1), reserve=TENTH)
+    running = limit.begin(0.0, "a", "high")
+    for n in range(200):
+        limit.begin(n * 0.1, "a", "high")
+    assert limit.begin(20.0, "a", "low") == "thinned"
+    assert isinstance(running, Ticket)
+    return limit, running
+
+
+def test_nobody_is_thinned_after_idleness() -> None:
+    """Thinning falls step by step while requests come; where none came for seconds, the load is over at once."""
+    limit, running = thinning()
+    limit.done(running, 20.0)
+    assert isinstance(limit.begin(25.0, "a", "low"), Ticket)
+
+
+@pytest.mark.parametrize("reserve", [None, TENTH])
+def test_nobody_is_thinned_under_other_options(reserve) -> None:
+    """Without a reserve nothing would ever let them in again."""
+    limit, _ = thinning()
+    limit.reconfigure(Adaptive(min=50), reserve=reserve)
+    assert isinstance(limit.begin(20.0, "a", "low"), Ticket)
+
+
 def check_priorities(limit: AdaptiveLimit, guard: LagGuard, now: float, random: Random) -> list[Ticket]:
     """Once a priority is refused, all lower ones are refused in the same state; returns who was let in before."""
     begun = [limit.begin(now, 0, priority, guard) for priority in list(RESERVES)[random.randrange(2) :]]

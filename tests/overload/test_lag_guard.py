@@ -79,6 +79,37 @@ def test_slow_handlers_are_no_lag() -> None:
     assert not guard.refuses(now)
 
 
+def of_slow_handlers(request_s: float) -> LagGuard:
+    """A guard that knows how long a request keeps its loop, with a heartbeat that is due at 0.01."""
+    guard = started()
+    guard.request_s = request_s
+    return guard
+
+
+def test_slow_handlers_take_ten_of_them_to_make_a_loop_hot() -> None:
+    """A tenth of a second of lag is no more than two or three requests there."""
+    guard = of_slow_handlers(0.040)
+    assert not guard.refuses(0.01 + 0.399)
+    assert guard.refuses(0.01 + 0.401)
+
+
+@pytest.mark.parametrize(("over_s", "share", "is_refused"), [(0.079, 1, False), (0.081, 1, True), (0.065, 0.8, True)])
+def test_a_hot_loop_of_slow_handlers_lets_in_two_of_them(over_s, share, is_refused) -> None:
+    guard = of_slow_handlers(0.040)
+    guard.is_hot = True
+    assert guard.refuses(0.01 + over_s, share) is is_refused
+
+
+def test_lag_of_one_slow_handler_calms_a_hot_loop() -> None:
+    guard = of_slow_handlers(0.040)
+    guard.refuses(0.01 + 0.5)
+    guard.beat(0.01 + 0.5)
+    assert guard.is_hot
+    guard.beat(guard.due_at + 0.039)
+    assert not guard.is_hot
+    assert not guard.refuses(guard.due_at + 0.399), "lag is counted anew"
+
+
 def test_heartbeats_rest_a_second_after_the_last_request() -> None:
     guard, beats = started(), 0
     guard.refuses(0.005)

@@ -61,6 +61,15 @@ def test_what_was_before_a_gap_does_not_count() -> None:
     assert share.of(101, 100) == 0
 
 
+def test_what_came_just_before_a_gap_does_not_count_either() -> None:
+    """Those who were refused after the last look at the totals, an hour ago."""
+    share = RecentShare()
+    share.note(0.0, 0, 0)
+    share.note(0.1, 100, 0)
+    share.note(3600.0, 150, 50)
+    assert share.of(151, 50) == 0
+
+
 def test_it_keeps_a_second_of_totals() -> None:
     share = RecentShare()
     for tenth in range(1000):

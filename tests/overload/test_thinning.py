@@ -58,6 +58,17 @@ def test_it_falls_when_nobody_is_refused() -> None:
     assert falling[-1] == 0, "8 seconds later all pass"
 
 
+def test_what_was_refused_before_a_quiet_second_does_not_count_after_it() -> None:
+    """Else the next few refusals, far below the goal, would thin as if the load had never ended."""
+    of = levels()
+    thinning = Thinning(of)
+    step(thinning, of, 1000, high=0.9)
+    while thinning.level:
+        step(thinning, of, 1, came=0)
+    assert step(thinning, of, 1, high=0.02) == 0
+    assert step(thinning, of, 1, normal=0.02) == 0
+
+
 def test_it_falls_when_those_that_it_protects_come_no_more() -> None:
     """Else nobody but them could ever pass again."""
     of = levels()
