@@ -9,12 +9,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test quick coverage test-wheel check docs bench bench-count demo dist fuzz redis valgrind clean
+.PHONY: run test quick coverage test-wheel check docs bench bench-count demo dist fuzz redis valgrind promtool clean
 
 run: .venv/example
 	$(BIN)/uvicorn example_app.main:app --host 127.0.0.1 --port 8000 --no-proxy-headers
 
-test: .venv/dev redis valgrind
+test: .venv/dev redis valgrind promtool
 	$(BIN)/pytest -n 3 --dist worksteal -m "not alone"
 	$(BIN)/pytest -m alone
 
@@ -64,6 +64,9 @@ redis:
 
 valgrind:    # without it, instructions are not counted
 	-@scripts/ensure-valgrind
+
+promtool:    # without it, alerts are not tested
+	-@scripts/ensure-promtool
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

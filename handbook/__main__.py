@@ -1,10 +1,10 @@
-"""``python -m handbook`` writes anew what is made of the code: tables and pictures of docs/, and the schema of rule files."""
+"""``python -m handbook`` writes anew what is made of the code: parts of docs/, the schema of rule files, the dashboard."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from handbook import figures, first_minute, schema, side_by_side
+from handbook import dashboard, figures, first_minute, schema, side_by_side
 from handbook.reference import reference
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -19,6 +19,7 @@ def main() -> None:
     (DOCS / "first-minute.svg").write_text(first_minute.picture())
     (DOCS / "side-by-side.svg").write_text(side_by_side.picture())
     schema.FILE.write_text(schema.text())
+    dashboard.FILE.write_text(dashboard.text())
 
 
 if __name__ == "__main__":
