@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 
@@ -11,8 +12,18 @@ from limitgate.command.exits import FOUND
 from limitgate.command.findings import Finding, found
 from limitgate.command.output import print_json
 from limitgate.errors import MOST_MISTAKES, ConfigError, spelled
+from limitgate.observing.counts import series
 from limitgate.rules.files import RuleFiles, read_rule_files
 from limitgate.rules.review import Oddity, review
+
+
+class _Checked(NamedTuple):
+    """A rule set that was looked at."""
+
+    path: Path
+    findings: list[Finding]
+    series: int | None
+    """The metric series that its rules make; None where they cannot be read."""
 
 
 @click.command("check")
@@ -31,26 +42,31 @@ from limitgate.rules.review import Oddity, review
 def verb(ctx: click.Context, paths: tuple[Path, ...], form: str, *, strict: bool, identifies: bool) -> None:
     """Read rule files and folders as the service would, and print what is wrong with them and what is odd.
 
-    Each PATH is a rule set of its own: a file, or a folder with a file for each tier. Exit status 0: no mistake; 1: some.
+    Each PATH is a rule set of its own: a file, or a folder with a file for each tier. Below it says how many metric
+    series the rules make. Exit status 0: no mistake; 1: some.
 
     For example: limitgate check config/
     """
-    findings = [each for path in paths for each in _look_at(path, identifies=identifies)]
+    checked = [_look_at(path, identifies=identifies) for path in paths]
+    findings = [finding for each in checked for finding in each.findings]
     _FORMS[form](findings)
+    for each in checked:
+        if each.series is not None:
+            click.echo(f"{each.path}: {each.series:,} metric series", err=form != "text")  # a program reads findings alone
     if sum(each.level == "error" for each in findings) >= MOST_MISTAKES:
         click.echo(f"limitgate: there may be more, as no more than {MOST_MISTAKES} mistakes of a set are looked for", err=True)
     ctx.exit(FOUND if any(strict or each.level == "error" for each in findings) else 0)
 
 
-def _look_at(path: Path, *, identifies: bool) -> list[Finding]:
-    """What is found in the rule set at a path, by file and line."""
+def _look_at(path: Path, *, identifies: bool) -> _Checked:
+    """Look at the rule set of a path. Findings are in the order of files and lines."""
     try:
         read = read_rule_files(path)
     except ConfigError as error:
-        return _in_order(found(error))
+        return _Checked(path, _in_order(found(error)), None)
     callers = [caller for file in read.files for caller in file.callers.values()]
     odd = [_warning(read, oddity) for oddity in review(read.rules, callers, identifies=identifies)]
-    return _in_order([*odd, *_failed_tests(read)])
+    return _Checked(path, _in_order([*odd, *_failed_tests(read)]), series(read.rules))
 
 
 def _failed_tests(read: RuleFiles) -> Iterable[Finding]:

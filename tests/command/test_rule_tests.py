@@ -21,7 +21,7 @@ def failing(folder: Path, rules: str, *tests: str) -> list[tuple[str, str]]:
 def test_the_tests_that_we_ship_pass() -> None:
     """And are run: of a file that says otherwise they fail."""
     result = check("--strict", CONFIG)
-    assert (result.exit_code, result.stdout) == (0, "")
+    assert (result.exit_code, found(CONFIG)) == (0, [])
 
 
 def test_a_test_that_fails_is_a_mistake_with_its_line(tmp_path: Path) -> None:
@@ -34,6 +34,7 @@ def test_a_test_that_fails_is_a_mistake_with_its_line(tmp_path: Path) -> None:
     assert result.stdout == (
         f"{file}/rules.yaml:5: tests[0].expect.remaining: expected 5, was 4, in the answer "
         "{allowed: true, rule: a, remaining: 4, tier: default, retry_after: 0}\n"
+        f"{file}: 15 metric series\n"
     )
 
 
