@@ -38,7 +38,6 @@ class Adaptive:
 
     def __init__(
         self,
-        *,
         min: int = 4,  # noqa: A002 - the contract names it so
         max: int = 200,  # noqa: A002 - the contract names it so
         tolerance: float = 2.0,

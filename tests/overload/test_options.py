@@ -11,7 +11,7 @@ from limitgate.overload.options import Adaptive, as_adaptive
 
 
 def test_defaults() -> None:
-    assert Adaptive() == Adaptive(min=4, max=200, tolerance=2.0, delay=0.02)
+    assert Adaptive() == Adaptive(min=4, max=200, tolerance=2.0, delay=0.02) == Adaptive(4, 200, 2.0, 0.02)
 
 
 def test_a_delay_may_be_text() -> None:
