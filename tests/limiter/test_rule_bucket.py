@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import math
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -347,44 +349,41 @@ def url(request: pytest.FixtureRequest) -> str:
     return cluster.url
 
 
-@pytest.mark.parametrize("limits", LIMITS, ids=["plain", "several", "window", "leased"])
-def test_on_redis_a_ban_is_heeded_and_a_pardon_within_a_second(url: str, limits: list[Limit]) -> None:
-    """By another process' store, through both doors; the last refusal may be repeated for a second."""
-    prefix, rule = f"t{time.time_ns()}", Rule("api", *limits)
-    with Limiter(url, key_prefix=prefix, timeout=5) as limiter:
-        bucket = limiter.bucket(rule, ip=PEER)
-        store = RedisStore(url)
-        gate = LimitGateWSGI(plain_wsgi, rules=[rule], store=store, key_prefix=prefix, timeout=5)
-        try:
-            assert wsgi_reply(gate).status == 200
-            time.sleep(1.2)  # what was leased goes back
-            assert bucket.ban(60).retry_after == 60
-            replies = [wsgi_reply(gate) for _ in range(5)]
-            assert {(reply.status, reply.wait) for reply in replies} <= {(429, 60), (429, 59)}
-            assert bucket.reset().retry_after > 50
-            bucket.pardon()
-            time.sleep(1.1)
-            assert wsgi_reply(gate).status == 200
-        finally:
-            store.close()
-
-    async def by_asgi() -> None:
-        store = AsyncRedisStore(url)
-        gate = LimitGate(plain_asgi, rules=[rule], store=store, key_prefix=prefix, timeout=5)
-        async with AsyncLimiter(url, key_prefix=prefix, timeout=5) as limiter:
-            bucket = limiter.bucket(rule, ip=PEER)
-            await bucket.reset()
-            assert (await asgi_reply(gate)).status == 200
-            await asyncio.sleep(1.2)
-            await bucket.ban(60)
-            assert [(await asgi_reply(gate)).status for _ in range(5)] == [429] * 5
-            assert (await bucket.peek()).retry_after > 50
-            assert (await bucket.pardon()).allowed
-            await asyncio.sleep(1.1)
-            assert (await asgi_reply(gate)).status == 200
-        await store.aclose()
-
-    asyncio.run(by_asgi())
+def test_on_redis_a_ban_is_heeded_and_a_pardon_within_a_second(url: str) -> None:
+    """By another process' store, behind both doors, for limits of each kind; the last refusal may be repeated for a second."""
+    rules = [Rule(f"rule{number}", *limits, path=f"/{number}") for number, limits in enumerate(LIMITS)]
+    prefix, wsgi_peer, asgi_peer = f"t{time.time_ns()}", "192.0.2.1", "192.0.2.2"
+    with contextlib.ExitStack() as opened:
+        store, runner = opened.enter_context(contextlib.closing(RedisStore(url))), opened.enter_context(asyncio.Runner())
+        astore, alimiter = AsyncRedisStore(url), AsyncLimiter(url, key_prefix=prefix)
+        limiter = opened.enter_context(Limiter(url, key_prefix=prefix))
+        wsgi = LimitGateWSGI(plain_wsgi, rules=rules, store=store, key_prefix=prefix, timeout=PATIENCE)
+        asgi = LimitGate(plain_asgi, rules=rules, store=astore, key_prefix=prefix, timeout=PATIENCE)
+        clients: list[tuple[Callable[[], Reply], Any, Callable[[Any], Any]]] = []  # asks, its bucket, runs what that is told
+        for rule in rules:
+            clients += [
+                (partial(wsgi_reply, wsgi, rule.path, peer=wsgi_peer), limiter.bucket(rule, ip=wsgi_peer), lambda done: done),
+                (
+                    lambda rule=rule: runner.run(asgi_reply(asgi, rule.path, peer=asgi_peer)),
+                    alimiter.bucket(rule, ip=asgi_peer),
+                    runner.run,
+                ),
+            ]
+        assert [ask().status for ask, _, _ in clients] == [200] * len(clients)
+        runner.run(asyncio.sleep(1.2))  # what was leased goes back
+        for ask, bucket, run in clients:
+            assert run(bucket.ban(600)).retry_after == 600
+            replies = [ask() for _ in range(5)]
+            assert {reply.status for reply in replies} == {429}
+            assert all(500 < reply.wait <= 600 for reply in replies)
+            assert run(bucket.peek()).retry_after > 500
+            assert run(bucket.reset()).retry_after > 500
+        for _, bucket, run in clients:
+            assert run(bucket.pardon()).allowed
+        time.sleep(1.1)
+        assert [ask().status for ask, _, _ in clients] == [200] * len(clients)
+        runner.run(alimiter.aclose())
+        runner.run(astore.aclose())
 
 
 def test_a_banned_crowd_costs_redis_little(redis_server: RedisServer) -> None:
