@@ -8,6 +8,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+export PYTHONDONTWRITEBYTECODE :=    # else every process that a test starts compiles what it imports anew
 
 .PHONY: run test quick coverage test-wheel check docs bench bench-count demo dist fuzz redis valgrind promtool clean
 
