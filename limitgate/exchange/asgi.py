@@ -78,9 +78,14 @@ class ASGIExchange(Exchange):
         self.gate = gate
         self.admission = admission
         self._outer_scope = scope
-        self.scope = inner_scope(scope, overall_decision(admission) if admission.is_nested else admission.decision, self)
+        self.scope: Scope = {**scope}
         """Scope for the application."""
-        self.scope[OUTCOME] = overall_outcome(admission) if admission.is_nested else admission.outcome
+        inside = self.scope
+        if admission.is_nested:
+            inside["limitgate"], inside[OUTCOME] = overall_decision(admission), overall_outcome(admission)
+        else:
+            inside["limitgate"], inside[OUTCOME] = admission.decision, admission.outcome
+        inside[EXCHANGE] = self
         self._receive = receive
         self._send = send
         self._denials = denials
@@ -150,14 +155,9 @@ class ASGIExchange(Exchange):
     async def send(self, message: Message) -> None:
         """Pass a message of the application on, if it is to be passed on."""
         admission, kind = self.admission, message["type"]
-        if kind in _BEGINNINGS and not admission.has_begun:
-            refusal = admission.refusal
-            if refusal is not None:
-                if not self._is_answered_by(message, refusal):
-                    await self.refuse_late()
-                    return
-                admission.begun(refusal.status)
-                await self._send(self._completed(message, refusal.waiting))
+        if not admission.has_begun and kind in _BEGINNINGS:
+            if admission.refusal is not None:
+                await self._begin_refused(message, admission.refusal)
                 return
             admission.begun(message.get("status") or _STATUSES[kind])
             show_outside(self.scope, self._outer_scope)
@@ -178,6 +178,14 @@ class ASGIExchange(Exchange):
             if kind == "websocket.close":
                 self._has_hung_up = True
             await self._send(message)
+
+    async def _begin_refused(self, message: Message, refusal: Refusal) -> None:
+        """Have a refusal answered, by what begins a response if that is the answer to it, else in its place."""
+        if not self._is_answered_by(message, refusal):
+            await self.refuse_late()
+            return
+        self.admission.begun(refusal.status)
+        await self._send(self._completed(message, refusal.waiting))
 
     async def _send_last(self, message: Message) -> None:
         """Pass on the last message: a client that has the whole response is to find everything refunded."""

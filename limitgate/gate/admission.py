@@ -17,6 +17,7 @@ from limitgate.http.request import Request
 from limitgate.http.response import Fields, RawFields, Refusal, raw, raw_x_ratelimit, refusal, unavailable
 from limitgate.limits.decision import Decision, Settlement
 from limitgate.limits.plan import Plan, Reading, Source
+from limitgate.limits.template import PlainReading
 from limitgate.observing.counts import Counts, outweighs
 from limitgate.observing.instruments import Outcome
 from limitgate.rules.callers import Caller
@@ -116,7 +117,7 @@ class Admission:
     """Where that was decided; known only where it is counted."""
     _is_counted = False
     _charged: tuple[Charged, ...] = ()
-    _prepared: tuple[PreparedPlan, Reading] | None = None
+    _prepared: tuple[PreparedPlan, PlainReading] | None = None
     """A prepared plan that was carried out and its reading, until somebody asks for `charged`."""
     _fields: Fields | None = None
     _fields_are_due = False
@@ -152,10 +153,10 @@ class Admission:
         self.has_slots = False
         """True if some of the charges are slots for requests in flight, which it keeps until it is over."""
 
-    def admit(self, prepared: PreparedPlan, now: int, reading: Reading, decision: Decision) -> None:
+    def admit(self, prepared: PreparedPlan, reading: PlainReading, decision: Decision) -> None:
         """Note that a prepared plan was carried out in whole."""
         self.decision = decision
-        self.now = now
+        self.now = reading.now
         self.outcome = "admitted"
         self._prepared = prepared, reading
         self._fields_are_due = True
@@ -201,7 +202,7 @@ class Admission:
             prepared, reading = self._prepared
             self._prepared = None
             plan = Plan.spend([bucket.charge for bucket in reading.buckets])
-            self._charged += (Charged(prepared.request_plan(plan), plan, reading),)
+            self._charged += (Charged(prepared.request_plan(plan), plan, reading.whole),)
         return self._charged
 
     @charged.setter

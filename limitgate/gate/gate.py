@@ -34,7 +34,7 @@ from limitgate.http.response import Refusal, forbidden, quota_exceeded, refusal 
 from limitgate.limits.decision import Decision, Window, decide, denied, joined
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.limits.refund import refund
-from limitgate.limits.template import PlanTemplate
+from limitgate.limits.template import AnyReading, PlainReading, PlanTemplate, whole_reading
 from limitgate.observing.counts import REFUSED, SHADOW_REFUSED, RuleRow, count_decision, counted_waiting
 from limitgate.observing.handover import handover
 from limitgate.rules.callers import Caller
@@ -161,7 +161,7 @@ class Gate:
             return admission
         if not self._answers_at_once:
             return self._acheck_prepared(admission, prepared, template, keys)
-        reading: Reading = self.store.spend_plain(template, keys, self._timeout)
+        reading: AnyReading = self.store.spend_plain(template, keys, self._timeout)
         if self._admit_prepared(admission, prepared, template, reading):
             return admission
         return self._aspend(admission, prepared.request_plan(template.plan(keys)))
@@ -187,7 +187,7 @@ class Gate:
         if template is None:
             return admission
         try:
-            reading: Reading = self.store.spend_plain(template, keys, self._timeout)
+            reading: AnyReading = self.store.spend_plain(template, keys, self._timeout)
         except StoreError as error:
             admission.budget.left -= error.waited
             self._go_without_store(admission, prepared.request_plan(template.plan(keys)), error)
@@ -201,7 +201,7 @@ class Gate:
     ) -> Admission:
         """Carry out a prepared plan by an `AsyncStore`."""
         try:
-            reading: Reading = await self.store.aspend_plain(template, keys, self._timeout)
+            reading: AnyReading = await self.store.aspend_plain(template, keys, self._timeout)
         except StoreError as error:
             admission.budget.left -= error.waited
             await self._ago_without_store(admission, prepared.request_plan(template.plan(keys)), error)
@@ -411,32 +411,33 @@ class Gate:
         request.resolve_client = self._client_of
         return rules.planner.prepared(request)
 
-    def _admit_prepared(self, admission: Admission, prepared: PreparedPlan, template: PlanTemplate, reading: Reading) -> bool:
+    def _admit_prepared(
+        self, admission: Admission, prepared: PreparedPlan, template: PlanTemplate, reading: AnyReading
+    ) -> bool:
         """`_admit` by a prepared plan: the short way, which almost all requests go. False if the store has declined it."""
-        now, buckets, _, waited = reading
-        if waited:
-            admission.budget.left -= waited
+        if reading.waited:
+            admission.budget.left -= reading.waited
         decision = template.decide(reading, admission.settlement)
-        if decision is None:
-            if not buckets:
+        if decision is None or not isinstance(reading, PlainReading):
+            if not reading.buckets:
                 return False
-            plan = Plan.spend([bucket.charge for bucket in buckets])
-            self._admit(admission, prepared.request_plan(plan), plan, reading)
+            plan = Plan.spend([bucket.charge for bucket in reading.buckets])
+            self._admit(admission, prepared.request_plan(plan), plan, whole_reading(reading))
             return True
         if decision.allowed:
-            admission.admit(prepared, now, reading, decision)
+            admission.admit(prepared, reading, decision)
         else:
-            key = template.refusing_key(decision, buckets)
-            refusal = quota_exceeded(template.refusing(decision), decision.retry_after, now, decision.rule, key)
-            admission.refuse(now, decision, refusal)
+            key = template.refusing_key(decision, reading)
+            refusal = quota_exceeded(template.refusing(decision), decision.retry_after, reading.now, decision.rule, key)
+            admission.refuse(reading.now, decision, refusal)
             if self._refusal_log is not None:
-                self._refusal_log.note(admission, decision, key, now, refusal.id, prepared.compiled_rules)
+                self._refusal_log.note(admission, decision, key, reading.now, refusal.id, prepared.compiled_rules)
         counter = prepared.counter
         if counter is not None:
-            admission.decided_by = "store" if reading.__class__ is Reading else reading.source  # a property takes longer
-            (counter.charged if decision.allowed else counter.refused)(buckets.debts)  # type: ignore[attr-defined]
+            admission.decided_by = reading.source
+            (counter.charged if decision.allowed else counter.refused)(reading.debts)
         if self._failing or self._at_first_answer is not None:
-            self._note_answer(now)
+            self._note_answer(reading.now)
         return True
 
     def _admit(self, admission: Admission, request_plan: RequestPlan, plan: Plan, reading: Reading) -> None:

@@ -25,7 +25,7 @@ from limitgate.limits.decision import SECOND, Decision, decide
 from limitgate.limits.limit import Limit, as_limit, kept_as
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, Source, Verb, check_cost, wait_us
 from limitgate.limits.refund import full_refund, refund
-from limitgate.limits.template import PlanTemplate
+from limitgate.limits.template import AnyReading, PlanTemplate, whole_reading
 from limitgate.observing.counts import LimiterCounts, observe
 from limitgate.observing.observer import Observer, observers_of
 from limitgate.observing.store_calls import store_counts
@@ -157,12 +157,11 @@ class Operations:
         name = self._name(key)
         return template, (name, _ban_key(name))
 
-    def _undecided(self, template: PlanTemplate, keys: Sequence[str], reading: Reading) -> Flow[Decision]:
+    def _undecided(self, template: PlanTemplate, keys: Sequence[str], reading: AnyReading) -> Flow[Decision]:
         """Decision of a prepared plan that was not admitted; if the store has declined it, it is asked as for any other."""
         plan = template.plan(keys)
-        if not reading.buckets:
-            reading = yield from self._spending(plan)
-        return self._counted(decide(plan, reading), reading)
+        whole = whole_reading(reading) if reading.buckets else (yield from self._spending(plan))
+        return self._counted(decide(plan, whole), whole)
 
     def _spending(self, plan: Plan) -> Flow[Reading]:
         """Charge a plan."""

@@ -170,6 +170,10 @@ class Reading(NamedTuple):
         """Where it comes from."""
         return "store"
 
+    def having_waited(self, waited: float) -> Reading:
+        """The same after so many seconds of silence."""
+        return self._replace(waited=waited)
+
 
 class CachedReading(Reading):
     """Reading that follows from an earlier one: a refusal that holds."""

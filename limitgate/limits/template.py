@@ -14,15 +14,12 @@ from typing import Any
 
 from limitgate.algorithms import ban, gcra
 from limitgate.limits.decision import SECOND, Decision, Settlement, decision_of
-from limitgate.limits.plan import BucketReading, Charge, Plan, Reading, Verb, read
+from limitgate.limits.plan import BucketReading, CachedReading, Charge, Plan, Reading, Source, Verb, read
 
 MAX_WINDOWS = 12
 """Windows of a plain plan at most: the script has a dozen variables for each, of 200 that Lua allows."""
 _MAX_DEBT = 2**63 - 1
 """Ticks that a window of a plain plan may owe at most, so that 64 bits hold them."""
-
-
-_new = tuple.__new__  # half the time that a named tuple's own takes
 
 DECLINED = Reading(0, (), admitted=False)
 """Reading of no buckets, for a plain plan that a store has not carried out: it has to be asked for as a plan of any kind."""
@@ -100,24 +97,25 @@ class PlanTemplate:
         """Plan with these keys, one for each charge."""
         return Plan.spend([charge._replace(key=key) for charge, key in zip(self.charges, keys)])
 
-    def reading(self, keys: Sequence[str], now: int, debts: Sequence[int], admitted: bool) -> Reading:  # noqa: FBT001
+    def reading(self, keys: Sequence[str], now: int, debts: Sequence[int], admitted: bool) -> PlainReading:  # noqa: FBT001
         """Reading of the plan with these keys, by the ticks that each window owed at ``now``, Unix µs."""
-        buckets = PlainBuckets()
-        buckets.template = self
-        buckets.keys = keys
-        buckets.debts = debts
-        reading: Reading = _new(Reading, (now, buckets, admitted, 0.0))
+        reading = PlainReading()
+        reading.template = self
+        reading.keys = keys
+        reading.now = now
+        reading.debts = debts
+        reading.admitted = admitted
+        reading.waited = 0.0
         return reading
 
-    def decide(self, reading: Reading, settlement: Settlement | None) -> Decision | None:
+    def decide(self, reading: AnyReading, settlement: Settlement | None) -> Decision | None:
         """Decision that follows from a `reading` of this template; None if it was declined, or a shadow would have refused."""
-        _, buckets, admitted, _ = reading
-        if buckets.__class__ is not PlainBuckets:
+        if not isinstance(reading, PlainReading):
             return None
-        if not admitted:
-            return self._refused(buckets, settlement)
+        if not reading.admitted:
+            return self._refused(reading, settlement)
         tightest, least, owing = None, 0, 0
-        debts = buckets.debts
+        debts = reading.debts
         for place, slack, window in self._windows:
             debt = debts[place]
             if debt <= slack:
@@ -132,14 +130,14 @@ class PlanTemplate:
             return None
         count, increment, burst, cost, charge = tightest
         reset = -(-(owing + increment) // count) / SECOND
-        return decision_of(True, burst, least, 0.0, reset, cost, charge.rule, False, 0.0, buckets, True, settlement)
+        return decision_of(True, burst, least, 0.0, reset, cost, charge.rule, False, 0.0, reading, True, settlement)
 
-    def _refused(self, buckets: PlainBuckets, settlement: Settlement | None) -> Decision | None:
+    def _refused(self, reading: PlainReading, settlement: Settlement | None) -> Decision | None:
         """Decision of a refusal: of the windows as they stand the tightest one, and the longest wait of those that refused."""
         least, latest, limit = -1, -1, 0
         longest, refusing = 0, None
         for place, _, (room, ticks, (count, increment, burst, _, charge)) in self._windows:
-            debt = buckets.debts[place]
+            debt = reading.debts[place]
             over = debt - room
             left = max(0, increment - over) // ticks
             if left <= least or least < 0:
@@ -153,16 +151,17 @@ class PlanTemplate:
         if refusing is None:
             return None
         wait_s, reset = longest / SECOND, latest / SECOND
-        return decision_of(False, limit, least, wait_s, reset, 0, refusing.rule, False, 0.0, buckets, False, settlement)
+        return decision_of(False, limit, least, wait_s, reset, 0, refusing.rule, False, 0.0, reading, False, settlement)
 
     def refusing(self, refusal: Decision) -> tuple[str | None, ...]:
         """The `Decision.refusing` of a refusal that was decided here; of a single rule it is known, and no object is made."""
         return refusal.refusing if self._only_rule is None else self._only_rule
 
-    def refusing_key(self, refusal: Decision, buckets: Any) -> str:
-        """The `Decision.refusing_key` of a refusal that was decided here by `PlainBuckets`."""
-        key: str = refusal.refusing_key if self._only_rule is None else buckets.keys[0]
-        return key
+    def refusing_key(self, refusal: Decision, reading: AnyReading) -> str:
+        """The `Decision.refusing_key` of a refusal that was decided here by this reading."""
+        if self._only_rule is None or not isinstance(reading, PlainReading):
+            return refusal.refusing_key
+        return reading.keys[0]
 
 
 _Numbers = tuple[int, int, int, int, Charge]
@@ -222,15 +221,39 @@ def whole(plan: AnyPlan) -> Plan:
     return plan.whole if isinstance(plan, PlainPlan) else plan
 
 
-class PlainBuckets(Sequence[BucketReading]):
-    """Buckets of a plain plan, as they were read. They become objects when somebody asks for them."""
+class PlainReading(Sequence[BucketReading]):
+    """Reading of a plain plan, and its buckets, which become objects when somebody asks for them. One object per request."""
 
-    __slots__ = ("_made", "debts", "keys", "template")  # without an `__init__`, which takes as long as all the rest
+    # without an `__init__`, which takes as long as all the rest
+    __slots__ = ("_made", "admitted", "debts", "keys", "now", "template", "waited")
+    source: Source = "store"
+    """Where it comes from."""
     template: PlanTemplate
     keys: Sequence[str]
+    now: int
+    """The store's clock, Unix µs."""
     debts: Sequence[int]
     """Ticks that each window owed before the plan was carried out."""
+    admitted: bool
+    """True if the request passes, as of a `Reading`."""
+    waited: float
+    """Seconds of silence before, as of a `Reading`."""
     _made: Sequence[BucketReading]
+
+    @property
+    def buckets(self) -> Sequence[BucketReading]:
+        """One for each charge, as of a `Reading`."""
+        return self
+
+    @property
+    def whole(self) -> Reading:
+        """The same as a reading of any kind of plan."""
+        return Reading(self.now, self, self.admitted, self.waited)
+
+    def having_waited(self, waited: float) -> PlainReading:
+        """The same after so many seconds of silence."""
+        self.waited = waited
+        return self
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -258,6 +281,26 @@ class PlainBuckets(Sequence[BucketReading]):
             return self._made
 
     __hash__ = None  # type: ignore[assignment]
+
+
+class CachedPlainReading(PlainReading):
+    """Reading that follows from an earlier one: a refusal that holds."""
+
+    __slots__ = ()
+    source = "cache"
+
+    @property
+    def whole(self) -> Reading:
+        """The same as a reading of any kind of plan."""
+        return CachedReading(self.now, self, self.admitted, self.waited)
+
+
+AnyReading = Reading | PlainReading
+
+
+def whole_reading(reading: AnyReading) -> Reading:
+    """A reading as one of any kind of plan."""
+    return reading.whole if isinstance(reading, PlainReading) else reading
 
 
 def _rows(charge: Charge) -> tuple[Row, ...]:

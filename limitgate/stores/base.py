@@ -26,6 +26,10 @@ class StoredConfig(NamedTuple):
     waited: float = 0.0
     """Seconds for which the store was silent before, as of a `Reading`."""
 
+    def having_waited(self, waited: float) -> StoredConfig:
+        """The same after so many seconds of silence."""
+        return self._replace(waited=waited)
+
 
 @runtime_checkable
 class SyncStore(Protocol):

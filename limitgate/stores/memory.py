@@ -28,7 +28,7 @@ from limitgate.forking import begin_anew_in_children
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Charge, Plan, Reading, read, with_bans
-from limitgate.limits.template import DECLINED, PlanTemplate
+from limitgate.limits.template import DECLINED, AnyReading, PlanTemplate
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.packed import HEAD, Entry, Layout, Layouts, head, with_cost, written_at
 
@@ -144,7 +144,7 @@ class MemoryStore:
         """`spend`, for async callers."""
         return self.spend(plan)
 
-    def spend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float = 0) -> Reading:
+    def spend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float = 0) -> AnyReading:
         """`spend` for the plain plan with these keys; `DECLINED`, and nothing charged, if it is for `spend` alone to say."""
         with self._lock:
             if self._busy:
@@ -159,11 +159,11 @@ class MemoryStore:
                 self._busy = False
         return reading
 
-    async def aspend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float = 0) -> Reading:
+    async def aspend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float = 0) -> AnyReading:
         """`spend_plain`, for async callers."""
         return self.spend_plain(template, keys)
 
-    def _carry_out_plain(self, template: PlanTemplate, keys: Sequence[str], now: int) -> Reading:
+    def _carry_out_plain(self, template: PlanTemplate, keys: Sequence[str], now: int) -> AnyReading:
         """`_carry_out` of a plain plan; `DECLINED` if a bucket is not kept as the plan asks for it.
 
         Almost every plan is for one bucket that is there: it is charged here without the lists that others need.
@@ -186,7 +186,7 @@ class MemoryStore:
             shard[key] = after
         return template.reading(keys, now, debts, after is not None or not enforced)
 
-    def _charge_plain(self, template: PlanTemplate, keys: Sequence[str], now: int) -> Reading:
+    def _charge_plain(self, template: PlanTemplate, keys: Sequence[str], now: int) -> AnyReading:
         """Charge the buckets of a plain plan, of which any may be new; `DECLINED` as `_carry_out_plain` does."""
         shards, mask, known = self._shards, self._mask, self._layouts.known
         debts: tuple[int, ...] = ()

@@ -12,7 +12,7 @@ from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.decision import Settlement, decide
 from limitgate.limits.limit import kept_as
 from limitgate.limits.plan import Adjustment, Charge, Plan
-from limitgate.limits.template import DECLINED, MAX_WINDOWS, PlanTemplate
+from limitgate.limits.template import DECLINED, MAX_WINDOWS, PlanTemplate, whole_reading
 from tests.support.clock import Clock
 from tests.support.stored import buckets
 
@@ -70,7 +70,7 @@ def test_a_plain_plan_is_carried_out_like_any_other(charges: list[Charge], visit
         if found is DECLINED:
             assert plain.spend(plan) == expected
         else:
-            assert found == expected
+            assert whole_reading(found) == expected
             decision = template.decide(found, Settlement())
             if decision is None:
                 assert expected.admitted

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from limitgate.algorithms.base import State
 from limitgate.limits.bucket import Bucket, banned
 from limitgate.limits.plan import CachedReading, Charge, Reading, read
-from limitgate.limits.template import AnyPlan, PlanTemplate
+from limitgate.limits.template import AnyPlan, AnyReading, CachedPlainReading, PlainReading, PlanTemplate
 
 LONGEST = 1.0
 """Seconds for which a refusal is repeated without asking."""
@@ -102,7 +102,7 @@ class DenyCache:
         states = [refusal.later(us) for refusal, us in zip(refusals, elapsed)]
         return _cached(read(charges, max([refusal.now + us for refusal, us in zip(refusals, elapsed)]), states))
 
-    def answer_plain(self, template: PlanTemplate, keys: Sequence[str], at: float) -> Reading | None:
+    def answer_plain(self, template: PlanTemplate, keys: Sequence[str], at: float) -> PlainReading | None:
         """`answer` for the plain plan with these keys, without an object for each charge."""
         if template.bans:
             return None
@@ -117,9 +117,13 @@ class DenyCache:
             elapsed_us = int((at - refusal.heard) * 1e6)
             debts += refusal.later(elapsed_us)
             now = max(now, refusal.now + elapsed_us)
-        return _cached(template.reading(keys, now, debts, False)) if is_refused else None
+        if not is_refused:
+            return None
+        reading = template.reading(keys, now, debts, False)
+        reading.__class__ = CachedPlainReading
+        return reading
 
-    def learn(self, plan: AnyPlan, reading: Reading, sent: float, heard: float) -> None:
+    def learn(self, plan: AnyPlan, reading: AnyReading, sent: float, heard: float) -> None:
         """Remember the reading of a call that was sent and heard at these times, or forget the buckets that it has changed.
 
         An adjustment after a refusal elsewhere says how its bucket stands now, so that the whole plan is known.

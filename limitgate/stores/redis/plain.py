@@ -13,8 +13,7 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from limitgate.errors import StoreError
-from limitgate.limits.plan import Reading
-from limitgate.limits.template import PlainPlan, PlainShape, PlanTemplate
+from limitgate.limits.template import PlainPlan, PlainReading, PlainShape, PlanTemplate
 
 _LINES = (files("limitgate") / "lua" / "plain.lua").read_text("utf-8").splitlines()
 """Read at once: when the first request comes, no file may be left to open."""
@@ -118,7 +117,7 @@ class PlainAnswers(NamedTuple):
     """True if Redis is out of memory: nothing was charged."""
     verdicts: Sequence[int]
     """Per plan `ADMITTED`, `NOT_CARRIED_OUT`, or 0 or 2 where a charge did not fit."""
-    readings: Sequence[Reading]
+    readings: Sequence[PlainReading]
 
 
 def answers(shape: PlainShape, plans: Sequence[PlainPlan], reply: object) -> PlainAnswers:

@@ -13,7 +13,7 @@ from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import StoreError, StoreFault
 from limitgate.forking import begin_anew_in_children
 from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.template import DECLINED, AnyPlan, PlainPlan, PlainShape, whole
+from limitgate.limits.template import DECLINED, AnyPlan, AnyReading, PlainPlan, PlainShape, whole
 from limitgate.observing.instruments import Result
 from limitgate.observing.store_calls import CallsRow, StoreCounts
 from limitgate.stores.redis import plain, wire
@@ -29,7 +29,7 @@ MAX_BATCH = 64
 MAX_LOAD = 2_000
 """Microseconds that the plans of a call may cost Redis at most, by their `Bucket.load`; a plan that costs more goes alone."""
 
-Outcome = Reading | StoreError
+Outcome = AnyReading | StoreError
 """Outcome of a plan that Redis has answered."""
 
 log = logging.getLogger("limitgate.store")

@@ -470,9 +470,11 @@ def test_a_plain_plan_is_answered_as_the_same_plan_is_property(
     for _ in range(charged):
         cache.learn(plan, store.spend(plan), 10.0, 10.2)
     found = cache.answer_plain(template, keys, 10.2 + later)
-    assert found == cache.answer(plan, 10.2 + later)
-    if found is not None:
-        assert template.decide(found, None) == decide(plan, found)
+    expected = cache.answer(plan, 10.2 + later)
+    assert (found and found.whole) == expected
+    if found is not None and expected is not None:
+        assert found.source == found.whole.source == expected.source == "cache"
+        assert template.decide(found, None) == decide(plan, expected)
     assert cache.answer_plain(PlanTemplate(charges), ["another", *keys[1:]], 10.3) is None
 
 

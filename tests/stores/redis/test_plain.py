@@ -19,7 +19,7 @@ from hypothesis import given, strategies as st
 from limitgate import AsyncRedisStore, MemoryStore, RedisStore, StoreError
 from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.plan import Charge, Plan, Reading
-from limitgate.limits.template import DECLINED, PlainBuckets, PlainPlan, PlanTemplate
+from limitgate.limits.template import DECLINED, PlainPlan, PlainReading, PlanTemplate
 from limitgate.stores.redis import plain
 from limitgate.stores.redis.aio.batch import RequestQueue
 from limitgate.stores.redis.aio.batcher import MAX_BATCH
@@ -171,7 +171,7 @@ def test_a_key_of_another_type_is_left_to_the_other_script(redis_server: RedisSe
             await store.aclose()
 
     reading, unreadable = asyncio.run(run())
-    assert (reading._replace(waited=0.0), unreadable) == (DECLINED, 1)
+    assert (reading.having_waited(0.0), unreadable) == (DECLINED, 1)
 
 
 @pytest.mark.parametrize(
@@ -433,7 +433,7 @@ def test_a_thread_is_told_what_is_for_the_other_script(client: redis.Redis, redi
     """An odd bucket is left to the way of all plans; one that is known to refuse is answered without a call."""
     store, of, key, odd = RedisStore(redis_server.url), template("1/day"), fresh(), fresh()
     client.set(odd[0], "odd")
-    assert store.spend_plain(of, odd, 5.0)._replace(waited=0.0) == DECLINED
+    assert store.spend_plain(of, odd, 5.0).having_waited(0.0) == DECLINED
     assert [store.spend_plain(of, key, 5.0).admitted for _ in range(2)] == [True, False]
     before = calls_to(redis_server)
     assert not store.spend_plain(of, key, 5.0).admitted
@@ -473,7 +473,7 @@ def test_on_a_cluster_plans_of_one_hash_slot_are_plain(redis_cluster: RedisClust
                 asked = [(two, one_slot), (two, several), *[(alone, keys) for keys in single]]
                 readings = spend_together(asked)
                 assert [reading.admitted for reading in readings] == [True] * 5
-                assert [isinstance(reading.buckets, PlainBuckets) for reading in readings] == [True, False, True, True, True]
+                assert [isinstance(reading, PlainReading) for reading in readings] == [True, False, True, True, True]
                 for reading in readings:
                     charged = [bucket.after[0] - bucket.before[0] for bucket in reading.buckets]
                     assert charged == [bucket.charge.bucket.weights[0] for bucket in reading.buckets]

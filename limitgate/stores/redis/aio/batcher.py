@@ -324,7 +324,7 @@ class Batcher:
                 _fail([request], outcome, silence)
             elif not waiting.done():
                 waited = silence - due + timeout
-                waiting.set_result(outcome._replace(waited=waited) if waited > 0 else outcome)
+                waiting.set_result(outcome.having_waited(waited) if waited > 0 else outcome)
             elif self._cluster is not None and isinstance(outcome, Reading):
                 with survived():
                     self._cluster.heard_late(whole(plan), waiting, outcome)

@@ -23,7 +23,7 @@ from weakref import WeakSet
 from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.refund import full_refund
-from limitgate.limits.template import AnyPlan, whole
+from limitgate.limits.template import AnyPlan, whole, whole_reading
 from limitgate.own_errors import own_error, survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batch import Batch, Request
@@ -349,7 +349,8 @@ class _Together:
             self.answer.set_exception(outcome)
             self.answer.exception()  # it may have nobody left to look at it
         else:
-            self.answer.set_result(outcome._replace(waited=outcome.waited + self._waited) if self._waited else outcome)
+            waited = outcome.having_waited(outcome.waited + self._waited) if self._waited else outcome
+            self.answer.set_result(whole_reading(waited))
 
     def _finish(self, given_back: Sequence[asyncio.Future[Reading]]) -> None:
         """It is over once everything is given back."""

@@ -13,7 +13,7 @@ from typing import Protocol
 from redis.asyncio.connection import ConnectionPool
 
 from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.template import DECLINED, AnyPlan, PlainPlan, PlanTemplate
+from limitgate.limits.template import DECLINED, AnyPlan, AnyReading, PlainPlan, PlanTemplate
 from limitgate.own_errors import survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batcher import Batcher
@@ -118,7 +118,7 @@ class AsyncRedisStore(RedisReplies):
         state = self._loops.get(asyncio.get_running_loop()) or await self._open()
         return await state.servers.spend(plan, timeout)
 
-    def aspend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float) -> Awaitable[Reading]:
+    def aspend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float) -> Awaitable[AnyReading]:
         """`aspend` for the plain plan with these keys; `DECLINED`, and nothing charged, if it is for `aspend` alone to say.
 
         No coroutine, as almost every request comes here and has nothing to wait for but the one future.
@@ -132,7 +132,7 @@ class AsyncRedisStore(RedisReplies):
         self.patience = timeout
         return state.servers.spend(PlainPlan(template, keys), timeout)
 
-    async def _aspend_first_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float) -> Reading:
+    async def _aspend_first_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float) -> AnyReading:
         """`aspend_plain` in an event loop that has no connections yet."""
         if asyncio.get_running_loop() not in self._loops:  # else another one of this turn was faster
             await self._open()
@@ -186,6 +186,6 @@ class AsyncRedisStore(RedisReplies):
         return Batcher(partial(self._dialer.adial, clock), self, clock)
 
 
-async def _told(reading: Reading) -> Reading:
+async def _told(reading: AnyReading) -> AnyReading:
     """A reading that nobody has to be asked for."""
     return reading

@@ -18,12 +18,11 @@ from operator import attrgetter
 from threading import Lock
 
 from limitgate.errors import StoreError
-from limitgate.limits.plan import Reading
-from limitgate.limits.template import AnyPlan
+from limitgate.limits.template import AnyPlan, AnyReading
 from limitgate.stores.redis.replies import Room
 from limitgate.stores.redis.threads.patience import SHORTEST, Patience
 
-Exchange = Callable[[Sequence[AnyPlan], Patience], Sequence[Reading | StoreError]]
+Exchange = Callable[[Sequence[AnyPlan], Patience], Sequence[AnyReading | StoreError]]
 
 
 class _Request:
@@ -37,7 +36,7 @@ class _Request:
         self.plan = plan
         self.due = due
         """Time at which it has waited for long enough, by the seconds that threads have listened in vain so far."""
-        self.outcome: Reading | StoreError | None = None
+        self.outcome: AnyReading | StoreError | None = None
         self.goes = False
         """True if it is this thread's turn to ask."""
 
@@ -55,7 +54,7 @@ class CallCoalescer:
         self.listening = Patience(0)
         """Patience of the latest call: what it has spent are the seconds that threads have listened in vain so far."""
 
-    def spend(self, plan: AnyPlan, timeout: float) -> Reading:
+    def spend(self, plan: AnyPlan, timeout: float) -> AnyReading:
         """Return the reading of a plan. Raises `StoreError` within ``timeout`` seconds."""
         began = self.listening.spent
         mine = _Request(plan, began + timeout)
@@ -78,8 +77,8 @@ class CallCoalescer:
                 error.waited = min(self.listening.spent - began, timeout)
             raise
         outcome, waited = mine.outcome, self.listening.spent - began
-        if isinstance(outcome, Reading):
-            return outcome._replace(waited=min(waited, timeout)) if waited else outcome
+        if not (outcome is None or isinstance(outcome, StoreError)):
+            return outcome.having_waited(min(waited, timeout)) if waited else outcome
         failure = outcome or StoreError("the call to Redis was interrupted", "connection")
         failure.waited = min(waited, timeout)
         raise failure

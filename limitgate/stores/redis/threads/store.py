@@ -14,7 +14,7 @@ from redis.connection import ConnectionPool
 from limitgate.errors import StoreError
 from limitgate.forking import get_ready_for_forks
 from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.template import DECLINED, AnyPlan, PlainPlan, PlanTemplate
+from limitgate.limits.template import DECLINED, AnyPlan, AnyReading, PlainPlan, PlanTemplate, whole_reading
 from limitgate.own_errors import survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis import background
@@ -119,22 +119,22 @@ class RedisStore(RedisReplies):
 
     def spend(self, plan: Plan, timeout: float) -> Reading:
         """Carry out ``plan`` in one round trip at most. Raises `StoreError` within about ``timeout`` seconds."""
-        return self._ask(plan, timeout)
+        return whole_reading(self._ask(plan, timeout))
 
-    def spend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float) -> Reading:
+    def spend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float) -> AnyReading:
         """`spend` for the plain plan with these keys; `DECLINED`, and nothing charged, if it is for `spend` alone to say."""
         cache = self.deny_cache
         if cache is not None and cache.refusals and cache.knows(keys):
             return cache.answer_plain(template, keys, self._clock()) or DECLINED
         return self._ask(PlainPlan(template, keys), timeout)
 
-    def _ask(self, plan: AnyPlan, timeout: float) -> Reading:
+    def _ask(self, plan: AnyPlan, timeout: float) -> AnyReading:
         check_patches()
         use = self._this_thread.use
         _check_is_outermost(use)
         try:
             use.is_asking = True
-            reading = self.locally(plan) if isinstance(plan, Plan) else None
+            reading: AnyReading | None = self.locally(plan) if isinstance(plan, Plan) else None
             if reading is None:
                 self.patience = timeout
                 self._servers.check(plan)
@@ -162,7 +162,7 @@ class RedisStore(RedisReplies):
             use.is_asking = False
             if use.closes:
                 self.close()
-        return stored._replace(waited=min(patience.spent, timeout))
+        return stored.having_waited(min(patience.spent, timeout))
 
     def close(self) -> None:
         """Give back what was taken in advance, and close the connections that no thread is using.
