@@ -38,7 +38,7 @@ _NOT_THERE = object()
 _USER = "user"
 _OPTIONS = ("limits", "key", "name", *ThrottleOptions.__annotations__)
 """Attributes that a class derived from `Throttle` may set."""
-_RATES_OPTIONS = ("scope", "rate", "THROTTLE_RATES", "scope_attr", *_OPTIONS[1:])
+_RATES_OPTIONS = ("scope", "rate", "THROTTLE_RATES", "scope_attr", "cache_format", *_OPTIONS[1:])
 """Those of a class derived from `SimpleRateThrottle`."""
 _IS_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -164,6 +164,8 @@ class SimpleRateThrottle(Throttle):
     """Rate of the class, in the place of that of the settings."""
     THROTTLE_RATES: ClassVar[Any] = _SettingsRates()
     """Rates by scope."""
+    cache_format: str = "throttle_%(scope)s_%(ident)s"
+    """Format of the text that `get_cache_key` gives."""
     rule: ClassVar[Any] = _RateRule()
 
     _attributes = _RATES_OPTIONS
@@ -197,7 +199,7 @@ class SimpleRateThrottle(Throttle):
         """Text that stands for whoever a request counts for; None for a request that is not throttled."""
         user = request.user
         ident = user.pk if user and user.is_authenticated else self.get_ident(request)
-        return f"throttle_{self.scope}_{ident}"
+        return self.cache_format % {"scope": self.scope, "ident": ident}
 
     def allow_request(self, request: Any, view: Any) -> bool:
         """True if a request of REST framework's may pass, see `Throttle.allow_request`."""

@@ -164,7 +164,25 @@ def test_keys_of_ones_own(project: Open, kit: Any) -> None:
         def get_cache_key(self, request: Any, view: Any) -> str | None:
             return f"{self.scope}-{self.get_ident(request)}"
 
-    it = project(path("x", view(ByEmail)), path("y", view(ButStaff)), path("z", view(ByAddress)))
+    class ByTenant(kit.SimpleRateThrottle):
+        scope = "uploads"
+        cache_format = "tenant_%(scope)s_%(ident)s"
+
+        def get_cache_key(self, request: Any, view: Any) -> Any:
+            return self.cache_format % {"scope": self.scope, "ident": request.query_params.get("tenant")}
+
+    class AsWritten(ByTenant):
+        cache_format = kit.SimpleRateThrottle.cache_format
+
+    it = project(
+        path("x", view(ByEmail)),
+        path("y", view(ButStaff)),
+        path("z", view(ByAddress)),
+        path("t", view(ByTenant)),
+        path("w", view(AsWritten)),
+    )
+    assert statuses(it, 2, "/t?tenant=a") + statuses(it, 2, "/t?tenant=b") == [200, 429] * 2
+    assert statuses(it, 2, "/w?tenant=a") + statuses(it, 2, "/w?tenant=b") == [200, 429] * 2
     assert statuses(it, 2, "/x?email=a") + statuses(it, 2, "/x?email=b") + statuses(it, 3) == [200, 429] * 2 + [200] * 3
     assert statuses(it, 4, "/y") == [200, 200, 200, 429]
     assert statuses(it, 5, "/y", "staff") == [200] * 5
