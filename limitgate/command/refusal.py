@@ -96,9 +96,10 @@ def show(resolved: Resolved) -> None:
     """Print it for people."""
     at = resolved.id.at
     click.echo(f"refused {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC, {_ago(time.time() - at)}")
-    for rule, tiers, key, decision, ban in resolved.found:
-        limits = ", ".join(map(str, rule.limits)) or "limits from a callable"
-        click.echo(f"\nby rule {rule.name} of tier {' and '.join(tiers)}: {limits}, counted by {', '.join(rule.key)}\n{key}")
+    for place, (rule, tiers, key, decision, ban) in enumerate(resolved.found):
+        limits = ", ".join(map(str, rule.every_limit)) or "limits from a callable"
+        by = "or by" if place else "by"
+        click.echo(f"\n{by} rule {rule.name} of tier {' and '.join(tiers)}: {limits}, counted by {', '.join(rule.key)}\n{key}")
         if decision is not None:
             print_decision(decision)
         if ban is not None:

@@ -156,6 +156,8 @@ def test_an_id_without_a_store() -> None:
     ]
     text = run("--id", made, "--rules", CONFIG).stdout
     assert text.startswith("refused 2026-09-21 14:13:20 UTC, ")
+    assert "\nby rule api of tier default: 5/second, 100/minute, 2000/day, counted by path, ip\n" in text
+    assert "\nor by rule api of tier vip: 50/second, 1000/minute, 100000/day, counted by caller\n" in text
     assert f"limitgate:api:{'0f' * 16}" in text
     other = refusal_id(0, "other", "0f" * 16).decode()
     assert told("--id", other, "--rules", CONFIG, status=1)["found"] == []
