@@ -169,7 +169,7 @@ def _cells(each: Applied | None) -> Row:
     if rule.limits_by is not None:
         limits = f"by code, else {limits}" if limits else "by code"
     without = "denied" if rule.deny else "exempt"
-    return (rule.name, limits or without, ", ".join(rule.key) if limits else "", ", ".join(notes_on(each)))
+    return (rule.name, limits or without, ", ".join(rule.counted_by) if limits else "", ", ".join(notes_on(each)))
 
 
 def notes_on(each: Applied) -> list[str]:

@@ -345,6 +345,11 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         """Names of further parts of its keys, whose values the application gives with each request."""
         return ()
 
+    @property
+    def counted_by(self) -> tuple[str, ...]:
+        """All parts of its keys, for people: those of ``key``, and those that the application gives."""
+        return (*(part for part in self.key if part != "global" or not self.given_parts), *self.given_parts)
+
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy in which some fields differ. What was worked out of fields before is worked out anew."""
         copied = super().model_copy(update=update, deep=deep)

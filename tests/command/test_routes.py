@@ -65,7 +65,9 @@ from limitgate.fastapi import RateLimit
 
 router = APIRouter(prefix="/items")
 
-@router.get("/{id}", dependencies=[Depends(RateLimit("3/minute", name="dep"))])
+def account(): ...
+
+@router.get("/{id}", dependencies=[Depends(RateLimit("3/minute", name="dep", key=[account, "ip"]))])
 def item(id: int): ...
 
 @router.post("/")
@@ -176,8 +178,10 @@ def test_an_application_without_a_gate_has_its_decorators(run: Run, tmp_path: Pa
 
 
 def test_the_routes_of_fastapi(run: Run) -> None:
-    """With included routers, and limits among dependencies."""
-    assert table(run(FASTAPI, "app")[1]) == [
+    """With included routers, and limits among dependencies, whose keys have what these find."""
+    found = run(FASTAPI, "app")[1]
+    assert [each["key"] for each in found["routes"] if each["rule"] == "dep"] == [["ip", "account"]]
+    assert table(found) == [
         ("/items/", "POST", "items"),
         ("/items/", "POST", "new"),
         ("/items/{id}", "GET", "items"),
