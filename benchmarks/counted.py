@@ -16,10 +16,14 @@ from functools import partial
 from itertools import count, islice
 from typing import Any, NamedTuple
 
+from prometheus_client import CollectorRegistry
+
 from benchmarks.contenders import starlette
 from benchmarks.drive import CLIENTS, Crowd, Crowds, trouble
 from benchmarks.readme import RULE, bare_example, example, visit
 from limitgate import Limiter, LimitGate, LimitGateWSGI, MemoryStore, Rule
+from limitgate.observing.handover import handover
+from limitgate.prometheus import PrometheusObserver
 
 FEW, MANY = 32, 192
 """Requests between two marks. Both are counted, and the difference is what so many more cost: what comes once cancels out."""
@@ -29,6 +33,10 @@ OPTIONS: dict[str, Any] = {"on_error": "closed", "timeout": 60.0}
 """Nothing is late, however slow it is under callgrind."""
 _BETWEEN_US = 10_000
 """From one reading of the memory store's clock to the next: a lap of all clients takes ten seconds."""
+
+
+REFUSING = Rule("api", path="/api/**", key=["path", "ip"], qps=5, qpm=100, qpd=1)
+"""README's rule, but that a client's second request of a day is refused."""
 
 
 class Case(NamedTuple):
@@ -52,28 +60,36 @@ BARE: Mapping[str, str] = {
     "ASGI, Redis, refused": "",
     "README's example, memory, 32 at once": _EXAMPLE,
     "README's example, Redis, 32 at once": _EXAMPLE,
+    "ASGI, memory, observed": _STARLETTE,
+    "ASGI, memory, refused, observed": "",
 }
 """The cases that are kept, each with the one that is taken off; "" for none, where no application is reached."""
+OBSERVED: Mapping[str, str] = {
+    "ASGI, memory, observed": "ASGI, memory",
+    "ASGI, memory, refused, observed": "ASGI, memory, refused",
+}
+"""The cases that are counted for an observer, each with the same one that is not."""
 
 
 def cases(url: str, crowd_of: Crowds) -> Mapping[str, Case]:
     """All cases by name."""
     visits = partial(visit, clients=CLIENTS)
-    refusing = Rule("api", path="/api/**", key=["path", "ip"], qps=5, qpm=100, qpd=1)
     asgi, wsgi = partial(crowd_of.asgi, clients=CLIENTS), partial(crowd_of.wsgi, clients=CLIENTS)
     bare, on_redis = asgi(starlette()), asgi(_gated(url))
     crowds = (
-        Case(asgi(_gated(_memory()))),
+        Case(asgi(_gated(memory()))),
         Case(on_redis),
         Case(on_redis, CROWDED),
-        Case(wsgi(_gated_wsgi(_memory()))),
+        Case(wsgi(_gated_wsgi(memory()))),
         Case(wsgi(_gated_wsgi(url))),
-        Case(wsgi(_limited_wsgi(_memory()))),
+        Case(wsgi(_limited_wsgi(memory()))),
         Case(wsgi(_limited_wsgi(url))),
-        Case(crowd_of.asgi(_gated(_memory(), refusing), clients=1), expected=429),
-        Case(crowd_of.asgi(_gated(url, refusing), clients=1), expected=429),
-        Case(crowd_of.asgi(example(_memory(), **OPTIONS), visit=visits), CROWDED),
+        Case(crowd_of.asgi(_gated(memory(), REFUSING), clients=1), expected=429),
+        Case(crowd_of.asgi(_gated(url, REFUSING), clients=1), expected=429),
+        Case(crowd_of.asgi(example(memory(), **OPTIONS), visit=visits), CROWDED),
         Case(crowd_of.asgi(example(url, **OPTIONS), visit=visits), CROWDED),
+        Case(asgi(_observed())),
+        Case(crowd_of.asgi(_observed(REFUSING), clients=1), expected=429),
     )
     return {
         _STARLETTE: Case(bare),
@@ -107,12 +123,20 @@ def main() -> None:
                         raise RuntimeError(f"{name}: {trouble(tally, (case.expected,))}")
 
 
-def _memory() -> MemoryStore:
+def memory() -> MemoryStore:
+    """A store in memory whose clock goes by requests."""
     return MemoryStore(partial(next, count(1_700_000_000_000_000, _BETWEEN_US)))
 
 
 def _gated(store: Any, rule: Rule = RULE) -> LimitGate:
     return LimitGate(starlette(), rules=[rule], store=store, **OPTIONS)
+
+
+def _observed(rule: Rule = RULE) -> LimitGate:
+    """A gate that counts. Nothing is handed over meanwhile, as the thread that does it is taken to be awake already."""
+    app = LimitGate(starlette(), rules=[rule], store=memory(), observers=[PrometheusObserver(CollectorRegistry())], **OPTIONS)
+    handover.is_idle = False
+    return app
 
 
 def _gated_wsgi(store: Any) -> LimitGateWSGI:

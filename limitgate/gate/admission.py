@@ -177,15 +177,16 @@ class Admission:
     def _count_once(self, counts: Counts) -> None:
         """Count the request by its outcome, which is final; the outermost of several gates that count does so."""
         self._is_counted = True
-        outer = self.outer
-        while outer is not None:
-            if outer.rules.counts is not None:
-                return
-            outer = outer.outer
-        within = list(self.inner)
-        for inner in within:
-            within += inner.inner
-            self.decide(inner.outcome, inner.decided_by)
+        if self.is_nested:
+            outer = self.outer
+            while outer is not None:
+                if outer.rules.counts is not None:
+                    return
+                outer = outer.outer
+            within = list(self.inner)
+            for inner in within:
+                within += inner.inner
+                self.decide(inner.outcome, inner.decided_by)
         counts.count(self.outcome, self.decided_by)
 
     @property
@@ -236,13 +237,8 @@ class Admission:
         """Note that a response has begun with this status, None if that is no number."""
         self.has_begun, self.status = True, None if self.client_left else status
         counts = self.rules.counts
-        if counts is None or self._is_counted:
-            return
-        if self.is_nested:
+        if counts is not None and not self._is_counted:
             self._count_once(counts)
-        else:  # almost all that are counted
-            self._is_counted = True
-            counts.count(self.outcome, self.decided_by)
 
     def failed(self) -> None:
         """Note that the application raised an error: a 500, unless a response has begun or the client has left."""

@@ -29,7 +29,7 @@ from limitgate.rules.rule import Rule, RuleSet
 _OUTCOMES: Final = get_args(Outcome)
 _WEIGHT: Final = {outcome: weight for weight, outcome in enumerate(_OUTCOMES)}
 _REQUESTS: Final = tuple(product(_OUTCOMES, get_args(Source)))
-_PLACES: Final = {labels: place for place, labels in enumerate(_REQUESTS)}
+_PLACES: Final = {outcome: {source: _REQUESTS.index((outcome, source)) for source in get_args(Source)} for outcome in _OUTCOMES}
 _USUAL: Final = frozenset(
     {
         ("unlimited", "nobody"),
@@ -152,7 +152,7 @@ class Counts:
 
     def count(self, outcome: Outcome, source: Source) -> None:
         """Count a request."""
-        self._values[_PLACES[outcome, source]] += 1
+        self._values[_PLACES[outcome][source]] += 1
         if handover.is_idle:
             handover.wake()
 
