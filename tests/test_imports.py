@@ -14,6 +14,7 @@ LAYERS = (
     "algorithms",
     "limits",
     "overload",
+    "places heartbeat",
     "http",
     "rules",
     "observing",

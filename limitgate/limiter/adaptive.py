@@ -1,39 +1,34 @@
-"""Work in flight, held to what it can be done at: `AsyncLimiter.adaptive` and `Limiter.adaptive`.
-
-Whom to let in is decided in `limitgate.overload`; here are the clock, the lock, those who wait, and the heartbeats of loops.
-"""
+"""Work in flight, held to what it can be done at: `AsyncLimiter.adaptive` and `Limiter.adaptive`."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import partial, wraps
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
-from threading import Event, Lock, get_ident
+from threading import get_ident
 from types import TracebackType
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypedDict, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple, ParamSpec, TypedDict, TypeVar
 
 from limitgate.errors import ConfigError
-from limitgate.forking import begin_anew_in_children
+from limitgate.heartbeat import Heartbeats
 from limitgate.limits.decision import Decision, RateLimited, Window
 from limitgate.limits.duration import seconds_of
 from limitgate.limits.priority import NORMAL, RESERVES, Priority, share_of
-from limitgate.overload.adaptive_limit import AdaptiveLimit, Outcome, Ticket
+from limitgate.overload.adaptive_limit import Outcome, Ticket
 from limitgate.overload.lag_guard import LagGuard
 from limitgate.overload.options import Adaptive, as_adaptive
+from limitgate.places import Places, Terms, WaitingTask, WaitingThread
 from limitgate.rules.rule import MAX_DELAY
 from limitgate.suggestions import expected_of
-from limitgate.waiting import SHORTEST
 
 P = ParamSpec("P")
 T = TypeVar("T")
+W = TypeVar("W", WaitingTask, WaitingThread)
 
 
 class AdaptiveOptions(TypedDict, total=False):
@@ -107,119 +102,48 @@ class WorkDecision(Decision):
         return (Window(None, self.limit, 0, self.remaining, used, self.reset_after, self.retry_after),)
 
 
-class _Waiter(Protocol):
-    """Whoever waits for a place."""
-
-    def wake(self) -> bool:
-        """Have it look what has become of its ticket. False if it cannot. Called from any thread."""
-
-
-class _Thread:
-    """A thread that waits."""
-
-    def __init__(self) -> None:
-        self._woken = Event()
-
-    def wake(self) -> bool:
-        self._woken.set()
-        return True
-
-    def wait(self, seconds: float) -> None:
-        """Wait until somebody wakes it, but no longer than so many seconds."""
-        self._woken.wait(seconds)
-
-
-class _Task:
-    """A task that waits."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self.woken: asyncio.Future[None] = loop.create_future()
-
-    def wake(self) -> bool:
-        try:
-            self.loop.call_soon_threadsafe(self._set)
-        except RuntimeError:  # its event loop is closed
-            return False
-        return True
-
-    def _set(self) -> None:
-        if not self.woken.done():
-            self.woken.set_result(None)
-
-
-class _OnLoop:
-    """State of some work on one event loop; used in its thread only."""
-
-    def __init__(self) -> None:
-        self.guard = LagGuard()
-        self.has_timer = False
-        """True while a timer is set for those who wait on this loop."""
-
-
-class Work:
-    """Some work under an adaptive limit: everything that threads and tasks do to the same `AdaptiveLimit`.
-
-    ``clock`` gives seconds and never steps. It is not that of `limitgate.waiting`, as a test that stops that one does not make
-    the work any faster.
-    """
+class Work(Places):
+    """Some work under an adaptive limit, in blocks that begin and end in threads and tasks. See `Places` for ``clock``."""
 
     def __init__(self, name: str, options: WorkOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
         self.options = options
-        self._clock = clock
-        self.begin_anew()
-        begin_anew_in_children(self)
+        self._heartbeats = Heartbeats(clock)
+        super().__init__(Terms(*options), clock)
 
     def begin_anew(self) -> None:
         """Forget everything. Blocks that have begun in the parent of a fork end without effect."""
-        self._lock = Lock()
-        adaptive, max_delay, reserve = self.options
-        self.limit = AdaptiveLimit(adaptive, wall_offset=self._wall_offset, reserve=reserve, max_delay=max_delay)
-        self._waiters: dict[Ticket, _Waiter] = {}
-        self._on_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _OnLoop] = WeakKeyDictionary()
-        self._abandoned: deque[Callable[[], None]] = deque()
-        """What is to be done with the lock as soon as somebody has it."""
+        super().begin_anew()
         begun: dict[Hashable, list[Ticket | None]] = getattr(self, "_blocks", {})
         self._blocks: dict[Hashable, list[Ticket | None]] = {owner: [None] * len(block) for owner, block in begun.items()}
         """Blocks by the thread or task that has begun them, the innermost last; None for one that is not limited."""
 
     def enter(self, priority: Priority) -> Decision:
         """Begin a block in this thread, which waits for its place. Raises `RateLimited`."""
-        thread = _Thread()
-        ticket = self._begin(priority, None, thread)
-        came = self._clock() if ticket.waits else None
+        ticket, thread = self._begun(priority, None, WaitingThread)
+        if thread is None:
+            return self._entered(get_ident(), ticket)
+        came = self._clock()
         try:
-            while pause_s := self._look(ticket):
-                thread.wait(pause_s)
+            has_place = self.wait(ticket, thread)
         except BaseException as error:
-            self._finish(error, partial(self._leave, ticket))
+            self._give_up(ticket, error)
             raise
-        return self._entered(get_ident(), ticket, came)
+        return self._served(get_ident(), ticket, came, has_place=has_place)
 
     async def aenter(self, priority: Priority) -> Decision:
         """Begin a block in this task, which waits for its place. Raises `RateLimited`."""
-        loop = asyncio.get_running_loop()
-        on_loop = self._on_loops.get(loop)
-        if on_loop is None:
-            on_loop = self._on_loops[loop] = _OnLoop()
-        guard = on_loop.guard
-        if guard.due_at == math.inf:
-            now = self._clock()
-            self._set_heartbeat(loop, guard, guard.start(now) - now)
-        task = _Task(loop)
-        ticket = self._begin(priority, guard, task)
-        came = self._clock() if ticket.waits else None
+        ticket, task = self._begun(priority, self._heartbeats.guard(), WaitingTask)
+        if task is None:
+            return self._entered(asyncio.current_task(), ticket)
+        came = self._clock()
         try:
-            if self._look(ticket):
-                if not on_loop.has_timer:
-                    self._keep_time(loop, on_loop)
+            if self.has_to_wait(ticket, task):
                 await task.woken
-                self._look(ticket)
         except BaseException as error:
-            self._finish(error, partial(self._leave, ticket))
+            self._give_up(ticket, error)
             raise
-        return self._entered(asyncio.current_task(), ticket, came)
+        return self._served(asyncio.current_task(), ticket, came, has_place=ticket.began is not None)
 
     def enter_unlimited(self, owner: Hashable) -> Decision:
         """Begin a block that does not count."""
@@ -229,75 +153,32 @@ class Work:
 
     def exit(self, owner: Hashable, error: BaseException | None) -> None:
         """End the innermost block of a thread or task, which has raised an error or not."""
-        self._finish(error, partial(self._pop, owner, _outcome(error)))
-
-    def _finish(self, error: BaseException | None, action: Callable[[], None]) -> None:
-        """Do what an error or the end of a block calls for, with the lock.
-
-        A `GeneratorExit` may be of the garbage collector, in the midst of anything, so that nobody may wait for the lock then.
-        """
-        if not isinstance(error, GeneratorExit):
+        outcome = _outcome(error)
+        if isinstance(error, GeneratorExit):  # maybe of the garbage collector, so nobody may wait for the lock
+            self._abandon(partial(self._pop, owner, outcome))
+        else:
             with self._lock:
-                action()
-            return
-        self._abandoned.append(action)
-        if self._lock.acquire(blocking=False):
-            try:
-                self._end_abandoned()
-            finally:
-                self._lock.release()
+                self._pop(owner, outcome)
 
-    def _begin(self, priority: Priority, guard: LagGuard | None, waiter: _Waiter) -> Ticket:
-        with self._lock:
-            self._end_abandoned()
-            now = self._clock()
-            ticket = self.limit.begin(now, self.name, priority, guard)
-            if not isinstance(ticket, Ticket):
-                raise RateLimited(self._refusal(priority))
-            if ticket.waits:
-                self._waiters[ticket] = waiter
-            return ticket
+    def _begun(self, priority: Priority, guard: LagGuard | None, waiter: Callable[[], W]) -> tuple[Ticket, W | None]:
+        begun = self.begin(self.name, priority, guard, waiter)
+        if begun is None:
+            raise RateLimited(self._refusal(priority))
+        return begun
 
-    def _look(self, ticket: Ticket) -> float:
-        """Seconds after which to look again for whoever waits, 0 if it has begun. Raises `RateLimited` if it gives way."""
-        if not ticket.waits:
-            return 0
-        with self._lock:
-            self._end_abandoned()
-            now = self._clock()
-            self._serve(now)
-            if ticket.began is not None:
-                return 0
-            if ticket not in self._waiters:
-                raise RateLimited(self._refusal(ticket.priority))
-            return max(self.limit.due_at(now) - now, SHORTEST)
+    def _give_up(self, ticket: Ticket, error: BaseException) -> None:
+        """Wait no more, or give back a place that has just come free."""
+        (self.abandon if isinstance(error, GeneratorExit) else self.end)(ticket)
 
-    def _serve(self, now: float) -> None:
-        """Wake those whose waiting is over. A place for which nobody is left goes to the next one."""
-        is_over = not self._waiters
-        while not is_over:
-            is_over = True
-            for ticket in [each for served in self.limit.serve(now) for each in served]:
-                waiter = self._waiters.pop(ticket, None)
-                if waiter is None or not waiter.wake():
-                    self.limit.done(ticket, now, "untaught")
-                    is_over = False
+    def _served(self, owner: Hashable, ticket: Ticket, came: float, *, has_place: bool) -> Decision:
+        if not has_place:
+            raise RateLimited(self._refusal(ticket.priority))
+        return self._entered(owner, ticket, max(0.0, (ticket.began or came) - came))
 
-    def _entered(self, owner: Hashable, ticket: Ticket, came: float | None) -> Decision:
+    def _entered(self, owner: Hashable, ticket: Ticket, delay: float = 0.0) -> Decision:
         with self._lock:
             self._blocks.setdefault(owner, []).append(ticket)
-        delay = 0.0 if came is None or ticket.began is None else max(0.0, ticket.began - came)
         return self._decision(ticket.priority, delay)
-
-    def _leave(self, ticket: Ticket) -> None:
-        """Give back a place, or wait for it no more."""
-        self._waiters.pop(ticket, None)
-        self._done(ticket, "untaught")
-
-    def _done(self, ticket: Ticket, outcome: Outcome) -> None:
-        now = self._clock()
-        self.limit.done(ticket, now, outcome)
-        self._serve(now)
 
     def _pop(self, owner: Hashable, outcome: Outcome) -> None:
         """End the innermost block of an owner.
@@ -314,30 +195,7 @@ class Work:
         if not blocks:
             del self._blocks[owner]
         if ticket is not None:
-            self._done(ticket, outcome)
-
-    def _end_abandoned(self) -> None:
-        while self._abandoned:
-            self._abandoned.popleft()()
-
-    def _keep_time(self, loop: asyncio.AbstractEventLoop, on_loop: _OnLoop) -> None:
-        """Have those on an event loop give way in time. One timer does for all of them."""
-        with self._lock:
-            now = self._clock()
-            self._serve(now)
-            on_loop.has_timer = any(isinstance(each, _Task) and each.loop is loop for each in self._waiters.values())
-            pause_s = max(self.limit.due_at(now) - now, SHORTEST)
-        if on_loop.has_timer:
-            loop.call_later(pause_s, self._keep_time, loop, on_loop)
-
-    def _set_heartbeat(self, loop: asyncio.AbstractEventLoop, guard: LagGuard, pause_s: float) -> None:
-        loop.call_later(max(pause_s, 0), self._beat, loop, guard)
-
-    def _beat(self, loop: asyncio.AbstractEventLoop, guard: LagGuard) -> None:
-        now = self._clock()
-        due_at = guard.beat(now)
-        if due_at is not None:
-            self._set_heartbeat(loop, guard, due_at - now)
+            self._end(ticket, outcome)
 
     def _decision(self, priority: Priority, delay: float = 0.0) -> Decision:
         return WorkDecision(True, self.limit.limit, self._remaining(priority), 0.0, 0.0, 1, None, delay=delay)
@@ -348,9 +206,6 @@ class Work:
 
     def _remaining(self, priority: Priority) -> int:
         return max(0, self.limit.levels[priority].room - self.limit.in_flight)
-
-    def _wall_offset(self) -> float:
-        return time.time() - self._clock()
 
 
 def _outcome(error: BaseException | None) -> Outcome:

@@ -8,12 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping
 from fractions import Fraction
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from limitgate.limits.priority import NORMAL, RESERVES, Priority
 from limitgate.overload.baseline import FIRST, Baseline, Baselines
 from limitgate.overload.dip import LEAST, PRESSED_S, Dip, Schedule
-from limitgate.overload.lag_guard import LagGuard
 from limitgate.overload.littles_law import LittlesLaw, Window
 from limitgate.overload.options import Adaptive
 from limitgate.overload.shedding import PriorityLevel, RecentShare, Refusal, retry_after_s
@@ -35,6 +34,13 @@ TICK_S = 0.1
 """Seconds between two looks at what depends on time."""
 SMALL_LIMIT = 16
 """Limits up to this one need no dips for requests that are faster than half of ``delay``: errors of R0 do no harm there."""
+
+
+class Guard(Protocol):
+    """Knows whether an event loop, or a proxy, has a queue."""
+
+    def refuses(self, now: float, share: float = 1.0) -> bool:
+        """True if a request that comes now is too much, see `limitgate.overload.lag_guard.LagGuard.refuses`."""
 
 
 class Ticket:
@@ -133,7 +139,7 @@ class AdaptiveLimit:
         self._pace_line()
 
     def begin(
-        self, now: float, request_class: Hashable, priority: Priority = NORMAL, guard: LagGuard | None = None
+        self, now: float, request_class: Hashable, priority: Priority = NORMAL, guard: Guard | None = None
     ) -> Ticket | Refusal:
         """Begin a request, or say why it is refused. A ticket that `waits` is called or gives way in `serve`.
 

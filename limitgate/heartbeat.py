@@ -1,0 +1,54 @@
+"""Heartbeats: timers that tell a `LagGuard` how late its event loop is, for as long as there is traffic."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from weakref import WeakKeyDictionary, ref
+
+from limitgate.forking import begin_anew_in_children
+from limitgate.overload.lag_guard import LagGuard
+
+_Loop = asyncio.AbstractEventLoop
+
+
+class Heartbeats:
+    """The guards of event loops. ``clock`` gives seconds and never steps."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.begin_anew()
+        begin_anew_in_children(self)
+
+    def begin_anew(self) -> None:
+        """Forget all event loops: none goes on in the child of a fork."""
+        self._guards: WeakKeyDictionary[_Loop, LagGuard] = WeakKeyDictionary()
+        self._latest: tuple[Callable[[], _Loop | None], LagGuard] = lambda: None, LagGuard()
+        """The event loop that was met last and its guard: mostly there is one, which is found faster here."""
+
+    def guard(self) -> LagGuard:
+        """The guard of the running event loop, whose heart beats from now on."""
+        loop = asyncio.get_running_loop()
+        known, guard = self._latest
+        if known() is not loop:
+            guard = self._guards.setdefault(loop, LagGuard())
+            self._latest = ref(loop), guard
+        if guard.due_at == math.inf:
+            now = self._clock()
+            self._set(loop, guard, guard.start(now) - now)
+        return guard
+
+    def lags_s(self) -> list[float]:
+        """Lag of each event loop that has a heartbeat, in seconds."""
+        return [guard.lag_s for guard in list(self._guards.values()) if guard.due_at != math.inf]
+
+    def _set(self, loop: _Loop, guard: LagGuard, pause_s: float) -> None:
+        loop.call_later(max(pause_s, 0), self._beat, loop, guard)
+
+    def _beat(self, loop: _Loop, guard: LagGuard) -> None:
+        now = self._clock()
+        due_at = guard.beat(now)
+        if due_at is not None:
+            self._set(loop, guard, due_at - now)
