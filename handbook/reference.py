@@ -22,6 +22,7 @@ _VALUES = {
     "replaces": 'list of text, or `"*"`',
     "reserve": "share above 0 up to 49 %",
     "algorithm": either_of(f"`{name}`" for name in NAMES),
+    "adaptive": "`true`, or a mapping of bounds",
     "max_delay": "duration up to 60 s",
 }
 """What is to be said of values whose type says too little."""

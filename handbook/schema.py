@@ -16,6 +16,7 @@ from handbook.fields import docstrings
 from limitgate import Limit, Rule
 from limitgate.limits.limit import ABBREVIATIONS, NAMES, SECONDS
 from limitgate.limits.priority import MOST, RESERVES
+from limitgate.overload.options import HIGHEST, LARGEST_TOLERANCE, Adaptive
 from limitgate.rules.callers import KnownCaller
 from limitgate.rules.key_parts import PARTS
 from limitgate.rules.options import ChargeIf
@@ -90,11 +91,20 @@ _LIMITS = {
     "warm_up": _or_null(_DURATION),
 }
 
+_IN_FLIGHT: Schema = {**_COUNT, "maximum": HIGHEST}
+_BOUNDS = {
+    "min": _IN_FLIGHT,
+    "max": _IN_FLIGHT,
+    "tolerance": {"type": "number", "exclusiveMinimum": 1, "maximum": LARGEST_TOLERANCE},
+    "delay": _DURATION,
+}
+
 FORMS: dict[type, dict[str, Schema]] = {
     Rule: {
         "name": _name(),
         "limits": {"type": "array", "items": _ref("limit")},
         **dict.fromkeys(["qps", "qpm", "qph", "qpd", "concurrency"], _or_null(_COUNT)),
+        "adaptive": {"anyOf": [_FLAG, _ref("adaptive"), {"type": "null"}]},
         "path": {"anyOf": [_PATH, _list(_PATH)]},
         "exclude": _list(_PATH),
         "methods": _or_null(_list(_METHOD)),
@@ -148,7 +158,7 @@ FORMS: dict[type, dict[str, Schema]] = {
 }
 """Forms of the fields of each model as they may stand in a file."""
 
-_HAS_LIMITS = ("limits", "qps", "qpm", "qph", "qpd", "concurrency", "exempt", "deny")
+_HAS_LIMITS = ("limits", "qps", "qpm", "qph", "qpd", "concurrency", "adaptive", "exempt", "deny")
 
 
 def schema() -> Schema:
@@ -174,6 +184,7 @@ def schema() -> Schema:
             "rule": rule,
             "limit": {"anyOf": [_LIMIT_TEXT, _limit()]},
             "charge_if": {**_object(ChargeIf), "minProperties": 1},
+            "adaptive": _adaptive(),
             "caller": caller,
             "test": test,
         },
@@ -202,6 +213,12 @@ def _limit() -> Schema:
     options = {name: {**form, "description": texts[name]} for name, form in _LIMITS.items()}
     limit = {**_LIMIT_TEXT, "description": "Count and period, and the burst if it is to stand there."}
     return _mapping({"limit": limit, **options}, ["limit"])
+
+
+def _adaptive() -> Schema:
+    """The mapping of the bounds of an adaptive limit."""
+    texts = docstrings(Adaptive, markdown=False)
+    return _mapping({name: {**form, "description": texts[name]} for name, form in _BOUNDS.items()}, [])
 
 
 def _mapping(properties: dict[str, Schema], required: list[str]) -> Schema:

@@ -7,6 +7,7 @@ A request reads downwards: middleware > exchange > gate > rules, keys > stores >
     algorithms/      how requests are counted; one module each, its twin in lua/; pure
     limits/          limit, bucket, plan, decision, refund, priority, duration; pure
     overload/        how many requests this process can work on at the moment, and who is let in; pure
+    places.py        places in flight under such a limit, for threads and event loops; heartbeat.py: how late a loop is
     http/            request, client address, paths, response (header styles, 429, 503); pure
     rules/           rule, tiers, callers, key parts, files (YAML), settings, decorators, lint
     observing/       what is told of a service while it runs: figures, episodes of refusals, audit
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from limitgate.limits.limit import Limit
     from limitgate.middleware import LimitGate, LimitGateWSGI
     from limitgate.observing.observer import Observer
+    from limitgate.overload.options import Adaptive
     from limitgate.rules.callers import Caller
     from limitgate.rules.decorators import exempt, limit
     from limitgate.rules.files import load_rules
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from limitgate.stores import AsyncRedisStore, MemoryStore, RedisStore, open_store, open_sync_store
 
 __all__ = [
+    "Adaptive",
     "AsyncLimiter",
     "AsyncRedisStore",
     "Caller",
@@ -77,6 +80,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Adaptive": "overload.options",
     "AsyncLimiter": "limiter.limiter",
     "AsyncRedisStore": "stores",
     "Caller": "rules.callers",

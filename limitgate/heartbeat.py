@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import time
 from collections.abc import Callable
 from weakref import WeakKeyDictionary, ref
@@ -12,6 +13,36 @@ from limitgate.forking import begin_anew_in_children
 from limitgate.overload.lag_guard import LagGuard
 
 _Loop = asyncio.AbstractEventLoop
+
+
+class LoopGuard(LagGuard):
+    """Guard of an event loop. Time in which nobody ran the loop is no lag: tests run one for each of their requests."""
+
+    __slots__ = ("_run",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._run: object = None
+
+    def start(self, now: float) -> float:
+        """Begin to have heartbeats. Returns when the first is due."""
+        self._run = _run()
+        return super().start(now)
+
+    def beat(self, now: float) -> float | None:
+        """Note a heartbeat. Returns when the next one is due, None if there need be none until a request comes."""
+        return super().beat(now) if self._run is _run() else self.start(now)
+
+    def refuses(self, now: float, share: float = 1.0) -> bool:
+        """True if a request that comes now is too much, see `LagGuard.refuses`."""
+        if now > self.due_at and self._run is not _run():
+            self.start(now)
+        return super().refuses(now, share)
+
+
+def _run() -> object:
+    """An object that is another one whenever the event loop of this thread is run anew: it sets new hooks each time."""
+    return sys.get_asyncgen_hooks().firstiter
 
 
 class Heartbeats:
@@ -24,16 +55,16 @@ class Heartbeats:
 
     def begin_anew(self) -> None:
         """Forget all event loops: none goes on in the child of a fork."""
-        self._guards: WeakKeyDictionary[_Loop, LagGuard] = WeakKeyDictionary()
-        self._latest: tuple[Callable[[], _Loop | None], LagGuard] = lambda: None, LagGuard()
+        self._guards: WeakKeyDictionary[_Loop, LoopGuard] = WeakKeyDictionary()
+        self._latest: tuple[Callable[[], _Loop | None], LoopGuard] = lambda: None, LoopGuard()
         """The event loop that was met last and its guard: mostly there is one, which is found faster here."""
 
-    def guard(self) -> LagGuard:
+    def guard(self) -> LoopGuard:
         """The guard of the running event loop, whose heart beats from now on."""
         loop = asyncio.get_running_loop()
         known, guard = self._latest
         if known() is not loop:
-            guard = self._guards.setdefault(loop, LagGuard())
+            guard = self._guards.setdefault(loop, LoopGuard())
             self._latest = ref(loop), guard
         if guard.due_at == math.inf:
             now = self._clock()
@@ -44,10 +75,10 @@ class Heartbeats:
         """Lag of each event loop that has a heartbeat, in seconds."""
         return [guard.lag_s for guard in list(self._guards.values()) if guard.due_at != math.inf]
 
-    def _set(self, loop: _Loop, guard: LagGuard, pause_s: float) -> None:
+    def _set(self, loop: _Loop, guard: LoopGuard, pause_s: float) -> None:
         loop.call_later(max(pause_s, 0), self._beat, loop, guard)
 
-    def _beat(self, loop: _Loop, guard: LagGuard) -> None:
+    def _beat(self, loop: _Loop, guard: LoopGuard) -> None:
         now = self._clock()
         due_at = guard.beat(now)
         if due_at is not None:

@@ -94,7 +94,9 @@ class LimitGate:
         token: Token[Container[Mark] | None] | None = decided_marks.set(admission.marks)
         try:
             if admission.booking is None or await exchange.await_booking():
-                await self.app(exchange.scope, exchange.receive, exchange.send)
+                in_flight = admission.in_flight
+                send = exchange.send if in_flight is None else exchange.send_in_flight(in_flight)
+                await self.app(exchange.scope, exchange.receive, send)
         except Exception as error:
             admission.failed()
             if not (await exchange.refuse_late() and isinstance(error, RateLimited)):
@@ -264,7 +266,7 @@ class LimitGateWSGI:
         if (admission.marks and has_yet_to_run) or (admission.decision is not None and not _is_all_there(chunks, environ)):
             exchange.settle()
             return Body(chunks, exchange)
-        exchange.end()
+        exchange.end_sized()
         return chunks
 
     def _pass(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:

@@ -16,6 +16,7 @@ from django.utils.module_loading import import_string
 from limitgate.django.options import options
 from limitgate.django.request import DjangoRequest, UserWanted
 from limitgate.exchange.base import EXCHANGE, Exchange, admission_around
+from limitgate.gate.admission import Admission
 from limitgate.gate.build import build_gate
 from limitgate.gate.gate import Gate, Identify
 from limitgate.gate.nesting import overall_decision, response_fields
@@ -74,7 +75,7 @@ class LimitGateMiddleware:
         finally:
             decided_marks.reset(token)
         if exchange is not None:
-            exchange.admission.begun(response.status_code)
+            _begun(exchange.admission, response)
             if response.streaming:
                 exchange.settle()
                 _when_closed(response, exchange.end)
@@ -109,7 +110,7 @@ class LimitGateMiddleware:
         finally:
             decided_marks.reset(token)
         if exchange is not None:
-            exchange.admission.begun(response.status_code)
+            _begun(exchange.admission, response)
             if response.streaming:
                 await exchange.asettle()
                 _when_closed(response, partial(_end_of_loop, exchange))
@@ -206,6 +207,14 @@ def _leave(exchange: Exchange | None, request: Any) -> None:
         request.scope = {**request.scope, **left}
     else:
         request.META.update(left)
+
+
+def _begun(admission: Admission, response: Any) -> None:
+    """Note that a response has begun, which is all there already unless it is streamed."""
+    admission.begun(response.status_code)
+    if admission.in_flight is not None:
+        admission.in_flight.starts(response.status_code, response.items())
+        admission.in_flight.end("untaught" if response.streaming else None)
 
 
 def _end_of_loop(exchange: Exchange) -> None:

@@ -11,6 +11,7 @@ from limitgate.exchange.handlers import ASGIApp, Denials
 from limitgate.exchange.receive_buffer import ENDS, Message, ReceiveBuffer
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
+from limitgate.gate.load import BUFFERED, InFlight
 from limitgate.gate.nesting import overall_decision, overall_outcome, raw_response_fields
 from limitgate.gate.wait_queue import Waiter
 from limitgate.http.request import Scope
@@ -28,8 +29,8 @@ _STATUSES = {"http.response.start": 200, "websocket.accept": 101, "websocket.htt
 _BEGINNINGS = frozenset(_STATUSES)
 _LASTS = frozenset({"http.response.body", "websocket.close"})
 """Messages that may be the last of an application."""
-_BUFFERED = 65_536
-"""Bytes of a body that servers take without waiting for the client: asyncio's high-water mark."""
+_ENDS = frozenset({"http.response.pathsend", "http.response.zerocopysend", *_BEGINNINGS}) - {"http.response.start"}
+"""Messages after which a request is no load any more: a WebSocket is answered, or the server sends a file by itself."""
 
 _OURS = ("limitgate", EXCHANGE)
 """Names in a scope that are for the application alone."""
@@ -77,6 +78,8 @@ class ASGIExchange(Exchange):
     ) -> None:
         self.gate = gate
         self.admission = admission
+        if admission.in_flight is not None:
+            admission.show_in_flight()
         self._outer_scope = scope
         self.scope: Scope = {**scope}
         """Scope for the application."""
@@ -98,6 +101,7 @@ class ASGIExchange(Exchange):
 
     def show_outcome(self) -> None:
         """Write what has become of the request so far where it is shown outside, too, when the response begins."""
+        self.scope["limitgate"] = overall_decision(self.admission)
         self.scope[OUTCOME] = overall_outcome(self.admission)
         refusal = self.admission.refusal
         if refusal is not None and refusal.id is not None:
@@ -206,10 +210,26 @@ class ASGIExchange(Exchange):
 
         Some servers, uvicorn for one, wait for a slow client only before they take the next message.
         """
-        if len(message.get("body") or b"") > _BUFFERED:
+        if len(message.get("body") or b"") > BUFFERED:
             await self._send({**message, "more_body": True})
             message = {"type": message["type"], "body": b"", "more_body": False}
         await self._send(message)
+
+    def send_in_flight(self, in_flight: InFlight) -> Send:
+        """``send``, which notes what it says of a request in flight."""
+        send = self.send
+
+        def noting(message: Message) -> Awaitable[None]:
+            kind = message["type"]
+            if kind == "http.response.start":
+                in_flight.starts(message.get("status"), message.get("headers") or ())
+            elif kind == "http.response.body":
+                in_flight.sends(len(message.get("body") or b""), is_last=not message.get("more_body"))
+            elif kind in _ENDS:
+                in_flight.end("untaught")
+            return send(message)
+
+        return noting
 
     async def refuse_late(self) -> bool:
         """Answer in the application's place if a limit that it asked for refuses, and nothing else was answered."""
@@ -233,7 +253,6 @@ class ASGIExchange(Exchange):
     async def refuse(self, refusal: Refusal) -> None:
         """Answer in the application's place."""
         self._is_closed = True
-        self.scope["limitgate"] = overall_decision(self.admission)
         self.show_outcome()
         self._outer_scope[OUTCOME] = self.scope[OUTCOME]
         kind = "http.response"

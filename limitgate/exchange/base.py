@@ -32,6 +32,8 @@ class Exchange:
     def __init__(self, gate: Gate, admission: Admission) -> None:
         self.gate = gate
         self.admission = admission
+        if admission.in_flight is not None:
+            admission.show_in_flight()
 
     def show_outcome(self) -> None:
         """Write what has become of the request so far, and the id of a refusal, into its scope or environ.
@@ -61,7 +63,14 @@ class Exchange:
 
     async def await_booking(self) -> bool:
         """Wait for the turn that is booked, if any. False if the client left before."""
-        return self.admission.booking is None or await self.gate.await_booking(self.admission, self.stays_until)
+        admission = self.admission
+        if admission.booking is None:
+            return True
+        stays = await self.gate.await_booking(admission, self.stays_until)
+        if admission.in_flight is not None:  # there was nothing but a place to wait for so far
+            admission.show_in_flight()
+            self.show_outcome()
+        return stays
 
     async def stays_until(self, waiter: Waiter) -> bool:
         """Wait for a turn. False if the client left before, which nobody hears of here."""
@@ -82,6 +91,12 @@ class Exchange:
         """End the request, and refund what has to be refunded: the application has nothing more to do."""
         if self.admission.end():
             self.gate.settle(self.admission)
+
+    def end_sized(self) -> None:
+        """`end` a request whose response is all there, for the server to send."""
+        if self.admission.in_flight is not None:
+            self.admission.in_flight.end()
+        self.end()
 
     async def aend(self) -> None:
         """`end`, by an `AsyncStore`."""

@@ -68,9 +68,9 @@ class Body:
         try:
             if self._iterator is None:
                 self._iterator = iter(self._chunks)
-            return next(self._iterator)
+            return self._noted(next(self._iterator))
         except StopIteration:
-            self._exchange.admission.is_sent = True
+            self._exchange.admission.sent()
             self._exchange.settle()
             raise
         except Exception:
@@ -79,10 +79,20 @@ class Body:
         finally:
             decided_marks.reset(token)
 
+    def _noted(self, chunk: bytes) -> bytes:
+        """A chunk that goes out."""
+        in_flight = self._exchange.admission.in_flight
+        if in_flight is not None:
+            in_flight.sends(len(chunk), is_last=False)
+        return chunk
+
     def close(self) -> None:
         """The server is done with it."""
         try:
             getattr(self._chunks, "close", bool)()
+            in_flight = self._exchange.admission.in_flight
+            if in_flight is not None:
+                in_flight.end()
         finally:
             self._exchange.end()
 
@@ -106,7 +116,10 @@ def starting(admission: Admission, start_response: StartResponse, waiting: Field
             present = {name.lower() for name, _ in headers}
             fields = [field for field in [*waiting, *fields] if field[0].lower() not in present]
         write = start_response(status, [*headers, *fields], *exc_info)
-        admission.begun(_code(status))
+        code = _code(status)
+        admission.begun(code)
+        if admission.in_flight is not None:
+            admission.in_flight.starts(code, headers)
         return write
 
     return start

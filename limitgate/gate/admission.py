@@ -6,16 +6,19 @@ and no server.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+import time
+from collections.abc import Awaitable, Callable, Container, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 from weakref import ReferenceType
 
 from limitgate.gate.flow import Budget
+from limitgate.gate.load import InFlight
 from limitgate.gate.request_plan import PreparedPlan, RequestPlan
 from limitgate.gate.rules_in_force import RulesInForce
 from limitgate.http.request import Request
 from limitgate.http.response import Fields, RawFields, Refusal, raw, raw_x_ratelimit, refusal, unavailable
-from limitgate.limits.decision import Decision, Settlement
+from limitgate.limits.decision import Decision, Settlement, admitted_in_flight, refused_in_flight, under_places
 from limitgate.limits.plan import Plan, Reading, Source
 from limitgate.limits.template import PlainReading
 from limitgate.observing.counts import Counts, outweighs
@@ -49,6 +52,13 @@ class Booking(NamedTuple):
     """Its moment by this process' monotonic clock, in seconds."""
     charged: tuple[Charged, ...]
     """Charges that were booked for it."""
+
+
+class PlaceWait(NamedTuple):
+    """A wait for places in flight; what is charged for the request is charged when it has them."""
+
+    go_on: Callable[[], Awaitable[object]]
+    """Decides about everything else."""
 
 
 class Refund(NamedTuple):
@@ -144,8 +154,10 @@ class Admission:
         """True if there is a gate around this one, or inside of it."""
         self.refusal: Refusal | None = None
         """The response to send instead of the application's; None to let the request pass."""
-        self.booking: Booking | None = None
-        """The turn that the request has to wait for; its charges are not among ``charged`` yet."""
+        self.booking: Booking | PlaceWait | None = None
+        """What the request has to wait for; the charges of a turn are not among ``charged`` yet."""
+        self.in_flight: InFlight | None = None
+        """Its places under adaptive limits; None where none is for it."""
         self.has_begun = False
         """True if a response has begun, so that it is too late to refuse."""
         self.is_by_outcome = False
@@ -168,6 +180,34 @@ class Admission:
         self.refusal = refusal
         self.outcome = "refused"
         self._fields_are_due = True
+
+    def shed(self) -> None:
+        """Note that there is no place for the request under an adaptive limit."""
+        in_flight = self.in_flight
+        if in_flight is not None and in_flight.refusal is not None:
+            self.refusal = in_flight.refusal
+            wait = float(dict(in_flight.refusal.waiting)["Retry-After"])
+            self.decision = refused_in_flight(in_flight.in_force, wait)
+            self.decide("refused", "nobody")
+
+    def show_in_flight(self) -> None:
+        """Add the adaptive limits to the decision, once everything else is decided; give places back if it is refused."""
+        in_flight, decision = self.in_flight, self.decision
+        if in_flight is None or in_flight.refusal is not None or isinstance(self.booking, PlaceWait):
+            return
+        if self.refusal is not None:
+            in_flight.end("untaught")
+        if decision is None:
+            decision = self.decision = admitted_in_flight(in_flight.in_force, self.settlement)
+            self.now = time.time_ns() // 1000
+            self._fields_are_due = True
+            self.decide("admitted", "nobody")
+        elif decision.in_force is not in_flight.in_force:
+            under_places(decision, in_flight.in_force)
+            self._fields_are_due = decision.allowed and not decision.degraded
+        if in_flight.would_refuse and self.refusal is None:
+            self.decision = replace(decision, shadow=True)
+            self.decide("shadow_refused", "nobody")
 
     def decide(self, outcome: Outcome, source: Source) -> None:
         """Note an outcome, unless the one that was known weighs more."""
@@ -245,10 +285,18 @@ class Admission:
         if not (self.has_begun or self.client_left):
             self.status = 500
 
+    def sent(self) -> None:
+        """Note that the application has given all of its response."""
+        self.is_sent = True
+        if self.in_flight is not None:
+            self.in_flight.end()
+
     def end(self) -> bool:
         """Note that the request is over, so that nothing more can be said about it. True if a refund may be needed."""
         settlement = self.settlement
         if not settlement.is_over:
+            if self.in_flight is not None:
+                self.in_flight.end_unanswered(client_left=self.client_left)
             settlement.is_over = self.is_sent = True
             counts = self.rules.counts
             if counts is not None and not self._is_counted:
@@ -263,7 +311,9 @@ class Admission:
             self.refusal = unavailable()
 
     def abandon(self) -> None:
-        """Forget the charges: no store can be asked any more to refund them."""
+        """Forget the charges: no store can be asked any more to refund them. Places in flight are given back all the same."""
+        if self.in_flight is not None:
+            self.in_flight.abandon()
         self.charged = ()
         self.has_slots = False
 

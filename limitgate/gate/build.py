@@ -10,6 +10,7 @@ from weakref import ref
 
 from limitgate.diagnostics import Diagnosis, clock_comparison
 from limitgate.errors import ConfigError
+from limitgate.gate.adaptive_limits import AdaptiveLimits
 from limitgate.gate.cardinality import CardinalityGuard
 from limitgate.gate.flow import measures_silence
 from limitgate.gate.gate import Gate
@@ -191,7 +192,7 @@ def _compiler(
     """Make the function that reviews a rule set and makes it ready for a gate with these settings."""
     cardinality = CardinalityGuard(settings.new_buckets, time.monotonic) if settings.new_buckets else None
     identifies = settings.identify is not None
-    users = Users()
+    users, adaptive_limits = Users(), AdaptiveLimits()
 
     def compiled(rules: RuleSet) -> RulesInForce:
         _review(rules, proxies, identifies=identifies)
@@ -214,6 +215,7 @@ def _compiler(
             strict=settings.strict,
             cardinality=cardinality,
             counts=counts,
+            adaptive_limits=adaptive_limits,
         )
         return RulesInForce(planner, settings.headers, timeout=settings.timeout, is_measured=is_measured, counts=counts)
 

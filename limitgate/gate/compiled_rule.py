@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Literal
 
+from limitgate.gate.adaptive_limits import AdaptiveLimits
 from limitgate.gate.cardinality import CardinalityGuard
 from limitgate.gate.identity import Subject
 from limitgate.keys import Key, PreparedKey, Value, given, overflow
@@ -37,6 +38,7 @@ class CompiledRule:
         "is_by_outcome",
         "is_decorator",
         "limits_by",
+        "places",
         "row",
         "rule",
         "written",
@@ -53,6 +55,7 @@ class CompiledRule:
         cardinality: CardinalityGuard | None,
         inventable: Callable[[str], bool],
         counts: Counts | None = None,
+        adaptive_limits: AdaptiveLimits | None = None,
     ) -> None:
         self.rule = rule
         self.written = rule
@@ -71,6 +74,8 @@ class CompiledRule:
         self._max_wait_us = rule.max_wait_us
         self._cost = None if callable(rule.cost) else rule.cost
         self._is_graded = rule.reserve is not None
+        self.places = None if rule.adaptive is None or adaptive_limits is None else adaptive_limits.of(rule, kind)
+        """Places under its adaptive limit; None where it has none, or nobody is in flight."""
         self.is_by_outcome = bool(rule.charge_if)
         """True if it is charged by the outcome."""
         self.has_slots = any(bucket.has_slots for bucket in rule.buckets)

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from inspect import isawaitable
 from typing import Any
 
@@ -17,26 +18,30 @@ from limitgate import waiting
 from limitgate.diagnostics import Diagnosis
 from limitgate.errors import StoreError
 from limitgate.gate import nesting
-from limitgate.gate.admission import Admission, Booking, Charged, Refund, Verdict, outcome_of
+from limitgate.gate.admission import Admission, Booking, Charged, PlaceWait, Refund, Verdict, outcome_of
 from limitgate.gate.compiled_rule import CompiledRule
 from limitgate.gate.fallback import Fallback
 from limitgate.gate.flow import Budget, Flow, T, answers_at_once, arun, run, takes_plain
 from limitgate.gate.given_limits import PendingPlan
+from limitgate.gate.load import InFlight, heartbeats
 from limitgate.gate.looker import Looker
-from limitgate.gate.planner import ExtraRule
+from limitgate.gate.planner import Applying, Begin, ExtraRule
 from limitgate.gate.refusal_log import RefusalLog
-from limitgate.gate.request_plan import PreparedPlan, RequestPlan
+from limitgate.gate.request_plan import UNLIMITED, AdaptiveMatch, PreparedPlan, RequestPlan
 from limitgate.gate.rules_in_force import Loads, RulesInForce
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.wait_queue import Waiter, WaitQueues, book
 from limitgate.http.request import Request
-from limitgate.http.response import Refusal, forbidden, quota_exceeded, refusal as refused
+from limitgate.http.response import Refusal, forbidden, quota_exceeded, refusal as refused, unavailable
 from limitgate.limits.decision import Decision, Window, decide, denied, joined
 from limitgate.limits.plan import Charge, Plan, Reading
+from limitgate.limits.priority import NORMAL
 from limitgate.limits.refund import refund
 from limitgate.limits.template import AnyReading, PlainReading, PlanTemplate, whole_reading
 from limitgate.observing.counts import REFUSED, SHADOW_REFUSED, RuleRow, count_decision, counted_waiting
 from limitgate.observing.handover import handover
+from limitgate.overload.adaptive_limit import Guard
+from limitgate.places import WaitingTask, WaitingThread
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING
 from limitgate.rules.options import OnError
@@ -115,6 +120,7 @@ class Gate:
     def enforce(self, rules: RulesInForce) -> None:
         """Have requests that begin from now on go by other rules. What was taken in advance is given back at once."""
         self.rules = rules
+        rules.planner.keep_adaptive_limits()
         if isinstance(self.store, RedisStore | AsyncRedisStore):
             self.store.give_back_leases()
         for tell in self.at_other_rules:
@@ -128,19 +134,29 @@ class Gate:
     def check(self, request: Request, outer: Admission | None = None) -> Admission:
         """Decide about a request by a `SyncStore`, and wait for its turn. ``outer`` is the admission to the gate around."""
         rules = self.rules
-        found = self._prepared(request, rules)
+        if rules.planner.adapts:
+            found = self._prepared(request, rules, self._begin_here)
+            if request.in_flight and request.in_flight.refusal:
+                return shed(request, rules)
+        else:
+            found = self._prepared(request, rules)
         if found is not None:
             return self._check_prepared(request, rules, *found)
         identified = self._identified(request)
         if identified is not None and isawaitable(identified):
             getattr(identified, "close", bool)()  # else the coroutine would warn, too, that nobody awaited it
             raise TypeError("identify is async, expected a plain function under WSGI")
-        request_plan = _made_at_once(rules.planner.plan(request, identified))
+        applying = rules.planner.applying(request, identified)
+        if applying is not None and applying.adaptive is not None and request.in_flight is None:
+            may_go_on = self._begin_here(request, applying.adaptive, applying.subject.caller, outer)
+            if not may_go_on:
+                return shed(request, rules, outer)
+        request_plan = UNLIMITED if applying is None else _made_at_once(rules.planner.plan_of(applying))
         admission = _admission(request, identified, rules, request_plan, outer)
         self._spend(admission, request_plan)
         if request_plan.denying is not None:
             _deny(admission, request_plan.denying)
-        if admission.booking is not None:
+        if isinstance(admission.booking, Booking):
             self._wait(admission, admission.booking)
         return admission
 
@@ -152,11 +168,18 @@ class Gate:
     def ask(self, request: Request, outer: Admission | None = None) -> Admission | Awaitable[Admission]:
         """`acheck`, without a coroutine where there is nothing to wait for."""
         rules = self.rules
-        found = self._prepared(request, rules)
+        if rules.planner.adapts:
+            found = self._prepared(request, rules, self._begin)
+            if request.in_flight is not None and request.in_flight.refusal is not None:
+                return shed(request, rules)
+        else:
+            found = self._prepared(request, rules)
         if found is None:
             return self._acheck_planned(request, rules, outer)
         prepared, keys = found
         admission, template = Admission(request, None, prepared.marks, rules), prepared.template
+        if prepared.adaptive is not None:
+            admission.in_flight = request.in_flight
         if template is None:
             return admission
         if not self._answers_at_once:
@@ -171,18 +194,56 @@ class Gate:
         identified = self._identified(request)
         if identified is not None and isawaitable(identified):
             identified = await identified
-        request_plan = rules.planner.plan(request, identified)
+        applying = rules.planner.applying(request, identified)
+        if applying is not None and applying.adaptive is not None:
+            if request.in_flight is None:
+                self._begin(request, applying.adaptive, applying.subject.caller, outer)
+            if request.in_flight.refusal is not None:
+                return shed(request, rules, outer)
+            if request.in_flight.waits is not None:
+                admission = _admission(request, identified, rules, RequestPlan(None, (), applying.marks), outer)
+                admission.booking = PlaceWait(partial(self._acharge, admission, applying))
+                return admission
+        request_plan = UNLIMITED if applying is None else rules.planner.plan_of(applying)
         if isinstance(request_plan, PendingPlan):
             request_plan = await request_plan.complete()
         admission = _admission(request, identified, rules, request_plan, outer)
+        return await self._aspend_planned(admission, request_plan)
+
+    async def _acharge(self, admission: Admission, applying: Applying) -> None:
+        """Charge a request that has waited for its places in flight."""
+        request_plan = admission.rules.planner.plan_of(applying)
+        if isinstance(request_plan, PendingPlan):
+            request_plan = await request_plan.complete()
+        if request_plan.messages is not None:
+            admission.messages = request_plan.messages
+        await self._aspend_planned(admission, request_plan)
+
+    async def _aspend_planned(self, admission: Admission, request_plan: RequestPlan) -> Admission:
+        """Charge a request by a plan of any kind. Returns the admission."""
         await self._aspend(admission, request_plan)
         if request_plan.denying is not None:
             _deny(admission, request_plan.denying)
         return admission
 
+    def _begin(self, request: Request, adaptive: AdaptiveMatch, caller: Caller | None, outer: Admission | None = None) -> bool:
+        """Take places in flight for a request on the running event loop. False if it has to wait, or is refused."""
+        guard = None if outer is not None and outer.in_flight is not None else heartbeats.guard()
+        return _begin(request, adaptive, caller, guard, WaitingTask)
+
+    def _begin_here(
+        self, request: Request, adaptive: AdaptiveMatch, caller: Caller | None, outer: Admission | None = None
+    ) -> bool:
+        """Take places in flight for a request in this thread, and wait for them. False if it is refused."""
+        has_places = _begin(request, adaptive, caller, None, WaitingThread)
+        if not has_places:
+            request.in_flight.wait()
+        return request.in_flight.refusal is None
+
     def _check_prepared(self, request: Request, rules: RulesInForce, prepared: PreparedPlan, keys: Sequence[str]) -> Admission:
         """`check` a request that has a prepared plan."""
         admission = Admission(request, None, prepared.marks, rules)
+        admission.in_flight = request.in_flight
         template = prepared.template
         if template is None:
             return admission
@@ -262,7 +323,22 @@ class Gate:
 
     async def await_booking(self, admission: Admission, stay: Stay) -> bool:
         """Wait until the turn of a request comes. False if the client left before: then it is refused and refunded."""
-        return admission.booking is None or await self._await(admission, admission.booking, stay)
+        if isinstance(admission.booking, PlaceWait) and not await self._await_places(admission, admission.booking, stay):
+            return False
+        return not isinstance(admission.booking, Booking) or await self._await(admission, admission.booking, stay)
+
+    async def _await_places(self, admission: Admission, wait: PlaceWait, stay: Stay) -> bool:
+        """Wait for places in flight, and decide about all else then. False if the client left before, or it is refused."""
+        admission.booking, in_flight = None, admission.in_flight
+        if in_flight is None:
+            return True
+        if not await in_flight.await_places(stay):
+            admission.refusal = unavailable()
+        elif in_flight.refusal is not None:
+            admission.shed()
+        else:
+            await wait.go_on()
+        return admission.refusal is None
 
     def further(self, admission: Admission, extra_rules: Sequence[ExtraRule]) -> Decision | None:
         """Decide about further rules while a request is under way; if one refuses, all charges of the request are refunded.
@@ -399,7 +475,9 @@ class Gate:
         request.resolve_client = self._client_of
         return self.identify(request) if self.identify else None
 
-    def _prepared(self, request: Request, rules: RulesInForce) -> tuple[PreparedPlan, Sequence[str]] | None:
+    def _prepared(
+        self, request: Request, rules: RulesInForce, begin: Begin | None = None
+    ) -> tuple[PreparedPlan, Sequence[str]] | None:
         """The prepared plan of a request and its keys; None if it goes the way of all plans.
 
         That is where there is a gate around, answered or not, or an ``identify``, for WebSockets, for a store that takes no
@@ -409,7 +487,7 @@ class Gate:
         if not (self._can_prepare and request.comes_straight):
             return None
         request.resolve_client = self._client_of
-        return rules.planner.prepared(request)
+        return rules.planner.prepared(request, begin)
 
     def _admit_prepared(
         self, admission: Admission, prepared: PreparedPlan, template: PlanTemplate, reading: AnyReading
@@ -638,6 +716,31 @@ class Gate:
             Diagnosis.OVERLOADED.log(error)
 
 
+def _begin(
+    request: Request,
+    adaptive: AdaptiveMatch,
+    caller: Caller | None,
+    guard: Guard | None,
+    waiter: type[WaitingTask | WaitingThread],
+) -> bool:
+    """Take places in flight for a request. False if it has to wait, or is refused."""
+    priority = NORMAL if caller is None else caller.priority
+    is_head = request.sent_method == "HEAD"
+    request.in_flight = in_flight = InFlight(adaptive.compiled_rules, adaptive.request_class, priority, guard, is_head=is_head)
+    in_flight.begin(waiter)
+    return in_flight.refusal is None and in_flight.waits is None
+
+
+def shed(request: Request, rules: RulesInForce, outer: Admission | None = None) -> Admission:
+    """Refuse a request for which there is no place under an adaptive limit."""
+    admission = Admission(request, None, (), rules)
+    if outer is not None:
+        nesting.enter(admission, outer)
+    admission.in_flight = request.in_flight
+    admission.shed()
+    return admission
+
+
 def _made_at_once(request_plan: RequestPlan | PendingPlan) -> RequestPlan:
     """A plan for which nothing has to be awaited. Raises `TypeError` where something has."""
     if isinstance(request_plan, PendingPlan):
@@ -651,6 +754,7 @@ def _admission(
 ) -> Admission:
     """The admission of a request, before it is charged."""
     admission = Admission(request, identified, request_plan.marks, rules)
+    admission.in_flight = request.in_flight
     if outer is not None:
         nesting.enter(admission, outer)
     if request_plan.messages is not None:

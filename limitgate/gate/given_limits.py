@@ -11,7 +11,7 @@ from typing import Any, final
 from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import ConfigError
 from limitgate.gate.compiled_rule import CompiledRule
-from limitgate.gate.request_plan import PreparedPlan, RequestPlan, keep
+from limitgate.gate.request_plan import AdaptiveMatch, PreparedPlan, RequestPlan, keep
 from limitgate.http.request import Request
 from limitgate.limits.limit import Limit
 from limitgate.rules.callers import Caller
@@ -135,14 +135,17 @@ class GivenPlans:
     ``prepare`` makes it of rules with limits, for a request and all that are like it; None where their charges are not plain.
     """
 
-    __slots__ = ("_callables", "_compiled_rules", "_given", "_plans", "_prepare")
+    __slots__ = ("_callables", "_compiled_rules", "_given", "_plans", "_prepare", "adaptive")
 
     def __init__(
         self,
         given: GivenLimits,
         compiled_rules: Iterable[CompiledRule],
         prepare: Callable[[Request, tuple[CompiledRule, ...]], PreparedPlan | None],
+        adaptive: AdaptiveMatch | None,
     ) -> None:
+        self.adaptive = adaptive
+        """Adaptive limits to ask before; None for none."""
         self._given = given
         self._compiled_rules = compiled_rules
         self._callables = [(id(each.written), each.limits_by) for each in compiled_rules if each.limits_by is not None]

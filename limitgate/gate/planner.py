@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from contextlib import suppress
 from functools import lru_cache, partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import ConfigError
+from limitgate.gate.adaptive_limits import AdaptiveLimits
 from limitgate.gate.cardinality import CardinalityGuard
 from limitgate.gate.compiled_rule import ChargeSpec, CompiledRule
 from limitgate.gate.given_limits import GivenLimits, GivenPlans, PendingPlan
 from limitgate.gate.identity import Identities, Subject
-from limitgate.gate.request_plan import UNLIMITED, PreparedPlan, RequestPlan, keep
+from limitgate.gate.request_plan import UNLIMITED, AdaptiveMatch, PreparedPlan, RequestPlan, keep
 from limitgate.gate.rule_match import EXEMPT, CompiledRules, RuleMatch
 from limitgate.gil import yield_gil
 from limitgate.http.client_ip import Hop
@@ -79,6 +80,27 @@ def _in_order(placed: Iterable[tuple[int, CompiledRule]]) -> list[CompiledRule]:
     return [compiled_rule for _, compiled_rule in sorted(placed, key=itemgetter(0))]
 
 
+class Applying(NamedTuple):
+    """Rules and decorators that apply to a request."""
+
+    subject: Subject
+    match: RuleMatch
+    marks: tuple[Mark, ...]
+    """All decorators that were taken into account."""
+
+    @property
+    def adaptive(self) -> AdaptiveMatch | None:
+        """The adaptive limits among them; None for none."""
+        denying, rules = self.match.denying, self.match.adaptive_rules
+        if not rules or (denying is not None and denying.enforced):
+            return None
+        return AdaptiveMatch(rules, (self.subject.request.method_class, self.subject.route))
+
+
+Begin = Callable[[Request, AdaptiveMatch, Caller | None], bool]
+"""Takes places under adaptive limits for a request of a caller. False if it has to wait for them, or is refused."""
+
+
 class Planner:
     """Makes plans for the requests that come through one gate."""
 
@@ -94,10 +116,12 @@ class Planner:
         strict: bool = False,
         cardinality: CardinalityGuard | None = None,
         counts: Counts | None = None,
+        adaptive_limits: AdaptiveLimits | None = None,
     ) -> None:
         self.rule_set = rules
         self.cardinality = cardinality
         """Counts the buckets that each source opens; None where sources may open any number."""
+        self._adaptive_limits = adaptive_limits
         self._routes = routes
         self._identities = identities
         self._has_callers = identities.list_callers
@@ -109,6 +133,7 @@ class Planner:
             cardinality=cardinality,
             inventable=identities.may_be_invented,
             counts=counts,
+            adaptive_limits=adaptive_limits,
         )
         self._matches: dict[tuple[str, str, str, str], RuleMatch] = {}
         """By tier, method, path and root path."""
@@ -128,6 +153,8 @@ class Planner:
         """The names of all rules, of whatever tier."""
         self.asks_user = any(rule.key_asks("user") for rule in every)
         """True if any of them counts by user."""
+        self.adapts = adaptive_limits is not None and any(rule.adaptive is not None for rule in every)
+        """True if any of them has an adaptive limit, or a decorator that was met so far."""
         self._has_exempt = any(rule.exempt for rule in every)
         self._reach = Reach.of(_patterns(every))
         self._given = GivenLimits(self.names)
@@ -145,12 +172,20 @@ class Planner:
 
         Calls the callables that give limits, and raises what they raise; pending while one of them has yet to be awaited.
         """
+        applying = self.applying(request, identified)
+        return UNLIMITED if applying is None else self.plan_of(applying)
+
+    def applying(self, request: Request, identified: Caller | None) -> Applying | None:
+        """Find the rules and decorators that apply to a request; None if it is exempt."""
         if request.method == "OPTIONS" and request.is_preflight:
-            return UNLIMITED
+            return None
         subject = self.subject(request, identified)
         match, marks = self._applying(request, subject)
-        if match is EXEMPT:
-            return UNLIMITED
+        return None if match is EXEMPT else Applying(subject, match, marks)
+
+    def plan_of(self, applying: Applying) -> RequestPlan | PendingPlan:
+        """`plan` the charges of the rules that apply to a request."""
+        subject, match, marks = applying
         if match.denying is not None and match.denying.enforced:
             return RequestPlan(None, (), marks, denying=match.denying)
         if match.asks_limits or (subject.caller is not None and subject.caller.limits):
@@ -162,6 +197,7 @@ class Planner:
         request_rules, pending = self._given.applied(match.limited_rules, subject.request, subject.own_limits)
         if pending:
             return PendingPlan(subject.request, pending, partial(self._plan_given, match, marks, subject))
+        request_rules = tuple([each for each in request_rules if each.rule.has_counts])
         message_rules: CompiledRules = ()
         if match.message_rules:
             message_rules = tuple([each for each in request_rules if each.rule.per == "message"])
@@ -184,10 +220,13 @@ class Planner:
             return request_plan._replace(marks=marks, messages=self._charged(message_rules, subject))
         return request_plan._replace(marks=marks) if marks else request_plan
 
-    def prepared(self, request: Request) -> tuple[PreparedPlan, Sequence[str]] | None:
+    def prepared(  # noqa: C901, PLR0911 - each call more costs all requests
+        self, request: Request, begin: Begin | None = None
+    ) -> tuple[PreparedPlan, Sequence[str]] | None:
         """Plan an HTTP request that comes by no other gate and has no caller by ``identify``: a prepared plan, and its keys.
 
-        None where its charges are not plain: then `plan` knows.
+        None where its charges are not plain: then `plan` knows. If it has adaptive limits, ``begin`` is called with them
+        before any key is made; None if that refuses or makes wait.
         """
         identities, caller, tier = self._identities, None, DEFAULT_TIER
         if self._has_callers:
@@ -200,7 +239,11 @@ class Planner:
         known, prepared = self._ways.get((tier, request.sent_method, request.sent, request.root), _UNKNOWN)
         if known is not version:
             prepared = self._prepare(tier, request, version)
+            if begin is None and prepared is not None and prepared.adaptive is not None:
+                return None  # of the first decorator that was met
         if prepared is None:
+            return None
+        if begin is not None and prepared.adaptive is not None and not begin(request, prepared.adaptive, caller):
             return None
         if type(prepared) is GivenPlans:
             prepared = prepared.plan_of(request, caller)
@@ -289,6 +332,11 @@ class Planner:
         specs = [compiled_rule.spec(subject, values) for compiled_rule, values in given]
         return _charge(tuple([compiled_rule for compiled_rule, _ in given]), specs)
 
+    def keep_adaptive_limits(self) -> None:
+        """Have adaptive limits go on under the terms of these rules, which have come into force."""
+        if self._adaptive_limits is not None:
+            self._adaptive_limits.keep([rule for of_tier in self.rule_set.tiers.values() for rule in of_tier])
+
     def parts(self) -> Iterator[object]:
         """Most of what it consists of, the whole before its parts: for whoever wants to let go of it bit by bit."""
         for tier, compiled_rules in self._every.items():
@@ -353,12 +401,15 @@ class Planner:
         compiled_rules = match.request_rules
         if match.is_conditional or match.denying or not all(each.has_fixed_charge for each in compiled_rules):
             return None
-        alike = tier, request.method, template, compiled_rules, tuple(map(id, marks))
+        adaptive = None
+        if match.adaptive_rules:
+            adaptive = AdaptiveMatch(match.adaptive_rules, (request.method_class, template))
+        alike = tier, request.method, template, compiled_rules, match.adaptive_rules, tuple(map(id, marks))
         prepared = self._prepared.get(alike)
         if prepared is None:
-            prepare = partial(self._prepared_plan, template, marks)
+            prepare = partial(self._prepared_plan, template, marks, adaptive)
             if any(each.limits_by is not None for each in compiled_rules):
-                prepared = GivenPlans(self._given, compiled_rules, prepare)
+                prepared = GivenPlans(self._given, compiled_rules, prepare, adaptive)
             else:
                 prepared = prepare(request, compiled_rules)
             if prepared is not None:
@@ -366,13 +417,18 @@ class Planner:
         return prepared
 
     def _prepared_plan(
-        self, template: str | None, marks: tuple[Mark, ...], request: Request, compiled_rules: CompiledRules
+        self,
+        template: str | None,
+        marks: tuple[Mark, ...],
+        adaptive: AdaptiveMatch | None,
+        request: Request,
+        compiled_rules: CompiledRules,
     ) -> PreparedPlan | None:
         """The plan of all requests that have the tier, method and route of this one; None if its charges are not plain."""
         subject = self._identities.subject(request, None)
         subject.route = template
         with suppress(ValueError):
-            return PreparedPlan(compiled_rules, subject, marks)
+            return PreparedPlan(compiled_rules, subject, marks, adaptive)
         return None
 
     def _charged(self, compiled_rules: tuple[CompiledRule, ...], subject: Subject) -> RequestPlan:
@@ -456,6 +512,7 @@ class Planner:
         compiled_rule = self._decorated.get(id(rule))
         if compiled_rule is None:
             compiled_rule = self._decorated[id(rule)] = self._compile(rule, "limit")
+            self.adapts |= compiled_rule.places is not None
             self._review(rule)
             known = {EVERY, *self.names, *[mark.name for mark in marks if isinstance(mark, Rule)]}
             for name in sorted({*rule.replaces} - known):

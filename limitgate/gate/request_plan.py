@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Hashable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -45,6 +45,14 @@ class RequestPlan(NamedTuple):
         return self._replace(plan=self.plan.named()) if self.plan else self
 
 
+class AdaptiveMatch(NamedTuple):
+    """The adaptive limits of requests of one tier, method and route, which take about the same time."""
+
+    compiled_rules: Sequence[CompiledRule]
+    """Those that refuse before shadows."""
+    request_class: Hashable
+
+
 UNLIMITED = RequestPlan(None, (), EVERYTHING)
 """No rule applies, and none of the decorators either."""
 
@@ -56,15 +64,23 @@ class PreparedPlan:
     for charges that are not plain.
     """
 
-    __slots__ = ("_keys", "_only_key", "compiled_rules", "counter", "is_by_address", "marks", "template")
+    __slots__ = ("_keys", "_only_key", "adaptive", "compiled_rules", "counter", "is_by_address", "marks", "template")
 
-    def __init__(self, compiled_rules: Sequence[CompiledRule], subject: Subject | None, marks: Container[Mark]) -> None:
+    def __init__(
+        self,
+        compiled_rules: Sequence[CompiledRule],
+        subject: Subject | None,
+        marks: Container[Mark],
+        adaptive: AdaptiveMatch | None = None,
+    ) -> None:
         prepared = [compiled_rule.prepared(subject) for compiled_rule in compiled_rules] if subject is not None else []
         self.template = PlanTemplate([charge for _, charges in prepared for charge in charges]) if prepared else None
         """The charges; None where no rule applies."""
         rows = [each.row for each, (_, charges) in zip(compiled_rules, prepared) for _ in charges if each.row is not None]
         self.counter = PlainCounter(self.template, rows) if self.template and rows else None
         """Counts the decisions of the rules; None without observers."""
+        self.adaptive = adaptive
+        """Adaptive limits to ask before; None for none."""
         self.marks = marks
         """Decorators that were taken into account."""
         self.compiled_rules = tuple(compiled_rules)

@@ -16,6 +16,7 @@ class RuleMatch:
     """The rules that are for requests of one tier, method, path and root path. Shared by all of them that have the same."""
 
     __slots__ = (
+        "adaptive_rules",
         "asks_limits",
         "asks_route",
         "compiled_rules",
@@ -34,8 +35,8 @@ class RuleMatch:
         """For each interpretation of the path, the rules that exempt it if the request is one of theirs; empty for none."""
         self.is_conditional = bool(exempting) or any(each.rule.is_conditional for each in compiled_rules)
         """True if it has to be `narrowed` to the rules that are for a request."""
-        self.asks_route = any(each.rule.key_asks("path") for each in compiled_rules)
-        """True if a key needs the route that the framework will take."""
+        self.asks_route = any(each.places or each.rule.key_asks("path") for each in compiled_rules)
+        """True if a key, or an adaptive limit, needs the route that the framework will take."""
         self.asks_limits = any(each.limits_by is not None for each in compiled_rules)
         """True if a callable gives the limits of a rule."""
         applying = _applying(compiled_rules)
@@ -43,11 +44,15 @@ class RuleMatch:
         self.denying = next((each for each in denying if each.enforced), denying[0] if denying else None)
         """A rule that denies, if possible one that is no shadow; None if nothing is denied."""
         self.limited_rules = tuple([each for each in applying if each.rule.has_limits])
-        """Rules to charge."""
-        self.request_rules = tuple([each for each in self.limited_rules if each.rule.per == "request"])
+        """Rules that limit requests."""
+        counted_rules = [each for each in self.limited_rules if each.rule.has_counts]
+        self.request_rules = tuple([each for each in counted_rules if each.rule.per == "request"])
         """Rules to charge for the request."""
-        self.message_rules = tuple([each for each in self.limited_rules if each.rule.per == "message"])
+        self.message_rules = tuple([each for each in counted_rules if each.rule.per == "message"])
         """Rules to charge for each message over a WebSocket."""
+        adaptive_rules = [each for each in self.limited_rules if each.places is not None]
+        self.adaptive_rules = tuple(sorted(adaptive_rules, key=lambda each: not each.enforced))
+        """Rules with an adaptive limit, those that refuse before shadows."""
 
     def exempts(self, request: Request) -> bool:
         """True if exempt rules that are for a request cover every interpretation of its path."""

@@ -328,6 +328,8 @@ class Request:
     """The `limitgate.Caller` that was identified, None if nobody was; known to callables of rules, not to ``identify``."""
     given_limits: dict[int, Any] | None = None
     """Limits that callables have given for this request, by the ids of rules: each is asked once."""
+    in_flight: Any = None
+    """The `limitgate.gate.load.InFlight` of this request, None where no adaptive limit is for it, or none was asked yet."""
     resolve_client: Callable[[Request], str | None] | None = None
     """Computes ``client`` on first use; None once it has."""
     _headers: Headers | None = None

@@ -38,7 +38,7 @@ class Refusal(NamedTuple):
     detail: str
     """What a person reads in the body."""
     id: str | None = None
-    """See `limitgate.limits.refusal_id`; None where no bucket refused: where a rule denies, or ``on_error`` is closed."""
+    """See `limitgate.limits.refusal_id`; None where no bucket refused, but a rule that denies or adapts, or an outage."""
 
     @property
     def waiting(self) -> Fields:
@@ -122,6 +122,13 @@ def unavailable() -> Refusal:
     """The 503 of ``on_error: closed``."""
     detail = "The rate limit cannot be checked at the moment. Try again shortly."
     return _problem(503, "Temporary Reduced Capacity", detail, [("Retry-After", "1")])
+
+
+@cache
+def overloaded(after_s: int) -> Refusal:
+    """The 503 of an adaptive limit, with the whole seconds after which to come back: these are few, so each is made once."""
+    detail = "The service is at its capacity at the moment. Try again shortly."
+    return _problem(503, "Temporary Reduced Capacity", detail, [("Retry-After", str(after_s))])
 
 
 def _problem(status: int, title: str, detail: str, fields: Fields, **more: object) -> Refusal:

@@ -15,6 +15,9 @@ from limitgate.limits.plan import BucketReading, Charge, Plan, Reading, check_co
 
 SECOND = 1_000_000
 
+InForce = tuple[str, int, int]
+"""An adaptive limit as a request has found it: its rule, the limit in force on requests in flight, and the places left."""
+
 
 class Window(NamedTuple):
     """State of one limit, in numbers for users. Immutable."""
@@ -114,6 +117,8 @@ class Decision:
     """True if the charges of the evidence that fit were made."""
     settlement: Settlement | None = field(default=None, compare=False)
     """Keeps what `Decision.settle` is told; None where there is nothing to settle: in a Limiter."""
+    in_force: tuple[InForce, ...] = field(default=(), compare=False)
+    """Adaptive limits that the request has a place under, or that had none."""
 
     @property
     def standings(self) -> list[Standing]:
@@ -134,8 +139,13 @@ class Decision:
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        """Every limit of the plan."""
-        return tuple(window for standing in self.standings for window in standing.windows())
+        """Every limit of the plan, and every adaptive limit, with a period of 0."""
+        windows = [window for standing in self.standings for window in standing.windows()]
+        refusing = None if self.allowed or self.refusing else self.rule
+        for rule, limit, remaining in self.in_force:
+            wait = self.retry_after if rule == refusing else 0.0
+            windows.append(Window(rule, limit, 0, remaining, limit - remaining, 0.0, wait))
+        return tuple(windows)
 
     def settle(self, cost: int, rule: str | None = None) -> None:
         """Say what a request really cost, once that is known: tokens of a language model, bytes sent.
@@ -199,6 +209,7 @@ def decision_of(  # noqa: PLR0917 - keywords would take longer
     draft.evidence = evidence
     draft.is_charged = is_charged
     draft.settlement = settlement
+    draft.in_force = ()
     draft.__class__ = Decision
     return cast("Decision", draft)
 
@@ -256,6 +267,9 @@ def joined(first: Decision, second: Decision) -> Decision:
 
     Where the second one refused, the wait is long enough for the first one, too, to admit such a request again.
     """
+    in_force = (*first.in_force, *second.in_force)
+    if in_force:
+        return _joined_in_force(replace(first, in_force=()), replace(second, in_force=()), in_force)
     evidence = _both(_after_charges(first), _after_charges(second))
     if not evidence:
         return second
@@ -273,6 +287,50 @@ def joined(first: Decision, second: Decision) -> Decision:
     if second.allowed:
         return replace(both, granted=tightest.cost, rule=tightest.rule, shadow=first.shadow or second.shadow)
     return replace(both, retry_after=max(second.retry_after, _again(first))) if second.refusing else both
+
+
+def _joined_in_force(first: Decision, second: Decision, in_force: tuple[InForce, ...]) -> Decision:
+    """Join two decisions that adaptive limits took part in."""
+    if not (first.evidence or first.degraded):  # made by adaptive limits alone
+        found = second
+    elif not (second.evidence or second.degraded):
+        found = first if second.allowed else second
+    else:
+        found = joined(first, second)
+    return under_places(replace(found, settlement=second.settlement), in_force)
+
+
+def admitted_in_flight(in_force: tuple[InForce, ...], settlement: Settlement) -> Decision:
+    """Make the decision of adaptive limits alone, under which a request has its places."""
+    rule, limit, remaining = in_force[0]
+    decision = decision_of(True, limit, remaining, 0.0, 0.0, 1, rule, False, 0.0, (), False, settlement)
+    return under_places(decision, in_force)
+
+
+def refused_in_flight(in_force: tuple[InForce, ...], retry_after: float) -> Decision:
+    """Make the decision of the last of some adaptive limits, under which there is no place for a request."""
+    rule, limit, remaining = in_force[-1]
+    return Decision(False, limit, remaining, retry_after, 0.0, 0, rule, in_force=in_force)
+
+
+def under_places(decision: Decision, in_force: tuple[InForce, ...]) -> Decision:
+    """Add adaptive limits to a decision that nobody else has yet. Returns it.
+
+    Where one of them has the least remaining, it is the decision's tightest window.
+    """
+    _set(decision, "in_force", in_force)
+    if decision.allowed and not decision.degraded:
+        for rule, limit, remaining in in_force:
+            if remaining < decision.remaining:
+                _set(decision, "limit", limit)
+                _set(decision, "remaining", remaining)
+                _set(decision, "reset_after", 0.0)
+                _set(decision, "rule", rule)
+    return decision
+
+
+_set = object.__setattr__
+"""Sets a field of a frozen object, as `dataclasses` does."""
 
 
 def _after_charges(decision: Decision) -> Sequence[BucketReading]:

@@ -87,6 +87,8 @@ def _precedes(rule: Rule, other: Rule) -> bool:
     """True if a rule is for every request that another one is for, counts it by the same key, and is as tight throughout."""
     if rule.shadow or any(each.replaces or each.charge_if or each.max_delay or callable(each.cost) for each in (rule, other)):
         return False
+    if other.adaptive:  # which refuses where the limits of both would not
+        return False
     if (rule.key, rule.cost, rule.per, rule.reserve) != (other.key, other.cost, other.per, other.reserve) or callable(
         rule.cost
     ):

@@ -13,6 +13,7 @@ from limitgate.errors import ConfigError
 from limitgate.http.request import Request
 from limitgate.limits.limit import Limit, as_limit
 from limitgate.limits.priority import Priority
+from limitgate.overload.options import Adaptive
 from limitgate.suggestions import expected_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -68,6 +69,10 @@ Outcomes = ChargeIf | Mapping[str, Iterable[int | str]]
 """Outcomes that are charged, as they may be given."""
 
 
+Bounds = Adaptive | Mapping[str, float | str] | bool | None
+"""Bounds of an adaptive limit, as they may be given."""
+
+
 class ThrottleOptions(TypedDict, total=False):
     """Options of a throttle of Django REST framework."""
 
@@ -118,6 +123,11 @@ class DependencyOptions(ThrottleOptions, total=False):
 
 class LimitOptions(DependencyOptions, total=False):
     """Options of ``@limit``, besides its name and limits."""
+
+    adaptive: Bounds
+    """Requests in flight in this process, held to what it can do at the moment: true, or bounds; see docs/overload.md. Default:
+    ``None``.
+    """
 
     key: Iterable[str]
     """Parts of a request that tell buckets apart, see docs/keys.md. Default: ``('ip',)``."""

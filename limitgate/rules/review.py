@@ -130,7 +130,7 @@ def _inventable(rules: RuleSet, *, identifies: bool) -> Iterator[Oddity]:
     """Keys that clients can make up, where no other rule holds them."""
     told = set()
     for of_tier in rules.tiers.values():
-        bounding = [rule for rule in of_tier if not rule.shadow and rule.has_limits and not _invented(rule, rules, identifies)]
+        bounding = [rule for rule in of_tier if not rule.shadow and _counts(rule) and not _invented(rule, rules, identifies)]
         for rule in (rule for rule in of_tier if rule.has_limits and not rule.clients and id(rule) not in told):
             for place, label in _invented(rule, rules, identifies):
                 if not any(is_for_all_of(other, rule) for other in bounding):
@@ -139,6 +139,10 @@ def _inventable(rules: RuleSet, *, identifies: bool) -> Iterator[Oddity]:
                     expected = "callers with their keys" if label == "api_key" else "a rule by ip beside it, or key: [caller]"
                     message = f"clients can make up {label}, and each value has a limit of its own, expected {expected}{code}"
                     yield Oddity(rule, ("key", place), message)
+
+
+def _counts(rule: Rule) -> bool:
+    return rule.has_limits and rule.has_counts
 
 
 def _invented(rule: Rule, rules: RuleSet, identifies: bool) -> list[tuple[int, str]]:  # noqa: FBT001

@@ -35,6 +35,8 @@ from limitgate.limits.duration import seconds_of
 from limitgate.limits.limit import NAMES, SECONDS, Limit, as_limit
 from limitgate.limits.plan import check_cost
 from limitgate.limits.priority import Priority, graded, share_of
+from limitgate.overload.options import Adaptive, as_adaptive
+from limitgate.places import Terms
 from limitgate.rules.callers import DEFAULT_TIER, Callers, KnownCaller, Text
 from limitgate.rules.key_parts import check_part
 from limitgate.rules.options import ChargeIf, Cost, LimitsBy, OnError, Per, RuleOptions, When, check_takes_request, gives_limits
@@ -52,6 +54,8 @@ EVERY = "*"
 """Stands in ``replaces`` for every rule that has limits."""
 
 METHOD = re.compile(r"[A-Za-z][A-Za-z-]*", re.ASCII)
+_NEED_COUNTS = ("key", "cost", "on_error", "charge_if", "lease", "algorithm", "align")
+"""Options about what is counted in buckets, of which a rule that is only adaptive has none."""
 _QUICK = {"qps": "{}/second", "qpm": "{}/minute", "qph": "{}/hour", "qpd": "{}/day", "concurrency": "{} at once"}
 
 
@@ -149,6 +153,8 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     """Requests per day."""
     concurrency: Count | None = None
     """Requests in flight at once, each until the last of its response, WebSockets until they close; each is one."""
+    adaptive: Annotated[Adaptive | None, PlainValidator(as_adaptive)] = None
+    """Requests in flight in this process, held to what it can do at the moment: true, or bounds; see docs/overload.md."""
     path: Annotated[str | tuple[str, ...], PlainValidator(_paths)] = "/**"
     """Paths that the rule is for: ``/login``, ``/items/{id}`` or ``/api/**``, or a list of such patterns."""
     exclude: tuple[StrictStr, ...] = ()
@@ -245,6 +251,10 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             raise ConfigError(f"{sorted(methods)} are no methods, expected for example [GET, POST]")
         upper = {method.upper() for method in methods}
         return frozenset(upper - {"HEAD"} | ({"GET"} if "HEAD" in upper else set()))
+
+    @property
+    def _is_quick(self) -> bool:
+        return any(getattr(self, field) for field in _QUICK)
 
     @property
     def limits_by(self) -> LimitsBy | None:
@@ -413,8 +423,18 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @property
     def has_limits(self) -> bool:
-        """True if it charges the requests that it is for: it is neither exempt nor denies."""
+        """True if it limits the requests that it is for: it is neither exempt nor denies."""
         return not (self.exempt or self.deny)
+
+    @property
+    def has_counts(self) -> bool:
+        """True if it counts requests in buckets, and is not adaptive only."""
+        return bool(self.every_limit) or self.limits_by is not None
+
+    @property
+    def terms(self) -> Terms:
+        """The terms of its adaptive limit."""
+        return Terms(self.adaptive or Adaptive(), self.max_delay or 0.0, self.reserve)
 
     def applies_to(self, method: str) -> bool:
         """True if the rule is for this method, HEAD having become GET."""
@@ -449,9 +469,11 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         if self.charge_if and self.per == "message":
             message = f"rule {self.name!r} counts messages, which have no status, expected no charge_if"
             raise ConfigError(message, ("charge_if",))
-        if not self.every_limit and self.limits_by is None:
+        if self.adaptive is not None:
+            self._check_adaptive()
+        elif not self.has_counts:
             raise ConfigError(
-                f"rule {self.name!r} has no limit, expected limits, qps, qpm, qph, qpd or concurrency", ("limits",)
+                f"rule {self.name!r} has no limit, expected limits, qps, qpm, qph, qpd, concurrency or adaptive", ("limits",)
             )
         self._check_limits()
         for limit in [limit for bucket in self.buckets_for("low") for limit in bucket.limits]:
@@ -460,6 +482,17 @@ class Rule(BaseModel, extra="forbid", frozen=True):
                     f"rule {self.name!r}: cost {self.cost} never fits into {limit}, expected at most {limit.most}",
                     ("cost",),
                 )
+
+    def _check_adaptive(self) -> None:
+        """Raise `ConfigError` for options that mean nothing where requests in flight are held to what can be done."""
+        if self.per == "message":
+            message = f"rule {self.name!r} is adaptive, which is about requests in flight, expected no per"
+            raise ConfigError(message, ("per",))
+        for field in _NEED_COUNTS if not (self.limits or self._is_quick or self.limits_by) else ():
+            if field in self.model_fields_set and (field == "key" or getattr(self, field) != DEFAULTS[field]):
+                what = "holds all requests in flight in a process to what it can do, whoever sends them"
+                message = f"rule {self.name!r} {what}, expected no {field}, or a limit beside adaptive that has one"
+                raise ConfigError(message, (field,))
 
     def _check_limits(self) -> None:
         """Raise `ConfigError` where the limits and the options of the rule do not go together."""
@@ -492,7 +525,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         what = "is exempt" if self.exempt else "denies"
         if self.exempt and self.deny:
             raise ConfigError(f"rule {self.name!r} is exempt and denies, expected one or the other", ("deny",))
-        if self.every_limit or self.limits_by is not None:
+        if self.has_counts or self.adaptive is not None:
             field = "exempt" if self.exempt else "deny"
             raise ConfigError(f"rule {self.name!r} {what} and has limits, expected one or the other", (field,))
         for field in ("charge_if", "max_delay", "reserve", "priority", "replaces"):
@@ -503,7 +536,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     def _check_reserve(self) -> None:
         if self.reserve is None:
-            if self.priority is not None:
+            if self.priority is not None and not (self.adaptive and self.max_delay):
                 message = f"rule {self.name!r} keeps nothing for any priority, expected no priority, or reserve with it"
                 raise ConfigError(message, ("priority",))
             return
@@ -512,7 +545,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             what = "has a lease, which is taken for any priority"
         elif any(limit.borrow for limit in self.every_limit):
             what = "has a limit that lets borrow, so that any priority may take everything"
-        elif self.max_delay is not None:
+        elif self.max_delay is not None and self.has_counts:
             what = "has a max_delay, and turns come one after the other, whatever their priority"
         if what is not None:
             raise ConfigError(f"rule {self.name!r} {what}, expected no reserve", ("reserve",))
@@ -529,7 +562,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             what, expected = "counts messages, which cannot wait", "no max_delay"
         elif self.shadow:
             what, expected = "is a shadow, which never holds anybody up", "no max_delay"
-        elif (longest := min([bucket.longest_wait_us for bucket in self.buckets], default=0)) < self.max_wait_us:
+        elif (longest := min([bucket.longest_wait_us for bucket in self.buckets], default=self.max_wait_us)) < self.max_wait_us:
             what = "has a limit that remembers each turn"
             expected = f"a max_delay of at most {longest / 1_000_000:g} s, which is as far ahead as turns are booked"
         else:

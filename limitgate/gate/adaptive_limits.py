@@ -1,0 +1,36 @@
+"""Adaptive limits of one gate: one for each rule, which stays while other rules come into force."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from limitgate.places import Places
+from limitgate.rules.callers import DEFAULT_TIER
+from limitgate.rules.rule import Rule
+
+Kind = Literal["rule", "limit"]
+
+
+class AdaptiveLimits:
+    """The places under each adaptive limit, by kind, tier and name of its rule."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[Kind, str, str], Places] = {}
+
+    def of(self, rule: Rule, kind: Kind) -> Places:
+        """The places under the limit of a rule: those of a rule of this name that was there before, if any."""
+        name = kind, rule.tier or DEFAULT_TIER, rule.name
+        places = self._places.get(name)
+        if places is None:
+            places = self._places.setdefault(name, Places(rule.terms))  # another thread may have made some meanwhile
+        return places
+
+    def keep(self, rules: Iterable[Rule]) -> None:
+        """Go on under the terms of rules that have come into force, and forget all others but decorators."""
+        left = {("rule", rule.tier or DEFAULT_TIER, rule.name): rule for rule in rules if rule.adaptive is not None}
+        for name, places in list(self._places.items()):
+            if name in left:
+                places.reconfigure(left[name].terms)
+            elif name[0] == "rule":
+                del self._places[name]

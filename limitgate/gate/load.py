@@ -1,0 +1,183 @@
+"""Load: the adaptive limits of a gate, and the places that its requests have under them.
+
+They are asked before anything else, as that is cheap and keeps the process alive: of a request that is refused here no key is
+made, and no store is asked. A place is given back once, on whatever way a request ends.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from asyncio import CancelledError
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from typing import Any
+
+from limitgate.gate.compiled_rule import CompiledRule
+from limitgate.heartbeat import Heartbeats
+from limitgate.http.response import Refusal, overloaded
+from limitgate.limits.decision import InForce
+from limitgate.limits.priority import Priority
+from limitgate.overload.adaptive_limit import AdaptiveLimit, Guard, Outcome, Ticket
+from limitgate.places import Places, WaitingTask, WaitingThread
+
+heartbeats = Heartbeats()
+"""Heartbeats of the event loops of this process, whichever gates serve there."""
+
+_FAILED = frozenset({503, 504})
+"""Statuses that tell of an overload of the work itself, or of what it waits for."""
+_STREAM = b"text/event-stream"
+BUFFERED = 65_536
+"""Bytes of a body after which servers wait for the client, whose slowness is no load."""
+
+Stay = Callable[[Any], Awaitable[bool]]
+"""Waits until a future is done; False if the client left before."""
+
+
+class InFlight:
+    """The places of one request under the adaptive limits that are for it; those that refuse stand first.
+
+    Of a ``guard`` it is asked once, by the first of them.
+    """
+
+    __slots__ = (
+        "_class",
+        "_guard",
+        "_held",
+        "_left",
+        "_outcome",
+        "_priority",
+        "_rules",
+        "_sent",
+        "in_force",
+        "refusal",
+        "waits",
+        "would_refuse",
+    )
+
+    def __init__(
+        self, rules: Sequence[CompiledRule], request_class: Hashable, priority: Priority, guard: Guard | None, *, is_head: bool
+    ) -> None:
+        self._rules = rules
+        self._class = request_class
+        self._priority: Priority = priority
+        self._guard = guard
+        self._held: list[tuple[Places, AdaptiveLimit, Ticket]] = []
+        self._left = 0
+        """Place of the rule that is asked next."""
+        self._outcome: Outcome = "untaught" if is_head else "ok"
+        self._sent = -1
+        """Bytes of the response's body so far; negative until its length is known to be known."""
+        self.in_force: tuple[InForce, ...] = ()
+        """The limits as the request has found them."""
+        self.refusal: Refusal | None = None
+        """The response to a request for which there is no place."""
+        self.waits: WaitingTask | WaitingThread | None = None
+        """Who waits for a place; None if nobody has to."""
+        self.would_refuse = False
+        """True if a shadow had no place."""
+
+    def begin(self, waiter: Callable[[], WaitingTask | WaitingThread]) -> None:
+        """Take a place under each limit that is left, up to one that makes wait or refuses."""
+        rules = self._rules
+        while self._left < len(rules):
+            compiled_rule = rules[self._left]
+            places: Places = compiled_rule.places  # type: ignore[assignment]  # it is adaptive
+            guard, self._guard = self._guard, None
+            priority = compiled_rule.rule.priority or self._priority
+            limit = places.limit
+            begun = places.begin(self._class, priority, guard, waiter)
+            self._left += 1
+            room = limit.levels[priority].room - limit.in_flight
+            self.in_force += ((compiled_rule.rule.name, limit.limit, max(0, room)),)
+            if begun is not None:
+                ticket, self.waits = begun
+                self._held.append((places, limit, ticket))
+                if self.waits is not None:
+                    return
+            elif compiled_rule.enforced:
+                self._refuse(limit)
+                return
+            else:
+                self.would_refuse = True
+
+    def wait(self) -> None:
+        """Wait in this thread for all places that are missing."""
+        while isinstance(self.waits, WaitingThread):
+            places, _, ticket = self._held[-1]
+            self._go_on(has_place=places.wait(ticket, self.waits))
+
+    async def await_places(self, stay: Stay) -> bool:
+        """Wait on the event loop for all places that are missing. False if the client left before."""
+        while isinstance(self.waits, WaitingTask):
+            places, _, ticket = self._held[-1]
+            if places.has_to_wait(ticket, self.waits) and not await stay(self.waits.woken):
+                self.end("untaught")
+                return False
+            self._go_on(has_place=ticket.began is not None)
+        return True
+
+    def _go_on(self, *, has_place: bool) -> None:
+        """Go on after waiting for a place."""
+        waiter, self.waits = type(self.waits), None
+        if has_place:
+            self.begin(waiter)  # type: ignore[arg-type]  # of one kind or the other
+        else:
+            self._refuse(self._held[-1][1])
+
+    def _refuse(self, limit: AdaptiveLimit) -> None:
+        self.refusal = overloaded(limit.retry_after_s(random.random))
+        self.end("untaught")
+
+    def starts(self, status: int | None, fields: Sequence[tuple[Any, Any]]) -> None:
+        """Note how the response starts. A stream gives its places back at once."""
+        if status in _FAILED:
+            self._outcome = "failed"
+        elif status is None or status < 200 or status == 304 or status >= 400:
+            self._outcome = "untaught"
+        for name, value in fields:
+            if len(name) == 14 and name.lower() in (b"content-length", "content-length"):
+                self._sent = 0
+            elif len(name) == 12 and name.lower() in (b"content-type", "content-type"):
+                said = value if isinstance(value, bytes) else value.encode("latin-1", "replace")
+                if said.lower().startswith(_STREAM):
+                    self.end("untaught")
+                    return
+
+    def sends(self, size: int, *, is_last: bool) -> None:
+        """Note that a part of the body goes out. What is a stream, or takes long to send, gives its places back."""
+        if not self._held:
+            return
+        if is_last:
+            self.end(self._outcome)
+        elif self._sent < 0:
+            self.end("untaught")
+        else:
+            self._sent += size
+            if self._sent > BUFFERED:
+                self.end("untaught")
+
+    def end(self, outcome: Outcome | None = None) -> None:
+        """Give back all places; with the outcome by the response unless there is another one."""
+        while self._held:
+            places, limit, ticket = self._held.pop()
+            if places.limit is limit:  # else they are the parent's, of which this process was forked
+                places.end(ticket, outcome or self._outcome)
+
+    def end_unanswered(self, *, client_left: bool) -> None:
+        """Give back all places of a request that has not been answered to its end, for whatever error is being handled."""
+        if self._held:
+            error = sys.exception()
+            has_failed = client_left or isinstance(error, TimeoutError | ConnectionError | CancelledError)
+            self.end("failed" if has_failed else "untaught")
+
+    def abandon(self) -> None:
+        """Give back all places, from wherever the garbage collector calls."""
+        while self._held:
+            places, limit, ticket = self._held.pop()
+            if places.limit is limit:
+                places.abandon(ticket)
+
+    def __del__(self) -> None:
+        """Whoever forgets a request, be it a server that never closes a body, gives its places back."""
+        if self._held:
+            self.abandon()

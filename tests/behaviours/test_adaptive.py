@@ -1,0 +1,207 @@
+"""`adaptive` on a rule: who gets in, what a refusal is, and that every place is given back once, through both doors."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from limitgate import Adaptive, Decision, LimitGate, LimitGateWSGI, Rule, Window, limit, load_rules
+from limitgate.places import Places
+from tests.support.doors import (
+    PATIENCE,
+    ASGISite,
+    Reply,
+    asgi_reply,
+    handshake,
+    wsgi_environ,
+    wsgi_reply,
+)
+
+NOWHERE = "redis://127.0.0.1:1"
+"""A store that fails whoever asks it."""
+PROBLEM = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
+
+
+def one_place(name: str = "all", **options: Any) -> Rule:
+    return Rule(name, adaptive=Adaptive(min=1, max=1), **options)
+
+
+def places_of(gated: Any, name: str = "all") -> Places:
+    """The places under the adaptive limit of a rule."""
+    rules = gated.gate.rules.planner._every["default"]
+    places = next(each.places for each in rules if each.rule.name == name)
+    assert isinstance(places, Places)
+    return places
+
+
+class Held:
+    """An application that answers when it is told to, and keeps the decisions that it was handed."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.seen: list[Decision] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.seen.append(scope["limitgate"])
+        await self.go.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"done"})
+
+
+async def begun(app: Any, held: Held, path: str = "/", **more: Any) -> asyncio.Task[Reply]:
+    """A request that is in the application."""
+    before = len(held.seen)
+    task = asyncio.create_task(asgi_reply(app, path, **more))
+    async with asyncio.timeout(PATIENCE):
+        while len(held.seen) == before:  # noqa: ASYNC110 - no event tells of it
+            await asyncio.sleep(0)
+    return task
+
+
+def check_refusal(reply: Reply) -> None:
+    assert reply.status == 503
+    assert 1 <= reply.wait <= 11
+    assert reply.headers["content-type"] == "application/problem+json"
+    assert reply.headers["cache-control"] == "no-store"
+    assert reply.rate == {}
+    assert {name: reply.json()[name] for name in ("type", "status")} == {"type": PROBLEM, "status": 503}
+
+
+def test_whoever_finds_no_place_gets_503_and_no_store_is_asked() -> None:
+    held = Held()
+    app = LimitGate(held, rules=[one_place(), Rule("api", "5/second", on_error="closed")], store=NOWHERE, timeout=PATIENCE)
+
+    async def main() -> None:
+        places = places_of(app)
+        assert app.gate is not None
+        places.limit.begin(0.0, "other")
+        check_refusal(await asgi_reply(app))
+        assert app.gate.failures == 0
+        assert places.limit.in_flight == 1
+
+    asyncio.run(main())
+
+
+def test_places_come_free_with_the_response() -> None:
+    async def main() -> None:
+        held = Held()
+        app = LimitGate(held, rules=[one_place()])
+        first = await begun(app, held)
+        check_refusal(await asgi_reply(app))
+        held.go.set()
+        assert (await first).status == 200
+        assert places_of(app).limit.in_flight == 0
+        assert (await asgi_reply(app)).status == 200
+        assert held.seen[0].windows == (Window("all", 1, 0, 0, 1, 0.0, 0.0),)
+
+    asyncio.run(main())
+
+
+def test_the_decision_and_the_fields_are_those_of_the_tightest_window() -> None:
+    """An adaptive limit is a window as those of requests in flight are."""
+    for rates, expected in ((["5/second"], ("5", "4")), (["1000/second"], ("20", "19"))):
+        with ASGISite(Rule("all", *rates, adaptive=True)) as site:
+            reply = site.ask()
+            assert (reply.rate["x-ratelimit-limit"], reply.rate["x-ratelimit-remaining"]) == expected
+            decision = site.seen[-1]
+            assert [(each.limit, each.period, each.remaining) for each in decision.windows][1] == (20, 0, 19)
+            assert (decision.limit, decision.remaining) == (int(expected[0]), int(expected[1]))
+
+
+def test_a_refusal_by_a_rate_gives_the_place_back_and_is_429() -> None:
+    with ASGISite(Rule("all", "1/hour", adaptive=True)) as site:
+        assert site.statuses(3) == [200, 429, 429]
+        assert places_of(site.app).limit.in_flight == 0
+
+
+def test_rules_of_files_and_decorators_adapt(tmp_path: Path) -> None:
+    file = tmp_path / "rules.yaml"
+    file.write_text("rules:\n  - {name: all, path: /ruled, adaptive: {min: 1, max: 1}}\n  - {name: every, adaptive: true}\n")
+    rules = load_rules(file)
+    assert [rule.adaptive for rule in rules.tiers["default"]] == [Adaptive(min=1, max=1), Adaptive()]
+
+    async def main() -> None:
+        go = asyncio.Event()
+
+        async def ruled(request: Any) -> PlainTextResponse:
+            await go.wait()
+            return PlainTextResponse("done")
+
+        decorated = limit(adaptive={"min": 1, "max": 1})(ruled)
+        both = limit("2/hour", adaptive={"min": 1, "max": 1})(ruled)
+        app = Starlette(routes=[Route("/ruled", ruled), Route("/decorated", decorated), Route("/both", both)])
+        gated = LimitGate(app, rules=rules)
+        for path in ("/ruled", "/decorated", "/both"):
+            go.clear()
+            tasks = [asyncio.create_task(asgi_reply(gated, path)) for _ in range(3)]
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=PATIENCE)
+            assert done
+            go.set()
+            assert sorted([(await task).status for task in tasks]) == [200, 503, 503]
+        assert [(await asgi_reply(gated, "/both")).status for _ in range(2)] == [200, 429]
+
+    asyncio.run(main())
+
+
+def test_a_websocket_is_closed_with_1013_and_leaves_its_place_when_accepted() -> None:
+    in_flight = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        in_flight.append(places_of(gated).limit.in_flight)
+        await receive()
+        await send({"type": "websocket.accept"})
+        in_flight.append(places_of(gated).limit.in_flight)
+        await receive()
+
+    gated = LimitGate(app, rules=[one_place()])
+
+    async def main() -> None:
+        assert (await handshake(gated)).status == 101
+        assert in_flight == [1, 0]
+        places_of(gated).limit.begin(0.0, "other")
+        assert (await handshake(gated, denial=False)).status == 1013
+        assert (await handshake(gated)).status == 503
+
+    asyncio.run(main())
+
+
+def test_a_shadow_and_what_is_exempt_always_pass() -> None:
+    async def main() -> None:
+        held = Held()
+        held.go.set()
+        rules = [one_place("shadow", shadow=True), one_place("real", path="/real"), Rule("ok", path="/real", exempt=True)]
+        app = LimitGate(held, rules=rules)
+        places_of(app, "shadow").limit.begin(0.0, "other")
+        places_of(app, "real").limit.begin(0.0, "other")
+        assert (await asgi_reply(app)).status == 200
+        assert held.seen[-1].shadow
+        assert (await asgi_reply(app, "/real")).status == 200
+        assert held.seen[-1] is None
+
+    asyncio.run(main())
+
+
+def test_wsgi_gives_places_back() -> None:
+    def app(environ: Any, start_response: Any) -> Any:
+        assert places_of(gated).limit.in_flight == 1
+        length = [("Content-Length", "4")] if environ["PATH_INFO"] == "/sized" else []
+        start_response("200 OK", [("Content-Type", "text/plain"), *length])
+        return (each for each in [b"do", b"ne"]) if environ["PATH_INFO"] != "/list" else [b"done"]
+
+    gated = LimitGateWSGI(app, rules=[one_place()])
+    for path in ("/list", "/sized", "/stream"):
+        assert wsgi_reply(gated, path).status == 200
+        assert places_of(gated).limit.in_flight == 0
+    places_of(gated).limit.begin(0.0, "other")
+    check_refusal(wsgi_reply(gated))
+    environ = wsgi_environ()
+    b"".join(gated(environ, lambda *_: bytes.join))
+    assert environ["limitgate.outcome"] == "refused"
+    assert environ["limitgate"].windows[0][:5] == ("all", 1, 0, 0, 1)
+    assert environ["limitgate"].windows[0].retry_after == environ["limitgate"].retry_after >= 1
+    assert not environ["limitgate"].allowed
