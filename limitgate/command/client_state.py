@@ -57,7 +57,12 @@ def store_options(verb: Verb) -> Verb:
     return _decorated(
         verb,
         click.option(
-            "--store", required=True, metavar="URL", envvar="LIMITGATE_STORE", help="Where the service keeps its state."
+            "--store",
+            required=True,
+            metavar="URL",
+            envvar="LIMITGATE_STORE",
+            show_envvar=True,
+            help="Where the service keeps its state.",
         ),
         click.option(
             "--key-prefix", default="limitgate", metavar="TEXT", envvar="LIMITGATE_KEY_PREFIX", help="That of the service."

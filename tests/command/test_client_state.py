@@ -178,6 +178,12 @@ def test_mistakes_are_told(tmp_path: Path, words: list[str], status: int, told: 
     assert result.stderr.count("limitgate: ") <= 1
 
 
+def test_a_missing_store_is_told_with_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LIMITGATE_STORE", raising=False)
+    result = CliRunner().invoke(limitgate, ["bans"])
+    assert (result.exit_code, "Missing option '--store' (env var: 'LIMITGATE_STORE')" in result.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("1.5h", 5400), ("7d", 604_800)])
 def test_durations(redis_server: RedisServer, tmp_path: Path, text: str, seconds: float) -> None:
     """As people write them."""
