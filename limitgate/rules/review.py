@@ -19,8 +19,11 @@ from limitgate.rules.callers import DEFAULT_TIER, KnownCaller
 from limitgate.rules.idle import idle_limits, idle_rules, is_for_all_of
 from limitgate.rules.key_parts import check_part
 from limitgate.rules.rule import Rule, RuleSet
+from limitgate.suggestions import meant
 
 _RESERVED = IPv4Network("240.0.0.0/4")
+_METHODS = ("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE")
+_METHODS_OF_WEBDAV = ("COPY", "LOCK", "MKCOL", "MOVE", "PROPFIND", "PROPPATCH", "REPORT", "SEARCH", "UNLOCK")
 
 
 class Oddity(NamedTuple):
@@ -46,7 +49,7 @@ def review(rules: RuleSet, callers: Sequence[KnownCaller] = (), *, identifies: b
         )
     yield from _without_effect(rules, known)
     for rule in every:
-        yield from chain(_limits(rule), _clients(rule), _on_error(rule))
+        yield from chain(_limits(rule), _methods(rule), _clients(rule), _on_error(rule))
         if rule.key_asks("caller") and not (rules.callers or identifies):
             yield Oddity(rule, ("key",), f"counts by caller, but none are listed, expected some{_code('CALLER_OF_NOBODY')}")
     yield from _callers(rules, callers)
@@ -89,6 +92,13 @@ def _limits(rule: Rule) -> Iterator[Oddity]:
                 f"{limit} lets {most} pass within one period, twice its count or more, expected at most burst {limit.count}"
             )
             yield Oddity(rule, field, message)
+
+
+def _methods(rule: Rule) -> Iterator[Oddity]:
+    """Methods that look like slips of the pen: any name is allowed, and most are sent by nobody."""
+    for method in sorted((rule.methods or frozenset()).difference(_METHODS, _METHODS_OF_WEBDAV)):
+        if (near := meant(method, _METHODS)) is not None:
+            yield Oddity(rule, ("methods",), f"hardly any client sends {method!r}, did you mean {near!r}?")
 
 
 def _clients(rule: Rule) -> Iterator[Oddity]:

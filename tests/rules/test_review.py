@@ -46,6 +46,7 @@ def odd(folder: Path, *, identifies: bool = False, **files: str) -> list[tuple[s
         ("{name: a, qps: 5, clients: [224.0.0.1]}", "rules[0].clients[0]", "no client"),
         ("{name: a, qps: 5, clients: [10.0.0.1, 240.0.0.0/8]}", "rules[0].clients[1]", "no client"),
         ('{name: a, qps: 5, clients: ["::"]}', "rules[0].clients[0]", "no client"),
+        ("{name: a, qps: 5, methods: [GET, PSOT]}", "rules[0].methods", "sends 'PSOT', did you mean 'POST'"),
         # never refuses
         ("{name: a, limits: [10/second, 5/minute]}", "rules[0].limits[0]", "10/second never refuses, as 5/minute always"),
         ("{name: a, limits: [5/minute], qps: 10}", "rules[0].qps", "10/second never refuses"),
@@ -90,6 +91,7 @@ def test_one_thing_is_odd(tmp_path: Path, rules: str, field: str, message: str) 
         "{name: a, qps: 5, replaces: [b]}, {name: b, qps: 9, replaces: [a]}",
         "{name: a, qps: 1, path: /x, key: [host]}, {name: b, qpm: 900, path: /x}",
         "{name: a, qps: 1, key: ['header:X-User'], clients: [10.0.0.0/8]}",
+        "{name: a, qps: 9, methods: [get, LOCK, PROPFIND, QUERY, PURGE]}",
         "{name: a, qps: 9, on_error: local}",
         "{name: a, qps: 9, clients: [203.0.113.9, '2001:db8::/32', 0.0.0.0/0]}",
     ],
