@@ -29,6 +29,9 @@ _LISTS = {
 }
 """Examples of the lists that fields are."""
 
+_MAPPINGS = {"header": "{X-Caller: billing}", "headers": "{X-Caller: billing}", "limits": "{api: 500/minute}"}
+"""Examples of the mappings that fields are."""
+
 _EXPECTED = {
     "bool_parsing": "true or false",
     "bool_type": "true or false",
@@ -163,6 +166,8 @@ def _reason(kind: str, said: str, context: dict[str, Any], field: Field) -> str:
     if kind in ("tuple_type", "frozen_set_type", "list_type"):
         example = _LISTS.get(named[-1]) if named else None
         return f"expected a list{'' if example is None else f' such as {example}'}"
+    if kind == "dict_type" and named and named[-1] in _MAPPINGS:
+        return f"expected a mapping such as {_MAPPINGS[named[-1]]}"
     if kind not in _EXPECTED:
         return f"expected otherwise: {said}"
     numbers = {name: int(bound) if isinstance(bound, float) else bound for name, bound in context.items()}

@@ -9,7 +9,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from types import UnionType
-from typing import Annotated, Any, Unpack, get_origin
+from typing import Annotated, Any, NoReturn, Unpack, get_origin
 
 from limitgate.extras import extra
 
@@ -85,6 +85,11 @@ class RateLimit:
         rule = rule if name else rule.model_copy(update={"name": _default_name(_module_of_caller(), rule)})
         self.rule = rule.placed(tuple(self._names.values()))
         self.__signature__ = _signature(dict(zip(self._names, dependencies)))
+
+    @property
+    def dependency(self) -> NoReturn:
+        """Raise `ConfigError`: FastAPI asks for this where a limit is listed among dependencies by itself."""
+        raise ConfigError(f"the dependencies have {self.rule.name} by itself, expected Depends(RateLimit(...))")
 
     async def __call__(self, connection: HTTPConnection, **values: Any) -> Decision | None:
         """Decide about the limit for the request at hand."""

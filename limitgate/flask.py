@@ -53,6 +53,7 @@ class LimitGate:
         Raises `ConfigError` for a mistake in options or rules, and for an application that has this extension already;
         `TypeError` for an unknown option. Then the application is as it was.
         """
+        _check_is_flask(app)
         if NAME in app.extensions:
             raise ConfigError(f"{app.name} has LimitGate already, expected one init_app for each application")
         options: dict[str, Any] = {**_configured(app), **self._options}
@@ -74,6 +75,12 @@ class LimitGate:
             click.echo(overview(middleware.gate.rules.rule_set, list(routes_of(app))))
             if settings.shadow:
                 click.echo("\nThe option shadow is on: nothing is refused.")
+
+
+def _check_is_flask(app: object) -> None:
+    if not isinstance(app, Flask):
+        message = f"{type(app).__qualname__} is no Flask application, expected one; limitgate.LimitGate is for all of ASGI"
+        raise ConfigError(message)
 
 
 def _configured(app: Flask) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from limitgate.routes.handlers import STATUS
 from limitgate.routes.starlette import asgi_routes
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING, Mark, decided_marks
-from limitgate.rules.options import accepts, check_is_plain
+from limitgate.rules.options import accepts, check_is_plain, check_refuses
 from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store
 
 log = logging.getLogger("limitgate")
@@ -60,6 +60,7 @@ class LimitGate:
             if accepts(app, 2) and not accepts(app, 3):
                 raise ConfigError(f"{_name_of(app)} is called as WSGI has it, expected LimitGateWSGI around it")  # noqa: TRY301
             built = build_gate(asgi_routes(app), open_store, **options)
+            check_refuses(built.on_denied, "scope", "receive", "send")
         except (ConfigError, TypeError) as error:
             _tell_server(error)
             raise
@@ -209,6 +210,7 @@ class LimitGateWSGI:
             _tell_server(error)
             raise error
         built = build_gate(wsgi_routes(app), open_sync_store, **options)
+        check_refuses(built.on_denied, "environ", "start_response")
         self.gate, self._on_denied = built.gate, built.on_denied
         if built.gate is not None:
             _check_awaits_nothing(built.gate)

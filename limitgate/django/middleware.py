@@ -24,6 +24,7 @@ from limitgate.http.response import Refusal
 from limitgate.routes.django import DjangoRoutes
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING, decided_marks
+from limitgate.rules.options import check_refuses
 from limitgate.rules.settings import GateSettings
 from limitgate.stores import open_store, open_sync_store
 
@@ -51,6 +52,7 @@ class LimitGateMiddleware:
         self.gate = built.gate
         if built.required_prefix is not None or not self._awaits:  # on an event loop the first request connects
             built.ask_store()
+        check_refuses(built.on_denied, "request")
         self._deny = None if built.on_denied is None else _adapted(built.on_denied, awaits=self._awaits)
 
     def __call__(self, request: Any) -> Any:

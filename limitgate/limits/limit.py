@@ -273,6 +273,8 @@ def _parse(text: object) -> tuple[int, int, int | None]:
 
 def _expected(text: object) -> str:
     """What was expected in the place of text that is no limit."""
+    if isinstance(text, str) and re.match(r"\s*[0-9]{1,3}(?:[,_'][0-9]{3})+\s*(?:/|per\b)", text):
+        return "expected the count in digits alone, such as '1000/minute'"
     if isinstance(text, str) and re.search(r"[,;&|]|\band\b", text):
         return "expected each limit by itself, such as '5/second', '100/minute'"
     if isinstance(text, str) and re.match(r"\s*[0-9]*\.[0-9]", text):

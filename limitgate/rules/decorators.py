@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Container
 from contextvars import ContextVar
 from types import FrameType, FunctionType
-from typing import Any, Literal, TypeVar, Unpack, cast
+from typing import Any, Literal, NoReturn, TypeVar, Unpack, cast
 
 from limitgate.errors import ConfigError
 from limitgate.limits.limit import Limit, as_limit
@@ -78,7 +78,16 @@ def limit(*limits: Limit | str | LimitsBy, name: str | None = None, **options: U
         guarded: F = _guarded(endpoint, rule, is_stacked=is_stacked)
         return guarded
 
+    decorate.__annotations__["endpoint"] = _Endpoint
     return decorate
+
+
+class _Endpoint:
+    """Annotation of the one parameter of a decorator, at run time: whoever makes a dependency of it has pydantic look here."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: object) -> NoReturn:
+        raise ConfigError("@limit is a decorator and no dependency, expected Depends(RateLimit(...)) of limitgate.fastapi")
 
 
 show_options(limit, LimitOptions, DEFAULTS)

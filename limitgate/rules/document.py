@@ -23,10 +23,12 @@ MAX_NUMBER = 100
 """Characters of a number, or of anything else that is no text; longer ones are none that a rule could hold."""
 
 _CURES = {
+    "block mapping start": "expected all fields of one rule below each other, indented alike",
     "cannot start any token": "expected blanks instead of tabs, and quotes around text that begins with @, ` or %",
     "could not find expected ':'": "expected a colon behind each name, and a dash before each entry of a list",
     "expected alphabetic or numeric character": "expected quotes around text that begins with * or &",
     "mapping values are not allowed": "expected fields of one rule below each other, and quotes around text with a colon in it",
+    "unacceptable character": "expected text in UTF-8, without control characters",
     "undefined alias": "expected quotes around text that begins with * or &",
 }
 """What to do about some of PyYAML's problems, by a part of their text."""

@@ -191,6 +191,16 @@ def check_takes_request(function: Function) -> Function:
     return function
 
 
+def check_refuses(on_denied: Function | None, *parameters: str) -> Function | None:
+    """The option ``on_denied``, if it can be called with these parameters. Raises `ConfigError`."""
+    if on_denied is not None and not accepts(on_denied, len(parameters)):
+        name = getattr(on_denied, "__qualname__", None) or type(on_denied).__qualname__
+        given = ", ".join(parameters)
+        cure = "" if len(parameters) == 1 else "; a handler (request, error) is registered with the application"
+        raise ConfigError(f"on_denied: {name:.80} cannot be called with ({given}), expected a callable ({given}){cure}")
+    return on_denied
+
+
 def check_is_plain(function: object, what: str) -> None:
     """Raise `ConfigError` for an async callable, which WSGI cannot await."""
     if iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004

@@ -452,7 +452,12 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     def cost_of(self, request: Request) -> int:
         """The cost of this request. Raises `TypeError` or `ValueError` where a callable gives no valid cost."""
-        return check_cost(self.cost(request)) if callable(self.cost) else self.cost
+        if not callable(self.cost):
+            return self.cost
+        cost = self.cost(request)
+        if type(cost) is not int:
+            raise TypeError(f"the cost of rule {self.name!r} gave a {type(cost).__name__}, expected an integer")
+        return check_cost(cost)
 
     def _check(self) -> None:
         mistakes = []

@@ -41,7 +41,10 @@ def _listed(value: object) -> object:
             return json.loads(value)
         except ValueError as error:
             raise ConfigError('expected a list, as JSON ["10.0.0.1", "::1"], or without brackets 10.0.0.1, ::1') from error
-    return [item for item in (part.strip() for part in value.split(",")) if item]
+    items = [item for item in (part.strip() for part in value.split(",")) if item]
+    if spaced := next((item for item in items if len(item.split()) > 1), None):
+        raise ConfigError(f"{spaced!r:.80} has blanks, expected commas between entries")
+    return items
 
 
 Strings = Annotated[tuple[StrictStr, ...], NoDecode, BeforeValidator(_listed)]

@@ -133,6 +133,7 @@ LIMITS = {
     "a number instead of text": (lambda: Limit(5), "expected for example '100/minute'"),
     "a number as text": (lambda: Limit("5/minute", burst="20"), "a whole number, not '20'"),
     "an algorithm with hyphens": (lambda: Limit("5/m", algorithm="sliding-window"), "did you mean 'sliding_window'?"),
+    "a count with commas": (lambda: Limit("1,000/minute"), "expected the count in digits alone, such as '1000/minute'"),
     "a period of no length": (lambda: Limit("5/0 seconds"), "expected a period of at least 1 second"),
 }
 
@@ -202,6 +203,18 @@ OPTIONS = {
     "headers switched on": (lambda: gate(headers=True), "a list such as ['x-ratelimit']"),
     "a name with dots alone": (lambda: gate(identify="app.who"), "expected the text 'package.module:name'"),
     "an answer for what makes it": (lambda: gate(on_denied={"detail": "no"}), "on_denied: expected a callable"),
+    "a handler of refusals": (
+        lambda: gate(on_denied=view_of_two),
+        "on_denied: view_of_two cannot be called with (scope, receive, send), expected a callable (scope, receive, send)",
+    ),
+    "a handler of refusals on WSGI": (
+        lambda: LimitGateWSGI(wsgi, rules=RULES, on_denied=view),
+        "expected a callable (environ, start_response); a handler (request, error) is registered",
+    ),
+    "a cost that is none": (
+        lambda: asked(Rule("api", "5/minute", cost=lambda _: None)),
+        "the cost of rule 'api' gave a NoneType, expected an integer",
+    ),
     "a policy that is none": (lambda: gate(on_error="fail"), "expected 'open', 'closed' or 'local'"),
     "identify without a request": (
         lambda: gate(identify=lambda: None),
@@ -259,6 +272,15 @@ PLACES = {
     "ASGI middleware around WSGI": (lambda: LimitGate(wsgi, rules=RULES), "expected LimitGateWSGI around it"),
     "WSGI middleware around FastAPI": (lambda: LimitGateWSGI(fastapi.FastAPI(), rules=RULES), "app.add_middleware(LimitGate"),
     "WSGI middleware in FastAPI": (lambda: added(LimitGateWSGI), "app.add_middleware(LimitGate, rules=...)"),
+    "Flask's extension in FastAPI": (lambda: added(FlaskLimitGate), "limitgate.LimitGate is for all of ASGI"),
+    "a dependency by itself": (
+        lambda: fastapi.FastAPI().get("/", dependencies=[RateLimit("5/minute", name="a")])(view),
+        "the dependencies have a by itself, expected Depends(RateLimit(...))",
+    ),
+    "a decorator for a dependency": (
+        lambda: fastapi.FastAPI().get("/", dependencies=[Depends(limit("5/minute"))])(view),
+        "expected Depends(RateLimit(...)) of limitgate.fastapi",
+    ),
     "a misspelt key of Flask": (lambda: in_flask(LIMITGATE_RULE=RULES), "did you mean 'LIMITGATE_RULES'?"),
     "no rules in Flask": (in_flask, "expected rules=... or LIMITGATE_RULES"),
     "twice in Flask": (twice_in_flask, "expected one init_app for each application"),
@@ -320,6 +342,16 @@ IN_YAML = {
     "a tab": ("rules:\n\t- name: api\n", 2, "expected blanks instead of tabs"),
     "one rule for a list": ("rule:\n  - name: api\n    qpm: 5\n", 1, "rule: unknown field, did you mean 'rules'?"),
     "names for a list": ("rules:\n  api:\n    qpm: 5\n", 1, "rules: expected a list such as [{name: api, qpm: 100}]"),
+    "fields of one rule apart": (
+        "rules:\n  - name: api\n   qpm: 5\n",
+        3,
+        "expected all fields of one rule below each other, indented alike",
+    ),
+    "text for a header": (
+        "callers:\n  - {id: a, header: X-A}\n",
+        2,
+        "callers[0].header: expected a mapping such as {X-Caller: billing}",
+    ),
     "nothing": ("", 1, "empty, expected tier, callers and rules"),
     "a list at the top": ("- name: api\n  qpm: 5\n", 1, "expected a mapping with tier, callers and rules"),
     "a name for a rule": ("rules:\n  - api\n", 2, "rules[0]: expected a mapping, for example {name: api"),
@@ -384,6 +416,10 @@ VARIABLES = {
     "LIMITGATE_TIMEOUT": ("100ms", "expected a number (in seconds), not '100ms' (by the variable LIMITGATE_TIMEOUT)"),
     "LIMITGATE_ENABLED": ("off?", "expected true or false"),
     "LIMITGATE_TRUSTED_PROXIES": ("[10.0.0.1]", 'as JSON ["10.0.0.1", "::1"], or without brackets'),
+    "LIMITGATE_HEADERS": (
+        "x-ratelimit draft-11",
+        "headers: 'x-ratelimit draft-11' has blanks, expected commas between entries",
+    ),
     "LIMITGATE_RULES": ("", "rules are missing, expected rules=... or LIMITGATE_RULES"),
     "LIMITGATE_STORE": ("", "store: empty, expected memory://"),
     "LIMITGATE_PROCESSES": ("auto", "expected a whole number"),
