@@ -1,6 +1,6 @@
 # make run    serve the example on http://127.0.0.1:8000      make test   every test, a private Redis included
 # make check  style, types, import directions                 make quick  the tests that need no server, after each edit
-# make bench  LimitGate beside its peers
+# make bench  LimitGate beside its peers                      make bench-overload   the adaptive limit on servers under load
 # make demo   a real access log through the limiter           make fuzz   the property tests and fuzzers, for much longer
 # make dist   wheel and sdist into dist/                      make test-wheel   every test of the sdist against the wheel
 # make docs   what docs/ has of the code: tables, a picture      make coverage   every test, and which lines they run
@@ -10,7 +10,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=    # else every process that a test starts compiles what it imports anew
 
-.PHONY: run test quick coverage test-wheel check docs bench bench-count demo dist fuzz redis valgrind promtool clean
+.PHONY: run test quick coverage test-wheel check docs bench bench-count bench-overload demo dist fuzz redis valgrind promtool clean
 
 run: .venv/example
 	$(BIN)/uvicorn example_app.main:app --host 127.0.0.1 --port 8000 --no-proxy-headers
@@ -40,6 +40,9 @@ docs: .venv/dev
 
 bench: .venv/bench redis
 	$(BIN)/python -m benchmarks --write
+
+bench-overload: .venv/dev
+	$(BIN)/python -m benchmarks.overload --write
 
 bench-count: .venv/dev redis
 	@scripts/ensure-valgrind

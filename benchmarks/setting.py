@@ -46,9 +46,20 @@ def setting(server: RedisServer) -> Setting:
     with server.client() as untyped:
         client: Any = untyped
         redis_version = client.info("server")["redis_version"]
-    machine = f"{_processor()}, {os.cpu_count()} cores, {platform.system()}"
-    date = f"{datetime.now(UTC):%Y-%m-%d}"
-    return Setting(date, machine, platform.python_version(), redis_version, _versions((*_PEERS, *_COMMON)))
+    return Setting(_date(), _machine(), platform.python_version(), redis_version, _versions((*_PEERS, *_COMMON)))
+
+
+def machine() -> str:
+    """Date, machine and version of Python, for what is measured without Redis."""
+    return f"{_date()}, {_machine()}, Python {platform.python_version()}"
+
+
+def _date() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%d}"
+
+
+def _machine() -> str:
+    return f"{_processor()}, {os.cpu_count()} cores, {platform.system()}"
 
 
 def _processor() -> str:
