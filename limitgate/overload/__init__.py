@@ -10,5 +10,6 @@ Everything here is a function of state, sample and time, in seconds: nobody read
     lag_guard.py        `LagGuard`: an event loop that is late, known by its heartbeat
     thinning.py         which share of low and normal priority is turned away so that high is served
     waiting_line.py     who waits for a place, in which order, and who has waited too long
+    adaptive_throttle.py  `AdaptiveThrottle`: which requests a client keeps to itself, by how few the other side accepts
     shedding.py         counts of each priority; the share refused lately and the Retry-After that it gives
 """
