@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from types import TracebackType
-from typing import Self, cast
+from typing import Self, Unpack, cast
 
 from limitgate.extras import extra
 
@@ -20,24 +20,22 @@ from limitgate import waiting
 from limitgate.limiter.limiter import AsyncLimiter, Limiter
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.limit import Limit
-from limitgate.observing.observer import Observer
 from limitgate.outbound.deadline import shut_after
+from limitgate.outbound.options import ClientOptions
 from limitgate.outbound.response_fields import Answer, answer_of
-from limitgate.outbound.throttle import (
-    LONGEST_PAUSE,
-    LONGEST_READ,
-    MOST_READ,
-    OF_BODIES,
-    ClientThrottle,
-    arun,
-    is_idempotent,
-    limiter_of,
-    run,
-)
-from limitgate.rules.options import OnError
+from limitgate.outbound.throttle import LONGEST_READ, MOST_READ, OF_BODIES, ClientThrottle, arun, is_idempotent, run
 
 __all__ = ["AsyncRateLimitTransport", "RateLimitTransport", "host", "repeatable"]
 
+_UNANSWERED = (
+    httpx.TimeoutException,
+    httpx.NetworkError,
+    httpx.ProxyError,
+    httpx.RemoteProtocolError,
+    ConnectionError,
+    TimeoutError,
+)
+"""Errors of a request that the host did not answer; the builtin ones are those of transports that are not httpx's."""
 _PIECE = 64
 """Bytes of a refusal's body that are decoded together."""
 
@@ -63,12 +61,10 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
     of the key.
 
     A request that is refused with 429 is sent again if ``repeatable`` is true of it, by default for methods that may be
-    repeated, and its body is in memory. Raises `RateLimited` if not, or if it would have to wait for more than ``timeout``
-    seconds in all, by default 120 (None: as long as it takes). While the store fails, ``on_error`` counts in this process
-    (``local``, the default), sends at once (``open``), or raises `StoreError` (``closed``). No response pauses a key for
-    more than ``longest_pause`` seconds, by default 3600. With ``strict``, False by default, never more than the count of a
-    limit is sent in any period, whatever the service counts by. Raises `ConfigError` for limits that book no turns, and
-    with ``strict`` for those that cannot hold so. ``observers`` are those of a limiter that is made here, none by default.
+    repeated, and its body is in memory. Raises `RateLimited` if not, if it would have to wait for too long, and for what an
+    overloaded host is spared. ``options`` are `ClientOptions`: ``timeout``, ``on_error``, ``longest_pause``, ``strict``,
+    ``adaptive``, ``throttle`` and ``observers``. Raises `ConfigError` for limits that book no turns, and with ``strict`` for
+    those that cannot hold so, `TypeError` for an unknown option.
 
     ``transport`` sends; a new one of httpx if not given.
     """
@@ -79,25 +75,10 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
         limiter: AsyncLimiter | str = "memory://",
         transport: httpx.AsyncBaseTransport | None = None,
         key: Callable[[httpx.Request], str | None] = host,
-        timeout: float | None = 120.0,
-        on_error: OnError = "local",
         repeatable: Callable[[httpx.Request], bool] = repeatable,
-        longest_pause: float = LONGEST_PAUSE,
-        strict: bool = False,
-        observers: Iterable[str | Observer] = (),
+        **options: Unpack[ClientOptions],
     ) -> None:
-        counting = limiter_of(limiter, AsyncLimiter, observers)
-        self._owned = counting if isinstance(limiter, str) else None
-        self._throttle = ClientThrottle(
-            limits,
-            counting,
-            key=key,
-            timeout=timeout,
-            on_error=on_error,
-            repeatable=repeatable,
-            longest_pause=longest_pause,
-            strict=strict,
-        )
+        self._throttle = ClientThrottle(limits, limiter, AsyncLimiter, key=key, repeatable=repeatable, **options)
         self._transport = httpx.AsyncHTTPTransport() if transport is None else transport
         self._outbound = _AsyncOutbound(self._transport)
 
@@ -130,8 +111,8 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
             await self._close_store()
 
     async def _close_store(self) -> None:
-        if self._owned:
-            await self._owned.aclose()
+        if self._throttle.owned:
+            await self._throttle.owned.aclose()
 
 
 class RateLimitTransport(httpx.BaseTransport):
@@ -144,12 +125,10 @@ class RateLimitTransport(httpx.BaseTransport):
     of the key.
 
     A request that is refused with 429 is sent again if ``repeatable`` is true of it, by default for methods that may be
-    repeated, and its body is in memory. Raises `RateLimited` if not, or if it would have to wait for more than ``timeout``
-    seconds in all, by default 120 (None: as long as it takes). While the store fails, ``on_error`` counts in this process
-    (``local``, the default), sends at once (``open``), or raises `StoreError` (``closed``). No response pauses a key for
-    more than ``longest_pause`` seconds, by default 3600. With ``strict``, False by default, never more than the count of a
-    limit is sent in any period, whatever the service counts by. Raises `ConfigError` for limits that book no turns, and
-    with ``strict`` for those that cannot hold so. ``observers`` are those of a limiter that is made here, none by default.
+    repeated, and its body is in memory. Raises `RateLimited` if not, if it would have to wait for too long, and for what an
+    overloaded host is spared. ``options`` are `ClientOptions`: ``timeout``, ``on_error``, ``longest_pause``, ``strict``,
+    ``adaptive``, ``throttle`` and ``observers``. Raises `ConfigError` for limits that book no turns, and with ``strict`` for
+    those that cannot hold so, `TypeError` for an unknown option.
 
     ``transport`` sends; a new one of httpx if not given.
     """
@@ -160,25 +139,10 @@ class RateLimitTransport(httpx.BaseTransport):
         limiter: Limiter | str = "memory://",
         transport: httpx.BaseTransport | None = None,
         key: Callable[[httpx.Request], str | None] = host,
-        timeout: float | None = 120.0,
-        on_error: OnError = "local",
         repeatable: Callable[[httpx.Request], bool] = repeatable,
-        longest_pause: float = LONGEST_PAUSE,
-        strict: bool = False,
-        observers: Iterable[str | Observer] = (),
+        **options: Unpack[ClientOptions],
     ) -> None:
-        counting = limiter_of(limiter, Limiter, observers)
-        self._owned = counting if isinstance(limiter, str) else None
-        self._throttle = ClientThrottle(
-            limits,
-            counting,
-            key=key,
-            timeout=timeout,
-            on_error=on_error,
-            repeatable=repeatable,
-            longest_pause=longest_pause,
-            strict=strict,
-        )
+        self._throttle = ClientThrottle(limits, limiter, Limiter, key=key, repeatable=repeatable, **options)
         self._transport = httpx.HTTPTransport() if transport is None else transport
         self._outbound = _SyncOutbound(self._transport)
 
@@ -211,12 +175,17 @@ class RateLimitTransport(httpx.BaseTransport):
             self._close_store()
 
     def _close_store(self) -> None:
-        if self._owned:
-            self._owned.close()
+        if self._throttle.owned:
+            self._throttle.owned.close()
 
 
 def _answer(response: httpx.Response) -> Answer:
     return answer_of(response.status_code, response.headers.get, time.time())
+
+
+def _is_unanswered(error: BaseException) -> bool:
+    """True for no connection, no answer, or none in time. That no connection of the pool came free is not the host's doing."""
+    return isinstance(error, _UNANSWERED) and not isinstance(error, httpx.PoolTimeout)
 
 
 def _in_memory(request: httpx.Request) -> bool:
@@ -277,6 +246,7 @@ class _AsyncOutbound:
     """The `Transport` of an async transport."""
 
     repeatable = staticmethod(_in_memory)
+    is_unanswered = staticmethod(_is_unanswered)
 
     def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
         self._transport = transport
@@ -311,6 +281,7 @@ class _SyncOutbound:
     """The `Transport` of a sync transport."""
 
     repeatable = staticmethod(_in_memory)
+    is_unanswered = staticmethod(_is_unanswered)
 
     def __init__(self, transport: httpx.BaseTransport) -> None:
         self._transport = transport

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Unpack
 
 from limitgate.extras import extra
 
 with extra("requests", "requests", "urllib3", "http_sf"):
     import http_sf  # noqa: F401 - told here, by the name of this extra
-    from requests import PreparedRequest, Response
+    from requests import ConnectionError as NoConnection, PreparedRequest, Response, Timeout
     from requests.adapters import BaseAdapter, HTTPAdapter
+    from requests.exceptions import RetryError
     from urllib3.response import HTTPResponse
 
 from limitgate import waiting
 from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.limit import Limit
-from limitgate.observing.observer import Observer
 from limitgate.outbound.bodies import host_of, in_memory, kept
+from limitgate.outbound.options import ClientOptions
 from limitgate.outbound.response_fields import Answer, answer_of
-from limitgate.outbound.throttle import LONGEST_PAUSE, OF_BODIES, ClientThrottle, is_idempotent, limiter_of, run
-from limitgate.rules.options import OnError
+from limitgate.outbound.throttle import OF_BODIES, ClientThrottle, is_idempotent, run
 
 __all__ = ["RateLimitAdapter", "host", "repeatable"]
 
@@ -47,12 +47,10 @@ class RateLimitAdapter(BaseAdapter):
     redirect that is followed is a request.
 
     A request that is refused with 429 is sent again if ``repeatable`` is true of it, by default for methods that may be
-    repeated, and its body is in memory. Raises `RateLimited` if not, or if it would have to wait for more than ``timeout``
-    seconds in all, by default 120 (None: as long as it takes). While the store fails, ``on_error`` counts in this process
-    (``local``, the default), sends at once (``open``), or raises `StoreError` (``closed``). No response pauses a key for
-    more than ``longest_pause`` seconds, by default 3600. With ``strict``, False by default, never more than the count of a
-    limit is sent in any period, whatever the service counts by. Raises `ConfigError` for limits that book no turns, and
-    with ``strict`` for those that cannot hold so. ``observers`` are those of a limiter that is made here, none by default.
+    repeated, and its body is in memory. Raises `RateLimited` if not, if it would have to wait for too long, and for what an
+    overloaded host is spared. ``options`` are `ClientOptions`: ``timeout``, ``on_error``, ``longest_pause``, ``strict``,
+    ``adaptive``, ``throttle`` and ``observers``. Raises `ConfigError` for limits that book no turns, and with ``strict`` for
+    those that cannot hold so, `TypeError` for an unknown option.
 
     ``adapter`` sends. Retries of its own are not seen here; and retries that respect ``Retry-After``, as those of
     ``HTTPAdapter(max_retries=3)`` do, come back after a 429 by themselves, of which no other process learns.
@@ -65,26 +63,11 @@ class RateLimitAdapter(BaseAdapter):
         limiter: Limiter | str = "memory://",
         adapter: BaseAdapter | None = None,
         key: Callable[[PreparedRequest], str | None] = host,
-        timeout: float | None = 120.0,
-        on_error: OnError = "local",
         repeatable: Callable[[PreparedRequest], bool] = repeatable,
-        longest_pause: float = LONGEST_PAUSE,
-        strict: bool = False,
-        observers: Iterable[str | Observer] = (),
+        **options: Unpack[ClientOptions],
     ) -> None:
         super().__init__()
-        counting = limiter_of(limiter, Limiter, observers)
-        self._owned = counting if isinstance(limiter, str) else None
-        self._throttle = ClientThrottle(
-            limits,
-            counting,
-            key=key,
-            timeout=timeout,
-            on_error=on_error,
-            repeatable=repeatable,
-            longest_pause=longest_pause,
-            strict=strict,
-        )
+        self._throttle = ClientThrottle(limits, limiter, Limiter, key=key, repeatable=repeatable, **options)
         self._adapter = HTTPAdapter() if adapter is None else adapter
 
     def send(self, request: PreparedRequest, *args: Any, **kwargs: Any) -> Response:
@@ -99,8 +82,8 @@ class RateLimitAdapter(BaseAdapter):
         try:
             self._adapter.close()
         finally:
-            if self._owned:
-                self._owned.close()
+            if self._throttle.owned:
+                self._throttle.owned.close()
 
 
 class _Outbound:
@@ -129,3 +112,6 @@ class _Outbound:
 
     def repeatable(self, request: PreparedRequest) -> bool:
         return in_memory(request.body)
+
+    def is_unanswered(self, error: BaseException) -> bool:
+        return isinstance(error, NoConnection | Timeout | RetryError | ConnectionError | TimeoutError)

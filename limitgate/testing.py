@@ -82,7 +82,7 @@ def frozen(at: float | datetime | None = None) -> AbstractContextManager[FrozenC
 def reset() -> None:
     """Forget every bucket, and every ban, in all memory stores. What is configured under a name stays.
 
-    Outbound clients forget for how long services asked to be left alone. What is on Redis stays there.
+    Outbound clients forget for how long services asked to be left alone, and how loaded they are. What is on Redis stays there.
     """
     for store in living(MemoryStore):
         store.forget()

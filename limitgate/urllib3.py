@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, Unpack, cast
 
 from limitgate.extras import extra
 
 with extra("urllib3", "urllib3", "http_sf"):
     import http_sf  # noqa: F401 - told here, by the name of this extra
     from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPResponse, PoolManager, Retry
-    from urllib3.exceptions import MaxRetryError, ProtocolError, SSLError, TimeoutError as TooLate
+    from urllib3.exceptions import (
+        MaxRetryError,
+        NewConnectionError,
+        ProtocolError,
+        ProxyError,
+        SSLError,
+        TimeoutError as TooLate,
+    )
     from urllib3.util import Url
     from urllib3.util.request import set_file_position
 
@@ -20,13 +27,15 @@ from limitgate import waiting
 from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.limit import Limit
-from limitgate.observing.observer import Observer
 from limitgate.outbound.bodies import host_of, in_memory, kept
+from limitgate.outbound.options import ClientOptions
 from limitgate.outbound.response_fields import Answer, answer_of
-from limitgate.outbound.throttle import LONGEST_PAUSE, ClientThrottle, is_idempotent, limiter_of, run
-from limitgate.rules.options import OnError
+from limitgate.outbound.throttle import ClientThrottle, is_idempotent, run
 
 __all__ = ["RateLimitPoolManager", "Request", "host", "repeatable"]
+
+_UNANSWERED = (NewConnectionError, ProtocolError, ProxyError, SSLError, TooLate)
+"""Errors of a connection that could not be made, or ended before the response did; they may be wrapped in `MaxRetryError`."""
 
 
 class Request(NamedTuple):
@@ -58,15 +67,14 @@ class RateLimitPoolManager(PoolManager):
     redirect that is followed is a request.
 
     A request that is refused with 429 is sent again if ``repeatable`` is true of it, by default for methods that may be
-    repeated, and its body is in memory. Raises `RateLimited` if not, or if it would have to wait for more than ``timeout``
-    seconds in all, by default 120 (None: as long as it takes). While the store fails, ``on_error`` counts in this process
-    (``local``, the default), sends at once (``open``), or raises `StoreError` (``closed``). No response pauses a key for
-    more than ``longest_pause`` seconds, by default 3600. With ``strict``, False by default, never more than the count of a
-    limit is sent in any period, whatever the service counts by. Raises `ConfigError` for limits that book no turns, and
-    with ``strict`` for those that cannot hold so. ``observers`` are those of a limiter that is made here, none by default.
+    repeated, and its body is in memory. Raises `RateLimited` if not, if it would have to wait for too long, and for what an
+    overloaded host is spared. ``options`` are `ClientOptions`: ``timeout``, ``on_error``, ``longest_pause``, ``strict``,
+    ``adaptive``, ``throttle`` and ``observers``. Raises `ConfigError` for limits that book no turns, and with ``strict`` for
+    those that cannot hold so, `TypeError` for an unknown option.
 
     ``manager`` sends: any `PoolManager`, such as a `ProxyManager`. Its retries and those of a request take a turn each after
-    another status or a broken body; failed connections are tried again within a turn.
+    another status or a broken body; failed connections are tried again within a turn, or in one of their own with
+    ``adaptive`` or ``throttle``.
     """
 
     def __init__(
@@ -75,25 +83,10 @@ class RateLimitPoolManager(PoolManager):
         limiter: Limiter | str = "memory://",
         manager: PoolManager | None = None,
         key: Callable[[Request], str | None] = host,
-        timeout: float | None = 120.0,
-        on_error: OnError = "local",
         repeatable: Callable[[Request], bool] = repeatable,
-        longest_pause: float = LONGEST_PAUSE,
-        strict: bool = False,
-        observers: Iterable[str | Observer] = (),
+        **options: Unpack[ClientOptions],
     ) -> None:
-        counting = limiter_of(limiter, Limiter, observers)
-        self._owned = counting if isinstance(limiter, str) else None
-        self._throttle = ClientThrottle(
-            limits,
-            counting,
-            key=key,
-            timeout=timeout,
-            on_error=on_error,
-            repeatable=repeatable,
-            longest_pause=longest_pause,
-            strict=strict,
-        )
+        self._throttle = ClientThrottle(limits, limiter, Limiter, key=key, repeatable=repeatable, **options)
         self._manager = PoolManager() if manager is None else manager
         super().__init__(headers=self._manager.headers)
 
@@ -118,8 +111,8 @@ class RateLimitPoolManager(PoolManager):
         try:
             self.clear()
         finally:
-            if self._owned:
-                self._owned.close()
+            if self._throttle.owned:
+                self._throttle.owned.close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -131,7 +124,9 @@ class RateLimitPoolManager(PoolManager):
 class _Hop:
     """Stand-in for the pool of a host in `PoolManager.urlopen`, which follows redirects; its requests take turns."""
 
-    def __init__(self, manager: PoolManager, throttle: ClientThrottle[Request], pool: HTTPConnectionPool, origin: str) -> None:
+    def __init__(
+        self, manager: PoolManager, throttle: ClientThrottle[Request, Limiter], pool: HTTPConnectionPool, origin: str
+    ) -> None:
         self._manager = manager
         self._throttle = throttle
         self._pool = pool
@@ -161,12 +156,13 @@ class _Hop:
         request = Request(method, self._origin + target, headers or {}, body)
         left = Retry.from_int(retries, redirect=False, default=self._manager.connection_pool_kw.get("retries"))
         while True:
-            response: BaseHTTPResponse = run(self._throttle.exchange(_Outbound(self._manager, left, options), request))
-            left = response.retries or left
             try:
+                outbound = _Outbound(self._manager, left, options, retries_connections=not self._throttle.counts_attempts)
+                response: BaseHTTPResponse = run(self._throttle.exchange(outbound, request))
+                left = response.retries or left
                 if preload_content:
                     _ = response.data
-            except (TooLate, ProtocolError, SSLError) as error:
+            except _UNANSWERED as error:
                 left = left.increment(method, target, error=error, _pool=self._pool, _stacktrace=error.__traceback__)
                 left.sleep()
                 continue
@@ -184,12 +180,16 @@ class _Hop:
 
 
 class _Outbound:
-    """The `Transport` of a request with certain options; ``retries`` are those that it has left."""
+    """The `Transport` of a request with certain options; ``retries`` are those that it has left.
 
-    def __init__(self, manager: PoolManager, retries: Retry, options: dict[str, Any]) -> None:
+    Unless it ``retries_connections``, an error that these are for is raised at once.
+    """
+
+    def __init__(self, manager: PoolManager, retries: Retry, options: dict[str, Any], *, retries_connections: bool) -> None:
         self._manager = manager
         self._retries = retries
         self._options = options
+        self._retries_connections = retries_connections
 
     def sleep(self, seconds: float) -> None:
         waiting.sleep(seconds)
@@ -198,9 +198,15 @@ class _Outbound:
         ours = self._retries
         theirs = ours.new(respect_retry_after_header=False, status_forcelist=())
         response = self._manager.urlopen(
-            request.method, request.url, redirect=False, retries=theirs, preload_content=False, **self._options
+            request.method,
+            request.url,
+            redirect=False,
+            retries=theirs if self._retries_connections else theirs.new(total=False),
+            preload_content=False,
+            **self._options,
         )
-        response.retries = (response.retries or theirs).new(
+        left = (response.retries if self._retries_connections else None) or theirs
+        response.retries = left.new(
             respect_retry_after_header=ours.respect_retry_after_header, status_forcelist=ours.status_forcelist
         )
         return response, answer_of(response.status, response.headers.get, time.time())
@@ -214,3 +220,6 @@ class _Outbound:
 
     def repeatable(self, request: Request) -> bool:
         return in_memory(request.body)
+
+    def is_unanswered(self, error: BaseException) -> bool:
+        return isinstance(error, _UNANSWERED) or (isinstance(error, MaxRetryError) and isinstance(error.reason, _UNANSWERED))

@@ -35,6 +35,7 @@ from limitgate.gate.build import GateOptions
 from limitgate.httpx import AsyncRateLimitTransport, RateLimitTransport
 from limitgate.limiter.adaptive import AdaptiveOptions
 from limitgate.limiter.rule_bucket import BucketParts
+from limitgate.outbound.options import ClientOptions
 from limitgate.requests import RateLimitAdapter
 from limitgate.rules.callers import KnownCaller
 from limitgate.rules.options import ChargeIf, DependencyOptions, LimitOptions, RuleOptions, ThrottleOptions
@@ -56,7 +57,10 @@ def words(owner: type) -> dict[str, str]:
     return below
 
 
-OWNERS = [AdaptiveOptions, BucketParts, Caller, ChargeIf, Decision, KnownCaller, Limit, Request, Rule, Settings, Window]
+OWNERS = [
+    *(AdaptiveOptions, BucketParts, Caller, ChargeIf, ClientOptions, Decision),
+    *(KnownCaller, Limit, Request, Rule, Settings, Window),
+]
 
 
 @pytest.mark.parametrize("owner", OWNERS, ids=lambda one: one.__name__)

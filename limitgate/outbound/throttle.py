@@ -1,5 +1,7 @@
 """The throttle of polite clients: wait for a turn, send, obey the service's rate fields, and come back after a 429.
 
+A host that is overloaded is known by `limitgate.outbound.host_load`.
+
 Written once for code that awaits and code that does not. What has to be done is a generator that yields what its `Transport`
 gives: results in code that does not wait otherwise, awaitables in code that does. `run` and `arun` send the results back in.
 """
@@ -12,7 +14,7 @@ import math
 import random
 from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
-from typing import Any, Generic, Protocol, TypeVar, get_args
+from typing import Any, Generic, NoReturn, Protocol, TypeVar, Unpack
 from weakref import WeakSet
 
 from limitgate import waiting
@@ -24,12 +26,23 @@ from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.decision import Decision, RateLimited
 from limitgate.limits.limit import Limit
 from limitgate.observing.observer import Observer
+from limitgate.outbound.host_load import HostLoad, HostLoads, Refusal, outcome_of
+from limitgate.outbound.options import CheckedOptions, ClientOptions
 from limitgate.outbound.response_fields import Answer
 from limitgate.outbound.strict import check_is_strict, strict as strictly
-from limitgate.rules.options import OnError
+from limitgate.overload.adaptive_limit import Outcome
 from limitgate.stores import MemoryStore
 
-Request = TypeVar("Request")
+
+class Sent(Protocol):
+    """Request of any client library."""
+
+    @property
+    def method(self) -> str | None:
+        """Its method."""
+
+
+Request = TypeVar("Request", bound=Sent)
 Kind = TypeVar("Kind", AsyncLimiter, Limiter)
 Flow = Generator[Any, Any, Any]
 """Yields whatever a `Transport` or a limiter gives: results, or awaitables of them."""
@@ -46,8 +59,6 @@ REMEMBERED = 10_000
 """Most keys that are remembered in this process."""
 _SHORT = 260
 """Most characters of a key that is remembered as it is: any host with its port (RFC 1035 section 2.3.4)."""
-LONGEST_PAUSE = 3600.0
-"""Default of the most seconds for which one response pauses a key for everybody on the store."""
 _HEARD = 1.0
 """Seconds after which the store is asked again whether another process has begun or ended a pause."""
 _ROUNDING = 2.0
@@ -58,10 +69,10 @@ _log = logging.getLogger("limitgate.outbound")
 
 
 class Transport(Protocol):
-    """Operations of a client library on one request. All but `repeatable` may return awaitables."""
+    """Operations of a client library on one request. All may return awaitables but those that return a bool."""
 
     def send(self, request: Any) -> Any:
-        """Send a request; return its response and the limits in it, an `Answer`."""
+        """Send a request; return its response, which has ``headers``, and the limits in it, an `Answer`."""
 
     def discard(self, response: Any) -> Any:
         """Read the rest of a refusal, unless it is too long, so that its connection can be used again; return the response."""
@@ -74,6 +85,9 @@ class Transport(Protocol):
 
     def repeatable(self, request: Any) -> bool:
         """True if the body of a request can be sent again."""
+
+    def is_unanswered(self, error: BaseException) -> bool:
+        """True for an error of `send` that means: no connection, no answer, or none in time."""
 
 
 def run(flow: Flow) -> Any:
@@ -95,68 +109,45 @@ def is_idempotent(method: str, fields: Iterable[str]) -> bool:
     return method.upper() in _IDEMPOTENT or any(name.lower() == "idempotency-key" for name in fields)
 
 
-def limiter_of(limiter: object, kind: type[Kind], observers: Iterable[str | Observer] = ()) -> Kind:
-    """A limiter of this kind: the one given, or a new one for the store at a URL, with these observers.
-
-    Raises `ConfigError` for anything else, and for observers beside a limiter, which has its own.
-    """
-    if isinstance(limiter, str):
-        return kind(limiter, observers=observers)
-    if observers:
-        raise ConfigError("observers stand beside a limiter, which has its own, expected them where that is made")
-    if not isinstance(limiter, kind):
-        raise ConfigError(f"limiter is {limiter!r:.80}, expected {kind.__name__} or the URL of a store")
-    return limiter
-
-
-class ClientThrottle(Generic[Request]):
+class ClientThrottle(Generic[Request, Kind]):
     """Throttle of a client. ``limits`` are counted by ``key``; without any only the service's own fields count.
 
-    ``timeout`` is the time in seconds that a request may wait before it is sent for the last time, None for any time.
-    ``on_error`` decides while the limiter's store fails. ``repeatable`` is true of requests that may be sent again after a
-    refusal. ``longest_pause`` is the most seconds for which one response pauses a key for everybody on the store. ``strict``
-    has limits hold in any period, see `limitgate.outbound.strict`. Raises `ConfigError` for invalid options.
+    ``limiter`` counts, of the class ``kind``; one for the store at a URL is made here, and closed with the throttle.
+    ``repeatable`` is true of requests that may be sent again after a refusal. ``options`` are `ClientOptions`. Raises
+    `ConfigError` for mistakes, `TypeError` for an unknown option.
     """
 
     def __init__(
         self,
         limits: tuple[Limit | str | Configured, ...],
-        limiter: AsyncLimiter | Limiter,
+        limiter: Kind | str,
+        kind: type[Kind],
         *,
         key: Callable[[Request], str | None],
-        timeout: float | None,
-        on_error: OnError,
         repeatable: Callable[[Request], bool],
-        longest_pause: float = LONGEST_PAUSE,
-        strict: bool = False,
+        **options: Unpack[ClientOptions],
     ) -> None:
-        if not (isinstance(longest_pause, int | float) and longest_pause > 0) or isinstance(longest_pause, bool):
-            raise ConfigError(f"longest_pause is {longest_pause!r:.40}, expected seconds above 0")
-        if on_error not in get_args(OnError):
-            raise ConfigError(f"on_error is {on_error!r:.80}, expected one of {', '.join(get_args(OnError))}")
-        if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
-            raise ConfigError(f"timeout is {timeout!r:.40}, expected seconds of at least 0, or None for as long as it takes")
+        checked = CheckedOptions.of(options)
         if not callable(key):
             raise ConfigError(f"key is {key!r:.80}, expected a callable that gives the text for a request")
-        if strict not in (True, False):
-            raise ConfigError(f"strict is {strict!r:.40}, expected True or False")
-        if strict:
+        if checked.strict:
             limits = tuple([limit if isinstance(limit, Configured) else strictly(limit) for limit in limits])
+        self._limiter: Kind = _limiter_of(limiter, kind, options.get("observers", ()))
+        self.owned: Kind | None = self._limiter if isinstance(limiter, str) else None
+        """The limiter if it was made here, to be closed with the client."""
         if limits:
-            limiter.validate("", *limits, timeout=None)
+            self._limiter.validate("", *limits, timeout=None)
         self._limits = limits
-        self._limiter = limiter
-        self._local = (AsyncLimiter if isinstance(limiter, AsyncLimiter) else Limiter)(MemoryStore())
+        self._local: Kind = kind(MemoryStore())
         """Limiter of this process, for use while the store fails."""
         self._are_configured = any(isinstance(limit, Configured) for limit in limits)
         self._local_limits: tuple[Limit | str | Configured, ...] = () if self._are_configured else limits
         """Its limits: of limits configured in the store those read last, None before that."""
-        self._is_strict = strict
+        self._options = checked
         self._key = key
-        self._timeout = math.inf if timeout is None else float(timeout)
-        self._on_error = on_error
         self._repeatable = repeatable
-        self._longest_pause = float(longest_pause)
+        self._loads = HostLoads(checked.adaptive, throttles=checked.throttle) if checked.adaptive or checked.throttle else None
+        """Load of each host, by key; None where nobody asked for it."""
         self._look_at: dict[str, float] = {}
         """Times at which to ask the store whether a pause was ended by a pardon, by key."""
         self._paused: dict[str, float] = {}
@@ -165,27 +156,36 @@ class ClientThrottle(Generic[Request]):
         """Times at which our own empty buckets will be full again, by key."""
         throttles.add(self)
 
+    @property
+    def counts_attempts(self) -> bool:
+        """True if each attempt to send a request tells of the load of its host."""
+        return self._loads is not None
+
     def forget(self) -> None:
-        """Forget what this process knows of pauses and of empty buckets."""
+        """Forget what this process knows of pauses, of empty buckets and of the load of hosts."""
         for known in (self._look_at, self._paused, self._empty):
             known.clear()
+        if self._loads is not None:
+            self._loads.forget()
 
     def exchange(self, transport: Transport, request: Request) -> Flow:
         """Send a request in its turn, and again if it is refused; return its response. Raises `RateLimited`, `StoreError`."""
         key = self._key(request)
         if key is None:
             return (yield transport.send(request))[0]
-        deadline = waiting.monotonic() + self._timeout
+        deadline = waiting.monotonic() + self._options.timeout
+        load = None if self._loads is None else self._loads[_short(key)]
         refusals, refused = 0, None
         while True:
-            yield from self._turn(transport, key, deadline, refused)
+            yield from self._turn(transport, key, deadline, refused, load)
             full_in = self._full_in(key)
-            response, answer = yield transport.send(request)
+            if load is None:
+                response, answer = yield transport.send(request)
+            else:
+                response, answer = yield from self._attempt(transport, request, load, refused)
             try:
                 told = _pause(answer, max(full_in, self._full_in(key)))
-                pause = min(told, self._longest_pause)
-                if pause < told:
-                    _log.warning("%.260r asks for a pause of %.0f s, which is cut to %.0f s", key, told, pause)
+                pause = self._cut(key, told)
                 if pause:
                     yield from self._heed(key, pause, answer)
                 if not answer.refused:
@@ -203,8 +203,45 @@ class ClientThrottle(Generic[Request]):
             if wait > pause or pause <= _HEARD:
                 yield transport.sleep(wait)  # else the next turn comes after the pause, which a pardon may end
 
-    def _turn(self, transport: Transport, key: str, deadline: float, refused: Any) -> Flow:
-        """Wait for the next turn outside of any pause; ``refused`` if the service has refused this request before."""
+    def _attempt(self, transport: Transport, request: Request, load: HostLoad, refused: Any) -> Flow:
+        """Send a request if there is room in flight, and learn from how it ends."""
+        place = load.begin(request.method)
+        if isinstance(place, Refusal):
+            self._refuse(place, refused)
+        outcome: Outcome = "untaught"
+        is_accepted: bool | None = None
+        try:
+            response, answer = yield transport.send(request)
+            outcome = outcome_of(request.method, answer.status, response.headers.get("content-type"))
+            is_accepted = outcome != "failed"
+        except BaseException as error:
+            if transport.is_unanswered(error):
+                outcome, is_accepted = "failed", False
+            raise
+        finally:
+            load.end(place, outcome, is_accepted=is_accepted)
+        return response, answer
+
+    def _refuse(self, refusal: Refusal, refused: Any) -> NoReturn:
+        """Raise `RateLimited` for a request that an overloaded host is spared; ``refused`` if it has refused it before."""
+        decision = _refusal(refusal.retry_after, refusal.limit)
+        self._limiter._count(decision, "nobody")  # noqa: SLF001 - a decision of this client that its limiter was not asked for
+        raise RateLimited(decision, refused)
+
+    def _cut(self, key: str, told: float) -> float:
+        """Cut a pause to the longest one that is heeded."""
+        longest = self._options.longest_pause
+        if told > longest:
+            _log.warning("%.260r asks for a pause of %.0f s, which is cut to %.0f s", key, told, longest)
+        return min(told, longest)
+
+    def _turn(self, transport: Transport, key: str, deadline: float, refused: Any, load: HostLoad | None) -> Flow:
+        """Wait for the next turn outside of any pause; ``refused`` if the service has refused this request before.
+
+        What an overloaded host is spared takes no turn.
+        """
+        if load is not None and (refusal := load.refusal()) is not None:
+            self._refuse(refusal, refused)
         while True:
             yield from self._look_for_pardon(key)
             pause, banned = self._paused_for(key), 0.0
@@ -231,7 +268,7 @@ class ClientThrottle(Generic[Request]):
             return decision
         if self._are_configured:
             self._local_limits = _counted(decision)
-            for limit in self._local_limits if self._is_strict else ():
+            for limit in self._local_limits if self._options.strict else ():
                 check_is_strict(limit)
         if decision.remaining:
             self._empty.pop(_short(key), None)
@@ -251,7 +288,7 @@ class ClientThrottle(Generic[Request]):
         try:
             decision = yield ask(self._limiter, self._limits)
         except StoreError as error:
-            on_error = "local" if error.fault == "overload" and self._local_limits else self._on_error
+            on_error = "local" if error.fault == "overload" and self._local_limits else self._options.on_error
             if on_error == "closed" or (on_error == "local" and self._limits and not self._local_limits):
                 raise
             if on_error == "local":
@@ -291,7 +328,21 @@ class ClientThrottle(Generic[Request]):
                 _remember(self._look_at, _short(key), waiting.monotonic() + _HEARD)
 
 
-throttles: WeakSet[ClientThrottle[Any]] = WeakSet()
+def _limiter_of(limiter: Kind | str, kind: type[Kind], observers: Iterable[str | Observer]) -> Kind:
+    """A limiter of this kind: the one given, or a new one for the store at a URL, with these observers.
+
+    Raises `ConfigError` for anything else, and for observers beside a limiter, which has its own.
+    """
+    if isinstance(limiter, str):
+        return kind(limiter, observers=observers)
+    if observers:
+        raise ConfigError("observers stand beside a limiter, which has its own, expected them where that is made")
+    if not isinstance(limiter, kind):
+        raise ConfigError(f"limiter is {limiter!r:.80}, expected {kind.__name__} or the URL of a store")
+    return limiter
+
+
+throttles: WeakSet[ClientThrottle[Any, Any]] = WeakSet()
 """All throttles of this process."""
 
 
@@ -307,9 +358,9 @@ def _pause(answer: Answer, full_in: float) -> float:
     return 0.0 if is_known and answer.retry_after is None else answer.pause or 0.0
 
 
-def _refusal(wait: float) -> Decision:
-    """Decision of the service, for `RateLimited`."""
-    return Decision(False, 0, 0, wait, wait, 0, None)
+def _refusal(wait: float, limit: int = 0) -> Decision:
+    """Decision of the service, for `RateLimited`, or for its sake. ``limit`` is that of requests in flight, if that decided."""
+    return Decision(False, limit, 0, float(wait), float(wait), 0, None)
 
 
 def _backoff(refusals: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import random
 import subprocess
 import sys
 import time
@@ -15,12 +16,13 @@ import pytest
 
 import limitgate.httpx
 import limitgate.outbound.bodies
-from limitgate import ConfigError, Limit, RateLimited, StoreError
+from limitgate import ConfigError, Limit, RateLimited, StoreError, waiting
+from limitgate.overload.options import Adaptive
 from tests.limiter.test_limiter import left, visitors
 from tests.support.clients import CLIENTS, Client, Interrupted
 from tests.support.doors import PATIENCE, PROCESS_PATIENCE
 from tests.support.redis_server import RedisServer
-from tests.support.service import HOSTILE, LATER, SOON, Service, Told, refusal, serving
+from tests.support.service import HOSTILE, LATER, SOON, Service, Told, held_port, refusal, serving
 
 AT_ONCE = Told(429, {"Retry-After": "0.02"}, b'{"error": "slow down"}')
 Opens = Callable[..., Client]
@@ -154,6 +156,10 @@ MISTAKES: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
     (("1/second",), {"timeout": -1}),
     (("1/second",), {"timeout": "1"}),
     (("1/second",), {"on_error": "sometimes"}),
+    (("1/second",), {"throttle": "yes"}),
+    (("1/second",), {"strict": 5}),
+    (("1/second",), {"adaptive": 20}),
+    (("1/second",), {"adaptive": {"mox": 20}}),
     (("1/second",), {"limiter": None}),
     (("1/second",), {"limiter": 5}),
 ]
@@ -164,6 +170,12 @@ def test_mistakes_show_when_it_is_built(kind: type[Client], limits: tuple[Any, .
     """What can never work is no matter for the first request."""
     with pytest.raises(ConfigError):
         kind(*limits, **options)
+
+
+def test_an_option_that_is_unknown_is_told(kind: type[Client]) -> None:
+    """With the one that was probably meant."""
+    with pytest.raises(TypeError, match="unknown option 'throtle', did you mean 'throttle'"):
+        kind("1/second", throtle=True)
 
 
 # --- what the service says --------------------------------------------------------------------------------------------
@@ -255,6 +267,50 @@ def test_a_refusal_carries_its_decision_and_response(use: Opens, kind: type[Clie
     assert (status, body, headers["x-own"]) == (429, LATER.body, "1")
     assert refused.response.json() == {"error": "slow down"}
     assert service.lines == 1
+
+
+# --- a service that is overloaded -------------------------------------------------------------------------------------
+
+
+def offered_until(client: Client, url: str, now: list[float], wanted: str, count: int) -> int:
+    """Offer 20 requests a second by a clock until so many of the last 60 have an outcome. Returns how many it took, or 600."""
+    found: list[str] = []
+    while len(found) < 600 and found[-60:].count(wanted) < count:
+        now[0] += 0.05
+        try:
+            found.append("answered" if client.get(url).status == 200 else "error")
+        except RateLimited as refused:
+            found.append("refused" if refused.response is None else "error")
+        except Exception as error:  # noqa: BLE001 - whatever the library raises
+            found.append(type(error).__module__.partition(".")[0])
+    return len(found)
+
+
+def test_a_dead_service_is_spared_and_found_again(use: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hardly anything is sent to it, and within half a minute after it is back it has all requests again."""
+    now = [1000.0]
+    monkeypatch.setattr(waiting, "monotonic", lambda: now[0])
+    monkeypatch.setattr(random, "random", random.Random(2).random)
+    client = use(throttle=True, adaptive=Adaptive(min=1, max=1))
+    closing = Told(headers={"Connection": "close"})
+    with held_port() as port:
+        url = f"http://127.0.0.1:{port}"
+        with serving(port) as service:
+            service.script = lambda _: closing
+            assert offered_until(client, url, now, "answered", 60) == 60
+        assert offered_until(client, url, now, "refused", 54) < 600
+        with serving(port) as service:
+            service.script = lambda _: closing
+            assert offered_until(client, url, now, "answered", 54) < 600
+            assert len(service.asked) < 600
+
+
+def test_a_service_that_is_busy_is_not_taken_for_a_dead_one(use: Opens, service: Service) -> None:
+    """What it answers counts, unless it refuses."""
+    client = use(throttle=True, key=lambda _: "shop")
+    service.script = lambda asked: Told(int(asked.target[1:]))
+    for status in (500, 404, 502, 504) * 10:
+        assert client.get(f"{service.url}/{status}").status == status
 
 
 # --- bodies of refusals -----------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ import limitgate.httpx as door
 from limitgate import AsyncLimiter, Limiter, LimitGate, MemoryStore, RateLimited, Rule
 from limitgate.httpx import AsyncRateLimitTransport, RateLimitTransport
 from limitgate.outbound.throttle import MOST_READ
+from limitgate.overload.options import Adaptive
 from tests.limiter.test_limiter import left
 from tests.support.doors import PATIENCE, server_process, uvicorn_process
 from tests.support.raw_server import Connection, RawServer, Script, raw_server, refusal, reply
@@ -464,6 +465,70 @@ def test_a_streamed_request_goes_part_by_part(use: Opens, serve: Opens) -> None:
     server.early.add("/upload")
     user.ask("PUT", f"{server.url}/upload", content=parts() if type(user) is User else aparts())
     assert got == [b"one", b"two"]
+
+
+def test_a_request_is_in_flight_until_its_response_begins() -> None:
+    """However slowly that is read."""
+
+    def service(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/within":
+            with pytest.raises(RateLimited) as refused:
+                client.get("http://shop/")
+            assert refused.value.decision.limit == 1
+        return httpx.Response(200, content=iter([b"one", b"two"]))
+
+    polite = RateLimitTransport(adaptive=Adaptive(min=1, max=1), transport=httpx.MockTransport(service))
+    with httpx.Client(transport=polite) as client, client.stream("GET", "http://shop/within") as slow:
+        assert client.get("http://shop/").content == slow.read() == b"onetwo"
+
+
+def test_several_event_loops_know_one_load() -> None:
+    """What one of them has learned, and what it has in flight, counts for the others."""
+    began, goes_on = threading.Event(), threading.Event()
+
+    async def service(_: httpx.Request) -> httpx.Response:
+        began.set()
+        await asyncio.to_thread(goes_on.wait, PATIENCE)
+        return httpx.Response(200)
+
+    polite = AsyncRateLimitTransport(adaptive=Adaptive(min=1, max=1), transport=httpx.MockTransport(service))
+
+    async def ask() -> int:
+        return (await polite.handle_async_request(httpx.Request("GET", "http://shop/"))).status_code
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(asyncio.run, ask())
+        assert began.wait(PATIENCE)
+        with pytest.raises(RateLimited):
+            asyncio.run(ask())
+        goes_on.set()
+        assert first.result(PATIENCE) == 200
+    assert asyncio.run(ask()) == 200
+
+
+@pytest.mark.parametrize(
+    ("error", "is_unanswered"),
+    [
+        (httpx.ConnectError("refused"), True),
+        (httpx.ConnectTimeout("late"), True),
+        (httpx.ReadTimeout("late"), True),
+        (httpx.ReadError("reset"), True),
+        (httpx.RemoteProtocolError("gone"), True),
+        (httpx.ProxyError("gone"), True),
+        (ConnectionResetError(), True),
+        (TimeoutError(), True),
+        (httpx.PoolTimeout("busy"), False),
+        (httpx.LocalProtocolError("wrong"), False),
+        (httpx.UnsupportedProtocol("ftp"), False),
+        (ValueError(), False),
+        (asyncio.CancelledError(), False),
+    ],
+    ids=repr,
+)
+def test_what_means_that_there_was_no_answer(error: BaseException, *, is_unanswered: bool) -> None:
+    """What is wrong with the request, full here or given up is no fault of the host."""
+    for outbound in (door._AsyncOutbound(httpx.AsyncHTTPTransport()), door._SyncOutbound(httpx.HTTPTransport())):
+        assert outbound.is_unanswered(error) is is_unanswered
 
 
 # --- what belongs to whom ---------------------------------------------------------------------------------------------

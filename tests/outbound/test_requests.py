@@ -12,10 +12,12 @@ import requests
 import urllib3
 from requests.adapters import BaseAdapter, HTTPAdapter
 from requests.auth import HTTPDigestAuth
+from urllib3.exceptions import EmptyPoolError
 from urllib3.util import Retry
 
 from limitgate import Limit, RateLimited
-from limitgate.requests import RateLimitAdapter
+from limitgate.overload.options import Adaptive
+from limitgate.requests import RateLimitAdapter, _Outbound
 from tests.support.service import LATER, Service, Told, refusal, serving
 
 DIGEST = {"WWW-Authenticate": 'Digest realm="r", nonce="n", qop="auth", algorithm=MD5'}
@@ -118,6 +120,36 @@ def test_retries_that_respect_retry_after_keep_refusals_to_themselves(service: S
         assert http.get(service.url).status_code == 200
     assert len(service.asked) == 2
     assert service.gaps[0] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("error", "is_unanswered"),
+    [
+        (requests.ConnectionError(), True),
+        (requests.exceptions.SSLError(), True),
+        (requests.exceptions.ProxyError(), True),
+        (requests.ReadTimeout(), True),
+        (requests.ConnectTimeout(), True),
+        (requests.exceptions.RetryError(), True),
+        (ConnectionResetError(), True),
+        (TimeoutError(), True),
+        (requests.exceptions.InvalidURL(), False),
+        (EmptyPoolError(urllib3.HTTPConnectionPool("shop"), "busy"), False),
+        (OSError(), False),
+        (KeyboardInterrupt(), False),
+    ],
+    ids=repr,
+)
+def test_what_means_that_there_was_no_answer(error: BaseException, *, is_unanswered: bool) -> None:
+    """What is wrong with the request, or full here, is no fault of the host."""
+    assert _Outbound(HTTPAdapter().send).is_unanswered(error) is is_unanswered
+
+
+def test_a_body_that_is_read_slowly_takes_no_place(service: Service) -> None:
+    """A request is in flight until its response begins."""
+    with session(adaptive=Adaptive(min=1, max=1)) as http:
+        slow = http.get(service.url, stream=True)
+        assert http.get(service.url).content == slow.content == b"hello"
 
 
 # --- hostile answers --------------------------------------------------------------------------------------------------

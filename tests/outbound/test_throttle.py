@@ -6,6 +6,7 @@ import asyncio
 import math
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -25,7 +26,9 @@ from limitgate import (
 )
 from limitgate.outbound import throttle
 from limitgate.outbound.response_fields import LONGEST, Answer
-from limitgate.outbound.throttle import ClientThrottle, arun, limiter_of, run
+from limitgate.outbound.throttle import ClientThrottle, arun, run
+from limitgate.overload.options import Adaptive
+from tests.support.observed import Recorder
 from tests.support.virtual import World
 
 FINE = Answer(200)
@@ -37,6 +40,7 @@ class Request(NamedTuple):
     name: str = ""
     in_memory: bool = True
     idempotent: bool = True
+    method: str = "GET"
 
 
 class Response:
@@ -45,6 +49,7 @@ class Response:
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
         self.status = answer.status
+        self.headers: dict[str, str] = {}
         self.ends: list[str] = []
 
 
@@ -80,6 +85,9 @@ class Side:
 
     def repeatable(self, request: Request) -> bool:
         return request.in_memory
+
+    def is_unanswered(self, error: BaseException) -> bool:
+        return isinstance(error, ConnectionError)
 
 
 class AsyncSide(Side):
@@ -133,9 +141,9 @@ def _no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random, "uniform", lambda _, longest: longest)
 
 
-def caring(*limits: Any, limiter: Any, **options: Any) -> ClientThrottle[Request]:
-    given = {"key": lambda request: request.key, "timeout": 60, "on_error": "local", "repeatable": lambda it: it.idempotent}
-    return ClientThrottle(limits, limiter, **{**given, **options})
+def caring(*limits: Any, limiter: Any, **options: Any) -> ClientThrottle[Request, Any]:
+    given = {"key": lambda request: request.key, "timeout": 60, "repeatable": lambda it: it.idempotent}
+    return ClientThrottle(limits, limiter, type(limiter), **{**given, **options})
 
 
 class Caller:
@@ -786,7 +794,197 @@ def test_what_is_no_limiter_shows_at_once(kind: Kind, wrong: Any) -> None:
     if isinstance(wrong, str):
         wrong = (AsyncLimiter if kind.limiter is Limiter else Limiter)("memory://")
     with pytest.raises(ConfigError, match=f"expected {kind.limiter.__name__} or the URL of a store"):
-        limiter_of(wrong, kind.limiter)
+        ClientThrottle((), wrong, kind.limiter, key=lambda request: request.key, repeatable=lambda _: True)
+
+
+# --- overloaded hosts -------------------------------------------------------------------------------------------------
+
+
+class Mortal(AsyncSide):
+    """A host that may be dead; to be asked by tasks."""
+
+    is_dead = False
+
+    async def send(self, request: Request) -> tuple[Response, Answer]:  # type: ignore[override]
+        found = await super().send(request)
+        if self.is_dead:
+            raise ConnectionError("refused")
+        return found
+
+
+async def offer(caller: Caller, side: Side, requests: int) -> list[str]:
+    """Offer 20 requests a second, whatever becomes of them. Returns that of each."""
+
+    async def outcome() -> str:
+        try:
+            await arun(caller.throttle.exchange(side, Request()))
+        except RateLimited:
+            return "refused"
+        except ConnectionError:
+            return "failed"
+        return "answered"
+
+    tasks = []
+    for _ in range(requests):
+        tasks.append(asyncio.create_task(outcome()))
+        await asyncio.sleep(0.05)
+    return await asyncio.gather(*tasks)
+
+
+def test_a_dead_host_is_spared_and_found_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It costs next to nothing after half a minute, and gets all requests again half a minute after it is back."""
+    monkeypatch.setattr(random, "random", random.Random(1).random)
+
+    async def main() -> None:
+        caller, side = Caller(KINDS["async"], world, throttle=True, adaptive=True), Mortal(world)
+        assert await offer(caller, side, 300) == ["answered"] * 300
+        side.is_dead = True
+        await offer(caller, side, 600)
+        dead = await offer(caller, side, 200)
+        assert dead.count("refused") >= 180
+        side.is_dead = False
+        await offer(caller, side, 600)
+        back = await offer(caller, side, 200)
+        assert back.count("answered") >= 190
+
+    world.run(main())
+
+
+def overloaded(throttle: ClientThrottle[Request, Any], key: str = "shop") -> None:
+    """Have a host be known as one that answers nothing."""
+    assert throttle._loads
+    for _ in range(1000):
+        throttle._loads[key].end(None, "failed", is_accepted=False)
+
+
+def test_what_a_host_is_spared_takes_no_turn(kind: Kind, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it tell of other hosts, nor of requests without a key."""
+    monkeypatch.setattr(random, "random", lambda: 0.0)
+    caller, side = Caller(kind, world, "1/hour", timeout=0, throttle=True), kind.side(world)
+    overloaded(caller.throttle)
+    refused = caller.refused(side)
+    assert (refused.decision.retry_after, refused.decision.limit, refused.response) == (1, 0, None)
+    caller.ask(side, Request(None))
+    caller.ask(side, Request("depot"))
+    assert len(side.asked) == 2
+    caller.throttle.forget()
+    caller.ask(side)
+
+
+def test_a_request_that_comes_back_is_another_one(kind: Kind, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who was refused there and then is refused here gets the response that there was."""
+    monkeypatch.setattr(random, "random", lambda: 0.0)
+    caller, side = Caller(kind, world, throttle=True), kind.side(world, Answer(429, 0.1))
+    assert caller.throttle._loads
+    for _ in range(9):
+        caller.throttle._loads["shop"].end(None, "failed", is_accepted=False)
+    assert caller.refused(side).response is side.given[0]
+    assert len(side.asked) == 1
+
+
+def test_refusals_for_a_host_are_counted(kind: Kind, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the observers of the limiter, as decided by nobody else."""
+    monkeypatch.setattr(random, "random", lambda: 0.0)
+    recorder = Recorder()
+    limiter = kind.limiter(MemoryStore(world), observers=[recorder])
+    throttle = caring("1/second", limiter=limiter, throttle=True)
+    overloaded(throttle)
+    for _ in range(3):
+        with pytest.raises(RateLimited):
+            kind.go(world, throttle.exchange(kind.side(world), Request()))
+    assert recorder.new("requests") == {("refused", "nobody"): 3}
+    assert recorder.new("rule.decisions") == {("(limiter)", "default", "refused"): 3}
+
+
+def test_places_in_flight_come_back_whatever_happens(world: World) -> None:
+    """Also to a request that is cancelled, fails, or whose event loop is gone."""
+
+    async def main() -> None:
+        caller, side = Caller(KINDS["async"], world, adaptive=Adaptive(min=2, max=2)), Mortal(world)
+        side.takes = 1.0
+
+        def ask() -> Any:
+            return asyncio.create_task(arun(caller.throttle.exchange(side, Request())))
+
+        async def is_full() -> None:
+            await asyncio.sleep(0.01)
+            with pytest.raises(RateLimited) as refused:
+                await ask()
+            assert (refused.value.decision.limit, refused.value.response) == (2, None)
+
+        tasks = [ask(), ask()]
+        await is_full()
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        tasks = [ask(), ask()]
+        await is_full()
+        side.is_dead = True
+        assert [type(each) for each in await asyncio.gather(*tasks, return_exceptions=True)] == [ConnectionError] * 2
+        side.is_dead = False
+        flow = caller.throttle.exchange(side, Request())
+        wish = next(flow)
+        while wish.__name__ != "send":
+            wish = flow.send(await wish)
+        wish.close()
+        flow.close()
+        tasks = [ask(), ask()]
+        await is_full()
+        assert [each.status for each in await asyncio.gather(*tasks)] == [200, 200]
+
+    world.run(main())
+
+
+def test_a_place_is_taken_after_the_turn(world: World) -> None:
+    """Whoever waits for its turn is not in flight."""
+
+    async def main() -> None:
+        caller, side = Caller(KINDS["async"], world, "1/second", adaptive=Adaptive(min=1, max=1)), AsyncSide(world)
+        asking = [arun(caller.throttle.exchange(side, Request())) for _ in range(5)]
+        assert [each.status for each in await asyncio.gather(*asking)] == [200] * 5
+
+    world.run(main())
+
+
+class Pool(AsyncSide):
+    """A host with ten connections to something that takes 40 to 60 ms. Whoever comes waits for one."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.connections = asyncio.Semaphore(10)
+        self.latencies: list[float] = []
+
+    async def send(self, request: Request) -> tuple[Response, Answer]:  # type: ignore[override]
+        came = self.world.now
+        async with self.connections:
+            await asyncio.sleep(random.uniform(0.04, 0.06))
+        self.latencies.append(self.world.now - came)
+        return await super().send(request)
+
+
+def test_a_host_gets_what_it_can_do(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At three times the capacity of a host it serves at capacity, and nobody waits there for long."""
+    generator = random.Random(5)
+    monkeypatch.setattr(random, "uniform", generator.uniform)
+    monkeypatch.setattr(random, "random", generator.random)
+
+    async def main() -> None:
+        caller, side = Caller(KINDS["async"], world, adaptive=True), Pool(world)
+
+        async def ask() -> None:
+            with suppress(RateLimited):
+                await arun(caller.throttle.exchange(side, Request()))
+
+        tasks = []
+        for _ in range(9000):
+            tasks.append(asyncio.create_task(ask()))
+            await asyncio.sleep(generator.expovariate(600))
+        await asyncio.gather(*tasks)
+        served = sorted(side.latencies[1000:])
+        assert len(side.latencies) / world.now > 0.95 * 200
+        assert served[int(0.99 * len(served))] < 3 * 0.06
+
+    world.run(main())
 
 
 # --- anything ---------------------------------------------------------------------------------------------------------

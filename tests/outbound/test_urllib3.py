@@ -11,13 +11,26 @@ from typing import Any
 
 import pytest
 import urllib3
-from urllib3 import PoolManager, ProxyManager, Retry
-from urllib3.exceptions import HTTPError, LocationValueError, MaxRetryError, ProtocolError
+from urllib3 import HTTPConnectionPool, PoolManager, ProxyManager, Retry
+from urllib3.connection import HTTPConnection
+from urllib3.exceptions import (
+    EmptyPoolError,
+    HTTPError,
+    LocationValueError,
+    MaxRetryError,
+    NewConnectionError,
+    ProtocolError,
+    ReadTimeoutError,
+    ResponseError,
+    SSLError,
+)
 
 from limitgate import Limiter, RateLimited
-from limitgate.urllib3 import RateLimitPoolManager, Request, repeatable
+from limitgate.urllib3 import RateLimitPoolManager, Request, _Outbound, repeatable
 from tests.support.doors import PATIENCE
-from tests.support.service import HOSTILE, LATER, SOON, Service, Told, refusal, serving
+from tests.support.service import HOSTILE, LATER, SOON, Service, Told, held_port, refusal, serving
+
+POOL = HTTPConnectionPool("shop")
 
 
 @pytest.fixture
@@ -193,13 +206,13 @@ def test_other_than_refusals_it_is_urllib3(service: Service, retries: Any, metho
     elsewhere = f"{service.url.replace('127.0.0.1', 'localhost')}/"
     for name, script in [*SCRIPTS.items(), ("on another host", [Told(302, {"Location": elsewhere})])]:
         found = []
-        for http in (PoolManager(), RateLimitPoolManager(timeout=0)):
+        for http in (PoolManager(), RateLimitPoolManager(timeout=0), RateLimitPoolManager(timeout=0, throttle=True)):
             body = io.BytesIO(b"body") if method == "POST" else None
             playing(service, script)
             with http:
                 options = {"method": method, "retries": retries, "preload_content": preload_content, "body": body}
                 found.append(outcome(service, http, options))
-        assert found[0] == found[1], name
+        assert found[0] == found[1] == found[2], name
 
 
 @pytest.mark.parametrize("retries", [1, False, Retry(5, status_forcelist=[500], raise_on_status=False)])
@@ -223,6 +236,42 @@ def test_what_is_sent_again_takes_a_turn(service: Service) -> None:
         with RateLimitPoolManager("10/hour", limiter=limiter, timeout=0) as http:
             assert http.request("GET", service.url, retries=retries).data == b"hello"
         assert limiter.peek(service.host, "10/hour").remaining == 10 - count
+
+
+@pytest.mark.parametrize("options", [{"throttle": True}, {"adaptive": True}], ids=str)
+def test_each_attempt_tells_of_an_overloaded_host(service: Service, options: dict[str, Any]) -> None:
+    """So each of them takes a turn."""
+    limiter = Limiter("memory://")
+    playing(service, [Gone(), Gone()])
+    with RateLimitPoolManager("10/hour", limiter=limiter, timeout=0, **options) as http:
+        assert http.request("GET", service.url, retries=9).data == b"hello"
+    assert limiter.peek(service.host, "10/hour").remaining == 7
+
+
+def test_retries_end_where_a_dead_host_is_spared() -> None:
+    """After the ten attempts that it takes to know."""
+    with held_port() as port, RateLimitPoolManager(throttle=True) as http, pytest.raises(RateLimited):
+        http.request("GET", f"http://127.0.0.1:{port}", retries=999)
+
+
+UNANSWERED = {
+    NewConnectionError(HTTPConnection("shop"), "refused"): True,
+    MaxRetryError(POOL, "/", NewConnectionError(HTTPConnection("shop"), "refused")): True,
+    MaxRetryError(POOL, "/", ReadTimeoutError(POOL, "/", "late")): True,
+    MaxRetryError(POOL, "/", ResponseError("too many redirects")): False,
+    ProtocolError("reset"): True,
+    SSLError("no certificate"): True,
+    EmptyPoolError(POOL, "busy"): False,
+    LocationValueError("no host"): False,
+    KeyboardInterrupt(): False,
+}
+
+
+@pytest.mark.parametrize(("error", "is_unanswered"), UNANSWERED.items(), ids=repr)
+def test_what_means_that_there_was_no_answer(error: BaseException, *, is_unanswered: bool) -> None:
+    """What is wrong with the request, or full here, is no fault of the host."""
+    transport = _Outbound(PoolManager(), Retry(), {}, retries_connections=False)
+    assert transport.is_unanswered(error) is is_unanswered
 
 
 @pytest.mark.parametrize("answer", [BROKEN, Told(500)], ids=["broken", "failing"])

@@ -69,9 +69,18 @@ class Service:
 
 
 @contextlib.contextmanager
-def serving() -> Iterator[Service]:
-    """A `Service` for as long as this lasts."""
-    server = _Server(("127.0.0.1", 0), _Handler)
+def held_port() -> Iterator[int]:
+    """A port that nobody else gets for as long as this lasts. Connections are refused while nobody serves on it."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
+@contextlib.contextmanager
+def serving(port: int = 0) -> Iterator[Service]:
+    """A `Service` for as long as this lasts, on a free port or on one that is held for it."""
+    server = _Server(("127.0.0.1", port), _Handler)
     server.service = Service(f"http://127.0.0.1:{server.server_port}")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -87,6 +96,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = 64
+    allow_reuse_port = True
     service: Service
 
     def handle_error(self, *_: Any) -> None:

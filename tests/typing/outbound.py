@@ -8,6 +8,7 @@ import httpx
 
 from limitgate import AsyncLimiter, Configured, Decision, Limit, Limiter, RateLimited
 from limitgate.httpx import AsyncRateLimitTransport, RateLimitTransport, host, repeatable
+from limitgate.overload.options import Adaptive
 
 
 def by_tenant(request: httpx.Request) -> str | None:
@@ -21,6 +22,8 @@ async def on_asyncio(limiter: AsyncLimiter, blocking: Limiter) -> None:
     inner: httpx.AsyncBaseTransport = transport
     AsyncRateLimitTransport(Configured("shop"), limiter="redis://localhost:6379/0", transport=inner, on_error="closed")
     AsyncRateLimitTransport(repeatable=lambda request: request.method == "POST", key=host)
+    AsyncRateLimitTransport(strict=True, adaptive=True, throttle=True, longest_pause=60, observers=["prometheus"])
+    AsyncRateLimitTransport(adaptive=Adaptive(max=50))
     async with httpx.AsyncClient(transport=transport) as client:
         assert_type(await client.get("https://example.com"), httpx.Response)
     assert_type(await transport.handle_async_request(httpx.Request("GET", "https://example.com")), httpx.Response)
@@ -42,6 +45,8 @@ def under_threads(limiter: Limiter, on_asyncio: AsyncLimiter) -> None:
     RateLimitTransport("10/second", key=lambda _: 42)  # type: ignore[arg-type,return-value]
     RateLimitTransport("10/second", timeout="5")  # type: ignore[arg-type]
     RateLimitTransport("10/second", retries=5)  # type: ignore[call-arg]
+    RateLimitTransport("10/second", adaptive=20)  # type: ignore[arg-type]
+    RateLimitTransport("10/second", throttle="yes")  # type: ignore[arg-type]
     httpx.AsyncClient(transport=transport)  # type: ignore[arg-type]
 
 

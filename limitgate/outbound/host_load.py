@@ -1,0 +1,169 @@
+"""Load of the hosts that a client sends to, as their answers tell. Nobody waits here, and no store is asked.
+
+Which requests may go is decided in `limitgate.overload`; here are the clock, the lock, and what an answer tells.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import time
+from collections import OrderedDict, deque
+from threading import Lock
+from typing import NamedTuple
+
+from limitgate import waiting
+from limitgate.forking import begin_anew_in_children
+from limitgate.overload.adaptive_limit import AdaptiveLimit, Outcome, Ticket
+from limitgate.overload.adaptive_throttle import WINDOW_S, AdaptiveThrottle
+from limitgate.overload.options import Adaptive
+from limitgate.overload.shedding import retry_after_s
+
+MOST_HOSTS = 1000
+"""Hosts whose load is remembered: those that were sent to last."""
+
+_log = logging.getLogger("limitgate.outbound")
+
+
+class Refusal(NamedTuple):
+    """Why a request is not sent."""
+
+    retry_after: int
+    """Seconds after which it may come back, spread so that a crowd does not come back at once."""
+    limit: int = 0
+    """The limit in force on requests in flight where there is no room, 0 where the host answers too few."""
+
+
+def outcome_of(method: str | None, status: int, content_type: str | None) -> Outcome:
+    """What a response teaches, as soon as its fields are there: its body comes as slowly as somebody reads it."""
+    if status in (429, 503):
+        return "failed"
+    is_head, is_stream = (method or "").upper() == "HEAD", (content_type or "").lower().startswith("text/event-stream")
+    return "untaught" if status >= 400 or status in (101, 304) or is_head or is_stream else "ok"
+
+
+class Place(NamedTuple):
+    """Place of a request in flight."""
+
+    limit: AdaptiveLimit
+    ticket: Ticket
+
+
+class _Ended(NamedTuple):
+    """A request that was sent."""
+
+    at: float
+    place: Place | None
+    outcome: Outcome
+    is_accepted: bool | None
+
+
+class HostLoad:
+    """Load of one host, for any number of threads and event loops."""
+
+    def __init__(self, name: str, adaptive: Adaptive | None, *, throttles: bool) -> None:
+        self._name = name
+        self._adaptive = adaptive
+        self._throttles = throttles
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget everything, in the child of a fork too. Requests that have begun end without effect."""
+        self._lock = Lock()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._now, self._refused_at = -math.inf, -math.inf
+        self._ended: deque[_Ended] = deque()
+        self._throttle = AdaptiveThrottle() if self._throttles else None
+        self._limit = None if self._adaptive is None else AdaptiveLimit(self._adaptive, wall_offset=_wall_offset)
+
+    def refusal(self) -> Refusal | None:
+        """Draw whether a request is refused here, as the host answers too few; None if it may be sent."""
+        with self._lock:
+            now = self._learn()
+            if self._throttle is None or not self._throttle.refuses(now, random.random):
+                return None
+            return self._refused(now, Refusal(retry_after_s(self._throttle.refused_share(now), random.random)))
+
+    def begin(self, method: str | None) -> Place | Refusal | None:
+        """Begin to send a request; None if those in flight are not limited."""
+        with self._lock:
+            now = self._learn()
+            if self._limit is None:
+                return None
+            ticket = self._limit.begin(now, method)
+            if isinstance(ticket, Ticket):
+                return Place(self._limit, ticket)
+            return self._refused(now, Refusal(self._limit.retry_after_s(random.random), self._limit.limit))
+
+    def end(self, place: Place | None, outcome: Outcome, *, is_accepted: bool | None) -> None:
+        """End a request that was sent; ``is_accepted`` is None if the host had no part in its end.
+
+        Takes no lock, as it may be the garbage collector that ends it, in the midst of anything: whoever begins next learns
+        from it.
+        """
+        self._ended.append(_Ended(waiting.monotonic(), place, outcome, is_accepted))
+
+    def _learn(self) -> float:
+        """Learn from the requests that have ended. Returns the time."""
+        latest = self._now
+        while self._ended:
+            at, place, outcome, is_accepted = self._ended.popleft()
+            latest = max(latest, at)
+            if self._throttle is not None and is_accepted is not None:
+                self._throttle.count(at, accepted=is_accepted)
+            if place is not None:
+                place.limit.done(place.ticket, at, outcome)
+        now = waiting.monotonic()
+        if now < latest:  # the clock of a test is over, and what was learned by it is worth nothing
+            self._forget()
+        self._now = now
+        return now
+
+    def _refused(self, now: float, refusal: Refusal) -> Refusal:
+        if now - self._refused_at > WINDOW_S:
+            why = f"{refusal.limit} requests are in flight" if refusal.limit else "few requests succeed"
+            _log.info("%.260r is overloaded, so that requests to it are refused here: %s", self._name, why)
+        self._refused_at = now
+        return refusal
+
+
+class HostLoads:
+    """Load of each host that a client sends to, by its key."""
+
+    def __init__(self, adaptive: Adaptive | None, *, throttles: bool) -> None:
+        self._adaptive = adaptive
+        self._throttles = throttles
+        self._lock = Lock()
+        self._hosts: OrderedDict[str, HostLoad] = OrderedDict()
+        begin_anew_in_children(self)
+
+    def begin_anew(self) -> None:
+        """Forget all hosts in the child of a fork."""
+        self._lock = Lock()
+        for host in self._hosts.values():
+            host.begin_anew()
+        self._hosts.clear()
+
+    def forget(self) -> None:
+        """Forget all hosts."""
+        with self._lock:
+            self._hosts.clear()
+
+    def __getitem__(self, key: str) -> HostLoad:
+        """That of a host, a new one if it is not known any more."""
+        with self._lock:
+            host = self._hosts.get(key)
+            if host is None:
+                host = self._hosts[key] = HostLoad(key, self._adaptive, throttles=self._throttles)
+                if len(self._hosts) > MOST_HOSTS:
+                    self._hosts.popitem(last=False)
+            else:
+                self._hosts.move_to_end(key)
+            return host
+
+
+def _wall_offset() -> float:
+    return time.time() - waiting.monotonic()

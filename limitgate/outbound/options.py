@@ -1,0 +1,76 @@
+"""Options that polite clients of every library have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, TypedDict, get_args
+
+from limitgate.errors import ConfigError
+from limitgate.observing.observer import Observer
+from limitgate.overload.options import Adaptive, as_adaptive
+from limitgate.rules.options import OnError
+from limitgate.suggestions import expected_of
+
+
+class ClientOptions(TypedDict, total=False):
+    """Options of a polite client, beside its limits, its limiter, its key and whatever sends."""
+
+    timeout: float | None
+    """Seconds that a request may wait in all before it is sent for the last time; None: as long as it takes. Default: 120."""
+    on_error: OnError
+    """While the store fails: ``local`` counts in this process, ``open`` sends at once, ``closed`` raises `StoreError`.
+    Default: ``local``."""
+    longest_pause: float
+    """The most seconds for which one response pauses a key for everybody on the store. Default: 3600."""
+    strict: bool
+    """True if never more than the count of a limit is sent in any period, whatever the service counts by. Default: False."""
+    adaptive: Adaptive | bool
+    """Bounds of a limit on the requests of a key in flight, found from how long they take; true for those of `Adaptive()`. What
+    does not fit is refused at once. Default: False, no such limit."""
+    throttle: bool
+    """True if a key of which too few requests succeed is sent hardly any more until they do. Default: False."""
+    observers: Iterable[str | Observer]
+    """Observers of a limiter that is made here: ``"prometheus"``, ``"opentelemetry"``, or an `Observer`. Default: none."""
+
+
+class CheckedOptions(NamedTuple):
+    """`ClientOptions` that were checked."""
+
+    timeout: float
+    """Infinite for as long as it takes."""
+    on_error: OnError
+    longest_pause: float
+    strict: bool
+    adaptive: Adaptive | None
+    throttle: bool
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> CheckedOptions:
+        """Check options. Raises `ConfigError` that says what was expected, `TypeError` for an unknown one."""
+        unknown = given.keys() - ClientOptions.__annotations__.keys()
+        if unknown:
+            known = [*ClientOptions.__annotations__, "limiter", "key", "repeatable"]
+            raise TypeError(f"unknown option {min(unknown)!r}, {expected_of(min(unknown), sorted(known))}")
+        longest_pause, on_error, timeout = (
+            given.get("longest_pause", 3600.0),
+            given.get("on_error", "local"),
+            given.get("timeout", 120.0),
+        )
+        if not (isinstance(longest_pause, int | float) and longest_pause > 0) or isinstance(longest_pause, bool):
+            raise ConfigError(f"longest_pause is {longest_pause!r:.40}, expected seconds above 0")
+        if on_error not in get_args(OnError):
+            raise ConfigError(f"on_error is {on_error!r:.80}, expected one of {', '.join(get_args(OnError))}")
+        if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+            raise ConfigError(f"timeout is {timeout!r:.40}, expected seconds of at least 0, or None for as long as it takes")
+        for switch in ("strict", "throttle"):
+            if given.get(switch, False) not in (True, False):
+                raise ConfigError(f"{switch} is {given[switch]!r:.40}, expected True or False")
+        return cls(
+            timeout=math.inf if timeout is None else float(timeout),
+            on_error=on_error,
+            longest_pause=float(longest_pause),
+            strict=bool(given.get("strict")),
+            adaptive=as_adaptive(given.get("adaptive")),
+            throttle=bool(given.get("throttle")),
+        )
