@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from fractions import Fraction
 from typing import Any
 
 from starlette.applications import Starlette
@@ -15,12 +14,16 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from benchmarks.overload.backend import connect
-from benchmarks.overload.standin import Limited
+from limitgate import Caller, LimitGate, Rule
+from limitgate.http.request import Request as Identified
+from limitgate.limits.priority import RESERVES
 
 CPU_S = 0.002
 """Seconds of CPU for which a handler keeps the loop."""
-RESERVE = Fraction(1, 10)
+KEPT = "10%"
 """Of the limit for higher priorities, where priorities are measured."""
+CALLERS = {f"/{priority}": Caller(priority, priority=priority) for priority in RESERVES}
+"""By path."""
 NONE, ADAPTIVE, PRIORITIES = "none", "adaptive", "priorities"
 """Limits; any other is a number of requests at once."""
 
@@ -40,8 +43,20 @@ def served() -> Starlette:
 
 
 def _limit(app: Starlette, limit: str) -> None:
-    if limit != NONE:
-        app.add_middleware(Limited, limit=limit, reserve=RESERVE if limit == PRIORITIES else None)
+    if limit == NONE:
+        return
+    if limit == PRIORITIES:
+        rule = Rule("all", adaptive=True, reserve=KEPT)
+    elif limit == ADAPTIVE:
+        rule = Rule("all", adaptive=True)
+    else:
+        rule = Rule("all", concurrency=int(limit), key=["global"])
+    app.add_middleware(LimitGate, rules=[rule], store="memory://", identify=_caller if limit == PRIORITIES else None)
+
+
+def _caller(request: Identified) -> Caller:
+    """Callers are named by their priorities."""
+    return CALLERS[request.path]
 
 
 async def _loop(request: Request) -> PlainTextResponse:
@@ -58,7 +73,8 @@ async def _pool(request: Request) -> PlainTextResponse:
 
 def _answer(request: Request) -> PlainTextResponse:
     """Tell the limit in force, 0 without one."""
-    return PlainTextResponse(f"{request.scope.get('limit', 0)}")
+    decision = request.scope.get("limitgate")
+    return PlainTextResponse(f"{decision.limit if decision else 0}")
 
 
 _WORK: dict[str, Callable[[Request], Awaitable[Any]]] = {"loop": _loop, "pool": _pool}
