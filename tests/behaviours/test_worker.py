@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -94,6 +94,21 @@ class Site:
             held = client.xpending_range(self.stream, "workers", "-", "+", 1000)
             return {int(client.xrange(self.stream, each["message_id"], each["message_id"])[0][1][b"job"]) for each in held}
 
+    def idle_ms(self) -> dict[tuple[bytes, bytes], int]:
+        """For how long nobody has said anything of the jobs that are handed out, by worker and job."""
+        with self.server.client() as untyped:
+            client: Any = untyped
+            held = client.xpending_range(self.stream, "workers", "-", "+", 1000)
+            return {(each["consumer"], each["message_id"]): each["time_since_delivered"] for each in held}
+
+    def make_idle(self, ms: int, pids: Container[int]) -> None:
+        """Have the jobs that these workers hold look as if nobody had said anything of them for so long."""
+        with self.server.client() as untyped:
+            client: Any = untyped
+            for consumer, job in self.idle_ms():
+                if int(consumer.rpartition(b"-")[2]) in pids:
+                    client.xclaim(self.stream, "workers", consumer, 0, [job], idle=ms, justid=True)
+
     def handed_out(self) -> int:
         """How many jobs were."""
         with self.server.client() as untyped:
@@ -126,30 +141,34 @@ def doubled(done: list[Note]) -> list[list[Note]]:
 def test_a_stream_is_drained_at_the_rate(site: Site) -> None:
     """Every job is done once, evenly spaced over all processes, and the parent says how it went.
 
-    A busy machine makes it slower, but not as slow as processes that take turns.
+    A busy machine makes it slower now and then, but there are times when it is not as slow as processes that take turns.
     """
-    assert site.call("fill", "--jobs", "230").wait(PROCESS_PATIENCE) == 0
-    crew = site.crew("100/second", 3, "--until-empty")
-    assert crew.wait(PROCESS_PATIENCE) == 0, site.output
-    done = site.done
-    assert sorted(note.job for note in done) == list(range(230))
+    crew, fed = site.crew("25/second", 3), 0
+    while len({note.pid for note in site.done}) < 3:  # who begins late would find nothing to do
+        site.fill(1)
+        fed += 1
+        site.until(lambda fed=fed: len(site.done) == fed)
+    assert site.call("fill", "--jobs", "60").wait(PROCESS_PATIENCE) == 0
+    site.until(lambda: sum(int(line.split()[0]) for line in site.output.splitlines()) == fed + 60)
+    done = site.finish(crew, 60)[fed:]
+    assert sorted(note.job for note in done) == list(range(60))
     assert len({note.pid for note in done}) == 3
-    assert 40 < (len(done) - 1) / (done[-1].at - done[0].at) < 105
-    assert max(sum(first.at <= note.at < first.at + 0.5 for note in done) for first in done) <= 60
-    said = site.output.splitlines()
-    assert said[-1].startswith("230 done in ")
-    assert sum(int(line.split()[0]) for line in said[:-1]) == 230
-    assert any(40 < float(line.split()[-3].removesuffix("/s")) < 110 for line in said[:-1])
+    assert max(sum(first.at <= note.at < first.at + 0.5 for note in done) for first in done) <= 13 + 3  # one late each
+    assert min(last.at - first.at for first, last in zip(done, done[20:])) < 1.6
+    *seconds, last = site.output.splitlines()
+    assert last.startswith(f"{fed + 60} done in ")
+    assert any(2 < float(line.split()[-3].removesuffix("/s")) < 33 for line in seconds)
 
 
 def test_workers_that_die_or_freeze_lose_nothing(site: Site) -> None:
     """What they had in hand is done by others after the idle time; only that may be done twice, and who died is replaced."""
     site.fill(200)
-    crew = site.crew("100/second", 3, idle=2, JOBS_TAKE="0.02")
+    crew = site.crew("100/second", 3, idle=8, JOBS_TAKE="0.02")
     site.until(lambda: len({note.pid for note in site.done}) == 3 and len(site.done) > 40)
     killed, frozen, _ = {note.pid for note in site.done}
     os.kill(killed, signal.SIGKILL)
     os.kill(frozen, signal.SIGSTOP)
+    site.make_idle(8_000, (killed, frozen))
     site.until(lambda: len({note.job for note in site.done}) == 200)
     os.kill(frozen, signal.SIGCONT)
     done = site.finish(crew, 200)
@@ -190,11 +209,23 @@ def test_whoever_is_told_to_stop_gives_back_what_it_waits_with(site: Site) -> No
     assert sorted(note.job for note in site.finish(site.crew("1000/second", 1), 8)) == list(range(8))
 
 
-def test_only_what_was_left_is_claimed(site: Site) -> None:
-    """Whoever holds a job says so, at a rate far slower than the idle time; what has failed is left, and tried again."""
+def test_whoever_holds_a_job_says_so(site: Site) -> None:
+    """However long it waits for its turn: jobs in hand that look as if nobody held them are held again and again."""
     site.fill(4)
-    done = site.finish(site.crew("1/second", 2, "--handler", "tests.support.worker_jobs:fail_first", idle=0.8), 4)
-    assert sorted(note.job for note in done) == [0, 1, 2, 3]
+    site.crew("1/hour", 2, idle=1)
+    site.until(lambda: len(site.done) == 1 and len(site.idle_ms()) == 2)
+    for _ in range(3):
+        site.make_idle(3_000_000, range(sys.maxsize))
+        site.until(lambda: max(site.idle_ms().values()) < 3_000_000)
+    assert len(site.done) == 1
+
+
+def test_what_has_failed_is_tried_again(site: Site) -> None:
+    """After the idle time, and before the crew thinks that all is done."""
+    site.fill(4)
+    crew = site.crew("1000/second", 1, "--handler", "tests.support.worker_jobs:fail_first", "--until-empty", idle=0.2)
+    assert crew.wait(PROCESS_PATIENCE) == 0, site.output
+    assert sorted(note.job for note in site.done) == [0, 1, 2, 3]
     assert site.output.count("ValueError: a job that fails") == 2
 
 
@@ -207,7 +238,7 @@ def test_a_redis_that_goes_away_and_comes_back(tmp_path: Path) -> None:
     try:
         with opened(server, tmp_path) as site:
             site.fill(60)
-            crew = site.crew("100/second", 2, idle=5, JOBS_TAKE="0.02")  # longer than Redis is away
+            crew = site.crew("100/second", 2, idle=20, JOBS_TAKE="0.02")  # longer than Redis is away
             site.until(lambda: len(site.done) > 10)
             with server.client() as client:
                 client.config_set("maxmemory", "1")  # jobs can be had, turns cannot
