@@ -1,6 +1,6 @@
 """The program that callgrind runs for `benchmarks.instructions`: every case in turn, with a mark before and after.
 
-    python -m benchmarks.counted REDIS_URL MARKS_LIBRARY
+    python -m benchmarks.counted REDIS_URL MARKS_LIBRARY TIMES
 
 Whatever depends on when and where it runs is kept out: nothing is counted before every case has answered all of its clients
 once, the garbage collector has run and is off, and the memory store's clock goes by requests.
@@ -27,7 +27,6 @@ from limitgate.prometheus import PrometheusObserver
 
 FEW, MANY = 32, 192
 """Requests between two marks. Both are counted, and the difference is what so many more cost: what comes once cancels out."""
-TIMES = 3
 CROWDED = 32
 OPTIONS: dict[str, Any] = {"on_error": "closed", "timeout": 60.0}
 """Nothing is late, however slow it is under callgrind."""
@@ -102,7 +101,7 @@ def cases(url: str, crowd_of: Crowds) -> Mapping[str, Case]:
 
 def main() -> None:
     """Answer every case's requests, between marks."""
-    url, library = sys.argv[1:]
+    url, library, times = sys.argv[1:]
     marks = CDLL(library)
     with Crowds() as crowd_of:
         prepared = {name: (case, count()) for name, case in cases(url, crowd_of).items()}
@@ -111,8 +110,10 @@ def main() -> None:
         gc.collect()
         gc.freeze()
         gc.disable()
+        for case, numbers in prepared.values():
+            case.crowd(islice(numbers, FEW), case.concurrency)
         marks.begin()
-        for _ in range(TIMES):
+        for _ in range(int(times)):
             for name, (case, numbers) in prepared.items():
                 for requests in (FEW, MANY):
                     run = islice(numbers, requests)

@@ -33,6 +33,8 @@ ROOT = Path(__file__).parent.parent
 FILE = ROOT / "tests" / "instructions.json"
 TOLERANCE = 0.03
 """Share by which a count may rise before somebody has to say so, by keeping the new one."""
+TIMES = 3
+"""How often each case is counted for what is kept."""
 _PROGRAMS = ("valgrind", "setarch", "env", "cc")
 _PASSED = ("starlette", "uvloop", "redis", "hiredis")
 """Packages that requests pass."""
@@ -92,13 +94,13 @@ def risen(before: Counts, now: Counts) -> list[str]:
     ]
 
 
-def counted() -> dict[str, int]:
-    """Run every case under callgrind and work out its count."""
+def counted(times: int = TIMES) -> dict[str, int]:
+    """Run every case so many times under callgrind and work out its count."""
     with tempfile.TemporaryDirectory(prefix="limitgate-count-") as name, own_server() as server:
         folder = Path(name)
         marks, out = folder / "marks.so", folder / "out"
         subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", marks, ROOT / "benchmarks" / "marks.c"], check=True)
-        program = [sys.executable, "-m", "benchmarks.counted", server.url, str(marks)]
+        program = [sys.executable, "-m", "benchmarks.counted", server.url, str(marks), str(times)]
         done = subprocess.run([*_fixed(marks, out), *program], cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"callgrind ended with {done.returncode}: {done.stderr}")
