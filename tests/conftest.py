@@ -24,6 +24,8 @@ from tests.support.redis_server import RedisServer
 from tests.support.scripted import Scripted
 
 TESTS = Path(__file__).parent
+LONG = {"test_failover.py", "test_instructions.py", "test_testing.py", "test_typing.py", "test_worker.py", "test_yaml.py"}
+"""Modules with tests of many seconds, which begin first: begun last, one would run while the other processes have ended."""
 
 settings.register_profile(
     "limitgate",
@@ -64,7 +66,7 @@ def _start_no_process(*_: object, **__: object) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is not quick, and refuse names that differ from process to process.
+    """Put long tests first, leave out what is not quick, and refuse names that differ from process to process.
 
     Names that differ, as by an address, would part the processes that share the tests.
     """
@@ -73,6 +75,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("alone")]
     if wrong := [item.nodeid for item in items if re.search(r" at 0x\w*", item.nodeid)]:
         raise pytest.UsageError(f"tests are named by addresses, expected other ids: {wrong[:3]}")
+    items.sort(key=lambda item: item.path.name not in LONG)
 
 
 @pytest.fixture(autouse=True)
