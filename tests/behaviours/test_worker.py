@@ -101,13 +101,16 @@ class Site:
             held = client.xpending_range(self.stream, "workers", "-", "+", 1000)
             return {(each["consumer"], each["message_id"]): each["time_since_delivered"] for each in held}
 
-    def make_idle(self, ms: int, pids: Container[int]) -> None:
-        """Have the jobs that these workers hold look as if nobody had said anything of them for so long."""
+    def make_idle(self, ms: int, pids: Container[int], least_ms: int = 0) -> None:
+        """Have jobs that these workers hold look as if nobody had said anything of them for so long.
+
+        It is done to those of which nobody has for ``least_ms``.
+        """
         with self.server.client() as untyped:
             client: Any = untyped
             for consumer, job in self.idle_ms():
                 if int(consumer.rpartition(b"-")[2]) in pids:
-                    client.xclaim(self.stream, "workers", consumer, 0, [job], idle=ms, justid=True)
+                    client.xclaim(self.stream, "workers", consumer, least_ms, [job], idle=ms, justid=True)
 
     def handed_out(self) -> int:
         """How many jobs were."""
@@ -168,8 +171,12 @@ def test_workers_that_die_or_freeze_lose_nothing(site: Site) -> None:
     killed, frozen, _ = {note.pid for note in site.done}
     os.kill(killed, signal.SIGKILL)
     os.kill(frozen, signal.SIGSTOP)
-    site.make_idle(8_000, (killed, frozen))
-    site.until(lambda: len({note.job for note in site.done}) == 200)
+
+    def is_done() -> bool:
+        site.make_idle(8_000, (killed, frozen), 500)  # nothing that another has claimed just now
+        return len({note.job for note in site.done}) == 200
+
+    site.until(is_done)
     os.kill(frozen, signal.SIGCONT)
     done = site.finish(crew, 200)
     assert all({note.pid for note in each} & {killed, frozen} for each in doubled(done))
