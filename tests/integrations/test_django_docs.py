@@ -119,14 +119,21 @@ def test_rates_in_the_settings() -> None:
 
 
 def test_logins_by_account() -> None:
-    """Each account has its logins, and who has used them up is told when to come back."""
+    """Each account has its failures, and who has used them up is told when to come back; logins that were right are free."""
     shown = block("# logins.py")
     shown["limiter"] = Limiter(MemoryStore(Clock()))
-    with WAYS["wsgi"].project(path("login", shown["login"])):
-        client = Client()
-        replies = [client.post("/login", {"user": user}) for user in ("ann", "Ann", "ann", "ANN", "ann", "ann", "bob")]
-    assert [reply.status_code for reply in replies] == [200] * 5 + [429, 200]
-    assert replies[5]["Retry-After"] == "12"
+    shown["authenticate"] = lambda _, *, username, password: username if password == "right" else None
+    shown["login"] = lambda *_: None
+    with WAYS["wsgi"].project(path("login", shown["log_in"])):
+
+        def replies(password: str, *users: str) -> list[Any]:
+            return [Client().post("/login", {"user": user, "password": password}) for user in users]
+
+        right = replies("right", *["ann"] * 9)
+        wrong = replies("wrong", "ann", "Ann", "ann ", "ANN", "ann", "ann", "bob")
+    assert [reply.status_code for reply in right] == [200] * 9
+    assert [reply.status_code for reply in wrong] == [401] * 5 + [429, 401]
+    assert wrong[5]["Retry-After"] == "12"
 
 
 def test_on_denied() -> None:
