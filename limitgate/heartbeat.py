@@ -71,6 +71,11 @@ class Heartbeats:
             self._set(loop, guard, guard.start(now) - now)
         return guard
 
+    @property
+    def are_known(self) -> bool:
+        """True if any event loop has had a heartbeat."""
+        return len(self._guards) > 0
+
     def lags_s(self) -> list[float]:
         """Lag of each event loop that has a heartbeat, in seconds."""
         return [guard.lag_s for guard in list(self._guards.values()) if guard.due_at != math.inf]
@@ -83,3 +88,7 @@ class Heartbeats:
         due_at = guard.beat(now)
         if due_at is not None:
             self._set(loop, guard, due_at - now)
+
+
+heartbeats = Heartbeats()
+"""Heartbeats of the event loops of this process, for all gates that serve there."""

@@ -195,14 +195,18 @@ class Admission:
         in_flight, decision = self.in_flight, self.decision
         if in_flight is None or in_flight.refusal is not None or isinstance(self.booking, PlaceWait):
             return
+        if decision is not None and decision.in_force is in_flight.in_force:
+            return  # it is shown already
         if self.refusal is not None:
             in_flight.end("untaught")
+        elif self.rules.counts is not None:
+            in_flight.count()
         if decision is None:
             decision = self.decision = admitted_in_flight(in_flight.in_force, self.settlement)
             self.now = time.time_ns() // 1000
             self._fields_are_due = True
             self.decide("admitted", "nobody")
-        elif decision.in_force is not in_flight.in_force:
+        else:
             under_places(decision, in_flight.in_force)
             self._fields_are_due = decision.allowed and not decision.degraded
         if in_flight.would_refuse and self.refusal is None:

@@ -76,6 +76,8 @@ class CompiledRule:
         self._is_graded = rule.reserve is not None
         self.places = None if rule.adaptive is None or adaptive_limits is None else adaptive_limits.of(rule, kind)
         """Places under its adaptive limit; None where it has none, or nobody is in flight."""
+        if self.row is not None:
+            self.row.adapt(self.places)
         self.is_by_outcome = bool(rule.charge_if)
         """True if it is charged by the outcome."""
         self.has_slots = any(bucket.has_slots for bucket in rule.buckets)

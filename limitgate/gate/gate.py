@@ -23,7 +23,7 @@ from limitgate.gate.compiled_rule import CompiledRule
 from limitgate.gate.fallback import Fallback
 from limitgate.gate.flow import Budget, Flow, T, answers_at_once, arun, run, takes_plain
 from limitgate.gate.given_limits import PendingPlan
-from limitgate.gate.load import InFlight, heartbeats
+from limitgate.gate.load import InFlight
 from limitgate.gate.looker import Looker
 from limitgate.gate.planner import Applying, Begin, ExtraRule
 from limitgate.gate.refusal_log import RefusalLog
@@ -31,6 +31,7 @@ from limitgate.gate.request_plan import UNLIMITED, AdaptiveMatch, PreparedPlan, 
 from limitgate.gate.rules_in_force import Loads, RulesInForce
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.wait_queue import Waiter, WaitQueues, book
+from limitgate.heartbeat import heartbeats
 from limitgate.http.request import Request
 from limitgate.http.response import Refusal, forbidden, quota_exceeded, refusal as refused, unavailable
 from limitgate.limits.decision import Decision, Window, decide, denied, joined

@@ -13,15 +13,12 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any
 
 from limitgate.gate.compiled_rule import CompiledRule
-from limitgate.heartbeat import Heartbeats
 from limitgate.http.response import Refusal, overloaded
 from limitgate.limits.decision import InForce
 from limitgate.limits.priority import Priority
+from limitgate.observing.counts import ADMITTED, REFUSED, SHADOW_REFUSED
 from limitgate.overload.adaptive_limit import AdaptiveLimit, Guard, Outcome, Ticket
 from limitgate.places import Places, WaitingTask, WaitingThread
-
-heartbeats = Heartbeats()
-"""Heartbeats of the event loops of this process, whichever gates serve there."""
 
 _FAILED = frozenset({503, 504})
 """Statuses that tell of an overload of the work itself, or of what it waits for."""
@@ -95,10 +92,12 @@ class InFlight:
                 if self.waits is not None:
                     return
             elif compiled_rule.enforced:
-                self._refuse(limit)
+                self._refuse(compiled_rule, limit)
                 return
             else:
                 self.would_refuse = True
+                if compiled_rule.row is not None:
+                    compiled_rule.row.count(SHADOW_REFUSED, 1.0)
 
     def wait(self) -> None:
         """Wait in this thread for all places that are missing."""
@@ -122,11 +121,20 @@ class InFlight:
         if has_place:
             self.begin(waiter)  # type: ignore[arg-type]  # of one kind or the other
         else:
-            self._refuse(self._held[-1][1])
+            self._refuse(self._rules[self._left - 1], self._held[-1][1])
 
-    def _refuse(self, limit: AdaptiveLimit) -> None:
+    def _refuse(self, compiled_rule: CompiledRule, limit: AdaptiveLimit) -> None:
+        if compiled_rule.row is not None:
+            compiled_rule.row.count(REFUSED, 1.0)
         self.refusal = overloaded(limit.retry_after_s(random.random))
         self.end("untaught")
+
+    def count(self) -> None:
+        """Count a request that is admitted, by rules that count nothing else."""
+        held = [places for places, _, _ in self._held]
+        for compiled_rule, (_, limit, remaining) in zip(self._rules, self.in_force):
+            if compiled_rule.row is not None and not compiled_rule.rule.has_counts and compiled_rule.places in held:
+                compiled_rule.row.count(ADMITTED, (limit - remaining) / limit)
 
     def starts(self, status: int | None, fields: Sequence[tuple[Any, Any]]) -> None:
         """Note how the response starts. A stream gives its places back at once."""

@@ -15,6 +15,7 @@ from weakref import ref
 
 from limitgate.algorithms import gcra
 from limitgate.diagnostics import Diagnosis, times_logged
+from limitgate.heartbeat import heartbeats
 from limitgate.limits.decision import Decision
 from limitgate.limits.limit import Limit, unit_of
 from limitgate.limits.plan import BucketReading, Charge, Source
@@ -22,6 +23,8 @@ from limitgate.observing import instruments
 from limitgate.observing.handover import Counted, Figure, Row, handover, news
 from limitgate.observing.instruments import Outcome
 from limitgate.observing.observer import Observer
+from limitgate.observing.shed import SERIES, ShedRow
+from limitgate.places import Places
 from limitgate.rules.callers import DEFAULT_TIER
 from limitgate.rules.digest import revision
 from limitgate.rules.rule import Rule, RuleSet
@@ -37,6 +40,7 @@ _USUAL: Final = frozenset(
         ("failed_closed", "nobody"),
         *product(("admitted", "refused", "delayed", "shadow_refused"), ("store", "local")),
         ("admitted", "lease"),
+        ("admitted", "nobody"),
         ("refused", "cache"),
         ("refused", "nobody"),
     }
@@ -65,7 +69,7 @@ def outweighs(outcome: Outcome, other: Outcome) -> bool:
 class RuleRow(Row):
     """Figures of one rule."""
 
-    __slots__ = ("_has_slots", "_has_turns", "_windows", "labels", "waiting")
+    __slots__ = ("_has_slots", "_has_turns", "_windows", "labels", "shed", "waiting")
 
     def __init__(self, name: str, tier: str = DEFAULT_TIER) -> None:
         super().__init__([0] * SUMS + [0.0] * _BUCKETS)
@@ -74,12 +78,21 @@ class RuleRow(Row):
         """Requests that wait for their turn."""
         self._windows: dict[str, int] = {}
         self._has_slots = self._has_turns = False
+        self.shed: ShedRow | None = None
+        """Figures of its adaptive limit, None where it has none."""
 
     def take(self, rule: Rule) -> None:
         """Take over what a rule says of itself."""
         self._windows = windows_of(rule.every_limit)
         self._has_slots = _takes_slots(rule)
         self._has_turns = bool(rule.max_delay)
+
+    def adapt(self, places: Places | None) -> None:
+        """Tell of the places under the rule's adaptive limit, None where it has none any more."""
+        if places is None:
+            self.shed = None
+        elif self.shed is None or self.shed.places is not places:
+            self.shed = ShedRow(self.labels, places)
 
     def count(self, outcome: int, share: float) -> None:
         """Count a decision, by the place of its outcome, after which so large a share of the fullest window is used."""
@@ -102,10 +115,15 @@ class RuleRow(Row):
         """Its limits, and what is in flight and waits, where that can be."""
         for window, count in self._windows.items():
             yield instruments.RULE_LIMIT, (*self.labels, window), count
+        limit = None if self.shed is None else self.shed.places.limit
+        if self.shed is not None:
+            yield from self.shed.gauges()
         if self._has_slots:
             yield instruments.RULE_IN_FLIGHT, self.labels, held
+        elif limit is not None:
+            yield instruments.RULE_IN_FLIGHT, self.labels, limit.in_flight
         if self._has_turns:
-            yield instruments.RULE_WAITING, self.labels, self.waiting[0]
+            yield instruments.RULE_WAITING, self.labels, self.waiting[0] + (0 if limit is None else limit.waiting)
 
 
 class RequestRow(Row):
@@ -173,7 +191,11 @@ class Counts:
     def rows(self) -> Iterable[Row]:
         """All figures that only grow."""
         yield self._requests
-        yield from list(self._rules.values())
+        for row in list(self._rules.values()):
+            yield row
+            if row.shed is not None:
+                row.shed.look()
+                yield row.shed
         if self._config is not None:
             self._config.look()
             yield self._config
@@ -323,8 +345,9 @@ class ProcessCounts:
         return (self._diagnostics,)
 
     def gauges(self) -> Iterable[Figure]:
-        """None."""
-        return ()
+        """Lag of event loops, if there was any need to know it."""
+        if heartbeats.are_known:
+            yield instruments.ADAPTIVE_LAG, (), max(heartbeats.lags_s(), default=0.0)
 
 
 _process_counts = ProcessCounts()
@@ -348,10 +371,13 @@ def series(rules: RuleSet) -> int:
     """The number of Prometheus series that the rules of a set make in a process. Keys, callers and paths make none."""
     written = {(rule.name, rule.tier): rule for of_tier in rules.tiers.values() for rule in of_tier if not rule.exempt}
     histogram = _BUCKETS + len(("sum", "count"))
-    return sum(
-        len(_RULE_OUTCOMES) + histogram + len(windows_of(rule.every_limit)) + _takes_slots(rule) + bool(rule.max_delay)
-        for rule in written.values()
-    )
+    return sum(len(_RULE_OUTCOMES) + histogram + len(windows_of(rule.every_limit)) + _gauges(rule) for rule in written.values())
+
+
+def _gauges(rule: Rule) -> int:
+    """The number of series of what is in flight and waits, and of an adaptive limit."""
+    adapts = rule.adaptive is not None
+    return (_takes_slots(rule) or adapts) + bool(rule.max_delay) + (SERIES if adapts else 0)
 
 
 def _takes_slots(rule: Rule) -> bool:

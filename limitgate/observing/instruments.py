@@ -8,6 +8,8 @@ from typing import Literal, get_args
 
 from limitgate.diagnostics import Diagnosis
 from limitgate.limits.plan import Source
+from limitgate.limits.priority import RESERVES
+from limitgate.overload.shedding import Refusal
 
 Outcome = Literal["unlimited", "admitted", "shadow_refused", "delayed", "failed_open", "refused", "failed_closed"]
 """Outcome of a request, in the order in which one makes up for another where several gates or limits have decided."""
@@ -82,15 +84,45 @@ RULE_IN_FLIGHT = Instrument(
     "limitgate.rule.in_flight",
     "up_down",
     "{request}",
-    "Requests in flight that hold a slot of a rule with a concurrency.",
+    "Requests in flight that hold a place under a rule with a concurrency, or an adaptive one.",
     ("rule", "tier"),
 )
 RULE_WAITING = Instrument(
     "limitgate.rule.waiting",
     "up_down",
     "{request}",
-    "Requests that wait for their turn under a rule with a max_delay.",
+    "Requests that wait for their turn or place under a rule with a max_delay.",
     ("rule", "tier"),
+)
+RULE_ADAPTIVE_LIMIT = Instrument(
+    "limitgate.rule.adaptive_limit",
+    "gauge",
+    "{request}",
+    "Limit in force on the requests in flight of an adaptive rule, found from how long they take.",
+    ("rule", "tier"),
+)
+RULE_ADAPTIVE_BASE = Instrument(
+    "limitgate.rule.adaptive_base",
+    "gauge",
+    "s",
+    "Mean time that the requests of an adaptive rule take where nothing queues, R0; 0 while it is not known.",
+    ("rule", "tier"),
+    joined="max",
+)
+RULE_SHED = Instrument(
+    "limitgate.rule.shed",
+    "counter",
+    "{request}",
+    "Requests that an adaptive rule refused: for want of a place, as the event loop was late, or for higher priorities.",
+    ("rule", "tier", "priority", "reason"),
+    {"priority": tuple(RESERVES), "reason": get_args(Refusal)},
+)
+ADAPTIVE_LAG = Instrument(
+    "limitgate.adaptive.lag",
+    "gauge",
+    "s",
+    "Lag of the event loop as adaptive rules see it, 0 while no requests come.",
+    joined="max",
 )
 STORE_DURATION = Instrument(
     "limitgate.store.operation.duration",
@@ -161,6 +193,10 @@ INSTRUMENTS = (
     RULE_LIMIT,
     RULE_IN_FLIGHT,
     RULE_WAITING,
+    RULE_ADAPTIVE_LIMIT,
+    RULE_ADAPTIVE_BASE,
+    RULE_SHED,
+    ADAPTIVE_LAG,
     STORE_DURATION,
     STORE_UP,
     STORE_OUTAGES,

@@ -120,6 +120,11 @@ class AdaptiveLimit:
         return self._law.rate or 0.0
 
     @property
+    def base_s(self) -> float:
+        """Seconds that the requests which come take on an idle server, on average; 0 while nothing is known."""
+        return self._law.base_s
+
+    @property
     def base_s_by_class(self) -> Mapping[Hashable, float]:
         """Seconds that requests take on an idle server, R0, by their classes."""
         return self._baselines.by_class()

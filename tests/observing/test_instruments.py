@@ -13,6 +13,7 @@ CONTRACT = {
     "limitgate_rule_limit": ("rule", "tier", "window"),
     "limitgate_rule_in_flight": ("rule", "tier"),
     "limitgate_rule_waiting": ("rule", "tier"),
+    "limitgate_rule_adaptive_limit": ("rule", "tier"),
     "limitgate_store_operation_duration_seconds": ("store", "result"),
     "limitgate_store_up": ("store",),
     "limitgate_store_outages_total": ("store",),

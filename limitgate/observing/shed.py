@@ -1,0 +1,59 @@
+"""Figures of the adaptive limit of a rule: the limit itself, what it follows from, and who was refused by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import product
+from typing import Any, Final, get_args
+
+from limitgate.limits.priority import RESERVES
+from limitgate.observing import instruments
+from limitgate.observing.handover import Figure, Row
+from limitgate.observing.observer import Observer
+from limitgate.overload.adaptive_limit import AdaptiveLimit
+from limitgate.overload.shedding import Refusal
+from limitgate.places import Places
+
+_KINDS: Final = tuple(product(RESERVES, get_args(Refusal)))
+"""Priorities and reasons of refusals."""
+SERIES: Final = len(_KINDS) + len((instruments.RULE_ADAPTIVE_LIMIT, instruments.RULE_ADAPTIVE_BASE))
+"""Series that an adaptive rule makes, but for what is in flight and waits."""
+
+
+class ShedRow(Row):
+    """Requests that an adaptive limit has refused. It counts them itself, and anew in the child of a fork."""
+
+    __slots__ = ("_before", "_limit", "labels", "places")
+
+    def __init__(self, labels: tuple[str, str], places: Places) -> None:
+        super().__init__([0] * len(_KINDS))
+        self.labels = labels
+        self.places = places
+        self._limit = places.limit
+        self._before = _refused(self._limit)
+
+    def look(self) -> None:
+        """Look how many there have been."""
+        limit = self.places.limit
+        if limit is not self._limit:  # of this process, which was forked
+            self._limit, self._before = limit, [0] * len(_KINDS)
+        now = _refused(limit)
+        self.values[:] = [value + new - was for value, new, was in zip(self.values, now, self._before)]
+        self._before = now
+
+    def tell(self, observer: Observer, before: Sequence[Any] | None, now: Sequence[Any]) -> None:
+        """Tell what has come since."""
+        for place, kind in enumerate(_KINDS):
+            new = now[place] - (before[place] if before else 0)
+            if new or not before:
+                observer.add(instruments.RULE_SHED, (*self.labels, *kind), new)
+
+    def gauges(self) -> Iterable[Figure]:
+        """The limit in force, and the time of its requests on an idle server."""
+        yield instruments.RULE_ADAPTIVE_LIMIT, self.labels, self.places.limit.limit
+        yield instruments.RULE_ADAPTIVE_BASE, self.labels, self.places.limit.base_s
+
+
+def _refused(limit: AdaptiveLimit) -> list[int]:
+    """Refused requests of a limit by priority and reason."""
+    return [getattr(limit.levels[priority], reason) for priority, reason in _KINDS]
