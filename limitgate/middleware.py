@@ -15,13 +15,14 @@ from limitgate.errors import ConfigError, StoreError
 from limitgate.exchange.asgi import ASGIExchange, Receive, Send, inner_scope, show_outside
 from limitgate.exchange.base import EXCHANGE, OUTCOME, Exchange, admission_around
 from limitgate.exchange.handlers import denials
+from limitgate.exchange.plain import PlainASGIExchange, PlainExchange, PlainWSGIExchange
 from limitgate.exchange.raising import RaisingApp
 from limitgate.exchange.receive_buffer import Message
 from limitgate.exchange.wsgi import Body, SizedBody, StartResponse, Upload, starting
-from limitgate.gate.admission import Admission
 from limitgate.gate.build import GateOptions, build_gate
 from limitgate.gate.gate import Gate, Identify
 from limitgate.gate.nesting import overall_decision, overall_outcome, response_fields
+from limitgate.gate.plain_admission import AnyAdmission, PlainAdmission
 from limitgate.gate.start import arequire
 from limitgate.http.request import ASGIRequest, Request, Scope, WSGIRequest
 from limitgate.http.response import Refusal
@@ -76,7 +77,9 @@ class LimitGate:
             if self._gate_to_be is not None:
                 self._gate_to_be.at_other_rules.append(fastapi_openapi.forget_documents)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901 - each coroutine more costs all
+    async def __call__(  # noqa: C901, PLR0912 - each coroutine more costs all
+        self, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         """Answer one request, pass everything else through."""
         gate = self.gate
         if gate is None or scope["type"] not in ("http", "websocket"):
@@ -85,36 +88,41 @@ class LimitGate:
         request = ASGIRequest(scope)
         outer = admission_around(scope) if EXCHANGE in scope else None
         admission = gate.ask(request, outer)
-        if not isinstance(admission, Admission):
+        if not isinstance(admission, AnyAdmission):
             admission = await admission
-        request.scope = {**scope}  # rules see the request as it came, whatever the application writes
-        exchange = ASGIExchange(gate, admission, scope, receive, send, denials=self._denials)
-        if admission.refusal is not None:
-            await exchange.turn_away(admission.refusal)
-            return
-        token: Token[Container[Mark] | None] | None = decided_marks.set(admission.marks)
+        if isinstance(admission, PlainAdmission):  # almost all requests
+            exchange: ASGIExchange = PlainASGIExchange(gate, admission, scope, receive, send, self._denials)
+            token: Token[Container[Mark] | None] | None = decided_marks.set(admission.prepared.marks)
+            waits, in_flight = False, None
+        else:
+            request.scope = {**scope}  # rules see the request as it came, whatever the application writes
+            exchange = ASGIExchange(gate, admission, scope, receive, send, denials=self._denials)
+            if admission.refusal is not None:
+                await exchange.turn_away(admission.refusal)
+                return
+            token = decided_marks.set(admission.marks)
+            waits, in_flight = admission.booking is not None, admission.in_flight
         try:
-            if admission.booking is None or await exchange.await_booking():
-                in_flight = admission.in_flight
-                send = exchange.send if in_flight is None else exchange.send_in_flight(in_flight)
-                await self.app(exchange.scope, exchange.receive, send)
+            if not waits or await exchange.await_booking():
+                app_send = exchange.send if in_flight is None else exchange.send_in_flight(in_flight)
+                await self.app(exchange.scope, exchange.receive, app_send)
         except Exception as error:
-            admission.failed()
+            exchange.admission.failed()
             if not (await exchange.refuse_late() and isinstance(error, RateLimited)):
                 raise
         except GeneratorExit:  # the event loop is gone, and nothing can be awaited any more
-            admission.abandon()
+            exchange.admission.abandon()
             _forget(token)
             token = None
             raise
         else:
-            if not (admission.has_begun or await exchange.refuse_late()):
-                admission.failed()
+            if not (exchange.has_begun() or await exchange.refuse_late()):
+                exchange.admission.failed()
         finally:
             if token is not None:
                 decided_marks.reset(token)
             if exchange.end_now():
-                await gate.asettle(admission)
+                await gate.asettle(exchange.admission)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass through what is no request, and where the gate is switched off, requests too."""
@@ -235,7 +243,10 @@ class LimitGateWSGI:
         if self.gate is None:
             return self._pass(environ, start_response)
         outer = admission_around(environ) if EXCHANGE in environ else None
-        admission = self.gate.check(WSGIRequest(environ), outer)
+        admission = self.gate.decide(WSGIRequest(environ), outer)
+        if isinstance(admission, PlainAdmission):  # almost all requests
+            plain = PlainWSGIExchange(self.gate, admission, environ)
+            return self._respond(plain, environ, plain.starting(start_response))
         exchange = Exchange(self.gate, admission)
         environ["limitgate"], environ[EXCHANGE] = overall_decision(admission), exchange
         environ[OUTCOME] = overall_outcome(admission) if admission.is_nested else admission.outcome
@@ -254,18 +265,25 @@ class LimitGateWSGI:
             start_response = starting(admission, start_response)
         if admission.is_by_outcome and "wsgi.input" in environ:
             environ["wsgi.input"] = Upload(environ["wsgi.input"], admission)
+        return self._respond(exchange, environ, start_response)
+
+    def _respond(self, exchange: Exchange, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        """Have the application answer a request that was let in."""
+        marks = exchange.marks
         try:
-            chunks = self._run(admission.marks, environ, start_response)
+            chunks = self._run(marks, environ, start_response)
         except BaseException as error:
             if isinstance(error, Exception):
-                admission.failed()
+                exchange.admission.failed()
             exchange.end()
             raise
-        if admission.has_slots:  # until the server is done with it, as to send it may take long
+        is_plain = isinstance(exchange, PlainExchange)
+        if not is_plain and exchange.admission.has_slots:  # until the server is done with it, as to send it may take long
             exchange.settle()
             return SizedBody(chunks, exchange) if hasattr(chunks, "__len__") else Body(chunks, exchange)
+        is_limited = is_plain or exchange.admission.decision is not None
         has_yet_to_run = isinstance(chunks, GeneratorType)
-        if (admission.marks and has_yet_to_run) or (admission.decision is not None and not _is_all_there(chunks, environ)):
+        if (marks and has_yet_to_run) or (is_limited and not _is_all_there(chunks, environ)):
             exchange.settle()
             return Body(chunks, exchange)
         exchange.end_sized()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
+from limitgate.gate.load import InFlight
 from limitgate.gate.nesting import overall_decision, overall_outcome, unanswered
 from limitgate.gate.planner import ExtraRule
 from limitgate.gate.wait_queue import Waiter
 from limitgate.limits.decision import Decision
+from limitgate.rules.decorators import Mark
 
 EXCHANGE = "limitgate.exchange"
 """Name of the exchange in a scope or environ; None stands there where the gate is switched off."""
@@ -77,6 +79,21 @@ class Exchange:
         await waiter
         return True
 
+    @property
+    def marks(self) -> Container[Mark]:
+        """Decorators that the gate has decided about."""
+        return self.admission.marks
+
+    @property
+    def in_flight(self) -> InFlight | None:
+        """The request in flight under adaptive limits, None where there are none."""
+        return self.admission.in_flight
+
+    def sent(self) -> None:
+        """Note that the application has given all of its response, and refund what has to be refunded."""
+        self.admission.sent()
+        self.settle()
+
     def settle(self) -> None:
         """Refund whatever is known by now to be charged wrongly."""
         if self.admission.may_need_refund():
@@ -94,8 +111,8 @@ class Exchange:
 
     def end_sized(self) -> None:
         """`end` a request whose response is all there, for the server to send."""
-        if self.admission.in_flight is not None:
-            self.admission.in_flight.end()
+        if self.in_flight is not None:
+            self.in_flight.end()
         self.end()
 
     async def aend(self) -> None:

@@ -64,14 +64,13 @@ class Body:
         return self
 
     def __next__(self) -> bytes:
-        token = decided_marks.set(self._exchange.admission.marks)
+        token = decided_marks.set(self._exchange.marks)
         try:
             if self._iterator is None:
                 self._iterator = iter(self._chunks)
             return self._noted(next(self._iterator))
         except StopIteration:
-            self._exchange.admission.sent()
-            self._exchange.settle()
+            self._exchange.sent()
             raise
         except Exception:
             self._exchange.admission.failed()
@@ -81,7 +80,7 @@ class Body:
 
     def _noted(self, chunk: bytes) -> bytes:
         """A chunk that goes out."""
-        in_flight = self._exchange.admission.in_flight
+        in_flight = self._exchange.in_flight
         if in_flight is not None:
             in_flight.sends(len(chunk), is_last=False)
         return chunk
@@ -90,7 +89,7 @@ class Body:
         """The server is done with it."""
         try:
             getattr(self._chunks, "close", bool)()
-            in_flight = self._exchange.admission.in_flight
+            in_flight = self._exchange.in_flight
             if in_flight is not None:
                 in_flight.end()
         finally:
@@ -116,7 +115,7 @@ def starting(admission: Admission, start_response: StartResponse, waiting: Field
             present = {name.lower() for name, _ in headers}
             fields = [field for field in [*waiting, *fields] if field[0].lower() not in present]
         write = start_response(status, [*headers, *fields], *exc_info)
-        code = _code(status)
+        code = status_code(status)
         admission.begun(code)
         if admission.in_flight is not None:
             admission.in_flight.starts(code, headers)
@@ -125,7 +124,7 @@ def starting(admission: Admission, start_response: StartResponse, waiting: Field
     return start
 
 
-def _code(status: str) -> int | None:
+def status_code(status: str) -> int | None:
     """The number that a status line begins with; None if it is none."""
     code = status[:3]
     return int(code) if code.isdecimal() else None

@@ -125,7 +125,8 @@ class Admission:
     """What has become of the request so far; final once a response has begun."""
     decided_by: Source = "nobody"
     """Where that was decided; known only where it is counted."""
-    _is_counted = False
+    is_counted = False
+    """True if it was counted by its outcome, so that nobody may count it again."""
     _charged: tuple[Charged, ...] = ()
     _prepared: tuple[PreparedPlan, PlainReading] | None = None
     """A prepared plan that was carried out and its reading, until somebody asks for `charged`."""
@@ -170,6 +171,8 @@ class Admission:
         self.decision = decision
         self.now = reading.now
         self.outcome = "admitted"
+        if self.rules.counts is not None:
+            self.decided_by = reading.source
         self._prepared = prepared, reading
         self._fields_are_due = True
 
@@ -220,7 +223,7 @@ class Admission:
 
     def _count_once(self, counts: Counts) -> None:
         """Count the request by its outcome, which is final; the outermost of several gates that count does so."""
-        self._is_counted = True
+        self.is_counted = True
         if self.is_nested:
             outer = self.outer
             while outer is not None:
@@ -281,7 +284,7 @@ class Admission:
         """Note that a response has begun with this status, None if that is no number."""
         self.has_begun, self.status = True, None if self.client_left else status
         counts = self.rules.counts
-        if counts is not None and not self._is_counted:
+        if counts is not None and not self.is_counted:
             self._count_once(counts)
 
     def failed(self) -> None:
@@ -303,7 +306,7 @@ class Admission:
                 self.in_flight.end_unanswered(client_left=self.client_left)
             settlement.is_over = self.is_sent = True
             counts = self.rules.counts
-            if counts is not None and not self._is_counted:
+            if counts is not None and not self.is_counted:
                 self._count_once(counts)
             del self.request  # a WSGI environ leads to this admission
         return self.may_need_refund()

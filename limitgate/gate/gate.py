@@ -25,6 +25,7 @@ from limitgate.gate.flow import Budget, Flow, T, answers_at_once, arun, run, tak
 from limitgate.gate.given_limits import PendingPlan
 from limitgate.gate.load import InFlight
 from limitgate.gate.looker import Looker
+from limitgate.gate.plain_admission import AnyAdmission, PlainAdmission, whole_admission
 from limitgate.gate.planner import Applying, Begin, ExtraRule
 from limitgate.gate.refusal_log import RefusalLog
 from limitgate.gate.request_plan import UNLIMITED, AdaptiveMatch, PreparedPlan, RequestPlan
@@ -34,7 +35,7 @@ from limitgate.gate.wait_queue import Waiter, WaitQueues, book
 from limitgate.heartbeat import heartbeats
 from limitgate.http.request import Request
 from limitgate.http.response import Refusal, forbidden, quota_exceeded, refusal as refused, unavailable
-from limitgate.limits.decision import Decision, Window, decide, denied, joined
+from limitgate.limits.decision import Decision, Settlement, Window, decide, denied, joined
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.limits.priority import NORMAL
 from limitgate.limits.refund import refund
@@ -134,6 +135,10 @@ class Gate:
 
     def check(self, request: Request, outer: Admission | None = None) -> Admission:
         """Decide about a request by a `SyncStore`, and wait for its turn. ``outer`` is the admission to the gate around."""
+        return whole_admission(self.decide(request, outer))
+
+    def decide(self, request: Request, outer: Admission | None = None) -> AnyAdmission:
+        """`check`, without more of an admission than is asked for."""
         rules = self.rules
         if rules.planner.adapts:
             found = self._prepared(request, rules, self._begin_here)
@@ -163,10 +168,10 @@ class Gate:
 
     async def acheck(self, request: Request, outer: Admission | None = None) -> Admission:
         """Decide about a request by an `AsyncStore`; ``identify`` may be async. Its turn is for `await_booking`."""
-        admission = self.ask(request, outer)
-        return admission if isinstance(admission, Admission) else await admission
+        asked = self.ask(request, outer)
+        return whole_admission(asked if isinstance(asked, AnyAdmission) else await asked)
 
-    def ask(self, request: Request, outer: Admission | None = None) -> Admission | Awaitable[Admission]:
+    def ask(self, request: Request, outer: Admission | None = None) -> AnyAdmission | Awaitable[AnyAdmission]:
         """`acheck`, without a coroutine where there is nothing to wait for."""
         rules = self.rules
         if rules.planner.adapts:
@@ -178,17 +183,16 @@ class Gate:
         if found is None:
             return self._acheck_planned(request, rules, outer)
         prepared, keys = found
-        admission, template = Admission(request, None, prepared.marks, rules), prepared.template
-        if prepared.adaptive is not None:
-            admission.in_flight = request.in_flight
+        template = prepared.template
         if template is None:
-            return admission
+            return _admission_prepared(request, rules, prepared)
         if not self._answers_at_once:
-            return self._acheck_prepared(admission, prepared, template, keys)
+            return self._acheck_prepared(request, rules, prepared, template, keys)
         reading: AnyReading = self.store.spend_plain(template, keys, self._timeout)
-        if self._admit_prepared(admission, prepared, template, reading):
+        admission = self._decide_prepared(request, rules, prepared, template, reading)
+        if admission is not None:
             return admission
-        return self._aspend(admission, prepared.request_plan(template.plan(keys)))
+        return self._aspend_declined(request, rules, prepared, template.plan(keys), reading.waited)
 
     async def _acheck_planned(self, request: Request, rules: RulesInForce, outer: Admission | None) -> Admission:
         """`acheck` a request whose plan may be of any kind."""
@@ -241,35 +245,47 @@ class Gate:
             request.in_flight.wait()
         return request.in_flight.refusal is None
 
-    def _check_prepared(self, request: Request, rules: RulesInForce, prepared: PreparedPlan, keys: Sequence[str]) -> Admission:
+    def _check_prepared(
+        self, request: Request, rules: RulesInForce, prepared: PreparedPlan, keys: Sequence[str]
+    ) -> AnyAdmission:
         """`check` a request that has a prepared plan."""
-        admission = Admission(request, None, prepared.marks, rules)
-        admission.in_flight = request.in_flight
         template = prepared.template
         if template is None:
-            return admission
+            return _admission_prepared(request, rules, prepared)
         try:
             reading: AnyReading = self.store.spend_plain(template, keys, self._timeout)
         except StoreError as error:
-            admission.budget.left -= error.waited
+            admission = _admission_prepared(request, rules, prepared, error.waited)
             self._go_without_store(admission, prepared.request_plan(template.plan(keys)), error)
-        else:
-            if not self._admit_prepared(admission, prepared, template, reading):
-                self._spend(admission, prepared.request_plan(template.plan(keys)))
+            return admission
+        decided = self._decide_prepared(request, rules, prepared, template, reading)
+        if decided is not None:
+            return decided
+        admission = _admission_prepared(request, rules, prepared, reading.waited)
+        self._spend(admission, prepared.request_plan(template.plan(keys)))
         return admission
 
     async def _acheck_prepared(
-        self, admission: Admission, prepared: PreparedPlan, template: PlanTemplate, keys: Sequence[str]
-    ) -> Admission:
+        self, request: Request, rules: RulesInForce, prepared: PreparedPlan, template: PlanTemplate, keys: Sequence[str]
+    ) -> AnyAdmission:
         """Carry out a prepared plan by an `AsyncStore`."""
         try:
             reading: AnyReading = await self.store.aspend_plain(template, keys, self._timeout)
         except StoreError as error:
-            admission.budget.left -= error.waited
+            admission = _admission_prepared(request, rules, prepared, error.waited)
             await self._ago_without_store(admission, prepared.request_plan(template.plan(keys)), error)
-        else:
-            if not self._admit_prepared(admission, prepared, template, reading):
-                await self._aspend(admission, prepared.request_plan(template.plan(keys)))
+            return admission
+        decided = self._decide_prepared(request, rules, prepared, template, reading)
+        if decided is not None:
+            return decided
+        return await self._aspend_declined(request, rules, prepared, template.plan(keys), reading.waited)
+
+    async def _aspend_declined(
+        self, request: Request, rules: RulesInForce, prepared: PreparedPlan, plan: Plan, waited: float
+    ) -> Admission:
+        """Charge a request whose prepared plan an `AsyncStore` has declined, after so many seconds of silence."""
+        admission = _admission_prepared(request, rules, prepared, waited)
+        await self._aspend(admission, prepared.request_plan(plan))
         return admission
 
     def _spend(self, admission: Admission, request_plan: RequestPlan) -> None:
@@ -290,11 +306,11 @@ class Gate:
             admission.budget.deduct(reading, began)
             self._admit(admission, request_plan, plan, reading)
 
-    async def _aspend(self, admission: Admission, request_plan: RequestPlan) -> Admission:
-        """`_spend`, by an `AsyncStore`. Returns the admission."""
+    async def _aspend(self, admission: Admission, request_plan: RequestPlan) -> None:
+        """`_spend`, by an `AsyncStore`."""
         plan = request_plan.plan
         if plan is None:
-            return admission
+            return
         began = time.monotonic()
         try:
             reading: Reading = await self.store.aspend(plan, admission.budget.within(self._timeout))
@@ -307,7 +323,6 @@ class Gate:
         else:
             admission.budget.deduct(reading, began)
             self._admit(admission, request_plan, plan, reading)
-        return admission
 
     def _go_without_store(self, admission: Admission, request_plan: RequestPlan, error: StoreError) -> None:
         """Decide about a request for which the store has failed."""
@@ -490,34 +505,58 @@ class Gate:
         request.resolve_client = self._client_of
         return rules.planner.prepared(request, begin)
 
-    def _admit_prepared(
-        self, admission: Admission, prepared: PreparedPlan, template: PlanTemplate, reading: AnyReading
-    ) -> bool:
-        """`_admit` by a prepared plan: the short way, which almost all requests go. False if the store has declined it."""
-        if reading.waited:
-            admission.budget.left -= reading.waited
-        decision = template.decide(reading, admission.settlement)
+    def _decide_prepared(
+        self, request: Request, rules: RulesInForce, prepared: PreparedPlan, template: PlanTemplate, reading: AnyReading
+    ) -> AnyAdmission | None:
+        """`_admit` by a prepared plan: the short way, which almost all requests go. None if the store has declined it."""
+        settlement = Settlement()
+        decision = template.decide(reading, settlement)
         if decision is None or not isinstance(reading, PlainReading):
             if not reading.buckets:
-                return False
+                return None
+            admission = _admission_prepared(request, rules, prepared, reading.waited)
             plan = Plan.spend([bucket.charge for bucket in reading.buckets])
             self._admit(admission, prepared.request_plan(plan), plan, whole_reading(reading))
-            return True
-        if decision.allowed:
-            admission.admit(prepared, reading, decision)
-        else:
-            key = template.refusing_key(decision, reading)
-            refusal = quota_exceeded(template.refusing(decision), decision.retry_after, reading.now, decision.rule, key)
-            admission.refuse(reading.now, decision, refusal)
-            if self._refusal_log is not None:
-                self._refusal_log.note(admission, decision, key, reading.now, refusal.id, prepared.compiled_rules)
-        counter = prepared.counter
-        if counter is not None:
-            admission.decided_by = reading.source
-            (counter.charged if decision.allowed else counter.refused)(reading.debts)
+            return admission
         if self._failing or self._at_first_answer is not None:
             self._note_answer(reading.now)
-        return True
+        counter = prepared.counter
+        if not decision.allowed:
+            if counter is not None:
+                counter.refused(reading.debts)
+            return self._refuse_prepared(request, rules, prepared, reading, decision)
+        if counter is not None:
+            counter.charged(reading.debts)
+        if prepared.adaptive is not None:
+            admission = _admission_prepared(request, rules, prepared, reading.waited)
+            admission.settlement = settlement
+            admission.admit(prepared, reading, decision)
+            return admission
+        admitted = PlainAdmission()
+        admitted.request = request
+        admitted.rules = rules
+        admitted.prepared = prepared
+        admitted.reading = reading
+        admitted.decision = decision
+        admitted.settlement = settlement
+        return admitted
+
+    def _refuse_prepared(
+        self, request: Request, rules: RulesInForce, prepared: PreparedPlan, reading: PlainReading, decision: Decision
+    ) -> Admission:
+        """Refuse a request by its prepared plan."""
+        template = reading.template
+        admission = _admission_prepared(request, rules, prepared, reading.waited)
+        if decision.settlement is not None:
+            admission.settlement = decision.settlement
+        key = template.refusing_key(decision, reading)
+        refusal = quota_exceeded(template.refusing(decision), decision.retry_after, reading.now, decision.rule, key)
+        admission.refuse(reading.now, decision, refusal)
+        if self._refusal_log is not None:
+            self._refusal_log.note(admission, decision, key, reading.now, refusal.id, prepared.compiled_rules)
+        if prepared.counter is not None:
+            admission.decided_by = reading.source
+        return admission
 
     def _admit(self, admission: Admission, request_plan: RequestPlan, plan: Plan, reading: Reading) -> None:
         """Let the store's reading of a plan of any kind have its effect on a request that comes."""
@@ -760,6 +799,16 @@ def _admission(
         nesting.enter(admission, outer)
     if request_plan.messages is not None:
         admission.messages = request_plan.messages
+    return admission
+
+
+def _admission_prepared(request: Request, rules: RulesInForce, prepared: PreparedPlan, waited: float = 0.0) -> Admission:
+    """The admission of a request that has a prepared plan, after so many seconds in which the store was silent."""
+    admission = Admission(request, None, prepared.marks, rules)
+    if prepared.adaptive is not None:
+        admission.in_flight = request.in_flight
+    if waited:
+        admission.budget.left -= waited
     return admission
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
 from limitgate.gate.identity import Identities
+from limitgate.gate.plain_admission import AnyAdmission, whole_admission
 from limitgate.gate.planner import Planner
 from limitgate.gate.rules_in_force import RulesInForce
 from limitgate.http.client_ip import TrustedProxies
@@ -35,12 +36,11 @@ def offline_gate(rules: RuleSet, store: MemoryStore, settings: Settings | None =
 def decide_at_once(gate: Gate, request: Request) -> Admission:
     """Decide about a request by a gate whose store is in memory; where it would wait for its turn, it does not."""
     asked = gate.ask(request)
-    if isinstance(asked, Admission):
-        return asked
+    if isinstance(asked, AnyAdmission):
+        return whole_admission(asked)
     steps = asked.__await__()
     try:
         next(steps)
     except StopIteration as ended:
-        admission: Admission = ended.value
-        return admission
+        return whole_admission(ended.value)
     raise TypeError("something in these rules has to be awaited, expected rules as files have them")

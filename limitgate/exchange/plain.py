@@ -1,0 +1,177 @@
+"""The short way of a request that a plain plan has let in: all that is due are rate fields. Almost every request goes it.
+
+Whatever asks for more, such as a gate inside, a further limit, or a message of another kind, asks for the `admission`: from
+then on the exchange is one like any other. Property tests hold both ways equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from threading import Lock
+from typing import Any, ClassVar
+
+from limitgate.exchange.asgi import ASGIExchange, Receive, Send, show_outside
+from limitgate.exchange.base import EXCHANGE, OUTCOME, Exchange
+from limitgate.exchange.handlers import Denials
+from limitgate.exchange.receive_buffer import Message
+from limitgate.exchange.wsgi import StartResponse, starting, status_code
+from limitgate.gate.admission import Admission
+from limitgate.gate.gate import Gate
+from limitgate.gate.plain_admission import PlainAdmission
+from limitgate.http.request import Environ, Scope
+from limitgate.http.response import Fields
+from limitgate.rules.decorators import Mark
+
+_making = Lock()
+"""Held while an exchange becomes one of any kind: threads of an application may ask for it at the same time."""
+
+_WHOLE = (Exchange, ASGIExchange)
+"""Classes that exchanges become."""
+
+
+class PlainExchange(Exchange):
+    """One request that has a `PlainAdmission`."""
+
+    gate: Gate
+    _plain: PlainAdmission
+    _has_begun: bool
+    _status: int | None
+    """Response status; None before the response starts, and if that is no number."""
+    _KIND: ClassVar[type[Exchange]] = Exchange
+    """Class that it becomes, one of `_WHOLE`."""
+
+    @property
+    def admission(self) -> Admission:  # type: ignore[override]
+        """The whole admission, made when somebody asks for it."""
+        with _making:
+            if self.__class__ not in _WHOLE:
+                admission = self._plain.whole()
+                self.__dict__["admission"] = admission  # where classes for any kind of request have it
+                self.__class__ = self._KIND  # type: ignore[assignment]
+                if self._has_begun:
+                    admission.is_counted = True
+                    admission.begun(self._status)
+                if admission.settlement.is_over:
+                    admission.is_sent = admission.is_counted = True
+        made: Admission = self.__dict__["admission"]
+        return made
+
+    @property
+    def marks(self) -> Container[Mark]:
+        """Decorators that the gate has decided about."""
+        return self._plain.prepared.marks
+
+    @property
+    def in_flight(self) -> None:
+        """None: a request under adaptive limits has a whole admission."""
+
+    def begun(self, status: int | None) -> None:
+        """Note that a response has begun with this status, None if that is no number."""
+        has_begun, self._has_begun, self._status = self._has_begun, True, status
+        if has_begun:
+            return
+        if self.__class__ in _WHOLE:  # another thread has asked for the admission just now
+            self.admission.begun(status)
+            return
+        rules = self._plain.rules
+        if rules.counts is not None:
+            rules.counts.count("admitted", self._plain.reading.source)
+
+    def sent(self) -> None:
+        """Note that the application has given all of its response: nothing is held that could be given back now."""
+        self.settle()
+
+    def settle(self) -> None:
+        """Refund whatever is known by now to be charged wrongly."""
+        if self._plain.settlement.has_news:
+            self._KIND.settle(self)
+
+    def end(self) -> None:
+        """End the request, and refund what has to be refunded."""
+        if not self.ends_plainly():
+            self._KIND.end(self)
+
+    def ends_plainly(self) -> bool:
+        """End the request if it has answered and nothing more was heard of it. False if it has to be ended like any other."""
+        settlement = self._plain.settlement
+        if settlement.has_news or not self._has_begun:
+            return False
+        settlement.is_over = True
+        del self._plain.request  # a WSGI environ leads to this exchange
+        return True
+
+
+class PlainASGIExchange(PlainExchange, ASGIExchange):
+    """One ASGI request that has a `PlainAdmission`."""
+
+    _KIND = ASGIExchange
+
+    def __init__(  # noqa: PLR0917 - keywords would take longer
+        self, gate: Gate, plain: PlainAdmission, scope: Scope, receive: Receive, send: Send, denials: Denials
+    ) -> None:
+        self.gate = gate
+        self._plain = plain
+        plain.request.scope = {**scope}  # rules see the request as it came, whatever the application writes
+        self._outer_scope = scope
+        self.scope = inside = {**scope}
+        inside["limitgate"] = plain.decision
+        inside[EXCHANGE] = self
+        inside[OUTCOME] = "admitted"
+        self._receive = receive
+        self._send = send
+        self._denials = denials
+        self._has_begun = False
+
+    async def send(self, message: Message) -> None:
+        """Pass a message of the application on, with the rate fields where a response starts."""
+        if self.__class__ is PlainASGIExchange:
+            kind = message["type"]
+            if kind == "http.response.body" and not self._plain.settlement.has_news:
+                await self._send(message)
+                return
+            if kind == "http.response.start" and not self._has_begun:
+                self.begun(message.get("status") or 200)
+                show_outside(self.scope, self._outer_scope)
+                self._shown = len(self.scope)
+                fields = self._plain.raw_fields()
+                if fields:
+                    message = {**message}
+                    message["headers"] = [*(message.get("headers") or ()), *fields]
+                await self._send(message)
+                return
+        await ASGIExchange.send(self, message)
+
+    def has_begun(self) -> bool:
+        """True if a response has begun."""
+        return self._has_begun or ASGIExchange.has_begun(self)
+
+    def end_now(self) -> bool:
+        """End the request. True if something may have to be refunded, by `Gate.asettle`."""
+        if not self.ends_plainly():
+            return ASGIExchange.end_now(self)
+        self._detach()
+        return False
+
+
+class PlainWSGIExchange(PlainExchange):
+    """One WSGI request that has a `PlainAdmission`."""
+
+    def __init__(self, gate: Gate, plain: PlainAdmission, environ: Environ) -> None:
+        self.gate = gate
+        self._plain = plain
+        self._has_begun = False
+        environ["limitgate"] = plain.decision
+        environ[EXCHANGE] = self
+        environ[OUTCOME] = "admitted"
+
+    def starting(self, start_response: StartResponse) -> StartResponse:
+        """``start_response`` that adds rate fields and notes the status."""
+
+        def start(status: str, headers: Fields, *exc_info: Any) -> Callable[[bytes], object]:
+            if self.__class__ in _WHOLE:  # somebody has asked for more
+                return starting(self.admission, start_response)(status, headers, *exc_info)
+            write = start_response(status, [*headers, *self._plain.fields()], *exc_info)
+            self.begun(status_code(status))
+            return write
+
+        return start

@@ -1,0 +1,177 @@
+"""The short way of a request between application and server, and where it becomes like any other."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from limitgate import LimitGate, LimitGateWSGI, MemoryStore, Rule
+from limitgate.exchange.base import EXCHANGE
+from limitgate.exchange.plain import PlainASGIExchange, PlainExchange, PlainWSGIExchange
+from tests.gate.test_prepared import General
+from tests.support.clock import Clock
+from tests.support.doors import Wire, http_scope, wsgi_environ
+from tests.support.stored import buckets
+
+RULES = [Rule("api", "9/minute", key=["ip"]), Rule("all", "20/minute")]
+
+ASGI_STEPS: dict[str, Any] = {
+    "start": {"type": "http.response.start", "status": 201, "headers": [(b"x-own", b"1")]},
+    "start anew": {"type": "http.response.start", "status": 500},
+    "part": {"type": "http.response.body", "body": b"part", "more_body": True},
+    "end": {"type": "http.response.body", "body": b"end"},
+    "early": {"type": "http.response.early_hint", "links": []},
+    "trailers": {"type": "http.response.trailers", "headers": []},
+    "receive": None,
+    "ask": None,
+    "settle": None,
+    "settle a rule": None,
+    "write": None,
+    "raise": None,
+}
+WSGI_STEPS = ("start", "start anew", "chunk", "ask", "settle", "settle a rule", "raise")
+
+
+def stepped(exchange: Any, decision: Any, step: str) -> None:
+    """Do what applications of both kinds may."""
+    if step == "ask":
+        assert exchange.admission is exchange.admission
+    elif step == "settle":
+        decision.settle(3)
+    elif step == "settle a rule":
+        decision.settle(0, "all")
+    elif step == "raise":
+        raise LookupError("of the application")
+
+
+def kept(store: MemoryStore) -> dict[str, Any]:
+    return {key: (written, cost, *owed) for key, (written, cost, _, owed) in buckets(store).items()}
+
+
+def by_asgi(store: MemoryStore, steps: list[str], seen: list[Any]) -> list[Any]:
+    """All that a server, and middleware around, get to see of requests that take these steps."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(type(scope[EXCHANGE]))
+        for step in steps:
+            if step == "write":
+                scope["written"] = True
+            elif step == "receive":
+                await receive()
+            elif ASGI_STEPS[step] is not None:
+                await send(ASGI_STEPS[step])
+            stepped(scope[EXCHANGE], scope["limitgate"], step)
+
+    gate, found = LimitGate(app, rules=RULES, store=store), list[Any]()
+    for _ in range(2):
+        scope, wire = http_scope(), Wire({"type": "http.request", "body": b""}, {"type": "http.disconnect"})
+        try:
+            asyncio.run(wire.call(gate, scope))
+        except LookupError:
+            found.append("error")
+        found += [wire.sent, {name: value for name, value in scope.items() if name != "state"}, kept(store)]
+    return found
+
+
+def by_wsgi(store: MemoryStore, steps: list[str], seen: list[Any]) -> list[Any]:
+    """The same of a WSGI application, whose steps behind the first chunk are taken while that is read."""
+
+    def app(environ: Any, start_response: Any) -> Any:
+        exchange, decision = environ[EXCHANGE], environ["limitgate"]
+        seen.append(type(exchange))
+        start_response("201 Created", [("x-own", "1")])
+
+        def chunks() -> Any:
+            for step in steps:
+                if step == "start anew":
+                    start_response("500 Oh", [], (None, None, None))
+                yield step.encode()
+                stepped(exchange, decision, step)
+
+        for step in steps[:1]:
+            stepped(exchange, decision, step)
+        return chunks() if "chunk" in steps else [b"all"]
+
+    gate, found = LimitGateWSGI(app, rules=RULES, store=store), list[Any]()
+    for _ in range(2):
+        try:
+            body = gate(wsgi_environ(), lambda *given: found.append(given[:2]))
+            found.append(list(body))
+            getattr(body, "close", bool)()
+        except LookupError:
+            found.append("error")
+        found.append(kept(store))
+    return found
+
+
+def assert_alike(door: Any, steps: list[str], kind: type) -> None:
+    stores, seen = (MemoryStore(Clock()), General(Clock())), ([], [])
+    short, long = (door(store, steps, each) for store, each in zip(stores, seen))
+    assert short == long
+    assert not any(issubclass(each, PlainExchange) for each in seen[1])
+    assert seen[0][1:] == [kind]  # the first plan of a kind is carried out like any other
+
+
+@settings(deadline=None, max_examples=60)
+@given(steps=st.lists(st.sampled_from([*ASGI_STEPS, "start", "end"]), max_size=6))
+def test_both_ways_of_an_asgi_request_are_alike(steps: list[str]) -> None:
+    """Property: messages, scopes, errors and buckets are the same, whatever an application does in whatever order."""
+    assert_alike(by_asgi, steps, PlainASGIExchange)
+
+
+@settings(deadline=None, max_examples=60)
+@given(steps=st.lists(st.sampled_from(WSGI_STEPS), max_size=6))
+def test_both_ways_of_a_wsgi_request_are_alike(steps: list[str]) -> None:
+    """Property: status, headers, chunks, errors and buckets are the same."""
+    assert_alike(by_wsgi, steps, PlainWSGIExchange)
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_threads_are_given_one_admission(*, has_begun: bool) -> None:
+    """However many ask at the same time; what was known before is known to it."""
+    found: list[Any] = []
+
+    def app(environ: Any, start_response: Any) -> Any:
+        exchange, barrier = environ[EXCHANGE], Barrier(4)
+
+        def ask(_: int) -> Any:
+            barrier.wait()
+            return exchange.admission
+
+        if has_begun:
+            start_response("204 No Content", [])
+        with ThreadPoolExecutor(4) as threads:
+            found[:] = threads.map(ask, range(4))
+        assert (found[0].has_begun, found[0].status) == ((True, 204) if has_begun else (False, None))
+        start_response("204 No Content", [])
+        return []
+
+    gate = LimitGateWSGI(app, rules=RULES, store=MemoryStore(Clock()))
+    for _ in range(2):
+        gate(wsgi_environ(), lambda *_: None)
+        assert len({id(each) for each in found}) == 1
+        assert found[0].settlement.is_over
+        assert found[0].status == 204
+
+
+def test_an_admission_that_is_asked_for_when_the_request_is_over_has_no_request_left() -> None:
+    """And is over."""
+    kept_exchange: list[Any] = []
+
+    def app(environ: Any, start_response: Any) -> Any:
+        kept_exchange[:] = [environ[EXCHANGE]]
+        start_response("200 OK", [])
+        return [b""]
+
+    gate = LimitGateWSGI(app, rules=RULES, store=MemoryStore(Clock()))
+    for _ in range(2):
+        gate(wsgi_environ(), lambda *_: None)
+    admission = kept_exchange[0].admission
+    assert (admission.settlement.is_over, admission.is_sent, admission.has_begun) == (True, True, True)
+    assert not hasattr(admission, "request")
+    assert not admission.end()
