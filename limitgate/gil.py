@@ -1,10 +1,12 @@
 """Work beside requests: a thread that has much to do gives up the GIL every millisecond, so that no event loop waits for it.
 
-CPython takes the GIL from a thread after 5 ms only, each time that another one wants it; and what is a tree is freed at once.
+CPython takes the GIL from a thread after 5 ms only, each time that another one wants it; what is a tree is freed at once; and
+once much is new its collector looks at all objects of the process in one go, which may take 100 ms.
 """
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +19,8 @@ PIECE = 0.001
 """Seconds that a thread works at a time."""
 PAUSE = 0.001
 """Seconds that it leaves to others then; less than their timers can tell would not let them come first."""
+SPARED = 10
+"""Times that work may have the collector spare what is new until its next full collection: no garbage stays for ever."""
 
 
 def sleep(seconds: float) -> None:
@@ -27,15 +31,48 @@ def sleep(seconds: float) -> None:
 class _Work(local):
     piece_ends: float | None = None
     kept: list[object]
+    may_spare: bool
+    has_spared: bool
 
 
 _work = _Work()
+
+
+class _Collector:
+    """How often work had the collector spare what was new, since its last full collection."""
+
+    def __init__(self) -> None:
+        self._times = self._collections = 0
+
+    def may_spare(self) -> bool:
+        """True if one more work may have it do so."""
+        collections = gc.get_stats()[2]["collections"]
+        if collections != self._collections:
+            self._times, self._collections = 0, collections
+        return self._times < SPARED
+
+    def spare(self) -> None:
+        """Hand what is new to the oldest generation unlooked at, before more than the newest of it would be looked at.
+
+        To freeze all objects and to take that back takes no time, and is no reason for a full collection. What an application
+        has frozen itself stays so, and then nothing is spared.
+        """
+        if gc.get_count()[1] > gc.get_threshold()[1] // 2 and not gc.get_freeze_count():
+            gc.freeze()
+            gc.unfreeze()
+            if not _work.has_spared:
+                _work.has_spared = True
+                self._times += 1
+
+
+_collector = _Collector()
 
 
 @contextmanager
 def in_pieces() -> Iterator[None]:
     """Have this thread work in pieces inside of the ``with`` block: `yield_gil` pauses."""
     _work.piece_ends = time.perf_counter() + PIECE
+    _work.has_spared, _work.may_spare = False, _collector.may_spare()
     kept: list[object] = []
     _work.kept = kept
     try:
@@ -50,6 +87,8 @@ def yield_gil() -> None:
     """Let others have their turn if this thread works `in_pieces` and the present one is over. For loops over rules."""
     ends = _work.piece_ends
     if ends is not None and time.perf_counter() >= ends:
+        if _work.may_spare:
+            _collector.spare()
         sleep(PAUSE)
         _work.piece_ends = time.perf_counter() + PIECE
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from threading import Thread
 from weakref import ref
 
@@ -82,3 +85,48 @@ def test_what_somebody_else_has_is_not_freed(pauses: list[float]) -> None:
     assert parts == []
     assert kept.parts == ()
     assert gil.freed_in_pieces(kept) is kept
+
+
+COLLECTIONS = """
+import gc, json
+from limitgate import gil
+
+def generations(work):
+    found = []
+    note = lambda phase, told: phase == "start" and found.append(told["generation"])
+    gc.callbacks.append(note)
+    work()
+    gc.callbacks.remove(note)
+    return sorted(set(found))
+
+def make():
+    made = []
+    for _ in range(300):
+        made += [[object()] for _ in range(500)]
+        gil.yield_gil()
+    return made
+
+def make_in_pieces():
+    with gil.in_pieces():
+        return make()
+
+gil.PIECE, gil.sleep, gil.SPARED = 0.0, lambda _: None, 2
+at_once = generations(make)
+gc.collect()
+in_pieces = [generations(make_in_pieces) for _ in range(3)]
+gc.collect()
+again = generations(make_in_pieces)
+gc.freeze()
+frozen = gc.get_freeze_count()
+generations(make_in_pieces)
+print(json.dumps([at_once, in_pieces[:2], max(in_pieces[2]) > 0, again, gc.get_freeze_count() > 0.9 * frozen]))
+"""
+
+
+def test_work_in_pieces_makes_nobody_wait_for_the_collector() -> None:
+    """It looks at what is new only, until work upon work has had it do so; then all is looked at once, and so on.
+
+    What an application has frozen itself, before a fork say, stays so. In a process of its own, as ours has frozen all.
+    """
+    done = subprocess.run([sys.executable, "-c", COLLECTIONS], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [[0, 1, 2], [[0], [0]], True, [0], True]

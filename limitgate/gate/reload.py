@@ -18,6 +18,7 @@ from limitgate.gil import free_in_pieces, in_pieces
 from limitgate.observing.audit import rules_changed
 from limitgate.own_errors import own_error
 from limitgate.rules.changes import changes
+from limitgate.rules.digest import revision
 from limitgate.rules.rule import RuleSet
 from limitgate.rules.settings import Settings
 from limitgate.rules.watch import RuleSource, WatchedFiles
@@ -65,7 +66,10 @@ class Reloader:
             self._check_some(before, rules)
             difference = changes(before, rules)
             rules.detach()
-            self._enforce(gate, self._ready(rules))
+            ready = self._ready(rules)
+            if ready.counts is not None:
+                revision(rules)  # observers are told it, by threads that do not work in pieces
+            self._enforce(gate, ready)
         except ConfigError as error:
             gate.loads.note(is_ok=False)
             more = f" (and {len(error.others)} more)" if error.others else ""

@@ -288,14 +288,12 @@ class Loads(Protocol):
 class ConfigRow(Row):
     """Loads of the rules of a gate, which counts them itself, and the rules in force, which ``rules`` gives."""
 
-    __slots__ = ("_known", "_loads", "_rules")
+    __slots__ = ("_loads", "_rules")
 
     def __init__(self, loads: Loads, rules: Callable[[], RuleSet | None]) -> None:
         super().__init__([loads.ok, loads.rejected])
         self._loads = loads
         self._rules = rules
-        self._known: tuple[ref[RuleSet], int] | None = None
-        """The rule set that was in force the last time, and its revision."""
 
     def look(self) -> None:
         """Look how many there have been."""
@@ -314,9 +312,7 @@ class ConfigRow(Row):
         yield instruments.CONFIG_TIMESTAMP, (), self._loads.at
         rules = self._rules()
         if rules is not None:
-            if self._known is None or self._known[0]() is not rules:
-                self._known = ref(rules), revision(rules)
-            yield instruments.CONFIG_REVISION, (), self._known[1]
+            yield instruments.CONFIG_REVISION, (), revision(rules)
 
 
 class DiagnosticsRow(Row):
