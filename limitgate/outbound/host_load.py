@@ -85,7 +85,8 @@ class HostLoad:
             now = self._learn()
             if self._throttle is None or not self._throttle.refuses(now, random.random):
                 return None
-            return self._refused(now, Refusal(retry_after_s(self._throttle.refused_share(now), random.random)))
+            share = self._throttle.refused_share(now)
+        return self._logged(Refusal(retry_after_s(share, random.random)))
 
     def begin(self, method: str | None) -> Place | Refusal | None:
         """Begin to send a request; None if those in flight are not limited."""
@@ -96,7 +97,8 @@ class HostLoad:
             ticket = self._limit.begin(now, method)
             if isinstance(ticket, Ticket):
                 return Place(self._limit, ticket)
-            return self._refused(now, Refusal(self._limit.retry_after_s(random.random), self._limit.limit))
+            refusal = Refusal(self._limit.retry_after_s(random.random), self._limit.limit)
+        return self._logged(refusal)
 
     def end(self, place: Place | None, outcome: Outcome, *, is_accepted: bool | None) -> None:
         """End a request that was sent; ``is_accepted`` is None if the host had no part in its end.
@@ -122,11 +124,13 @@ class HostLoad:
         self._now = now
         return now
 
-    def _refused(self, now: float, refusal: Refusal) -> Refusal:
-        if now - self._refused_at > WINDOW_S:
+    def _logged(self, refusal: Refusal) -> Refusal:
+        """Log a refusal if it is the first for some time. Without the lock: who logs may send the line to this host."""
+        now, before = waiting.monotonic(), self._refused_at
+        self._refused_at = now
+        if now - before > WINDOW_S:
             why = f"{refusal.limit} requests are in flight" if refusal.limit else "few requests succeed"
             _log.info("%.260r is overloaded, so that requests to it are refused here: %s", self._name, why)
-        self._refused_at = now
         return refusal
 
 

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from limitgate import testing
-from limitgate.outbound import host_load
 from limitgate.outbound.host_load import MOST_HOSTS, HostLoad, HostLoads, Place, Refusal, outcome_of
 from limitgate.overload.adaptive_throttle import MOST
 from limitgate.overload.options import Adaptive
@@ -192,7 +191,7 @@ def test_one_line_is_logged_for_a_while_of_refusals(
 ) -> None:
     """With the host and why."""
     monkeypatch.setattr(random, "random", lambda: 0.0)
-    caplog.set_level(logging.INFO, host_load.__name__.rpartition(".")[0])
+    caplog.set_level(logging.INFO, "limitgate.outbound")
     load, full = throttled(), HostLoad("depot", TWO, throttles=False)
     for seconds in (9, 9, 11, 0):
         for _ in range(10):
@@ -207,3 +206,21 @@ def test_one_line_is_logged_for_a_while_of_refusals(
         "'shop' is overloaded, so that requests to it are refused here: few requests succeed",
         "'depot' is overloaded, so that requests to it are refused here: 2 requests are in flight",
     ]
+
+
+def test_who_logs_may_send_the_line_to_the_host_itself(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody waits for itself then."""
+    load, answers = HostLoad("logs", Adaptive(min=1, max=1), throttles=False), []
+
+    class Sending(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            assert not load._lock.locked(), record
+            answers.append(load.begin("POST"))
+
+    caplog.set_level(logging.INFO, "limitgate.outbound")
+    monkeypatch.setattr(logging.getLogger("limitgate.outbound"), "handlers", [Sending()])
+    begun(load)
+    load.begin("GET")
+    assert [type(each) for each in answers] == [Refusal]
