@@ -34,8 +34,8 @@ class WaitingLine(Generic[W]):
     def __init__(self, max_delay: float) -> None:
         self.max_delay = max_delay
         """Seconds that somebody waits at most."""
-        self.place_s = 0.0
-        """Seconds in which a place comes free, on average."""
+        self.place_s = math.inf
+        """Seconds in which a place comes free, on average; infinite while that is not known, and then no line stands."""
         self._waiting: dict[Priority, OrderedDict[W, float]] = {priority: OrderedDict() for priority in RESERVES}
         self._since = math.inf
 

@@ -254,7 +254,7 @@ def test_waiting_and_being_called() -> None:
     limit = make(Adaptive(min=2, max=2), max_delay=0.5)
     first, second, third, fourth = (limit.begin(0.0, "a") for _ in range(4))
     assert [each.waits for each in (first, second, third, fourth)] == [False, False, True, True]
-    assert (limit.in_flight, limit.waiting, limit.due_at(0.0)) == (2, 2, pytest.approx(0.1))
+    assert (limit.in_flight, limit.waiting, limit.due_at(0.0)) == (2, 2, pytest.approx(0.5))
     limit.done(first, 0.03)
     assert limit.serve(0.03) == ([third], [])
     assert (third.began, limit.in_flight, limit.waiting) == (0.03, 2, 1)

@@ -9,8 +9,9 @@ from limitgate.overload.waiting_line import MOST, WaitingLine
 
 
 def line_of(waiters: Iterable[str], *, every_s: float = 0.01, max_delay: float = 0.25) -> WaitingLine[str]:
-    """Waiters of normal priority that have come one after another, the first at 0."""
+    """Waiters of normal priority that have come one after another, the first at 0, for places that come free all the time."""
     line: WaitingLine[str] = WaitingLine(max_delay)
+    line.place_s = 0.0
     for n, waiter in enumerate(waiters):
         line.join(n * every_s, waiter, "normal")
     return line
@@ -64,6 +65,15 @@ def test_where_places_come_free_rarely_it_takes_longer_to_stand() -> None:
     line.join(0.48, "d", "normal")
     assert line.overdue(0.5) == ["c"]
     assert line.due_at(0.5) == pytest.approx(0.52)
+
+
+def test_while_nothing_is_known_of_places_everybody_may_wait_for_max_delay() -> None:
+    line: WaitingLine[str] = WaitingLine(5.0)
+    line.join(0.0, "a", "normal")
+    line.join(1.0, "b", "normal")
+    assert line.due_at(2.0) == 5.0
+    assert line.overdue(4.9) == []
+    assert called(line, 4.9) == ["a", "b"]
 
 
 @pytest.mark.parametrize("max_delay", [0.0, 0.001, 0.05, 0.25, 3.0])
