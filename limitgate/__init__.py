@@ -7,7 +7,8 @@ A request reads downwards: middleware > exchange > gate > rules, keys > stores >
     algorithms/      how requests are counted; one module each, its twin in lua/; pure
     limits/          limit, bucket, plan, decision, refund, priority, duration; pure
     overload/        how many requests this process can work on at the moment, and who is let in; pure
-    places.py        places in flight under such a limit, for threads and event loops; heartbeat.py: how late a loop is
+    places.py        places in flight under such a limit, for threads and event loops; heartbeat.py, listen_queue.py: how
+                     late a loop is
     http/            request, client address, paths, response (header styles, 429, 503); pure
     rules/           rule, tiers, callers, key parts, files (YAML), settings, decorators, lint
     observing/       what is told of a service while it runs: figures, episodes of refusals, audit

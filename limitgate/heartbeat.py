@@ -10,8 +10,10 @@ from collections.abc import Callable
 from weakref import WeakKeyDictionary, ref
 
 from limitgate.forking import begin_anew_in_children
+from limitgate.listen_queue import ListenQueue
 from limitgate.overload.lag_guard import LagGuard
 
+_unaccepted = ListenQueue()
 _Loop = asyncio.AbstractEventLoop
 
 
@@ -21,7 +23,7 @@ class LoopGuard(LagGuard):
     __slots__ = ("_run",)
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(_unaccepted)
         self._run: object = None
 
     def start(self, now: float) -> float:

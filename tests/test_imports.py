@@ -14,6 +14,7 @@ LAYERS = (
     "algorithms",
     "limits",
     "overload",
+    "listen_queue",
     "places heartbeat",
     "http",
     "rules",

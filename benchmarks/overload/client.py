@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,8 +20,11 @@ from typing import Any, NamedTuple, cast
 CONNECTIONS = 1000
 """Connections to all servers together that are there before the first request, as a proxy keeps them; more are made where none
 is idle. uvloop accepts one in each iteration, so that under load new ones wait in the listen backlog, seen by nobody."""
+HOST = "127.0.0.1"
 SWEEP_S = 0.005
 """Seconds between two looks at who has waited for too long."""
+_RESET = struct.pack("ii", 1, 0)
+"""For SO_LINGER: a connection that is closed leaves nothing, so that ports do not run out."""
 
 
 class Arrival(NamedTuple):
@@ -61,19 +66,20 @@ def poisson(random: Random, rate: float, begin_s: float, end_s: float, servers: 
 
 
 async def offer(
-    sockets: Sequence[str],
+    ports: Sequence[int],
     arrivals: Sequence[Arrival],
     patience_s: float,
     *,
+    keep_alive: bool = True,
     watch: Callable[[], Any],
     watch_at: Sequence[float],
 ) -> Answers:
-    """Send every request to its server's unix socket at its time, and give up after ``patience_s``.
+    """Send every request to its server's port at its time, and give up after ``patience_s``.
 
     ``watch`` is called at the seconds ``watch_at``.
     """
-    crowd = _Crowd(sockets, patience_s)
-    await crowd.connect(CONNECTIONS)
+    crowd = _Crowd(ports, patience_s, keep_alive=keep_alive)
+    await crowd.connect(CONNECTIONS if keep_alive else 0)
     watched = []
     marks = deque(watch_at)
     lags = []
@@ -119,6 +125,7 @@ class _Connection(asyncio.Protocol):
         self.request: _Request | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._transport = cast("asyncio.Transport", transport)
         if self.request is None:
             self._crowd.idle[self._server].append(self)
@@ -145,13 +152,16 @@ class _Connection(asyncio.Protocol):
         request.status = int(head[9:12])
         request.limit = int(body) if request.status == 200 else 0
         request.connection = None
-        self._crowd.idle[self._server].append(self)
+        if self._crowd.keep_alive:
+            self._crowd.idle[self._server].append(self)
+        else:
+            self.close()
 
     def connection_lost(self, _: Exception | None) -> None:
         with suppress(ValueError):
             self._crowd.idle[self._server].remove(self)
 
-    def give_up(self) -> None:
+    def close(self) -> None:
         """Close the connection, so that an answer that comes yet reaches nobody."""
         if self._transport is not None:
             self._transport.abort()
@@ -160,10 +170,10 @@ class _Connection(asyncio.Protocol):
 class _Crowd:
     """All clients of some servers."""
 
-    def __init__(self, sockets: Sequence[str], patience_s: float) -> None:
-        self.began = time.monotonic()
-        self.idle: list[list[_Connection]] = [[] for _ in sockets]
-        self._sockets, self._patience_s = sockets, patience_s
+    def __init__(self, ports: Sequence[int], patience_s: float, *, keep_alive: bool) -> None:
+        self.began, self.keep_alive = time.monotonic(), keep_alive
+        self.idle: list[list[_Connection]] = [[] for _ in ports]
+        self._ports, self._patience_s = ports, patience_s
         self._requests: list[_Request] = []
         self._impatient: deque[_Request] = deque()
         self._connecting: set[asyncio.Task[None]] = set()
@@ -185,7 +195,7 @@ class _Crowd:
     async def connect(self, connections: int) -> None:
         """Have so many connections before the first request; all times count from then on."""
         for number in range(connections):
-            await self._connect(number % len(self._sockets))
+            await self._connect(number % len(self._ports))
         self.began = time.monotonic()
 
     async def finish(self) -> None:
@@ -197,7 +207,7 @@ class _Crowd:
             task.cancel()
         for connections in self.idle:
             for connection in list(connections):
-                connection.give_up()
+                connection.close()
         await asyncio.gather(self._sweeper, *self._connecting, return_exceptions=True)
 
     def answers(self) -> list[Answer]:
@@ -210,7 +220,7 @@ class _Crowd:
         if request is not None:
             connection.send(request)
         with suppress(OSError):
-            await asyncio.get_running_loop().create_unix_connection(lambda: connection, self._sockets[server])
+            await asyncio.get_running_loop().create_connection(lambda: connection, HOST, self._ports[server])
 
     async def _sweep(self) -> None:
         """Give up on whoever has waited for too long; all have the same patience, so the first that was sent is the first."""
@@ -219,6 +229,6 @@ class _Crowd:
             while self._impatient and (self._impatient[0].status or self._impatient[0].arrival.due_s <= late):
                 request = self._impatient.popleft()
                 if request.connection is not None:
-                    request.connection.give_up()
+                    request.connection.close()
                     request.connection = None
             await asyncio.sleep(SWEEP_S)

@@ -41,6 +41,8 @@ class Load:
     end_s: float
     servers: int = 1
     patience_s: float = PATIENCE_S
+    keep_alive: bool = True
+    """False if each request comes on a connection of its own."""
     sizes: Sequence[tuple[float, int]] = ()
     """When the backend has how many connections from then on."""
 
@@ -154,9 +156,7 @@ class Bench(ExitStack):
         with ExitStack() as stack:
             stack.callback(listening.close)
             stack.callback(backend.close)
-            servers = [
-                stack.enter_context(serving(self._folder, self._core, environment, number)) for number in range(load.servers)
-            ]
+            servers = [stack.enter_context(serving(self._core, environment)) for _ in range(load.servers)]
             gc.collect()
             gc.disable()  # a pause of the client's would look like latency
             stack.callback(gc.enable)
@@ -177,9 +177,10 @@ async def _offer(load: Load, backend: Backend, servers: Sequence[Server]) -> Ans
     for at_s, size in load.sizes:
         asyncio.get_running_loop().call_later(at_s, backend.resize, size)
     return await offer(
-        [server.socket for server in servers],
+        [server.port for server in servers],
         load.arrivals,
         load.patience_s,
+        keep_alive=load.keep_alive,
         watch=lambda: [server.cpu() for server in servers],
         watch_at=(load.warm_s, load.end_s),
     )

@@ -1,4 +1,4 @@
-"""Uvicorn with one worker, pinned to a core, on a unix socket; and the CPU that it has spent and waited for."""
+"""Uvicorn with one worker, pinned to a core; and the CPU that it has spent and waited for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
+
+from benchmarks.overload.client import HOST
 
 _PATIENCE_S = 20.0
 """Seconds for a server to come up, or to stop."""
@@ -26,7 +28,7 @@ class Cpu(NamedTuple):
 class Server(NamedTuple):
     """A server that runs."""
 
-    socket: str
+    port: int
     pid: int
 
     def cpu(self) -> Cpu:
@@ -46,31 +48,40 @@ def cores() -> tuple[int, int]:
 
 
 @contextmanager
-def serving(folder: Path, core: int, environment: Mapping[str, str], number: int = 0) -> Iterator[Server]:
+def serving(core: int, environment: Mapping[str, str]) -> Iterator[Server]:
     """A server in a process of its own, stopped by its pid. ``environment`` tells `benchmarks.overload.app` what to serve."""
-    path = folder / f"server-{number}"
-    path.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "uvicorn", "--factory", "benchmarks.overload.app:served", "--uds", str(path)]
+    with socket.create_server((HOST, 0)) as free:
+        port = free.getsockname()[1]
+    command = [
+        sys.executable,
+        "-m",
+        "uvicorn",
+        "--factory",
+        "benchmarks.overload.app:served",
+        "--host",
+        HOST,
+        "--port",
+        str(port),
+    ]
     command += ["--loop", "uvloop", "--http", "httptools", "--no-access-log", "--log-level", "warning"]
     command += ["--timeout-keep-alive", "75"]
     process = subprocess.Popen(command, env={**os.environ, **environment})
     try:
         os.sched_setaffinity(process.pid, {core})
-        _wait_for(path, process)
-        yield Server(str(path), process.pid)
+        _wait_for(port, process)
+        yield Server(port, process.pid)
     finally:
         process.kill()  # it may be seconds late, and none of its answers counts any more
         process.wait(_PATIENCE_S)
 
 
-def _wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
+def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while process.poll() is None and time.monotonic() < deadline:
-        with socket.socket(socket.AF_UNIX) as probe:
-            try:
-                probe.connect(str(path))
-            except OSError:
-                time.sleep(0.02)
-            else:
-                return
-    raise RuntimeError(f"uvicorn did not come up on {path}")
+        try:
+            socket.create_connection((HOST, port)).close()
+        except OSError:
+            time.sleep(0.02)
+        else:
+            return
+    raise RuntimeError(f"uvicorn did not come up on port {port}")

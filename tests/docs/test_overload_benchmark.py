@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from pathlib import Path
+import socket
 from random import Random
 from xml.etree import ElementTree as ET
 
@@ -82,14 +82,17 @@ class _Quiet(asyncio.Protocol):
             self._transport.write(b"17")
 
 
-def test_the_client_sends_whether_or_not_it_is_answered(tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("keep_alive", [True, False])
+def test_the_client_sends_whether_or_not_it_is_answered(keep_alive, monkeypatch) -> None:
     """Requests that are never answered hold nobody up, and are given up; latency counts from when they were due."""
     monkeypatch.setattr(client, "CONNECTIONS", 2)
     arrivals = [Arrival(n / 1000, "high" if n % 2 else "normal") for n in range(100)]
 
     async def main() -> client.Answers:
-        server = await asyncio.get_running_loop().create_unix_server(_Quiet, str(tmp_path / "server"))
-        offered = await client.offer([str(tmp_path / "server")], arrivals, 0.5, watch=lambda: "seen", watch_at=(0.0, 0.05, 0.2))
+        server = await asyncio.get_running_loop().create_server(_Quiet, client.HOST, 0)
+        port = server.sockets[0].getsockname()[1]
+        watch_at = (0.0, 0.05, 0.2)
+        offered = await client.offer([port], arrivals, 0.5, keep_alive=keep_alive, watch=lambda: "seen", watch_at=watch_at)
         server.close()
         return offered
 
@@ -100,9 +103,11 @@ def test_the_client_sends_whether_or_not_it_is_answered(tmp_path: Path, monkeypa
     assert all(math.isinf(each.took_s) == (each.status == 0) for each in offered.answers)
 
 
-def test_nobody_listens(tmp_path: Path, monkeypatch) -> None:
+def test_nobody_listens(monkeypatch) -> None:
     monkeypatch.setattr(client, "CONNECTIONS", 1)
-    offer = client.offer([str(tmp_path / "nobody")], [Arrival(0.0)], 0.01, watch=int, watch_at=())
+    with socket.create_server((client.HOST, 0)) as closed:
+        port = closed.getsockname()[1]
+    offer = client.offer([port], [Arrival(0.0)], 0.01, watch=int, watch_at=())
     assert asyncio.run(offer).answers == [Answer(Arrival(0.0), math.inf, 0, 0)]
 
 

@@ -285,38 +285,54 @@ class EventLoop:
     """An event loop: each iteration polls, runs what was ready, reads what has come, and then has its heartbeat.
 
     What is read is begun an iteration later, as asyncio starts tasks. A handler keeps the loop for the first of ``cpu_s``,
-    awaits, keeps it for the second, and so on.
+    awaits, keeps it for the second, and so on. Where each request comes on a connection of its own, ``accepts`` is how many an
+    iteration accepts.
     """
 
-    def __init__(self, results: Results, cpu_s: Sequence[float], await_s: float, reserve: Fraction | None) -> None:
+    def __init__(
+        self, results: Results, cpu_s: Sequence[float], await_s: float, reserve: Fraction | None, accepts: int = 10**6
+    ) -> None:
         self.results, self.now = results, 0.0
-        self._cpu_s, self._await_s = cpu_s, await_s
-        self._guard = LagGuard()
+        self._cpu_s, self._await_s, self._accepts = cpu_s, await_s, accepts
+        self._guard = LagGuard(lambda: len(self._unaccepted(self.now)))
         self._limit = AdaptiveLimit(Adaptive(), wall_offset=float, reserve=reserve)
         self._beat_at = self._guard.start(0.0)
         self._ready: list[Request] = []
         self._awaiting: deque[tuple[float, Request]] = deque()
+        self._queue: deque[Request] = deque()
         self._next_look = 0.0
 
     def run(self, requests: Iterator[Request]) -> None:
         """Have all requests come at their times, and what they begin be done."""
-        coming = next(requests, None)
-        while coming or self._ready or self._awaiting:
-            if not self._ready:
-                ends = [self._beat_at, *[until for until, _ in self._awaiting][:1], *([coming.at] if coming else [])]
+        self._requests, self._coming = requests, next(requests, None)
+        while self._coming or self._queue or self._ready or self._awaiting:
+            if not self._ready and not self._unaccepted(self.now):
+                ends = [
+                    self._beat_at,
+                    *[until for until, _ in self._awaiting][:1],
+                    *([self._coming.at] if self._coming else []),
+                ]
                 self.now = max(self.now, min(ends))
             polled, ready, self._ready = self.now, self._ready, []
             while self._awaiting and self._awaiting[0][0] <= polled:
                 ready.append(self._awaiting.popleft()[1])
             for request in ready:
                 self._step(request)
-            while coming and coming.at <= polled:
-                self.results.offer(coming)
-                self._ready.append(coming)
+            queue = self._unaccepted(polled)
+            for _ in range(min(self._accepts, len(queue))):
+                request = queue.popleft()
+                self.results.offer(request)
+                self._ready.append(request)
                 self.now += PARSE_S
-                coming = next(requests, None)
             if self._beat_at <= polled:
                 self._beat_at = self._guard.beat(self.now) or self._guard.start(self.now)
+
+    def _unaccepted(self, now: float) -> deque[Request]:
+        """Requests that have come by then and were not read yet."""
+        while self._coming and self._coming.at <= now:
+            self._queue.append(self._coming)
+            self._coming = next(self._requests, None)
+        return self._queue
 
     def _step(self, request: Request) -> None:
         """Do a part of the work of a request, if it is let in."""
@@ -352,8 +368,9 @@ def event_loop(
     await_s: float = 0.005,
     priorities: Sequence[float] = (),
     reserve: Fraction | None = None,
+    accepts: int = 10**6,
 ) -> Results:
     """Handlers on an event loop; ``priorities`` are the shares of high and normal."""
-    random, loop = Random(seed), EventLoop(Results(warm_s, end), cpu_s, await_s, reserve)
+    random, loop = Random(seed), EventLoop(Results(warm_s, end), cpu_s, await_s, reserve, accepts)
     loop.run(Request(at, priority_of(random, priorities)) for at in arrivals(random, rate, end))
     return loop.results

@@ -404,11 +404,13 @@ def live_through_a_history(random: Random) -> None:
     least = random.randrange(1, 30)
     options = Adaptive(min=least, max=least + random.choice([0, 1, 5, 100]), tolerance=random.uniform(1.01, 5))
     reserve = random.choice([None, TENTH, Fraction(49, 100)])
-    limit, guard = make(options, reserve=reserve, max_delay=random.choice([0.0, 0.0, 0.05])), LagGuard()
+    limit, unaccepted = make(options, reserve=reserve, max_delay=random.choice([0.0, 0.0, 0.05])), [0]
+    guard = LagGuard(lambda: unaccepted[0])
     now, in_flight = random.choice([0.0, 12345.6]), []
     guard.start(now)
     for _ in range(random.randrange(30)):
         now += random.choice([0.0, 0.0, 0.001, 0.013, 0.05, 0.2, 1.1, 5.0, 3600.0, -0.01])
+        unaccepted[0] = random.choice([0, 0, 3, 50, 1000])
         for _ in range(random.choice([0, 1, 3, 40])):
             begun = limit.begin(now, random.randrange(3), random.choice(list(RESERVES)), random.choice([None, guard]))
             in_flight += [begun] if isinstance(begun, Ticket) else []

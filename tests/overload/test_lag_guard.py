@@ -139,6 +139,70 @@ def test_an_hour_of_sleep_is_over_with_the_next_heartbeat() -> None:
     assert guard.request_s <= 0.1
 
 
+def accepting(waiting: list[int]) -> LagGuard:
+    """A guard with heartbeats in time, that knows of requests of 2 ms; then 30 connections wait to be accepted for 0.2 s."""
+    guard = LagGuard(lambda: waiting[0])
+    now, waiting[0] = guard.start(0.0), 1
+    while now < 1.2:
+        for _ in range(5):
+            guard.refuses(now - 0.005)
+        now = guard.beat(now)
+        waiting[0] = 1 if now < 1 else 30
+    return guard
+
+
+def test_connections_that_wait_to_be_accepted_are_lag() -> None:
+    """Where the loop accepts one in each iteration no heartbeat is late; of 2 ms each, 30 requests wait for 60 ms."""
+    guard = accepting(waiting := [0])
+    assert guard.request_s == pytest.approx(0.002, rel=0.01)
+    assert guard.lag_s == pytest.approx(0.060, rel=0.01)
+    assert guard.refuses(guard.due_at - 0.005)
+    assert guard.is_hot
+    waiting[0] = 9
+    assert not guard.refuses(guard.due_at - 0.005), "no more wait than can be done in a long iteration"
+    assert guard.refuses(guard.due_at - 0.005, 0.5)
+
+
+def test_a_few_connections_that_wait_are_none() -> None:
+    guard = accepting(waiting := [0])
+    waiting[0] = 2
+    for _ in range(100):
+        guard.beat(guard.due_at)
+        assert [guard.refuses(guard.due_at) for _ in range(5)] == [False] * 5
+    assert not guard.is_hot
+
+
+def test_a_queue_that_is_empty_calms_a_hot_loop() -> None:
+    guard = accepting(waiting := [0])
+    assert guard.refuses(guard.due_at - 0.005)
+    waiting[0] = 0
+    guard.beat(guard.due_at)
+    waiting[0] = 30
+    assert not guard.is_hot
+    assert not guard.refuses(guard.due_at - 0.005)
+
+
+def test_connections_that_come_in_a_late_iteration_wait_for_the_next() -> None:
+    """They are all accepted at once there, so that only the lag counts: a hot loop is to be busy."""
+    guard = LagGuard(lambda: 1000)
+    guard.start(0.0)
+    late(guard, 0.050, 0.3, requests=50)
+    assert guard.lag_s == pytest.approx(0.050)
+    assert guard.refuses(guard.due_at + 0.011)
+    assert not guard.refuses(guard.due_at + 0.009)
+
+
+def test_the_queue_is_looked_at_once_in_a_heartbeat_while_nobody_is_refused() -> None:
+    looks = []
+    guard = LagGuard(lambda: looks.append(1) or 1)
+    now = guard.start(0.0)
+    for _ in range(10):
+        for _ in range(100):
+            guard.refuses(now - 0.005)
+        now = guard.beat(now)
+    assert len(looks) == 10
+
+
 def test_waits_that_a_proxy_tells_take_the_place_of_heartbeats() -> None:
     guard = LagGuard()
     refused = []

@@ -74,6 +74,15 @@ def test_event_loop(load, p99_s, seed) -> None:
     assert load > 0.5 or not results.shed.total()
 
 
+@pytest.mark.parametrize(("load", "share", "p99_s"), [(0.5, 1, 0.010), (1, 0.95, 0.030), (2, 1, 0.030), (10, 1, 0.030)])
+def test_event_loop_that_accepts_one_connection_in_an_iteration(load, share, p99_s) -> None:
+    """As uvloop does: its iterations are short and the queue stands in front of it, if requests come on new connections."""
+    results = event_loop(lambda _: load * LOOP_CAPACITY, seed=1, accepts=1)
+    assert results.share(LOOP_CAPACITY) >= HELD * share * bound(max(1, load))
+    assert results.quantile(0.99) <= p99_s / HELD
+    assert load > 0.5 or not results.shed.total()
+
+
 @pytest.mark.parametrize("load", [0.5, 1, 2, 10])
 def test_event_loop_that_awaits(load) -> None:
     """Handlers that await 5 ms between two halves of their work, for which both guard and limit are needed: row a2."""
