@@ -16,8 +16,7 @@ import pytest
 
 import limitgate.httpx
 import limitgate.outbound.bodies
-from limitgate import ConfigError, Limit, RateLimited, StoreError, waiting
-from limitgate.overload.options import Adaptive
+from limitgate import Adaptive, ConfigError, Limit, RateLimited, StoreError, waiting
 from tests.limiter.test_limiter import left, visitors
 from tests.support.clients import CLIENTS, Client, Interrupted
 from tests.support.doors import PATIENCE, PROCESS_PATIENCE

@@ -9,10 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from limitgate import testing
+from limitgate import Adaptive, testing
 from limitgate.outbound.host_load import MOST_HOSTS, HostLoad, HostLoads, Place, Refusal, outcome_of
 from limitgate.overload.adaptive_throttle import MOST
-from limitgate.overload.options import Adaptive
 from tests.support.virtual import World
 
 TWO = Adaptive(min=1, max=2)

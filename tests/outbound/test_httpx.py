@@ -24,10 +24,9 @@ import httpx
 import pytest
 
 import limitgate.httpx as door
-from limitgate import AsyncLimiter, Limiter, LimitGate, MemoryStore, RateLimited, Rule
+from limitgate import Adaptive, AsyncLimiter, Limiter, LimitGate, MemoryStore, RateLimited, Rule
 from limitgate.httpx import AsyncRateLimitTransport, RateLimitTransport
 from limitgate.outbound.throttle import MOST_READ
-from limitgate.overload.options import Adaptive
 from tests.limiter.test_limiter import left
 from tests.support.doors import PATIENCE, server_process, uvicorn_process
 from tests.support.raw_server import Connection, RawServer, Script, raw_server, refusal, reply

@@ -15,8 +15,7 @@ from requests.auth import HTTPDigestAuth
 from urllib3.exceptions import EmptyPoolError
 from urllib3.util import Retry
 
-from limitgate import Limit, RateLimited
-from limitgate.overload.options import Adaptive
+from limitgate import Adaptive, Limit, RateLimited
 from limitgate.requests import RateLimitAdapter, _Outbound
 from tests.support.service import LATER, Service, Told, refusal, serving
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from limitgate import (
+    Adaptive,
     AsyncLimiter,
     ConfigError,
     Configured,
@@ -27,7 +28,6 @@ from limitgate import (
 from limitgate.outbound import throttle
 from limitgate.outbound.response_fields import LONGEST, Answer
 from limitgate.outbound.throttle import ClientThrottle, arun, run
-from limitgate.overload.options import Adaptive
 from tests.support.observed import Recorder
 from tests.support.virtual import World
 

@@ -6,9 +6,8 @@ from typing import Any, assert_type
 
 import httpx
 
-from limitgate import AsyncLimiter, Configured, Decision, Limit, Limiter, RateLimited
+from limitgate import Adaptive, AsyncLimiter, Configured, Decision, Limit, Limiter, RateLimited
 from limitgate.httpx import AsyncRateLimitTransport, RateLimitTransport, host, repeatable
-from limitgate.overload.options import Adaptive
 
 
 def by_tenant(request: httpx.Request) -> str | None:
