@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -11,7 +12,7 @@ from typing import Final
 DESCRIPTORS = 256
 """File descriptors among which listening sockets are looked for: servers open theirs before they accept anything."""
 SCAN_EVERY_S = 60.0
-"""Seconds after which they are looked for again where there were none."""
+"""Seconds after which they are looked for again, or earlier if one of them was closed."""
 _INFO: Final[int] = getattr(socket, "TCP_INFO", 0)
 _LISTENS: Final = 10
 """State of a listening socket, the first byte of its `tcp_info`."""
@@ -26,12 +27,12 @@ class ListenQueue:
         self._clock = clock
         self._sockets: list[int] = []
         """Their file descriptors, which may have been closed meanwhile, and be of something else."""
-        self._scan_at = -SCAN_EVERY_S
+        self._scan_at = -math.inf
 
     def __call__(self) -> int:
         """Connections that wait to be accepted, 0 where the system does not tell."""
         lengths = [_length(descriptor) for descriptor in self._sockets]
-        if None in lengths or (not lengths and self._clock() >= self._scan_at):
+        if None in lengths or self._clock() >= self._scan_at:
             self._scan_at = self._clock() + SCAN_EVERY_S
             self._sockets = [descriptor for descriptor in range(DESCRIPTORS) if _length(descriptor) is not None]
             lengths = [_length(descriptor) for descriptor in self._sockets]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from limitgate import listen_queue
+from limitgate import heartbeat, listen_queue
 from limitgate.heartbeat import LoopGuard
 from limitgate.listen_queue import ListenQueue
 
@@ -22,6 +22,12 @@ pytestmark = pytest.mark.skipif(not listen_queue._INFO, reason="this system does
 def stack() -> Iterator[ExitStack]:
     with ExitStack() as opened:
         yield opened
+
+
+@pytest.fixture(autouse=True)
+def _many_descriptors(monkeypatch) -> None:
+    """Other tests of this process may have left some open."""
+    monkeypatch.setattr(listen_queue, "DESCRIPTORS", 4096)
 
 
 def listening(stack: ExitStack, host: str = "127.0.0.1") -> socket.socket:
@@ -58,11 +64,12 @@ def test_ipv6(stack) -> None:
 def test_a_socket_that_was_closed_listens_no_more(stack) -> None:
     queue, server = ListenQueue(), listening(stack)
     queue()
-    address = server.getsockname()
+    address, descriptor = server.getsockname(), server.fileno()
     server.close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(address)
-    assert server.fileno() not in queue._sockets
+    queue()
+    assert descriptor not in queue._sockets
 
 
 def test_a_descriptor_that_is_of_something_else_now_is_not_believed(stack) -> None:
@@ -86,7 +93,7 @@ def test_no_descriptor_stays_open(stack) -> None:
     assert sorted(FOLDER.iterdir()) == before
 
 
-def test_sockets_are_looked_for_once_a_minute_where_there_are_none(monkeypatch) -> None:
+def test_sockets_are_looked_for_once_a_minute(monkeypatch) -> None:
     looked, now = [], [0.0]
     monkeypatch.setattr(listen_queue, "_length", looked.append)
     queue = ListenQueue(lambda: now[0])
@@ -103,7 +110,18 @@ def test_a_system_that_does_not_tell(monkeypatch, stack) -> None:
     assert ListenQueue()() == 0
 
 
-def test_the_guard_of_an_event_loop_is_told(stack) -> None:
+def test_a_socket_that_listens_later_is_found_within_a_minute(stack) -> None:
+    now = [0.0]
+    queue, _ = ListenQueue(lambda: now[0]), listening(stack)
+    queue()
+    later = listening(stack)
+    now[0] = listen_queue.SCAN_EVERY_S
+    queue()
+    assert later.fileno() in queue._sockets
+
+
+def test_the_guard_of_an_event_loop_is_told(stack, monkeypatch) -> None:
+    monkeypatch.setattr(heartbeat, "_unaccepted", ListenQueue())
     guard, server = LoopGuard(), listening(stack)
     before = guard._unaccepted()
     connect(stack, server, 3)
