@@ -283,6 +283,7 @@ def _frozen_by(clock: FrozenClock) -> _Wanted[FrozenClock]:
 def _nothing_limited() -> _Wanted[None]:
     replacements: dict[Place, Any] = {
         (Gate, "check"): _check,
+        (Gate, "decide"): _check,
         (Gate, "ask"): _check,
         (Gate, "further"): lambda _gate, admission, _rules: nesting.overall_decision(admission),
         (Gate, "afurther"): _afurther,
@@ -313,7 +314,7 @@ def _nothing_limited() -> _Wanted[None]:
 
 
 def _check(gate: Gate, request: Request, outer: Admission | None = None) -> Admission:
-    """`Gate.check` and `Gate.ask`, as if the request were exempt."""
+    """`Gate.check`, `Gate.decide` and `Gate.ask`, as if the request were exempt."""
     admission = Admission(request, None, EVERYTHING, gate.rules)
     if outer is not None:
         nesting.enter(admission, outer)
