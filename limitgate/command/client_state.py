@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, TypedDict, TypeVar, cast
 import click
 
 from limitgate.command.journal import Journal
+from limitgate.command.rule_sets import RULES, rules_named
 from limitgate.errors import ConfigError
 from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.rule_bucket import BucketParts
 from limitgate.limits.decision import Decision
 from limitgate.masking import masked, shown
-from limitgate.rules.files import load_rules
 from limitgate.rules.key_parts import check_part
 from limitgate.rules.rule import Rule, RuleSet
 from limitgate.stores import open_sync_store
@@ -82,7 +82,7 @@ def state_options(verb: Verb) -> Verb:
     return _decorated(
         store_options(verb),
         click.argument("words", metavar="[KEY [LIMIT...]]", nargs=-1),
-        click.option("--rules", metavar="PATH", help="Rule file or folder of the service."),
+        click.option("--rules", metavar="PATH", help=f"{RULES}."),
         click.option("--rule", metavar="NAME", help="The rule."),
         click.option("--ip", metavar="ADDRESS", help="The client's address."),
         click.option("--path", metavar="PATH", help="The path, or the route's template; if not given, the rule's pattern."),
@@ -186,7 +186,7 @@ def state_of(limiter: Limiter, options: StateOptions, *, needs_limits: bool) -> 
         raise click.UsageError(
             "expected whose state it is: --rules PATH --rule NAME and the parts of its key, or KEY and limits"
         )
-    chosen = _rule(load_rules(rules), rules, rule, options["tier"])
+    chosen = _rule(rules_named(rules), rules, rule, options["tier"])
     try:
         return _state_of_rule(limiter, chosen, options)
     except ConfigError as error:

@@ -13,6 +13,7 @@ from limitgate.command.client_state import header_of
 from limitgate.command.decisions import decision_fields, print_decision, window_fields
 from limitgate.command.exits import FOUND
 from limitgate.command.output import print_json, print_table
+from limitgate.command.rule_sets import RULES, rules_named
 from limitgate.errors import ConfigError
 from limitgate.gate.build import build_gate
 from limitgate.gate.explain import Explanation, LookingStore, explain
@@ -36,7 +37,7 @@ class Described(TypedDict):
 @click.argument("method", required=False)
 @click.argument("path", required=False)
 @click.option("--id", "refused", metavar="ID", help="The id of a refusal, in the place of METHOD and PATH.")
-@click.option("--rules", required=True, metavar="PATH", envvar="LIMITGATE_RULES", help="Rule file or folder of the service.")
+@click.option("--rules", metavar="PATH", envvar="LIMITGATE_RULES", help=f"{RULES}; if not given, those of --app.")
 @click.option("--ip", default="203.0.113.1", metavar="ADDRESS", show_default=True, help="The peer's address.")
 @click.option("-H", "--header", multiple=True, metavar="'NAME: VALUE'", help="A header of the request.")
 @click.option("--app", metavar="MODULE:APP", help="The application, for its routes and their decorators.")
@@ -48,7 +49,7 @@ class Described(TypedDict):
 def verb(  # noqa: PLR0917 - click gives them by name
     ctx: click.Context,
     refused: str | None,
-    rules: str,
+    rules: str | None,
     app: str | None,
     store: str | None,
     trusted_proxy: tuple[str, ...],
@@ -64,11 +65,15 @@ def verb(  # noqa: PLR0917 - click gives them by name
 
     For example: limitgate explain GET /api/hello --rules config/ --ip 203.0.113.7 -H 'X-API-Key: demo-vip-key'
     """
-    options: dict[str, Any] = {"trusted_proxies": trusted_proxy} if trusted_proxy else {}
+    if (named := rules or app) is None:
+        raise click.UsageError("expected --rules, or --app with rules of its own")
+    options: dict[str, Any] = {"rules": rules_named(named)}
+    if trusted_proxy:
+        options["trusted_proxies"] = trusted_proxy
     if refused is not None:
         if described["method"] is not None:
             raise click.UsageError("expected either METHOD and PATH, or --id, not both")
-        _explain_refusal(ctx, refused, GateSettings(rules=rules, **options), store, timeout, as_json=as_json)
+        _explain_refusal(ctx, refused, GateSettings(**options), store, timeout, as_json=as_json)
         return
     try:
         opened: Any = MemoryStore() if store is None else open_sync_store(store)
@@ -77,7 +82,7 @@ def verb(  # noqa: PLR0917 - click gives them by name
     try:
         routes, is_wsgi = routes_of(app)
         looking = LookingStore(opened)
-        gate = build_gate(routes, open_sync_store, rules=rules, store=looking, timeout=timeout, refusal_logs=0, **options).gate
+        gate = build_gate(routes, open_sync_store, store=looking, timeout=timeout, refusal_logs=0, **options).gate
         if gate is None:
             raise ConfigError("LIMITGATE_ENABLED switches LimitGate off, expected it on")
         found = explain(gate, _request(described, is_wsgi=is_wsgi))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import click
@@ -11,9 +10,10 @@ import click
 from limitgate.command.applications import application, look_here
 from limitgate.command.exits import FOUND
 from limitgate.command.output import print_json
+from limitgate.command.rule_sets import inwards, is_of_django, rules_around, rules_named
 from limitgate.routes import starlette_listing
 from limitgate.routes.overview import Entry, Listed, entries, notes_on, overview, unmatched
-from limitgate.rules.files import load_rules, rules_of
+from limitgate.rules.files import rules_of
 from limitgate.rules.rule import RuleSet
 from limitgate.rules.settings import GateSettings
 
@@ -42,7 +42,7 @@ def verb(ctx: click.Context, name: str, rules: str | None, *, as_json: bool) -> 
     found = _django(name) if ":" not in name else _application(application(name))
     if not found.routes:
         raise click.UsageError(f"{name} shows no routes, expected an application of Starlette, FastAPI, Flask or Django")
-    chosen = load_rules(rules) if rules else found.rules
+    chosen = rules_named(rules) if rules else found.rules
     if chosen is None:
         click.echo("limitgate: no LimitGate around it is seen, so only decorators are; --rules names rules", err=True)
         chosen = RuleSet([])
@@ -83,14 +83,14 @@ def _entry(entry: Entry) -> dict[str, Any]:
 
 def _application(app: Any) -> _Application:
     """The routes and rules of an application of any framework, behind the middleware around it."""
-    if any(type(each).__module__.startswith("django.core.handlers.") for each in _inwards(app)):
+    if any(map(is_of_django, inwards(app))):
         return _django(None)
-    flask = next((each for each in _inwards(app) if hasattr(each, "url_map") and hasattr(each, "view_functions")), None)
+    flask = next((each for each in inwards(app) if hasattr(each, "url_map") and hasattr(each, "view_functions")), None)
     if flask is not None:
         from limitgate.flask import routes_of  # noqa: PLC0415 - Flask is there where an application of it is
 
-        return _Application(list(routes_of(flask)), _rules_around(app))
-    return _Application(starlette_listing.routes_of(app), _rules_around(app))
+        return _Application(list(routes_of(flask)), rules_around(app))
+    return _Application(starlette_listing.routes_of(app), rules_around(app))
 
 
 def _django(settings: str | None) -> _Application:
@@ -111,25 +111,3 @@ def _django(settings: str | None) -> _Application:
         raise click.UsageError(f"{settings} has no ROOT_URLCONF, expected MODULE:APP, or the module of Django's settings")
     chosen = GateSettings(**options())
     return _Application(routes_of(), rules_of(chosen.rules) if chosen.rules is not None else None)
-
-
-def _rules_around(app: Any) -> RuleSet | None:
-    """The rules of the first gate around an application: in front of it, or among its middleware."""
-    for each in _inwards(app):
-        gate = getattr(each, "gate", None)
-        if gate is not None:
-            rules: RuleSet = gate.rules.rule_set
-            return rules
-        for entry in getattr(each, "user_middleware", ()):
-            if getattr(entry.cls, "__module__", None) == "limitgate.middleware":
-                return rules_of(GateSettings(**entry.kwargs).rules)
-    return None
-
-
-def _inwards(app: Any) -> Iterator[Any]:
-    """An application and those within it, from the outside, each once: a wrapper may name itself."""
-    known = set()
-    while app is not None and id(app) not in known:
-        known.add(id(app))
-        yield app
-        app = vars(app).get("wsgi_app") or getattr(app, "app", None) if hasattr(app, "__dict__") else None

@@ -1,0 +1,64 @@
+"""Rule sets that are named on the command line: by the path of files, or by ``MODULE:NAME`` where rules stand in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from limitgate.command.applications import application
+from limitgate.rules.files import load_rules, rules_of
+from limitgate.rules.rule import Rule, RuleSet
+from limitgate.rules.settings import GateSettings
+
+RULES = "The service's rules: a file, a folder, or MODULE:NAME of an application or a list in Python"
+"""Help of options that name a rule set."""
+
+
+def rules_named(name: str) -> RuleSet:
+    """The rules in the files at a path, or of ``MODULE:NAME``: a `RuleSet`, a list of `Rule`, or an application with its gate.
+
+    Raises `ConfigError` as `load_rules` does, `click.UsageError` for a name that leads to no rules.
+    """
+    if ":" not in name or Path(name).exists():
+        return load_rules(name)
+    found = application(name)
+    if isinstance(found, RuleSet | Rule | list | tuple):
+        return rules_of(found)
+    rules = rules_around(found)
+    if rules is None:
+        raise click.UsageError(f"{name}: no LimitGate around it is seen, expected an application with one, or a list of Rule")
+    return rules
+
+
+def rules_around(app: Any) -> RuleSet | None:
+    """The rules of the first gate around an application: in front of it, or among its middleware."""
+    for each in inwards(app):
+        gate = getattr(each, "gate", None)
+        if gate is not None:
+            rules: RuleSet = gate.rules.rule_set
+            return rules
+        if is_of_django(each):
+            from limitgate.django.options import options  # noqa: PLC0415 - needs the settings
+
+            return rules_of(GateSettings(**options()).rules)
+        for entry in getattr(each, "user_middleware", ()):
+            if getattr(entry.cls, "__module__", None) == "limitgate.middleware":
+                return rules_of(GateSettings(**entry.kwargs).rules)
+    return None
+
+
+def is_of_django(app: object) -> bool:
+    """True for what ``get_wsgi_application`` and ``get_asgi_application`` give."""
+    return type(app).__module__.startswith("django.core.handlers.")
+
+
+def inwards(app: Any) -> Iterator[Any]:
+    """An application and those within it, from the outside, each once: a wrapper may name itself."""
+    known = set()
+    while app is not None and id(app) not in known:
+        known.add(id(app))
+        yield app
+        app = vars(app).get("wsgi_app") or getattr(app, "app", None) if hasattr(app, "__dict__") else None

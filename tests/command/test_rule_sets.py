@@ -1,0 +1,87 @@
+"""Rules that the command is told of: files, and rules in Python."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from limitgate.command.verbs import limitgate
+from tests.support.redis_server import RedisServer
+
+SHOP = """\
+from flask import Flask
+from limitgate import LimitGate, Rule, RuleSet
+from limitgate.flask import LimitGate as FlaskGate
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+def hello(request):
+    return PlainTextResponse("hello")
+
+RULES = [Rule("api", "5/minute", path="/api/**")]
+SET = RuleSet(RULES)
+star = Starlette(routes=[Route("/api/{id}", hello)])
+star.add_middleware(LimitGate, rules=RULES)
+around = LimitGate(Starlette(), rules=RULES)
+flask = Flask("shop")
+FlaskGate(flask, rules=RULES)
+bare = Starlette()
+"""
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the command where ``shop_in_python`` can be imported."""
+    (tmp_path / "shop_in_python.py").write_text(SHOP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "shop_in_python", raising=False)
+    monkeypatch.delenv("LIMITGATE_RULES", raising=False)
+    return lambda *words: CliRunner().invoke(limitgate, list(words), catch_exceptions=False)
+
+
+@pytest.mark.parametrize("name", ["RULES", "SET", "star", "around", "flask"])
+def test_rules_in_python(run: Run, name: str) -> None:
+    """A list, a rule set, or an application with a gate around it."""
+    found: Any = json.loads(run("explain", "GET", "/api/x", "--rules", f"shop_in_python:{name}", "--json").stdout)
+    assert [(rule["name"], rule["applies"]) for rule in found["rules"]] == [("api", True)]
+    assert found["decision"]["remaining"] == 4
+
+
+def test_an_application_brings_its_own_rules(run: Run) -> None:
+    found: Any = json.loads(run("explain", "GET", "/api/x", "--app", "shop_in_python:star", "--json").stdout)
+    assert ([rule["name"] for rule in found["rules"]], found["decision"]["remaining"]) == (["api"], 4)
+
+
+def test_one_client_under_rules_in_python(run: Run, redis_server: RedisServer) -> None:
+    words = ["--store", redis_server.url, "--rules", "shop_in_python:star", "--rule", "api", "--ip", "203.0.113.7"]
+    result = run("peek", *words)
+    assert (result.exit_code, "5 of 5 left" in result.stdout) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--rules", "shop_in_python:bare"], "no LimitGate around it is seen, expected an application with one"),
+        (["--rules", "shop_in_python:gone"], "has no attribute 'gone', expected MODULE:APP"),
+        (["--app", "shop_in_python:bare"], "no LimitGate around it is seen"),
+        ([], "expected --rules, or --app with rules of its own"),
+    ],
+)
+def test_what_leads_to_no_rules_is_wrong_usage(run: Run, words: list[str], told: str) -> None:
+    result = run("explain", "GET", "/api/x", *words)
+    assert (result.exit_code, told in result.stderr) == (2, True)
+
+
+def test_a_file_with_a_colon_in_its_name_is_a_file(run: Run) -> None:
+    Path("a:b.yaml").write_text("rules: [{name: api, qpm: 5}]")
+    assert json.loads(run("explain", "GET", "/", "--rules", "a:b.yaml", "--json").stdout)["decision"]["limit"] == 5
