@@ -7,8 +7,8 @@ from html import escape
 from typing import NamedTuple
 
 from benchmarks.overload.app import ADAPTIVE, NONE
-from benchmarks.overload.report import NAMES, k_of, most_share
-from benchmarks.overload.rows import EXPECTED, LOADS, STEP, STEP_DOWN_S, STEP_RATE, STEP_UP_S, STEPS_END_S, Results
+from benchmarks.overload.report import most_of
+from benchmarks.overload.rows import LOADS, STEADY, STEP, STEP_DOWN_S, STEP_RATE, STEP_UP_S, STEPS_END_S, WORKS, Results
 from handbook.frame import WIDTH, framed
 
 _TOP, _HIGH = 96, 250
@@ -67,13 +67,13 @@ def loads(results: Results, captions: Sequence[str]) -> str:
     drawn = _legend(("with", "adaptive"), ("without", "without a limit"), ("most", "the most that can be served"))
     wide = (WIDTH - 72 - 24 - 64) / 2
     places = list(enumerate(LOADS))
-    for number, work in enumerate(EXPECTED):
+    for number, work in enumerate(STEADY):
         panel = _Panel(72 + number * (wide + 64), wide, len(LOADS) - 0.5, 100)
-        rate, k = results.capacity[work].rate, k_of(results) or 0.0
+        rate = results.capacity[work].rate
         drawn += panel.grid((0, 25, 50, 75, 100), lambda mark: f"{mark:g} %")
         drawn += [panel.below(place + 0.25, f"{load:g}") for place, load in places]
-        drawn.append(f'<text class="strong" x="{panel.left:.1f}" y="{_TOP - 12}">{escape(NAMES[work])}</text>')
-        most = [min(1.0, load) if work == "pool" else most_share(load, k) for load in LOADS]
+        drawn.append(f'<text class="strong" x="{panel.left:.1f}" y="{_TOP - 12}">{escape(WORKS[work].name)}</text>')
+        most = [most_of(results, work, load) for load in LOADS]
         drawn += panel.line([(place + 0.25, 100 * most[place]) for place, _ in places], "most")
         for kind, runs in (("without", results.unlimited), ("with", results.limited)):
             points = [(place + 0.25, 100 * runs[work, load].goodput / rate) for place, load in places]

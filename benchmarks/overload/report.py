@@ -8,24 +8,27 @@ from typing import NamedTuple
 
 from benchmarks.overload.app import ADAPTIVE, NONE
 from benchmarks.overload.rows import (
-    EXPECTED,
     FIXED,
     LOADS,
     SHARES,
+    STEADY,
     STEP,
     STEP_DOWN_S,
     STEP_UP_S,
     STEPS_END_S,
+    WORKS,
+    Capacity,
     Results,
     refusal_s,
 )
 from benchmarks.overload.runs import Run
 from benchmarks.report import table
 
-NAMES = {"loop": "event loop", "pool": "pool"}
 _WAYS = {ADAPTIVE: "adaptive", NONE: "without a limit"}
 DISTURBED = 0.02
 """Share of the time for which others may have had a server's core before its figures are those of another machine."""
+LATE_S = 0.020
+"""Seconds by which the client may be late."""
 _AT_1X, _ABOVE = 0.95, 0.97
 """Goodput as a share of what can be served, at 1 times the capacity and above."""
 _TIMES, _MORE_S = 3, 0.060
@@ -68,7 +71,7 @@ def bars(results: Results) -> list[Bar]:
         *_sharing_bars(results),
         *[
             Bar(
-                f"{NAMES[work]} at {load:g}, high alone {load * SHARES['high']:.1f}: high answered",
+                f"{WORKS[work].name} at {load:g}, high alone {load * SHARES['high']:.1f}: high answered",
                 100 * _HIGH,
                 100 * run.answered("high"),
             )
@@ -79,11 +82,11 @@ def bars(results: Results) -> list[Bar]:
 
 def _steady_bars(results: Results) -> Iterator[Bar]:
     for (work, load), run in results.limited.items():
-        what = f"{NAMES[work]} at {load:g}"
+        what = f"{WORKS[work].name} at {load:g}"
         if load < 1:
             yield Bar(f"{what}: shed", 0, 100 * run.shed, is_most=True)
         else:
-            reachable = most_share(load, k_of(results) or 0.0) if work == "loop" else 1.0
+            reachable = most_of(results, work, load)
             bound = _AT_1X if load == 1 else _ABOVE * reachable
             yield Bar(f"{what}: goodput", 100 * bound, 100 * run.share(results.capacity[work].rate))
         yield Bar(f"{what}: p99 of the admitted", _p99_bound_ms(results, work), 1000 * run.quantile_s(0.99), True, "ms")
@@ -130,18 +133,21 @@ def _sharing_bars(results: Results) -> Iterator[Bar]:
         )
 
 
-def k_of(results: Results) -> float | None:
-    """Cost of a refusal over that of a request on the event loop, from the run with most refusals."""
-    for load in reversed(LOADS):
-        cost_s = refusal_s(results, "loop", load)
-        if cost_s is not None:
-            return cost_s / results.capacity["loop"].request_s
-    return None
+def most_of(results: Results, work: str, load: float) -> float:
+    """The largest share of its capacity that some work can serve: of a pool all of it."""
+    return min(1.0, load) if work == "pool" else most_share(load, k_of(results, work) or 0.0)
+
+
+def k_of(results: Results, work: str) -> float | None:
+    """Cost of a refusal over that of a request, from the run with most refusals."""
+    costs_s = [refusal_s(results, work, load) for load in LOADS]
+    known = [cost_s for cost_s in costs_s if cost_s is not None]
+    return known[-1] / results.capacity[work].request_s if known else None
 
 
 def best_fixed(results: Results, load: float) -> int | None:
     """The fixed limit with most goodput of those that keep the bar of latency."""
-    bound_s = _p99_bound_ms(results, "pool") / 1000 if results.idle else math.inf
+    bound_s = _p99_bound_ms(results, "pool") / 1000 if "pool" in results.idle else math.inf
     kept = {
         limit: run
         for (at, limit), run in results.fixed.items()
@@ -157,36 +163,42 @@ def report(results: Results) -> str:
 
 
 def disturbed(results: Results) -> str:
-    """Say how much of their core the servers had to leave to others, where that is more than nothing; else ""."""
-    runs = [*results.limited.values(), *results.unlimited.values(), *results.fixed.values(), *results.priorities.values()]
-    worst = max([run.waited_s / run.seconds for run in [*runs, *results.steps.values()]], default=0.0)
-    if worst <= DISTURBED:
+    """Say how much of their core the servers had to leave to others, and the client; "" where it was next to nothing."""
+    with_limit = [*results.limited.values(), *results.fixed.values(), *results.priorities.values(), *results.steps.values()]
+    runs = [*with_limit, *results.unlimited.values()]
+    waited, lag_s = (
+        max([run.waited_s / run.seconds for run in runs], default=0.0),
+        max([run.lag_s for run in runs], default=0.0),
+    )
+    if waited <= DISTURBED and lag_s <= LATE_S:
         return ""
-    return f"Others had the core of a server for up to {worst:.0%} of a run: these figures are not of a quiet machine."
+    said = f"Others had the core of a server for up to {waited:.0%} of a run, and requests were sent up to {_ms(lag_s)} late"
+    return f"{said}: these figures are not of a quiet machine."
 
 
 def _capacities(results: Results) -> str:
     heads = ["", "capacity, requests/s", "CPU of a request", "of a refusal", "p99 idle"]
     rows = []
     for work, capacity in results.capacity.items():
-        cost_s = refusal_s(results, work, LOADS[-1])
-        refusal = "-" if cost_s is None else f"{1e6 * cost_s:.0f} µs"
+        k = k_of(results, work)
+        refusal = "-" if k is None else f"{1e6 * k * capacity.request_s:.0f} µs"
         idle = _ms(results.idle[work].quantile_s(0.99))
-        rows.append([NAMES[work], f"{capacity.rate:.0f}", f"{1e6 * capacity.request_s:.0f} µs", refusal, idle])
+        rows.append([WORKS[work].name, f"{capacity.rate:.0f}", f"{1e6 * capacity.request_s:.0f} µs", refusal, idle])
     return table(heads, rows)
 
 
 def _loads(results: Results) -> str:
-    works = [work for work in EXPECTED if (work, LOADS[0]) in results.limited]
+    works = [work for work in STEADY if (work, LOADS[0]) in results.limited]
     if not works:
         return ""
-    heads = ["load", *[head for work in works for head in (NAMES[work], f"{NAMES[work]}, without a limit")]]
+    heads = ["load", *[head for work in works for head in (WORKS[work].name, f"{WORKS[work].name}, without a limit")]]
     rows = []
     for load in LOADS:
         row = [f"{load:g}"]
         for work in works:
-            rate, most = results.capacity[work].rate, most_share(load, k_of(results) or 0.0) if work == "loop" else 1.0
-            row += [_cell(results.limited[work, load], rate * min(1.0, most)), _cell(results.unlimited[work, load], rate)]
+            rate = results.capacity[work].rate
+            most = rate * most_of(results, work, max(1, load))
+            row += [_cell(results.limited[work, load], most), _cell(results.unlimited[work, load], rate)]
         rows.append(row)
     return table(heads, rows)
 
@@ -200,9 +212,12 @@ def _cell(run: Run, rate: float) -> str:
 def _others(results: Results) -> str:
     """Rows of other kinds."""
     rows: list[Sequence[str]] = []
-    pool = results.capacity.get("pool")
-    if pool is None:
-        return ""
+    for runs, way in ((results.limited, ADAPTIVE), (results.unlimited, NONE)):
+        for (work, load), run in runs.items():
+            if work not in STEADY:
+                most = results.capacity[work].rate * (1 if way == NONE else most_of(results, work, max(1, load)))
+                rows.append([f"{WORKS[work].name}, at {load:g}, {_WAYS[way]}", _cell(run, most)])
+    pool = results.capacity.get("pool", Capacity(0.0, 0.0))
     for (load, limit), run in results.fixed.items():
         rows.append([f"pool at {load:g}, fixed limit of {limit}", _cell(run, pool.rate)])
     for way, run in results.steps.items():
@@ -212,7 +227,7 @@ def _others(results: Results) -> str:
         rows.append(["four processes on one backend at 2", _cell(results.processes, pool.rate)])
     for (work, load), run in results.priorities.items():
         answered = ", ".join(f"{100 * run.answered(kind):.0f}" for kind in SHARES)
-        rows.append([f"{NAMES[work]} at {load:g}, answered of high, normal and low", f"{answered} %"])
+        rows.append([f"{WORKS[work].name} at {load:g}, answered of high, normal and low", f"{answered} %"])
     return table(["", ""], rows) if rows else ""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
@@ -13,8 +13,10 @@ from benchmarks.overload.runs import CONNECTIONS, Bench, Load, Run, is_good
 
 LOADS = (0.5, 1, 2, 5, 10)
 """How many times its capacity a server is offered."""
-EXPECTED = {"loop": 430.0, "pool": 200.0}
-"""Capacity that is about right, requests per second; half as much more is offered to measure it."""
+NEW_CONNECTIONS = "connections"
+STEADY = ("loop", "pool")
+"""Works that are measured under all loads."""
+NEW_CONNECTIONS_LOADS = (1, 2)
 IDLE = 0.1
 """Load of an idle server."""
 FIXED = {1: (24, 35, 46), 2: (14, 17, 24)}
@@ -29,6 +31,24 @@ SHARES = {"high": 0.2, "normal": 0.3, "low": 0.5}
 HIGH_LOADS = (2, 4.5)
 """Loads with priorities; at the second one, high alone is 0.9 of the capacity."""
 _SEED = 1
+
+
+class Work(NamedTuple):
+    """What servers do for requests."""
+
+    name: str
+    handler: str
+    """Of `benchmarks.overload.app`."""
+    expected: float
+    """Capacity that is about right, requests per second; half as much more is offered to measure it."""
+    keep_alive: bool = True
+
+
+WORKS = {
+    "loop": Work("event loop", "loop", 430.0),
+    "pool": Work("pool", "pool", 200.0),
+    NEW_CONNECTIONS: Work("event loop, a connection for each request", "loop", 400.0, keep_alive=False),
+}
 
 
 class Capacity(NamedTuple):
@@ -60,10 +80,10 @@ class Results:
     """The first minute under twice the load and the last of ten."""
 
 
-def _steady(results: Results, bench: Bench, work: str) -> None:
+def _steady(results: Results, bench: Bench, work: str, loads: Sequence[float] = LOADS) -> None:
     """Loads with the adaptive limit and without any."""
     _capacity(results, bench, work)
-    for load in LOADS:
+    for load in loads:
         results.limited[work, load] = bench.run(_load(results, work, ADAPTIVE, load, (4, 16 if load == 1 else 8)))
         results.unlimited[work, load] = bench.run(_load(results, work, NONE, load, (2, 4)))
 
@@ -73,7 +93,7 @@ def _fixed(results: Results, bench: Bench) -> None:
     _capacity(results, bench, "pool")
     for load, limits in FIXED.items():
         for limit in limits:
-            results.fixed[load, limit] = bench.run(_load(results, "pool", f"{limit}", load, (2, 16 if load == 1 else 8)))
+            results.fixed[load, limit] = bench.run(_load(results, "pool", f"{limit}", load, (2, 12 if load == 1 else 8)))
 
 
 def _steps(results: Results, bench: Bench) -> None:
@@ -94,15 +114,15 @@ def _processes(results: Results, bench: Bench) -> None:
 
 def _priorities(results: Results, bench: Bench) -> None:
     """Requests of three priorities, of which high alone is far below the capacity or near to it."""
-    for work in EXPECTED:
+    for work in STEADY:
         capacity = _capacity(results, bench, work)
         for load in HIGH_LOADS:
             random = Random(_SEED)
             arrivals = [
                 each._replace(kind=random.choices(list(SHARES), list(SHARES.values()))[0])
-                for each in _arrivals(load * capacity.rate, 5, 8)
+                for each in _arrivals(load * capacity.rate, 4, 8)
             ]
-            results.priorities[work, load] = bench.run(Load(work, PRIORITIES, arrivals, 5, 13))
+            results.priorities[work, load] = bench.run(Load(work, PRIORITIES, arrivals, 4, 12))
 
 
 def _drift(results: Results, bench: Bench) -> None:
@@ -117,6 +137,7 @@ Row = Callable[[Results, Bench], None]
 ROWS: Mapping[str, Row] = {
     "loop": lambda results, bench: _steady(results, bench, "loop"),
     "pool": lambda results, bench: _steady(results, bench, "pool"),
+    NEW_CONNECTIONS: lambda results, bench: _steady(results, bench, NEW_CONNECTIONS, NEW_CONNECTIONS_LOADS),
     "fixed": _fixed,
     "steps": _steps,
     "processes": _processes,
@@ -131,19 +152,22 @@ def _capacity(results: Results, bench: Bench, work: str) -> Capacity:
     """The rate of answers of a server with a backlog, whose clients wait for long. Measures the idle server, too."""
     if work not in results.capacity:
         warm_s, end_s = 1.5, 5.5
-        arrivals = poisson(Random(_SEED), 1.5 * EXPECTED[work], 0, end_s)
-        run = bench.run(Load(work, NONE, arrivals, warm_s, end_s, patience_s=8))
+        handler, keep_alive = WORKS[work].handler, WORKS[work].keep_alive
+        arrivals = poisson(Random(_SEED), 1.5 * WORKS[work].expected, 0, end_s)
+        run = bench.run(Load(handler, NONE, arrivals, warm_s, end_s, patience_s=8, keep_alive=keep_alive))
         ends = [each.arrival.due_s + each.took_s for each in run.everything]
         done = sum([warm_s <= end < end_s for end in ends])
         results.capacity[work] = Capacity(done / (end_s - warm_s), run.cpu_s / done)
-        results.idle[work] = bench.run(_load(results, work, NONE, IDLE, (1, 6)))
+        results.idle[work] = bench.run(_load(results, work, NONE, IDLE, (1, 5)))
     return results.capacity[work]
 
 
 def _load(results: Results, work: str, limit: str, load: float, seconds: tuple[float, float]) -> Load:
     """So many times the capacity, for seconds of warming up and seconds that count."""
     warm_s, counted_s = seconds
-    return Load(work, limit, _arrivals(load * results.capacity[work].rate, warm_s, counted_s), warm_s, warm_s + counted_s)
+    arrivals = _arrivals(load * results.capacity[work].rate, warm_s, counted_s)
+    handler, keep_alive = WORKS[work].handler, WORKS[work].keep_alive
+    return Load(handler, limit, arrivals, warm_s, warm_s + counted_s, keep_alive=keep_alive)
 
 
 def _arrivals(rate: float, warm_s: float, seconds: float, servers: int = 1) -> list[Arrival]:

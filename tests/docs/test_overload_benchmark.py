@@ -14,7 +14,7 @@ from benchmarks.overload import backend, client, pictures, report
 from benchmarks.overload.app import ADAPTIVE, NONE
 from benchmarks.overload.client import Answer, Arrival
 from benchmarks.overload.report import Bar, most_share
-from benchmarks.overload.rows import EXPECTED, LOADS, SHARES, Capacity, Results, refusal_s
+from benchmarks.overload.rows import LOADS, NEW_CONNECTIONS, SHARES, STEADY, Capacity, Results, refusal_s
 from benchmarks.overload.runs import Run
 
 CAPACITY, REQUEST_S = 20.0, 0.02
@@ -38,7 +38,7 @@ def run_of(load: float, *, goodput: float = 1.0, took_s: float = 0.1, limits: tu
 def measured() -> Results:
     """Everything as it should be: all is served that can be, in 100 ms."""
     results = Results()
-    for work in EXPECTED:
+    for work in STEADY:
         results.capacity[work] = Capacity(CAPACITY, REQUEST_S)
         results.idle[work] = run_of(0.1, took_s=0.06)
         for load in LOADS:
@@ -46,6 +46,8 @@ def measured() -> Results:
             results.unlimited[work, load] = run_of(load, goodput=min(1, load) if load < 2 else 0)
         for load in (2, 4.5):
             results.priorities[work, load] = run_of(load, goodput=load)
+    results.capacity[NEW_CONNECTIONS], results.idle[NEW_CONNECTIONS] = Capacity(CAPACITY, REQUEST_S), run_of(0.1, took_s=0.06)
+    results.limited[NEW_CONNECTIONS, 2], results.unlimited[NEW_CONNECTIONS, 2] = run_of(2), run_of(2, goodput=0)
     for limit, goodput in ((24, 0.9), (35, 0.98), (46, 0.97)):
         results.fixed[1, limit] = run_of(1, goodput=goodput, took_s=0.5 if limit == 46 else 0.1)
     results.steps = {ADAPTIVE: stepped(1.0), NONE: stepped(0.0)}
@@ -184,8 +186,8 @@ def test_a_refusal_costs_what_the_server_spent_besides_its_answers() -> None:
     results = measured()
     assert refusal_s(results, "loop", 10) == pytest.approx(0.9 / 1800)
     assert refusal_s(results, "loop", 0.5) is None
-    assert report.k_of(results) == pytest.approx(0.9 / 1800 / REQUEST_S)
-    assert report.k_of(Results()) is None
+    assert report.k_of(results, "loop") == pytest.approx(0.9 / 1800 / REQUEST_S)
+    assert report.k_of(Results(), "loop") is None
 
 
 def test_all_bars_are_met_where_all_is_well() -> None:
@@ -196,7 +198,7 @@ def test_all_bars_are_met_where_all_is_well() -> None:
 
 def test_bars_that_are_missed() -> None:
     results = measured()
-    for work in EXPECTED:
+    for work in STEADY:
         results.limited[work, 0.5] = run_of(0.5, goodput=0.4)
         results.limited[work, 2] = run_of(2, goodput=0.7, took_s=0.3, limits=(10, 30))
     results.steps[ADAPTIVE] = stepped(0.7)
@@ -234,12 +236,27 @@ def test_the_report_has_what_was_measured_and_no_more() -> None:
     """Every row of a table has as many cells as its head, and a part of the rows makes a report, too."""
     whole = report.report(measured())
     assert "| pool at 1, fixed limit of 35 | 98 %, 100 ms / 100 ms, 2 % shed |" in whole
+    assert (
+        "| event loop, a connection for each request, at 2, without a limit | 0 %, over 1 s / over 1 s, 100 % shed |" in whole
+    )
     assert "| capacity x 3, then back, without a limit: answered in time | 0/s, then 0/s |" in whole
     assert "missed" not in whole
     part = Results(capacity=measured().capacity, idle=measured().idle)
     for text in (whole, report.report(part), report.report(Results())):
         for each in text.split("\n\n"):
             assert len({line.count("|") for line in each.splitlines()}) <= 1
+
+
+@pytest.mark.parametrize("work", [*STEADY, NEW_CONNECTIONS])
+def test_a_row_is_reported_alone(work) -> None:
+    whole = measured()
+    part = Results(
+        {work: whole.capacity[work]},
+        {work: whole.idle[work]},
+        {key: run for key, run in whole.limited.items() if key[0] == work},
+        {key: run for key, run in whole.unlimited.items() if key[0] == work},
+    )
+    assert "| met |" in report.report(part)
 
 
 def test_a_machine_that_was_busy_is_named() -> None:
