@@ -113,12 +113,27 @@ _HOMES = {
 }
 """Module of each public name, imported when the name is first asked for, so that the command starts fast."""
 
+_ELSEWHERE = {
+    "AsyncRateLimitTransport": "httpx",
+    "LimitGateMiddleware": "django",
+    "OpenTelemetryObserver": "opentelemetry",
+    "PrometheusObserver": "prometheus",
+    "RateLimit": "fastapi",
+    "RateLimitAdapter": "requests",
+    "RateLimitPoolManager": "urllib3",
+    "RateLimitTransport": "httpx",
+    "Throttle": "django.rest",
+}
+"""Module of each name that is imported from there, as it needs an extra."""
+
 
 if not TYPE_CHECKING:  # else any name would be one to type checkers
 
     def __getattr__(name: str) -> Any:
         """A public name, looked up once (PEP 562)."""
         home = _HOMES.get(name)
+        if name in _ELSEWHERE:
+            raise ImportError(f"{name} is not in limitgate, expected: from limitgate.{_ELSEWHERE[name]} import {name}")
         if home is None:
             raise AttributeError(f"module 'limitgate' has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(f"limitgate.{home}"), name)

@@ -9,6 +9,7 @@ import click
 
 from limitgate.command.exits import FOUND, NO_STORE
 from limitgate.errors import ConfigError, StoreError
+from limitgate.suggestions import meant
 
 VERBS = {
     "check": "Read rule files as the service would; print every mistake.",
@@ -36,6 +37,12 @@ class _Verbs(click.Group):
             return None
         command: click.Command = import_module(f"limitgate.command.{cmd_name}").verb
         return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        near = None if args[0] in VERBS else meant(args[0], VERBS)
+        if near is not None and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {args[0]!r:.80}, did you mean {near!r}?")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):

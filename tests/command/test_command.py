@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -126,6 +128,21 @@ def test_it_starts_without_what_a_verb_may_need() -> None:
     code = "import sys, limitgate.command.verbs; print(*{'redis', 'pydantic', 'rich', 'asyncio'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout == "\n"
+
+
+def test_a_misspelt_verb_is_told_with_the_one_that_is() -> None:
+    result = CliRunner().invoke(verbs.limitgate, ["chek", "config/"])
+    assert (result.exit_code, "No such command 'chek', did you mean 'check'?" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(("name", "home"), limitgate._ELSEWHERE.items())
+def test_a_name_of_an_extra_is_told_with_its_module(name: str, home: str) -> None:
+    """It is not in the package itself, but there."""
+    with pytest.raises(ImportError, match=f"expected: from limitgate.{home} import {name}$"):
+        getattr(limitgate, name)
+    spec = find_spec(f"limitgate.{home}")  # which needs no settings of Django
+    assert spec is not None
+    assert re.search(rf"\b{name}\b", Path(str(spec.origin)).read_text())
 
 
 def test_every_public_name_is_there() -> None:
