@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from itertools import accumulate
+from math import inf
 
 from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.algorithms.fixed_window import ALIGNED
-from limitgate.http.paths import ANY, REST, covers, segments
+from limitgate.http.paths import covers, segments
 from limitgate.limits.limit import Limit
+from limitgate.rules.coverage import Coverage
 from limitgate.rules.lint import admits_clients_of, most_within
 from limitgate.rules.rule import Rule
 
@@ -55,44 +59,69 @@ def _window(limit: Limit) -> tuple[str, int, str | None]:
 
 def idle_rules(of_tier: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
     """Rules of a tier that never refuse, with a rule that always does so before; of equal ones the latter."""
-    limited = [rule for rule in of_tier if rule.has_limits and rule.every_limit and rule.limits_by is None]
-    places = {id(rule): place for place, rule in enumerate(limited)}
-    around = _Around(limited)
-    for rule in limited:
-        for other in around.find(rule):
-            is_first = places[id(other)] < places[id(rule)]
-            if other is not rule and _precedes(other, rule) and (is_first or not _precedes(rule, other)):
+    compared = [rule for rule in of_tier if _is_compared(rule)]
+    places = {id(rule): place for place, rule in enumerate(compared)}
+    coverage = Coverage([rule for rule in compared if not rule.shadow], _kind)
+    ranked: dict[int, _ByTightness] = {}
+    for rule in compared:
+        if rule.adaptive:  # which refuses where the limits of others would not
+            continue
+        for group in coverage.groups(rule):
+            if id(group) not in ranked:
+                ranked[id(group)] = _ByTightness(group)
+            other = next((other for other in ranked[id(group)].tighter(rule) if _goes_before(other, rule, places)), None)
+            if other is not None:
                 yield rule, other
                 break
 
 
-class _Around:
-    """Finds the rules that may be for all requests of another one: their literal segments are the first ones of its path."""
+def _is_compared(rule: Rule) -> bool:
+    if not (rule.has_limits and rule.every_limit) or rule.limits_by is not None:
+        return False
+    return not (rule.replaces or rule.charge_if or rule.max_delay or callable(rule.cost))
+
+
+def _kind(rule: Rule) -> tuple[object, ...]:
+    """What has to be the same for two rules to count the same."""
+    return rule.key, rule.cost, rule.per, rule.reserve
+
+
+def _goes_before(other: Rule, rule: Rule, places: Mapping[int, int]) -> bool:
+    """True if another rule always refuses before this one does; of two that are equal the first one."""
+    if other is rule or not _precedes(other, rule):
+        return False
+    return places[id(other)] < places[id(rule)] or rule.shadow or other.adaptive is not None or not _precedes(rule, other)
+
+
+class _ByTightness:
+    """Rules by the slowest rate and the least burst of their limits: one that is tighter than another has neither above it."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
-        self._by_beginning: dict[tuple[str, ...], list[Rule]] = {}
-        for rule in rules:
-            beginnings = {tuple(takewhile(lambda each: each not in (ANY, REST), segments(path))) for path in rule.paths}
-            for beginning in beginnings:
-                self._by_beginning.setdefault(beginning, []).append(rule)
+        self._rules = sorted(rules, key=_tightness)
+        self._keys = [_tightness(rule) for rule in self._rules]
+        self._least = list(accumulate([burst for _, burst in self._keys], min))
+        """The least burst up to each place."""
 
-    def find(self, rule: Rule) -> Iterator[Rule]:
-        """The rules whose patterns begin as a path of the rule does, or shorter."""
-        path = segments(rule.paths[0])
-        for length in range(len(path) + 1):
-            yield from self._by_beginning.get(path[:length], ())
+    def tighter(self, rule: Rule) -> Iterator[Rule]:
+        """The rules that may be as tight as this one or tighter, the tightest first."""
+        if not any(limit.period for limit in rule.every_limit):  # those with a rate as well may have its limits, too
+            yield from self._rules
+            return
+        key = _tightness(rule)
+        end = bisect_left(self._keys, key)
+        if end and self._least[end - 1] <= key[1]:
+            yield from (self._rules[place] for place in range(end) if self._keys[place][1] <= key[1])
+        yield from (self._rules[place] for place in range(end, bisect_right(self._keys, key)))
+
+
+def _tightness(rule: Rule) -> tuple[Fraction | float, float]:
+    rates = [Fraction(limit.count, limit.period) for limit in rule.every_limit if limit.period]
+    bursts = [limit.burst for limit in rule.every_limit if limit.period]
+    return (min(rates), min(bursts)) if rates else (inf, inf)
 
 
 def _precedes(rule: Rule, other: Rule) -> bool:
-    """True if a rule is for every request that another one is for, counts it by the same key, and is as tight throughout."""
-    if rule.shadow or any(each.replaces or each.charge_if or each.max_delay or callable(each.cost) for each in (rule, other)):
-        return False
-    if other.adaptive:  # which refuses where the limits of both would not
-        return False
-    if (rule.key, rule.cost, rule.per, rule.reserve) != (other.key, other.cost, other.per, other.reserve) or callable(
-        rule.cost
-    ):
-        return False
+    """True if a rule is for every request that another one of its kind is for, and is as tight throughout."""
     if len(rule.paths) > 1 and rule.key_asks("path"):  # it may count in several buckets what the other counts in one
         return False
     tighter = all(any(is_tighter(limit, each) for limit in rule.every_limit) for each in other.every_limit)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import chain
 
 from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.gil import yield_gil
-from limitgate.http.client_ip import Networks
 from limitgate.http.paths import covers, meet, segments
 from limitgate.limits.limit import Limit
 from limitgate.limits.priority import Priority
 from limitgate.rules.callers import DEFAULT_TIER
-from limitgate.rules.rule import Rule, RuleSet
+from limitgate.rules.coverage import Coverage
+from limitgate.rules.rule import EVERY, Rule, RuleSet
 
 
 def most_within(period: int, limits: Sequence[Limit]) -> int:
@@ -64,41 +65,80 @@ def _meets(pattern: Sequence[str], routes: Sequence[Sequence[str]]) -> bool:
     return any(meet(pattern, route) is not None for route in routes)
 
 
+Find = Callable[[Rule], Sequence[Rule]]
+"""Finds the rules that may leave nothing for another one, in the order of their tier."""
+
+
 def shadowed(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
     """The rules that an exempt rule leaves nothing for in any tier that they are of, with the first such exempt rule.
 
     Tiers that are not ``known`` are left out: there nothing applies anyway.
     """
-    return _switched_off(rules, known, lambda other: other.exempt, lambda _, rule: not rule.exempt)
+
+    def finder(of_tier: Sequence[Rule]) -> Find:
+        exempt = Coverage([rule for rule in of_tier if rule.exempt])
+        return lambda rule: [] if rule.exempt else exempt.around(rule)
+
+    return _switched_off(rules, known, finder)
 
 
 def denied(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
     """`shadowed`, by rules that deny."""
-    return _switched_off(rules, known, lambda other: other.deny and not other.shadow, lambda _, rule: rule.has_limits)
+
+    def finder(of_tier: Sequence[Rule]) -> Find:
+        denying = Coverage([rule for rule in of_tier if rule.deny and not rule.shadow])
+        return lambda rule: denying.around(rule) if rule.has_limits else []
+
+    return _switched_off(rules, known, finder)
 
 
 def replaced(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
     """`shadowed`, by rules that replace them and that no other one replaces."""
-    replacing = [rule for of_tier in rules.tiers.values() for rule in of_tier if rule.replaces]
-    certain = {id(rule) for rule in replacing if not any(other.supersedes(rule, is_decorator=False) for other in replacing)}
-    return _switched_off(
-        rules, known, lambda other: id(other) in certain, lambda other, rule: other.supersedes(rule, is_decorator=False)
-    )
+    replacing = _Replacing([rule for of_tier in rules.tiers.values() for rule in of_tier if rule.replaces])
+
+    def finder(of_tier: Sequence[Rule]) -> Find:
+        certain = [rule for rule in of_tier if rule.replaces and not replacing.replace(rule)]
+        by_name = _Replacing(certain).by_name
+        every = Coverage([rule for rule in certain if EVERY in rule.replaces])
+        places = {id(rule): place for place, rule in enumerate(certain)}
+
+        def find(rule: Rule) -> list[Rule]:
+            found = [*by_name.get(rule.name, ()), *(every.around(rule) if rule.has_limits else ())]
+            return sorted([other for other in found if other is not rule], key=lambda other: places[id(other)])
+
+        return find
+
+    return _switched_off(rules, known, finder)
+
+
+class _Replacing:
+    """Rules that replace others, by the names of these."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.by_name: dict[str, list[Rule]] = {}
+        for rule in rules:
+            for name in rule.replaces:
+                self.by_name.setdefault(name, []).append(rule)
+
+    def replace(self, rule: Rule) -> bool:
+        """True if some other rule replaces one."""
+        every = self.by_name.get(EVERY, ()) if rule.has_limits else ()
+        return any(other is not rule for other in chain(self.by_name.get(rule.name, ()), every))
 
 
 def _switched_off(
-    rules: RuleSet, known: Collection[str], can: Callable[[Rule], bool], does: Callable[[Rule, Rule], bool]
+    rules: RuleSet, known: Collection[str], finder: Callable[[Sequence[Rule]], Find]
 ) -> Iterator[tuple[Rule, Rule]]:
     """The rules that others leave nothing for in any tier that they are of, with the first of these.
 
-    ``can`` says whether a rule switches off others, ``does`` whether it does so with a certain one.
+    ``finder`` makes what finds these others among the rules of a tier.
     """
     found: dict[int, tuple[Rule, list[Rule | None]]] = {}
     for tier, of_tier in rules.tiers.items():
         if tier == DEFAULT_TIER or tier in known:
-            able = [other for other in of_tier if can(other)]
+            find = finder(of_tier)
             for rule in of_tier:
-                others = [other for other in able if does(other, rule)]
+                others = find(rule)
                 found.setdefault(id(rule), (rule, []))[1].append(_shadow_of(rule, others) if others else None)
     for rule, by in found.values():
         if by[0] is not None and None not in by:
@@ -107,7 +147,7 @@ def _switched_off(
 
 def admits_clients_of(rule: Rule, other: Rule) -> bool:
     """True if a rule is for all clients that another one is for."""
-    return not rule.clients or (bool(other.clients) and Networks(rule.clients).cover(Networks(other.clients)))
+    return not rule.clients or (bool(other.clients) and rule.networks.cover(other.networks))
 
 
 def _shadow_of(rule: Rule, others: Sequence[Rule]) -> Rule | None:

@@ -16,6 +16,7 @@ from limitgate.errors import Field
 from limitgate.limits.priority import RESERVES
 from limitgate.rules import lint
 from limitgate.rules.callers import DEFAULT_TIER, KnownCaller
+from limitgate.rules.coverage import Coverage
 from limitgate.rules.idle import idle_limits, idle_rules, is_for_all_of
 from limitgate.rules.key_parts import check_part
 from limitgate.rules.rule import Rule, RuleSet
@@ -140,10 +141,12 @@ def _inventable(rules: RuleSet, *, identifies: bool) -> Iterator[Oddity]:
     """Keys that clients can make up, where no other rule holds them."""
     told = set()
     for of_tier in rules.tiers.values():
-        bounding = [rule for rule in of_tier if not rule.shadow and _counts(rule) and not _invented(rule, rules, identifies)]
+        bounding = Coverage(
+            [rule for rule in of_tier if not rule.shadow and _counts(rule) and not _invented(rule, rules, identifies)]
+        )
         for rule in (rule for rule in of_tier if rule.has_limits and not rule.clients and id(rule) not in told):
             for place, label in _invented(rule, rules, identifies):
-                if not any(is_for_all_of(other, rule) for other in bounding):
+                if not any(is_for_all_of(other, rule) for other in bounding.covering(rule)):
                     told.add(id(rule))
                     code = _code("UNLISTED_KEYS") if label == "api_key" else ""
                     expected = "callers with their keys" if label == "api_key" else "a rule by ip beside it, or key: [caller]"

@@ -400,12 +400,13 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return bool(self.clients) or self.when is not None
 
     @cached_property
-    def _networks(self) -> Networks:
+    def networks(self) -> Networks:
+        """Addresses and networks of the ``clients``."""
         return Networks(self.clients)
 
     def admits(self, request: Request) -> bool:
         """True if ``clients`` and ``when`` say that the rule is for a request. Raises whatever ``when`` does."""
-        if self.clients and not self._networks.hold(request.client):
+        if self.clients and not self.networks.hold(request.client):
             return False
         if self.when is None:
             return True
