@@ -15,6 +15,7 @@ from limitgate.overload.lag_guard import LagGuard
 
 _unaccepted = ListenQueue()
 _Loop = asyncio.AbstractEventLoop
+_NEVER = math.inf
 
 
 class LoopGuard(LagGuard):
@@ -37,8 +38,12 @@ class LoopGuard(LagGuard):
 
     def refuses(self, now: float, share: float = 1.0) -> bool:
         """True if a request that comes now is too much, see `LagGuard.refuses`."""
-        if now > self.due_at and self._run is not _run():
-            self.start(now)
+        if now > self.due_at:
+            if self._run is not _run():
+                self.start(now)
+        elif self._late_since is None and not self.is_hot:
+            self._begun += 1
+            return False  # almost all requests
         return super().refuses(now, share)
 
 
@@ -68,7 +73,7 @@ class Heartbeats:
         if known() is not loop:
             guard = self._guards.setdefault(loop, LoopGuard())
             self._latest = ref(loop), guard
-        if guard.due_at == math.inf:
+        if guard.due_at == _NEVER:
             now = self._clock()
             self._set(loop, guard, guard.start(now) - now)
         return guard

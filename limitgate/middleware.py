@@ -18,11 +18,12 @@ from limitgate.exchange.handlers import denials
 from limitgate.exchange.plain import PlainASGIExchange, PlainExchange, PlainWSGIExchange
 from limitgate.exchange.raising import RaisingApp
 from limitgate.exchange.receive_buffer import Message
+from limitgate.exchange.shed import turn_away
 from limitgate.exchange.wsgi import Body, SizedBody, StartResponse, Upload, starting
 from limitgate.gate.build import GateOptions, build_gate
 from limitgate.gate.gate import Gate, Identify
 from limitgate.gate.nesting import overall_decision, overall_outcome, response_fields
-from limitgate.gate.plain_admission import AnyAdmission, PlainAdmission
+from limitgate.gate.plain_admission import AnyAdmission, PlainAdmission, Shed
 from limitgate.gate.start import arequire
 from limitgate.http.request import ASGIRequest, Request, Scope, WSGIRequest
 from limitgate.http.response import Refusal
@@ -93,7 +94,10 @@ class LimitGate:
         if isinstance(admission, PlainAdmission):  # almost all requests
             exchange: ASGIExchange = PlainASGIExchange(gate, admission, scope, receive, send, self._denials)
             token: Token[Container[Mark] | None] | None = decided_marks.set(admission.prepared.marks)
-            waits, in_flight = False, None
+            waits, in_flight = False, None if admission.prepared.adaptive is None else request.in_flight
+        elif isinstance(admission, Shed):
+            await turn_away(admission, scope, send)
+            return
         else:
             request.scope = {**scope}  # rules see the request as it came, whatever the application writes
             exchange = ASGIExchange(gate, admission, scope, receive, send, denials=self._denials)
@@ -244,6 +248,8 @@ class LimitGateWSGI:
             return self._pass(environ, start_response)
         outer = admission_around(environ) if EXCHANGE in environ else None
         admission = self.gate.decide(WSGIRequest(environ), outer)
+        if isinstance(admission, Shed):
+            admission = admission.whole()
         if isinstance(admission, PlainAdmission):  # almost all requests
             plain = PlainWSGIExchange(self.gate, admission, environ)
             return self._respond(plain, environ, plain.starting(start_response))

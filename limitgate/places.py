@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from fractions import Fraction
 from threading import Event, Lock
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet
 
 from limitgate.forking import begin_anew_in_children
@@ -36,9 +36,6 @@ class Waiter(Protocol):
 
     def wake(self) -> bool:
         """Have it look what has become of its ticket. False if it cannot. Called from any thread."""
-
-
-W = TypeVar("W", bound=Waiter)
 
 
 class WaitingThread:
@@ -110,19 +107,22 @@ class Places:
                 self._serve(self._clock())
 
     def begin(
-        self, request_class: Hashable, priority: Priority, guard: Guard | None, waiter: Callable[[], W]
-    ) -> tuple[Ticket, W | None] | None:
-        """Take a place. Returns a ticket, with whoever waits for the place if it has to; None if there is no room."""
+        self, request_class: Hashable, priority: Priority, guard: Guard | None, waiter: Callable[[], Waiter]
+    ) -> Ticket | None:
+        """Take a place, or a ticket that waits for one, see `waiter`; None if there is no room."""
         with self._lock:
             if self._abandoned:
                 self._end_abandoned()
             ticket = self.limit.begin(self._clock(), request_class, priority, guard)
             if not isinstance(ticket, Ticket):
                 return None
-            if ticket.began is not None:
-                return ticket, None
-            self._waiters[ticket] = waits = waiter()
-            return ticket, waits
+            if ticket.began is None:
+                self._waiters[ticket] = waiter()
+            return ticket
+
+    def waiter(self, ticket: Ticket) -> Any:
+        """Whoever waits by a ticket, as ``waiter`` of `begin` has made it; None if the waiting is over."""
+        return self._waiters.get(ticket)
 
     def look(self, ticket: Ticket) -> float:
         """Seconds after which to look again for whoever waits; 0 if the waiting is over."""
@@ -149,9 +149,12 @@ class Places:
         return True
 
     def end(self, ticket: Ticket, outcome: Outcome = "untaught") -> None:
-        """Give back a place, or wait for it no more."""
+        """Give back a place, or wait for it no more. To do so twice changes nothing."""
         with self._lock:
-            self._end(ticket, outcome)
+            if self._waiters:
+                self._end(ticket, outcome)
+            else:
+                self.limit.done(ticket, self._clock(), outcome)
 
     def abandon(self, ticket: Ticket, outcome: Outcome = "untaught") -> None:
         """`end`, by the garbage collector or a `GeneratorExit` of its: in the midst of anything, so nobody may wait."""

@@ -20,7 +20,7 @@ from limitgate.gate.admission import Admission
 from limitgate.gate.build import build_gate
 from limitgate.gate.gate import Gate, Identify
 from limitgate.gate.nesting import overall_decision, response_fields
-from limitgate.http.response import Refusal
+from limitgate.http.response import Refusal, raw
 from limitgate.routes.django import DjangoRoutes
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING, decided_marks
@@ -215,7 +215,7 @@ def _begun(admission: Admission, response: Any) -> None:
     """Note that a response has begun, which is all there already unless it is streamed."""
     admission.begun(response.status_code)
     if admission.in_flight is not None:
-        admission.in_flight.starts(response.status_code, response.items())
+        admission.in_flight.starts(response.status_code, raw(response.items()))
         admission.in_flight.end("untaught" if response.streaming else None)
 
 

@@ -225,10 +225,13 @@ class ASGIExchange(Exchange):
 
         def noting(message: Message) -> Awaitable[None]:
             kind = message["type"]
-            if kind == "http.response.start":
+            if kind == "http.response.body":
+                if message.get("more_body"):
+                    in_flight.sends(len(message.get("body") or b""))
+                else:
+                    in_flight.end()
+            elif kind == "http.response.start":
                 in_flight.starts(message.get("status"), message.get("headers") or ())
-            elif kind == "http.response.body":
-                in_flight.sends(len(message.get("body") or b""), is_last=not message.get("more_body"))
             elif kind in _ENDS:
                 in_flight.end("untaught")
             return send(message)

@@ -17,9 +17,10 @@ from limitgate.exchange.receive_buffer import Message
 from limitgate.exchange.wsgi import StartResponse, starting, status_code
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
+from limitgate.gate.load import InFlight
 from limitgate.gate.plain_admission import PlainAdmission
 from limitgate.http.request import Environ, Scope
-from limitgate.http.response import Fields
+from limitgate.http.response import Fields, raw
 from limitgate.rules.decorators import Mark
 
 _making = Lock()
@@ -62,8 +63,11 @@ class PlainExchange(Exchange):
         return self._plain.prepared.marks
 
     @property
-    def in_flight(self) -> None:
-        """None: a request under adaptive limits has a whole admission."""
+    def in_flight(self) -> InFlight | None:
+        """Places of the request under adaptive limits; None where none is for it, or it is over."""
+        request = getattr(self._plain, "request", None)
+        in_flight: InFlight | None = None if request is None else request.in_flight
+        return in_flight
 
     def begun(self, status: int | None) -> None:
         """Note that a response has begun with this status, None if that is no number."""
@@ -97,6 +101,8 @@ class PlainExchange(Exchange):
         if settlement.has_news or not self._has_begun:
             return False
         settlement.is_over = True
+        if self._plain.prepared.adaptive is not None:
+            self._plain.request.in_flight.end_unanswered(client_left=False)
         del self._plain.request  # a WSGI environ leads to this exchange
         return True
 
@@ -171,7 +177,10 @@ class PlainWSGIExchange(PlainExchange):
             if self.__class__ in _WHOLE:  # somebody has asked for more
                 return starting(self.admission, start_response)(status, headers, *exc_info)
             write = start_response(status, [*headers, *self._plain.fields()], *exc_info)
-            self.begun(status_code(status))
+            code = status_code(status)
+            self.begun(code)
+            if (in_flight := self.in_flight) is not None:
+                in_flight.starts(code, raw(headers))
             return write
 
         return start

@@ -8,7 +8,7 @@ from typing import IO, Any, TypeVar
 from limitgate.exchange.base import Exchange
 from limitgate.gate.admission import Admission
 from limitgate.gate.nesting import response_fields
-from limitgate.http.response import Fields
+from limitgate.http.response import Fields, raw
 from limitgate.rules.decorators import decided_marks
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class Body:
         """A chunk that goes out."""
         in_flight = self._exchange.in_flight
         if in_flight is not None:
-            in_flight.sends(len(chunk), is_last=False)
+            in_flight.sends(len(chunk))
         return chunk
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ def starting(admission: Admission, start_response: StartResponse, waiting: Field
         code = status_code(status)
         admission.begun(code)
         if admission.in_flight is not None:
-            admission.in_flight.starts(code, headers)
+            admission.in_flight.starts(code, raw(headers))
         return write
 
     return start

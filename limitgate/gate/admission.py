@@ -205,16 +205,21 @@ class Admission:
         elif self.rules.counts is not None:
             in_flight.count()
         if decision is None:
-            decision = self.decision = admitted_in_flight(in_flight.in_force, self.settlement)
-            self.now = time.time_ns() // 1000
-            self._fields_are_due = True
-            self.decide("admitted", "nobody")
+            decision = admitted_in_flight(in_flight.in_force, self.settlement)
+            self.admit_in_flight(decision, time.time_ns() // 1000)
         else:
             under_places(decision, in_flight.in_force)
             self._fields_are_due = decision.allowed and not decision.degraded
         if in_flight.would_refuse and self.refusal is None:
             self.decision = replace(decision, shadow=True)
             self.decide("shadow_refused", "nobody")
+
+    def admit_in_flight(self, decision: Decision, now: int) -> None:
+        """Note that a request has its places under adaptive limits, ``now`` in Unix µs, and that nothing else is decided."""
+        self.decision = decision
+        self.now = now
+        self._fields_are_due = True
+        self.decide("admitted", "nobody")
 
     def decide(self, outcome: Outcome, source: Source) -> None:
         """Note an outcome, unless the one that was known weighs more."""

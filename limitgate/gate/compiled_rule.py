@@ -38,7 +38,9 @@ class CompiledRule:
         "is_by_outcome",
         "is_decorator",
         "limits_by",
+        "name",
         "places",
+        "priority",
         "row",
         "rule",
         "written",
@@ -58,6 +60,7 @@ class CompiledRule:
         adaptive_limits: AdaptiveLimits | None = None,
     ) -> None:
         self.rule = rule
+        self.name = rule.name
         self.written = rule
         """The rule as it was written, where ``rule`` has other limits."""
         self.is_decorator = kind != "rule"
@@ -76,6 +79,8 @@ class CompiledRule:
         self._is_graded = rule.reserve is not None
         self.places = None if rule.adaptive is None or adaptive_limits is None else adaptive_limits.of(rule, kind)
         """Places under its adaptive limit; None where it has none, or nobody is in flight."""
+        self.priority = rule.priority
+        """The priority under its adaptive limit, that of the caller if None."""
         if self.row is not None:
             self.row.adapt(self.places)
         self.is_by_outcome = bool(rule.charge_if)

@@ -25,7 +25,7 @@ from limitgate.gate.flow import Budget, Flow, T, answers_at_once, arun, run, tak
 from limitgate.gate.given_limits import PendingPlan
 from limitgate.gate.load import InFlight
 from limitgate.gate.looker import Looker
-from limitgate.gate.plain_admission import AnyAdmission, PlainAdmission, whole_admission
+from limitgate.gate.plain_admission import AnyAdmission, PlainAdmission, Shed, Unasked, whole_admission
 from limitgate.gate.planner import Applying, Begin, ExtraRule
 from limitgate.gate.refusal_log import RefusalLog
 from limitgate.gate.request_plan import UNLIMITED, AdaptiveMatch, PreparedPlan, RequestPlan
@@ -35,14 +35,12 @@ from limitgate.gate.wait_queue import Waiter, WaitQueues, book
 from limitgate.heartbeat import heartbeats
 from limitgate.http.request import Request
 from limitgate.http.response import Refusal, forbidden, quota_exceeded, refusal as refused, unavailable
-from limitgate.limits.decision import Decision, Settlement, Window, decide, denied, joined
+from limitgate.limits.decision import Decision, Settlement, Window, admitted_in_flight, decide, denied, joined, under_places
 from limitgate.limits.plan import Charge, Plan, Reading
-from limitgate.limits.priority import NORMAL
 from limitgate.limits.refund import refund
 from limitgate.limits.template import AnyReading, PlainReading, PlanTemplate, whole_reading
 from limitgate.observing.counts import REFUSED, SHADOW_REFUSED, RuleRow, count_decision, counted_waiting
 from limitgate.observing.handover import handover
-from limitgate.overload.adaptive_limit import Guard
 from limitgate.places import WaitingTask, WaitingThread
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING
@@ -143,7 +141,7 @@ class Gate:
         if rules.planner.adapts:
             found = self._prepared(request, rules, self._begin_here)
             if request.in_flight and request.in_flight.refusal:
-                return shed(request, rules)
+                return self._shed(request, rules)
         else:
             found = self._prepared(request, rules)
         if found is not None:
@@ -156,7 +154,7 @@ class Gate:
         if applying is not None and applying.adaptive is not None and request.in_flight is None:
             may_go_on = self._begin_here(request, applying.adaptive, applying.subject.caller, outer)
             if not may_go_on:
-                return shed(request, rules, outer)
+                return _nested_in(self._shed(request, rules).whole(), outer)
         request_plan = UNLIMITED if applying is None else _made_at_once(rules.planner.plan_of(applying))
         admission = _admission(request, identified, rules, request_plan, outer)
         self._spend(admission, request_plan)
@@ -177,7 +175,7 @@ class Gate:
         if rules.planner.adapts:
             found = self._prepared(request, rules, self._begin)
             if request.in_flight is not None and request.in_flight.refusal is not None:
-                return shed(request, rules)
+                return self._shed(request, rules)
         else:
             found = self._prepared(request, rules)
         if found is None:
@@ -185,7 +183,7 @@ class Gate:
         prepared, keys = found
         template = prepared.template
         if template is None:
-            return _admission_prepared(request, rules, prepared)
+            return _admitted_unasked(request, rules, prepared)
         if not self._answers_at_once:
             return self._acheck_prepared(request, rules, prepared, template, keys)
         reading: AnyReading = self.store.spend_plain(template, keys, self._timeout)
@@ -204,7 +202,7 @@ class Gate:
             if request.in_flight is None:
                 self._begin(request, applying.adaptive, applying.subject.caller, outer)
             if request.in_flight.refusal is not None:
-                return shed(request, rules, outer)
+                return _nested_in(self._shed(request, rules).whole(), outer)
             if request.in_flight.waits is not None:
                 admission = _admission(request, identified, rules, RequestPlan(None, (), applying.marks), outer)
                 admission.booking = PlaceWait(partial(self._acharge, admission, applying))
@@ -234,16 +232,24 @@ class Gate:
     def _begin(self, request: Request, adaptive: AdaptiveMatch, caller: Caller | None, outer: Admission | None = None) -> bool:
         """Take places in flight for a request on the running event loop. False if it has to wait, or is refused."""
         guard = None if outer is not None and outer.in_flight is not None else heartbeats.guard()
-        return _begin(request, adaptive, caller, guard, WaitingTask)
+        request.in_flight = in_flight = InFlight(request, adaptive, caller, guard, WaitingTask)
+        return in_flight.waits is None is in_flight.refusal
+
+    def _shed(self, request: Request, rules: RulesInForce) -> Shed:
+        """Refuse a request for which there is no place in flight."""
+        in_flight: InFlight = request.in_flight
+        if self._refusal_log is not None:
+            self._refusal_log.note_shed(in_flight.in_force[-1][0])
+        return Shed(request, rules, in_flight.refusal or unavailable())
 
     def _begin_here(
         self, request: Request, adaptive: AdaptiveMatch, caller: Caller | None, outer: Admission | None = None
     ) -> bool:
         """Take places in flight for a request in this thread, and wait for them. False if it is refused."""
-        has_places = _begin(request, adaptive, caller, None, WaitingThread)
-        if not has_places:
-            request.in_flight.wait()
-        return request.in_flight.refusal is None
+        request.in_flight = in_flight = InFlight(request, adaptive, caller, None, WaitingThread)
+        if in_flight.waits is not None:
+            in_flight.wait()
+        return in_flight.refusal is None
 
     def _check_prepared(
         self, request: Request, rules: RulesInForce, prepared: PreparedPlan, keys: Sequence[str]
@@ -251,7 +257,7 @@ class Gate:
         """`check` a request that has a prepared plan."""
         template = prepared.template
         if template is None:
-            return _admission_prepared(request, rules, prepared)
+            return _admitted_unasked(request, rules, prepared)
         try:
             reading: AnyReading = self.store.spend_plain(template, keys, self._timeout)
         except StoreError as error:
@@ -352,6 +358,8 @@ class Gate:
             admission.refusal = unavailable()
         elif in_flight.refusal is not None:
             admission.shed()
+            if self._refusal_log is not None:
+                self._refusal_log.note_shed(in_flight.in_force[-1][0])
         else:
             await wait.go_on()
         return admission.refusal is None
@@ -528,10 +536,15 @@ class Gate:
         if counter is not None:
             counter.charged(reading.debts)
         if prepared.adaptive is not None:
-            admission = _admission_prepared(request, rules, prepared, reading.waited)
-            admission.settlement = settlement
-            admission.admit(prepared, reading, decision)
-            return admission
+            in_flight: InFlight = request.in_flight
+            if in_flight.would_refuse:
+                admission = _admission_prepared(request, rules, prepared, reading.waited)
+                admission.settlement = settlement
+                admission.admit(prepared, reading, decision)
+                return admission
+            under_places(decision, in_flight.in_force)
+            if rules.counts is not None:
+                in_flight.count()
         admitted = PlainAdmission()
         admitted.request = request
         admitted.rules = rules
@@ -756,29 +769,21 @@ class Gate:
             Diagnosis.OVERLOADED.log(error)
 
 
-def _begin(
-    request: Request,
-    adaptive: AdaptiveMatch,
-    caller: Caller | None,
-    guard: Guard | None,
-    waiter: type[WaitingTask | WaitingThread],
-) -> bool:
-    """Take places in flight for a request. False if it has to wait, or is refused."""
-    priority = NORMAL if caller is None else caller.priority
-    is_head = request.sent_method == "HEAD"
-    request.in_flight = in_flight = InFlight(adaptive.compiled_rules, adaptive.request_class, priority, guard, is_head=is_head)
-    in_flight.begin(waiter)
-    return in_flight.refusal is None and in_flight.waits is None
-
-
-def shed(request: Request, rules: RulesInForce, outer: Admission | None = None) -> Admission:
-    """Refuse a request for which there is no place under an adaptive limit."""
-    admission = Admission(request, None, (), rules)
-    if outer is not None:
-        nesting.enter(admission, outer)
-    admission.in_flight = request.in_flight
-    admission.shed()
-    return admission
+def _admitted_unasked(request: Request, rules: RulesInForce, prepared: PreparedPlan) -> AnyAdmission:
+    """The admission of a request that is charged nothing: it has its places in flight, if there is a rule for it at all."""
+    if prepared.adaptive is None or request.in_flight.would_refuse:
+        return _admission_prepared(request, rules, prepared)
+    in_flight: InFlight = request.in_flight
+    if rules.counts is not None:
+        in_flight.count()
+    admitted = PlainAdmission()
+    admitted.request = request
+    admitted.rules = rules
+    admitted.prepared = prepared
+    admitted.reading = Unasked(time.time_ns() // 1000)
+    admitted.settlement = settlement = Settlement()
+    admitted.decision = admitted_in_flight(in_flight.in_force, settlement)
+    return admitted
 
 
 def _made_at_once(request_plan: RequestPlan | PendingPlan) -> RequestPlan:
@@ -789,14 +794,20 @@ def _made_at_once(request_plan: RequestPlan | PendingPlan) -> RequestPlan:
     return request_plan
 
 
+def _nested_in(admission: Admission, outer: Admission | None) -> Admission:
+    """An admission to a gate inside of another one, if there is one around."""
+    if outer is not None:
+        nesting.enter(admission, outer)
+    return admission
+
+
 def _admission(
     request: Request, identified: Caller | None, rules: RulesInForce, request_plan: RequestPlan, outer: Admission | None
 ) -> Admission:
     """The admission of a request, before it is charged."""
     admission = Admission(request, identified, request_plan.marks, rules)
     admission.in_flight = request.in_flight
-    if outer is not None:
-        nesting.enter(admission, outer)
+    _nested_in(admission, outer)
     if request_plan.messages is not None:
         admission.messages = request_plan.messages
     return admission

@@ -8,22 +8,35 @@ from limitgate.gate.admission import Admission
 from limitgate.gate.request_plan import PreparedPlan
 from limitgate.gate.rules_in_force import RulesInForce
 from limitgate.http.request import Request
-from limitgate.http.response import Fields, RawFields, raw, raw_x_ratelimit
+from limitgate.http.response import Fields, RawFields, Refusal, raw, raw_x_ratelimit
 from limitgate.limits.decision import Decision, Settlement
+from limitgate.limits.plan import Source
 from limitgate.limits.template import PlainReading
+
+
+class Unasked:
+    """Stands for the reading of a request that has its places in flight, and for which no store was asked."""
+
+    __slots__ = ("now",)
+    source: Source = "nobody"
+    waited = 0.0
+
+    def __init__(self, now: int) -> None:
+        self.now = now
+        """Unix µs."""
 
 
 class PlainAdmission:
     """Admission of a request that was charged by a prepared plan: its rate fields are all that is due.
 
-    No other gate takes part, it is not refused, waits for nothing, and holds nothing. What may change that asks for `whole`.
+    No other gate takes part, it is not refused, waits for nothing, and holds no slot. What may change that asks for `whole`.
     """
 
     # without an `__init__`, which takes as long as all the rest
     __slots__ = ("decision", "prepared", "reading", "request", "rules", "settlement")
     decision: Decision
     prepared: PreparedPlan
-    reading: PlainReading
+    reading: PlainReading | Unasked
     request: Request
     """Gone once it is over."""
     rules: RulesInForce
@@ -39,7 +52,12 @@ class PlainAdmission:
         admission.settlement = self.settlement
         if self.reading.waited:
             admission.budget.left -= self.reading.waited
-        admission.admit(self.prepared, self.reading, self.decision)
+        if request is not None:
+            admission.in_flight = request.in_flight
+        if isinstance(self.reading, Unasked):
+            admission.admit_in_flight(self.decision, self.reading.now)
+        else:
+            admission.admit(self.prepared, self.reading, self.decision)
         return admission
 
     def fields(self) -> Fields:
@@ -54,9 +72,32 @@ class PlainAdmission:
         return raw(self.fields())
 
 
-AnyAdmission = Admission | PlainAdmission
+class Shed:
+    """A request that came straight, and for which there is no place in flight: nothing of it is known, and nothing is due."""
+
+    __slots__ = ("refusal", "request", "rules")
+
+    def __init__(self, request: Request, rules: RulesInForce, refusal: Refusal) -> None:
+        self.request = request
+        self.rules = rules
+        self.refusal = refusal
+
+    def whole(self) -> Admission:
+        """The same as an admission of any kind."""
+        admission = Admission(self.request, None, (), self.rules)
+        admission.in_flight = self.request.in_flight
+        admission.shed()
+        return admission
+
+    def count(self) -> None:
+        """Count the request, if anybody counts."""
+        if self.rules.counts is not None:
+            self.rules.counts.count("refused", "nobody")
+
+
+AnyAdmission = Admission | PlainAdmission | Shed
 
 
 def whole_admission(admission: AnyAdmission) -> Admission:
     """An admission as one of any kind."""
-    return admission.whole() if isinstance(admission, PlainAdmission) else admission
+    return admission if isinstance(admission, Admission) else admission.whole()

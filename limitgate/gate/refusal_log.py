@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -33,6 +34,12 @@ class RefusalLog:
         if not self._episodes.count(key, now) and log.isEnabledFor(logging.INFO):
             name = partial(self._name, admission, decision.rule, compiled_rules)
             self._episodes.begin(key, decision.rule, now, refusal_id, name)
+
+    def note_shed(self, rule: str) -> None:
+        """Note a refusal by the adaptive limit of a rule."""
+        key, now = f"adaptive {rule}", time.time_ns() // 1000
+        if not self._episodes.count(key, now) and log.isEnabledFor(logging.INFO):
+            self._episodes.begin(key, rule, now, None, lambda: "what is more than the process can do")
 
     def _name(self, admission: Admission, rule: str | None, compiled_rules: Sequence[CompiledRule]) -> str:
         """Name of who is refused by a rule of a plan."""

@@ -67,7 +67,7 @@ def rate_fields(styles: Iterable[str], decision: Decision, now: int, rules: froz
     return fields
 
 
-def raw(fields: Fields) -> RawFields:
+def raw(fields: Iterable[tuple[str, str]]) -> RawFields:
     """Encode fields for ASGI: bytes, names in lower case."""
     return [(_RAW_NAMES.get(name) or name.lower().encode(), value.encode()) for name, value in fields]
 

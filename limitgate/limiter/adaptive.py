@@ -161,10 +161,10 @@ class Work(Places):
                 self._pop(owner, outcome)
 
     def _begun(self, priority: Priority, guard: LagGuard | None, waiter: Callable[[], W]) -> tuple[Ticket, W | None]:
-        begun = self.begin(self.name, priority, guard, waiter)
-        if begun is None:
+        ticket = self.begin(self.name, priority, guard, waiter)
+        if ticket is None:
             raise RateLimited(self._refusal(priority))
-        return begun
+        return ticket, self.waiter(ticket) if ticket.waits else None
 
     def _give_up(self, ticket: Ticket, error: BaseException) -> None:
         """Wait no more, or give back a place that has just come free."""

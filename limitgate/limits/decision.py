@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
@@ -302,9 +303,10 @@ def _joined_in_force(first: Decision, second: Decision, in_force: tuple[InForce,
 
 def admitted_in_flight(in_force: tuple[InForce, ...], settlement: Settlement) -> Decision:
     """Make the decision of adaptive limits alone, under which a request has its places."""
-    rule, limit, remaining = in_force[0]
+    rule, limit, remaining = in_force[0] if len(in_force) == 1 else min(in_force, key=itemgetter(2))
     decision = decision_of(True, limit, remaining, 0.0, 0.0, 1, rule, False, 0.0, (), False, settlement)
-    return under_places(decision, in_force)
+    _set(decision, "in_force", in_force)
+    return decision
 
 
 def refused_in_flight(in_force: tuple[InForce, ...], retry_after: float) -> Decision:
@@ -318,19 +320,22 @@ def under_places(decision: Decision, in_force: tuple[InForce, ...]) -> Decision:
 
     Where one of them has the least remaining, it is the decision's tightest window.
     """
-    _set(decision, "in_force", in_force)
-    if decision.allowed and not decision.degraded:
+    _set(decision, "__class__", _Draft)
+    draft: Any = decision
+    draft.in_force = in_force
+    if draft.allowed and not draft.degraded:
         for rule, limit, remaining in in_force:
-            if remaining < decision.remaining:
-                _set(decision, "limit", limit)
-                _set(decision, "remaining", remaining)
-                _set(decision, "reset_after", 0.0)
-                _set(decision, "rule", rule)
+            if remaining < draft.remaining:
+                draft.rule = rule
+                draft.limit = limit
+                draft.remaining = remaining
+                draft.reset_after = 0.0
+    draft.__class__ = Decision
     return decision
 
 
 _set = object.__setattr__
-"""Sets a field of a frozen object, as `dataclasses` does."""
+"""Sets an attribute of a frozen object, as `dataclasses` does."""
 
 
 def _after_charges(decision: Decision) -> Sequence[BucketReading]:

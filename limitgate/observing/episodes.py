@@ -81,7 +81,10 @@ class Episodes:
         return True
 
     def begin(self, key: str, rule: str | None, now: int, refusal_id: str | None, name: Callable[[], str]) -> None:
-        """Begin an episode by its first refusal. ``name`` is asked for the name of who is refused, if that is logged."""
+        """Begin an episode by its first refusal, which may have no id.
+
+        ``name`` is asked for the name of who is refused, if that is logged.
+        """
         lines: list[_Line] = []
         with self._lock:
             if self.count(key, now):  # another thread was faster
@@ -100,7 +103,8 @@ class Episodes:
                 who = name()
                 episode.who = f" {who}" if who else ""
             facts = {"rule": rule, "who": episode.who.strip(), "refusal_id": refusal_id}
-            lines.append(("rule %s begins to refuse%s (refusal %s)", (rule, episode.who, refusal_id), facts))
+            shown, text = (rule, episode.who, refusal_id), "rule %s begins to refuse%s (refusal %s)"
+            lines.append((text, shown, facts) if refusal_id else (text.partition(" (")[0], shown[:2], facts))
             episode.is_told = True
         _log(lines)
 

@@ -89,6 +89,8 @@ class AdaptiveLimit:
     ) -> None:
         self.in_flight = 0
         """Requests that have begun and are not done."""
+        self.limit = options.start
+        """The limit on requests in flight, but for the moments in which it dips."""
         self.levels: Mapping[Priority, PriorityLevel] = {priority: PriorityLevel(priority) for priority in RESERVES}
         """What the priorities may use, and what has become of their requests; the highest first."""
         self._baselines = Baselines()
@@ -103,11 +105,6 @@ class AdaptiveLimit:
         self._due = self._last_done = -math.inf
         self._open_window(0.0)
         self.reconfigure(options, reserve=reserve, max_delay=max_delay)
-
-    @property
-    def limit(self) -> int:
-        """The limit on requests in flight, but for the moments in which it dips."""
-        return self._law.whole
 
     @property
     def waiting(self) -> int:
@@ -163,7 +160,10 @@ class AdaptiveLimit:
             level.lag += 1
             self._has_refused = True
             return "lag"
-        self._let_in(level)
+        level.admitted += 1  # as in `_let_in`, whose call would cost a tenth of all this
+        self.in_flight = in_flight = self.in_flight + 1
+        if in_flight > self._top:  # noqa: PLR1730 - max() costs 50 ns more for each request
+            self._top = in_flight
         return Ticket(now, self._baselines[request_class], priority)
 
     def done(self, ticket: Ticket, now: float, outcome: Outcome = "ok") -> None:
@@ -256,8 +256,11 @@ class AdaptiveLimit:
 
     def _totals(self) -> tuple[int, int]:
         """Requests that came and that were refused, of all priorities."""
-        shed = sum([level.shed for level in self.levels.values()])
-        return shed + sum([level.admitted for level in self.levels.values()]), shed
+        shed = admitted = 0
+        for level in self.levels.values():
+            shed += level.limit + level.lag + level.thinned
+            admitted += level.admitted
+        return shed + admitted, shed
 
     def _open_window(self, now: float) -> None:
         self._opened, self._earliest, self._latest = now, now + WINDOW_S, now + WINDOW_MOST_S
@@ -293,6 +296,7 @@ class AdaptiveLimit:
         self._pace_line()
 
     def _make_room(self) -> None:
+        self.limit = self._law.whole
         limit = self.limit if self._dip is None else min(self.limit, self._dip.limit)
         for level in self.levels.values():
             level.make_room(limit)

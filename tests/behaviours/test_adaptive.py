@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 from typing import Any
 
+import pytest
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
@@ -16,8 +18,10 @@ from tests.support.doors import (
     PATIENCE,
     ASGISite,
     Reply,
+    Wire,
     asgi_reply,
     handshake,
+    http_scope,
     wsgi_environ,
     wsgi_reply,
 )
@@ -205,3 +209,165 @@ def test_wsgi_gives_places_back() -> None:
     assert environ["limitgate"].windows[0][:5] == ("all", 1, 0, 0, 1)
     assert environ["limitgate"].windows[0].retry_after == environ["limitgate"].retry_after >= 1
     assert not environ["limitgate"].allowed
+
+
+def test_refusals_are_logged_when_they_begin_and_cease(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "limitgate.refusals")
+    with ASGISite(one_place()) as site:
+        places_of(site.app).limit.begin(0.0, "other")
+        assert site.statuses(3) == [503] * 3
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "limitgate.refusals"]
+    assert line == "rule all begins to refuse what is more than the process can do"
+
+
+def test_the_outcome_is_there_for_access_logs() -> None:
+    """And whoever stands around may write into the fields of a refusal."""
+
+    async def main() -> None:
+        app = LimitGate(Held(), rules=[one_place()])
+        places_of(app).limit.begin(0.0, "other")
+        for method in ("GET", "HEAD"):
+            scope, wire = http_scope("/", method), Wire()
+            await wire.call(app, scope)
+            assert scope["limitgate.outcome"] == "refused"
+            wire.sent[0]["headers"].append((b"x-around", b"1"))
+            assert (wire.sent[1]["body"] == b"") is (method == "HEAD")
+        assert "x-around" not in (await asgi_reply(app)).headers
+
+    asyncio.run(main())
+
+
+RESPONSES: dict[str, tuple[list[tuple[bytes, bytes]], int, list[bytes], int, int]] = {
+    # fields, status, parts of the body, samples, in flight after the first part
+    "whole": ([], 200, [b"done"], 1, 0),
+    "in parts of a known length": ([(b"content-length", b"4")], 200, [b"do", b"ne"], 1, 1),
+    "a stream": ([], 200, [b"do", b"ne"], 0, 0),
+    "events": ([(b"content-type", b"text/event-stream; charset=utf-8")], 200, [b"do", b"ne"], 0, 0),
+    "long": ([(b"content-length", b"70000")], 200, [b"x" * 65_537, b"x" * 4463], 0, 0),
+    "not modified": ([], 304, [b""], 0, 0),
+    "moved": ([], 302, [b""], 1, 0),
+    "not found": ([], 404, [b""], 0, 0),
+    "an error": ([], 500, [b""], 0, 0),
+}
+
+
+@pytest.mark.parametrize("case", RESPONSES, ids=list(RESPONSES))
+def test_what_is_a_sample(case: str) -> None:
+    """Streams and what takes long to send gives its place back at once, and teaches nothing."""
+    fields, status, parts, samples, in_flight = RESPONSES[case]
+    seen = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": fields})
+        for place, part in enumerate(parts):
+            await send({"type": "http.response.body", "body": part, "more_body": place < len(parts) - 1})
+            seen.append(places_of(gated).limit.in_flight)
+
+    gated = LimitGate(app, rules=[one_place()])
+    assert asyncio.run(asgi_reply(gated)).status == status
+    assert seen[0] == in_flight
+    assert places_of(gated).limit.in_flight == 0
+    assert len(places_of(gated).limit.base_s_by_class) == samples
+
+
+@pytest.mark.parametrize("status", [503, 504])
+def test_overload_of_the_work_is_a_failure(status: int) -> None:
+    with ASGISite(one_place()) as site:
+        site.app.app = ASGISite.answering(status, [], b"", [])
+        limit = places_of(site.app).limit
+        outcomes = noted(limit)
+        assert site.ask().status == status
+        assert outcomes == ["failed"]
+
+
+def noted(limit: Any) -> list[str]:
+    """The outcomes by which requests end from now on."""
+    outcomes: list[str] = []
+    done = limit.done
+
+    def noting(ticket: Any, now: float, outcome: str = "ok") -> None:
+        outcomes.append(outcome)
+        done(ticket, now, outcome)
+
+    limit.done = noting
+    return outcomes
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [(ValueError(), "untaught"), (TimeoutError(), "failed"), (ConnectionResetError(), "failed")],
+    ids=["any", "timeout", "connection"],
+)
+def test_errors_of_the_application_free_the_place(error: Exception, outcome: str) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise error
+
+    def wsgi(environ: Any, start_response: Any) -> Any:
+        raise error
+
+    gated = LimitGate(app, rules=[one_place()])
+    outcomes = noted(places_of(gated).limit)
+    with pytest.raises(type(error)):
+        asyncio.run(asgi_reply(gated))
+    gated_wsgi = LimitGateWSGI(wsgi, rules=[one_place()])
+    outcomes_wsgi = noted(places_of(gated_wsgi).limit)
+    with pytest.raises(type(error)):
+        wsgi_reply(gated_wsgi)
+    assert outcomes == outcomes_wsgi == [outcome]
+
+
+def test_a_client_that_leaves_has_failed() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert (await receive())["type"] == "http.disconnect"
+
+    async def main() -> None:
+        gated = LimitGate(app, rules=[one_place()])
+        outcomes = noted(places_of(gated).limit)
+        await Wire({"type": "http.disconnect"}).call(gated, http_scope())
+        assert outcomes == ["failed"]
+
+    asyncio.run(main())
+
+
+def test_a_request_that_is_cancelled_has_failed() -> None:
+    async def main() -> None:
+        held = Held()
+        app = LimitGate(held, rules=[one_place()])
+        outcomes = noted(places_of(app).limit)
+        task = await begun(app, held)
+        task.cancel()
+        await asyncio.wait([task])
+        assert outcomes == ["failed"]
+
+    asyncio.run(main())
+
+
+def test_a_body_that_nobody_closes_gives_the_place_back() -> None:
+    def app(environ: Any, start_response: Any) -> Any:
+        start_response("200 OK", [("Content-Length", "4")])
+        return (each for each in [b"do", b"ne"])
+
+    gated = LimitGateWSGI(app, rules=[one_place()])
+    chunks = iter(gated(wsgi_environ(), lambda *_: bytes.join))
+    assert next(chunks) == b"do"
+    assert places_of(gated).limit.in_flight == 1
+    del chunks
+    gc.collect()
+    assert places_of(gated).limit.in_flight == 0
+
+
+def test_an_event_loop_that_is_gone_gives_places_back() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()  # what never comes
+
+    gated = LimitGate(app, rules=[one_place()])
+    loop, wire = asyncio.new_event_loop(), Wire()
+    task = loop.create_task(gated(http_scope(), wire.receive, wire.send))
+    while not wire.received:
+        loop.run_until_complete(asyncio.sleep(0))
+    assert places_of(gated).limit.in_flight == 1
+    loop.close()
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    del task
+    gc.collect()
+    assert places_of(gated).limit.in_flight == 0
