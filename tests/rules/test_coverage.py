@@ -118,7 +118,7 @@ def test_rules_around_another_one(rule: Rule, found: list[str]) -> None:
     others = [
         Rule("wide", exempt=True, path="/a/**", clients=["10.0.0.0/8"]),
         Rule("b", exempt=True, path="/b"),
-        Rule("b again", exempt=True, path="/b"),
+        Rule("b-again", exempt=True, path="/b"),
         Rule("all", exempt=True),
         Rule("some", exempt=True, when=lambda _: True),
     ]
