@@ -139,7 +139,7 @@ LIMITS = {
 
 IN_PYTHON = {
     "a rule without a name": (lambda: Rule("5/minute"), "a rule's name stands before its limits"),
-    "a rule without limits": (lambda: Rule("api"), "expected limits, qps, qpm, qph, qpd or concurrency"),
+    "a rule without limits": (lambda: Rule("api"), "expected limits, qps, qpm, qph, qpd, concurrency or adaptive"),
     "a misspelt field": (lambda: Rule("api", qpn=5), "did you mean 'qpm'?"),
     "another limiter's field": (lambda: Rule("api", rate="5/m"), "did you mean 'limits'?"),
     "one limit for a list": (lambda: Rule("api", limits="5/m"), "a list such as ['5/second'"),
@@ -260,7 +260,7 @@ PLACES = {
     "a misspelt option of @limit": (lambda: limit(qpn=5), "did you mean 'qpm'?"),
     "another limiter's option of @limit": (lambda: limit("5/minute", key_func=view), "did you mean 'key'?"),
     "a path for @limit": (lambda: limit("5/minute", path="/login"), "expected one of methods, "),
-    "@limit without limits": (lambda: limit()(view), "expected limits, qps, qpm, qph, qpd or concurrency"),
+    "@limit without limits": (lambda: limit()(view), "expected limits, qps, qpm, qph, qpd, concurrency or adaptive"),
     "@limit without a gate": (lambda: limit("5/minute")(view)("request"), "expected app.add_middleware(LimitGate, rules=...)"),
     "@limit on a plain class": (lambda: limit("5/minute")(type("Form", (), {})), "expected one or a function"),
     "@exempt with parentheses": (lambda: exempt("health"), "expected a function or class"),
