@@ -91,10 +91,13 @@ class Document:
             raise self._mistake(None, message) from error
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
-            problem = str(getattr(error, "problem", None) or error)
+            problem = str(getattr(error, "problem", None) or error).partition("\n")[0]
+            line = mark.line + 1 if mark else None
+            if isinstance(error, yaml.reader.ReaderError):
+                line = text.count(b"\n", 0, error.position) + 1
             message = f"expected YAML: {problem}{next((f'; {cure}' for part, cure in _CURES.items() if part in problem), '')}"
             # PyYAML's own error quotes the line, and what is secret in it
-            raise self._mistake(mark.line + 1 if mark else None, message) from None
+            raise self._mistake(line, message) from None
         except RecursionError as error:
             raise self._mistake(None, "nested too deeply, expected a few levels") from error
 

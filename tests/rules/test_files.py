@@ -479,7 +479,8 @@ def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes) -> None:
         load_rules(file)
     assert str(caught.value).startswith(f"{file}:")
     if content.startswith(b"tier"):
-        assert "expected text in UTF-8" in str(caught.value)
+        assert str(caught.value).startswith(f"{file}:1: ")
+        assert str(caught.value).endswith("; expected text in UTF-8, without control characters")
 
 
 def test_a_byte_order_mark_does_no_harm(tmp_path: Path) -> None:
