@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -274,9 +275,9 @@ def permitted(stage: Stage, *words: str, **options: Any) -> None:
     it.statuses(9)
 
 
-def told(stage: Stage, url: str, code: str = "", **options: Any) -> None:
+def told(stage: Stage, url: str, code: str = "", timeout: float = 2, **options: Any) -> None:
     """Three requests on a store, and then time for what is told without them, if a gate is there that asks the store."""
-    it = stage.asked(store=url, timeout=2, **options)
+    it = stage.asked(store=url, timeout=timeout, **options)
     deadline = time.monotonic() + 20
     is_awaited = code and it.app.gate is not None
     while is_awaited and not any(code in message for message in stage.caplog.messages) and time.monotonic() < deadline:
@@ -299,6 +300,8 @@ def listening(
 
 def behind_tls(stage: Stage, folder: Path, scheme: str, trust: str = "", **options: Any) -> None:
     """A Redis that speaks TLS with a certificate of its own, and requests to it by a URL."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
     make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
     make += ["-keyout", "key.pem", "-out", "cert.pem", "-subj", "/CN=here", "-addext", "subjectAltName=IP:127.0.0.1"]
     subprocess.run(make, cwd=folder, check=True, capture_output=True)
@@ -459,7 +462,7 @@ SITUATIONS: dict[str, list[Play]] = {
     ],
     "LG023": [lambda stage: listening(stage, database="/4"), lambda stage: listening(stage, ":p@", "/9", password="p")],
     "LG024": [
-        lambda stage: listening(stage, scheme="rediss", code="LG024"),
+        lambda stage: listening(stage, scheme="rediss", code="LG024", timeout=0.5),
         lambda stage: behind_tls(stage, Path.cwd(), "redis", code="LG024"),
         lambda stage: behind_tls(stage, Path.cwd(), "rediss", code="LG024"),
     ],

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from tests.support.doors import PATIENCE, server_process
 from tests.support.examples import REDIS
@@ -26,6 +29,7 @@ def same(output: str) -> str:
     return re.sub(r"(retry-after: |Try again in )(\d|1\d|20)\b", r"\1soon", text)
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl, by which the page asks")
 def test_everything_comes_out_as_it_is_printed(own_redis: RedisServer, tmp_path: Path) -> None:
     """Whoever types what the page says sees what the page shows."""
     printed: list[str] = []
