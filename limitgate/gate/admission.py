@@ -20,7 +20,7 @@ from limitgate.http.request import Request
 from limitgate.http.response import Fields, RawFields, Refusal, raw, raw_x_ratelimit, refusal, unavailable
 from limitgate.limits.decision import Decision, Settlement, admitted_in_flight, refused_in_flight, under_places
 from limitgate.limits.plan import Plan, Reading, Source
-from limitgate.limits.template import PlainReading
+from limitgate.limits.template import PlainSpend
 from limitgate.observing.counts import Counts, outweighs
 from limitgate.observing.instruments import Outcome
 from limitgate.rules.callers import Caller
@@ -128,7 +128,7 @@ class Admission:
     is_counted = False
     """True if it was counted by its outcome, so that nobody may count it again."""
     _charged: tuple[Charged, ...] = ()
-    _prepared: tuple[PreparedPlan, PlainReading] | None = None
+    _prepared: tuple[PreparedPlan, PlainSpend] | None = None
     """A prepared plan that was carried out and its reading, until somebody asks for `charged`."""
     _fields: Fields | None = None
     _fields_are_due = False
@@ -139,13 +139,20 @@ class Admission:
     """Status at the last refund."""
     _budget: Budget | None = None
 
-    def __init__(self, request: Request, identified: Caller | None, marks: Container[Mark], rules: RulesInForce) -> None:
+    def __init__(
+        self,
+        request: Request,
+        identified: Caller | None,
+        marks: Container[Mark],
+        rules: RulesInForce,
+        settlement: Settlement | None = None,
+    ) -> None:
         self.request = request
         """Gone once it is over."""
         self.identified = identified
         self.marks = marks
         """Decorators that the gate has decided about."""
-        self.settlement = Settlement()
+        self.settlement = Settlement() if settlement is None else settlement
         self.rules = rules
         """The rules that it began with, and ends with."""
         # Defaults of the class would do for these, too, but everybody asks for them, which takes eight times as long there.
@@ -166,7 +173,7 @@ class Admission:
         self.has_slots = False
         """True if some of the charges are slots for requests in flight, which it keeps until it is over."""
 
-    def admit(self, prepared: PreparedPlan, reading: PlainReading, decision: Decision) -> None:
+    def admit(self, prepared: PreparedPlan, reading: PlainSpend, decision: Decision) -> None:
         """Note that a prepared plan was carried out in whole."""
         self.decision = decision
         self.now = reading.now

@@ -38,7 +38,7 @@ from limitgate.http.response import Refusal, forbidden, quota_exceeded, refusal 
 from limitgate.limits.decision import Decision, Settlement, Window, admitted_in_flight, decide, denied, joined, under_places
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.limits.refund import refund
-from limitgate.limits.template import AnyReading, PlainReading, PlanTemplate, whole_reading
+from limitgate.limits.template import AnyReading, PlainSpend, PlanTemplate, whole_reading
 from limitgate.observing.counts import REFUSED, SHADOW_REFUSED, RuleRow, count_decision, counted_waiting
 from limitgate.observing.handover import handover
 from limitgate.places import WaitingTask, WaitingThread
@@ -519,7 +519,7 @@ class Gate:
         """`_admit` by a prepared plan: the short way, which almost all requests go. None if the store has declined it."""
         settlement = Settlement()
         decision = template.decide(reading, settlement)
-        if decision is None or not isinstance(reading, PlainReading):
+        if decision is None or not isinstance(reading, PlainSpend):
             if not reading.buckets:
                 return None
             admission = _admission_prepared(request, rules, prepared, reading.waited)
@@ -538,8 +538,7 @@ class Gate:
         if prepared.adaptive is not None:
             in_flight: InFlight = request.in_flight
             if in_flight.would_refuse:
-                admission = _admission_prepared(request, rules, prepared, reading.waited)
-                admission.settlement = settlement
+                admission = _admission_prepared(request, rules, prepared, reading.waited, settlement)
                 admission.admit(prepared, reading, decision)
                 return admission
             under_places(decision, in_flight.in_force)
@@ -555,13 +554,11 @@ class Gate:
         return admitted
 
     def _refuse_prepared(
-        self, request: Request, rules: RulesInForce, prepared: PreparedPlan, reading: PlainReading, decision: Decision
+        self, request: Request, rules: RulesInForce, prepared: PreparedPlan, reading: PlainSpend, decision: Decision
     ) -> Admission:
         """Refuse a request by its prepared plan."""
         template = reading.template
-        admission = _admission_prepared(request, rules, prepared, reading.waited)
-        if decision.settlement is not None:
-            admission.settlement = decision.settlement
+        admission = _admission_prepared(request, rules, prepared, reading.waited, decision.settlement)
         key = template.refusing_key(decision, reading)
         refusal = quota_exceeded(template.refusing(decision), decision.retry_after, reading.now, decision.rule, key)
         admission.refuse(reading.now, decision, refusal)
@@ -813,9 +810,11 @@ def _admission(
     return admission
 
 
-def _admission_prepared(request: Request, rules: RulesInForce, prepared: PreparedPlan, waited: float = 0.0) -> Admission:
+def _admission_prepared(
+    request: Request, rules: RulesInForce, prepared: PreparedPlan, waited: float = 0.0, settlement: Settlement | None = None
+) -> Admission:
     """The admission of a request that has a prepared plan, after so many seconds in which the store was silent."""
-    admission = Admission(request, None, prepared.marks, rules)
+    admission = Admission(request, None, prepared.marks, rules, settlement)
     if prepared.adaptive is not None:
         admission.in_flight = request.in_flight
     if waited:

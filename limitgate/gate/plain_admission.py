@@ -11,7 +11,7 @@ from limitgate.http.request import Request
 from limitgate.http.response import Fields, RawFields, Refusal, raw, raw_x_ratelimit
 from limitgate.limits.decision import Decision, Settlement
 from limitgate.limits.plan import Source
-from limitgate.limits.template import PlainReading
+from limitgate.limits.template import PlainSpend
 
 
 class Unasked:
@@ -36,7 +36,7 @@ class PlainAdmission:
     __slots__ = ("decision", "prepared", "reading", "request", "rules", "settlement")
     decision: Decision
     prepared: PreparedPlan
-    reading: PlainReading | Unasked
+    reading: PlainSpend | Unasked
     request: Request
     """Gone once it is over."""
     rules: RulesInForce
@@ -46,10 +46,9 @@ class PlainAdmission:
     def whole(self) -> Admission:
         """The same as an admission of any kind."""
         request: Any = getattr(self, "request", None)
-        admission = Admission(request, None, self.prepared.marks, self.rules)
+        admission = Admission(request, None, self.prepared.marks, self.rules, self.settlement)
         if request is None:
             del admission.request
-        admission.settlement = self.settlement
         if self.reading.waited:
             admission.budget.left -= self.reading.waited
         if request is not None:

@@ -97,9 +97,17 @@ class PlanTemplate:
         """Plan with these keys, one for each charge."""
         return Plan.spend([charge._replace(key=key) for charge, key in zip(self.charges, keys)])
 
-    def reading(self, keys: Sequence[str], now: int, debts: Sequence[int], admitted: bool) -> PlainReading:  # noqa: FBT001
+    def asked(self, keys: Sequence[str]) -> PlainSpend:
+        """Plain plan with these keys, that has yet to be carried out."""
+        plan = PlainSpend()
+        plan.template = self
+        plan.keys = keys
+        plan.waited = 0.0
+        return plan
+
+    def reading(self, keys: Sequence[str], now: int, debts: Sequence[int], admitted: bool) -> PlainSpend:  # noqa: FBT001
         """Reading of the plan with these keys, by the ticks that each window owed at ``now``, Unix µs."""
-        reading = PlainReading()
+        reading = PlainSpend()
         reading.template = self
         reading.keys = keys
         reading.now = now
@@ -110,7 +118,7 @@ class PlanTemplate:
 
     def decide(self, reading: AnyReading, settlement: Settlement | None) -> Decision | None:
         """Decision that follows from a `reading` of this template; None if it was declined, or a shadow would have refused."""
-        if not isinstance(reading, PlainReading):
+        if not isinstance(reading, PlainSpend):
             return None
         if not reading.admitted:
             return self._refused(reading, settlement)
@@ -132,7 +140,7 @@ class PlanTemplate:
         reset = -(-(owing + increment) // count) / SECOND
         return decision_of(True, burst, least, 0.0, reset, cost, charge.rule, False, 0.0, reading, True, settlement)
 
-    def _refused(self, reading: PlainReading, settlement: Settlement | None) -> Decision | None:
+    def _refused(self, reading: PlainSpend, settlement: Settlement | None) -> Decision | None:
         """Decision of a refusal: of the windows as they stand the tightest one, and the longest wait of those that refused."""
         least, latest, limit = -1, -1, 0
         longest, refusing = 0, None
@@ -159,7 +167,7 @@ class PlanTemplate:
 
     def refusing_key(self, refusal: Decision, reading: AnyReading) -> str:
         """The `Decision.refusing_key` of a refusal that was decided here by this reading."""
-        if self._only_rule is None or not isinstance(reading, PlainReading):
+        if self._only_rule is None or not isinstance(reading, PlainSpend):
             return refusal.refusing_key
         return reading.keys[0]
 
@@ -176,60 +184,22 @@ def _refill_us(numbers: _Numbers, debt: int) -> int:
     return -(-(debt + increment) // count)
 
 
-class PlainPlan:
-    """Plain plan of one request: a template and its keys. A `Plan` to whoever asks for the charges."""
+class PlainSpend(Sequence[BucketReading]):
+    """Plain plan of one request, a template and its keys; and once it is carried out its reading, and the buckets of that.
 
-    __slots__ = ("keys", "template")
-    verb: Verb = "spend"
-    ban_us = 0
-    gives_back = has_adjustments = False
-
-    def __init__(self, template: PlanTemplate, keys: Sequence[str]) -> None:
-        self.template = template
-        self.keys = keys
-
-    @property
-    def charges(self) -> tuple[Charge, ...]:
-        """The charges."""
-        return self.whole.charges
-
-    @property
-    def whole(self) -> Plan:
-        """The same with an object for each charge."""
-        return self.template.plan(self.keys)
-
-
-AnyPlan = Plan | PlainPlan
-
-
-def common_shape(plans: Iterable[AnyPlan]) -> PlainShape | None:
-    """The shape of plans that are plain and all of one, None if they are not."""
-    common: PlainShape | None = None
-    for plan in plans:
-        if not isinstance(plan, PlainPlan):
-            return None
-        shape = plan.template.shape
-        if common is None:
-            common = shape
-        elif common is not shape:
-            return None
-    return common
-
-
-def whole(plan: AnyPlan) -> Plan:
-    """A plan with an object for each charge."""
-    return plan.whole if isinstance(plan, PlainPlan) else plan
-
-
-class PlainReading(Sequence[BucketReading]):
-    """Reading of a plain plan, and its buckets, which become objects when somebody asks for them. One object per request."""
+    Of almost every request nothing else goes to a store and comes back. A `Plan` or a `Reading` to whoever asks.
+    """
 
     # without an `__init__`, which takes as long as all the rest
     __slots__ = ("_made", "admitted", "debts", "keys", "now", "template", "waited")
+    verb: Verb = "spend"
+    ban_us = 0
+    gives_back = has_adjustments = False
     source: Source = "store"
-    """Where it comes from."""
+    """Where the reading comes from."""
     template: PlanTemplate
     keys: Sequence[str]
+    """Key of each charge."""
     now: int
     """The store's clock, Unix µs."""
     debts: Sequence[int]
@@ -241,16 +211,26 @@ class PlainReading(Sequence[BucketReading]):
     _made: Sequence[BucketReading]
 
     @property
+    def charges(self) -> tuple[Charge, ...]:
+        """The charges."""
+        return self.whole_plan.charges
+
+    @property
+    def whole_plan(self) -> Plan:
+        """The plan with an object for each charge."""
+        return self.template.plan(self.keys)
+
+    @property
     def buckets(self) -> Sequence[BucketReading]:
         """One for each charge, as of a `Reading`."""
         return self
 
     @property
     def whole(self) -> Reading:
-        """The same as a reading of any kind of plan."""
+        """The reading as one of any kind of plan."""
         return Reading(self.now, self, self.admitted, self.waited)
 
-    def having_waited(self, waited: float) -> PlainReading:
+    def having_waited(self, waited: float) -> PlainSpend:
         """The same after so many seconds of silence."""
         self.waited = waited
         return self
@@ -283,7 +263,7 @@ class PlainReading(Sequence[BucketReading]):
     __hash__ = None  # type: ignore[assignment]
 
 
-class CachedPlainReading(PlainReading):
+class CachedPlainSpend(PlainSpend):
     """Reading that follows from an earlier one: a refusal that holds."""
 
     __slots__ = ()
@@ -291,16 +271,38 @@ class CachedPlainReading(PlainReading):
 
     @property
     def whole(self) -> Reading:
-        """The same as a reading of any kind of plan."""
+        """The reading as one of any kind of plan."""
         return CachedReading(self.now, self, self.admitted, self.waited)
 
 
-AnyReading = Reading | PlainReading
+AnyReading = Reading | PlainSpend
 
 
 def whole_reading(reading: AnyReading) -> Reading:
     """A reading as one of any kind of plan."""
-    return reading.whole if isinstance(reading, PlainReading) else reading
+    return reading.whole if isinstance(reading, PlainSpend) else reading
+
+
+AnyPlan = Plan | PlainSpend
+
+
+def common_shape(plans: Iterable[AnyPlan]) -> PlainShape | None:
+    """The shape of plans that are plain and all of one, None if they are not."""
+    common: PlainShape | None = None
+    for plan in plans:
+        if not isinstance(plan, PlainSpend):
+            return None
+        shape = plan.template.shape
+        if common is None:
+            common = shape
+        elif common is not shape:
+            return None
+    return common
+
+
+def whole(plan: AnyPlan) -> Plan:
+    """A plan with an object for each charge."""
+    return plan.whole_plan if isinstance(plan, PlainSpend) else plan
 
 
 def _rows(charge: Charge) -> tuple[Row, ...]:

@@ -10,7 +10,7 @@ from limitgate.gate.admission import Admission
 from limitgate.gate.offline import decide_at_once, offline_gate
 from limitgate.http.described import DescribedRequest
 from limitgate.limits.plan import Charge
-from limitgate.limits.template import PlainReading, PlanTemplate
+from limitgate.limits.template import PlainSpend, PlanTemplate
 from limitgate.replay.access_log import Entry
 from limitgate.replay.figures import Figures
 from limitgate.replay.suggestion import Arrivals
@@ -86,7 +86,7 @@ class Engine:
         if decision is None:
             return
         evidence = decision.evidence
-        if is_admitted and evidence.__class__ is PlainReading:
+        if is_admitted and evidence.__class__ is PlainSpend:
             self._admitted[evidence.template] += 1
         elif is_admitted:
             refusing = {charge.rule for charge, _, after in evidence if after is None}  # shadows

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from limitgate.limits.limit import SECONDS
 from limitgate.limits.plan import BucketReading
-from limitgate.limits.template import PlainReading
+from limitgate.limits.template import PlainSpend
 
 UNITS = ("second", "minute", "hour", "day")
 TOLERATED = 1000
@@ -24,7 +24,7 @@ class Arrivals:
 
     def note(self, now: int, evidence: Sequence[BucketReading]) -> None:
         """Note a request for all its buckets, whether it was admitted or not."""
-        if isinstance(evidence, PlainReading):
+        if isinstance(evidence, PlainSpend):
             charged = [(charge.rule, key) for charge, key in zip(evidence.template.charges, evidence.keys)]
         else:
             charged = [(bucket.charge.rule, bucket.charge.key) for bucket in evidence]

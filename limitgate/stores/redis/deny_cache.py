@@ -16,7 +16,7 @@ from typing import NamedTuple
 from limitgate.algorithms.base import State
 from limitgate.limits.bucket import Bucket, banned
 from limitgate.limits.plan import CachedReading, Charge, Reading, read
-from limitgate.limits.template import AnyPlan, AnyReading, CachedPlainReading, PlainReading, PlanTemplate
+from limitgate.limits.template import AnyPlan, AnyReading, CachedPlainSpend, PlainSpend, PlanTemplate
 
 LONGEST = 1.0
 """Seconds for which a refusal is repeated without asking."""
@@ -102,7 +102,7 @@ class DenyCache:
         states = [refusal.later(us) for refusal, us in zip(refusals, elapsed)]
         return _cached(read(charges, max([refusal.now + us for refusal, us in zip(refusals, elapsed)]), states))
 
-    def answer_plain(self, template: PlanTemplate, keys: Sequence[str], at: float) -> PlainReading | None:
+    def answer_plain(self, template: PlanTemplate, keys: Sequence[str], at: float) -> PlainSpend | None:
         """`answer` for the plain plan with these keys, without an object for each charge."""
         if template.bans:
             return None
@@ -120,7 +120,7 @@ class DenyCache:
         if not is_refused:
             return None
         reading = template.reading(keys, now, debts, False)
-        reading.__class__ = CachedPlainReading
+        reading.__class__ = CachedPlainSpend
         return reading
 
     def learn(self, plan: AnyPlan, reading: AnyReading, sent: float, heard: float) -> None:

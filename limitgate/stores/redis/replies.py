@@ -13,7 +13,7 @@ from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import StoreError, StoreFault
 from limitgate.forking import begin_anew_in_children
 from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.template import DECLINED, AnyPlan, AnyReading, PlainPlan, PlainShape, whole
+from limitgate.limits.template import DECLINED, AnyPlan, AnyReading, PlainShape, PlainSpend, whole
 from limitgate.observing.instruments import Result
 from limitgate.observing.store_calls import CallsRow, StoreCounts
 from limitgate.stores.redis import plain, wire
@@ -49,7 +49,7 @@ class Room:
     def takes(self, plan: AnyPlan) -> bool:
         """True if there is room for a plan, which has it from now on. Once there is none it is not to be asked again."""
         keys, left = self._keys, self._left
-        if isinstance(plan, PlainPlan):
+        if isinstance(plan, PlainSpend):
             left -= plan.template.load  # hardly ever of the same buckets
         else:
             for charge in plan.charges:
@@ -209,11 +209,11 @@ class RedisReplies:
     def understood_plain(self, call: wire.Call, shape: PlainShape, reply: object, clock: ServerClock) -> list[Outcome]:
         """`understood` for a call of plain plans. `DECLINED` for one of which a bucket is not as it asks for."""
         plans: Any = call.plans
-        now, unwritten, verdicts, readings = plain.answers(shape, plans, reply)
+        now, unwritten, verdicts = plain.answers(shape, plans, reply)
         sent, heard, cache = call.sent, self._clock(), self.deny_cache
         if leap := clock.leap(now, sent, heard):
             self._note_leap(clock, leap)
-        outcomes: list[Outcome] = [*readings]
+        outcomes: list[Outcome] = [*plans]
         if self._bans.ends:
             self._bans.drop_ended(heard)
             for plan, verdict in zip(plans, verdicts):
@@ -227,7 +227,7 @@ class RedisReplies:
             elif unwritten and verdict:
                 outcomes[place] = StoreError("Redis is out of memory", "oom")
             elif cache is not None and (not verdict or cache.knows(plan.keys)):
-                cache.learn(plan, readings[place], sent, heard)
+                cache.learn(plan, plan, sent, heard)
         return outcomes
 
     def _note_leap(self, clock: ServerClock, leap: float) -> None:

@@ -19,7 +19,7 @@ from hypothesis import given, strategies as st
 from limitgate import AsyncRedisStore, MemoryStore, RedisStore, StoreError
 from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.plan import Charge, Plan, Reading
-from limitgate.limits.template import DECLINED, PlainPlan, PlainReading, PlanTemplate
+from limitgate.limits.template import DECLINED, PlainSpend, PlanTemplate
 from limitgate.stores.redis import plain
 from limitgate.stores.redis.aio.batch import RequestQueue
 from limitgate.stores.redis.aio.batcher import MAX_BATCH
@@ -62,11 +62,11 @@ class Twins:
 
     def plain(self, plans: Sequence[Sequence[str]], *templates: PlanTemplate) -> plain.PlainAnswers:
         """Carry out plans of our template, or each of one of others of its shape."""
-        asked = [PlainPlan(of, keys) for of, keys in zip(templates or [self.template] * len(plans), plans, strict=True)]
+        self.readings = [of.asked(keys) for of, keys in zip(templates or [self.template] * len(plans), plans, strict=True)]
         reader = hiredis.Reader()
-        reader.feed(plain.packed(("EVALSHA", self.sha), asked))
+        reader.feed(plain.packed(("EVALSHA", self.sha), self.readings))
         reply = self.client.execute_command(*reader.gets(), self.clock())
-        return plain.answers(self.template.shape, asked, reply)
+        return plain.answers(self.template.shape, self.readings, reply)
 
     def kept(self, keys: Sequence[str]) -> list[tuple[Any, Any]]:
         return [(self.client.get(key), self.client.get(key + TTL_SUFFIX)) for key in keys]
@@ -85,7 +85,7 @@ def test_both_scripts_say_and_keep_the_same(client: redis.Redis, charges: list[C
         if answers.verdicts == [plain.NOT_CARRIED_OUT]:
             twins.general.spend(twins.template.plan(keys[1]), 1.0)
         else:
-            (found,) = answers.readings
+            (found,) = twins.readings
             assert found.admitted == expected.admitted
             assert (answers.verdicts == [plain.ADMITTED]) == all(bucket.after is not None for bucket in expected.buckets)
             assert [each[1:] for each in found.buckets] == [(list(before), after) for _, before, after in expected.buckets]
@@ -106,7 +106,7 @@ def test_plans_of_several_rules_share_a_call(client: redis.Redis) -> None:
     plans = [(few, two), (many, four), (many, four), (few, two), (few, two), (many, four), (many, four), (many, four)]
     answers = twins.plain([keys for keys, _ in plans], *[of for _, of in plans])
     assert answers.verdicts == [1, 1, 1, 1, 0, 1, 1, 0]
-    assert [each.buckets[0].before[0] // (86_400 * 10**6) for each in answers.readings] == [0, 0, 1, 1, 2, 2, 3, 4]
+    assert [each.buckets[0].before[0] // (86_400 * 10**6) for each in twins.readings] == [0, 0, 1, 1, 2, 2, 3, 4]
 
 
 def packed(bucket: Bucket, written: int, *owed: tuple[int, int]) -> bytes:
@@ -180,7 +180,7 @@ def test_a_key_of_another_type_is_left_to_the_other_script(redis_server: RedisSe
 def test_a_reply_of_another_shape_is_an_error(reply: object) -> None:
     """Whatever is not as many numbers as were asked for is told, and nothing is made of it."""
     with pytest.raises(StoreError, match="unexpected reply"):
-        plain.answers(template().shape, [PlainPlan(template(), ["a"])], reply)
+        plain.answers(template().shape, [template().asked(["a"])], reply)
 
 
 KEYS = st.sampled_from(["a", "b", "limitgate:0", "limitgate:1", "über", "\N{SNOWMAN}", "", "\r\n$1\r\n"])
@@ -190,7 +190,7 @@ KEYS = st.sampled_from(["a", "b", "limitgate:0", "limitgate:1", "über", "\N{SNO
 def test_calls_are_packed_as_redis_expects(plans: list[tuple[bool, str, str]]) -> None:
     """Property: bytes are those of hiredis for the same words, whatever the keys, by one template or by several."""
     one, other = (PlanTemplate([Charge("", bucket_of(limit), 1, enforced=True, rule=None)] * 2) for limit in ("1/day", "2/day"))
-    asked = [PlainPlan(other if by_other else one, keys) for by_other, *keys in plans]
+    asked = [(other if by_other else one).asked(keys) for by_other, *keys in plans]
     reader = hiredis.Reader()
     reader.feed(plain.packed(("EVALSHA", "sha"), asked))
     words = reader.gets()
@@ -199,7 +199,7 @@ def test_calls_are_packed_as_redis_expects(plans: list[tuple[bool, str, str]]) -
     assert words[: 3 + len(keys)] == [b"EVALSHA", b"sha", b"%d" % len(keys), *keys]
     numbers, *texts = words[3 + len(keys) :]
     places = struct.unpack(f"<{len(plans)}H", numbers) if numbers else [1] * len(plans)
-    alone = {of: plain.packed(("EVALSHA", "sha"), [PlainPlan(of, ["a", "b"])]) for of in (one, other)}
+    alone = {of: plain.packed(("EVALSHA", "sha"), [of.asked(["a", "b"])]) for of in (one, other)}
     assert all(texts[place - 1] in alone[plan.template] for place, plan in zip(places, asked))
     assert len(texts) == len({plan.template for plan in asked})
 
@@ -207,7 +207,7 @@ def test_calls_are_packed_as_redis_expects(plans: list[tuple[bool, str, str]]) -
 def test_a_key_that_is_no_unicode_cannot_be_sent() -> None:
     """It is told before anything is on its way."""
     with pytest.raises(UNSENDABLE):
-        plain.packed(("EVALSHA", "sha"), [PlainPlan(template(), ["\ud800"])])
+        plain.packed(("EVALSHA", "sha"), [template().asked(["\ud800"])])
 
 
 def test_scripts_are_few(client: redis.Redis) -> None:
@@ -373,7 +373,7 @@ async def test_plans_that_wait_are_kept_in_order() -> None:
     loop = asyncio.get_running_loop()
 
     def request(of: PlanTemplate | None) -> Any:
-        made = template().plan(fresh()) if of is None else PlainPlan(of, fresh())
+        made = template().plan(fresh()) if of is None else of.asked(fresh())
         return made, 0.0, loop.create_future(), 1.0
 
     requests = [request(of) for of in (one, None, one, other, one, None)]
@@ -404,7 +404,8 @@ def test_a_memory_store_and_redis_decide_alike(client: redis.Redis) -> None:
     key = fresh()
     for step in (0, 0, 10**5, 10**6, 0, 0):
         twins.clock.advance(us=step)
-        assert list(twins.plain([key]).readings[0].buckets) == list(memory.spend(twins.template.plan(key)).buckets)
+        twins.plain([key])
+        assert list(twins.readings[0].buckets) == list(memory.spend(twins.template.plan(key)).buckets)
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------
@@ -473,7 +474,7 @@ def test_on_a_cluster_plans_of_one_hash_slot_are_plain(redis_cluster: RedisClust
                 asked = [(two, one_slot), (two, several), *[(alone, keys) for keys in single]]
                 readings = spend_together(asked)
                 assert [reading.admitted for reading in readings] == [True] * 5
-                assert [isinstance(reading, PlainReading) for reading in readings] == [True, False, True, True, True]
+                assert [isinstance(reading, PlainSpend) for reading in readings] == [True, False, True, True, True]
                 for reading in readings:
                     charged = [bucket.after[0] - bucket.before[0] for bucket in reading.buckets]
                     assert charged == [bucket.charge.bucket.weights[0] for bucket in reading.buckets]

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from limitgate.limits.template import AnyPlan, PlainPlan, PlainShape
+from limitgate.limits.template import AnyPlan, PlainShape, PlainSpend
 from limitgate.stores.base import ConfigRequest
 from limitgate.stores.redis import wire
 
@@ -108,7 +108,7 @@ class RequestQueue:
         """Add a request."""
         self.size += 1
         plan = request[0]
-        if plan.__class__ is not PlainPlan:
+        if plan.__class__ is not PlainSpend:
             self._entries.append(request)
             return
         shape = plan.template.shape
@@ -144,7 +144,7 @@ class RequestQueue:
         self._entries.popleft()
         self.size -= len(together)
         plan = together[0][0]
-        shape = plan.template.shape if isinstance(plan, PlainPlan) else None
+        shape = plan.template.shape if isinstance(plan, PlainSpend) else None
         if shape is not None and self._open.get(shape) is together:
             del self._open[shape]
         return Batch(together, shape)

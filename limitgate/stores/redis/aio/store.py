@@ -13,7 +13,7 @@ from typing import Protocol
 from redis.asyncio.connection import ConnectionPool
 
 from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.template import DECLINED, AnyPlan, AnyReading, PlainPlan, PlanTemplate
+from limitgate.limits.template import DECLINED, AnyPlan, AnyReading, PlanTemplate
 from limitgate.own_errors import survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batcher import Batcher
@@ -130,7 +130,7 @@ class AsyncRedisStore(RedisReplies):
         if cache is not None and cache.refusals and cache.knows(keys):
             return _told(cache.answer_plain(template, keys, self._clock()) or DECLINED)
         self.patience = timeout
-        return state.servers.spend(PlainPlan(template, keys), timeout)
+        return state.servers.spend(template.asked(keys), timeout)
 
     async def _aspend_first_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float) -> AnyReading:
         """`aspend_plain` in an event loop that has no connections yet."""

@@ -14,7 +14,7 @@ from redis.connection import ConnectionPool
 from limitgate.errors import StoreError
 from limitgate.forking import get_ready_for_forks
 from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.template import DECLINED, AnyPlan, AnyReading, PlainPlan, PlanTemplate, whole_reading
+from limitgate.limits.template import DECLINED, AnyPlan, AnyReading, PlanTemplate, whole_reading
 from limitgate.own_errors import survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis import background
@@ -126,7 +126,7 @@ class RedisStore(RedisReplies):
         cache = self.deny_cache
         if cache is not None and cache.refusals and cache.knows(keys):
             return cache.answer_plain(template, keys, self._clock()) or DECLINED
-        return self._ask(PlainPlan(template, keys), timeout)
+        return self._ask(template.asked(keys), timeout)
 
     def _ask(self, plan: AnyPlan, timeout: float) -> AnyReading:
         check_patches()

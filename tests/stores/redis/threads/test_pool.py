@@ -17,7 +17,7 @@ import pytest
 from limitgate import RedisStore, StoreError
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge
-from limitgate.limits.template import PlainPlan, PlanTemplate
+from limitgate.limits.template import PlanTemplate
 from limitgate.stores.redis.threads import connection as connections, patience, pool as pools
 from limitgate.stores.redis.threads.connection import SyncConnection
 from limitgate.stores.redis.threads.patience import SLICE, Patience
@@ -102,7 +102,7 @@ def test_a_connection_is_looked_at_before_anything_is_given_back(store: Any) -> 
         return of_connection["can_read"] - before
 
     def plain() -> Call:
-        return Call([PlainPlan(TEMPLATE, [uuid4().hex])], TEMPLATE.shape)
+        return Call([TEMPLATE.asked([uuid4().hex])], TEMPLATE.shape)
 
     def refund() -> Call:
         return Call([giving_back(uuid4().hex)])
