@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,7 @@ from limitgate.diagnostics import APART, PAGE, Diagnosis, Once, clock_comparison
 from limitgate.gate.identity import WITHOUT_USER
 from limitgate.rules.callers import KnownCaller
 from tests.support.clock import Clock
-from tests.support.doors import PEER, SITES, Site, asgi_reply, wsgi_reply
+from tests.support.doors import PATIENCE, PEER, SITES, Site, asgi_reply, wsgi_reply
 from tests.support.redis_server import RedisServer, free_port
 
 ROOT = Path(__file__).parents[1]
@@ -177,6 +178,7 @@ class Stage:
         """A Redis for this situation alone."""
         server = RedisServer(**options)
         self._opened.callback(server.stop)
+        self._opened.callback(until_nobody_connects)
         return server
 
     def asked(self, *rules: Rule, peer: str | None = "192.0.2.1", headers: Any = (), **options: Any) -> Site:
@@ -184,6 +186,13 @@ class Stage:
         for _ in range(3):
             it.ask("/api", peer=peer, headers=headers)
         return it
+
+
+def until_nobody_connects() -> None:
+    """Wait for threads that connect: Python leaves a socket open that is reset just before TLS begins."""
+    for thread in threading.enumerate():
+        if thread.name in ("limitgate-start", "limitgate-connect", "limitgate-probe", "limitgate-tls"):
+            thread.join(PATIENCE)
 
 
 Play = Callable[[Stage], object]
