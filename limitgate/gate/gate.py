@@ -23,7 +23,7 @@ from limitgate.gate.compiled_rule import CompiledRule
 from limitgate.gate.fallback import Fallback
 from limitgate.gate.flow import Budget, Flow, T, answers_at_once, arun, run, takes_plain
 from limitgate.gate.given_limits import PendingPlan
-from limitgate.gate.load import InFlight
+from limitgate.gate.load import InFlight, ProxyGuard
 from limitgate.gate.looker import Looker
 from limitgate.gate.plain_admission import AnyAdmission, PlainAdmission, Shed, Unasked, whole_admission
 from limitgate.gate.planner import Applying, Begin, ExtraRule
@@ -34,6 +34,7 @@ from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.wait_queue import Waiter, WaitQueues, book
 from limitgate.heartbeat import heartbeats
 from limitgate.http.request import Request
+from limitgate.http.request_start import HEADER as REQUEST_START
 from limitgate.http.response import Refusal, forbidden, quota_exceeded, refusal as refused, unavailable
 from limitgate.limits.decision import Decision, Settlement, Window, admitted_in_flight, decide, denied, joined, under_places
 from limitgate.limits.plan import Charge, Plan, Reading
@@ -41,6 +42,7 @@ from limitgate.limits.refund import refund
 from limitgate.limits.template import AnyReading, PlainSpend, PlanTemplate, whole_reading
 from limitgate.observing.counts import REFUSED, SHADOW_REFUSED, RuleRow, count_decision, counted_waiting
 from limitgate.observing.handover import handover
+from limitgate.overload.adaptive_limit import Guard
 from limitgate.places import WaitingTask, WaitingThread
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING
@@ -106,6 +108,7 @@ class Gate:
         self._slot_keeper = SlotKeeper(store, rules.timeout)
         if rules.counts is not None:
             rules.counts.look_at(self._slot_keeper, self._fallback.slot_keeper)
+        self._proxy_guard = ProxyGuard()
         self._failing, self._failed = False, 0.0
         self._said_overloaded = -AGAIN
         self._under_way: set[asyncio.Future[Any]] = set()
@@ -231,7 +234,11 @@ class Gate:
 
     def _begin(self, request: Request, adaptive: AdaptiveMatch, caller: Caller | None, outer: Admission | None = None) -> bool:
         """Take places in flight for a request on the running event loop. False if it has to wait, or is refused."""
-        guard = None if outer is not None and outer.in_flight is not None else heartbeats.guard()
+        guard: Guard | None = None
+        if outer is None or outer.in_flight is None:  # else it has been asked about this request
+            guard = heartbeats.guard()
+            if self.rules.planner.trusts_proxies and self.rules.planner.believes(request, REQUEST_START):
+                guard = self._proxy_guard.of(request, guard)
         request.in_flight = in_flight = InFlight(request, adaptive, caller, guard, WaitingTask)
         return in_flight.waits is None is in_flight.refusal
 
@@ -246,7 +253,11 @@ class Gate:
         self, request: Request, adaptive: AdaptiveMatch, caller: Caller | None, outer: Admission | None = None
     ) -> bool:
         """Take places in flight for a request in this thread, and wait for them. False if it is refused."""
-        request.in_flight = in_flight = InFlight(request, adaptive, caller, None, WaitingThread)
+        guard = None
+        is_first, planner = outer is None or outer.in_flight is None, self.rules.planner
+        if is_first and planner.trusts_proxies and planner.believes(request, REQUEST_START):
+            guard = self._proxy_guard.of(request, None)
+        request.in_flight = in_flight = InFlight(request, adaptive, caller, guard, WaitingThread)
         if in_flight.waits is not None:
             in_flight.wait()
         return in_flight.refusal is None

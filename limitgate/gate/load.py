@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Sequence
+from threading import Lock
 from typing import Any
 
+from limitgate.forking import begin_anew_in_children
 from limitgate.gate.compiled_rule import CompiledRule
 from limitgate.gate.request_plan import AdaptiveMatch
 from limitgate.http.request import Request
+from limitgate.http.request_start import waited_s
 from limitgate.http.response import Refusal, overloaded
 from limitgate.limits.decision import InForce
 from limitgate.limits.priority import NORMAL
 from limitgate.observing.counts import ADMITTED, REFUSED, SHADOW_REFUSED
 from limitgate.overload.adaptive_limit import AdaptiveLimit, Guard, Outcome, Ticket
+from limitgate.overload.lag_guard import LagGuard
+from limitgate.overload.proxy_queue import ProxyQueue
 from limitgate.places import Places, WaitingTask, WaitingThread
 from limitgate.rules.callers import Caller
 
@@ -31,6 +37,49 @@ BUFFERED = 65_536
 
 Stay = Callable[[Any], Awaitable[bool]]
 """Waits until a future is done; False if the client left before."""
+
+
+class ProxyGuard:
+    """Guard of a process behind proxies that say how long requests have waited, for any number of threads."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._guard = LagGuard()
+        self._queue = ProxyQueue()
+        self._lock = Lock()
+        begin_anew_in_children(self)
+
+    def begin_anew(self) -> None:
+        """In the child of a fork: drop the lock, which a thread of the parent may have."""
+        self._lock = Lock()
+
+    def of(self, request: Request, loop_guard: Guard | None) -> Guard | None:
+        """The guard of a request: that of the event loop on which it comes, and this one where its proxy says something."""
+        waited = waited_s(request, self._clock())
+        return loop_guard if waited is None else _Waited(self, waited, loop_guard)
+
+    def refuses(self, now: float, share: float, waited: float) -> bool:
+        """True if a request that comes now, and has waited for so many seconds, is too much."""
+        with self._lock:
+            self._guard.waited(now, self._queue.lag_s(now, waited))
+            return self._guard.refuses(now, share)
+
+
+class _Waited:
+    """Guard of one request that has waited."""
+
+    __slots__ = ("_loop_guard", "_proxy_guard", "_waited")
+
+    def __init__(self, proxy_guard: ProxyGuard, waited: float, loop_guard: Guard | None) -> None:
+        self._proxy_guard = proxy_guard
+        self._waited = waited
+        self._loop_guard = loop_guard
+
+    def refuses(self, now: float, share: float = 1.0) -> bool:
+        """True if a request that comes now is too much."""
+        if self._proxy_guard.refuses(now, share, self._waited):
+            return True
+        return self._loop_guard is not None and self._loop_guard.refuses(now, share)
 
 
 class InFlight:

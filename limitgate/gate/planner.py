@@ -155,6 +155,8 @@ class Planner:
         """True if any of them counts by user."""
         self.adapts = adaptive_limits is not None and any(rule.adaptive is not None for rule in every)
         """True if any of them has an adaptive limit, or a decorator that was met so far."""
+        self.trusts_proxies = identities.proxies.trust_anybody
+        """True if headers of any peer are believed."""
         self._has_exempt = any(rule.exempt for rule in every)
         self._reach = Reach.of(_patterns(every))
         self._given = GivenLimits(self.names)
@@ -257,6 +259,11 @@ class Planner:
     def address(self, request: Request) -> str | None:
         """Address or network that a request's client is counted by; None without a peer address."""
         return self._identities.address(request)
+
+    def believes(self, request: Request, header: str) -> bool:
+        """True if a request has a header that a trusted proxy has written."""
+        proxies = self._identities.proxies
+        return header in request.headers and proxies.trust(request.peer)
 
     def hops(self, request: Request) -> list[Hop]:
         """The way of a request through proxies, from its peer to its client."""

@@ -8,6 +8,7 @@ Everything here is a function of state, sample and time, in seconds: nobody read
     baseline.py         the time of a class of requests on an idle server
     dip.py              when and how the limit is lowered for a moment to measure that time
     lag_guard.py        `LagGuard`: an event loop that is late, known by its heartbeat
+    proxy_queue.py      `ProxyQueue`: the same by the time that a proxy says requests have waited
     thinning.py         which share of low and normal priority is turned away so that high is served
     waiting_line.py     who waits for a place, in which order, and who has waited too long
     adaptive_throttle.py  `AdaptiveThrottle`: which requests a client keeps to itself, by how few the other side accepts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from limitgate import Adaptive, Decision, LimitGate, LimitGateWSGI, Rule, Window
 from limitgate.places import Places
 from tests.support.doors import (
     PATIENCE,
+    SITES,
     ASGISite,
     Reply,
+    Site,
     Wire,
     asgi_reply,
     handshake,
@@ -371,3 +374,18 @@ def test_an_event_loop_that_is_gone_gives_places_back() -> None:
     del task
     gc.collect()
     assert places_of(gated).limit.in_flight == 0
+
+
+@pytest.mark.parametrize("door", SITES, ids=[site.door for site in SITES])
+def test_a_proxy_says_how_long_a_request_has_waited(door: type[Site]) -> None:
+    """Believed of trusted ones only; threads have no other lag. What makes no sense is passed over."""
+    late, peer = {"X-Request-Start": f"t={time.time() - 5:.3f}"}, "10.0.0.1"
+    with door(Rule("all", adaptive=True), trusted_proxies=["10.0.0.0/8"]) as site:
+        assert site.ask(headers=late).status == 200
+        assert site.ask(headers={"X-Request-Start": "soon"}, peer=peer).status == 200
+        assert site.ask(peer=peer).status == 200
+        check_refusal(site.ask(headers=late, peer=peer))
+        assert places_of(site.app).limit.levels["normal"].lag == 1
+        in_time = {"X-Request-Start": f"t={time.time():.3f}"}
+        assert site.ask(headers=in_time, peer=peer).status == 200
+        assert places_of(site.app).limit.in_flight == 0
