@@ -197,7 +197,7 @@ class Admission:
         if in_flight is not None and in_flight.refusal is not None:
             self.refusal = in_flight.refusal
             wait = float(dict(in_flight.refusal.waiting)["Retry-After"])
-            self.decision = refused_in_flight(in_flight.in_force, wait)
+            self.decision, self.fields = refused_in_flight(in_flight.in_force, wait), []
             self.decide("refused", "nobody")
 
     def show_in_flight(self) -> None:

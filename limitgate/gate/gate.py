@@ -164,7 +164,7 @@ class Gate:
         if request_plan.denying is not None:
             _deny(admission, request_plan.denying)
         if isinstance(admission.booking, Booking):
-            self._wait(admission, admission.booking)
+            self._wait_for_turn(admission, admission.booking)
         return admission
 
     async def acheck(self, request: Request, outer: Admission | None = None) -> Admission:
@@ -358,7 +358,20 @@ class Gate:
         """Wait until the turn of a request comes. False if the client left before: then it is refused and refunded."""
         if isinstance(admission.booking, PlaceWait) and not await self._await_places(admission, admission.booking, stay):
             return False
-        return not isinstance(admission.booking, Booking) or await self._await(admission, admission.booking, stay)
+        booking, in_flight = admission.booking, admission.in_flight
+        if not isinstance(booking, Booking):
+            return True
+        if in_flight is not None:  # others may have its places until its turn comes
+            in_flight.end("untaught")
+        if not await self._await(admission, booking, stay):
+            return False
+        if in_flight is not None:
+            if not await in_flight.begin_again(stay):
+                admission.refusal = unavailable()
+            elif in_flight.refusal is not None:
+                admission.shed()
+            await self._arefund_if_refused(admission)
+        return admission.refusal is None
 
     async def _await_places(self, admission: Admission, wait: PlaceWait, stay: Stay) -> bool:
         """Wait for places in flight, and decide about all else then. False if the client left before, or it is refused."""
@@ -469,6 +482,18 @@ class Gate:
         here = asyncio.get_running_loop()
         if under_way := [each for each in list(self._under_way) if each.get_loop() is here]:
             await asyncio.wait(under_way)
+
+    def _wait_for_turn(self, admission: Admission, booking: Booking) -> None:
+        """Wait for a turn in this thread; others may have the places of the request until it comes."""
+        in_flight = admission.in_flight
+        if in_flight is not None:
+            in_flight.end("untaught")
+        self._wait(admission, booking)
+        if in_flight is not None:
+            in_flight.begin_again_here()
+            if in_flight.refusal is not None:
+                admission.shed()
+                self._refund_if_refused(admission)
 
     def _wait(self, admission: Admission, booking: Booking) -> None:
         """Wait for a turn in this thread. An interruption, by a signal's handler or by gevent, refunds it."""

@@ -156,6 +156,23 @@ class InFlight:
             self._go_on(has_place=ticket.began is not None)
         return True
 
+    def begin_again_here(self) -> None:
+        """Take places anew that were given back, and wait for them in this thread."""
+        before, self.in_force = self.in_force, ()
+        self._begin(None, WaitingThread)
+        self.wait()
+        if self.refusal is None:
+            self.in_force = before
+
+    async def begin_again(self, stay: Stay) -> bool:
+        """Take places anew that were given back, and wait for them on the event loop. False if the client left before."""
+        before, self.in_force = self.in_force, ()
+        self._begin(None, WaitingTask)
+        stays = await self.await_places(stay)
+        if self.refusal is None:
+            self.in_force = before
+        return stays
+
     def _go_on(self, *, has_place: bool) -> None:
         """Go on after waiting for a place."""
         waiter, self.waits = type(self.waits), None

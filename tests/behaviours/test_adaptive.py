@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,10 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from limitgate import Adaptive, Decision, LimitGate, LimitGateWSGI, Rule, Window, limit, load_rules
+from limitgate import Adaptive, Decision, LimitGate, LimitGateWSGI, MemoryStore, Rule, Window, limit, load_rules
+from limitgate.overload.adaptive_limit import Ticket
 from limitgate.places import Places
+from tests.support.clock import Clock
 from tests.support.doors import (
     PATIENCE,
     SITES,
@@ -389,3 +394,130 @@ def test_a_proxy_says_how_long_a_request_has_waited(door: type[Site]) -> None:
         in_time = {"X-Request-Start": f"t={time.time():.3f}"}
         assert site.ask(headers=in_time, peer=peer).status == 200
         assert places_of(site.app).limit.in_flight == 0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():  # noqa: ASYNC110 - no event tells of it
+            await asyncio.sleep(0.001)
+
+
+def test_a_request_waits_for_its_place() -> None:
+    """What else is decided about it is decided then."""
+
+    async def main() -> None:
+        held = Held()
+        rules = [one_place(max_delay=60), Rule("api", "2/hour"), Rule("deny", path="/deny", deny=True)]
+        app = LimitGate(held, rules=rules)
+        limit = places_of(app).limit
+        first = await begun(app, held)
+        others = [asyncio.create_task(asgi_reply(app)) for _ in range(2)]
+        await until(lambda: limit.waiting == 2)
+        assert len(held.seen) == 1
+        held.go.set()
+        assert (await first).status == 200
+        second, third = sorted([await other for other in others], key=lambda reply: reply.status)
+        assert (second.status, third.status) == (200, 429)
+        assert [window[:4] for window in held.seen[1].windows] == [("api", 2, 3600, 0), ("all", 1, 0, 0)]
+        assert second.rate["x-ratelimit-remaining"] == "0"
+        assert (limit.in_flight, limit.waiting) == (0, 0)
+
+    asyncio.run(main())
+
+
+def test_whoever_waits_for_too_long_is_refused() -> None:
+    async def main() -> None:
+        held = Held()
+        app = LimitGate(held, rules=[one_place(max_delay="5ms")])
+        first = await begun(app, held)
+        check_refusal(await asgi_reply(app))
+        held.go.set()
+        await first
+        assert places_of(app).limit.in_flight == places_of(app).limit.waiting == 0
+
+    asyncio.run(main())
+
+
+def test_a_client_that_leaves_while_it_waits_gives_up_its_place_in_the_line() -> None:
+    async def main() -> None:
+        held = Held()
+        app = LimitGate(held, rules=[one_place(max_delay=60)])
+        limit = places_of(app).limit
+        first = await begun(app, held)
+        leaving = Wire({"type": "http.request"}, {"type": "http.disconnect"})
+        await leaving.call(app, http_scope())
+        assert leaving.sent == []
+        cancelled = asyncio.create_task(asgi_reply(app))
+        await until(lambda: limit.waiting == 1)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        assert (limit.in_flight, limit.waiting) == (1, 0)
+        held.go.set()
+        assert (await first).status == 200
+        assert len(held.seen) == 1
+
+    asyncio.run(main())
+
+
+def test_threads_wait_for_their_places() -> None:
+    go, began = threading.Event(), threading.Event()
+
+    def app(environ: Any, start_response: Any) -> list[bytes]:
+        began.set()
+        assert go.wait(PATIENCE)
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return [b"done"]
+
+    gated = LimitGateWSGI(app, rules=[one_place(max_delay=60)])
+    limit = places_of(gated).limit
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(wsgi_reply, gated)
+        assert began.wait(PATIENCE)
+        others = [threads.submit(wsgi_reply, gated) for _ in range(3)]
+        while limit.waiting < 3:
+            time.sleep(0.001)
+        go.set()
+        assert [each.result().status for each in (first, *others)] == [200] * 4
+    assert (limit.in_flight, limit.waiting) == (0, 0)
+
+
+def test_a_request_that_waits_for_its_turn_holds_no_place() -> None:
+    """It takes one when its turn comes; if there is none then, it gets its charge back."""
+
+    async def main() -> None:
+        held = Held()
+        held.go.set()
+        store = MemoryStore(Clock())
+        rules = [one_place(), Rule("turns", "1/minute burst 1", path="/turn", key=["global"], max_delay=60)]
+        app = LimitGate(held, rules=rules, store=store)
+        limit = places_of(app).limit
+        assert (await asgi_reply(app, "/turn")).status == 200
+        waiting = asyncio.create_task(asgi_reply(app, "/turn"))
+        await until(lambda: len(app.gate._wait_queues) == 1)  # type: ignore[union-attr]
+        assert limit.in_flight == 0
+        assert (await asgi_reply(app)).status == 200
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert limit.in_flight == 0
+
+    asyncio.run(main())
+
+
+def test_a_turn_without_a_place_is_given_back() -> None:
+    """The line of the refused request is the next one's."""
+
+    async def main() -> None:
+        held = Held()
+        held.go.set()
+        rules = [one_place(), Rule("turns", "20/second burst 1", path="/turn", key=["global"], max_delay=60)]
+        app = LimitGate(held, rules=rules)
+        assert (await asgi_reply(app, "/turn")).status == 200
+        waiting = asyncio.create_task(asgi_reply(app, "/turn"))
+        await until(lambda: len(app.gate._wait_queues) == 1)  # type: ignore[union-attr]
+        ticket = places_of(app).limit.begin(0.0, "other")
+        check_refusal(await waiting)
+        assert isinstance(ticket, Ticket)
+        places_of(app).limit.done(ticket, 0.0)
+        assert places_of(app).limit.in_flight == 0
+
+    asyncio.run(main())
