@@ -27,6 +27,8 @@ BUDGET_S = 0.010
 """Seconds of an iteration in which a hot loop lets requests in."""
 BUDGET_REQUESTS = 2
 """Requests that it lets in, where that is longer."""
+WAITING_S = 0.030
+"""Seconds by which more is let in where connections wait to be accepted: in their queue nothing has been done for them yet."""
 LEARNED = 0.1
 """Weight of an iteration in the moving average of what a request keeps the loop for, which is never above a second."""
 RESTS_AFTER = 100
@@ -61,7 +63,7 @@ class LagGuard:
     def start(self, now: float) -> float:
         """Begin to have heartbeats. Returns when the first is due."""
         self._begun = self._quiet = 0
-        self.is_hot, self._late_since, self._stands = False, None, False
+        self.is_hot, self._late_since = False, None
         self.due_at = now + EVERY_S
         return self.due_at
 
@@ -95,7 +97,7 @@ class LagGuard:
             self.is_hot = now - since >= max(INTERVAL_S, INTERVAL_REQUESTS * self.request_s)
         if self.is_hot:
             budget_s = max(BUDGET_S, BUDGET_REQUESTS * self.request_s) * share
-            if over_s > budget_s or (self._stands and self._unaccepted() * self.request_s > EVERY_S + budget_s):
+            if over_s > budget_s or (self._stands and self._unaccepted() * self.request_s > WAITING_S * share + budget_s):
                 return True
         self._begun += 1
         return False
