@@ -50,6 +50,7 @@ class StateOptions(StoreOptions):
     method: str | None
     host: str | None
     tier: str | None
+    limits: tuple[str, ...]
 
 
 def store_options(verb: Verb) -> Verb:
@@ -93,6 +94,9 @@ def state_options(verb: Verb) -> Verb:
         click.option("--method", metavar="METHOD", help="The method."),
         click.option("--host", metavar="NAME", help="The host."),
         click.option("--tier", metavar="NAME", help="The tier of the rule; if not given, the caller's, or default."),
+        click.option(
+            "--limits", multiple=True, metavar="LIMIT", help="The client's limits, where code gives those of the rule."
+        ),
     )
 
 
@@ -217,7 +221,7 @@ def _state_of_key(limiter: Limiter, key: str, limits: Sequence[str], *, needs_li
 def _state_of_rule(limiter: Limiter, rule: Rule, options: StateOptions) -> ClientState:
     parts = _parts(options)
     buckets = [limiter.bucket(rule, **each) for each in _by_path(rule, parts, options["path"])]
-    named = [f"{label}={_shown(label, value)}" for label, value in parts.items() if value is not None]
+    named = [f"{label}={_shown(label, value)}" for label, value in parts.items() if label != "limits"]
     return ClientState(
         " ".join([rule.name, *named]),
         [key for bucket in buckets for key in bucket.keys],
@@ -249,6 +253,8 @@ def _parts(options: StateOptions) -> BucketParts:
         "tier": options["tier"],
         "path": options["path"],
     }
+    if options["limits"]:
+        parts["limits"] = list(options["limits"])
     if options["header"]:
         parts["headers"] = dict(map(header_of, options["header"]))
     return cast("BucketParts", {label: value for label, value in parts.items() if value is not None})

@@ -27,6 +27,7 @@ def hello(request):
 
 RULES = [Rule("api", "5/minute", path="/api/**")]
 SET = RuleSet(RULES)
+BY_CODE = [Rule("plan", lambda request: None)]
 star = Starlette(routes=[Route("/api/{id}", hello)])
 star.add_middleware(LimitGate, rules=RULES)
 around = LimitGate(Starlette(), rules=RULES)
@@ -66,6 +67,17 @@ def test_one_client_under_rules_in_python(run: Run, redis_server: RedisServer) -
     words = ["--store", redis_server.url, "--rules", "shop_in_python:star", "--rule", "api", "--ip", "203.0.113.7"]
     result = run("peek", *words)
     assert (result.exit_code, "5 of 5 left" in result.stdout) == (0, True)
+
+
+def test_limits_from_code_are_said(run: Run, redis_server: RedisServer) -> None:
+    """What they are for this client only the application knows."""
+    words = ["peek", "--store", redis_server.url, "--rules", "shop_in_python:BY_CODE", "--rule", "plan", "--ip", "203.0.113.7"]
+    missing = run(*words)
+    assert (missing.exit_code, "expected --limits as those of this client" in missing.stderr) == (2, True)
+    given = run(*words, "--limits", "7/minute", "--limits", "9/day")
+    assert (given.exit_code, "7 of 7 left" in given.stdout) == (0, True)
+    wrong = run(*words, "--limits", "7/fortnight")
+    assert (wrong.exit_code, "'fortnight' is no unit" in wrong.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
