@@ -203,6 +203,17 @@ def workers(stage: Stage, arguments: tuple[str, ...], store: Any = "memory://", 
     stage.asked(store=store, **options)
 
 
+def decorated(stage: Stage, arguments: tuple[str, ...], store: Any, **options: Any) -> None:
+    """Workers of an application whose rules are of this process in no failure, but a limit in its code may be."""
+    stage.argv(*arguments)
+    view: Any = limit("9/m", **options)(lambda: "hello")
+    app = Flask(__name__)
+    app.add_url_rule("/", view_func=view)
+    app.wsgi_app = LimitGateWSGI(app.wsgi_app, rules=[Rule("a", "99/m")], store=store)  # type: ignore[method-assign]
+    for _ in range(2):
+        app.test_client().get("/")
+
+
 def variable(stage: Stage, name: str, value: str) -> None:
     stage.setenv(name, value)
     stage.asked()
@@ -484,6 +495,7 @@ SITUATIONS: dict[str, list[Play]] = {
     "LG028": [
         lambda stage: workers(stage, ("uvicorn", "--workers", "4"), FarAway(0), on_error="local"),
         lambda stage: workers(stage, ("uvicorn", "-w4"), FarAway(0), rules=[Rule("a", "9/m", on_error="local")]),
+        lambda stage: decorated(stage, ("uvicorn", "-w4"), FarAway(0), on_error="local"),
     ],
     "LG031": [
         lambda stage: without_user(stage, WITHOUT_USER * 2 + 9),
@@ -644,6 +656,8 @@ INNOCENT: dict[str, list[Play]] = {
         lambda stage: workers(stage, ("uvicorn", "--workers", "4"), FarAway(0), on_error="closed"),
         lambda stage: workers(stage, ("uvicorn", "--workers", "4"), on_error="local"),
         lambda stage: workers(stage, ("uvicorn",), FarAway(0), on_error="local"),
+        lambda stage: decorated(stage, ("uvicorn", "-w4"), FarAway(0), on_error="closed"),
+        lambda stage: decorated(stage, ("uvicorn", "-w4"), MemoryStore(), on_error="local"),
     ],
     "LG031": [
         lambda stage: without_user(stage, WITHOUT_USER - 1, after="ada"),

@@ -155,7 +155,8 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
     counts = Counts() if observers else None
     rules = rules_of(settings.rules)
     store = opened(settings.store, open_store, settings.key_prefix)
-    ready = _compiler(settings, routes, proxies, counts, is_measured=measures_silence(store))
+    at_local = _at_local(settings, rules, store)
+    ready = _compiler(settings, routes, proxies, counts, at_local, is_measured=measures_silence(store))
     gate = Gate(
         ready(rules),
         store,
@@ -187,7 +188,13 @@ def _rules_of(gate: ref[Gate]) -> Callable[[], RuleSet | None]:
 
 
 def _compiler(
-    settings: Settings, routes: Routes, proxies: TrustedProxies, counts: Counts | None, *, is_measured: bool
+    settings: Settings,
+    routes: Routes,
+    proxies: TrustedProxies,
+    counts: Counts | None,
+    at_local: Callable[[], None] | None,
+    *,
+    is_measured: bool,
 ) -> Callable[[RuleSet], RulesInForce]:
     """Make the function that reviews a rule set and makes it ready for a gate with these settings."""
     cardinality = CardinalityGuard(settings.new_buckets, time.monotonic) if settings.new_buckets else None
@@ -215,6 +222,7 @@ def _compiler(
             strict=settings.strict,
             cardinality=cardinality,
             counts=counts,
+            at_local=at_local,
             adaptive_limits=adaptive_limits,
         )
         return RulesInForce(planner, settings.headers, timeout=settings.timeout, is_measured=is_measured, counts=counts)
@@ -258,8 +266,7 @@ def _at_first_answer(settings: Settings, rules: RuleSet, store: object) -> Calla
     By then the server has started its other workers.
     """
     is_memory = isinstance(store, MemoryStore)
-    every = [rule for of_tier in rules.tiers.values() for rule in of_tier]
-    is_local = settings.processes == 1 and "local" in (settings.on_error, *(rule.on_error for rule in every))
+    is_local = settings.processes == 1 and _has_local_rules(settings, rules)
     workers = seems_to_have_workers()
     if workers > 1 and is_local and not is_memory:
         Diagnosis.LOCAL_PER_WORKER.log(workers)
@@ -274,6 +281,27 @@ def _at_first_answer(settings: Settings, rules: RuleSet, store: object) -> Calla
                 tell_of_workers()
 
     return first_answer
+
+
+def _at_local(settings: Settings, rules: RuleSet, store: object) -> Callable[[], None] | None:
+    """Make the function that is called for each limit in code with ``on_error: local``; None where that is nothing new."""
+    if settings.processes > 1 or isinstance(store, MemoryStore) or _has_local_rules(settings, rules):
+        return None
+    told = False
+
+    def tell() -> None:
+        nonlocal told
+        if not told:
+            told = True
+            with survived():
+                told_of_workers(is_memory=False, is_local=True)()
+
+    return tell
+
+
+def _has_local_rules(settings: Settings, rules: RuleSet) -> bool:
+    every = [rule for of_tier in rules.tiers.values() for rule in of_tier]
+    return "local" in (settings.on_error, *(rule.on_error for rule in every))
 
 
 def _has_own_clock(store: object) -> bool:

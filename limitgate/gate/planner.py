@@ -117,8 +117,11 @@ class Planner:
         cardinality: CardinalityGuard | None = None,
         counts: Counts | None = None,
         adaptive_limits: AdaptiveLimits | None = None,
+        at_local: Callable[[], None] | None = None,
     ) -> None:
         self.rule_set = rules
+        self._at_local = at_local
+        """Called when a decorator, dependency or throttle is met that is limited by this process while the store fails."""
         self.cardinality = cardinality
         """Counts the buckets that each source opens; None where sources may open any number."""
         self._adaptive_limits = adaptive_limits
@@ -521,6 +524,8 @@ class Planner:
             compiled_rule = self._decorated[id(rule)] = self._compile(rule, "limit")
             self.adapts |= compiled_rule.places is not None
             self._review(rule)
+            if rule.on_error == "local" and self._at_local is not None:
+                self._at_local()
             known = {EVERY, *self.names, *[mark.name for mark in marks if isinstance(mark, Rule)]}
             for name in sorted({*rule.replaces} - known):
                 Diagnosis.REPLACES_NOTHING.log(rule.name, name)

@@ -13,9 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from limitgate.diagnostics import Diagnosis
+from limitgate.rules.settings import seems_to_have_workers
 
-TOGETHER = 10.0
-"""Seconds within which workers of a server begin: one that began earlier may be about to be replaced by this one."""
+TOGETHER = 2.0
+"""Seconds between two workers of a server that begin together: those of before may be about to be replaced by these."""
 
 _PROC = Path("/proc")
 
@@ -28,7 +29,7 @@ def told_of_workers(*, is_memory: bool, is_local: bool) -> Callable[[], None]:
     """
 
     def tell() -> None:
-        workers = count_workers() if is_memory or is_local else 1
+        workers = max(count_workers(), seems_to_have_workers()) if is_memory or is_local else 1
         if workers > 1:
             (Diagnosis.MEMORY_PER_WORKER if is_memory else Diagnosis.LOCAL_PER_WORKER).log(workers)
 
@@ -36,18 +37,31 @@ def told_of_workers(*, is_memory: bool, is_local: bool) -> Callable[[], None]:
 
 
 def count_workers() -> int:
-    """Number of this process and of those that share its parent, its listening socket, and about the time of its begin."""
+    """Number of this process and of those that share its parent and its listening socket, and that began together with it."""
     try:
         sockets, began = _listening_sockets(), _began(os.getpid())
         siblings = [pid for pid in _children(os.getppid()) if pid != os.getpid()] if sockets else []
     except (OSError, ValueError):  # no Linux, or no /proc
         return 1
-    workers = 1
+    others = []
     for pid in siblings:
         with suppress(OSError, ValueError):  # it has ended meanwhile
-            if abs(_began(pid) - began) <= TOGETHER and not sockets.isdisjoint(_sockets(pid)):
-                workers += 1
-    return workers
+            if not sockets.isdisjoint(_sockets(pid)):
+                others.append(_began(pid))
+    return (
+        1
+        + _in_a_row(began, sorted(each for each in others if each >= began))
+        + _in_a_row(began, sorted((each for each in others if each < began), reverse=True))
+    )
+
+
+def _in_a_row(began: float, others: list[float]) -> int:
+    """Number of those that began together with the one before each, the first one with this process."""
+    for place, other in enumerate(others):
+        if abs(other - began) > TOGETHER:
+            return place
+        began = other
+    return len(others)
 
 
 def _listening_sockets() -> frozenset[str]:
