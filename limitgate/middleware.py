@@ -23,7 +23,7 @@ from limitgate.exchange.wsgi import Body, SizedBody, StartResponse, Upload, star
 from limitgate.gate.build import GateOptions, build_gate
 from limitgate.gate.gate import Gate, Identify
 from limitgate.gate.nesting import overall_decision, overall_outcome, response_fields
-from limitgate.gate.plain_admission import AnyAdmission, PlainAdmission, Shed
+from limitgate.gate.plain_admission import ADMISSIONS, AnyAdmission, PlainAdmission, Shed
 from limitgate.gate.start import arequire
 from limitgate.http.request import ASGIRequest, Request, Scope, WSGIRequest
 from limitgate.http.response import Refusal
@@ -87,10 +87,9 @@ class LimitGate:
             await self._pass(scope, receive, send)
             return
         request = ASGIRequest(scope)
-        outer = admission_around(scope) if EXCHANGE in scope else None
-        admission = gate.ask(request, outer)
-        if not isinstance(admission, AnyAdmission):
-            admission = await admission
+        outer = None if request.comes_straight else admission_around(scope)
+        asked: Any = gate.ask(request, outer)
+        admission: AnyAdmission = asked if asked.__class__ in ADMISSIONS else await asked
         if isinstance(admission, PlainAdmission):  # almost all requests
             exchange: ASGIExchange = PlainASGIExchange(gate, admission, scope, receive, send, self._denials)
             token: Token[Container[Mark] | None] | None = decided_marks.set(admission.prepared.marks)
@@ -246,13 +245,13 @@ class LimitGateWSGI:
         """Answer one request."""
         if self.gate is None:
             return self._pass(environ, start_response)
-        outer = admission_around(environ) if EXCHANGE in environ else None
-        admission = self.gate.decide(WSGIRequest(environ), outer)
-        if isinstance(admission, Shed):
-            admission = admission.whole()
+        request = WSGIRequest(environ)
+        admission = self.gate.decide(request, None if request.comes_straight else admission_around(environ))
         if isinstance(admission, PlainAdmission):  # almost all requests
             plain = PlainWSGIExchange(self.gate, admission, environ)
-            return self._respond(plain, environ, plain.starting(start_response))
+            return self._respond(plain, admission.prepared.marks, environ, plain.starting(start_response))
+        if isinstance(admission, Shed):
+            admission = admission.whole()
         exchange = Exchange(self.gate, admission)
         environ["limitgate"], environ[EXCHANGE] = overall_decision(admission), exchange
         environ[OUTCOME] = overall_outcome(admission) if admission.is_nested else admission.outcome
@@ -271,11 +270,12 @@ class LimitGateWSGI:
             start_response = starting(admission, start_response)
         if admission.is_by_outcome and "wsgi.input" in environ:
             environ["wsgi.input"] = Upload(environ["wsgi.input"], admission)
-        return self._respond(exchange, environ, start_response)
+        return self._respond(exchange, admission.marks, environ, start_response)
 
-    def _respond(self, exchange: Exchange, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+    def _respond(
+        self, exchange: Exchange, marks: Container[Mark], environ: dict[str, Any], start_response: StartResponse
+    ) -> Iterable[bytes]:
         """Have the application answer a request that was let in."""
-        marks = exchange.marks
         try:
             chunks = self._run(marks, environ, start_response)
         except BaseException as error:

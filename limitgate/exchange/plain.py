@@ -65,6 +65,8 @@ class PlainExchange(Exchange):
     @property
     def in_flight(self) -> InFlight | None:
         """Places of the request under adaptive limits; None where none is for it, or it is over."""
+        if self._plain.prepared.adaptive is None:
+            return None
         request = getattr(self._plain, "request", None)
         in_flight: InFlight | None = None if request is None else request.in_flight
         return in_flight
@@ -94,6 +96,11 @@ class PlainExchange(Exchange):
         """End the request, and refund what has to be refunded."""
         if not self.ends_plainly():
             self._KIND.end(self)
+
+    def end_sized(self) -> None:
+        """`end` a request whose response is all there, for the server to send."""
+        if self._plain.prepared.adaptive is not None or not self.ends_plainly():
+            self._KIND.end_sized(self)
 
     def ends_plainly(self) -> bool:
         """End the request if it has answered and nothing more was heard of it. False if it has to be ended like any other."""
@@ -179,7 +186,7 @@ class PlainWSGIExchange(PlainExchange):
             write = start_response(status, [*headers, *self._plain.fields()], *exc_info)
             code = status_code(status)
             self.begun(code)
-            if (in_flight := self.in_flight) is not None:
+            if self._plain.prepared.adaptive is not None and (in_flight := self.in_flight) is not None:
                 in_flight.starts(code, raw(headers))
             return write
 

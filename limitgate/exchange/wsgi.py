@@ -59,16 +59,20 @@ class Body:
         self._chunks: Any = chunks
         self._iterator: Iterator[bytes] | None = None
         self._exchange = exchange
+        self._marks, self._in_flight = exchange.marks, exchange.in_flight
 
     def __iter__(self) -> Iterator[bytes]:
         return self
 
     def __next__(self) -> bytes:
-        token = decided_marks.set(self._exchange.marks)
+        token = decided_marks.set(self._marks)
         try:
             if self._iterator is None:
                 self._iterator = iter(self._chunks)
-            return self._noted(next(self._iterator))
+            chunk = next(self._iterator)
+            if self._in_flight is not None:
+                self._in_flight.sends(len(chunk))
+            return chunk  # noqa: TRY300 - what is noted before may fail, too
         except StopIteration:
             self._exchange.sent()
             raise
@@ -78,20 +82,12 @@ class Body:
         finally:
             decided_marks.reset(token)
 
-    def _noted(self, chunk: bytes) -> bytes:
-        """A chunk that goes out."""
-        in_flight = self._exchange.in_flight
-        if in_flight is not None:
-            in_flight.sends(len(chunk))
-        return chunk
-
     def close(self) -> None:
         """The server is done with it."""
         try:
             getattr(self._chunks, "close", bool)()
-            in_flight = self._exchange.in_flight
-            if in_flight is not None:
-                in_flight.end()
+            if self._in_flight is not None:
+                self._in_flight.end()
         finally:
             self._exchange.end()
 

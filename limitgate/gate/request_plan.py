@@ -92,8 +92,9 @@ class PreparedPlan:
 
     def keys_of_address(self, field: bytes) -> Sequence[str]:
         """Keys for a client, by its `limitgate.keys.client_field`."""
-        if self._only_key is not None:
-            return (self._only_key.by_address(field),)
+        only_key = self._only_key
+        if only_key is not None:
+            return (only_key.by_address(field),)
         return [key.by_address(field) for key in self._keys]
 
     def keys_of(self, subject: Subject) -> Sequence[str]:

@@ -413,7 +413,7 @@ class ASGIRequest(Request):
         self.sent = scope["path"]
         self.root = scope.get("root_path", "")
         self.peer = (client[0] or None) if client else None
-        self.comes_straight = scope.get("type") == "http" and "limitgate" not in scope
+        self.comes_straight = "limitgate" not in scope and scope.get("type") == "http"
 
     @cached_property
     def query(self) -> Query:
@@ -464,6 +464,8 @@ def _method(method: str) -> str:
 
 def _text(native: str) -> str:
     """Decode a WSGI native string, which holds the UTF-8 bytes of a path as latin-1. Other text is left as it is."""
+    if native.isascii():
+        return native
     try:
         return native.encode("latin-1").decode("utf-8", "replace")
     except UnicodeEncodeError:

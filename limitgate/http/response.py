@@ -144,7 +144,7 @@ def _problem(status: int, title: str, detail: str, fields: Fields, **more: objec
     return Refusal(status, fields, raw(fields), body, detail)
 
 
-def _x_ratelimit(decision: Decision, now: int, _: frozenset[str]) -> Fields:
+def x_ratelimit(decision: Decision, now: int, _: frozenset[str]) -> Fields:
     """The commonest convention: the tightest window, the reset as Unix time."""
     return [
         ("X-RateLimit-Limit", str(decision.limit)),
@@ -155,7 +155,8 @@ def _x_ratelimit(decision: Decision, now: int, _: frozenset[str]) -> Fields:
 
 def raw_x_ratelimit(decision: Decision, now: int) -> RawFields:
     """The fields of style ``x-ratelimit`` as `raw` gives them."""
-    return [_LIMIT[decision.limit], _REMAINING[decision.remaining], _RESET[_reset_at(decision, now)]]
+    reset_at = ceil((now + floor(decision.reset_after * SECOND + 0.5)) / SECOND)  # `_reset_at`, as almost every response asks
+    return [_LIMIT[decision.limit], _REMAINING[decision.remaining], _RESET[reset_at]]
 
 
 class _NumberFields(dict[int, tuple[bytes, bytes]]):
@@ -244,7 +245,7 @@ def _numbered(name: str, taken: AbstractSet[str]) -> str:
 
 
 STYLES: dict[str, Callable[[Decision, int, frozenset[str]], Fields]] = {
-    "x-ratelimit": _x_ratelimit,
+    "x-ratelimit": x_ratelimit,
     "x-ratelimit-windows": _x_ratelimit_windows,
     "draft-11": _draft_11,
 }

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from limitgate.algorithms.base import State
 from limitgate.errors import LimitGateError
@@ -212,7 +212,8 @@ def decision_of(  # noqa: PLR0917 - keywords would take longer
     draft.settlement = settlement
     draft.in_force = ()
     draft.__class__ = Decision
-    return cast("Decision", draft)
+    decision: Decision = draft
+    return decision
 
 
 class RateLimited(LimitGateError):  # noqa: N818 - the name is part of the public contract

@@ -54,8 +54,9 @@ class StarletteRoutes:
 
     def version(self, _: Request) -> object:
         """The present tables, unless any of their routes looks at more than method and path, as one by host does."""
-        tables = self._current()
-        return tables if self._by_path else None
+        if self._lists != self._contents or id(self._router.routes) not in self._tables:  # as `_current` says
+            self._current()
+        return self._tables if self._by_path else None
 
     def patterns(self) -> list[Pattern] | None:
         """Patterns of all routes, in mounted applications too; None where something else may answer, or change paths."""
