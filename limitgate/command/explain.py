@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypedDict, Unpack
 from urllib.parse import unquote
 
@@ -13,13 +14,14 @@ from limitgate.command.client_state import header_of
 from limitgate.command.decisions import decision_fields, print_decision, window_fields
 from limitgate.command.exits import FOUND
 from limitgate.command.output import print_json, print_table
-from limitgate.command.rule_sets import RULES, rules_named
+from limitgate.command.rule_sets import RULES, limits_in_code, rules_named
 from limitgate.errors import ConfigError
 from limitgate.gate.build import build_gate
 from limitgate.gate.explain import Explanation, LookingStore, explain
 from limitgate.http.client_ip import canonical
 from limitgate.http.request import ASGIRequest, Request, WSGIRequest
 from limitgate.rules.files import rules_of
+from limitgate.rules.rule import Rule
 from limitgate.rules.settings import GateSettings
 from limitgate.stores import MemoryStore, open_sync_store
 
@@ -73,7 +75,8 @@ def verb(  # noqa: PLR0917 - click gives them by name
     if refused is not None:
         if described["method"] is not None:
             raise click.UsageError("expected either METHOD and PATH, or --id, not both")
-        _explain_refusal(ctx, refused, GateSettings(**options), store, timeout, as_json=as_json)
+        in_code = () if app is None else limits_in_code(app)
+        _explain_refusal(ctx, refused, GateSettings(**options), in_code, store, timeout, as_json=as_json)
         return
     try:
         opened: Any = MemoryStore() if store is None else open_sync_store(store)
@@ -95,12 +98,19 @@ def verb(  # noqa: PLR0917 - click gives them by name
     ctx.exit(0 if found.status is None else FOUND)
 
 
-def _explain_refusal(
-    ctx: click.Context, refused: str, settings: GateSettings, store: str | None, timeout: float, *, as_json: bool
+def _explain_refusal(  # noqa: PLR0917 - two calls of it, in one function
+    ctx: click.Context,
+    refused: str,
+    settings: GateSettings,
+    in_code: Sequence[Rule],
+    store: str | None,
+    timeout: float,
+    *,
+    as_json: bool,
 ) -> None:
     """Explain the id of a refusal. Exit status 1: no rule has made it, or the client would be refused now, too."""
     rules = rules_of(settings.rules)
-    found = refusal.resolve(refused, rules, store=store, key_prefix=settings.key_prefix, timeout=timeout)
+    found = refusal.resolve(refused, rules, in_code, store=store, key_prefix=settings.key_prefix, timeout=timeout)
     if as_json:
         print_json(refusal.as_json(found))
     else:

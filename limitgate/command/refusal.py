@@ -40,19 +40,25 @@ class Resolved(NamedTuple):
     found: Sequence[Refused]
 
 
-def resolve(text: str, rules: RuleSet, *, store: str | None, key_prefix: str, timeout: float) -> Resolved:
-    """Resolve an id by the rules of the service. Raises `click.UsageError` for what is none, `StoreError` as the store does."""
+def resolve(
+    text: str, rules: RuleSet, in_code: Sequence[Rule], *, store: str | None, key_prefix: str, timeout: float
+) -> Resolved:
+    """Resolve an id by the rules of the service and its limits ``in_code``.
+
+    Raises `click.UsageError` for what is none, `StoreError` as the store does.
+    """
     try:
         refusal = read_refusal_id(text)
         opened = None if store is None else open_sync_store(store)
     except (ConfigError, ValueError) as error:
         raise click.UsageError(str(error)) from error
+    candidates = list(_candidates(refusal, rules, in_code, key_prefix))
     if opened is None:
-        return Resolved(refusal, [Refused(*each, None, None) for each in _candidates(refusal, rules, key_prefix)])
+        return Resolved(refusal, [Refused(*each, None, None) for each in candidates])
     try:
         bans = Journal(opened, key_prefix, timeout).bans() if isinstance(opened, SyncConfigStore) else []
         found = []
-        for rule, tiers, key in _candidates(refusal, rules, key_prefix):
+        for rule, tiers, key in candidates:
             charges = [Charge(key + bucket.suffix, bucket, 1, enforced=True, rule=rule.name) for bucket in rule.buckets]
             plan = Plan.peek(charges)
             decision = decide(plan, opened.spend(plan, timeout)) if charges else None
@@ -63,9 +69,16 @@ def resolve(text: str, rules: RuleSet, *, store: str | None, key_prefix: str, ti
         opened.close()
 
 
-def _candidates(refusal: RefusalId, rules: RuleSet, key_prefix: str) -> Iterator[tuple[Rule, Sequence[str], str]]:
+def _candidates(
+    refusal: RefusalId, rules: RuleSet, in_code: Sequence[Rule], key_prefix: str
+) -> Iterator[tuple[Rule, Sequence[str], str]]:
     """Rules that may have made an id, with their tiers and the key of the bucket."""
     of_tiers = [(tier, rule) for tier, of_tier in rules.tiers.items() for rule in of_tier if tag_of(rule.name) == refusal.tag]
+    places: list[Rule] = []
+    for rule in in_code:
+        if tag_of(rule.name) == refusal.tag and rule not in places:  # places of one name may share their limits
+            places.append(rule)
+            of_tiers += [(tier, rule) for tier in ([rule.tier] if rule.tier else rules.tiers)]
     for rule in {id(rule): rule for _, rule in of_tiers}.values():
         yield rule, [tier for tier, each in of_tiers if each is rule], f"{key_prefix}:{rule.name}:{refusal.digest}"
 
@@ -99,7 +112,9 @@ def show(resolved: Resolved) -> None:
     for place, (rule, tiers, key, decision, ban) in enumerate(resolved.found):
         limits = ", ".join(map(str, rule.every_limit)) or "limits from a callable"
         by = "or by" if place else "by"
-        click.echo(f"\n{by} rule {rule.name} of tier {' and '.join(tiers)}: {limits}, counted by {', '.join(rule.key)}\n{key}")
+        click.echo(
+            f"\n{by} rule {rule.name} of tier {' and '.join(tiers)}: {limits}, counted by {', '.join(rule.counted_by)}\n{key}"
+        )
         if decision is not None:
             print_decision(decision)
         if ban is not None:

@@ -10,7 +10,7 @@ import click
 
 from limitgate.command.applications import application
 from limitgate.rules.files import load_rules, rules_of
-from limitgate.rules.rule import Rule, RuleSet
+from limitgate.rules.rule import Rule, RuleSet, placed_rules
 from limitgate.rules.settings import GateSettings
 
 RULES = "The service's rules: a file, a folder, or MODULE:NAME of an application or a list in Python"
@@ -48,6 +48,15 @@ def rules_around(app: Any) -> RuleSet | None:
             if getattr(entry.cls, "__module__", None) == "limitgate.middleware":
                 return rules_of(GateSettings(**entry.kwargs).rules)
     return None
+
+
+def limits_in_code(name: str) -> list[Rule]:
+    """The limits of decorators, dependencies and throttles of an application, ``MODULE:APP``, which is imported for it."""
+    if any(map(is_of_django, inwards(application(name)))):
+        from limitgate.routes.django import routes_of  # noqa: PLC0415 - needs the settings
+
+        routes_of()  # imports the views
+    return placed_rules()
 
 
 def is_of_django(app: object) -> bool:

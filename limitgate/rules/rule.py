@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from inspect import isawaitable, iscoroutinefunction
 from itertools import islice
 from typing import Annotated, Any, Literal, Self, TypeVar, Unpack
+from weakref import WeakValueDictionary
 
 from pydantic import (
     BaseModel,
@@ -125,6 +126,15 @@ _placed: set[str] = set()
 def note_placed(*names: str) -> None:
     """Note names of such limits, those of throttles as soon as they are known: their rules are made at their first request."""
     _placed.update(names)
+
+
+_placed_rules: WeakValueDictionary[int, Rule] = WeakValueDictionary()
+"""The limits themselves, as far as they are made and in use."""
+
+
+def placed_rules() -> list[Rule]:
+    """The limits of decorators, dependencies and throttles here; those of throttles by rates begin with a request."""
+    return list(_placed_rules.values())
 
 
 def is_placed(name: str) -> bool:
@@ -371,6 +381,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         """Note that it is the limit of a decorator, a dependency or a throttle. Returns it."""
         vars(self).update(kind="limit", given_parts=given_parts)
         note_placed(self.name)
+        _placed_rules[id(self)] = self
         return self
 
     @cached_property

@@ -146,6 +146,19 @@ def test_an_id_tells_of_a_ban(redis_server: RedisServer, monkeypatch: pytest.Mon
     assert re.search(r"banned by \S+ for (1 h|5\d min .*) more: guessing", text)
 
 
+@pytest.mark.parametrize("app", ["example_app.main:app", "example_app.wsgi:app"])
+def test_the_id_of_a_refusal_by_a_decorator(app: str) -> None:
+    """Found where the application is named, with its limits and its key, in every tier."""
+    made = refusal_id(1_790_000_000_000_000, "login-hourly", f"limitgate:login-hourly:{'0f' * 16}").decode()
+    assert told("--id", made, "--rules", CONFIG, status=1)["found"] == []
+    found = told("--id", made, "--rules", CONFIG, "--app", app)["found"]
+    assert {(each["rule"], *each["tiers"], each["key"]) for each in found} == {
+        ("login-hourly", "default", "vip", f"limitgate:login-hourly:{'0f' * 16}")
+    }
+    text = run("--id", made, "--rules", CONFIG, "--app", app).stdout
+    assert "\nby rule login-hourly of tier default and vip: 20/hour, counted by ip\n" in text
+
+
 def test_an_id_without_a_store() -> None:
     """Time, rule and key need none; an id by other rules says what is known of it."""
     made = refusal_id(1_790_000_000_000_000, "api", f"limitgate:api:{'0f' * 16}").decode()
