@@ -18,6 +18,7 @@ from limitgate.errors import ConfigError
 from limitgate.routes.django import all_marks, views
 from limitgate.rules.decorators import Mark
 from limitgate.rules.files import rules_of
+from limitgate.rules.options import check_refuses
 from limitgate.rules.rule import Rule
 from limitgate.rules.settings import GateSettings
 from limitgate.stores import AsyncStore, MemoryStore, SyncStore, open_sync_store
@@ -56,6 +57,7 @@ def _options() -> tuple[list[CheckMessage], list[Rule]]:
         read = GateSettings(**chosen)
         if not read.enabled:
             return [], []
+        check_refuses(read.on_denied, "request")
         counts_alone = _is_memory(read.store)
     except ConfigError as error:
         hint = "Correct it in LIMITGATE, or in the environment if it comes from a LIMITGATE_* variable."

@@ -33,6 +33,7 @@ from limitgate.rules.decorators import EVERYTHING, place_named, without_a_gate
 from limitgate.rules.options import ThrottleOptions
 from limitgate.rules.rule import Rule, note_placed
 from limitgate.stores import SyncStore
+from limitgate.suggestions import expected_of
 
 _NOT_THERE = object()
 _USER = "user"
@@ -82,8 +83,7 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
         super().__init_subclass__(**more)
         for name, value in vars(cls).items():
             if not (name.startswith("_") or name in cls._attributes or callable(value) or hasattr(value, "__get__")):
-                expected = ", ".join(cls._attributes)
-                raise ConfigError(f"{cls.__qualname__}: unknown attribute {name!r}, expected some of {expected}")
+                raise ConfigError(f"{cls.__qualname__}: unknown attribute {name!r}, {expected_of(name, cls._attributes)}")
         if isinstance(cls.limits, str) or isinstance(cls.key, str):
             raise ConfigError(f"{cls.__qualname__}: limits or key is text, expected a tuple such as ('10/minute',)")
         if cls.limits:

@@ -370,7 +370,7 @@ def test_rates_that_are_none(project: Open) -> None:
     [
         ({"limits": ("1/m",)}, "unknown attribute 'limits'"),
         ({"limits": lambda _: "1/m"}, "expected rate or scope"),
-        ({"scop": "burst"}, "unknown attribute 'scop', expected some of scope, rate"),
+        ({"scop": "burst"}, "unknown attribute 'scop', did you mean 'scope'[?] expected one of scope, rate"),
         ({"cache": {}}, "unknown attribute 'cache'"),
     ],
 )

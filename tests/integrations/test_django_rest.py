@@ -222,8 +222,11 @@ def test_waiting_is_enough(way: Way) -> None:
 @pytest.mark.parametrize(
     ("attributes", "expected"),
     [
-        ({"limits": ("2/minute",), "on_eror": "closed"}, "unknown attribute 'on_eror', expected some of limits, key"),
-        ({"rate": "2/minute"}, "unknown attribute 'rate'"),
+        (
+            {"limits": ("2/minute",), "on_eror": "closed"},
+            "unknown attribute 'on_eror', did you mean 'on_error'?",
+        ),
+        ({"rate": "2/minute"}, "unknown attribute 'rate', did you mean 'limits'?"),
         ({"limits": "2/minute"}, "limits or key is text"),
         ({"limits": ("2/minute",), "key": "user"}, "limits or key is text"),
     ],
