@@ -19,13 +19,19 @@ _NEVER = math.inf
 
 
 class LoopGuard(LagGuard):
-    """Guard of an event loop. Time in which nobody ran the loop is no lag: tests run one for each of their requests."""
+    """Guard of an event loop.
 
-    __slots__ = ("_run",)
+    Some time is no lag, as nobody waits in it: when the loop was not run, and when one task makes request after request, as
+    tests do; servers have a task for each. The first request after a heartbeat is always let in.
+    """
+
+    __slots__ = ("_run", "_task")
 
     def __init__(self) -> None:
         super().__init__(_unaccepted)
         self._run: object = None
+        self._task: Callable[[], object] = lambda: None
+        """The task of the last request that came late."""
 
     def start(self, now: float) -> float:
         """Begin to have heartbeats. Returns when the first is due."""
@@ -38,13 +44,24 @@ class LoopGuard(LagGuard):
 
     def refuses(self, now: float, share: float = 1.0) -> bool:
         """True if a request that comes now is too much, see `LagGuard.refuses`."""
-        if now > self.due_at:
-            if self._run is not _run():
-                self.start(now)
-        elif self._late_since is None and not self.is_hot:
-            self._begun += 1
-            return False  # almost all requests
+        if now <= self.due_at:
+            if self._late_since is None and not self.is_hot:
+                self._begun += 1
+                return False  # almost all requests
+        elif self._run is not _run() or self._is_of_same_task():
+            self.start(now)
+        elif not self._begun:
+            self._begun = 1
+            return False
         return super().refuses(now, share)
+
+    def _is_of_same_task(self) -> bool:
+        """True if the request that comes now and the last one that came late are of one task."""
+        task, before = asyncio.current_task(), self._task()
+        if task is None or task is before:
+            return task is not None
+        self._task = ref(task)
+        return False
 
 
 def _run() -> object:
@@ -66,9 +83,12 @@ class Heartbeats:
         self._latest: tuple[Callable[[], _Loop | None], LoopGuard] = lambda: None, LoopGuard()
         """The event loop that was met last and its guard: mostly there is one, which is found faster here."""
 
-    def guard(self) -> LoopGuard:
-        """The guard of the running event loop, whose heart beats from now on."""
-        loop = asyncio.get_running_loop()
+    def guard(self) -> LoopGuard | None:
+        """The guard of the running event loop, whose heart beats from now on; None where none runs."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return None
         known, guard = self._latest
         if known() is not loop:
             guard = self._guards.setdefault(loop, LoopGuard())

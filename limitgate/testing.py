@@ -39,6 +39,7 @@ from limitgate.limits.decision import Decision, Window, decide
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import BucketReading, Plan, Reading
 from limitgate.limits.priority import Priority
+from limitgate.places import Places
 from limitgate.rules import decorators
 from limitgate.rules.decorators import EVERYTHING
 from limitgate.stores import MemoryStore
@@ -82,12 +83,15 @@ def frozen(at: float | datetime | None = None) -> AbstractContextManager[FrozenC
 def reset() -> None:
     """Forget every bucket, and every ban, in all memory stores. What is configured under a name stays.
 
-    Outbound clients forget for how long services asked to be left alone, and how loaded they are. What is on Redis stays there.
+    Outbound clients forget for how long services asked to be left alone, and how loaded they are; adaptive limits, everything
+    that they have learned and what is in flight. What is on Redis stays there.
     """
     for store in living(MemoryStore):
         store.forget()
     for guard in living(CardinalityGuard):
         guard.forget()
+    for places in living(Places):
+        places.begin_anew()
     outbound = sys.modules.get("limitgate.outbound.throttle")  # else there is no client either
     for throttle in list(outbound.throttles) if outbound else ():
         throttle.forget()

@@ -77,7 +77,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
     if rule == "exempt":
         return {**route, "rule": "@exempt", "limits": [], "key": [], "exempt": True, "notes": []}
     limits = list(map(str, rule.every_limit))
-    key = list(rule.counted_by) if rule.has_limits else []
+    key = list(rule.counted_by) if rule.has_limits and rule.has_counts else []
     return {**route, "rule": rule.name, "limits": limits, "key": key, "exempt": rule.exempt, "notes": notes_on(entry.applied)}
 
 

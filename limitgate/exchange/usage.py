@@ -20,7 +20,7 @@ def usage(request: object, *rule_names: str, path: str | None = None) -> tuple[W
     ``request`` is an environ, or a request of Flask, Django or any framework that has its environ. Without ``rule_names``
     the rules are those that apply to the request, ``@limit`` and throttles included. Named rules are of the caller's tier,
     whatever their ``path``, or apply to the request. Where a named rule counts by ``path`` and does not apply to the
-    request, ``path`` is the template of the route that is meant, ``/items/{id}``.
+    request, ``path`` is the template of the route that is meant, ``/items/{id}``. Adaptive limits are there where they apply.
 
     One call to the store, within what the request has left of its ``timeout``. Raises `StoreError` if the store fails, whatever
     ``on_error`` says; `ConfigError` for a name that no rule has, a route that is missing, and outside of a request that a

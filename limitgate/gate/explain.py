@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from limitgate.errors import StoreError
 from limitgate.gate.admission import Admission
+from limitgate.gate.compiled_rule import CompiledRule
 from limitgate.gate.gate import Gate
 from limitgate.gate.nesting import response_fields
 from limitgate.gate.offline import decide_at_once
@@ -22,6 +23,7 @@ from limitgate.http.request import Request
 from limitgate.http.response import Fields
 from limitgate.limits.decision import Decision
 from limitgate.limits.plan import Plan, Reading
+from limitgate.overload.options import Adaptive
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.decorators import EVERYTHING
 from limitgate.rules.rule import Rule
@@ -92,6 +94,7 @@ def explain(gate: Gate, request: Request) -> Explanation:
     admission = decide_at_once(gate, request)
     if gate.store.failure is not None:
         raise gate.store.failure
+    admission.show_in_flight()
     decision, refusal = admission.decision, admission.refusal
     fields = [*(refusal.fields if refusal is not None else ()), *response_fields(admission)]
     _end(gate, admission)
@@ -112,6 +115,8 @@ def explain(gate: Gate, request: Request) -> Explanation:
 
 def _end(gate: Gate, admission: Admission) -> None:
     """Have the gate forget the request, and places in flight that it seems to have taken."""
+    if admission.in_flight is not None:
+        admission.in_flight.end("untaught")
     if admission.has_slots:
         admission.begun(200)
         admission.end()
@@ -125,6 +130,8 @@ def _reasons(planner: Planner, request: Request, tier: str) -> list[RuleReason]:
         raise TypeError("a callable that gives limits is async, expected rules as files have them")
     applying = {id(each.written) for each in (*planned.compiled_rules, *(planned.messages or planned).compiled_rules)}
     applying |= {id(planned.denying.written)} if planned.denying is not None else set()
+    adaptive = _adaptive(planner, request)
+    applying |= {id(each.written) for each in adaptive}
     known = planner.rule_set.tiers
     paths = planner.interpretations(request.sent, request.root)
     of_tier = known[tier]
@@ -141,9 +148,15 @@ def _reasons(planner: Planner, request: Request, tier: str) -> list[RuleReason]:
             why = _other_tier(rule, of_tier, tier) or _first_reason(rule, request, paths)
             why = why or _superseded(rule, exempting, planned, request)
             reasons.append(RuleReason(rule.name, of, False, why))
-    decorators = [each for each in planned.compiled_rules if each.is_decorator]
+    decorators = [each for each in (*planned.compiled_rules, *adaptive) if each.is_decorator]
     names = dict.fromkeys(each.rule.name for each in decorators)
     return reasons + [RuleReason(name, None, True, "decorates the route's endpoint") for name in names]
+
+
+def _adaptive(planner: Planner, request: Request) -> Sequence[CompiledRule]:
+    """The rules whose adaptive limits a request would be asked for."""
+    applying = planner.applying(request, None)
+    return () if applying is None or applying.adaptive is None else applying.adaptive.compiled_rules
 
 
 def _matched(rule: Rule, request: Request) -> str:
@@ -152,7 +165,13 @@ def _matched(rule: Rule, request: Request) -> str:
     conditions = [f"{request.method} {request.path}"]
     if rule.clients:
         conditions.append(f"client {request.client}")
-    return f"{what} {' of '.join(conditions)}: path {_listed(rule.paths)}{_for_methods(rule)}"
+    adapts = f"; {adaptive_text(rule.adaptive)}" if rule.adaptive is not None else ""
+    return f"{what} {' of '.join(conditions)}: path {_listed(rule.paths)}{_for_methods(rule)}{adapts}"
+
+
+def adaptive_text(adaptive: Adaptive) -> str:
+    """What an adaptive limit is in a process that has just begun, and what it may become."""
+    return f"adaptive: {adaptive.start} in flight in a new process, later {adaptive.min} to {adaptive.max}"
 
 
 def _other_tier(rule: Rule, of_tier: Sequence[Rule], tier: str) -> str | None:

@@ -422,7 +422,7 @@ class Gate:
         if names and admission.rules.planner.asks_user:
             admission.request.find_user_here()
         request_plan = _made_at_once(self._plan_usage(admission, names, path))
-        return run(self.store, self._look_at(request_plan), admission.budget)
+        return run(self.store, self._look_at(request_plan), admission.budget) + _adaptive_windows(admission, names)
 
     async def ausage(self, admission: Admission, names: Sequence[str], path: str | None) -> tuple[Window, ...]:
         """`usage`, by an `AsyncStore`."""
@@ -434,7 +434,7 @@ class Gate:
         budget = Budget(admission.budget.left, measured=self._is_measured)
         windows = await arun(self.store, self._look_at(request_plan), budget)
         admission.budget.left = min(admission.budget.left, budget.left)
-        return windows
+        return windows + _adaptive_windows(admission, names)
 
     def message(self, admission: Admission, messages: RequestPlan) -> asyncio.Future[Refusal | None]:
         """Charge a message over a WebSocket, by an `AsyncStore`, even if nobody waits for it; a refusal if it must not pass."""
@@ -870,6 +870,14 @@ def _deny(admission: Admission, denying: CompiledRule) -> None:
         admission.decision = replace(decision, allowed=True, retry_after=0.0, shadow=True)
     elif admission.decision.allowed:
         admission.decision = replace(admission.decision, shadow=True)
+
+
+def _adaptive_windows(admission: Admission, names: Sequence[str]) -> tuple[Window, ...]:
+    """Windows of the adaptive limits of a request, of the rules of these names if there are any."""
+    decision, in_flight = admission.decision, admission.in_flight
+    if decision is None or in_flight is None:
+        return ()
+    return tuple([window for window in in_flight.windows() if not names or window.rule in names])
 
 
 def _rows(booking: Booking) -> list[RuleRow]:

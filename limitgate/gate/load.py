@@ -10,7 +10,7 @@ import random
 import sys
 import time
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from threading import Lock
 from typing import Any
 
@@ -20,7 +20,7 @@ from limitgate.gate.request_plan import AdaptiveMatch
 from limitgate.http.request import Request
 from limitgate.http.request_start import waited_s
 from limitgate.http.response import Refusal, overloaded
-from limitgate.limits.decision import InForce
+from limitgate.limits.decision import InForce, Window
 from limitgate.limits.priority import NORMAL
 from limitgate.observing.counts import ADMITTED, REFUSED, SHADOW_REFUSED
 from limitgate.overload.adaptive_limit import AdaptiveLimit, Guard, Outcome, Ticket
@@ -193,6 +193,15 @@ class InFlight:
         for compiled_rule, (_, limit, remaining) in zip(self._asked[0].compiled_rules, self.in_force):
             if compiled_rule.row is not None and not compiled_rule.rule.has_counts and compiled_rule.places in held:
                 compiled_rule.row.count(ADMITTED, (limit - remaining) / limit)
+
+    def windows(self) -> Iterator[Window]:
+        """The limits as they stand."""
+        for compiled_rule in self._asked[0].compiled_rules:
+            if compiled_rule.places is not None:
+                limit = compiled_rule.places.limit
+                room = limit.levels[compiled_rule.priority or self._asked[1]].room
+                remaining = max(0, room - limit.in_flight)
+                yield Window(compiled_rule.name, limit.limit, 0, remaining, limit.limit - remaining, 0.0, 0.0)
 
     def starts(self, status: int | None, fields: Sequence[tuple[bytes, bytes]]) -> None:
         """Note how the response starts, with names in lower case. A stream of events gives the places back at once."""

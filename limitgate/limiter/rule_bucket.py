@@ -207,6 +207,11 @@ def rule_bucket(
     check_names("bucket", parts, BucketParts)
     if not chosen.has_limits:
         raise ConfigError(f"rule {chosen.name!r} has no limits, expected one that counts")
+    if not chosen.has_counts and parts.get("limits") is None:
+        raise ConfigError(
+            f"rule {chosen.name!r} is adaptive: it counts what is in flight in each process and no client, expected one that "
+            "counts clients"
+        )
     compiled_rule = CompiledRule(
         chosen, chosen.kind, key_prefix=key_prefix, secret=secret, shadow=False, cardinality=None, inventable=lambda _: False
     )

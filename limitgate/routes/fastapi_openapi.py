@@ -97,7 +97,8 @@ def _refused(route: Any, method: str) -> dict[str, Any] | None:
 def _limiting(gate: _Gate, listed: Listed, method: str) -> list[Rule]:
     """The rules, decorators and dependencies that may refuse a request to a route, in any tier."""
     found = [each.rule for of_tier in gate.tiers for each in applied(of_tier, listed, method)]
-    return [rule for rule in found if rule != "exempt" and rule.per == "request" and rule.has_limits and not rule.shadow]
+    limiting = [rule for rule in found if rule != "exempt" and rule.per == "request" and rule.has_limits and rule.has_counts]
+    return [rule for rule in limiting if not rule.shadow]
 
 
 def rules_within(dependant: Any) -> Iterator[Rule]:

@@ -168,8 +168,11 @@ def _cells(each: Applied | None) -> Row:
     limits = ", ".join(map(str, rule.every_limit))
     if rule.limits_by is not None:
         limits = f"by code, else {limits}" if limits else "by code"
+    key = ", ".join(rule.counted_by) if limits else ""
+    if rule.adaptive is not None:
+        limits = f"{limits}, adaptive" if limits else "adaptive"
     without = "denied" if rule.deny else "exempt"
-    return (rule.name, limits or without, ", ".join(rule.counted_by) if limits else "", ", ".join(notes_on(each)))
+    return (rule.name, limits or without, key, ", ".join(notes_on(each)))
 
 
 def notes_on(each: Applied) -> list[str]:
@@ -183,6 +186,8 @@ def notes_on(each: Applied) -> list[str]:
         notes.append("cost varies" if callable(rule.cost) else f"cost {rule.cost}")
     if rule.per == "message":
         notes.append("per message")
+    if rule.adaptive is not None:
+        notes.append(f"{rule.adaptive.min} to {rule.adaptive.max} in flight in a process")
     if rule.charge_if is not None:
         notes.append(f"charged {rule.charge_if}")
     if rule.max_delay is not None:

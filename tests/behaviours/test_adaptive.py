@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,22 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from limitgate import Adaptive, Decision, LimitGate, LimitGateWSGI, MemoryStore, Rule, Window, limit, load_rules
+from limitgate import (
+    Adaptive,
+    Caller,
+    ConfigError,
+    Decision,
+    Limiter,
+    LimitGate,
+    LimitGateWSGI,
+    MemoryStore,
+    Rule,
+    Window,
+    ausage,
+    limit,
+    load_rules,
+    testing,
+)
 from limitgate.overload.adaptive_limit import Ticket
 from limitgate.places import Places
 from tests.support.clock import Clock
@@ -521,3 +538,172 @@ def test_a_turn_without_a_place_is_given_back() -> None:
         assert places_of(app).limit.in_flight == 0
 
     asyncio.run(main())
+
+
+def test_usage_shows_the_limit_in_force() -> None:
+    found = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        found.append(await ausage(scope))
+        found.append(await ausage(scope, "all"))
+        found.append(await ausage(scope, "api"))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    gated = LimitGate(app, rules=[one_place(), Rule("api", "5/hour")], store=MemoryStore(Clock()))
+    asyncio.run(asgi_reply(gated))
+    in_force = Window("all", 1, 0, 0, 1, 0.0, 0.0)
+    assert [[window[:4] for window in windows] for windows in found] == [
+        [("api", 5, 3600, 4), in_force[:4]],
+        [in_force[:4]],
+        [("api", 5, 3600, 4)],
+    ]
+
+
+def test_there_is_no_bucket_of_a_client() -> None:
+    limiter = Limiter("memory://")
+    with pytest.raises(ConfigError, match="rule 'all' is adaptive: it counts what is in flight in each process and no client"):
+        limiter.bucket(one_place(), ip="192.0.2.1")
+    assert limiter.bucket(Rule("api", "5/hour", adaptive=True), ip="192.0.2.1").peek().limit == 5
+
+
+def test_what_was_learned_is_forgotten_between_tests() -> None:
+    app = LimitGate(Held(), rules=[one_place()])
+    places_of(app).limit.begin(0.0, "other")
+    assert asyncio.run(asgi_reply(app)).status == 503
+    testing.reset()
+    assert places_of(app).limit.in_flight == 0
+
+
+def test_nothing_is_refused_where_tests_want_it_so() -> None:
+    for door in SITES:
+        with door(one_place()) as site, testing.off():
+            places_of(site.app).limit.begin(0.0, "other")
+            assert site.ask().status == 200
+
+
+def test_a_reload_keeps_what_was_learned(tmp_path: Path) -> None:
+    """Of a rule whose name stays; requests under way end where they have begun."""
+    file = tmp_path / "rules.yaml"
+    file.write_text("rules: [{name: all, adaptive: {min: 2, max: 2}}, {name: other, path: /other, adaptive: true}]")
+
+    async def main() -> None:
+        held = Held()
+        app = LimitGate(held, rules=str(file), reload=3600)
+        assert app.gate is not None
+        assert app.gate.looker is not None
+        before = places_of(app)
+        first = await begun(app, held)
+        file.write_text("rules: [{name: all, adaptive: {min: 1, max: 1}, methods: [GET]}]")
+        for _ in range(2):  # the second look finds that it changes no more
+            await asyncio.to_thread(app.gate.looker.look)
+        assert places_of(app) is before
+        assert (before.limit.limit, before.limit.in_flight) == (1, 1)
+        check_refusal(await asgi_reply(app))
+        held.go.set()
+        assert (await first).status == 200
+        assert before.limit.in_flight == 0
+        file.write_text("rules: [{name: all, adaptive: {min: 0}}]")
+        for _ in range(2):  # the second look finds that it changes no more
+            await asyncio.to_thread(app.gate.looker.look)
+        assert (await asgi_reply(app)).status == 200
+
+    asyncio.run(main())
+
+
+def test_gates_inside_of_gates_have_limits_of_their_own_and_ask_the_loop_once() -> None:
+    async def main() -> None:
+        held = Held()
+        inner = LimitGate(held, rules=[one_place("inner")])
+        outer = LimitGate(inner, rules=[Rule("outer", adaptive=True)])
+        first = await begun(outer, held)
+        assert [window.rule for window in held.seen[0].windows] == ["outer", "inner"]
+        assert (await asgi_reply(outer)).status == 503
+        held.go.set()
+        assert (await first).status == 200
+        assert places_of(inner, "inner").limit.in_flight == places_of(outer, "outer").limit.in_flight == 0
+
+    asyncio.run(main())
+
+
+def test_identify_and_priorities() -> None:
+    """Who has a high priority finds room where nobody else does; async callers, too."""
+
+    async def identify(request: Any) -> Caller | None:
+        name = request.headers.get("x-name")
+        return None if name is None else Caller(name, priority=name)
+
+    async def main() -> None:
+        held = Held()
+        rule = Rule("all", adaptive=Adaptive(min=4, max=4), reserve="25%")
+        app = LimitGate(held, rules=[rule], identify=identify)
+        for _ in range(3):
+            places_of(app).limit.begin(0.0, "other", "high")
+        check_refusal(await asgi_reply(app))
+        check_refusal(await asgi_reply(app, headers={"X-Name": "low"}))
+        first = await begun(app, held, headers={"X-Name": "high"})
+        held.go.set()
+        assert (await first).status == 200
+
+    asyncio.run(main())
+
+
+async def answer_somehow(chance: random.Random, receive: Any, send: Any) -> None:
+    """Answer as an application may, or not at all."""
+    for _ in range(chance.randrange(3)):
+        await asyncio.sleep(0)
+    kind = chance.choice(["whole", "parts", "stream", "nothing", "error", "silent"])
+    if kind == "error":
+        raise chance.choice([ValueError(), TimeoutError()])
+    if kind == "silent":
+        await receive()
+    if kind in ("silent", "nothing"):
+        return
+    fields = [(b"content-length", b"2")] if kind == "parts" else []
+    await send({"type": "http.response.start", "status": chance.choice([200, 404, 503]), "headers": fields})
+    if kind != "whole":
+        await send({"type": "http.response.body", "body": b"x", "more_body": True})
+        await asyncio.sleep(0)
+    if kind != "stream":
+        await send({"type": "http.response.body", "body": b"x"})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_happens_every_place_comes_back_once(seed: int) -> None:
+    """Answers, streams, errors, cancellations, clients that leave, waits, further refusals; on two limits at a time."""
+    chance = random.Random(seed)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        most.append(max(places_of(gated, name).limit.in_flight for name in ("all", "some")))
+        await answer_somehow(chance, receive, send)
+
+    async def ask() -> None:
+        messages = [{"type": "http.disconnect"}] if chance.random() < 0.3 else []
+        with suppress(ValueError, TimeoutError):
+            await gated(http_scope(chance.choice(["/", "/some"])), Wire(*messages).receive, Wire().send)
+
+    async def main() -> None:
+        tasks = [asyncio.create_task(ask()) for _ in range(60)]
+        for task in tasks:
+            for _ in range(chance.randrange(3)):
+                await asyncio.sleep(0)
+            if chance.random() < 0.3:
+                task.cancel()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        for task in tasks:  # what is silent until now stays so
+            task.cancel()
+        await asyncio.wait(tasks)
+
+    most: list[int] = []
+    rules = [
+        Rule("all", adaptive=Adaptive(min=5, max=5), max_delay=chance.choice([None, 60])),
+        Rule("some", "40/hour", path="/some", adaptive=Adaptive(min=3, max=3)),
+        Rule("shadow", adaptive=Adaptive(min=1, max=1), shadow=True),
+    ]
+    gated = LimitGate(app, rules=rules)
+    asyncio.run(main())
+    assert max(most) <= 5
+    for name in ("all", "some", "shadow"):
+        limit = places_of(gated, name).limit
+        assert (limit.in_flight, limit.waiting) == (0, 0)
