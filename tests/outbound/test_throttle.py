@@ -871,6 +871,14 @@ def test_what_a_host_is_spared_takes_no_turn(kind: Kind, world: World, monkeypat
     caller.ask(side)
 
 
+def test_a_long_key_is_remembered_as_a_short_one(kind: Kind, world: World) -> None:
+    """The other side may choose it, by its redirects."""
+    caller = Caller(kind, world, throttle=True)
+    caller.ask(kind.side(world), Request("x" * 100_000))
+    assert caller.throttle._loads
+    assert max(map(len, caller.throttle._loads._hosts)) < 300
+
+
 def test_a_request_that_comes_back_is_another_one(kind: Kind, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who was refused there and then is refused here gets the response that there was."""
     monkeypatch.setattr(random, "random", lambda: 0.0)
