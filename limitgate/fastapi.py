@@ -88,8 +88,8 @@ class RateLimit:
 
     @property
     def dependency(self) -> NoReturn:
-        """Raise `ConfigError`: FastAPI asks for this where a limit is listed among dependencies by itself."""
-        raise ConfigError(f"the dependencies have {self.rule.name} by itself, expected Depends(RateLimit(...))")
+        """Raise `AttributeError`, as there is none: FastAPI asks for it where a limit is among dependencies by itself."""
+        raise AttributeError(f"the dependencies have {self.rule.name} by itself, expected Depends(RateLimit(...))")
 
     async def __call__(self, connection: HTTPConnection, **values: Any) -> Decision | None:
         """Decide about the limit for the request at hand."""

@@ -273,10 +273,6 @@ PLACES = {
     "WSGI middleware around FastAPI": (lambda: LimitGateWSGI(fastapi.FastAPI(), rules=RULES), "app.add_middleware(LimitGate"),
     "WSGI middleware in FastAPI": (lambda: added(LimitGateWSGI), "app.add_middleware(LimitGate, rules=...)"),
     "Flask's extension in FastAPI": (lambda: added(FlaskLimitGate), "limitgate.LimitGate is for all of ASGI"),
-    "a dependency by itself": (
-        lambda: fastapi.FastAPI().get("/", dependencies=[RateLimit("5/minute", name="a")])(view),
-        "the dependencies have a by itself, expected Depends(RateLimit(...))",
-    ),
     "a decorator for a dependency": (
         lambda: fastapi.FastAPI().get("/", dependencies=[Depends(limit("5/minute"))])(view),
         "expected Depends(RateLimit(...)) of limitgate.fastapi",

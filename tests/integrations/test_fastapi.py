@@ -1082,3 +1082,10 @@ def test_what_a_dependency_takes_from_the_client_is_capped(part: Any, options: d
     for number in range(9):
         assert client(app).get("/", headers={"x-tenant": f"t{number}"}).status_code == 200
     assert len(store) == opened
+
+
+def test_a_limit_among_dependencies_by_itself_is_told_what_is_missing() -> None:
+    """As an `AttributeError`, since it has none of the attributes of ``Depends`` for whoever looks at it otherwise."""
+    with pytest.raises(AttributeError, match=r"by itself, expected Depends\(RateLimit\(\.\.\.\)\)"):
+        FastAPI().get("/", dependencies=[RateLimit("5/minute")])(lambda: "hello")  # type: ignore[list-item]
+    assert not hasattr(RateLimit("5/minute"), "dependency")
