@@ -22,6 +22,9 @@ PAUSE = 0.001
 SPARED = 10
 """Times that work may have the collector spare what is new until its next full collection: no garbage stays for ever."""
 
+FROZEN_BY_PYTHON = 1_000
+"""Objects that Python itself may have frozen at its start: 3.12 some hundreds. An application freezes many more."""
+
 
 def sleep(seconds: float) -> None:
     """Sleep in this thread, by whatever has taken the place of `time.sleep`: that of gevent lets others have their turn."""
@@ -57,7 +60,7 @@ class _Collector:
         To freeze all objects and to take that back takes no time, and is no reason for a full collection. What an application
         has frozen itself stays so, and then nothing is spared.
         """
-        if gc.get_count()[1] > gc.get_threshold()[1] // 2 and not gc.get_freeze_count():
+        if gc.get_count()[1] > gc.get_threshold()[1] // 2 and gc.get_freeze_count() <= FROZEN_BY_PYTHON:
             gc.freeze()
             gc.unfreeze()
             if not _work.has_spared:

@@ -91,6 +91,8 @@ COLLECTIONS = """
 import gc, json
 from limitgate import gil
 
+gc.set_threshold(700, 10, 10)  # later versions begin with others
+
 def generations(work):
     found = []
     note = lambda phase, told: phase == "start" and found.append(told["generation"])
