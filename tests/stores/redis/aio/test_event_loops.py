@@ -22,16 +22,23 @@ from tests.support.redis_server import RedisServer, free_port
 PATIENT = 20.0
 
 
+class _Ended(asyncio.Future[Any]):
+    """A task that has ended before anybody could name it, which some versions of Python do then."""
+
+    def set_name(self, _: object) -> None:
+        """Need no name."""
+
+
 def _eager(loop: asyncio.AbstractEventLoop, work: Any, **_: Any) -> asyncio.Future[Any]:
     """As `asyncio.eager_task_factory` does with what ends without waiting; the rest is a task of what is left."""
     try:
         waits_for = work.send(None)
     except StopIteration as end:
-        ended = loop.create_future()
+        ended = _Ended(loop=loop)
         ended.set_result(end.value)
         return ended
     except Exception as error:  # noqa: BLE001 - the task's own
-        failed = loop.create_future()
+        failed = _Ended(loop=loop)
         failed.set_exception(error)
         failed.exception()
         return failed
