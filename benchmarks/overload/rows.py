@@ -16,14 +16,14 @@ LOADS = (0.5, 1, 2, 5, 10)
 NEW_CONNECTIONS = "connections"
 STEADY = ("loop", "pool")
 """Works that are measured under all loads."""
-NEW_CONNECTIONS_LOADS = (1, 2)
+NEW_CONNECTIONS_LOADS = (2,)
 IDLE = 0.1
 """Load of an idle server."""
 FIXED = {1: (24, 35, 46), 2: (14, 17, 24)}
 """Fixed limits that are tried by hand on the pool, by load."""
 STEP_RATE = 1200
 """Requests per second under which the capacity of the backend changes."""
-STEP_UP_S, STEP_DOWN_S, STEPS_END_S = 6.0, 16.0, 26.0
+STEP_UP_S, STEP_DOWN_S, STEPS_END_S = 4.0, 14.0, 24.0
 STEP = 3
 """How many times the capacity it has in between."""
 PROCESSES = 4
@@ -84,8 +84,8 @@ def _steady(results: Results, bench: Bench, work: str, loads: Sequence[float] = 
     """Loads with the adaptive limit and without any."""
     _capacity(results, bench, work)
     for load in loads:
-        results.limited[work, load] = bench.run(_load(results, work, ADAPTIVE, load, (4, 16 if load == 1 else 8)))
-        results.unlimited[work, load] = bench.run(_load(results, work, NONE, load, (2, 4)))
+        results.limited[work, load] = bench.run(_load(results, work, ADAPTIVE, load, (4, 16 if load == 1 else 7)))
+        results.unlimited[work, load] = bench.run(_load(results, work, NONE, load, (2, 3)))
 
 
 def _fixed(results: Results, bench: Bench) -> None:
@@ -93,7 +93,7 @@ def _fixed(results: Results, bench: Bench) -> None:
     _capacity(results, bench, "pool")
     for load, limits in FIXED.items():
         for limit in limits:
-            results.fixed[load, limit] = bench.run(_load(results, "pool", f"{limit}", load, (2, 12 if load == 1 else 8)))
+            results.fixed[load, limit] = bench.run(_load(results, "pool", f"{limit}", load, (2, 10 if load == 1 else 6)))
 
 
 def _steps(results: Results, bench: Bench) -> None:
@@ -120,9 +120,9 @@ def _priorities(results: Results, bench: Bench) -> None:
             random = Random(_SEED)
             arrivals = [
                 each._replace(kind=random.choices(list(SHARES), list(SHARES.values()))[0])
-                for each in _arrivals(load * capacity.rate, 4, 8)
+                for each in _arrivals(load * capacity.rate, 7, 7)
             ]
-            results.priorities[work, load] = bench.run(Load(work, PRIORITIES, arrivals, 4, 12))
+            results.priorities[work, load] = bench.run(Load(work, PRIORITIES, arrivals, 7, 14))
 
 
 def _drift(results: Results, bench: Bench) -> None:

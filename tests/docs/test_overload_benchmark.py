@@ -14,7 +14,19 @@ from benchmarks.overload import backend, client, pictures, report
 from benchmarks.overload.app import ADAPTIVE, NONE
 from benchmarks.overload.client import Answer, Arrival
 from benchmarks.overload.report import Bar, most_share
-from benchmarks.overload.rows import LOADS, NEW_CONNECTIONS, SHARES, STEADY, Capacity, Results, refusal_s
+from benchmarks.overload.rows import (
+    LOADS,
+    NEW_CONNECTIONS,
+    SHARES,
+    STEADY,
+    STEP,
+    STEP_DOWN_S,
+    STEP_UP_S,
+    STEPS_END_S,
+    Capacity,
+    Results,
+    refusal_s,
+)
 from benchmarks.overload.runs import Run
 
 CAPACITY, REQUEST_S = 20.0, 0.02
@@ -58,10 +70,10 @@ def measured() -> Results:
 def stepped(share: float) -> Run:
     """Answers that follow the capacity."""
     answers = []
-    for tenth in range(260):
-        rate = 3 * CAPACITY if 60 <= tenth < 160 else CAPACITY
+    for tenth in range(round(10 * STEPS_END_S)):
+        rate = STEP * CAPACITY if 10 * STEP_UP_S <= tenth < 10 * STEP_DOWN_S else CAPACITY
         answers += [Answer(Arrival(tenth / 10), 0.05, 200, 20)] * round(share * rate / 10)
-    return Run(26.0, answers, 1.0, 0.0, 0.0, answers)
+    return Run(STEPS_END_S, answers, 1.0, 0.0, 0.0, answers)
 
 
 def test_as_many_requests_come_as_are_expected_at_random_times() -> None:
