@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
 from typing import NamedTuple
@@ -18,7 +18,6 @@ from limitgate.limits.template import PlainShape, PlainSpend, PlanTemplate
 _LINES = (files("limitgate") / "lua" / "plain.lua").read_text("utf-8").splitlines()
 """Read at once: when the first request comes, no file may be left to open."""
 _HEAD = struct.Struct("<2q")  # the clock, no memory
-_new = tuple.__new__  # half the time that a named tuple's own takes
 NOT_CARRIED_OUT, ADMITTED = -1, 1
 """Of a plan: a bucket was not as expected, so nothing was charged; it was admitted, and every charge fitted."""
 
@@ -56,13 +55,16 @@ def packed(words: tuple[str, str], plans: Sequence[PlainSpend]) -> bytes:
     A crowd mostly asks for the same of different buckets, so what is asked is sent once for each template.
     """
     first, is_mixed = plans[0].template, False
-    keys: list[str] = []
-    for plan in plans:
-        keys += plan.keys
-        if plan.template is not first:
-            is_mixed = True
+    keys: Sequence[str] = plans[0].keys
+    if len(plans) > 1:
+        keys = []
+        for plan in plans:
+            keys += plan.keys
+            if plan.template is not first:
+                is_mixed = True
     if not is_mixed:
-        return _head(words, len(keys), 1) + _packed_keys(keys) + _EMPTY + _asked(first)
+        before, after = _around_keys(words, len(keys), first)
+        return before + _packed_keys(keys) + after
     templates = [plan.template for plan in plans]
     numbers = {template: number for number, template in enumerate(dict.fromkeys(templates), 1)}
     which = struct.pack(f"<{len(templates)}H", *[numbers[template] for template in templates])
@@ -82,8 +84,16 @@ def _head(words: tuple[str, str], keys: int, templates: int) -> bytes:
     return b"*%d\r\n" % (4 + keys + templates) + b"".join([_bulk(word.encode()) for word in (*words, str(keys))])
 
 
+@lru_cache(maxsize=1024)
+def _around_keys(words: tuple[str, str], keys: int, template: PlanTemplate) -> tuple[bytes, bytes]:
+    """Pack what stands before and behind the keys of a command for plans of one template."""
+    return _head(words, keys, 1), _EMPTY + _asked(template)
+
+
 def _packed_keys(keys: Sequence[str]) -> bytes:
     """Pack keys as `_bulk` does, all at once if they are of one length, as ours mostly are: digests behind one prefix."""
+    if len(keys) == 1:
+        return _bulk(keys[0].encode())
     between = f"\r\n${len(keys[0])}\r\n"
     text = f"{between}{between.join(keys)}\r\n"
     if text.isascii() and len(set(map(len, keys))) == 1:
@@ -108,33 +118,26 @@ def _packed_window(window: int, count: int, *numbers: int) -> bytes:
     return window.to_bytes(6, "little") + count.to_bytes(6, "little") + struct.pack("<5d", count, *numbers)
 
 
-class PlainAnswers(NamedTuple):
-    """Reply of the script to several plans, which are readings from then on."""
-
-    now: int
-    """Clock of the server, Unix µs."""
-    unwritten: bool
-    """True if Redis is out of memory: nothing was charged."""
-    verdicts: Sequence[int]
-    """Per plan `ADMITTED`, `NOT_CARRIED_OUT`, or 0 or 2 where a charge did not fit."""
+PlainAnswers = tuple[int, bool, Sequence[int]]
+"""Clock of the server in Unix µs; true if Redis is out of memory, so that nothing was charged; and per plan `ADMITTED`,
+`NOT_CARRIED_OUT`, or 0 or 2 where a charge did not fit."""
 
 
 def answers(shape: PlainShape, plans: Sequence[PlainSpend], reply: object) -> PlainAnswers:
-    """Decode the reply to plans of a shape into them. Raises `StoreError` for a reply of any other form."""
+    """Decode the reply to plans of a shape, and note in each what it read. Raises `StoreError` for any other reply."""
     layout, note = _layout(shape)
     if not isinstance(reply, bytes) or len(reply) != _HEAD.size + len(plans) * layout.size:
         raise StoreError(f"unexpected reply of {type(reply).__name__} from the script", "reply")
     now, unwritten = _HEAD.unpack_from(reply)
-    verdicts = note(plans, layout.iter_unpack(reply[_HEAD.size :]), now)
-    answered: PlainAnswers = _new(PlainAnswers, (now, unwritten > 0, verdicts))
-    return answered
+    return now, unwritten > 0, note(plans, layout.iter_unpack(reply[_HEAD.size :]), now)
 
 
-_Note = Callable[[Sequence[PlainSpend], Iterable[tuple[int, ...]], int], Sequence[int]]
+_Note = Callable[[Sequence[PlainSpend], Iterator[Sequence[int]], int], Sequence[int]]
 _NOTE = """
-def note(plans, replies, now):
+def note(plans, each, now):
     verdicts = []
-    for plan, (verdict, {numbers}) in zip(plans, replies):
+    for plan in plans:
+        verdict, {numbers} = next(each)
         {counts} = plan.template.counts
         plan.now = now
         plan.debts = {debts}
@@ -146,7 +149,7 @@ def note(plans, replies, now):
 
 @cache
 def _layout(shape: PlainShape) -> tuple[struct.Struct, _Note]:
-    """Layout of the reply to a plan, and a function that notes replies in plans and returns their verdicts.
+    """Layout of the reply to a plan, and the function that notes replies in plans and returns their verdicts.
 
     It is written out window by window, as the script is: a loop takes twice as long.
     """
