@@ -72,7 +72,7 @@ class LimitGate:
             if middleware.gate is None:
                 click.echo("LimitGate is switched off.")
                 return
-            click.echo(overview(middleware.gate.rules.rule_set, list(routes_of(app))))
+            click.echo(overview([middleware.gate.rules.rule_set], list(routes_of(app))))
             if settings.shadow:
                 click.echo("\nThe option shadow is on: nothing is refused.")
 

@@ -10,7 +10,7 @@ import click
 from limitgate.command.applications import application, look_here
 from limitgate.command.exits import FOUND
 from limitgate.command.output import print_json
-from limitgate.command.rule_sets import inwards, is_of_django, rules_around, rules_named
+from limitgate.command.rule_sets import gates_around, inwards, is_of_django, rules_named
 from limitgate.routes import starlette_listing
 from limitgate.routes.overview import Entry, Listed, entries, notes_on, overview, unmatched
 from limitgate.rules.files import rules_of
@@ -22,8 +22,8 @@ class _Application(NamedTuple):
     """An application, as far as its limits go."""
 
     routes: list[Listed]
-    rules: RuleSet | None
-    """The rules of the gate around it; None where there is none, or none that can be seen."""
+    gates: list[RuleSet]
+    """The rules of the gates around it, from the outside, as far as they can be seen."""
 
 
 @click.command("routes")
@@ -42,21 +42,20 @@ def verb(ctx: click.Context, name: str, rules: str | None, *, as_json: bool) -> 
     found = _django(name) if ":" not in name else _application(application(name))
     if not found.routes:
         raise click.UsageError(f"{name} shows no routes, expected an application of Starlette, FastAPI, Flask or Django")
-    chosen = rules_named(rules) if rules else found.rules
-    if chosen is None:
+    gates = [rules_named(rules)] if rules else found.gates
+    if not gates:
         click.echo("limitgate: no LimitGate around it is seen, so only decorators are; --rules names rules", err=True)
-        chosen = RuleSet([])
-    idle = unmatched(chosen, found.routes)
+        gates = [RuleSet([])]
     if as_json:
-        print_json(_as_json(chosen, found.routes))
+        print_json(_as_json(gates, found.routes))
     else:
-        click.echo(overview(chosen, found.routes))
-    ctx.exit(FOUND if idle else 0)
+        click.echo(overview(gates, found.routes))
+    ctx.exit(FOUND if any(unmatched(each, found.routes) for each in gates) else 0)
 
 
-def _as_json(rules: RuleSet, routes: list[Listed]) -> dict[str, Any]:
+def _as_json(gates: list[RuleSet], routes: list[Listed]) -> dict[str, Any]:
     return {
-        "routes": [_entry(each) for each in entries(rules, routes)],
+        "routes": [_entry(each) for each in entries(gates, routes)],
         "unmatched": [
             {
                 "rule": rule.name,
@@ -64,6 +63,7 @@ def _as_json(rules: RuleSet, routes: list[Listed]) -> dict[str, Any]:
                 "path": list(rule.paths),
                 "methods": sorted(rule.methods) if rule.methods else None,
             }
+            for rules in gates
             for tier, rule in unmatched(rules, routes)
         ],
     }
@@ -84,13 +84,13 @@ def _entry(entry: Entry) -> dict[str, Any]:
 def _application(app: Any) -> _Application:
     """The routes and rules of an application of any framework, behind the middleware around it."""
     if any(map(is_of_django, inwards(app))):
-        return _django(None)
+        return _Application(_django(None).routes, list(gates_around(app)))
     flask = next((each for each in inwards(app) if hasattr(each, "url_map") and hasattr(each, "view_functions")), None)
     if flask is not None:
         from limitgate.flask import routes_of  # noqa: PLC0415 - Flask is there where an application of it is
 
-        return _Application(list(routes_of(flask)), rules_around(app))
-    return _Application(starlette_listing.routes_of(app), rules_around(app))
+        return _Application(list(routes_of(flask)), list(gates_around(app)))
+    return _Application(starlette_listing.routes_of(app), list(gates_around(app)))
 
 
 def _django(settings: str | None) -> _Application:
@@ -110,4 +110,4 @@ def _django(settings: str | None) -> _Application:
     if not hasattr(django.conf.settings, "ROOT_URLCONF"):
         raise click.UsageError(f"{settings} has no ROOT_URLCONF, expected MODULE:APP, or the module of Django's settings")
     chosen = GateSettings(**options())
-    return _Application(routes_of(), rules_of(chosen.rules) if chosen.rules is not None else None)
+    return _Application(routes_of(), [rules_of(chosen.rules)] if chosen.rules is not None else [])

@@ -35,19 +35,23 @@ def rules_named(name: str) -> RuleSet:
 
 def rules_around(app: Any) -> RuleSet | None:
     """The rules of the first gate around an application: in front of it, or among its middleware."""
+    return next(gates_around(app), None)
+
+
+def gates_around(app: Any) -> Iterator[RuleSet]:
+    """The rules of all gates around an application, from the outside: in front of it, and among its middleware."""
     for each in inwards(app):
         gate = getattr(each, "gate", None)
         if gate is not None:
             rules: RuleSet = gate.rules.rule_set
-            return rules
+            yield rules
         if is_of_django(each):
             from limitgate.django.options import options  # noqa: PLC0415 - needs the settings
 
-            return rules_of(GateSettings(**options()).rules)
+            yield rules_of(GateSettings(**options()).rules)
         for entry in getattr(each, "user_middleware", ()):
             if getattr(entry.cls, "__module__", None) == "limitgate.middleware":
-                return rules_of(GateSettings(**entry.kwargs).rules)
-    return None
+                yield rules_of(GateSettings(**entry.kwargs).rules)
 
 
 def limits_in_code(name: str) -> list[Rule]:
@@ -55,7 +59,9 @@ def limits_in_code(name: str) -> list[Rule]:
     if any(map(is_of_django, inwards(application(name)))):
         from limitgate.routes.django import routes_of  # noqa: PLC0415 - needs the settings
 
-        routes_of()  # imports the views
+        for route in routes_of():  # imports the views
+            for method in route.methods:
+                route.marks(method)  # makes the limits of throttles by rates
     return placed_rules()
 
 

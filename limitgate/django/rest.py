@@ -9,6 +9,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from inspect import Parameter, iscoroutinefunction, signature
 from typing import Any, ClassVar, cast
@@ -254,6 +255,35 @@ class ScopedRateThrottle(SimpleRateThrottle):
             return True
         self.rate = self.get_rate()
         return super().allow_request(request, view)
+
+
+def rules_of_view(view: type, given: Mapping[str, Any]) -> list[Rule]:
+    """The rules of the throttles of a view class, whose attributes may be ``given`` anew by ``as_view``.
+
+    Where a view has a ``get_throttles`` of its own, nobody knows them without a request.
+    """
+    own = getattr(view, "get_throttles", None)
+    if getattr(own, "__module__", None) != "rest_framework.views":
+        return []
+    throttles = given.get("throttle_classes", getattr(view, "throttle_classes", ()))
+    rules = [_rule_for(view, throttle, given) for throttle in throttles if isinstance(throttle, type)]
+    return [rule for rule in rules if rule is not None]
+
+
+def _rule_for(view: type, throttle: type, given: Mapping[str, Any]) -> Rule | None:
+    """The rule of a throttle of ours on a view; None for no limit, and for one that has no rate, which requests are told."""
+    if not issubclass(throttle, Throttle):
+        return None
+    with suppress(ImproperlyConfigured, ConfigError):
+        if not issubclass(throttle, ScopedRateThrottle):
+            return throttle.rule
+        scoped = throttle()
+        scoped.scope = given.get(scoped.scope_attr, getattr(view, scoped.scope_attr, None))
+        if scoped.scope:
+            scoped.rate = scoped.get_rate()
+            rule: Rule | None = scoped.rule
+            return rule
+    return None
 
 
 @lru_cache(maxsize=1024)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
@@ -218,9 +219,16 @@ def routes_of(urlconf: Any = None) -> list[Listed]:
     """The routes of a URLconf for the overview, by default of ``ROOT_URLCONF``, with those of the URLconfs that it includes."""
     resolver = get_resolver(urlconf)
     return [
-        Listed(shown, _segments(template), _methods(view), partial(_marks, view), partial(_takes, resolver, shown))
+        Listed(shown, _segments(template), _methods(view), partial(_limits_of, view), partial(_takes, resolver, shown))
         for shown, template, view in _walk(resolver, "/", "/", frozenset())
     ]
+
+
+def _limits_of(view: Any, method: str) -> tuple[Mark, ...]:
+    """The decorators on the view of a method, and the throttles of REST framework, where that is in use."""
+    rest = sys.modules.get("limitgate.django.rest")
+    given = getattr(view, "initkwargs", None) or {}
+    return (*_marks(view, method), *(rest.rules_of_view(class_of(view), given) if rest is not None else ()))
 
 
 def _walk(resolver: Any, shown: str, template: str, around: frozenset[int]) -> Iterator[tuple[str, str, Any]]:

@@ -55,13 +55,16 @@ class Entry(NamedTuple):
     tiers: list[str]
     applied: Applied | None
     """None where nothing applies."""
+    rules: RuleSet
+    """The rules of the gate."""
 
 
-def overview(rules: RuleSet, routes: Sequence[Listed]) -> str:
-    """Table of the routes with their limits, and below these the rules that match none of them."""
-    parts = [_aligned(_HEADS, _rows(rules, routes))] if routes else []
+def overview(gates: Sequence[RuleSet], routes: Sequence[Listed]) -> str:
+    """Table of the routes with their limits by the rules of each gate, and below these the rules that match none of them."""
+    parts = [_aligned(_HEADS, _rows(gates, routes))] if routes else []
     idle = [
         (rule.name, ", ".join(rule.paths), ", ".join(sorted(rule.methods or ())), _tier_cell([tier], rules))
+        for rules in gates
         for tier, rule in unmatched(rules, routes)
     ]
     if idle:
@@ -129,23 +132,47 @@ def _class_of(method: str) -> str:
     return "GET" if method == "HEAD" else method
 
 
-def entries(rules: RuleSet, routes: Sequence[Listed]) -> list[Entry]:
-    """The rules of each route, methods and tiers together that have the same ones."""
-    found = []
+def entries(gates: Sequence[RuleSet], routes: Sequence[Listed]) -> list[Entry]:
+    """The rules of each route by each gate, the outermost first; methods and tiers together that have the same ones.
+
+    What stands in code is for the outermost gate to decide about, but for exemptions. A rule that several have is told once.
+    """
+    found = list(_entries(gates[0], routes)) if gates else []
+    for rules in gates[1:]:
+        further = [each for each in _entries(rules, [_within(route) for route in routes]) if each.applied is not None]
+        known = [each[:-1] for each in found]
+        found = [*_left(found, further), *[each for each in further if each[:-1] not in known]]
+    return sorted(found, key=lambda each: each.template)
+
+
+def _entries(rules: RuleSet, routes: Sequence[Listed]) -> Iterable[Entry]:
     for route in sorted(routes, key=lambda route: (route.template, route.methods)):
         shown = [method for method in route.methods if method != "OPTIONS"] or route.methods
         tiers = {method: [(tier, applied(of_tier, route, method)) for tier, of_tier in rules.tiers.items()] for method in shown}
         for methods, by_tier in _alike((method, tuple(by_tier)) for method, by_tier in tiers.items()):
             for names, of_route in _alike(by_tier):
-                found += [Entry(route.template, methods, names, each) for each in of_route or (None,)]
-    return found
+                yield from [Entry(route.template, methods, names, each, rules) for each in of_route or (None,)]
 
 
-def _rows(rules: RuleSet, routes: Sequence[Listed]) -> list[Row]:
+def _within(route: Listed) -> Listed:
+    """A route as a gate inside of another one sees it, which has decided about its decorators."""
+    return route._replace(marks=lambda method: tuple([mark for mark in route.marks(method) if mark == "exempt"]))
+
+
+def _left(found: Sequence[Entry], further: Sequence[Entry]) -> Iterable[Entry]:
+    """All but those that say that nothing applies where something of a further gate does."""
+    ruled = {(each.template, method) for each in further for method in each.methods}
+    for each in found:
+        methods = [method for method in each.methods if each.applied is not None or (each.template, method) not in ruled]
+        if methods:
+            yield each._replace(methods=methods)
+
+
+def _rows(gates: Sequence[RuleSet], routes: Sequence[Listed]) -> list[Row]:
     """A row for each rule that applies, without cells that repeat the row above."""
     rows = [
-        (each.template, ", ".join(each.methods), _tier_cell(each.tiers, rules), *_cells(each.applied))
-        for each in entries(rules, routes)
+        (each.template, ", ".join(each.methods), _tier_cell(each.tiers, each.rules), *_cells(each.applied))
+        for each in entries(gates, routes)
     ]
     return [_new(row, above) for above, row in zip([(), *rows], rows)]
 

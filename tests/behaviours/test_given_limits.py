@@ -368,7 +368,7 @@ def test_dependencies() -> None:
 
 def test_the_overview_says_that_it_is_by_code() -> None:
     rules = RuleSet([Rule("api", by_header), Rule("more", by_header, qpm=5)])
-    table = overview(rules, [listed()])
+    table = overview([rules], [listed()])
     assert " by code " in table
     assert " by code, else 5/minute " in table
 

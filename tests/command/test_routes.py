@@ -57,6 +57,11 @@ ROUTES = [
 app = Starlette(routes=ROUTES, middleware=[Middleware(LimitGate, rules=RULES)])
 bare = Starlette(routes=ROUTES)
 around = LimitGate(bare, rules=RULES)
+FRONT = [Rule("all", "9/second"), Rule("carts", "1/second", path="/carts/**")]
+twice = LimitGate(app, rules=FRONT)
+added = Starlette(routes=ROUTES)
+added.add_middleware(LimitGate, rules=RULES)
+added.add_middleware(LimitGate, rules=FRONT)
 """
 FASTAPI = """\
 from fastapi import APIRouter, Depends, FastAPI
@@ -166,6 +171,32 @@ def test_the_routes_of_starlette(run: Run, name: str) -> None:
     assert (item["limits"], item["key"], item["tiers"], item["notes"]) == (["10/second"], ["path", "ip"], ["default"], [])
 
 
+@pytest.mark.parametrize("name", ["twice", "added"])
+def test_all_gates_around_an_application(run: Run, name: str) -> None:
+    """The rules of each that apply, the outermost one's first, decorators once, and what no route meets of any."""
+    status, found = run(STARLETTE, name)
+    assert table(found) == [
+        ("/cart", "GET", "all"),
+        ("/cart", "POST", "all"),
+        ("/cart", "POST", "order"),
+        ("/chat", "GET", "all"),
+        ("/files/**", "DELETE GET PATCH POST PUT", "all"),
+        ("/free", "GET", "@exempt"),
+        ("/items/{id:int}", "GET PUT", "all"),
+        ("/items/{id:int}", "GET", "items"),
+        ("/sub/slow", "POST", "all"),
+        ("/sub/slow", "POST", "slow"),
+    ]
+    assert (status, [each["rule"] for each in found["unmatched"]]) == (1, ["carts", "gone"])
+
+
+def test_a_gate_inside_rules_what_the_one_around_it_leaves(run: Run) -> None:
+    """Nobody is told that nothing applies where something does."""
+    code = STARLETTE + "outer = LimitGate(app, rules=[Rule('put', '1/s', path='/items/{id}', methods=['PUT'])])\n"
+    items = [row for row in table(run(code, "outer")[1]) if row[0] == "/items/{id:int}"]
+    assert items == [("/items/{id:int}", "PUT", "put"), ("/items/{id:int}", "GET", "items")]
+
+
 def test_an_application_without_a_gate_has_its_decorators(run: Run, tmp_path: Path) -> None:
     """And any rules that are named in the place of its own."""
     status, found = run(STARLETTE, "bare")
@@ -195,6 +226,7 @@ def test_the_routes_of_flask(run: Run, name: str) -> None:
     found = run(FLASK, name)[1]
     assert ("/items/<int:id>", "GET", "items") in table(found)
     assert ("/items/<int:id>", "GET", "slow") in table(found)
+    assert [rule for *_, rule in table(found) if rule] == ["items", "slow"]
 
 
 @pytest.mark.parametrize("name", ["shop.settings", "shop.wsgi:application"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -29,6 +29,7 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
 from limitgate.django import rest
+from limitgate.routes.django import routes_of
 
 Open = Callable[..., Project]
 BOTH = pytest.mark.parametrize("kit", [throttling, rest], ids=["theirs", "ours"])
@@ -394,3 +395,65 @@ def test_they_are_throttles() -> None:
     """As REST framework knows them."""
     for name in ("SimpleRateThrottle", "AnonRateThrottle", "UserRateThrottle", "ScopedRateThrottle"):
         assert issubclass(getattr(rest, name), BaseThrottle)
+
+
+def test_routes_are_listed_with_their_throttles() -> None:
+    """Those of views, of functions, of actions of view sets, and by the scope of the view; none that a request has to tell."""
+
+    class Burst(rest.Throttle):
+        limits = ("9/minute",)
+
+    class Plain(APIView):
+        throttle_classes = (
+            Burst,
+            rest.UserRateThrottle,
+            throttling.AnonRateThrottle,
+        )
+
+        def get(self, request: Any) -> None: ...
+
+    class Scoped(APIView):
+        throttle_classes = (rest.ScopedRateThrottle,)
+        throttle_scope = "uploads"
+
+        def post(self, request: Any) -> None: ...
+
+    class Asking(Plain):
+        def get_throttles(self) -> list[Any]:
+            return []
+
+    class Things(ViewSet):
+        throttle_classes = (rest.AnonRateThrottle,)
+
+        def list(self, request: Any) -> None: ...
+
+        @action(detail=False, throttle_classes=[rest.UserRateThrottle])
+        def some(self, request: Any) -> None: ...
+
+    @api_view(["GET"])
+    @throttle_classes([Burst])
+    def function(request: Any) -> None: ...
+
+    urlconf = ModuleType("urls")
+    urlconf.urlpatterns = [  # type: ignore[attr-defined]
+        path("plain", Plain.as_view()),
+        path("scoped", Scoped.as_view()),
+        path("free", Scoped.as_view(throttle_scope="free")),
+        path("wrong", Scoped.as_view(throttle_scope="nowhere")),
+        path("asking", Asking.as_view()),
+        path("things", Things.as_view({"get": "list"})),
+        path("some", Things.as_view({"get": "some"}, **Things.some.kwargs)),
+        path("function", function),
+    ]
+    with override_settings(REST_FRAMEWORK={"DEFAULT_THROTTLE_RATES": RATES}):
+        listed = {route.template: [each.name for each in route.marks(route.methods[0])] for route in routes_of(urlconf)}
+    assert listed == {
+        "/plain": [Burst.rule.name, "user"],
+        "/scoped": ["uploads"],
+        "/free": [],
+        "/wrong": [],
+        "/asking": [],
+        "/things": ["anon"],
+        "/some": ["user"],
+        "/function": [Burst.rule.name],
+    }

@@ -222,7 +222,7 @@ rules:
 
 def test_the_overview_shows_it() -> None:
     """A table of routes says what a rule keeps."""
-    text = overview(RuleSet([Rule("kept", "100/minute", reserve="12.5%", priority="low")]), [listed()])
+    text = overview([RuleSet([Rule("kept", "100/minute", reserve="12.5%", priority="low")])], [listed()])
     assert "reserve 12.5%, priority low" in text
     assert [percent(share_of(value)) for value in ("20%", 0.2, Fraction(1, 4))] == ["20%", "20%", "25%"]
 

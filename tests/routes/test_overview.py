@@ -106,7 +106,7 @@ def test_rules_that_match_no_route() -> None:
 def test_what_is_unusual_about_a_rule_is_noted(options: dict[str, Any], note: str) -> None:
     """The last column says what a rule counts, if it is not each request as one."""
     others = [Rule(name, "9/minute", path="/other", methods=["PUT"]) for name in ("one", "two")]
-    table = overview(RuleSet([Rule("all", "9/minute", **options), *others]), [listed(), listed("/other")])
+    table = overview([RuleSet([Rule("all", "9/minute", **options), *others])], [listed(), listed("/other")])
     assert any(line.endswith(f"  {note}") for line in table.splitlines())
 
 
@@ -145,7 +145,7 @@ def test_lists_of_clients_in_the_table() -> None:
         Rule("office", exempt=True, clients=["::1"]),
         Rule("no", deny=True, clients=["::2"]),
     ]
-    table = overview(RuleSet(rules), [listed()])
+    table = overview([RuleSet(rules)], [listed()])
     assert [line.split("  ")[-1].strip() for line in table.splitlines()[2:]] == ["ip", "only clients ::1", "only clients ::2"]
     assert " denied " in table
     assert " exempt " in table
@@ -170,7 +170,7 @@ def test_the_table() -> None:
         listed("/"),
         listed("/about", marks=("exempt",)),
     ]
-    assert overview(rules, routes).splitlines() == [
+    assert overview([rules], routes).splitlines() == [
         "Route        Methods   Tier           Rule      Limits                Key       Notes",
         "-----------  --------  -------------  --------  --------------------  --------  ----------------------",
         "/            GET       all            -",
@@ -198,11 +198,11 @@ def test_the_table() -> None:
 def test_columns_in_which_nothing_stands_are_left_out() -> None:
     """Without tiers and without anything unusual there are no columns for them, and without routes there is no table."""
     rules = RuleSet([Rule("all", "1/minute")])
-    assert overview(rules, [listed("/a"), listed("/a/b")]).splitlines() == [
+    assert overview([rules], [listed("/a"), listed("/a/b")]).splitlines() == [
         "Route  Methods  Rule  Limits    Key",
         "-----  -------  ----  --------  ---",
         "/a     GET      all   1/minute  ip",
         "/a/b   GET      all   1/minute  ip",
     ]
-    assert overview(rules, []).splitlines() == ["These rules match no route:", "", "Rule  Path", "----  ----", "all   /**"]
-    assert overview(RuleSet([]), []) == ""
+    assert overview([rules], []).splitlines() == ["These rules match no route:", "", "Rule  Path", "----  ----", "all   /**"]
+    assert overview([RuleSet([])], []) == ""
