@@ -11,7 +11,8 @@ from benchmarks.overload.report import most_of
 from benchmarks.overload.rows import LOADS, STEADY, STEP, STEP_DOWN_S, STEP_RATE, STEP_UP_S, STEPS_END_S, WORKS, Results
 from handbook.frame import WIDTH, framed
 
-_TOP, _HIGH = 96, 250
+_LEFT, _RIGHT, _BETWEEN = 72, 24, 64
+_TOP, _HIGH = 108, 250
 _BIN_S = 0.5
 _STYLE = """\
 .line { fill: none; stroke: currentColor; stroke-width: 2.5 }
@@ -65,10 +66,10 @@ class _Panel(NamedTuple):
 def loads(results: Results, captions: Sequence[str]) -> str:
     """Goodput over load, of both kinds of work, with the adaptive limit and without."""
     drawn = _legend(("with", "adaptive"), ("without", "without a limit"), ("most", "the most that can be served"))
-    wide = (WIDTH - 72 - 24 - 64) / 2
+    wide = (WIDTH - _LEFT - _RIGHT - _BETWEEN) / 2
     places = list(enumerate(LOADS))
     for number, work in enumerate(STEADY):
-        panel = _Panel(72 + number * (wide + 64), wide, len(LOADS) - 0.5, 100)
+        panel = _Panel(_LEFT + number * (wide + _BETWEEN), wide, len(LOADS) - 0.5, 100)
         rate = results.capacity[work].rate
         drawn += panel.grid((0, 25, 50, 75, 100), lambda mark: f"{mark:g} %")
         drawn += [panel.below(place + 0.25, f"{load:g}") for place, load in places]
@@ -85,7 +86,7 @@ def loads(results: Results, captions: Sequence[str]) -> str:
 def steps(results: Results, captions: Sequence[str]) -> str:
     """Goodput over time while the capacity changes."""
     rate = results.capacity["pool"].rate
-    panel = _Panel(72, WIDTH - 72 - 24, STEPS_END_S, 100 * (STEP * rate * 1.1 // 100 + 1))
+    panel = _Panel(_LEFT, WIDTH - _LEFT - _RIGHT, STEPS_END_S, 100 * (STEP * rate * 1.1 // 100 + 1))
     drawn = _legend(("with", "adaptive"), ("without", "without a limit"), ("most", "capacity"))
     drawn += panel.grid(range(0, int(panel.most_y) + 1, 100), lambda mark: f"{mark:g}/s")
     drawn += [panel.below(second, f"{second} s") for second in range(0, int(STEPS_END_S) + 1, 5)]
@@ -102,7 +103,7 @@ def steps(results: Results, captions: Sequence[str]) -> str:
 
 
 def _legend(*entries: tuple[str, str]) -> list[str]:
-    parts, x = [], 330.0
+    parts, x = [], float(_LEFT)
     for kind, text in entries:
         parts.append(f'<path class="line {kind}" d="M{x:.0f} 58h26"/>')
         parts.append(f'<text class="small" x="{x + 32:.0f}" y="62">{escape(text)}</text>')

@@ -28,6 +28,7 @@ from benchmarks.overload.rows import (
     refusal_s,
 )
 from benchmarks.overload.runs import Run
+from handbook.frame import WIDTH
 
 CAPACITY, REQUEST_S = 20.0, 0.02
 
@@ -285,3 +286,7 @@ def test_pictures_are_svg_with_a_line_for_each_way(draw) -> None:
     assert {"line with", "line without", "line most"} == set(lines)
     texts = ["".join(text.itertext()) for text in tree.iter("{http://www.w3.org/2000/svg}text")]
     assert {"adaptive", "without a limit", "one & two"} <= set(texts)
+    ends = [
+        float(text.get("x")) + 6.5 * len("".join(text.itertext())) for text in tree.iter("{http://www.w3.org/2000/svg}text")
+    ]
+    assert max(ends) < WIDTH + 6.5 * 6, "nothing is cut off but for half of a label of an axis"
