@@ -253,7 +253,7 @@ class TrustedProxies:
         return any(network.subnet_of(trusted) for trusted in collapse_addresses(same))  # type: ignore[arg-type, type-var]
 
     def _trusted(self, address: _Address | None) -> bool:
-        return address is not None and address[2] in self._ranges[address[1]]
+        return address is not None and self._ranges[address[1]].hold(address[2])
 
 
 class Networks:
@@ -268,7 +268,7 @@ class Networks:
     def hold(self, client: str | None) -> bool:
         """True if a client's address is among them; False for a client without one."""
         address = None if client is None else _read(client)
-        return address is not None and address[2] in self._ranges[address[1]]
+        return address is not None and self._ranges[address[1]].hold(address[2])
 
     def cover(self, other: Networks) -> bool:
         """True if all addresses of the others are among these."""
@@ -285,7 +285,8 @@ class _Ranges:
         self._firsts = [int(network.network_address) for network in same]
         self._lasts = [int(network.broadcast_address) for network in same]
 
-    def __contains__(self, number: int) -> bool:
+    def hold(self, number: int) -> bool:
+        """True if an address is in one of the networks."""
         place = bisect_right(self._firsts, number) - 1
         return place >= 0 and number <= self._lasts[place]
 
@@ -295,7 +296,7 @@ class _Ranges:
         return all(place >= 0 and last <= self._lasts[place] for place, last in zip(places, other._lasts))
 
 
-def _elements(request: Request, header: str) -> Iterator[str]:
+def _elements(request: Request, header: str) -> Iterable[str]:
     """The elements of a request's forwarding header, from the right."""
     if header == "forwarded":
         return _forwarded(request.headers.relayed_end(header, MOST_CHARACTERS + 1))
@@ -319,8 +320,13 @@ def _like(entry: str) -> str:
         return "for example '10.0.0.0/8' or '::1'"
 
 
-def _addresses(value: str) -> Iterator[str]:
+def _addresses(value: str) -> Iterable[str]:
     """The elements of an X-Forwarded-For style header, from the right."""
+    return _split_from_the_right(value) if "," in value else (value,)  # almost all have one
+
+
+def _split_from_the_right(value: str) -> Iterator[str]:
+    """The elements of a list, from the right."""
     for _ in range(MAX_HOPS):
         value, comma, element = value.rpartition(",")
         yield element

@@ -117,22 +117,26 @@ class ASGIHeaders(Headers):
 
     def __init__(self, lines: Iterable[Sequence[bytes]]) -> None:
         self._every = None
-        self._lines = lines if isinstance(lines, list | tuple) else list(lines)
+        self._lines = lines if isinstance(lines, (list, tuple)) else list(lines)
         self._names: list[bytes] | None = None
 
     def _raw_lines_of(self, name: str) -> Sequence[bytes]:
         names, sought = self._names, _raw(name)
         if names is None:
             names = self._names = self._read_names()
-        if sought not in names:
+        found = names.count(sought)
+        if not found:
             return ()
-        if names.count(sought) == 1:
+        if found == 1:
             return (self._lines[names.index(sought)][1],)
-        return [line[1] for line, found in zip(self._lines, names) if found == sought]
+        return [line[1] for line, each in zip(self._lines, names) if each == sought]
 
     def relayed_end(self, name: str, most: int) -> str:
         """`end` of a header that a proxy has written."""
-        return self.end(name, most) if len(self._lines) <= MOST_LINES else self._end(self._from_the_right(_raw(name)), most)
+        if len(self._lines) > MOST_LINES:
+            return self._end(self._from_the_right(_raw(name)), most)
+        lines = self._raw_lines_of(name)
+        return lines[0][-most:].decode("latin-1") if len(lines) == 1 else self._end(reversed(lines), most)
 
     def _from_the_right(self, name: bytes) -> Iterator[bytes]:
         """The values of a name among many lines, beginning with the last one."""
