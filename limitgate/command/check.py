@@ -11,10 +11,12 @@ import click
 from limitgate.command.exits import FOUND
 from limitgate.command.findings import Finding, found
 from limitgate.command.output import print_json
+from limitgate.command.rule_sets import is_in_python, rules_named
 from limitgate.errors import MOST_MISTAKES, ConfigError, spelled
 from limitgate.observing.counts import series
 from limitgate.rules.files import RuleFiles, read_rule_files
 from limitgate.rules.review import Oddity, review
+from limitgate.rules.rule import Rule
 
 
 class _Checked(NamedTuple):
@@ -42,8 +44,8 @@ class _Checked(NamedTuple):
 def verb(ctx: click.Context, paths: tuple[Path, ...], form: str, *, strict: bool, identifies: bool) -> None:
     """Read rule files and folders as the service would, and print what is wrong with them and what is odd.
 
-    Each PATH is a rule set of its own: a file, or a folder with a file for each tier. Below it says how many metric
-    series the rules make. Exit status 0: no mistake; 1: some.
+    Each PATH is a rule set of its own: a file, a folder with a file for each tier, or MODULE:NAME of an application or a list
+    of rules in Python. Below it says how many metric series the rules make. Exit status 0: no mistake; 1: some.
 
     For example: limitgate check config/
     """
@@ -59,7 +61,9 @@ def verb(ctx: click.Context, paths: tuple[Path, ...], form: str, *, strict: bool
 
 
 def _look_at(path: Path, *, identifies: bool) -> _Checked:
-    """Look at the rule set of a path. Findings are in the order of files and lines."""
+    """Look at the rule set of a path, or of a name in Python. Findings are in the order of files and lines."""
+    if is_in_python(str(path)):
+        return _look_at_python(path, identifies=identifies)
     try:
         read = read_rule_files(path)
     except ConfigError as error:
@@ -67,6 +71,27 @@ def _look_at(path: Path, *, identifies: bool) -> _Checked:
     callers = [caller for file in read.files for caller in file.callers.values()]
     odd = [_warning(read, oddity) for oddity in review(read.rules, callers, identifies=identifies)]
     return _Checked(path, _in_order([*odd, *_failed_tests(read)]), series(read.rules))
+
+
+def _look_at_python(name: Path, *, identifies: bool) -> _Checked:
+    """Look at rules that stand in Python, which have no lines."""
+    try:
+        rules = rules_named(str(name))
+    except ConfigError as error:
+        return _Checked(name, [each._replace(file=each.file or str(name)) for each in found(error)], None)
+    odd = [
+        Finding(str(name), None, ": ".join(filter(None, (_about(each), spelled(each.field)))), "warning", each.message)
+        for each in review(rules, rules.listed_callers, identifies=identifies)
+    ]
+    return _Checked(name, odd, series(rules))
+
+
+def _about(oddity: Oddity) -> str:
+    """The name of what is odd: a rule, a caller, or a tier."""
+    about = oddity.about
+    if isinstance(about, str):
+        return f"tier {about!r}"
+    return f"rule {about.name!r}" if isinstance(about, Rule) else f"caller {about.id!r}"
 
 
 def _failed_tests(read: RuleFiles) -> Iterable[Finding]:

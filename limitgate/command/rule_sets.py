@@ -22,7 +22,7 @@ def rules_named(name: str) -> RuleSet:
 
     Raises `ConfigError` as `load_rules` does, `click.UsageError` for a name that leads to no rules.
     """
-    if ":" not in name or Path(name).exists():
+    if not is_in_python(name):
         return load_rules(name)
     found = application(name)
     if isinstance(found, RuleSet | Rule | list | tuple):
@@ -31,6 +31,11 @@ def rules_named(name: str) -> RuleSet:
     if rules is None:
         raise click.UsageError(f"{name}: no LimitGate around it is seen, expected an application with one, or a list of Rule")
     return rules
+
+
+def is_in_python(name: str) -> bool:
+    """True for a name like ``MODULE:NAME``, and not for the path of a file that happens to look like one."""
+    return ":" in name and not Path(name).exists()
 
 
 def rules_around(app: Any) -> RuleSet | None:

@@ -27,6 +27,9 @@ def hello(request):
 
 RULES = [Rule("api", "5/minute", path="/api/**")]
 SET = RuleSet(RULES)
+ODD = [Rule("api", "10/second", "5/minute"), Rule("mine", "9/minute", path="/me", key=["caller"])]
+TWICE = Starlette()
+TWICE.add_middleware(LimitGate, rules=[*RULES, *RULES])
 BY_CODE = [Rule("plan", lambda request: None)]
 star = Starlette(routes=[Route("/api/{id}", hello)])
 star.add_middleware(LimitGate, rules=RULES)
@@ -92,6 +95,18 @@ def test_limits_from_code_are_said(run: Run, redis_server: RedisServer) -> None:
 def test_what_leads_to_no_rules_is_wrong_usage(run: Run, words: list[str], told: str) -> None:
     result = run("explain", "GET", "/api/x", *words)
     assert (result.exit_code, told in result.stderr) == (2, True)
+
+
+def test_rules_in_python_are_checked(run: Run) -> None:
+    """What is odd is told with the rule's name, as there are no lines; and mistakes, too."""
+    assert run("check", "--strict", "shop_in_python:RULES").exit_code == 0
+    odd = run("check", "--strict", "shop_in_python:ODD")
+    assert odd.exit_code == 1
+    assert "shop_in_python:ODD: warning: rule 'api': limits[0]: 10/second never refuses" in odd.stdout
+    assert "rule 'mine': key: counts by caller, but none are listed" in odd.stdout
+    assert "counts by caller" not in run("check", "--identify", "shop_in_python:ODD").stdout
+    twice = run("check", "shop_in_python:TWICE")
+    assert (twice.exit_code, "shop_in_python:TWICE: rules[1].name: rule 'api' is there twice" in twice.stdout) == (1, True)
 
 
 def test_a_file_with_a_colon_in_its_name_is_a_file(run: Run) -> None:
