@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from limitgate import (
+    Adaptive,
     AsyncLimiter,
     Caller,
     Configured,
@@ -58,6 +59,7 @@ def words(owner: type) -> dict[str, str]:
 
 
 OWNERS = [
+    Adaptive,
     *(AdaptiveOptions, BucketParts, Caller, ChargeIf, ClientOptions, Decision),
     *(KnownCaller, Limit, Request, Rule, Settings, Window),
 ]

@@ -84,7 +84,9 @@ class PlainExchange(Exchange):
             rules.counts.count("admitted", self._plain.reading.source)
 
     def sent(self) -> None:
-        """Note that the application has given all of its response: nothing is held that could be given back now."""
+        """Note that the application has given all of its response: but for places in flight nothing is held."""
+        if self._plain.prepared.adaptive is not None and (in_flight := self.in_flight) is not None:
+            in_flight.end()
         self.settle()
 
     def settle(self) -> None:

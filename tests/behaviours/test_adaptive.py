@@ -381,6 +381,20 @@ def test_a_body_that_nobody_closes_gives_the_place_back() -> None:
     assert places_of(gated).limit.in_flight == 0
 
 
+@pytest.mark.parametrize("rates", [(), ("9/hour",)], ids=["alone", "beside rates"])
+def test_the_end_of_a_body_gives_the_place_back(rates: tuple[str, ...]) -> None:
+    """Hardly any test client closes it."""
+
+    def app(environ: Any, start_response: Any) -> Any:
+        start_response("200 OK", [("Content-Length", "4")])
+        return (each for each in [b"do", b"ne"])
+
+    gated = LimitGateWSGI(app, rules=[Rule("all", *rates, adaptive=Adaptive(min=1, max=1))])
+    chunks = gated(wsgi_environ(), lambda *_: bytes.join)
+    assert b"".join(chunks) == b"done"
+    assert places_of(gated).limit.in_flight == 0
+
+
 def test_an_event_loop_that_is_gone_gives_places_back() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await receive()  # what never comes

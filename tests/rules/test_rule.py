@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import itertools
+from fractions import Fraction
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
-from limitgate import Limit, Rule, RuleSet
+from limitgate import Adaptive, Limit, Rule, RuleSet
 from limitgate.errors import ConfigError
 from limitgate.http.request import ASGIRequest
+from limitgate.places import Terms
 
 
 def asked(method: str = "GET", path: str = "/", query: str = "") -> ASGIRequest:
@@ -183,7 +185,35 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"per": None}, "per"),
     ({"per": ["message"]}, "per"),
     ({"per": "message", "limits": [], "exempt": True}, "per"),
+    ({"adaptive": 7}, "adaptive"),
+    ({"adaptive": "yes"}, "adaptive"),
+    ({"adaptive": {"min": 0}}, "adaptive"),
+    ({"adaptive": {"min": 9, "max": 3}}, "adaptive"),
+    ({"adaptive": {"most": 3}}, "adaptive"),
+    ({"adaptive": True, "per": "message"}, "per"),
+    ({"adaptive": True, "limits": [], "exempt": True}, "exempt"),
+    ({"adaptive": False, "limits": []}, "limits"),
+    ({"adaptive": True, "limits": [], "key": ["ip"]}, "key"),
+    ({"adaptive": True, "limits": [], "cost": 2}, "cost"),
+    ({"adaptive": True, "limits": [], "on_error": "open"}, "on_error"),
+    ({"adaptive": True, "limits": [], "charge_if": {"status": [401]}}, "charge_if"),
+    ({"adaptive": True, "limits": [], "lease": 2}, "lease"),
+    ({"adaptive": True, "limits": [], "algorithm": "gcra"}, "algorithm"),
+    ({"adaptive": True, "limits": [], "align": "UTC"}, "align"),
+    ({"adaptive": True, "limits": [], "shadow": True, "max_delay": 1}, "max_delay"),
+    ({"adaptive": True, "limits": [], "priority": "low"}, "priority"),
 ]
+
+
+def test_options_that_go_with_an_adaptive_limit() -> None:
+    """Alone it has no buckets; beside rates their options are about these."""
+    rule = Rule("all", adaptive={"min": 2, "delay": "10ms"}, max_delay="50ms", reserve="10%", priority="low")
+    assert rule.terms == Terms(Adaptive(min=2, delay=0.01), 0.05, Fraction(1, 10))
+    assert (rule.has_limits, rule.has_counts, rule.buckets, rule.every_limit) == (True, False, (), ())
+    assert Rule("all", adaptive=True, max_delay=1, priority="low").priority == "low"
+    both = Rule("api", "5/s", adaptive=True, key=["api_key"], cost=2, on_error="closed", charge_if={"status": [200]})
+    assert (both.has_counts, both.terms) == (True, Terms(Adaptive()))
+    assert Rule("api", "5/s", adaptive=False) == Rule("api", "5/s")
 
 
 @pytest.mark.parametrize(("options", "field"), MISTAKES)

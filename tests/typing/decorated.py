@@ -25,6 +25,13 @@ async def login(request: Request, *, retry: bool = False) -> Response:
     return PlainTextResponse("again" if retry else "welcome")
 
 
+@limit(adaptive={"max": 50})
+@limit("9/minute", adaptive=True)
+def exported() -> str:
+    """A function held to what the process can do."""
+    return "all of it"
+
+
 @limit(qps=5, qpm=100, qph=1000, qpd=2000, cost=lambda request: len(request.path), shadow=True, charge_if={"status": ["4xx"]})
 @exempt
 def plain(item: int, note: str = "") -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import assert_type
 
-from limitgate import Caller, Limit, Request, Rule, RuleSet, Settings, load_rules
+from limitgate import Adaptive, Caller, Limit, Request, Rule, RuleSet, Settings, load_rules
 
 
 def cost_of(request: Request) -> int:
@@ -33,6 +33,12 @@ Rule("daily", qpd=100, align=True)  # type: ignore[arg-type]
 assert_type(limit.count, int)
 assert_type(limit.period, int)
 assert_type(limit.burst, int)
+
+Rule("all", adaptive=True)
+Rule("all", adaptive=Adaptive(min=4, max=200), reserve="10%", priority="high", max_delay="50ms")
+Rule("all", adaptive={"min": 4, "delay": "20ms"})
+Rule("all", adaptive="yes")  # type: ignore[arg-type]
+assert_type(Rule("all", adaptive=True).adaptive, Adaptive | None)
 
 rule = Rule("api", "5/second", limit, qpm=100, qph=1000, qpd=2000, path="/api/**", methods=["GET", "POST"], key=["path", "ip"])
 assert_type(rule, Rule)

@@ -1,0 +1,97 @@
+"""`adaptive` behind the frameworks: their routes are its classes, their responses its samples."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import flask
+import pytest
+from django.http import HttpResponse, StreamingHttpResponse
+from django.urls import path
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from limitgate import Adaptive, LimitGate, Rule, limit
+from limitgate.flask import LimitGate as FlaskLimitGate
+from limitgate.forking import living
+from limitgate.places import Places
+from tests.support.django_app import WAYS
+
+RULE = Rule("all", adaptive=Adaptive(min=2, max=2))
+
+
+@pytest.fixture(autouse=True)
+def _others_are_gone() -> None:
+    gc.collect()
+
+
+def places() -> Places:
+    """Those of the only gate there is."""
+    (found,) = [each for each in living(Places) if type(each) is Places and each.terms.adaptive == RULE.adaptive]
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
+def test_django(way: Any) -> None:
+    """In threads and on event loops: a view, a stream, an error, and a refusal."""
+
+    def view(request: Any, number: int = 0) -> HttpResponse:
+        assert request.limitgate.windows[0][:5] == ("all", 2, 0, 1, 1)
+        return HttpResponse("done")
+
+    def stream(request: Any) -> StreamingHttpResponse:
+        return StreamingHttpResponse(iter([b"do", b"ne"]))
+
+    def error(request: Any) -> HttpResponse:
+        raise ValueError
+
+    urls = path("view/<int:number>", view), path("stream", stream), path("error", error)
+    with way.project(*urls, rules=[RULE]) as project:
+        project.client.raise_request_exception = False
+        assert project.statuses("/view/1", "/view/2", "/stream", "/error", "/none") == [200, 200, 200, 500, 404]
+        limit_of_all = places().limit
+        assert limit_of_all.in_flight == 0
+        assert list(limit_of_all.base_s_by_class) == [("GET", "/view/<int:number>")]
+        for _ in range(2):
+            limit_of_all.begin(0.0, "other")
+        response = project.ask("/view/1")
+        assert response.status_code == 503
+        assert 1 <= int(response["retry-after"]) <= 11
+        assert response["cache-control"] == "no-store"
+
+
+def test_flask() -> None:
+    app = flask.Flask(__name__)
+
+    @app.get("/view/<int:number>")
+    @limit("9/hour", adaptive=Adaptive(min=2, max=2))
+    def view(number: int) -> str:
+        return str(flask.request.environ["limitgate"].windows[1][:3])
+
+    FlaskLimitGate(app, rules=[Rule("other", path="/other", adaptive=True)])
+    app.register_error_handler(429, lambda _: ("own", 429))
+    client = app.test_client()
+    assert "2, 0" in client.get("/view/1").text
+    assert list(places().limit.base_s_by_class) == [("GET", "/view/<int:number>")]
+    for _ in range(2):
+        places().limit.begin(0.0, "other")
+    assert client.get("/view/2").status_code == 503
+
+
+def test_fastapi() -> None:
+    app = FastAPI()
+
+    @app.get("/view/{number}")
+    def view(number: int) -> int:  # in a thread
+        return number
+
+    app.add_middleware(LimitGate, rules=[RULE])
+    with TestClient(app) as client:
+        assert [client.get(f"/view/{number}").status_code for number in range(5)] == [200] * 5
+        assert client.get("/none").status_code == 404
+        assert list(places().limit.base_s_by_class) == [("GET", "/view/{number}")]
+        assert places().limit.in_flight == 0
+        for _ in range(2):
+            places().limit.begin(0.0, "other")
+        assert client.get("/view/1").status_code == 503
