@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import click
@@ -12,9 +13,9 @@ from limitgate.command.exits import FOUND
 from limitgate.command.output import print_json
 from limitgate.command.rule_sets import gates_around, inwards, is_of_django, rules_named
 from limitgate.routes import starlette_listing
-from limitgate.routes.overview import Entry, Listed, entries, notes_on, overview, unmatched
+from limitgate.routes.overview import Entry, Listed, Mounted, entries, notes_on, overview, unmatched
 from limitgate.rules.files import rules_of
-from limitgate.rules.rule import RuleSet
+from limitgate.rules.rule import Rule, RuleSet
 from limitgate.rules.settings import GateSettings
 
 
@@ -24,6 +25,8 @@ class _Application(NamedTuple):
     routes: list[Listed]
     gates: list[RuleSet]
     """The rules of the gates around it, from the outside, as far as they can be seen."""
+    mounted: list[Mounted]
+    """The gates around applications that are mounted in it."""
 
 
 @click.command("routes")
@@ -42,20 +45,26 @@ def verb(ctx: click.Context, name: str, rules: str | None, *, as_json: bool) -> 
     found = _django(name) if ":" not in name else _application(application(name))
     if not found.routes:
         raise click.UsageError(f"{name} shows no routes, expected an application of Starlette, FastAPI, Flask or Django")
-    gates = [rules_named(rules)] if rules else found.gates
-    if not gates:
+    if rules:
+        found = _Application(found.routes, [rules_named(rules)], [])
+    gates, mounted = found.gates or [RuleSet([])], found.mounted
+    if not (found.gates or mounted):
         click.echo("limitgate: no LimitGate around it is seen, so only decorators are; --rules names rules", err=True)
-        gates = [RuleSet([])]
+    idle = [
+        each
+        for its_rules, routes in [*[(each, found.routes) for each in gates], *mounted]
+        for each in unmatched(its_rules, routes)
+    ]
     if as_json:
-        print_json(_as_json(gates, found.routes))
+        print_json(_as_json(entries(gates, found.routes, mounted), idle))
     else:
-        click.echo(overview(gates, found.routes))
-    ctx.exit(FOUND if any(unmatched(each, found.routes) for each in gates) else 0)
+        click.echo(overview(gates, found.routes, mounted))
+    ctx.exit(FOUND if idle else 0)
 
 
-def _as_json(gates: list[RuleSet], routes: list[Listed]) -> dict[str, Any]:
+def _as_json(told: list[Entry], idle: list[tuple[str, Rule]]) -> dict[str, Any]:
     return {
-        "routes": [_entry(each) for each in entries(gates, routes)],
+        "routes": [_entry(each) for each in told],
         "unmatched": [
             {
                 "rule": rule.name,
@@ -63,8 +72,7 @@ def _as_json(gates: list[RuleSet], routes: list[Listed]) -> dict[str, Any]:
                 "path": list(rule.paths),
                 "methods": sorted(rule.methods) if rule.methods else None,
             }
-            for rules in gates
-            for tier, rule in unmatched(rules, routes)
+            for tier, rule in idle
         ],
     }
 
@@ -84,13 +92,28 @@ def _entry(entry: Entry) -> dict[str, Any]:
 def _application(app: Any) -> _Application:
     """The routes and rules of an application of any framework, behind the middleware around it."""
     if any(map(is_of_django, inwards(app))):
-        return _Application(_django(None).routes, list(gates_around(app)))
+        return _Application(_django(None).routes, list(gates_around(app)), [])
     flask = next((each for each in inwards(app) if hasattr(each, "url_map") and hasattr(each, "view_functions")), None)
     if flask is not None:
         from limitgate.flask import routes_of  # noqa: PLC0415 - Flask is there where an application of it is
 
-        return _Application(list(routes_of(flask)), list(gates_around(app)))
-    return _Application(starlette_listing.routes_of(app), list(gates_around(app)))
+        return _Application(list(routes_of(flask)), list(gates_around(app)), [])
+    return _Application(starlette_listing.routes_of(app), list(gates_around(app)), list(_mounted(app, frozenset())))
+
+
+def _mounted(app: Any, around: frozenset[int]) -> Iterator[Mounted]:
+    """The gates around applications that are mounted in one of Starlette. ``around`` are those that this one is mounted in."""
+    for template, within in starlette_listing.mounts_of(app):
+        routes = starlette_listing.routes_of(within)
+        if id(within) in around or not routes:
+            continue
+        yield from [(rules, [_below(template, route) for route in routes]) for rules in gates_around(within)]
+        for rules, further in _mounted(within, around | {id(within)}):
+            yield rules, [_below(template, route) for route in further]
+
+
+def _below(template: str, route: Listed) -> Listed:
+    return route._replace(template=f"{template}{route.template}")
 
 
 def _django(settings: str | None) -> _Application:
@@ -110,4 +133,4 @@ def _django(settings: str | None) -> _Application:
     if not hasattr(django.conf.settings, "ROOT_URLCONF"):
         raise click.UsageError(f"{settings} has no ROOT_URLCONF, expected MODULE:APP, or the module of Django's settings")
     chosen = GateSettings(**options())
-    return _Application(routes_of(), [rules_of(chosen.rules)] if chosen.rules is not None else [])
+    return _Application(routes_of(), [rules_of(chosen.rules)] if chosen.rules is not None else [], [])

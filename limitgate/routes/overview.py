@@ -59,13 +59,17 @@ class Entry(NamedTuple):
     """The rules of the gate."""
 
 
-def overview(gates: Sequence[RuleSet], routes: Sequence[Listed]) -> str:
+Mounted = tuple[RuleSet, Sequence[Listed]]
+"""The rules of a gate around a mounted application, and its routes: templates with the mount, patterns without it."""
+
+
+def overview(gates: Sequence[RuleSet], routes: Sequence[Listed], mounted: Sequence[Mounted] = ()) -> str:
     """Table of the routes with their limits by the rules of each gate, and below these the rules that match none of them."""
-    parts = [_aligned(_HEADS, _rows(gates, routes))] if routes else []
+    parts = [_aligned(_HEADS, _rows(gates, routes, mounted))] if routes else []
     idle = [
         (rule.name, ", ".join(rule.paths), ", ".join(sorted(rule.methods or ())), _tier_cell([tier], rules))
-        for rules in gates
-        for tier, rule in unmatched(rules, routes)
+        for rules, its_routes in [*[(each, routes) for each in gates], *mounted]
+        for tier, rule in unmatched(rules, its_routes)
     ]
     if idle:
         parts.append("These rules match no route:\n\n" + _aligned(("Rule", "Path", "Methods", "Tier"), idle))
@@ -132,14 +136,14 @@ def _class_of(method: str) -> str:
     return "GET" if method == "HEAD" else method
 
 
-def entries(gates: Sequence[RuleSet], routes: Sequence[Listed]) -> list[Entry]:
+def entries(gates: Sequence[RuleSet], routes: Sequence[Listed], mounted: Sequence[Mounted] = ()) -> list[Entry]:
     """The rules of each route by each gate, the outermost first; methods and tiers together that have the same ones.
 
     What stands in code is for the outermost gate to decide about, but for exemptions. A rule that several have is told once.
     """
     found = list(_entries(gates[0], routes)) if gates else []
-    for rules in gates[1:]:
-        further = [each for each in _entries(rules, [_within(route) for route in routes]) if each.applied is not None]
+    for rules, its_routes in [*[(each, routes) for each in gates[1:]], *mounted]:
+        further = [each for each in _entries(rules, [_within(route) for route in its_routes]) if each.applied is not None]
         known = [each[:-1] for each in found]
         found = [*_left(found, further), *[each for each in further if each[:-1] not in known]]
     return sorted(found, key=lambda each: each.template)
@@ -168,11 +172,11 @@ def _left(found: Sequence[Entry], further: Sequence[Entry]) -> Iterable[Entry]:
             yield each._replace(methods=methods)
 
 
-def _rows(gates: Sequence[RuleSet], routes: Sequence[Listed]) -> list[Row]:
+def _rows(gates: Sequence[RuleSet], routes: Sequence[Listed], mounted: Sequence[Mounted]) -> list[Row]:
     """A row for each rule that applies, without cells that repeat the row above."""
     rows = [
         (each.template, ", ".join(each.methods), _tier_cell(each.tiers, each.rules), *_cells(each.applied))
-        for each in entries(gates, routes)
+        for each in entries(gates, routes, mounted)
     ]
     return [_new(row, above) for above, row in zip([(), *rows], rows)]
 

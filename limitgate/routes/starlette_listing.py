@@ -27,6 +27,15 @@ def routes_of(app: Any) -> list[Listed]:
     return [_listed(template, route, routes) for template, route in found]
 
 
+def mounts_of(app: Any) -> Iterator[tuple[str, Any]]:
+    """The applications that are mounted right in one, each with the template of its mount."""
+    router = router_of(app)
+    for route in flat(router.routes) if router is not None else ():
+        within = getattr(route, "app", None)
+        if within is not None and getattr(route, "endpoint", None) is None and mounted(route):
+            yield getattr(route, "path", None) or "", within
+
+
 def _walk(routes: list[Any], template: str, around: frozenset[int]) -> Iterator[tuple[str, Any]]:
     """Routes and their templates. ``around`` are the lists that these are mounted in: one may be mounted in itself."""
     for route in flat(routes):

@@ -190,6 +190,26 @@ def test_all_gates_around_an_application(run: Run, name: str) -> None:
     assert (status, [each["rule"] for each in found["unmatched"]]) == (1, ["carts", "gone"])
 
 
+MOUNTED = """
+inner = Starlette(routes=[Route("/slow", slow), Route("/free", exempt(hello)), Mount("/deep", LimitGate(bare, rules=RULES))])
+inner.add_middleware(LimitGate, rules=[Rule("inner", "3/second", path="/slow"), Rule("never", "1/second", path="/sub/slow")])
+outer = Starlette(routes=[Route("/slow", hello), Mount("/sub", inner)])
+"""
+
+
+def test_gates_around_mounted_applications(run: Run) -> None:
+    """Their rules are for paths below the mount, and routes are told with it; decorators once, whoever decides about them."""
+    status, found = run(STARLETTE + MOUNTED, "outer")
+    assert [row for row in table(found) if "/deep" not in row[0]] == [
+        ("/slow", "GET", None),
+        ("/sub/free", "GET", "@exempt"),
+        ("/sub/slow", "GET", "slow"),
+        ("/sub/slow", "GET", "inner"),
+    ]
+    assert ("/sub/deep/items/{id:int}", "GET", "items") in table(found)
+    assert (status, [each["rule"] for each in found["unmatched"]]) == (1, ["never", "gone"])
+
+
 def test_a_gate_inside_rules_what_the_one_around_it_leaves(run: Run) -> None:
     """Nobody is told that nothing applies where something does."""
     code = STARLETTE + "outer = LimitGate(app, rules=[Rule('put', '1/s', path='/items/{id}', methods=['PUT'])])\n"
