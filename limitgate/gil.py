@@ -60,12 +60,16 @@ class _Collector:
         To freeze all objects and to take that back takes no time, and is no reason for a full collection. What an application
         has frozen itself stays so, and then nothing is spared.
         """
-        if gc.get_count()[1] > gc.get_threshold()[1] // 2 and gc.get_freeze_count() <= FROZEN_BY_PYTHON:
-            gc.freeze()
-            gc.unfreeze()
-            if not _work.has_spared:
-                _work.has_spared = True
-                self._times += 1
+        if gc.get_count()[1] <= gc.get_threshold()[1] // 2:
+            return
+        if gc.get_freeze_count() > FROZEN_BY_PYTHON:  # to count them takes long, so that is done once
+            _work.may_spare = False
+            return
+        gc.freeze()
+        gc.unfreeze()
+        if not _work.has_spared:
+            _work.has_spared = True
+            self._times += 1
 
 
 _collector = _Collector()
