@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from limitgate.places import Places
+from limitgate.places import Places, Terms
 from limitgate.rules.callers import DEFAULT_TIER
 from limitgate.rules.rule import Rule
 
@@ -13,9 +13,10 @@ Kind = Literal["rule", "limit"]
 
 
 class AdaptiveLimits:
-    """The places under each adaptive limit, by kind, tier and name of its rule."""
+    """The places under each adaptive limit, by kind, tier and name of its rule. Under ``shadow`` nobody waits for one."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shadow: bool = False) -> None:
+        self._shadow = shadow
         self._places: dict[tuple[Kind, str, str], Places] = {}
 
     def of(self, rule: Rule, kind: Kind) -> Places:
@@ -23,7 +24,7 @@ class AdaptiveLimits:
         name = kind, rule.tier or DEFAULT_TIER, rule.name
         places = self._places.get(name)
         if places is None:
-            places = self._places.setdefault(name, Places(rule.terms))  # another thread may have made some meanwhile
+            places = self._places.setdefault(name, Places(self._terms(rule)))  # another thread may have made some meanwhile
         return places
 
     def keep(self, rules: Iterable[Rule]) -> None:
@@ -31,6 +32,9 @@ class AdaptiveLimits:
         left = {("rule", rule.tier or DEFAULT_TIER, rule.name): rule for rule in rules if rule.adaptive is not None}
         for name, places in list(self._places.items()):
             if name in left:
-                places.reconfigure(left[name].terms)
+                places.reconfigure(self._terms(left[name]))
             elif name[0] == "rule":
                 del self._places[name]
+
+    def _terms(self, rule: Rule) -> Terms:
+        return rule.terms._replace(max_delay=0.0) if self._shadow else rule.terms

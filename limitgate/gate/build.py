@@ -199,7 +199,7 @@ def _compiler(
     """Make the function that reviews a rule set and makes it ready for a gate with these settings."""
     cardinality = CardinalityGuard(settings.new_buckets, time.monotonic) if settings.new_buckets else None
     identifies = settings.identify is not None
-    users, adaptive_limits = Users(), AdaptiveLimits()
+    users, adaptive_limits = Users(), AdaptiveLimits(shadow=settings.shadow)
 
     def compiled(rules: RuleSet) -> RulesInForce:
         _review(rules, proxies, identifies=identifies)

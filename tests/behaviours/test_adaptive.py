@@ -721,3 +721,39 @@ def test_whatever_happens_every_place_comes_back_once(seed: int) -> None:
     for name in ("all", "some", "shadow"):
         limit = places_of(gated, name).limit
         assert (limit.in_flight, limit.waiting) == (0, 0)
+
+
+def test_a_gate_that_is_a_shadow_holds_nobody_up() -> None:
+    async def main() -> None:
+        held = Held()
+        held.go.set()
+        app = LimitGate(held, rules=[one_place(max_delay=60)], shadow=True)
+        places_of(app).limit.begin(0.0, "other")
+        assert (await asgi_reply(app)).status == 200
+        assert held.seen[0].shadow
+
+    asyncio.run(main())
+
+
+class Silent:
+    """A store that never answers."""
+
+    async def aspend(self, plan: Any, timeout: float) -> Any:
+        return await asyncio.get_running_loop().create_future()
+
+    async def aclose(self) -> None:
+        return
+
+
+def test_a_request_that_is_cancelled_while_it_waits_for_the_store_gives_its_place_back() -> None:
+    async def main() -> None:
+        app = LimitGate(Held(), rules=[one_place(), Rule("api", "5/hour")], store=Silent())
+        task = asyncio.create_task(asgi_reply(app))
+        await until(lambda: places_of(app).limit.in_flight == 1)
+        task.cancel()
+        await asyncio.wait([task])
+        del task
+        gc.collect()
+        assert places_of(app).limit.in_flight == 0
+
+    asyncio.run(main())
