@@ -164,12 +164,9 @@ def report(results: Results) -> str:
 
 def disturbed(results: Results) -> str:
     """Say how much of their core the servers had to leave to others, and the client; "" where it was next to nothing."""
-    with_limit = [*results.limited.values(), *results.fixed.values(), *results.priorities.values(), *results.steps.values()]
-    runs = [*with_limit, *results.unlimited.values()]
-    waited, lag_s = (
-        max([run.waited_s / run.seconds for run in runs], default=0.0),
-        max([run.lag_s for run in runs], default=0.0),
-    )
+    runs = [*results.limited.values(), *results.fixed.values(), *results.priorities.values(), *results.steps.values()]
+    waited = max([run.waited_s / run.seconds for run in runs], default=0.0)
+    lag_s = max([run.lag_s for run in runs], default=0.0)
     if waited <= DISTURBED and lag_s <= LATE_S:
         return ""
     said = f"Others had the core of a server for up to {waited:.0%} of a run, and requests were sent up to {_ms(lag_s)} late"

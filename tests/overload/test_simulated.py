@@ -74,7 +74,7 @@ def test_event_loop(load, p99_s, seed) -> None:
     assert load > 0.5 or not results.shed.total()
 
 
-@pytest.mark.parametrize(("load", "share", "p99_s"), [(0.5, 1, 0.009), (1, 0.977, 0.041), (2, 1, 0.034), (10, 1, 0.034)])
+@pytest.mark.parametrize(("load", "share", "p99_s"), [(0.5, 1, 0.009), (1, 0.977, 0.041), (2, 1, 0.034)])
 def test_event_loop_that_accepts_one_connection_in_an_iteration(load, share, p99_s) -> None:
     """As uvloop does: its iterations are short and the queue stands in front of it, if requests come on new connections."""
     results = event_loop(lambda _: load * LOOP_CAPACITY, seed=1, accepts=1)
