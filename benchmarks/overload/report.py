@@ -164,7 +164,8 @@ def report(results: Results) -> str:
 
 def disturbed(results: Results) -> str:
     """Say how much of their core the servers had to leave to others, and the client; "" where it was next to nothing."""
-    runs = [*results.limited.values(), *results.fixed.values(), *results.priorities.values(), *results.steps.values()]
+    steps = [run for limit, run in results.steps.items() if limit != NONE]
+    runs = [*results.limited.values(), *results.fixed.values(), *results.priorities.values(), *steps]
     waited = max([run.waited_s / run.seconds for run in runs], default=0.0)
     lag_s = max([run.lag_s for run in runs], default=0.0)
     if waited <= DISTURBED and lag_s <= LATE_S:
