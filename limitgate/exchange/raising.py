@@ -7,6 +7,7 @@ follows is the framework's own, handlers of blueprints and functions after the r
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Lock
 from typing import Any
 
 from limitgate.exchange.refused import refused
@@ -18,18 +19,22 @@ _REFUSED = "limitgate.refused"
 """Name of a refusal that is to be raised, in a scope or environ."""
 
 
+_hooking = Lock()
+
+
 class RaisingApp:
     """A Flask or Quart application, whose method ``entrance`` takes a request in."""
 
     def __init__(self, app: Any, entrance: str) -> None:
         self._app = app
         self._entrance = entrance
-        app.before_request_funcs.setdefault(None, []).insert(0, self._raise)
+        self._is_hooked = False
 
     def denial(self, place: Any, refusal: Refusal, decision: Decision) -> Callable[..., Any] | None:
         """The application that answers in the place of a refusal; None if no handler is registered for one anywhere."""
         if not any(self._has_handler(name) for name in self._app.error_handler_spec):
             return None
+        self._hook()
 
         def answer(place: Any, *arguments: Any) -> Any:
             place[_REFUSED] = refusal, decision
@@ -37,6 +42,17 @@ class RaisingApp:
             return entrance(self._app, place, *arguments)
 
         return answer
+
+    def _hook(self) -> None:
+        """Have refusals raised before all other functions run. Only from the first one on: each request pays for it.
+
+        The list is another one from then on, as other threads may be going through it just now.
+        """
+        with _hooking:
+            if not self._is_hooked:
+                functions = self._app.before_request_funcs
+                functions[None] = [self._raise, *functions.get(None, ())]
+                self._is_hooked = True
 
     def _has_handler(self, blueprint: str | None) -> bool:
         spec = self._app.error_handler_spec.get(blueprint, {})

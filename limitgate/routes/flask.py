@@ -64,7 +64,8 @@ class FlaskRoutes:
         if app.url_map.host_matching or app.subdomain_matching or app.config.get("TRUSTED_HOSTS"):
             return None
         self.decorated()
-        rules = len(app.url_map._rules)  # noqa: SLF001 - all that Werkzeug tells of a rule that was added is a longer list
+        by_endpoint = app.url_map._rules_by_endpoint  # noqa: SLF001 - all that Werkzeug tells of a rule that was added
+        rules = sum(map(len, by_endpoint.values()))
         if self._version is None or self._version[0] is not self._views or self._version[1] != rules:
             self._version = self._views, rules
         return self._version

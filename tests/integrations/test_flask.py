@@ -330,6 +330,22 @@ def test_what_a_context_sets_off() -> None:
     assert ran == ["identify", *once]
 
 
+def test_a_handler_of_refusals_costs_other_requests_nothing() -> None:
+    """What raises refusals for it is there from the first one on, once, before functions that were there; without one never."""
+    app, handled, ran = gated(site()), gated(site()), []
+    handled.before_request(lambda: ran.append("before"))
+    handled.register_error_handler(429, lambda _: ("handled", 429))
+    own = list(handled.before_request_funcs[None])
+    assert statuses(app, "/hello", "/hello") == [200, 429]
+    assert None not in app.before_request_funcs
+    assert statuses(handled, "/hello") == [200]
+    assert handled.before_request_funcs[None] == own
+    for _ in range(2):
+        assert handled.test_client().get("/hello").text == "handled"
+        assert handled.before_request_funcs[None][1:] == own
+    assert ran == ["before"]
+
+
 def test_an_identify_that_fails_leaves_no_context_behind() -> None:
     """What ``identify`` raises goes to the server, teardown functions are told of it, and the next request is served."""
     app, told = site(), []
