@@ -132,6 +132,9 @@ class InFlight:
                     self.waits = places.waiter(ticket)
                     if self.waits is not None:
                         return
+                    if ticket.began is None:  # it had to give way just now, to another thread
+                        self._refuse(compiled_rule, limit)
+                        return
             elif compiled_rule.enforced:
                 self._refuse(compiled_rule, limit)
                 return

@@ -162,9 +162,10 @@ class Work(Places):
 
     def _begun(self, priority: Priority, guard: LagGuard | None, waiter: Callable[[], W]) -> tuple[Ticket, W | None]:
         ticket = self.begin(self.name, priority, guard, waiter)
-        if ticket is None:
+        waits = None if ticket is None or not ticket.waits else self.waiter(ticket)
+        if ticket is None or (waits is None and ticket.waits):  # it had to give way just now, to another thread
             raise RateLimited(self._refusal(priority))
-        return ticket, self.waiter(ticket) if ticket.waits else None
+        return ticket, waits
 
     def _give_up(self, ticket: Ticket, error: BaseException) -> None:
         """Wait no more, or give back a place that has just come free."""

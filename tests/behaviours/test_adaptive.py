@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from limitgate import (
     LimitGate,
     LimitGateWSGI,
     MemoryStore,
+    RateLimited,
     Rule,
     Window,
     ausage,
@@ -35,7 +36,7 @@ from limitgate import (
     testing,
 )
 from limitgate.overload.adaptive_limit import Ticket
-from limitgate.places import Places
+from limitgate.places import Places, WaitingThread
 from tests.support.clock import Clock
 from tests.support.doors import (
     PATIENCE,
@@ -757,3 +758,34 @@ def test_a_request_that_is_cancelled_while_it_waits_for_the_store_gives_its_plac
         assert places_of(app).limit.in_flight == 0
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("has_place", [True, False])
+def test_a_wait_that_another_thread_ends_before_it_has_begun(monkeypatch: pytest.MonkeyPatch, *, has_place: bool) -> None:
+    """By a place that comes free, or as somebody gives way; for rules and for a limiter's work."""
+    begin = Places.begin
+
+    def begin_late(self: Places, *given: Any) -> Any:
+        ticket = begin(self, *given)
+        if ticket is not None and ticket.waits:
+            if has_place:
+                self.end(tickets[id(self)])
+            else:
+                self.limit.reconfigure(Adaptive(min=1, max=1), max_delay=0)  # nobody may wait any more
+                self.look(ticket)
+        elif ticket is not None:
+            tickets[id(self)] = ticket
+        return ticket
+
+    monkeypatch.setattr(Places, "begin", begin_late)
+    tickets: dict[int, Ticket] = {}
+    with ASGISite(one_place(max_delay=60)) as site:
+        places = places_of(site.app)
+        places.begin("other", "normal", None, WaitingThread)
+        assert site.ask().status == (200 if has_place else 503)
+        assert places.limit.in_flight == (0 if has_place else 1)
+    work = Limiter("memory://").adaptive("db", min=1, max=1, max_delay=60)
+    work._work.begin("other", "normal", None, WaitingThread)
+    with nullcontext() if has_place else pytest.raises(RateLimited), work:
+        pass
+    assert work.in_flight == (0 if has_place else 1)
