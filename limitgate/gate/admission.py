@@ -216,7 +216,8 @@ class Admission:
             self.admit_in_flight(decision, time.time_ns() // 1000)
         else:
             under_places(decision, in_flight.in_force)
-            self._fields_are_due = decision.allowed and not decision.degraded
+            if decision.allowed and not decision.degraded:  # their tightest window may be another one now
+                self._fields_are_due = True
         if in_flight.would_refuse and self.refusal is None:
             self.decision = replace(decision, shadow=True)
             self.decide("shadow_refused", "nobody")

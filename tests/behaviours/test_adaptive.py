@@ -149,6 +149,18 @@ def test_a_refusal_by_a_rate_gives_the_place_back_and_is_429() -> None:
         assert places_of(site.app).limit.in_flight == 0
 
 
+@pytest.mark.parametrize("door", SITES, ids=[site.door for site in SITES])
+def test_a_refusal_by_a_rate_has_the_rate_fields_of_that_rate(door: type[Site]) -> None:
+    """Whether its own rule adapts, another one does, or a shadow."""
+    rate = Rule("api", "1/hour")
+    for rules in ([Rule("api", "1/hour", adaptive=True)], [rate, one_place(shadow=True)], [rate, one_place()]):
+        with door(*rules) as site:
+            assert site.ask().rate["x-ratelimit-limit"] == "1"
+            refused = site.ask()
+            assert (refused.status, refused.rate["x-ratelimit-limit"], refused.rate["x-ratelimit-remaining"]) == (429, "1", "0")
+            assert set(refused.rate) == {"x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"}
+
+
 def test_rules_of_files_and_decorators_adapt(tmp_path: Path) -> None:
     file = tmp_path / "rules.yaml"
     file.write_text("rules:\n  - {name: all, path: /ruled, adaptive: {min: 1, max: 1}}\n  - {name: every, adaptive: true}\n")

@@ -16,7 +16,7 @@ from limitgate import Adaptive, LimitGate, Rule, limit
 from limitgate.flask import LimitGate as FlaskLimitGate
 from limitgate.forking import living
 from limitgate.places import Places
-from tests.support.django_app import WAYS
+from tests.support.django_app import WAYS, rate
 
 RULE = Rule("all", adaptive=Adaptive(min=2, max=2))
 
@@ -59,6 +59,15 @@ def test_django(way: Any) -> None:
         assert response.status_code == 503
         assert 1 <= int(response["retry-after"]) <= 11
         assert response["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
+def test_a_refusal_by_a_rate_has_its_fields_on_django(way: Any) -> None:
+    rules = [Rule("api", "1/hour"), Rule("all", adaptive=RULE.adaptive, shadow=True)]
+    with way.project(path("", lambda _: HttpResponse("done")), rules=rules) as project:
+        responses = [project.ask("/") for _ in range(2)]
+        assert [response.status_code for response in responses] == [200, 429]
+        assert [rate(response)["x-ratelimit-limit"] for response in responses] == ["1", "1"]
 
 
 def test_flask() -> None:
