@@ -7,7 +7,8 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from weakref import WeakKeyDictionary, ref
+from typing import Protocol
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 from limitgate.forking import begin_anew_in_children
 from limitgate.listen_queue import ListenQueue
@@ -69,11 +70,20 @@ def _run() -> object:
     return sys.get_asyncgen_hooks().firstiter
 
 
+class Lagging(Protocol):
+    """Something else than an event loop that may be late."""
+
+    @property
+    def lag_s(self) -> float | None:
+        """Its lag in seconds, None while nothing is heard of it."""
+
+
 class Heartbeats:
     """The guards of event loops. ``clock`` gives seconds and never steps."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._others: WeakSet[Lagging] = WeakSet()
         self.begin_anew()
         begin_anew_in_children(self)
 
@@ -100,12 +110,18 @@ class Heartbeats:
 
     @property
     def are_known(self) -> bool:
-        """True if any event loop has had a heartbeat."""
-        return len(self._guards) > 0
+        """True if any event loop has had a heartbeat, or anything else was heard of."""
+        return len(self._guards) > 0 or len(self._others) > 0
+
+    def note(self, other: Lagging) -> None:
+        """Tell of the lag of something else, too, for as long as it lives."""
+        self._others.add(other)
 
     def lags_s(self) -> list[float]:
-        """Lag of each event loop that has a heartbeat, in seconds."""
-        return [guard.lag_s for guard in list(self._guards.values()) if guard.due_at != math.inf]
+        """Lag of each event loop that has a heartbeat, and of whatever else is late, in seconds."""
+        others = [other.lag_s for other in list(self._others)]
+        lags_s = [guard.lag_s for guard in list(self._guards.values()) if guard.due_at != math.inf]
+        return lags_s + [lag_s for lag_s in others if lag_s is not None]
 
     def _set(self, loop: _Loop, guard: LoopGuard, pause_s: float) -> None:
         loop.call_later(max(pause_s, 0), self._beat, loop, guard)

@@ -6,6 +6,7 @@ made, and no store is asked. A place is given back once, on whatever way a reque
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import time
@@ -17,6 +18,7 @@ from typing import Any
 from limitgate.forking import begin_anew_in_children
 from limitgate.gate.compiled_rule import CompiledRule
 from limitgate.gate.request_plan import AdaptiveMatch
+from limitgate.heartbeat import heartbeats
 from limitgate.http.request import Request
 from limitgate.http.request_start import waited_s
 from limitgate.http.response import Refusal, overloaded
@@ -32,6 +34,7 @@ from limitgate.rules.callers import Caller
 _FAILED = frozenset({503, 504})
 """Statuses that tell of an overload of the work itself, or of what it waits for."""
 _STREAM = b"text/event-stream"
+_LATELY_S = 1.0
 BUFFERED = 65_536
 """Bytes of a body after which servers wait for the client, whose slowness is no load."""
 
@@ -47,15 +50,26 @@ class ProxyGuard:
         self._guard = LagGuard()
         self._queue = ProxyQueue()
         self._lock = Lock()
+        self._heard_at = -math.inf
         begin_anew_in_children(self)
 
     def begin_anew(self) -> None:
         """In the child of a fork: drop the lock, which a thread of the parent may have."""
         self._lock = Lock()
 
+    @property
+    def lag_s(self) -> float | None:
+        """Lag of the request that came last, in seconds; None if that is a while ago."""
+        return self._guard.lag_s if self._clock() - self._heard_at < _LATELY_S else None
+
     def of(self, request: Request, loop_guard: Guard | None) -> Guard | None:
         """The guard of a request: that of the event loop on which it comes, and this one where its proxy says something."""
-        waited = waited_s(request, self._clock())
+        now = self._clock()
+        waited = waited_s(request, now)
+        if waited is not None:
+            if now - self._heard_at >= _LATELY_S:
+                heartbeats.note(self)
+            self._heard_at = now
         return loop_guard if waited is None else _Waited(self, waited, loop_guard)
 
     def refuses(self, now: float, share: float, waited: float) -> bool:

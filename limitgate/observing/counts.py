@@ -341,7 +341,7 @@ class ProcessCounts:
         return (self._diagnostics,)
 
     def gauges(self) -> Iterable[Figure]:
-        """Lag of event loops, if there was any need to know it."""
+        """Lag of event loops and proxies, if there was any need to know it."""
         if heartbeats.are_known:
             yield instruments.ADAPTIVE_LAG, (), max(heartbeats.lags_s(), default=0.0)
 

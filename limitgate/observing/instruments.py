@@ -121,7 +121,7 @@ ADAPTIVE_LAG = Instrument(
     "limitgate.adaptive.lag",
     "gauge",
     "s",
-    "Lag of the event loop as adaptive rules see it, 0 while no requests come.",
+    "Lag of the event loop, or of the proxy's queue, as adaptive rules see it; 0 while no requests come.",
     joined="max",
 )
 STORE_DURATION = Instrument(

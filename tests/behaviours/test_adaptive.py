@@ -35,7 +35,10 @@ from limitgate import (
     load_rules,
     testing,
 )
+from limitgate.gate.load import ProxyGuard
+from limitgate.http.request import WSGIRequest
 from limitgate.overload.adaptive_limit import Ticket
+from limitgate.overload.proxy_queue import CLOCKS_S
 from limitgate.places import Places, WaitingThread
 from tests.support.clock import Clock
 from tests.support.doors import (
@@ -801,3 +804,16 @@ def test_a_wait_that_another_thread_ends_before_it_has_begun(monkeypatch: pytest
     with nullcontext() if has_place else pytest.raises(RateLimited), work:
         pass
     assert work.in_flight == (0 if has_place else 1)
+
+
+def test_the_lag_of_a_proxy_is_that_of_the_last_request() -> None:
+    now = [1_700_000_000.0]
+    guard = ProxyGuard(lambda: now[0])
+    assert guard.lag_s is None
+    request = WSGIRequest(wsgi_environ(headers={"X-Request-Start": f"t={now[0] - 5:.3f}"}))
+    of_request = guard.of(request, None)
+    assert of_request is not None
+    assert of_request.refuses(100.0)
+    assert guard.lag_s == pytest.approx(5 - CLOCKS_S)
+    now[0] += 2
+    assert guard.lag_s is None

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from typing import Any
 
 from limitgate import Adaptive, LimitGate, LimitGateWSGI, Rule
+from limitgate.heartbeat import heartbeats
 from limitgate.observing.counts import series
 from limitgate.observing.shed import ShedRow
 from limitgate.overload.adaptive_limit import Ticket
 from limitgate.places import Places, Terms
 from limitgate.rules.rule import RuleSet
-from tests.support.doors import ASGISite, asgi_reply, wsgi_reply
+from tests.support.doors import ASGISite, WSGISite, asgi_reply, wsgi_reply
 from tests.support.observed import Recorder
 
 ALL = ("all", "default")
@@ -107,3 +109,13 @@ def test_the_child_of_a_fork_counts_anew() -> None:
             os._exit(1)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_lag_behind_a_proxy_is_told() -> None:
+    """By the word of the one that is trusted, under threads too."""
+    recorder = Recorder()
+    with WSGISite(Rule("all", adaptive=True), trusted_proxies=["10.0.0.1"], observers=[recorder]) as site:
+        headers = {"X-Request-Start": f"t={time.time() - 5:.3f}"}
+        assert site.ask(headers=headers, peer="10.0.0.1").status == 503
+        assert heartbeats.are_known
+        assert set(recorder.of("adaptive.lag")) == {()}
