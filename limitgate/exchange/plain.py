@@ -7,7 +7,6 @@ then on the exchange is one like any other. Property tests hold both ways equal.
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from threading import Lock
 from typing import Any, ClassVar
 
 from limitgate.exchange.asgi import ASGIExchange, Receive, Send, show_outside
@@ -22,9 +21,6 @@ from limitgate.gate.plain_admission import PlainAdmission
 from limitgate.http.request import Environ, Scope
 from limitgate.http.response import Fields, raw
 from limitgate.rules.decorators import Mark
-
-_making = Lock()
-"""Held while an exchange becomes one of any kind: threads of an application may ask for it at the same time."""
 
 _WHOLE = (Exchange, ASGIExchange)
 """Classes that exchanges become."""
@@ -43,19 +39,26 @@ class PlainExchange(Exchange):
 
     @property
     def admission(self) -> Admission:  # type: ignore[override]
-        """The whole admission, made when somebody asks for it."""
-        with _making:
-            if self.__class__ not in _WHOLE:
-                admission = self._plain.whole()
-                self.__dict__["admission"] = admission  # where classes for any kind of request have it
-                self.__class__ = self._KIND  # type: ignore[assignment]
-                if self._has_begun:
-                    admission.is_counted = True
-                    admission.begun(self._status)
-                if admission.settlement.is_over:
-                    admission.is_sent = admission.is_counted = True
-        made: Admission = self.__dict__["admission"]
-        return made
+        """The whole admission, made when somebody asks for it.
+
+        Threads that ask at the same time are given the same one. There is no lock, which the child of a fork might find held.
+        """
+        made = self._plain.whole()
+        self._tell(made)
+        admission: Admission = self.__dict__.setdefault("admission", made)  # where classes for any kind of request have it
+        if self.__class__ not in _WHOLE:
+            self.__class__ = self._KIND  # type: ignore[assignment]
+        if self._has_begun and not admission.has_begun:  # just now, in another thread
+            PlainExchange._tell(self, admission)
+        return admission
+
+    def _tell(self, admission: Admission) -> None:
+        """Have an admission know what has become of the request."""
+        if self._has_begun:
+            admission.is_counted = True
+            admission.begun(self._status)
+        if admission.settlement.is_over:
+            admission.is_sent = admission.is_counted = True
 
     @property
     def marks(self) -> Container[Mark]:
@@ -73,15 +76,16 @@ class PlainExchange(Exchange):
 
     def begun(self, status: int | None) -> None:
         """Note that a response has begun with this status, None if that is no number."""
-        has_begun, self._has_begun, self._status = self._has_begun, True, status
+        has_begun = self._has_begun
+        self._status = status  # first, as other threads read it once a response has begun
+        self._has_begun = True
         if has_begun:
-            return
-        if self.__class__ in _WHOLE:  # another thread has asked for the admission just now
-            self.admission.begun(status)
             return
         rules = self._plain.rules
         if rules.counts is not None:
             rules.counts.count("admitted", self._plain.reading.source)
+        if self.__class__ in _WHOLE:  # another thread has asked for the admission just now
+            PlainExchange._tell(self, self.admission)
 
     def sent(self) -> None:
         """Note that the application has given all of its response: but for places in flight nothing is held."""

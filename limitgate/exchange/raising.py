@@ -7,7 +7,6 @@ follows is the framework's own, handlers of blueprints and functions after the r
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import Lock
 from typing import Any
 
 from limitgate.exchange.refused import refused
@@ -19,16 +18,12 @@ _REFUSED = "limitgate.refused"
 """Name of a refusal that is to be raised, in a scope or environ."""
 
 
-_hooking = Lock()
-
-
 class RaisingApp:
     """A Flask or Quart application, whose method ``entrance`` takes a request in."""
 
     def __init__(self, app: Any, entrance: str) -> None:
         self._app = app
         self._entrance = entrance
-        self._is_hooked = False
 
     def denial(self, place: Any, refusal: Refusal, decision: Decision) -> Callable[..., Any] | None:
         """The application that answers in the place of a refusal; None if no handler is registered for one anywhere."""
@@ -48,11 +43,9 @@ class RaisingApp:
 
         The list is another one from then on, as other threads may be going through it just now.
         """
-        with _hooking:
-            if not self._is_hooked:
-                functions = self._app.before_request_funcs
-                functions[None] = [self._raise, *functions.get(None, ())]
-                self._is_hooked = True
+        functions = self._app.before_request_funcs
+        if self._raise not in functions.get(None, ()):
+            functions[None] = [self._raise, *functions.get(None, ())]
 
     def _has_handler(self, blueprint: str | None) -> bool:
         spec = self._app.error_handler_spec.get(blueprint, {})
