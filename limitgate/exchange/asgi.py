@@ -12,7 +12,7 @@ from limitgate.exchange.receive_buffer import ENDS, Message, ReceiveBuffer
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
 from limitgate.gate.load import BUFFERED, InFlight
-from limitgate.gate.nesting import overall_decision, overall_outcome, raw_response_fields
+from limitgate.gate.nesting import end_in_flight, overall_decision, overall_outcome, raw_response_fields
 from limitgate.gate.wait_queue import Waiter
 from limitgate.http.request import Scope
 from limitgate.http.response import Fields, Refusal, raw
@@ -106,8 +106,10 @@ class ASGIExchange(Exchange):
         self.scope["limitgate"] = overall_decision(self.admission)
         self.scope[OUTCOME] = overall_outcome(self.admission)
         refusal = self.admission.refusal
-        if refusal is not None and refusal.id is not None:
-            self.scope[REFUSAL_ID] = self._outer_scope[REFUSAL_ID] = refusal.id
+        if refusal is not None:
+            end_in_flight(self.admission)
+            if refusal.id is not None:
+                self.scope[REFUSAL_ID] = self._outer_scope[REFUSAL_ID] = refusal.id
 
     async def receive(self) -> Message:
         """The next message from the server."""

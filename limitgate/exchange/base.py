@@ -8,7 +8,7 @@ from typing import Any
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
 from limitgate.gate.load import InFlight
-from limitgate.gate.nesting import overall_decision, overall_outcome, unanswered
+from limitgate.gate.nesting import end_in_flight, overall_decision, overall_outcome, unanswered
 from limitgate.gate.planner import ExtraRule
 from limitgate.gate.wait_queue import Waiter
 from limitgate.limits.decision import Decision
@@ -40,14 +40,15 @@ class Exchange:
     def show_outcome(self) -> None:
         """Write what has become of the request so far, and the id of a refusal, into its scope or environ.
 
-        There handlers of refusals and access logs find it.
+        There handlers of refusals and access logs find it. One that is refused is in flight no more.
         """
-        request = self.admission.request
+        request, refusal = self.admission.request, self.admission.refusal
+        if refusal is not None:
+            end_in_flight(self.admission)
         place = request.scope if request.environ is None else request.environ
         if place is None:
             return
         place[OUTCOME] = overall_outcome(self.admission)
-        refusal = self.admission.refusal
         if refusal is not None and refusal.id is not None:
             place[REFUSAL_ID] = refusal.id
 

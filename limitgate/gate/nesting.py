@@ -54,6 +54,13 @@ def joined_with_outer(admission: Admission, decision: Decision) -> Decision:
     return decision if outer is None else joined(outer, decision)
 
 
+def end_in_flight(admission: Admission) -> None:
+    """Give back the places that a refused request has in flight, here and around: its response tells nothing of the work."""
+    for each in (admission, *_outers(admission)):
+        if each.in_flight is not None:
+            each.in_flight.end("untaught")
+
+
 def raw_response_fields(admission: Admission) -> RawFields:
     """The `response_fields` as ASGI wants them."""
     if not admission.is_nested:

@@ -817,3 +817,17 @@ def test_the_lag_of_a_proxy_is_that_of_the_last_request() -> None:
     assert guard.lag_s == pytest.approx(5 - CLOCKS_S)
     now[0] += 2
     assert guard.lag_s is None
+
+
+@pytest.mark.parametrize("inner", [one_place(), Rule("api", "5/second", on_error="closed")], ids=["adaptive", "closed"])
+def test_a_refusal_by_a_gate_inside_tells_nothing_of_the_work(inner: Rule) -> None:
+    """It is a 503 as that of a work that is overloaded, which would cut the limit of the gate around."""
+    asgi = LimitGate(Held(), rules=[inner], store=NOWHERE, timeout=PATIENCE)
+    wsgi = LimitGateWSGI(lambda *_: pytest.fail("called"), rules=[inner], store=NOWHERE, timeout=PATIENCE)
+    around, around_wsgi = LimitGate(asgi, rules=[one_place("around")]), LimitGateWSGI(wsgi, rules=[one_place("around")])
+    for gated in (asgi, wsgi):
+        if inner.adaptive:
+            places_of(gated).limit.begin(0.0, "other")
+    outcomes, outcomes_wsgi = (noted(places_of(each, "around").limit) for each in (around, around_wsgi))
+    assert asyncio.run(asgi_reply(around)).status == wsgi_reply(around_wsgi).status == 503
+    assert outcomes == outcomes_wsgi == ["untaught"]
