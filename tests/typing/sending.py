@@ -14,8 +14,9 @@ from limitgate.urllib3 import RateLimitPoolManager, Request, host as host_of, re
 
 
 def tenant(request: requests.PreparedRequest) -> str | None:
-    """What a request is counted by."""
-    return request.headers.get("X-Tenant")
+    """What a request is counted by: the types of requests itself say that fields may be bytes, those of typeshed do not."""
+    tenant = request.headers.get("X-Tenant")
+    return tenant if isinstance(tenant, str) else None
 
 
 def tenant_of(request: Request) -> str | None:
