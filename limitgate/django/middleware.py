@@ -14,12 +14,13 @@ from django.http import HttpResponse, UnreadablePostError
 from django.utils.module_loading import import_string
 
 from limitgate.django.options import options
-from limitgate.django.request import DjangoRequest, UserWanted
+from limitgate.django.request import DjangoRequest
 from limitgate.exchange.base import EXCHANGE, Exchange, admission_around
 from limitgate.gate.admission import Admission
 from limitgate.gate.build import build_gate
 from limitgate.gate.gate import Gate, Identify
 from limitgate.gate.nesting import overall_decision, response_fields
+from limitgate.http.request import UserWanted
 from limitgate.http.response import Refusal, raw
 from limitgate.routes.django import DjangoRoutes
 from limitgate.rules.callers import Caller
@@ -145,6 +146,8 @@ def _decide(gate: Gate, request: DjangoRequest) -> Exchange:
 
 async def _adecide(gate: Gate, request: DjangoRequest) -> Exchange:
     """Have a gate decide about a request, twice if a key needs the user, which shows before anything is charged.
+
+    Its places in flight it keeps meanwhile.
 
     Returns once its turn has come: Django itself cancels a request whose client leaves meanwhile.
     """

@@ -8,12 +8,8 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.utils.functional import LazyObject, empty
 
-from limitgate.http.request import Query, Request
+from limitgate.http.request import Query, Request, UserWanted
 from limitgate.rules.callers import Caller
-
-
-class UserWanted(BaseException):
-    """Raised for a user who has yet to be looked up, which has to be awaited. No `Exception`, so that only we catch it."""
 
 
 class DjangoRequest(Request):

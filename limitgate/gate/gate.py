@@ -33,7 +33,7 @@ from limitgate.gate.rules_in_force import Loads, RulesInForce
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.wait_queue import Waiter, WaitQueues, book
 from limitgate.heartbeat import heartbeats
-from limitgate.http.request import Request
+from limitgate.http.request import Request, UserWanted
 from limitgate.http.request_start import HEADER as REQUEST_START
 from limitgate.http.response import Refusal, forbidden, quota_exceeded, refusal as refused, unavailable
 from limitgate.limits.decision import Decision, Settlement, Window, admitted_in_flight, decide, denied, joined, under_places
@@ -218,9 +218,11 @@ class Gate:
 
     async def _acharge(self, admission: Admission, applying: Applying) -> None:
         """Charge a request that has waited for its places in flight."""
-        request_plan = admission.rules.planner.plan_of(applying)
-        if isinstance(request_plan, PendingPlan):
-            request_plan = await request_plan.complete()
+        try:
+            request_plan = await _aplan_of(admission.rules, applying)
+        except UserWanted:
+            await admission.request.find_user()
+            request_plan = await _aplan_of(admission.rules, applying)
         if request_plan.messages is not None:
             admission.messages = request_plan.messages
         await self._aspend_planned(admission, request_plan)
@@ -234,12 +236,14 @@ class Gate:
 
     def _begin(self, request: Request, adaptive: AdaptiveMatch, caller: Caller | None, outer: Admission | None = None) -> bool:
         """Take places in flight for a request on the running event loop. False if it has to wait, or is refused."""
-        guard: Guard | None = None
-        if outer is None or outer.in_flight is None:  # else it has been asked about this request
-            guard = heartbeats.guard()
-            if self.rules.planner.trusts_proxies and self.rules.planner.believes(request, REQUEST_START):
-                guard = self._proxy_guard.of(request, guard)
-        request.in_flight = in_flight = InFlight(request, adaptive, caller, guard, WaitingTask)
+        in_flight: InFlight | None = request.in_flight
+        if in_flight is None:  # else it was here before, see `limitgate.django.middleware`
+            guard: Guard | None = None
+            if outer is None or outer.in_flight is None:  # else it has been asked about this request
+                guard = heartbeats.guard()
+                if self.rules.planner.trusts_proxies and self.rules.planner.believes(request, REQUEST_START):
+                    guard = self._proxy_guard.of(request, guard)
+            request.in_flight = in_flight = InFlight(request, adaptive, caller, guard, WaitingTask)
         return in_flight.waits is None is in_flight.refusal
 
     def _shed(self, request: Request, rules: RulesInForce) -> Shed:
@@ -817,6 +821,12 @@ def _admitted_unasked(request: Request, rules: RulesInForce, prepared: PreparedP
     admitted.settlement = settlement = Settlement()
     admitted.decision = admitted_in_flight(in_flight.in_force, settlement)
     return admitted
+
+
+async def _aplan_of(rules: RulesInForce, applying: Applying) -> RequestPlan:
+    """The plan of a request, once its limits are given."""
+    request_plan = rules.planner.plan_of(applying)
+    return await request_plan.complete() if isinstance(request_plan, PendingPlan) else request_plan
 
 
 def _made_at_once(request_plan: RequestPlan | PendingPlan) -> RequestPlan:

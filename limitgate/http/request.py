@@ -303,6 +303,10 @@ def _raw(name: str) -> bytes:
     return name.encode("latin-1", "replace")
 
 
+class UserWanted(BaseException):
+    """Raised for a user whom `Request.find_user` has yet to look up. No `Exception`, so that nobody else catches it."""
+
+
 class Request:
     """A request, as rules, keys, ``identify`` and ``cost`` see it.
 
@@ -387,7 +391,10 @@ class Request:
 
     @property
     def user(self) -> Any:
-        """User set by an authentication layer outside of this one, None if there is none."""
+        """User set by an authentication layer outside of this one, None if there is none.
+
+        Raises `UserWanted` where `find_user` has to be awaited first.
+        """
         raise NotImplementedError
 
     async def find_user(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -16,7 +17,9 @@ from django.http import HttpResponse
 from django.urls import path
 from django.utils.functional import SimpleLazyObject
 
-from limitgate import Caller, Rule, ausage, exempt, limit, usage
+from limitgate import Adaptive, Caller, Rule, ausage, exempt, limit, usage
+from limitgate.forking import living
+from limitgate.places import Places
 from tests.support.django_app import (
     AUTHENTICATION,
     CHANGING,
@@ -30,6 +33,7 @@ from tests.support.django_app import (
     Way,
     hello,
 )
+from tests.support.doors import PATIENCE
 
 Open = Callable[..., Project]
 LOGGED_IN = (SESSIONS, AUTHENTICATION)
@@ -188,6 +192,42 @@ def test_an_anonymous_user_is_nobody(project: Open, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Changing, "change", staticmethod(anonymous))
     it = project(HELLO, rules=[BY_USER], before=(CHANGING,))
     assert [it.ask("/hello", headers={"X-Name": name}).status_code for name in "ab"] == [200, 429]
+
+
+# --- adaptive limits --------------------------------------------------------------------------------------------------
+
+
+def test_one_place_does_for_a_request_whose_user_is_looked_up(project: Open, users: list[User]) -> None:
+    ann = [(users[0], "1")] * 3
+    own_cost = {"key": ["ip"], "cost": lambda request: request.user.id and 1}
+    for options in ({"key": ["user"]}, own_cost):
+        rule = Rule("mine", "2/day", adaptive=Adaptive(min=1, max=1), **options)
+        assert asked(project(HELLO, rules=[rule]), *ann) == [200, 200, 429]
+
+
+def test_a_user_is_looked_up_after_the_wait_for_a_place(users: list[User]) -> None:
+    gc.collect()
+    first: list[Any] = []
+
+    def is_waiting() -> bool:
+        return any(each.limit.waiting for each in living(Places) if type(each) is Places)
+
+    async def view(request: Any) -> HttpResponse:
+        if not first:
+            first.append(request)
+            async with asyncio.timeout(PATIENCE):
+                while not is_waiting():  # noqa: ASYNC110 - no event tells of it
+                    await asyncio.sleep(0.001)
+        return HttpResponse(str([each.remaining for each in request.limitgate.windows if each.rule == "mine"]))
+
+    async def main() -> list[bytes]:
+        asking = [it.aask("/hello") for _ in range(2)]
+        return [response.body for response in await asyncio.gather(*asking)]
+
+    rules = [Rule("all", adaptive=Adaptive(min=1, max=1), max_delay=60), Rule("mine", "2/day", key=["user"])]
+    with WAYS["asgi"].project(path("hello", view), before=LOGGED_IN, rules=rules) as it:
+        it.client.force_login(users[0])
+        assert asyncio.run(main()) == [b"[1]", b"[0]"]
 
 
 # --- when -------------------------------------------------------------------------------------------------------------
