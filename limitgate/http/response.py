@@ -198,7 +198,10 @@ def _x_ratelimit_windows(decision: Decision, _: int, __: frozenset[str]) -> Fiel
 
 
 def _draft_11(decision: Decision, _: int, rules: frozenset[str]) -> Fields:
-    """draft-ietf-httpapi-ratelimit-headers-11 sections 3 and 4: RFC 9651 lists of strings with parameters."""
+    """draft-ietf-httpapi-ratelimit-headers-11 sections 3 and 4: RFC 9651 lists of strings with parameters.
+
+    Adaptive limits are none of its policies, and an empty list is not sent (RFC 9651 section 3.1).
+    """
     policies, states = [], []
     buckets: dict[tuple[str, str], list[Standing]] = {}
     for standing in decision.standings:
@@ -218,7 +221,7 @@ def _draft_11(decision: Decision, _: int, rules: frozenset[str]) -> Fields:
             wait = window.retry_after or (window.reset_after if window.period else inf)
             until = "" if isinf(wait) else f";t={ceil(wait)}"
             states.append(f'"{name}";r={window.remaining}{until}')
-    return [("RateLimit-Policy", ", ".join(policies)), ("RateLimit", ", ".join(states))]
+    return [("RateLimit-Policy", ", ".join(policies)), ("RateLimit", ", ".join(states))] if policies else []
 
 
 @lru_cache(maxsize=4096)

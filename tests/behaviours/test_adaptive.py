@@ -164,6 +164,17 @@ def test_a_refusal_by_a_rate_has_the_rate_fields_of_that_rate(door: type[Site]) 
             assert set(refused.rate) == {"x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"}
 
 
+@pytest.mark.parametrize("door", SITES, ids=[site.door for site in SITES])
+def test_draft_11_tells_of_rates_alone(door: type[Site]) -> None:
+    """A list without members is not sent."""
+    rules = [one_place(), Rule("api", "1/hour", path="/api", adaptive=True)]
+    with door(*rules, headers="draft-11") as site:
+        assert site.ask().rate == {}
+        replies = [site.ask("/api") for _ in range(2)]
+        assert [reply.status for reply in replies] == [200, 429]
+        assert [reply.rate["ratelimit-policy"] for reply in replies] == ['"api";q=1;w=3600'] * 2
+
+
 def test_rules_of_files_and_decorators_adapt(tmp_path: Path) -> None:
     file = tmp_path / "rules.yaml"
     file.write_text("rules:\n  - {name: all, path: /ruled, adaptive: {min: 1, max: 1}}\n  - {name: every, adaptive: true}\n")
