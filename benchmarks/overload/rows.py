@@ -19,7 +19,7 @@ STEADY = ("loop", "pool")
 NEW_CONNECTIONS_LOADS = (2,)
 IDLE = 0.1
 """Load of an idle server."""
-FIXED = {1: (24, 35, 46), 2: (14, 17, 24)}
+FIXED = {1: (24, 35), 2: (14, 17, 24)}
 """Fixed limits that are tried by hand on the pool, by load."""
 STEP_RATE = 1200
 """Requests per second under which the capacity of the backend changes."""
@@ -28,8 +28,9 @@ STEP = 3
 """How many times the capacity it has in between."""
 PROCESSES = 4
 SHARES = {"high": 0.2, "normal": 0.3, "low": 0.5}
-HIGH_LOADS = (2, 4.5)
-"""Loads with priorities; at the second one, high alone is 0.9 of the capacity."""
+HIGH_LOADS = {2: (5, 7), 4.5: (13, 8)}
+"""Loads with priorities, with the seconds until who is thinned has settled, and those that count. At the second one, high alone
+is 0.9 of the capacity."""
 _SEED = 1
 
 
@@ -85,7 +86,7 @@ def _steady(results: Results, bench: Bench, work: str, loads: Sequence[float] = 
     _capacity(results, bench, work)
     for load in loads:
         results.limited[work, load] = bench.run(_load(results, work, ADAPTIVE, load, (4, 16 if load == 1 else 7)))
-        results.unlimited[work, load] = bench.run(_load(results, work, NONE, load, (2, 3)))
+        results.unlimited[work, load] = bench.run(_load(results, work, NONE, load, (1, 3)))
 
 
 def _fixed(results: Results, bench: Bench) -> None:
@@ -116,13 +117,13 @@ def _priorities(results: Results, bench: Bench) -> None:
     """Requests of three priorities, of which high alone is far below the capacity or near to it."""
     for work in STEADY:
         capacity = _capacity(results, bench, work)
-        for load in HIGH_LOADS:
+        for load, (warm_s, counted_s) in HIGH_LOADS.items():
             random = Random(_SEED)
             arrivals = [
                 each._replace(kind=random.choices(list(SHARES), list(SHARES.values()))[0])
-                for each in _arrivals(load * capacity.rate, 7, 7)
+                for each in _arrivals(load * capacity.rate, warm_s, counted_s)
             ]
-            results.priorities[work, load] = bench.run(Load(work, PRIORITIES, arrivals, 7, 14))
+            results.priorities[work, load] = bench.run(Load(work, PRIORITIES, arrivals, warm_s, warm_s + counted_s))
 
 
 def _drift(results: Results, bench: Bench) -> None:
@@ -151,7 +152,7 @@ LONG = ("drift",)
 def _capacity(results: Results, bench: Bench, work: str) -> Capacity:
     """The rate of answers of a server with a backlog, whose clients wait for long. Measures the idle server, too."""
     if work not in results.capacity:
-        warm_s, end_s = 1.5, 5.5
+        warm_s, end_s = 1.0, 4.5
         handler, keep_alive = WORKS[work].handler, WORKS[work].keep_alive
         arrivals = poisson(Random(_SEED), 1.5 * WORKS[work].expected, 0, end_s)
         run = bench.run(Load(handler, NONE, arrivals, warm_s, end_s, patience_s=8, keep_alive=keep_alive))
