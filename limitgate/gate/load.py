@@ -102,7 +102,7 @@ class InFlight:
     Of a ``guard`` it is asked once, by the first of them. ``waiter`` makes whoever waits for a place.
     """
 
-    __slots__ = ("_asked", "_fields", "_held", "_outcome", "_sent", "in_force", "refusal", "waits", "would_refuse")
+    __slots__ = ("_asked", "_held", "_length", "_outcome", "_sent", "in_force", "refusal", "waits", "would_refuse")
 
     def __init__(
         self,
@@ -116,8 +116,8 @@ class InFlight:
         self._outcome: Outcome = "untaught" if request.sent_method == "HEAD" else "ok"
         self._sent = 0
         """Bytes of the response's body so far."""
-        self._fields: Sequence[tuple[bytes, bytes]] = ()
-        """Fields of the response."""
+        self._length: int | None = None
+        """Bytes that it is to have; None if the response does not say."""
         self.in_force: tuple[InForce, ...] = ()
         """The limits as the request has found them."""
         self.refusal: Refusal | None = None
@@ -221,21 +221,25 @@ class InFlight:
                 yield Window(compiled_rule.name, limit.limit, 0, remaining, limit.limit - remaining, 0.0, 0.0)
 
     def starts(self, status: int | None, fields: Sequence[tuple[bytes, bytes]]) -> None:
-        """Note how the response starts, with names in lower case. A stream of events gives the places back at once."""
+        """Note how the response starts. A stream of events gives the places back at once."""
         if status != 200:
             if status in _FAILED:
                 self._outcome = "failed"
             elif status is None or status < 200 or status == 304 or status >= 400:
                 self._outcome = "untaught"
-        self._fields = fields
         for name, value in fields:
-            if name == b"content-type" and value.startswith(_STREAM):
+            size = len(name)  # first, as it is cheap to compare
+            if size == 14 and name.lower() == b"content-length":
+                self._length = int(value) if value.isdigit() else None
+            elif size == 12 and name.lower() == b"content-type" and value.lower().startswith(_STREAM):
                 self.end("untaught")
 
     def sends(self, size: int) -> None:
-        """Note that a part of the body goes out, not the last one. What is a stream, or takes long, gives the places back."""
+        """Note that a part of the body goes out. The last declared byte, a stream, and what takes long give the places back."""
         self._sent += size
-        if self._held and (self._sent > BUFFERED or all(name != b"content-length" for name, _ in self._fields)):
+        if self._length is not None and self._sent >= self._length:
+            self.end()
+        elif self._length is None or self._sent > BUFFERED:
             self.end("untaught")
 
     def end(self, outcome: Outcome | None = None) -> None:

@@ -300,8 +300,12 @@ RESPONSES: dict[str, tuple[list[tuple[bytes, bytes]], int, list[bytes], int, int
     # fields, status, parts of the body, samples, in flight after the first part
     "whole": ([], 200, [b"done"], 1, 0),
     "in parts of a known length": ([(b"content-length", b"4")], 200, [b"do", b"ne"], 1, 1),
+    "all of a known length, and its end": ([(b"content-length", b"4")], 200, [b"done", b""], 1, 0),
+    "a length as Django writes it": ([(b"Content-Length", b"4")], 200, [b"do", b"ne"], 1, 1),
+    "no length": ([(b"content-length", b"four")], 200, [b"do", b"ne"], 0, 0),
     "a stream": ([], 200, [b"do", b"ne"], 0, 0),
     "events": ([(b"content-type", b"text/event-stream; charset=utf-8")], 200, [b"do", b"ne"], 0, 0),
+    "events in capitals": ([(b"Content-Type", b"Text/Event-Stream")], 200, [b"do", b"ne"], 0, 0),
     "long": ([(b"content-length", b"70000")], 200, [b"x" * 65_537, b"x" * 4463], 0, 0),
     "not modified": ([], 304, [b""], 0, 0),
     "moved": ([], 302, [b""], 1, 0),
@@ -323,8 +327,27 @@ def test_what_is_a_sample(case: str) -> None:
             seen.append(places_of(gated).limit.in_flight)
 
     gated = LimitGate(app, rules=[one_place()])
-    assert asyncio.run(asgi_reply(gated)).status == status
+    wire = Wire()
+    asyncio.run(wire.call(gated, http_scope()))
+    assert wire.sent[0]["status"] == status
     assert seen[0] == in_flight
+    assert places_of(gated).limit.in_flight == 0
+    assert len(places_of(gated).limit.base_s_by_class) == samples
+
+
+@pytest.mark.parametrize(
+    ("parts", "samples"), [([b"x" * 70_000], 1), ([b"x" * 60_000, b"x" * 10_000], 1), ([b"x" * 3500] * 20, 0)]
+)
+def test_what_is_a_sample_under_wsgi(parts: list[bytes], samples: int) -> None:
+    """Where nobody says which part is the last one, the length does."""
+
+    def app(environ: Any, start_response: Any) -> Any:
+        start_response("200 OK", [("Content-Length", "70000")])
+        return iter(parts)
+
+    gated = LimitGateWSGI(app, rules=[one_place()])
+    chunks = iter(gated(wsgi_environ(), lambda *_: bytes.join))
+    assert [next(chunks) for _ in parts] == parts
     assert places_of(gated).limit.in_flight == 0
     assert len(places_of(gated).limit.base_s_by_class) == samples
 
