@@ -35,6 +35,8 @@ _FAILED = frozenset({503, 504})
 """Statuses that tell of an overload of the work itself, or of what it waits for."""
 _STREAM = b"text/event-stream"
 _LATELY_S = 1.0
+MOST_PROXIES = 1000
+"""Proxies whose clocks are known. Of more the one that was met first is forgotten."""
 BUFFERED = 65_536
 """Bytes of a body after which servers wait for the client, whose slowness is no load."""
 
@@ -48,7 +50,8 @@ class ProxyGuard:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._guard = LagGuard()
-        self._queue = ProxyQueue()
+        self._queues: dict[str | None, ProxyQueue] = {}
+        """Those of the proxies by their addresses; each has a clock of its own."""
         self._lock = Lock()
         self._heard_at = -math.inf
         begin_anew_in_children(self)
@@ -70,28 +73,34 @@ class ProxyGuard:
             if now - self._heard_at >= _LATELY_S:
                 heartbeats.note(self)
             self._heard_at = now
-        return loop_guard if waited is None else _Waited(self, waited, loop_guard)
+        return loop_guard if waited is None else _Waited(self, request.peer, waited, loop_guard)
 
-    def refuses(self, now: float, share: float, waited: float) -> bool:
-        """True if a request that comes now, and has waited for so many seconds, is too much."""
+    def refuses(self, now: float, share: float, proxy: str | None, waited: float) -> bool:
+        """True if a request that comes now from a proxy, and has waited for so many seconds, is too much."""
         with self._lock:
-            self._guard.waited(now, self._queue.lag_s(now, waited))
+            queue = self._queues.get(proxy)
+            if queue is None:
+                queue = self._queues[proxy] = ProxyQueue()
+                if len(self._queues) > MOST_PROXIES:
+                    del self._queues[next(iter(self._queues))]
+            self._guard.waited(now, queue.lag_s(now, waited))
             return self._guard.refuses(now, share)
 
 
 class _Waited:
     """Guard of one request that has waited."""
 
-    __slots__ = ("_loop_guard", "_proxy_guard", "_waited")
+    __slots__ = ("_loop_guard", "_proxy", "_proxy_guard", "_waited")
 
-    def __init__(self, proxy_guard: ProxyGuard, waited: float, loop_guard: Guard | None) -> None:
+    def __init__(self, proxy_guard: ProxyGuard, proxy: str | None, waited: float, loop_guard: Guard | None) -> None:
         self._proxy_guard = proxy_guard
+        self._proxy = proxy
         self._waited = waited
         self._loop_guard = loop_guard
 
     def refuses(self, now: float, share: float = 1.0) -> bool:
         """True if a request that comes now is too much."""
-        if self._proxy_guard.refuses(now, share, self._waited):
+        if self._proxy_guard.refuses(now, share, self._proxy, self._waited):
             return True
         return self._loop_guard is not None and self._loop_guard.refuses(now, share)
 

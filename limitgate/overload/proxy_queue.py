@@ -15,7 +15,7 @@ LASTS_S = 10.0
 
 
 class ProxyQueue:
-    """Lag behind one proxy or several, whose clocks are taken to be equal."""
+    """Lag behind one proxy, or several that have the same clock."""
 
     __slots__ = ("_before_s", "_least_s", "_turns_at")
 

@@ -872,3 +872,25 @@ def test_a_refusal_by_a_gate_inside_tells_nothing_of_the_work(inner: Rule) -> No
     outcomes, outcomes_wsgi = (noted(places_of(each, "around").limit) for each in (around, around_wsgi))
     assert asyncio.run(asgi_reply(around)).status == wsgi_reply(around_wsgi).status == 503
     assert outcomes == outcomes_wsgi == ["untaught"]
+
+
+def test_each_proxy_has_a_clock_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that come in turns from two proxies, of which one is 30 ms behind, have not waited. A few proxies are known."""
+
+    def refuses(now: float, behind_s: float, peer: str) -> bool:
+        headers = {"X-Request-Start": f"t={wall[0] - behind_s:.3f}"}
+        of_request = guard.of(WSGIRequest(wsgi_environ(headers=headers, peer=peer)), None)
+        return of_request is not None and of_request.refuses(now)
+
+    wall = [1_700_000_000.0]
+    guard = ProxyGuard(lambda: wall[0])
+    refused = 0
+    for n in range(1000):
+        wall[0] += 0.002
+        refused += refuses(n * 0.002, *((0.001, "10.0.0.1"), (0.031, "10.0.0.2"))[n // 150 % 2])
+    assert refused == 0
+    assert refuses(2.0, 5.0, "10.0.0.1")
+    monkeypatch.setattr("limitgate.gate.load.MOST_PROXIES", 2)
+    for n in range(3, 9):
+        refuses(2.0, 0.001, f"10.0.0.{n}")
+    assert len(guard._queues) == 2
