@@ -22,6 +22,7 @@ from limitgate.exchange.shed import turn_away
 from limitgate.exchange.wsgi import Body, SizedBody, StartResponse, Upload, starting
 from limitgate.gate.build import GateOptions, build_gate
 from limitgate.gate.gate import Gate, Identify
+from limitgate.gate.load import end_undecided
 from limitgate.gate.nesting import overall_decision, overall_outcome, response_fields
 from limitgate.gate.plain_admission import ADMISSIONS, AnyAdmission, PlainAdmission, Shed
 from limitgate.gate.start import arequire
@@ -88,8 +89,12 @@ class LimitGate:
             return
         request = ASGIRequest(scope)
         outer = None if request.comes_straight else admission_around(scope)
-        asked: Any = gate.ask(request, outer)
-        admission: AnyAdmission = asked if asked.__class__ in ADMISSIONS else await asked
+        try:
+            asked: Any = gate.ask(request, outer)
+            admission: AnyAdmission = asked if asked.__class__ in ADMISSIONS else await asked
+        except BaseException:
+            end_undecided(request)
+            raise
         if isinstance(admission, PlainAdmission):  # almost all requests
             exchange: ASGIExchange = PlainASGIExchange(gate, admission, scope, receive, send, self._denials)
             token: Token[Container[Mark] | None] | None = decided_marks.set(admission.prepared.marks)
@@ -246,7 +251,11 @@ class LimitGateWSGI:
         if self.gate is None:
             return self._pass(environ, start_response)
         request = WSGIRequest(environ)
-        admission = self.gate.decide(request, None if request.comes_straight else admission_around(environ))
+        try:
+            admission = self.gate.decide(request, None if request.comes_straight else admission_around(environ))
+        except BaseException:
+            end_undecided(request)
+            raise
         if isinstance(admission, PlainAdmission):  # almost all requests
             plain = PlainWSGIExchange(self.gate, admission, environ)
             return self._respond(plain, admission.prepared.marks, environ, plain.starting(start_response))

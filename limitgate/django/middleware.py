@@ -19,6 +19,7 @@ from limitgate.exchange.base import EXCHANGE, Exchange, admission_around
 from limitgate.gate.admission import Admission
 from limitgate.gate.build import build_gate
 from limitgate.gate.gate import Gate, Identify
+from limitgate.gate.load import end_undecided
 from limitgate.gate.nesting import overall_decision, response_fields
 from limitgate.http.request import UserWanted
 from limitgate.http.response import Refusal, raw
@@ -139,7 +140,12 @@ def _behind(ours: type) -> list[str] | None:
 
 def _decide(gate: Gate, request: DjangoRequest) -> Exchange:
     """Have a gate decide about a request."""
-    exchange = Exchange(gate, gate.check(request, admission_around(_place_of(request.django))))
+    try:
+        admission = gate.check(request, admission_around(_place_of(request.django)))
+    except BaseException:
+        end_undecided(request)
+        raise
+    exchange = Exchange(gate, admission)
     exchange.show_outcome()
     return exchange
 
@@ -153,13 +159,17 @@ async def _adecide(gate: Gate, request: DjangoRequest) -> Exchange:
     """
     outer = admission_around(_place_of(request.django))
     try:
-        admission = await gate.acheck(request, outer)
-    except UserWanted:
-        await request.find_user()
-        admission = await gate.acheck(request, outer)
-    exchange = Exchange(gate, admission)
-    exchange.show_outcome()
-    await exchange.await_booking()
+        try:
+            admission = await gate.acheck(request, outer)
+        except UserWanted:
+            await request.find_user()
+            admission = await gate.acheck(request, outer)
+        exchange = Exchange(gate, admission)
+        exchange.show_outcome()
+        await exchange.await_booking()
+    except BaseException:
+        end_undecided(request)
+        raise
     return exchange
 
 

@@ -105,6 +105,13 @@ class _Waited:
         return self._loop_guard is not None and self._loop_guard.refuses(now, share)
 
 
+def end_undecided(request: Request) -> None:
+    """Give back the places of a request about which a gate could not decide, for whatever error is being handled."""
+    in_flight: InFlight | None = request.in_flight
+    if in_flight is not None:
+        in_flight.end_unanswered(client_left=False)
+
+
 class InFlight:
     """The places of one request under the adaptive limits that are for it; those that refuse stand first.
 
@@ -266,6 +273,9 @@ class InFlight:
         """Give back all places of a request that has not been answered to its end, for whatever error is being handled."""
         if self._held:
             error = sys.exception()
+            if isinstance(error, GeneratorExit):  # maybe of the garbage collector
+                self.abandon()
+                return
             has_failed = client_left or isinstance(error, TimeoutError | ConnectionError | CancelledError)
             self.end("failed" if has_failed else "untaught")
 

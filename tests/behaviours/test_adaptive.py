@@ -49,6 +49,7 @@ from tests.support.doors import (
     Reply,
     Site,
     Wire,
+    WSGISite,
     asgi_reply,
     handshake,
     http_scope,
@@ -803,17 +804,52 @@ class Silent:
 
 
 def test_a_request_that_is_cancelled_while_it_waits_for_the_store_gives_its_place_back() -> None:
+    """As a failure, and at once: whoever keeps the task keeps everything else of the request."""
+
     async def main() -> None:
         app = LimitGate(Held(), rules=[one_place(), Rule("api", "5/hour")], store=Silent())
+        places, outcomes = places_of(app), []
+        end = places.end
+
+        def noted(ticket: Ticket, outcome: Any = None) -> None:
+            outcomes.append(outcome)
+            end(ticket, outcome)
+
+        places.end = noted  # type: ignore[method-assign]
         task = asyncio.create_task(asgi_reply(app))
-        await until(lambda: places_of(app).limit.in_flight == 1)
+        await until(lambda: places.limit.in_flight == 1)
         task.cancel()
         await asyncio.wait([task])
-        del task
-        gc.collect()
-        assert places_of(app).limit.in_flight == 0
+        assert task.cancelled()
+        assert (places.limit.in_flight, outcomes) == (0, ["failed"])
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("door", SITES, ids=[site.door for site in SITES])
+def test_an_error_of_a_rule_gives_places_back_whoever_keeps_it(door: type[Site]) -> None:
+    def cost(request: Any) -> int:
+        raise ZeroDivisionError(request.path)
+
+    with door(one_place(), Rule("api", "5/second", cost=cost)) as site:
+        with pytest.raises(ZeroDivisionError) as kept:
+            site.ask()
+        assert places_of(site.app).limit.in_flight == 0
+        assert kept.traceback
+
+
+def test_a_signal_that_ends_the_wait_of_a_thread_ends_it_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: WaitingThread, seconds: float) -> None:
+        raise KeyboardInterrupt(seconds)
+
+    monkeypatch.setattr(WaitingThread, "wait", interrupted)
+    with WSGISite(one_place(max_delay=60)) as site:
+        limit = places_of(site.app).limit
+        limit.begin(0.0, "other")
+        with pytest.raises(KeyboardInterrupt) as kept:
+            site.ask()
+        assert (limit.in_flight, limit.waiting) == (1, 0)
+        assert kept.traceback
 
 
 @pytest.mark.parametrize("has_place", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from typing import Any
 
@@ -17,6 +18,7 @@ from limitgate.flask import LimitGate as FlaskLimitGate
 from limitgate.forking import living
 from limitgate.places import Places
 from tests.support.django_app import WAYS, rate
+from tests.support.doors import PATIENCE
 
 RULE = Rule("all", adaptive=Adaptive(min=2, max=2))
 
@@ -68,6 +70,42 @@ def test_a_refusal_by_a_rate_has_its_fields_on_django(way: Any) -> None:
         responses = [project.ask("/") for _ in range(2)]
         assert [response.status_code for response in responses] == [200, 429]
         assert [rate(response)["x-ratelimit-limit"] for response in responses] == ["1", "1"]
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
+def test_an_error_of_a_rule_gives_places_back_on_django(way: Any) -> None:
+    """Whoever keeps it."""
+
+    def cost(request: Any) -> int:
+        raise ZeroDivisionError(request.path)
+
+    with way.project(path("", lambda _: HttpResponse()), rules=[RULE, Rule("api", "5/second", cost=cost)]) as project:
+        with pytest.raises(ZeroDivisionError) as kept:
+            project.ask("/")
+        assert places().limit.in_flight == 0
+        assert kept.traceback
+
+
+def test_a_request_under_django_that_is_cancelled_waits_for_no_place() -> None:
+    """Whoever keeps the task."""
+    rules = [Rule("all", adaptive=RULE.adaptive, max_delay=60)]
+    with WAYS["asgi"].project(path("", lambda _: HttpResponse()), rules=rules) as project:
+        project.client.handler.load_middleware(is_async=True)
+
+        async def main() -> None:
+            limit = places().limit
+            for _ in range(2):
+                limit.begin(0.0, "other")
+            task = asyncio.create_task(project.aask("/"))
+            async with asyncio.timeout(PATIENCE):
+                while not limit.waiting:  # noqa: ASYNC110 - no event tells of it
+                    await asyncio.sleep(0.001)
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled()
+            assert (limit.in_flight, limit.waiting) == (2, 0)
+
+        asyncio.run(main())
 
 
 def test_flask() -> None:
