@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from limitgate.algorithms import ban, gcra
 from limitgate.limits.decision import SECOND, Decision, Settlement, decision_of
@@ -184,7 +184,13 @@ def _refill_us(numbers: _Numbers, debt: int) -> int:
     return -(-(debt + increment) // count)
 
 
-class PlainSpend(Sequence[BucketReading]):
+if TYPE_CHECKING:
+    _Buckets = Sequence[BucketReading]
+else:
+    _Buckets = object  # with an abstract base each ``isinstance`` that does not hold exactly takes ten times as long
+
+
+class PlainSpend(_Buckets):
     """Plain plan of one request, a template and its keys; and once it is carried out its reading, and the buckets of that.
 
     Of almost every request nothing else goes to a store and comes back. A `Plan` or a `Reading` to whoever asks.
@@ -261,6 +267,9 @@ class PlainSpend(Sequence[BucketReading]):
             return self._made
 
     __hash__ = None  # type: ignore[assignment]
+
+
+Sequence.register(PlainSpend)
 
 
 class CachedPlainSpend(PlainSpend):
