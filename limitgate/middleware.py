@@ -112,8 +112,10 @@ class LimitGate:
             waits, in_flight = admission.booking is not None, admission.in_flight
         try:
             if not waits or await exchange.await_booking():
-                app_send = exchange.send if in_flight is None else exchange.send_in_flight(in_flight)
-                await self.app(exchange.scope, exchange.receive, app_send)
+                if in_flight is None:
+                    await self.app(exchange.scope, exchange.receive, exchange.send)
+                else:
+                    await self.app(exchange.scope, *exchange.channel_in_flight(in_flight))
         except Exception as error:
             exchange.admission.failed()
             if not (await exchange.refuse_late() and isinstance(error, RateLimited)):

@@ -221,7 +221,32 @@ class ASGIExchange(Exchange):
             message = {"type": message["type"], "body": b"", "more_body": False}
         await self._send(message)
 
-    def send_in_flight(self, in_flight: InFlight) -> Send:
+    def channel_in_flight(self, in_flight: InFlight) -> tuple[Receive, Send]:
+        """``receive`` and ``send`` of a request in flight."""
+        return self._receive_in_flight(in_flight), self._send_in_flight(in_flight)
+
+    def _receive_in_flight(self, in_flight: InFlight) -> Receive:
+        """``receive``, which has a request in flight give its places back while its client is slow to send the body."""
+        receive, is_whole = self.receive, False
+
+        async def timing() -> Message:
+            nonlocal is_whole
+            delay_s = None if is_whole else in_flight.delay_s
+            pause = None if delay_s is None else asyncio.get_running_loop().call_later(delay_s, in_flight.pause)
+            try:
+                message = await receive()
+            finally:
+                if pause is not None:
+                    pause.cancel()
+            if not (is_whole or message.get("more_body")):
+                is_whole = True
+                if message["type"] == "http.request":
+                    in_flight.resume()
+            return message
+
+        return timing
+
+    def _send_in_flight(self, in_flight: InFlight) -> Send:
         """``send``, which notes what it says of a request in flight."""
         send = self.send
 

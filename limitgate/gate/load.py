@@ -118,7 +118,18 @@ class InFlight:
     Of a ``guard`` it is asked once, by the first of them. ``waiter`` makes whoever waits for a place.
     """
 
-    __slots__ = ("_asked", "_held", "_length", "_outcome", "_sent", "in_force", "refusal", "waits", "would_refuse")
+    __slots__ = (
+        "_asked",
+        "_held",
+        "_is_paused",
+        "_length",
+        "_outcome",
+        "_sent",
+        "in_force",
+        "refusal",
+        "waits",
+        "would_refuse",
+    )
 
     def __init__(
         self,
@@ -134,6 +145,8 @@ class InFlight:
         """Bytes of the response's body so far."""
         self._length: int | None = None
         """Bytes that it is to have; None if the response does not say."""
+        self._is_paused = False
+        """True if the places were given back until the client has sent all of its body."""
         self.in_force: tuple[InForce, ...] = ()
         """The limits as the request has found them."""
         self.refusal: Refusal | None = None
@@ -206,6 +219,30 @@ class InFlight:
             self.in_force = before
         return stays
 
+    @property
+    def delay_s(self) -> float | None:
+        """Seconds for which the places are kept while nothing is done for the request; None if it has none."""
+        return min([places.terms.adaptive.delay for places, _, _ in self._held], default=None)
+
+    def pause(self) -> None:
+        """Give back all places while the client sends its body: to wait for it is no work."""
+        self._is_paused = bool(self._held)
+        self.end("untaught")
+
+    def resume(self) -> None:
+        """Take anew what `pause` has given back, where there is room: the work begins in any case."""
+        if not self._is_paused:
+            return
+        self._is_paused = False
+        (rules, request_class), of_caller = self._asked
+        for compiled_rule in rules:
+            places: Places = compiled_rule.places  # type: ignore[assignment]  # it is adaptive
+            priority, limit = compiled_rule.priority or of_caller, places.limit
+            if limit.in_flight < limit.levels[priority].room:
+                ticket = places.begin(request_class, priority, None, WaitingTask)
+                if ticket is not None:
+                    self._held.append((places, limit, ticket))
+
     def _go_on(self, *, has_place: bool) -> None:
         """Go on after waiting for a place."""
         waiter, self.waits = type(self.waits), None
@@ -238,6 +275,7 @@ class InFlight:
 
     def starts(self, status: int | None, fields: Sequence[tuple[bytes, bytes]]) -> None:
         """Note how the response starts. A stream of events gives the places back at once."""
+        self._is_paused = False
         if status != 200:
             if status in _FAILED:
                 self._outcome = "failed"

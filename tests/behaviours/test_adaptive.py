@@ -930,3 +930,62 @@ def test_each_proxy_has_a_clock_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     for n in range(3, 9):
         refuses(2.0, 0.001, f"10.0.0.{n}")
     assert len(guard._queues) == 2
+
+
+@pytest.mark.parametrize("has_room", [True, False], ids=["room", "no room"])
+def test_a_client_that_is_slow_to_send_its_body_has_no_place_meanwhile(*, has_room: bool) -> None:
+    """The wait for it teaches nothing. The work that comes then does, if there is a place for it."""
+    rule = Rule("all", adaptive=Adaptive(min=1, max=1, delay=0.000_001))
+    at_work = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        at_work.append(places_of(gated).limit.in_flight)
+        listening = asyncio.create_task(receive())  # as for a client that leaves
+        for _ in range(3):
+            await asyncio.sleep(0.001)
+        at_work.append(places_of(gated).limit.in_flight)
+        listening.cancel()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"done"})
+
+    async def main() -> None:
+        limit = places_of(gated).limit
+        outcomes, parts, wire = noted(limit), asyncio.Queue[Any](), Wire()
+        parts.put_nowait({"type": "http.request", "body": b"x", "more_body": True})
+        task = asyncio.create_task(gated(http_scope(method="POST"), parts.get, wire.send))
+        await until(lambda: outcomes == ["untaught"])
+        assert limit.in_flight == 0
+        others = [] if has_room else [limit.begin(0.0, "other")]
+        parts.put_nowait({"type": "http.request", "body": b"x"})
+        async with asyncio.timeout(PATIENCE):
+            await task
+        assert wire.sent[0]["status"] == 200
+        assert at_work == [1, 1]
+        assert outcomes == (["untaught", "ok"] if has_room else ["untaught"])
+        assert limit.in_flight == len(others)
+
+    gated = LimitGate(app, rules=[rule])
+    asyncio.run(main())
+
+
+def test_an_answer_to_half_a_body_leaves_no_place_behind() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        rest = asyncio.create_task(receive())
+        await until(lambda: places_of(gated).limit.in_flight == 0)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        more.put_nowait({"type": "http.request", "body": b"x"})
+        await rest
+        in_flight.append(places_of(gated).limit.in_flight)
+        await send({"type": "http.response.body", "body": b"done"})
+
+    async def main() -> None:
+        async with asyncio.timeout(PATIENCE):
+            await gated(http_scope(method="POST"), more.get, Wire().send)
+        assert in_flight == [0]
+
+    in_flight: list[int] = []
+    more: asyncio.Queue[Any] = asyncio.Queue()
+    gated = LimitGate(app, rules=[Rule("all", adaptive=Adaptive(min=1, max=1, delay=0.000_001))])
+    asyncio.run(main())
