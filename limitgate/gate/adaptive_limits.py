@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
+from limitgate.errors import ConfigError
 from limitgate.places import Places, Terms
 from limitgate.rules.callers import DEFAULT_TIER
 from limitgate.rules.rule import Rule
@@ -20,11 +21,20 @@ class AdaptiveLimits:
         self._places: dict[tuple[Kind, str, str], Places] = {}
 
     def of(self, rule: Rule, kind: Kind) -> Places:
-        """The places under the limit of a rule: those of a rule of this name that was there before, if any."""
+        """The places under the limit of a rule: those of a rule of this name that was there before, if any.
+
+        Decorators of one name share theirs. Raises `ConfigError` where they do not agree on what they share.
+        """
         name = kind, rule.tier or DEFAULT_TIER, rule.name
+        terms = self._terms(rule)
         places = self._places.get(name)
         if places is None:
-            places = self._places.setdefault(name, Places(self._terms(rule)))  # another thread may have made some meanwhile
+            places = self._places.setdefault(name, Places(terms))  # another thread may have made some meanwhile
+        if kind == "limit" and places.terms != terms:  # rules of a set have names of their own, and come into force anew
+            raise ConfigError(
+                f"limit {rule.name!r} is there with another adaptive, max_delay or reserve,"
+                " expected the same on each @limit of that name, or another name"
+            )
         return places
 
     def keep(self, rules: Iterable[Rule]) -> None:

@@ -60,8 +60,8 @@ def limit(*limits: Limit | str | LimitsBy, name: str | None = None, **options: U
     """Limit an endpoint: a Starlette, FastAPI, Flask or Django view, a class-based one or one of its methods.
 
     Takes what `Rule` takes, and stacks. Without a ``name`` each decorated place has one of its own, such as ``login-3f9ac1``,
-    from its qualified name and a digest of its module; places that are given the same name share a bucket. Raises
-    `ConfigError` like `Rule`, and the decorated endpoint raises it when it is called without a gate around it.
+    from its qualified name and a digest of its module; places that are given the same name share buckets and places in flight.
+    Raises `ConfigError` like `Rule`, and the decorated endpoint raises it when it is called without a gate around it.
     """
     check_names("limit", options, LimitOptions)
     for given in limits:

@@ -989,3 +989,18 @@ def test_an_answer_to_half_a_body_leaves_no_place_behind() -> None:
     more: asyncio.Queue[Any] = asyncio.Queue()
     gated = LimitGate(app, rules=[Rule("all", adaptive=Adaptive(min=1, max=1, delay=0.000_001))])
     asyncio.run(main())
+
+
+def test_decorators_of_one_name_agree_on_their_adaptive_limit() -> None:
+    def answer(request: Any) -> PlainTextResponse:
+        return PlainTextResponse("done")
+
+    routes = [
+        Route(path, limit(name="db", adaptive=Adaptive(min=1, max=most), **more)(answer))
+        for path, most, more in (("/", 9, {}), ("/same", 9, {}), ("/most", 8, {}), ("/delay", 9, {"max_delay": 1}))
+    ]
+    gated = LimitGate(Starlette(routes=routes), rules=[])
+    assert [asyncio.run(asgi_reply(gated, path)).status for path in ("/", "/same")] == [200, 200]
+    for path in ("/most", "/delay"):
+        with pytest.raises(ConfigError, match="limit 'db' is there with another adaptive"):
+            asyncio.run(asgi_reply(gated, path))
