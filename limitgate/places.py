@@ -98,6 +98,14 @@ class Places:
         self._abandoned: deque[Callable[[], None]] = deque()
         """What is to be done with the lock as soon as somebody has it."""
 
+    def forget(self) -> None:
+        """Forget everything. Whoever waits gives way."""
+        with self._lock:
+            waiters = list(self._waiters.values())
+            self.begin_anew()
+        for waiter in waiters:
+            waiter.wake()
+
     def reconfigure(self, terms: Terms) -> None:
         """Go on under other terms, with everything that was learned."""
         with self._lock:

@@ -91,7 +91,7 @@ def reset() -> None:
     for guard in living(CardinalityGuard):
         guard.forget()
     for places in living(Places):
-        places.begin_anew()
+        places.forget()
     outbound = sys.modules.get("limitgate.outbound.throttle")  # else there is no client either
     for throttle in list(outbound.throttles) if outbound else ():
         throttle.forget()

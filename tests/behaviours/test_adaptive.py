@@ -1004,3 +1004,20 @@ def test_decorators_of_one_name_agree_on_their_adaptive_limit() -> None:
     for path in ("/most", "/delay"):
         with pytest.raises(ConfigError, match="limit 'db' is there with another adaptive"):
             asyncio.run(asgi_reply(gated, path))
+
+
+def test_whoever_waits_gives_way_where_everything_is_forgotten() -> None:
+    """In threads as on event loops: nobody would call them."""
+
+    async def main() -> None:
+        gated = LimitGate(Held(), rules=[one_place(max_delay=60)])
+        in_thread = LimitGateWSGI(lambda *_: pytest.fail("called"), rules=[one_place(max_delay=60)])
+        for each in (gated, in_thread):
+            places_of(each).limit.begin(0.0, "other")
+        asked = [asyncio.create_task(asgi_reply(gated)), asyncio.create_task(asyncio.to_thread(wsgi_reply, in_thread))]
+        await until(lambda: places_of(gated).limit.waiting == places_of(in_thread).limit.waiting == 1)
+        testing.reset()
+        async with asyncio.timeout(PATIENCE):
+            assert [(await each).status for each in asked] == [503, 503]
+
+    asyncio.run(main())
