@@ -61,10 +61,10 @@ class CheckedOptions(NamedTuple):
             raise ConfigError(f"longest_pause is {longest_pause!r:.40}, expected seconds above 0")
         if on_error not in get_args(OnError):
             raise ConfigError(f"on_error is {on_error!r:.80}, expected one of {', '.join(get_args(OnError))}")
-        if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+        if timeout is not None and (not (isinstance(timeout, int | float) and timeout >= 0) or isinstance(timeout, bool)):
             raise ConfigError(f"timeout is {timeout!r:.40}, expected seconds of at least 0, or None for as long as it takes")
         for switch in ("strict", "throttle"):
-            if given.get(switch, False) not in (True, False):
+            if not isinstance(given.get(switch, False), bool):
                 raise ConfigError(f"{switch} is {given[switch]!r:.40}, expected True or False")
         return cls(
             timeout=math.inf if timeout is None else float(timeout),
