@@ -249,9 +249,18 @@ class Gate:
     def _shed(self, request: Request, rules: RulesInForce) -> Shed:
         """Refuse a request for which there is no place in flight."""
         in_flight: InFlight = request.in_flight
+        self._note_shed(in_flight)
+        return Shed(request, rules, in_flight.refusal or unavailable())
+
+    def _shed_whole(self, admission: Admission, in_flight: InFlight) -> None:
+        """`_shed` a request that has waited."""
+        admission.shed()
+        self._note_shed(in_flight)
+
+    def _note_shed(self, in_flight: InFlight) -> None:
+        """Have it logged that there is no place in flight for a request."""
         if self._refusal_log is not None:
             self._refusal_log.note_shed(in_flight.in_force[-1][0])
-        return Shed(request, rules, in_flight.refusal or unavailable())
 
     def _begin_here(
         self, request: Request, adaptive: AdaptiveMatch, caller: Caller | None, outer: Admission | None = None
@@ -370,10 +379,15 @@ class Gate:
         if not await self._await(admission, booking, stay):
             return False
         if in_flight is not None:
-            if not await in_flight.begin_again(stay):
+            try:
+                stays = await in_flight.begin_again(stay)
+            except BaseException as error:
+                await self._aundo(admission, error)
+                raise
+            if not stays:
                 admission.refusal = unavailable()
             elif in_flight.refusal is not None:
-                admission.shed()
+                self._shed_whole(admission, in_flight)
             await self._arefund_if_refused(admission)
         return admission.refusal is None
 
@@ -385,9 +399,7 @@ class Gate:
         if not await in_flight.await_places(stay):
             admission.refusal = unavailable()
         elif in_flight.refusal is not None:
-            admission.shed()
-            if self._refusal_log is not None:
-                self._refusal_log.note_shed(in_flight.in_force[-1][0])
+            self._shed_whole(admission, in_flight)
         else:
             await wait.go_on()
         return admission.refusal is None
@@ -494,9 +506,14 @@ class Gate:
             in_flight.end("untaught")
         self._wait(admission, booking)
         if in_flight is not None:
-            in_flight.begin_again_here()
+            try:
+                in_flight.begin_again_here()
+            except BaseException:
+                admission.refusal = unavailable()
+                self.settle(admission)
+                raise
             if in_flight.refusal is not None:
-                admission.shed()
+                self._shed_whole(admission, in_flight)
                 self._refund_if_refused(admission)
 
     def _wait(self, admission: Admission, booking: Booking) -> None:
@@ -520,13 +537,18 @@ class Gate:
                 stays = await stay(waiter)
         except BaseException as error:
             admission.booking_ended(self._wait_queues.leave(booking, waiter), stays=False)
-            if isinstance(error, GeneratorExit):  # the event loop is gone, and nothing can be awaited any more
-                admission.abandon()
-            else:
-                await self.asettle(admission)
+            await self._aundo(admission, error)
             raise
         admission.booking_ended(self._wait_queues.leave(booking, waiter), stays=stays)
         return stays
+
+    async def _aundo(self, admission: Admission, error: BaseException) -> None:
+        """Refund a request whose waiting was ended by an error."""
+        admission.refusal = unavailable()
+        if isinstance(error, GeneratorExit):  # the event loop is gone, and nothing can be awaited any more
+            admission.abandon()
+        else:
+            await self.asettle(admission)
 
     def _soon(self, flow: Flow[T], budget: Budget | None = None) -> asyncio.Future[T]:
         """Run a flow on the running event loop, to its end, whoever waits for it."""

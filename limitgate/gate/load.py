@@ -153,8 +153,8 @@ class InFlight:
         """The response to a request for which there is no place."""
         self.waits: WaitingTask | WaitingThread | None = None
         """Who waits for a place; None if nobody has to."""
-        self.would_refuse = False
-        """True if a shadow had no place."""
+        self.would_refuse: tuple[CompiledRule, ...] = ()
+        """Shadows that had no place."""
         self._asked = adaptive, NORMAL if caller is None else caller.priority
         self._begin(guard, waiter)
 
@@ -181,8 +181,8 @@ class InFlight:
             elif compiled_rule.enforced:
                 self._refuse(compiled_rule, limit)
                 return
-            else:
-                self.would_refuse = True
+            elif compiled_rule not in self.would_refuse:
+                self.would_refuse += (compiled_rule,)
                 if compiled_rule.row is not None:
                     compiled_rule.row.count(SHADOW_REFUSED, 1.0)
 
@@ -261,6 +261,8 @@ class InFlight:
         """Count a request that is admitted, by rules that count nothing else."""
         held = [places for places, _, _ in self._held]
         for compiled_rule, (_, limit, remaining) in zip(self._asked[0].compiled_rules, self.in_force):
+            if compiled_rule in self.would_refuse:  # and has a place after its turn
+                continue
             if compiled_rule.row is not None and not compiled_rule.rule.has_counts and compiled_rule.places in held:
                 compiled_rule.row.count(ADMITTED, (limit - remaining) / limit)
 

@@ -56,6 +56,7 @@ from tests.support.doors import (
     wsgi_environ,
     wsgi_reply,
 )
+from tests.support.observed import Recorder
 
 NOWHERE = "redis://127.0.0.1:1"
 """A store that fails whoever asks it."""
@@ -590,6 +591,96 @@ def test_a_request_that_waits_for_its_turn_holds_no_place() -> None:
         assert limit.in_flight == 0
 
     asyncio.run(main())
+
+
+def lose_next(places: Places) -> list[Ticket]:
+    """Have somebody else take the place that a request gives back next. Returns who has."""
+    end, others = places.end, []
+
+    def ended(ticket: Ticket, outcome: Any = "untaught") -> None:
+        end(ticket, outcome)
+        if not others:
+            others.append(places.limit.begin(0.0, "other"))
+
+    places.end = ended  # type: ignore[method-assign]
+    return others
+
+
+TURNS = [Rule("hourly", "2/hour"), Rule("turns", "20/second burst 1", key=["global"], max_delay=60)]
+"""The second request waits for its turn for 50 ms, if the clock of the store stands."""
+
+
+def test_who_is_cancelled_between_turn_and_place_has_its_charges_back() -> None:
+    async def main() -> None:
+        held = Held()
+        held.go.set()
+        app = LimitGate(held, rules=[one_place(max_delay=60), *TURNS], store=MemoryStore(Clock()))
+        places = places_of(app)
+        assert (await asgi_reply(app)).status == 200
+        others = lose_next(places)
+        task = asyncio.create_task(asgi_reply(app))
+        await until(lambda: places.limit.waiting == 1)
+        task.cancel()
+        await asyncio.wait([task])
+        assert (places.limit.in_flight, places.limit.waiting) == (1, 0)
+        places.end(others[0])
+        assert [(await asgi_reply(app)).status for _ in range(2)] == [200, 429]
+
+    asyncio.run(main())
+
+
+def test_a_thread_that_is_interrupted_between_turn_and_place_has_its_charges_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: WaitingThread, seconds: float) -> None:
+        raise KeyboardInterrupt(seconds)
+
+    with WSGISite(one_place(max_delay=60), *TURNS, store=MemoryStore(Clock())) as site, monkeypatch.context() as patched:
+        places = places_of(site.app)
+        assert site.ask().status == 200
+        others = lose_next(places)
+        patched.setattr(WaitingThread, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            site.ask()
+        assert (places.limit.in_flight, places.limit.waiting) == (1, 0)
+        places.end(others[0])
+        assert site.statuses(2) == [200, 429]
+
+
+@pytest.mark.parametrize("door", SITES, ids=[site.door for site in SITES])
+def test_who_finds_no_place_after_a_turn_is_logged_and_counted_once(door: type[Site], caplog: pytest.LogCaptureFixture) -> None:
+    """By a shadow, too, that had none before."""
+    caplog.set_level("INFO", "limitgate.refusals")
+    recorder = Recorder()
+    rules = [one_place(), one_place("shadow", shadow=True), *TURNS]
+    with door(*rules, observers=[recorder], store=MemoryStore(Clock())) as site:
+        assert site.ask().status == 200
+        places_of(site.app, "shadow").limit.begin(0.0, "other")
+        lose_next(places_of(site.app))
+        check_refusal(site.ask())
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "limitgate.refusals"]
+    assert line == "rule all begins to refuse what is more than the process can do"
+    decisions = recorder.of("rule.decisions")
+    assert decisions["all", "default", "refused"] == decisions["shadow", "default", "shadow_refused"] == 1
+
+
+@pytest.mark.parametrize("is_free", [True, False], ids=["free", "taken"])
+@pytest.mark.parametrize("door", SITES, ids=[site.door for site in SITES])
+def test_a_shadow_counts_a_request_once_whatever_it_finds_after_its_turn(door: type[Site], *, is_free: bool) -> None:
+    recorder = Recorder()
+    rules = [Rule("real", adaptive=True), one_place("shadow", shadow=True), *TURNS]
+    with door(*rules, observers=[recorder], store=MemoryStore(Clock())) as site:
+        assert site.ask().status == 200
+        places, shadow = places_of(site.app, "real"), places_of(site.app, "shadow")
+        other, end = shadow.limit.begin(0.0, "other"), places.end
+
+        def ended(ticket: Ticket, outcome: Any = "untaught") -> None:
+            end(ticket, outcome)
+            if is_free and isinstance(other, Ticket):
+                shadow.end(other)
+
+        places.end = ended  # type: ignore[method-assign]
+        assert site.ask().status == 200
+    decisions = recorder.new("rule.decisions")
+    assert decisions["shadow", "default", "admitted"] == decisions["shadow", "default", "shadow_refused"] == 1
 
 
 def test_a_turn_without_a_place_is_given_back() -> None:
