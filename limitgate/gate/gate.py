@@ -122,8 +122,8 @@ class Gate:
 
     def enforce(self, rules: RulesInForce) -> None:
         """Have requests that begin from now on go by other rules. What was taken in advance is given back at once."""
+        rules.planner.keep_adaptive_limits()  # first, so that nobody waits under a rule that is a shadow from now on
         self.rules = rules
-        rules.planner.keep_adaptive_limits()
         if isinstance(self.store, RedisStore | AsyncRedisStore):
             self.store.give_back_leases()
         for tell in self.at_other_rules:

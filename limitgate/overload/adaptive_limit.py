@@ -233,7 +233,7 @@ class AdaptiveLimit:
 
     def _wait_or_refuse(self, now: float, request_class: Hashable, level: PriorityLevel) -> Ticket | Refusal:
         self._has_refused = self._has_no_room = True
-        if self._line is not None:
+        if self._line is not None and self._line.max_delay:  # else those give way who waited under other options
             ticket = Ticket(None, self._baselines[request_class], level.priority)
             displaced = self._line.join(now, ticket, level.priority)
             if displaced is not ticket:

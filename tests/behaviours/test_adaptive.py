@@ -872,16 +872,28 @@ def test_whatever_happens_every_place_comes_back_once(seed: int) -> None:
         assert (limit.in_flight, limit.waiting) == (0, 0)
 
 
-def test_a_gate_that_is_a_shadow_holds_nobody_up() -> None:
-    async def main() -> None:
-        held = Held()
-        held.go.set()
-        app = LimitGate(held, rules=[one_place(max_delay=60)], shadow=True)
-        places_of(app).limit.begin(0.0, "other")
-        assert (await asgi_reply(app)).status == 200
-        assert held.seen[0].shadow
+@pytest.mark.parametrize("door", SITES, ids=[site.door for site in SITES])
+def test_a_gate_that_is_a_shadow_holds_nobody_up(door: type[Site]) -> None:
+    """Under other rules neither."""
+    with door(one_place(max_delay=60), shadow=True) as site:
+        places_of(site.app).limit.begin(0.0, "other")
+        assert site.ask().status == 200
+        site.app.gate.enforce(site.app.gate.rules)
+        assert site.ask().status == 200
+        assert [decision.shadow for decision in site.seen] == [True, True]
 
-    asyncio.run(main())
+
+@pytest.mark.parametrize("door", SITES, ids=[site.door for site in SITES])
+def test_a_rule_that_becomes_a_shadow_holds_nobody_up(door: type[Site], tmp_path: Path) -> None:
+    file = tmp_path / "rules.yaml"
+    file.write_text("rules: [{name: all, adaptive: {min: 1, max: 1}, max_delay: 60s}]")
+    with door(rules=str(file), reload=3600) as site:
+        file.write_text("rules: [{name: all, adaptive: {min: 1, max: 1}, shadow: true}]")
+        for _ in range(2):  # the second look finds that it changes no more
+            site.app.gate.looker.look()
+        places_of(site.app).limit.begin(0.0, "other")
+        assert site.ask().status == 200
+        assert site.seen[0].shadow
 
 
 class Silent:
