@@ -929,6 +929,23 @@ def test_a_request_that_is_cancelled_while_it_waits_for_the_store_gives_its_plac
     asyncio.run(main())
 
 
+def test_an_event_loop_that_is_gone_while_the_store_is_asked_gives_places_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without waiting for a lock, as the garbage collector may come while somebody has it."""
+    app = LimitGate(Held(), rules=[one_place(), Rule("api", "5/hour")], store=Silent())
+    places, locked = places_of(app), []
+    monkeypatch.setattr(places, "end", lambda *ended: locked.append(ended))
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(asgi_reply(app))
+    while not places.limit.in_flight:
+        loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    del task
+    gc.collect()
+    assert places.limit.in_flight == 0
+    assert locked == []
+
+
 @pytest.mark.parametrize("door", SITES, ids=[site.door for site in SITES])
 def test_an_error_of_a_rule_gives_places_back_whoever_keeps_it(door: type[Site]) -> None:
     def cost(request: Any) -> int:
