@@ -601,7 +601,8 @@ def test_threads_through_a_real_wsgi_server() -> None:
         while len(statuses) < 5:
             assert time.monotonic() < deadline
             time.sleep(0.001)
-        assert [inside.acquire(blocking=False) for _ in range(4)] == [True, True, True, False]
+        assert all(inside.acquire(timeout=PATIENCE) for _ in range(3))  # who was let in may come after all refusals
+        assert not inside.acquire(blocking=False)
         go.set()
         for thread in threads:
             thread.join(PATIENCE)
