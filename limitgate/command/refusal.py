@@ -60,7 +60,7 @@ def resolve(
         found = []
         for rule, tiers, key in candidates:
             charges = [Charge(key + bucket.suffix, bucket, 1, enforced=True, rule=rule.name) for bucket in rule.buckets]
-            plan = Plan.peek(charges)
+            plan = Plan.look(charges)
             decision = decide(plan, opened.spend(plan, timeout)) if charges else None
             keys = {charge.key for charge in charges}
             found.append(Refused(rule, tiers, key, decision, next((ban for ban in bans if keys & set(ban.keys)), None)))

@@ -75,7 +75,7 @@ class LookingStore:
     def spend(self, plan: Plan, timeout: float) -> Reading:
         """The reading that the plan would have now. Raises `StoreError` as the store does."""
         try:
-            return self._store.spend(Plan.peek(plan.charges), timeout)
+            return self._store.spend(Plan.look(plan.charges), timeout)
         except StoreError as error:
             self.failure = error
             raise

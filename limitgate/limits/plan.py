@@ -11,7 +11,7 @@ from limitgate.limits.bucket import Bucket, banned
 
 Source = Literal["nobody", "store", "cache", "lease", "local"]
 """Where a decision comes from: a store, a refusal of its that holds, a lease, this process in its place, or nowhere."""
-Verb = Literal["spend", "peek", "adjust", "reset", "ban"]
+Verb = Literal["spend", "peek", "look", "adjust", "reset", "ban"]
 """`Plan` has a constructor for each."""
 
 _CHANCE = random.SystemRandom()  # not that of an application, which may have seeded it, and another one in each fork
@@ -104,8 +104,13 @@ class Plan(NamedTuple):
 
     @classmethod
     def peek(cls, charges: Iterable[Charge]) -> Plan:
-        """A question: read the buckets and change nothing."""
+        """A question: charge nothing. What is owed drains as it was told, under the count that was asked for."""
         return cls(tuple(charges), "peek")
+
+    @classmethod
+    def look(cls, charges: Iterable[Charge]) -> Plan:
+        """A question by somebody whom the limits do not concern: change nothing, also where they have another count."""
+        return cls(tuple(charges), "look")
 
     @classmethod
     def adjust(cls, charges: Iterable[Charge]) -> Plan:

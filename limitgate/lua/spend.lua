@@ -7,8 +7,9 @@
 --           number of windows, then for each its part of the charge; then, if there is an adjustment, a lease, a slot or a wait,
 --           how many requests to take in advance, since when the adjustment counts, the slot's name, how long the request may wait
 --           in µs, and the adjustment of each window.
--- Verbs     's'pend, 'p'eek (change nothing), 'a'djust (make adjustments, charge nothing), 'r'eset (empty the windows) and 'b'an
---           (refuse all charges for at least so many µs, given as requests to take in advance; 0 lifts the ban).
+-- Verbs     's'pend, 'p'eek (charge nothing), 'l'ook (change nothing, so that what is owed drains as before), 'a'djust (make
+--           adjustments, charge nothing), 'r'eset (empty the windows) and 'b'an (refuse all charges for at least so many µs, given
+--           as requests to take in advance; 0 lifts the ban).
 -- Reply     {now, unreadable values, clock steps, 1 if there was no memory to write, then what is reported of each window, then
 --           for each charge that takes anything from a banned bucket its place and for how long the ban lasts still}.
 --
@@ -132,6 +133,13 @@ local function open(key, charge)
   return bucket
 end
 
+-- A bucket to be looked at under limits that may have another count, while the one that is kept drains under its own.
+local function copied(bucket)
+  local copy = {}
+  for place, value in pairs(bucket) do copy[place] = value end
+  return copy
+end
+
 -- A charge, as the list of its windows' parts.
 local function decode(text)
   local verb, number, enforced, takes, last, windows = unpack(CHARGE, text)
@@ -203,13 +211,14 @@ for i, key in ipairs(KEYS) do
     charge = decode(ARGV[number + 1])
     decoded[number] = charge
   end
-  local kind = charge.kind
+  local kind, is_read_again = charge.kind, bucket ~= nil
   if not bucket then
     local failure
     bucket, failure = open(key, charge)
     if failure then return failure end
     opened[key] = bucket
   end
+  if charge.verb == 'l' and (is_read_again or not bucket.changed) then bucket = copied(bucket) end
   if charge.verb == 'r' then
     kind.reset(bucket, charge)
     bucket.changed = true

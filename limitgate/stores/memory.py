@@ -260,7 +260,7 @@ class MemoryStore:
                     continue
             home = self._home(charge, now)
             homes.append(home)
-            states.append(self._read(home, charge, now))
+            states.append(self._read(home, charge, now, looks=plan.verb == "look"))
         if plan.verb == "reset":
             states = self._reset(homes, charges, now)
         if self._bans:
@@ -368,8 +368,8 @@ class MemoryStore:
         value = self._overflow.get(shared)
         return self._overflow, shared, value, None if value is None else self._bucket(shared, value), None
 
-    def _read(self, home: _Home, charge: Charge, now: int) -> Sequence[State]:
-        """States of the charge's windows now, after its adjustment."""
+    def _read(self, home: _Home, charge: Charge, now: int, *, looks: bool = False) -> Sequence[State]:
+        """States of the charge's windows now, after its adjustment. A look changes no count."""
         entry, bucket, lease = home[3], charge.bucket, charge.adjustment
         algorithm = bucket.algorithm
         if entry is None:
@@ -380,7 +380,7 @@ class MemoryStore:
             if now < written:
                 self._step_back(written - now)
                 self._write(home, bucket, now, states)
-            elif stored is not bucket and algorithm.RESCALES and _has_other_counts(stored, bucket, states):
+            elif not looks and stored is not bucket and algorithm.RESCALES and _has_other_counts(stored, bucket, states):
                 self._write(home, bucket, now, states)
         if lease is not None:
             states = algorithm.apply_adjustment(states, lease.back, max(0, now - lease.as_of), lease.grace, bucket)

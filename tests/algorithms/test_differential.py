@@ -75,7 +75,7 @@ def a_plan(rnd: random.Random, buckets: dict[str, list[Bucket]], now: int | None
             ),
             "adjust",
         )
-    return Plan(tuple(charges), rnd.choice(("spend",) * 12 + ("peek", "peek", "reset")))
+    return Plan(tuple(charges), rnd.choice(("spend",) * 12 + ("peek", "look", "reset")))
 
 
 def a_turn(rnd: random.Random, buckets: dict[str, list[Bucket]]) -> Plan:

@@ -133,6 +133,21 @@ def test_the_id_of_a_refusal(redis_server: RedisServer, monkeypatch: pytest.Monk
     assert (later["rule"], later["decision"]["allowed"]) == ("login", True)
 
 
+def test_an_id_leaves_the_bucket_as_it_is(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also where a rule of the same name in another tier would have it drain a thousand times as quickly."""
+    rules = tmp_path / "rules"
+    rules.mkdir()
+    (rules / "default.yaml").write_text(Path(CONFIG, "default.yaml").read_text())
+    (rules / "vip.yaml").write_text("tier: vip\nrules:\n  - {name: login, path: /login, key: [caller], qpm: 5000}\n")
+    refused = Refused(redis_server.url, monkeypatch)
+    key = f"{refused.prefix}:login:{told('--id', refused.id, '--rules', CONFIG)['digest']}"
+    with redis_server.client() as client:
+        before = client.get(key)
+        found = told("--id", refused.id, "--rules", str(rules), *refused.store, status=1)["found"]
+        assert [each["tiers"] for each in found] == [["default"], ["vip"]]
+        assert client.get(key) == before
+
+
 def test_an_id_tells_of_a_ban(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has set it, why, and for how long it holds."""
     refused = Refused(redis_server.url, monkeypatch)

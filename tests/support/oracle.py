@@ -113,7 +113,7 @@ class Oracle:
 
     def ask(self, plan: Plan, now: int) -> Answer:
         """Carry out a plan and say what must be reported about it."""
-        owed = [self._read(charge, now) for charge in plan.charges]
+        owed = [self._read(charge, now, looks=plan.verb == "look") for charge in plan.charges]
         if plan.verb == "reset":
             owed = [[Debt(Fraction(0), debt.count, debt.period) for debt in debts] for debts in owed]
         for place, charge in enumerate(plan.charges):
@@ -133,11 +133,11 @@ class Oracle:
         decision["delay"] = _delay(plan, before) if allowed and plan.verb == "spend" else 0.0
         return Answer(now, before, decision, windows)
 
-    def _read(self, charge: Charge, now: int) -> list[Debt]:
+    def _read(self, charge: Charge, now: int, *, looks: bool) -> list[Debt]:
         bucket = self.buckets.get(charge.key, Bucket(now))
         debts = bucket.at(now).asked(charge.bucket.limits)
         self.clock_steps += bucket.written > now
-        if bucket.written > now or bucket.left_by_another_count(charge.bucket.limits, debts):
+        if bucket.written > now or (not looks and bucket.left_by_another_count(charge.bucket.limits, debts)):
             self._write(charge, debts, now)
         return debts
 
