@@ -37,7 +37,7 @@ def verb(*, events: bool, as_json: bool, **options: Unpack[StoreOptions]) -> Non
         rows = [(ban.key, seconds(ban.retry_after(now)), ban.by, ban.reason or "") for ban in bans]
         print_table(("Who", "Ends in", "By", "Reason"), rows)
     else:
-        click.echo("nobody is banned")
+        click.echo("nobody is banned by this command")
 
 
 def _print_events(journal: Journal, *, as_json: bool) -> None:

@@ -239,7 +239,8 @@ def _rule(rules: RuleSet, path: str, name: str, tier: str | None) -> Rule:
             if rule.name == name:
                 return rule
     known = dict.fromkeys(rule.name for of_tier in tiers for rule in rules.tiers[of_tier])
-    raise click.UsageError(f"{path}: there is no rule {name!r:.80}, expected one of {', '.join(known)}")
+    in_code = "for a limit in code, limiter.bucket in Python"
+    raise click.UsageError(f"{path}: there is no rule {name!r:.80}, expected one of {', '.join(known)}; {in_code}")
 
 
 def _parts(options: StateOptions) -> BucketParts:
@@ -264,7 +265,14 @@ def _by_path(rule: Rule, parts: BucketParts, path: str | None) -> list[BucketPar
     """The parts by each path that a gate may count by: a route's template, or a pattern of the rule."""
     if not any("path" in check_part(part) for part in rule.key):
         return [parts]
-    paths = dict.fromkeys([*([] if path is None else [path]), rule.paths[0]])
+    pattern = rule.paths[0]
+    if path is None and set("*{") & set(pattern):
+        click.echo(
+            f"rule {rule.name} has a bucket for each route: this is that of {pattern}, which only a service counts by whose "
+            "routes are not known; expected --path with the route, such as /api/hello or /items/{id}",
+            err=True,
+        )
+    paths = dict.fromkeys([*([] if path is None else [path]), pattern])
     return [{**parts, "path": each} for each in paths]
 
 

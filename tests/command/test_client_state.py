@@ -95,7 +95,7 @@ def test_a_ban_that_the_gate_heeds(world: World) -> None:
     pardoned = world.run("pardon", *world.of("keyed", "--api-key", KEY), feed="y\n")
     assert pardoned.exit_code == 0
     assert world.json("bans") == []
-    assert world.run("bans").stdout == "nobody is banned\n"
+    assert world.run("bans").stdout == "nobody is banned by this command\n"
     assert world.json("peek", *world.of("keyed", "--api-key", KEY))["remaining"] == 2
     assert [event["action"] for event in world.json("bans", "--log")] == ["pardon", "ban"]
     assert "a scraper" in world.run("bans", "--log").stdout
@@ -152,7 +152,7 @@ def test_what_changes_something_asks_first(redis_server: RedisServer, tmp_path: 
         (["peek", "--rules", "missing", "--rule", "api"], 1, "expected a rule file or a folder"),
         (["peek", "key", "5/fortnight"], 2, "fortnight"),
         (["reset", "key", "often", "-y"], 2, "often"),
-        (["peek", "--rules", "{rules}", "--rule", "nope"], 2, "there is no rule 'nope', expected one of api, keyed, headed"),
+        (["peek", "--rules", "{rules}", "--rule", "nope"], 2, "expected one of api, keyed, headed; for a limit in code, limiter.bucket"),
         (["peek", "--rules", "{rules}", "--rule", "api"], 2, "expected --ip\n"),
         (["peek", "--rules", "{rules}", "--rule", "keyed"], 2, "expected --api-key, or --ip as the address"),
         (["peek", "--rules", "{rules}", "--rule", "headed"], 2, "expected -H 'x-id: ...', or --ip as the address"),
@@ -182,6 +182,16 @@ def test_a_missing_store_is_told_with_its_variable(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("LIMITGATE_STORE", raising=False)
     result = CliRunner().invoke(limitgate, ["bans"])
     assert (result.exit_code, "Missing option '--store' (env var: 'LIMITGATE_STORE')" in result.stderr) == (2, True)
+
+
+def test_a_rule_that_counts_by_path_wants_one(redis_server: RedisServer, tmp_path: Path) -> None:
+    """Else it is said whose bucket is shown, as that of the pattern may be nobody's; not of a rule for a single path."""
+    world = World(redis_server.url, tmp_path)
+    shown = world.run("peek", *world.of("api", "--ip", IP))
+    assert "that of /api/**, which only a service counts by whose routes are not known; expected --path" in shown.stderr
+    assert "expected" not in shown.stdout
+    for words in (world.of("api", "--ip", IP, "--path", "/api/hello"), world.of("keyed", "--api-key", KEY)):
+        assert not world.run("peek", *words).stderr
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("1.5h", 5400), ("7d", 604_800)])
