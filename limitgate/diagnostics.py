@@ -124,8 +124,8 @@ class Diagnosis(Enum):
     CALLER_OF_NOBODY = (
         "LG032",
         (
-            "%s counts by caller, but nobody can be known as one: none are listed, and there is no identify; "
-            "list callers in a rule file, or name them by identify"
+            "%s counts by caller, but nobody can be known as one: there is no identify, and none is listed by api_key, or by a "
+            "header that is believed; list callers in a rule file, set trusted_proxies for headers, or name them by identify"
         ),
     )
     LIMITS_OF_NO_RULE = (
@@ -141,6 +141,13 @@ class Diagnosis(Enum):
     OBSERVER_FAILED = (
         "LG036",
         "observer %s has failed by %s and is told what is new all the same, further failures unsaid; look into its own log",
+    )
+    CORS_INSIDE = (
+        "LG037",
+        (
+            "CORSMiddleware stands inside of LimitGate, so scripts of other origins cannot read a refusal; add it after "
+            "LimitGate, so that it is around"
+        ),
     )
 
     def __init__(self, code: str, text: str, level: int = logging.WARNING) -> None:

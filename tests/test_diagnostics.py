@@ -100,11 +100,12 @@ CURES = {
     "LG029": "use an AsyncLimiter",
     "LG030": "correct or remove them",
     "LG031": "authentication has to stand around LimitGate",
-    "LG032": "list callers in a rule file, or name them by identify",
+    "LG032": "set trusted_proxies for headers, or name them by identify",
     "LG033": "name one that there is",
     "LG034": "cannot be used: %s",  # the message of the `ConfigError`
     "LG036": "look into its own log",
     "LG035": "takes effect with a restart",
+    "LG037": "add it after LimitGate",
 }
 """What each line says to do: who installs with pip has no folder of docs."""
 
@@ -755,7 +756,9 @@ def test_a_limit_above_the_route(caplog: pytest.LogCaptureFixture, where: str) -
 def test_every_code_has_its_situation() -> None:
     """No diagnosis is left without a test."""
     assert SITUATIONS.keys() == INNOCENT.keys()
-    assert SITUATIONS.keys() | {"LG012", "LG020", "LG029", "LG030", "LG036"} == CODES  # those are in tests of their own
+    assert (
+        SITUATIONS.keys() | {"LG012", "LG020", "LG029", "LG030", "LG036", "LG037"} == CODES
+    )  # those are in tests of their own
 
 
 @pytest.mark.parametrize("play", [play for code in sorted(SITUATIONS) for play in SITUATIONS[code]])

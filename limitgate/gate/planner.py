@@ -25,7 +25,7 @@ from limitgate.keys import Value, client_field
 from limitgate.limits.plan import Charge, Plan
 from limitgate.observing.counts import Counts
 from limitgate.own_errors import survived
-from limitgate.routes import NoRoutes, Routes, mounts_of
+from limitgate.routes import NoRoutes, Routes, has_cors_inside, mounts_of
 from limitgate.rules import lint
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.decorators import EVERYTHING, Mark, decided_marks
@@ -166,6 +166,7 @@ class Planner:
         self.has_reviewed_paths = False
         """True if it was looked whether there are routes for the rules."""
         self._without_route = Once(Diagnosis.PATHS_OF_NO_ROUTE)
+        self._cors_inside = Once(Diagnosis.CORS_INSIDE)
         self._strict = strict
         self._unlisted = Once(Diagnosis.UNLISTED_KEYS)
         self._unknown_callers = Once(Diagnosis.CALLER_OF_NOBODY)
@@ -463,6 +464,8 @@ class Planner:
     def _find_match(self, tier: str, method: str, sent: str, root: str) -> RuleMatch:
         if not self.has_reviewed_paths:
             self.review_paths()
+            if has_cors_inside(self._routes):
+                self._cors_inside.log()
         paths = self.interpretations(sent, root)
         if paths is None:
             return self._match_of(self._for_any_path(tier, method))

@@ -46,6 +46,12 @@ def mounts_of(routes: Routes) -> list[str]:
     return mounts()
 
 
+def has_cors_inside(routes: Routes) -> bool:
+    """True if the application adds fields of CORS to its own responses, and so to none of those that the gate makes."""
+    is_inside: Callable[[], bool] = getattr(routes, "has_cors_inside", bool)
+    return is_inside()
+
+
 class NoRoutes:
     """Routes of an application that does not show them."""
 

@@ -62,6 +62,15 @@ class StarletteRoutes:
         """Patterns of all routes, in mounted applications too; None where something else may answer, or change paths."""
         return None if _may_answer(self._app) else [*_patterns(self._current(), self._router.routes)]
 
+    def has_cors_inside(self) -> bool:
+        """True if CORS stands between the gate and the routes, behind nothing but what is of the framework itself."""
+        layer, kinds = self._app, []
+        while _is_of_framework(type(layer)) and not _are_routes(getattr(layer, "routes", None)):
+            kinds.append(type(layer))
+            layer = getattr(layer, "app", None)
+        kinds += [each.cls for each in getattr(layer, "user_middleware", ())]
+        return any(getattr(kind, "__name__", "") == "CORSMiddleware" for kind in kinds)
+
     def _find(self, scope: Scope) -> Route | None:
         """The route at the end of the mounts. One that leads back to where the request came by adds nothing to the template.
 

@@ -16,6 +16,7 @@ from flask import Blueprint, Flask
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Host, Mount, Route, Router, WebSocketRoute
@@ -54,6 +55,34 @@ def asgi(app: Any) -> None:
 def wsgi(app: Any) -> None:
     for each in ("/nowhere", "/login", "/login", "/else"):
         wsgi_reply(app, each)
+
+
+def cors_inside(app: Any) -> Any:
+    app.add_middleware(CORSMiddleware, allow_origins=["*"])
+    app.add_middleware(LimitGate, rules=ruled(["/login"]))
+    return app
+
+
+def cors_around(app: Any) -> Any:
+    app.add_middleware(LimitGate, rules=ruled(["/login"]))
+    app.add_middleware(GZipMiddleware)
+    app.add_middleware(CORSMiddleware, allow_origins=["*"])
+    return app
+
+
+def cors_of_the_application(app: Any) -> Any:
+    app.add_middleware(CORSMiddleware, allow_origins=["*"])
+    return LimitGate(app, rules=ruled(["/login"]))
+
+
+@pytest.mark.parametrize("kind", [Starlette, FastAPI])
+@pytest.mark.parametrize(("made", "times"), [(cors_inside, 1), (cors_of_the_application, 1), (cors_around, 0)])
+def test_cors_inside_of_the_gate_is_told_once(
+    caplog: pytest.LogCaptureFixture, kind: Callable[..., Any], made: Callable[[Any], Any], times: int
+) -> None:
+    """Where it cannot add its fields to a refusal."""
+    asgi(made(kind(routes=[Route("/login", answer)])))
+    assert len([message for message in caplog.messages if message.startswith("LG037")]) == times
 
 
 async def answer(request: Any) -> PlainTextResponse:
