@@ -94,7 +94,8 @@ _PAGE = """<!doctype html>
   h1 {{ margin-bottom: 0; }}
   h2 {{ font-size: 1.05rem; margin: 1.8rem 0 .3rem; }}
   p {{ margin: .3rem 0; }}
-  pre {{ margin: 0; padding: .6rem .8rem; background: #f2f4f8; border-radius: .4rem; overflow-x: auto; }}
+  pre {{ margin: 0; padding: .6rem .8rem; background: #f2f4f8; border-radius: .4rem;
+         white-space: pre-wrap; overflow-wrap: anywhere; }}
 </style>
 <h1>LimitGate</h1>
 <p>This small service is limited by the rules in <code>config/</code>. Try it from a terminal:</p>
