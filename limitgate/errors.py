@@ -57,6 +57,9 @@ _EXPECTED = {
 """Values that were expected, by pydantic's type of a mistake. The only model within a model is `ChargeIf`, the only pattern is
 a name's."""
 
+_RATES = frozenset({"qps", "qpm", "qph", "qpd"})
+"""Fields that are a count in a period that their name says."""
+
 _SECONDS = frozenset({"timeout"})
 """Fields that are numbers of seconds."""
 
@@ -155,6 +158,8 @@ def _mistakes(detail: ErrorDetails, known: Iterable[str]) -> Iterator[tuple[Fiel
         reason, given = _reason(kind, detail["msg"], context, field), detail["input"]
         if not isinstance(given, dict) and not _SECRETS.intersection(field):
             reason += f", not {given!r:.80}"
+        if kind == "int_type" and isinstance(given, str) and "/" in given and field[-1] in _RATES:
+            reason += f": text such as {given!r:.80} stands under limits"
         if kind == "string_type" and isinstance(given, int | float):
             reason += ": in quotes it is text"
         yield field, reason

@@ -127,6 +127,25 @@ class RateLimit:
 show_options(RateLimit.__init__, DependencyOptions, DEFAULTS)
 
 
+class _Given:
+    """Note on the limits in the signature of `RateLimit`: FastAPI has pydantic look here where the class is the dependency."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: object) -> NoReturn:
+        raise ConfigError("RateLimit is a dependency without its limits, expected Depends(RateLimit('5/minute'))")
+
+
+def _note_on_limits(function: Any) -> None:
+    shown = inspect.signature(function)
+    parameters = [
+        each.replace(annotation=Annotated[Any, _Given]) if each.name == "limits" else each for each in shown.parameters.values()
+    ]
+    function.__signature__ = shown.replace(parameters=parameters)
+
+
+_note_on_limits(RateLimit.__init__)
+
+
 def _taken_apart(key: Iterable[Part]) -> tuple[Iterable[str], list[Any]]:
     """The parts of a key that rules know, too, and those that are dependencies."""
     if callable(key) or isinstance(key, params.Depends):

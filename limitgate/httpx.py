@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from types import TracebackType
-from typing import Self, Unpack, cast
+from typing import NoReturn, Self, Unpack, cast
 
 from limitgate.extras import extra
 
@@ -87,6 +87,12 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
         response: httpx.Response = await arun(self._throttle.exchange(self._outbound, request))
         return response
 
+    def handle_request(self, request: httpx.Request | None = None) -> NoReturn:
+        """Say that this transport is for an `httpx.AsyncClient`. Raises `TypeError`."""
+        raise TypeError("AsyncRateLimitTransport is for httpx.AsyncClient, expected RateLimitTransport in httpx.Client")
+
+    __enter__ = handle_request
+
     async def __aenter__(self) -> Self:
         """Enter the inner transport, which may have something to open."""
         await self._transport.__aenter__()
@@ -150,6 +156,12 @@ class RateLimitTransport(httpx.BaseTransport):
         """Send a request in its turn. Raises `RateLimited`, `StoreError`, and whatever the inner transport raises."""
         response: httpx.Response = run(self._throttle.exchange(self._outbound, request))
         return response
+
+    async def handle_async_request(self, request: httpx.Request | None = None) -> NoReturn:
+        """Say that this transport is for an `httpx.Client`. Raises `TypeError`."""
+        raise TypeError("RateLimitTransport is for httpx.Client, expected AsyncRateLimitTransport in httpx.AsyncClient")
+
+    __aenter__ = handle_async_request
 
     def __enter__(self) -> Self:
         """Enter the inner transport, which may have something to open."""

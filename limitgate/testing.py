@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, contextmanag
 from datetime import UTC, datetime
 from threading import RLock, get_ident
 from types import TracebackType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from limitgate import middleware, waiting
 from limitgate.forking import living
@@ -122,7 +122,7 @@ class FrozenClock:
 
         Raises `ValueError` for less than 0, as time does not run backwards.
         """
-        if not 0 <= seconds < math.inf:
+        if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
             raise ValueError(f"seconds is {seconds!r:.40}, expected a number of at least 0")
         with self._lock:
             self._go_on_to(self._now + _rounded_up(seconds))
@@ -240,6 +240,10 @@ class _Replacing(AbstractContextManager[T]):
         self._entered.append(wanted)
         self._switch.begin(wanted)
         return wanted.value
+
+    def __call__(self, *_: object) -> NoReturn:
+        """Say that it is no decorator: around an async function it would be over before that runs."""
+        raise TypeError("off() and frozen() are no decorators, expected a with block, or the fixtures of pytest")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._switch.end(self._entered.pop())

@@ -236,7 +236,8 @@ def as_limit(value: object) -> Limit:
         return Limit(value["limit"], **{name: option for name, option in value.items() if name != "limit"})
     if isinstance(value, list | tuple):
         raise ConfigError(f"{value!r:.80} is a list, expected each limit by itself, such as '5/second', '100/minute'")
-    raise ConfigError(f"{value!r:.80} is not a limit, {_EXPECTED}")
+    parentheses = "; a decorator takes its limits in parentheses" if callable(value) else ""
+    raise ConfigError(f"{value!r:.80} is not a limit, {_EXPECTED}{parentheses}")
 
 
 def kept_as(algorithm: str) -> Limit:
@@ -279,6 +280,8 @@ def _expected(text: object) -> str:
         return "expected each limit by itself, such as '5/second', '100/minute'"
     if isinstance(text, str) and re.match(r"\s*[0-9]*\.[0-9]", text):
         return "expected a whole count, such as '3 per 2 seconds'"
+    if isinstance(text, str) and (bare := re.fullmatch(r"\s*([0-9]{1,18})\s*(?:/|per\b)\s*([0-9]{1,9})\s*", text)):
+        return f"expected a unit behind the period, such as '{bare[1]} per {bare[2]} seconds'"
     return _EXPECTED
 
 

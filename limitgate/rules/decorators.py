@@ -296,7 +296,8 @@ def without_a_gate(rule: Rule) -> None:
         raise ConfigError(
             f"{rule.name} is limited, but no LimitGate has seen this request for it; expected "
             "app.add_middleware(LimitGate, rules=...) or LimitGateWSGI around the application that routes to it, in Flask "
-            "limitgate.flask.LimitGate(app), in Django 'limitgate.django.LimitGateMiddleware' in MIDDLEWARE"
+            "limitgate.flask.LimitGate(app), in Django 'limitgate.django.LimitGateMiddleware' in MIDDLEWARE; "
+            "for a function that is no endpoint, Limiter.limited"
         )
 
 
@@ -319,6 +320,11 @@ def _check_is_real(endpoint: Any) -> None:
 
     Without parentheses ``@limit`` has taken the endpoint for its limits, and is given the first request to decorate.
     """
+    if not inspect.isclass(endpoint) and any(hasattr(endpoint, name) for name in ("routes", "add_url_rule")):
+        raise ConfigError(
+            f"{type(endpoint).__qualname__} has routes and is no endpoint, expected a rule with their path, such as /shop/**, "
+            "or in FastAPI dependencies=[Depends(RateLimit(...))]"
+        )
     if not callable(endpoint):
         raise ConfigError(f"a {type(endpoint).__qualname__} is no endpoint, expected a function or class; {_PARENTHESES}")
     if getattr(endpoint, "__module__", None) == "django.utils.decorators":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -69,6 +70,8 @@ def load_rules(path: str | Path) -> RuleSet:
     Raises `ConfigError` for a missing path, an empty folder, and every mistake in a file: the first one, with ``others`` that
     a traceback shows as notes.
     """
+    if not isinstance(path, str | PathLike):
+        raise TypeError(f"path is a {type(path).__name__}, expected that of a rule file; rules in Python make a RuleSet([...])")
     if "\n" in str(path):
         raise ConfigError("rules: text of several lines, expected the path of a rule file instead of what stands in it")
     try:
@@ -236,6 +239,8 @@ def _contradictions(files: Sequence[RuleFile]) -> Iterator[ConfigError]:
         other = tiers.setdefault(file.tier, file.document)
         if other is not file.document:
             message = f"tier {file.tier!r} is described in {other.file} already, expected one file a tier"
+            if file.tier == DEFAULT_TIER:
+                message += ", and tier: NAME in those for other callers"
             yield file.document.mistake(("tier",), message)
     known = sorted({DEFAULT_TIER, *tiers})
     for file in files:

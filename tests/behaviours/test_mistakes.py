@@ -24,6 +24,7 @@ from limitgate import (
     AsyncLimiter,
     AsyncRedisStore,
     Caller,
+    ConfigError,
     Configured,
     Limit,
     Limiter,
@@ -44,7 +45,7 @@ from limitgate.fastapi import RateLimit
 from limitgate.flask import LimitGate as FlaskLimitGate
 from limitgate.httpx import AsyncRateLimitTransport, RateLimitTransport
 from limitgate.requests import RateLimitAdapter
-from limitgate.testing import frozen
+from limitgate.testing import FrozenClock, frozen, off
 from tests.support.doors import asgi_reply
 
 RULES = [Rule("api", "5/minute")]
@@ -114,6 +115,27 @@ def twice_in_flask() -> None:
     FlaskLimitGate(app, rules=RULES)
 
 
+def by(decorator: Any) -> None:
+    """As with a decorator whose parentheses were forgotten, or that is none."""
+
+    @decorator
+    def hello() -> None: ...
+
+
+def depending_on(dependency: Any) -> None:
+    fastapi.FastAPI().get("/", dependencies=[Depends(dependency)])(view)
+
+
+def sent_by(client: httpx.Client) -> None:
+    with client:
+        client.get("http://localhost/")
+
+
+async def sent_later_by(client: httpx.AsyncClient) -> None:
+    async with client:
+        await client.get("http://localhost/")
+
+
 def awaited_in_a_dependency() -> None:
     app = fastapi.FastAPI()
 
@@ -134,6 +156,7 @@ LIMITS = {
     "a number as text": (lambda: Limit("5/minute", burst="20"), "a whole number, not '20'"),
     "an algorithm with hyphens": (lambda: Limit("5/m", algorithm="sliding-window"), "did you mean 'sliding_window'?"),
     "a count with commas": (lambda: Limit("1,000/minute"), "expected the count in digits alone, such as '1000/minute'"),
+    "a period without a unit": (lambda: Limit("100/60"), "expected a unit behind the period, such as '100 per 60 seconds'"),
     "a period of no length": (lambda: Limit("5/0 seconds"), "expected a period of at least 1 second"),
 }
 
@@ -142,6 +165,8 @@ IN_PYTHON = {
     "a rule without limits": (lambda: Rule("api"), "expected limits, qps, qpm, qph, qpd, concurrency or adaptive"),
     "a misspelt field": (lambda: Rule("api", qpn=5), "did you mean 'qpm'?"),
     "another limiter's field": (lambda: Rule("api", rate="5/m"), "did you mean 'limits'?"),
+    "another limiter's fields": (lambda: Rule("api", times=5, seconds=1), "times: unknown field, did you mean 'limits'?"),
+    "a limit for a count": (lambda: Rule("api", qps="5/second"), "text such as '5/second' stands under limits"),
     "one limit for a list": (lambda: Rule("api", limits="5/m"), "a list such as ['5/second'"),
     "one method for a list": (lambda: Rule("api", qpm=5, methods="POST"), "a list such as ['POST']"),
     "a count as text": (lambda: Rule("api", qpm="5"), "qpm: expected a whole number, not '5'"),
@@ -229,12 +254,14 @@ OPTIONS = {
     "limits by async code on WSGI": (lambda: asked_wsgi(Rule("api", later)), "expected a plain function under WSGI"),
     "a caller's id that is a number": (lambda: Caller(42), "expected both to be text"),
     "a caller's limits without rules": (lambda: Caller("a", limits="5/m"), "such as {'api': '500/minute'}"),
+    "rules for their path": (lambda: load_rules(RULES), "rules in Python make a RuleSet([...])"),
     "a file for a rule set": (lambda: RuleSet("config/"), "load_rules reads files"),
     "rules where a request goes": (lambda: usage("api"), "expected a framework's request, a scope or an environ"),
 }
 
 STORES = {
     "no scheme": (lambda: gate(store="localhost:6379"), "which a URL such as redis://localhost:6379/0 has"),
+    "a URL in quotes": (lambda: gate(store='"redis://h"'), "the URL is in quotes, expected it without them"),
     "another scheme": (lambda: Limiter("redis-cluster://h"), "did you mean redis+cluster://?"),
     "Valkey's own scheme": (lambda: gate(store="valkey://h"), "did you mean redis://?"),
     "a word for a database": (
@@ -258,6 +285,13 @@ PLACES = {
     "@limit without parentheses": (decorated_by_limit_alone, PARENTHESES),
     "@limit without parentheses on a view of two": (lambda: limit(view_of_two), PARENTHESES),
     "a misspelt option of @limit": (lambda: limit(qpn=5), "did you mean 'qpm'?"),
+    "a key for each method": (lambda: limit("5/minute", per_method=True), "did you mean 'key'?"),
+    "@limit on a router": (lambda: limit("5/minute")(fastapi.APIRouter()), "expected a rule with their path"),
+    "@limit on an application": (lambda: limit("5/minute")(fastapi.FastAPI()), "expected a rule with their path"),
+    "@limit on a blueprint": (lambda: limit("5/minute")(flask.Blueprint("shop", "shop")), "expected a rule with their path"),
+    "@exempt on a router": (lambda: exempt(fastapi.APIRouter()), "expected a rule with their path"),
+    "@limit on what is no endpoint": (lambda: limit("5/minute")(view)("ann"), "that is no endpoint, Limiter.limited"),
+    "a dependency without its limits": (lambda: depending_on(RateLimit), "expected Depends(RateLimit('5/minute'))"),
     "another limiter's option of @limit": (lambda: limit("5/minute", key_func=view), "did you mean 'key'?"),
     "a path for @limit": (lambda: limit("5/minute", path="/login"), "expected one of methods, "),
     "@limit without limits": (lambda: limit()(view), "expected limits, qps, qpm, qph, qpd, concurrency or adaptive"),
@@ -298,6 +332,17 @@ WITHOUT_HTTP = {
     "a rate for a slot": (lambda: Limiter("memory://").slot("ann", "5/minute"), "expected for example 20 or '20 at once'"),
     "an async function for a sync limiter": (lambda: Limiter("memory://").limited("5/m")(later), "an AsyncLimiter instead"),
     "a sync function for an async limiter": (lambda: AsyncLimiter("memory://").limited("5/m")(view), "a Limiter instead"),
+    "a limited function without parentheses": (lambda: by(Limiter("memory://").limited), "takes its limits in parentheses"),
+    "an async transport for a sync client": (
+        lambda: sent_by(httpx.Client(transport=AsyncRateLimitTransport("5/m"))),
+        "expected RateLimitTransport in httpx.Client",
+    ),
+    "a sync transport for an async client": (
+        lambda: asyncio.run(sent_later_by(httpx.AsyncClient(transport=RateLimitTransport("5/m")))),
+        "expected AsyncRateLimitTransport in httpx.AsyncClient",
+    ),
+    "a frozen clock told in text": (lambda: FrozenClock().advance("1m"), "seconds is '1m', expected a number"),
+    "a context manager for a decorator": (lambda: by(off()), "expected a with block, or the fixtures of pytest"),
     "a name that nobody configured": (
         lambda: Limiter("memory://").hit("a", Configured("x")),
         "expected limits: call configure",
@@ -343,6 +388,7 @@ IN_YAML = {
         3,
         "expected all fields of one rule below each other, indented alike",
     ),
+    "a field below its rule's dash": ("rules:\n  - name: api\n  qpm: 5\n", 3, "indented alike"),
     "text for a header": (
         "callers:\n  - {id: a, header: X-A}\n",
         2,
@@ -464,6 +510,13 @@ def test_an_option_of_django_that_there_is_not_is_told_with_the_one_that_is(monk
     monkeypatch.setattr("limitgate.django.options.settings", django.conf.settings)
     with pytest.raises(ValueError, match=r"unknown option 'STORAGE_URI', did you mean 'store'[?]"):
         django_options()
+
+
+def test_a_file_for_other_callers_that_names_no_tier_is_told(tmp_path: Path) -> None:
+    for name in ("a.yaml", "vip.yaml"):
+        (tmp_path / name).write_text("rules:\n  - {name: api, qpm: 5}\n")
+    with pytest.raises(ConfigError, match=r"vip\.yaml:1: tier: .* and tier: NAME in those for other callers"):
+        load_rules(tmp_path)
 
 
 def test_there_are_sixty_and_more() -> None:

@@ -152,7 +152,11 @@ def test_what_changes_something_asks_first(redis_server: RedisServer, tmp_path: 
         (["peek", "--rules", "missing", "--rule", "api"], 1, "expected a rule file or a folder"),
         (["peek", "key", "5/fortnight"], 2, "fortnight"),
         (["reset", "key", "often", "-y"], 2, "often"),
-        (["peek", "--rules", "{rules}", "--rule", "nope"], 2, "expected one of api, keyed, headed; for a limit in code, limiter.bucket"),
+        (
+            ["peek", "--rules", "{rules}", "--rule", "nope"],
+            2,
+            "expected one of api, keyed, headed; for a limit in code, limiter.bucket",
+        ),
         (["peek", "--rules", "{rules}", "--rule", "api"], 2, "expected --ip\n"),
         (["peek", "--rules", "{rules}", "--rule", "keyed"], 2, "expected --api-key, or --ip as the address"),
         (["peek", "--rules", "{rules}", "--rule", "headed"], 2, "expected -H 'x-id: ...', or --ip as the address"),

@@ -66,6 +66,8 @@ def scheme_of(url: str) -> str:
         known = "memory://, redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://"
         if not url:
             raise ConfigError(f"store: empty, expected {known}")
+        if url[0] in "\"'":
+            raise ConfigError("store: the URL is in quotes, expected it without them, such as redis://localhost:6379/0")
         near = meant(scheme.strip(), [*SINGLE, *SEVERAL, "memory"]) if mark else None
         wrong = f"scheme {scheme[:20]!r} is unknown" if mark else "no scheme, which a URL such as redis://localhost:6379/0 has"
         raise ConfigError(f"store: {wrong}, {f'did you mean {near}://? ' if near else ''}expected {known}")
