@@ -149,6 +149,7 @@ class Diagnosis(Enum):
             "LimitGate, so that it is around"
         ),
     )
+    TIER_MISSPELT = "LG038", "a Caller is of tier %r, which has no rules, and has those of everybody; did you mean %r?"
 
     def __init__(self, code: str, text: str, level: int = logging.WARNING) -> None:
         self.code = code

@@ -39,6 +39,9 @@ _ELSEWHERE = {
 }
 """Names that other rate limiters and servers have for what is called otherwise here, and looks too different to be found."""
 
+_ALIKE = 0.8
+"""Likeness of a misspelt name: ``premum`` and ``premium`` have 0.92, ``basic`` and ``basic-plus`` 0.67."""
+
 _LONG = 5
 """Letters of a part of a name by which the whole of it can be meant, as ``socket_timeout`` by ``timout``."""
 
@@ -56,6 +59,13 @@ def meant(name: object, known: Iterable[str]) -> str | None:
         if near := get_close_matches(wrong, named, n=4, cutoff=0.65):
             return named[max(near, key=lambda each: _nearness(wrong, each))]
     return None
+
+
+def misspelt(name: str, known: Iterable[str]) -> str | None:
+    """The name out of ``known`` that is the same but for capitals, hyphens or a letter or two; None if there is none."""
+    names = {_letters(each): each for each in known}
+    near = get_close_matches(_letters(name), names, n=1, cutoff=_ALIKE)
+    return names[near[0]] if near else None
 
 
 def _by_length(named: tuple[str, str]) -> int:

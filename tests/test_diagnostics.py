@@ -106,6 +106,7 @@ CURES = {
     "LG036": "look into its own log",
     "LG035": "takes effect with a restart",
     "LG037": "add it after LimitGate",
+    "LG038": "did you mean",
 }
 """What each line says to do: who installs with pip has no folder of docs."""
 
@@ -388,6 +389,11 @@ NAMED = limit("9/m", name="big-by-name")(lambda: "hello")
 """A view that no gate has met, with a limit of a name."""
 BY_CALLER = Rule("a", "9/m", key=["caller"])
 
+
+def of_tier(stage: Stage, tier: str) -> None:
+    stage.asked(BY_CALLER, Rule("a", "9/m", tier="vip"), identify=lambda _: Caller("ann", tier))
+
+
 SITUATIONS: dict[str, list[Play]] = {
     "LG001": [
         lambda stage: workers(stage, ("uvicorn", "app:app", "--workers", "4")),
@@ -516,6 +522,7 @@ SITUATIONS: dict[str, list[Play]] = {
         lambda stage: rewritten(stage, "variables", "LIMITGATE_KEY_PREFIX=two"),
         lambda stage: rewritten(stage, "variables", "LIMITGATE_IPV6_PREFIX=often"),
     ],
+    "LG038": [lambda stage: of_tier(stage, "VIP"), lambda stage: of_tier(stage, "vips")],
 }
 
 INNOCENT: dict[str, list[Play]] = {
@@ -680,6 +687,11 @@ INNOCENT: dict[str, list[Play]] = {
     "LG035": [
         lambda stage: rewritten(stage, "variables", "LIMITGATE_KEY_PREFIX=one\nOTHER=1"),
         lambda stage: rewritten(stage, "rules.yaml", "rules: [{name: all, qpm: 9}]"),
+    ],
+    "LG038": [
+        lambda stage: of_tier(stage, "vip"),
+        lambda stage: of_tier(stage, "free"),
+        lambda stage: of_tier(stage, "default"),
     ],
     "LG015": [lambda stage: stage.asked(store=Failing("timeout")), lambda stage: stage.asked(store=Failing("oom"))],
 }

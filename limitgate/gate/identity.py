@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import count
 from operator import attrgetter
 from typing import Any
@@ -13,9 +13,13 @@ from limitgate.http.request import Request
 from limitgate.limits.priority import NORMAL, Priority
 from limitgate.rules.callers import DEFAULT_TIER, Caller, Callers
 from limitgate.rules.options import Given
+from limitgate.suggestions import misspelt
 
 WITHOUT_USER = 100
 """Requests without a user that suffice to say that nobody sets one."""
+
+_LOOKS = 1000
+"""Callers of a tier without rules among which one is looked for that is misspelt."""
 
 _user_of = attrgetter("user")
 
@@ -103,7 +107,7 @@ class Identities:
         self,
         callers: Callers,
         proxies: TrustedProxies,
-        tiers: Container[str],
+        tiers: Collection[str],
         *,
         identifies: bool,
         api_key_header: str,
@@ -114,6 +118,7 @@ class Identities:
         self._callers = callers
         self.proxies = proxies
         self._tiers = tiers
+        self._looks = _LOOKS
         self._identifies = identifies
         self._api_key_header = api_key_header.lower()
         self._users = users or Users()
@@ -165,7 +170,21 @@ class Identities:
 
     def tier_of(self, caller: Caller | None) -> str:
         """The tier whose rules apply to a caller."""
-        return caller.tier if caller is not None and caller.tier in self._tiers else DEFAULT_TIER
+        if caller is None:
+            return DEFAULT_TIER
+        if caller.tier in self._tiers:
+            return caller.tier
+        if self._looks:
+            self._look_at(caller.tier)
+        return DEFAULT_TIER
+
+    def _look_at(self, tier: str) -> None:
+        """Log a tier without rules that is spelled almost like one that has some (LG038). Others may be meant to have none."""
+        self._looks -= 1
+        near = misspelt(tier, [each for each in self._tiers if each != DEFAULT_TIER])
+        if near is not None:
+            self._looks = 0
+            Diagnosis.TIER_MISSPELT.log(tier[:80], near)
 
     def api_key(self, subject: Subject) -> str | None:
         """Text that stands for the API key of a request.
