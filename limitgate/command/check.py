@@ -78,12 +78,21 @@ def _look_at_python(name: Path, *, identifies: bool) -> _Checked:
     try:
         rules = rules_named(str(name))
     except ConfigError as error:
-        return _Checked(name, [each._replace(file=each.file or str(name)) for each in found(error)], None)
+        mistakes = [
+            each if each.file else each._replace(file=str(name), field=_place_of(mistake))
+            for each, mistake in zip(found(error), error.every)
+        ]
+        return _Checked(name, mistakes, None)
     odd = [
         Finding(str(name), None, ": ".join(filter(None, (_about(each), spelled(each.field)))), "warning", each.message)
         for each in review(rules, rules.listed_callers, identifies=identifies)
     ]
     return _Checked(name, odd, series(rules))
+
+
+def _place_of(mistake: ConfigError) -> str | None:
+    """The field of a mistake in Python, with the rule or whatever else it is of."""
+    return str(mistake).removesuffix(mistake.reason).removesuffix(": ") or None
 
 
 def _about(oddity: Oddity) -> str:

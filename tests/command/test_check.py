@@ -124,6 +124,12 @@ def test_mistakes_are_told_as_the_service_tells_them(tmp_path: Path, text: str, 
     assert all(line.startswith(f"{file}:") and "expected" in line for line in lines)
 
 
+def test_a_mistake_in_python_is_told_with_its_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "limits_with_a_mistake.py").write_text("from limitgate import Rule\nRULES = [Rule('b', qpm=5, path='/b*')]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "limits_with_a_mistake:RULES: rule 'b': path: path '/b*' has" in check("limits_with_a_mistake:RULES").stdout
+
+
 def test_github_is_told_by_annotations_with_escapes(tmp_path: Path) -> None:
     """Nothing in a file can begin another command: line ends, and in properties colons and commas, are escaped."""
     folder = tmp_path / "a,b:c%"
