@@ -229,7 +229,7 @@ def _caller(entry: object, tier: str) -> KnownCaller:
     try:
         return KnownCaller(**{"tier": tier, **entry})
     except ValidationError as error:
-        raise ConfigError.explaining(error, "", KnownCaller.model_fields) from error
+        raise ConfigError.explaining(error, "", KnownCaller.model_fields) from None
 
 
 def _contradictions(files: Sequence[RuleFile]) -> Iterator[ConfigError]:

@@ -221,7 +221,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         except ValidationError as error:
             inside = error.errors(include_url=False)[0]["loc"][1:]  # only charge_if has fields of its own
             known = ChargeIf.model_fields if inside else Rule.model_fields
-            raise ConfigError.explaining(error, f"rule {name!r}", known) from error
+            raise ConfigError.explaining(error, f"rule {name!r}", known) from None
         except TypeError as error:
             raise TypeError(f"rule {name!r}: {error}") from error
         self._limits_by = limits_by  # type: ignore[misc]  # frozen is what others may change

@@ -120,9 +120,9 @@ class Settings(BaseSettings):
         except ValidationError as error:
             mistake = ConfigError.explaining(error, "options", type(self).model_fields)
             if not mistake.field or mistake.field[0] in options:
-                raise mistake from error
+                raise mistake from None
             variable = f"{PREFIX}{mistake.field[0]}".upper()
-            raise ConfigError.at(mistake.field, f"{mistake.reason} (by the variable {variable})", "options") from error
+            raise ConfigError.at(mistake.field, f"{mistake.reason} (by the variable {variable})", "options") from None
         except TypeError as error:
             message = f"options: {error}, expected identify and on_denied as callables, or as text like 'package.module:name'"
             raise ConfigError(message) from error

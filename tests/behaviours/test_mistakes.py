@@ -15,6 +15,7 @@ import httpx
 import pytest
 import redis
 from fastapi import Depends
+from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Route
@@ -377,6 +378,7 @@ def test_a_mistake_is_told_with_its_cure(mistake: Mistake, cure: str) -> None:
     with pytest.raises((TypeError, ValueError)) as caught:  # a ConfigError is a ValueError
         mistake()
     assert cure in str(caught.value)
+    assert not isinstance(caught.value.__cause__, ValidationError)  # of which a traceback would show twice as much
 
 
 IN_YAML = {
