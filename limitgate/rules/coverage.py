@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_network
 from typing import Any
 
@@ -40,35 +40,53 @@ class Coverage:
             node = self._root.below(path)
             for network in networks or (None,):
                 groups = node.groups.setdefault((self._kind(rule), network, rule.exclude), {})
-                groups.setdefault(rule.methods, []).append(rule)
+                groups.setdefault(rule.methods, _Group()).add(rule)
 
-    def around(self, rule: Rule) -> list[Rule]:
-        """The rules that may be for a part of what another one is for, and for all of its clients, in their order.
+    def around(self, rule: Rule, path: str) -> list[Rule]:
+        """The rules that may be for all clients of another one at one of its paths, in their order.
 
-        Of those that are for the same requests one is enough.
+        Of those that are for the same requests there one is enough.
         """
-        groups = [group for path in rule.paths for _, group in self._groups(rule, path)]
-        found = {id(other): other for group in groups for other in _telling(group, rule)}
+        groups = self._fewest(rule, [path])
+        found = {id(other): other for _, group in groups for other in group.telling_there(rule)}
         return sorted(found.values(), key=lambda other: self._places[id(other)])
 
     def covering(self, rule: Rule) -> Iterator[Rule]:
-        """The rules that may be for all requests of another one. Of those that are for the same one is enough."""
-        for group in self.groups(rule):
-            yield from _telling(group, rule)
+        """The rules that may be for all requests of another one. Of those that are for the same ones one is enough."""
+        for group in self._covering(rule):
+            yield from group.telling(rule)
 
     def groups(self, rule: Rule) -> Iterator[list[Rule]]:
         """All rules that may be for all requests of another one, in groups that are the same objects each time."""
-        for methods, group in self._groups(rule, rule.paths[0]):
+        for group in self._covering(rule):
+            yield group.rules
+
+    def _covering(self, rule: Rule) -> Iterator[_Group]:
+        for methods, group in self._fewest(rule, rule.paths):
             if methods is None or (rule.methods is not None and rule.methods <= methods):
                 yield group
 
-    def _groups(self, rule: Rule, path: str) -> Iterator[tuple[_Methods, list[Rule]]]:
-        """Groups of rules that cover a path of another one and may be for all of its clients, each with their methods."""
-        first = next(_networks(rule), None)
+    def _fewest(self, rule: Rule, paths: Sequence[str]) -> Sequence[tuple[_Methods, _Group]]:
+        """Groups of rules, with their methods, among which are all that cover some paths of another one and all its clients.
+
+        Each such rule covers every path and every network, so those will do that cover the one which the fewest cover.
+        """
+        fewest: Sequence[tuple[_Methods, _Group]] = ()
+        least = -1
+        for network in tuple(_networks(rule)) or (None,):
+            for path in paths:
+                found = list(self._groups(rule, path, network))
+                number = sum([len(group.rules) for _, group in found])
+                if least < 0 or number < least:
+                    fewest, least = found, number
+        return fewest
+
+    def _groups(self, rule: Rule, path: str, within: IPv4Network | IPv6Network | None) -> Iterator[tuple[_Methods, _Group]]:
+        """Groups of rules, with their methods, that cover a path of another one, for clients within a network of it."""
         networks: list[_Network | None] = [None]
-        if first is not None:
-            fitting = [length for version, length in self._lengths if version == first.version and length <= first.prefixlen]
-            networks += [_prefix(first, length) for length in fitting]
+        if within is not None:
+            fitting = [each for version, each in self._lengths if version == within.version and each <= within.prefixlen]
+            networks += [_prefix(within, length) for length in fitting]
         kind = self._kind(rule)
         for node in self._root.around(segments(path)):
             for network in networks:
@@ -76,11 +94,44 @@ class Coverage:
                     yield from node.groups.get((kind, network, exclude), {}).items()
 
 
+class _Group:
+    """Rules of the same pattern, network, methods and exclusions."""
+
+    def __init__(self) -> None:
+        self.rules: list[Rule] = []
+        self._by_clients: dict[Hashable, list[Rule]] = {}
+        self._by_requests: dict[Hashable, list[Rule]] = {}
+
+    def add(self, rule: Rule) -> None:
+        self.rules.append(rule)
+        for told, requests in ((self._by_clients, rule.clients), (self._by_requests, (rule.paths, rule.clients))):
+            same = told.setdefault(requests, [])
+            if len(same) < _ENOUGH:
+                same.append(rule)
+
+    def telling_there(self, rule: Rule) -> Iterator[Rule]:
+        """The rules, but one only of those that are for the same requests at the pattern; another one itself left out."""
+        return _one_of_each(self._by_clients, rule)
+
+    def telling(self, rule: Rule) -> Iterator[Rule]:
+        """The rules, but one only of those that are for the same requests; another one itself left out."""
+        return _one_of_each(self._by_requests, rule)
+
+
+_ENOUGH = 2
+"""Rules for the same requests that are told apart: one of them may be the one that others are looked for."""
+
+
+def _one_of_each(told: dict[Hashable, list[Rule]], rule: Rule) -> Iterator[Rule]:
+    for same in told.values():
+        yield from [other for other in same if other is not rule][:1]
+
+
 class _Node:
     """A place in the tree of all patterns."""
 
     def __init__(self) -> None:
-        self.groups: dict[Any, dict[_Methods, list[Rule]]] = {}
+        self.groups: dict[Any, dict[_Methods, _Group]] = {}
         """Rules whose pattern ends here."""
         self.children: dict[str, _Node] = {}
 
@@ -104,16 +155,6 @@ class _Node:
             yield node
             if REST in node.children:
                 yield node.children[REST]
-
-
-def _telling(group: list[Rule], rule: Rule) -> Iterator[Rule]:
-    """The rules of a group, but one only of those that are for the same requests; itself left out."""
-    is_told = False
-    for other in group:
-        is_simple = len(other.paths) == 1 and len(other.clients) <= 1
-        if other is not rule and not (is_simple and is_told):
-            is_told |= is_simple
-            yield other
 
 
 def _networks(rule: Rule) -> Iterator[IPv4Network | IPv6Network]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from itertools import accumulate
+from itertools import accumulate, islice
 from math import inf
 
 from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.algorithms.fixed_window import ALIGNED
-from limitgate.http.paths import covers, segments
+from limitgate.http.paths import ANY, REST, covers, segments
 from limitgate.limits.limit import Limit
 from limitgate.rules.coverage import Coverage
 from limitgate.rules.lint import admits_clients_of, most_within
@@ -18,6 +18,8 @@ from limitgate.rules.rule import Rule
 
 _AT_A_BORDER = ("fixed_window", "sliding_window")
 """Algorithms of which two counts may pass at the border of two windows."""
+MOST_COMPARED = 100
+"""Rules of a group that one is compared with, the tightest first: of thousands each may be tighter in another way."""
 _FIXED_LENGTHS = (None, *ALIGNED)
 """Values of ``align`` whose windows all have the same length; days of a time zone have not."""
 
@@ -62,14 +64,15 @@ def idle_rules(of_tier: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
     compared = [rule for rule in of_tier if _is_compared(rule)]
     places = {id(rule): place for place, rule in enumerate(compared)}
     coverage = Coverage([rule for rule in compared if not rule.shadow], _kind)
-    ranked: dict[int, _ByTightness] = {}
+    ranked: dict[int, _Ranked] = {}
     for rule in compared:
         if rule.adaptive:  # which refuses where the limits of others would not
             continue
         for group in coverage.groups(rule):
             if id(group) not in ranked:
-                ranked[id(group)] = _ByTightness(group)
-            other = next((other for other in ranked[id(group)].tighter(rule) if _goes_before(other, rule, places)), None)
+                ranked[id(group)] = _Ranked(group)
+            nearest = islice(ranked[id(group)].tighter(rule), MOST_COMPARED)
+            other = next((other for other in nearest if _goes_before(other, rule, places)), None)
             if other is not None:
                 yield rule, other
                 break
@@ -93,11 +96,39 @@ def _goes_before(other: Rule, rule: Rule, places: Mapping[int, int]) -> bool:
     return places[id(other)] < places[id(rule)] or rule.shadow or other.adaptive is not None or not _precedes(rule, other)
 
 
+class _Ranked:
+    """Rules by what only limits of the same sort are tighter than, and then by their tightness."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        sorts: dict[_Sorts, list[Rule]] = {}
+        for rule in rules:
+            sorts.setdefault(_sorts(rule), []).append(rule)
+        self._by_sorts = {each: _ByTightness(of_sorts) for each, of_sorts in sorts.items()}
+
+    def tighter(self, rule: Rule) -> Iterator[Rule]:
+        """The rules that may be as tight as this one or tighter, beginning with those of the same sorts of limits."""
+        needed = _sorts(rule)
+        if needed in self._by_sorts:
+            yield from self._by_sorts[needed].tighter(rule)
+        for sorts, ranked in self._by_sorts.items():
+            if needed < sorts:
+                yield from ranked.tighter(rule)
+
+
+_Sorts = frozenset[object]
+
+
+def _sorts(rule: Rule) -> _Sorts:
+    """Of a rule's limits, the windows that slide, and whether there are places in flight: see `is_tighter`."""
+    limits = [limit for limit in rule.every_limit if not limit.period or limit.algorithm == "sliding_window"]
+    return frozenset([_window(limit) if limit.period else None for limit in limits])
+
+
 class _ByTightness:
     """Rules by the slowest rate and the least burst of their limits: one that is tighter than another has neither above it."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
-        self._rules = sorted(rules, key=_tightness)
+        self._rules = sorted(rules, key=lambda rule: (*_tightness(rule), _places(rule)))
         self._keys = [_tightness(rule) for rule in self._rules]
         self._least = list(accumulate([burst for _, burst in self._keys], min))
         """The least burst up to each place."""
@@ -120,6 +151,10 @@ def _tightness(rule: Rule) -> tuple[Fraction | float, float]:
     return (min(rates), min(bursts)) if rates else (inf, inf)
 
 
+def _places(rule: Rule) -> float:
+    return min([limit.burst for limit in rule.every_limit if not limit.period], default=inf)
+
+
 def _precedes(rule: Rule, other: Rule) -> bool:
     """True if a rule is for every request that another one of its kind is for, and is as tight throughout."""
     if len(rule.paths) > 1 and rule.key_asks("path"):  # it may count in several buckets what the other counts in one
@@ -136,5 +171,6 @@ def is_for_all_of(rule: Rule, other: Rule) -> bool:
         return False
     if rule.methods is not None and (other.methods is None or not other.methods <= rule.methods):
         return False
-    around = [segments(path) for path in rule.paths]
-    return all(any(covers(each, segments(path)) for each in around) for path in other.paths)
+    around = {segments(path) for path in rule.paths}
+    patterns = [each for each in around if ANY in each or REST in each]
+    return all(each in around or any(covers(pattern, each) for pattern in patterns) for each in map(segments, other.paths))

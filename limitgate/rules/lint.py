@@ -65,8 +65,8 @@ def _meets(pattern: Sequence[str], routes: Sequence[Sequence[str]]) -> bool:
     return any(meet(pattern, route) is not None for route in routes)
 
 
-Find = Callable[[Rule], Sequence[Rule]]
-"""Finds the rules that may leave nothing for another one, in the order of their tier."""
+Find = Callable[[Rule, str], Sequence[Rule]]
+"""Finds the rules that may leave nothing for another one at one of its paths, in the order of their tier."""
 
 
 def shadowed(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
@@ -77,7 +77,7 @@ def shadowed(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rul
 
     def finder(of_tier: Sequence[Rule]) -> Find:
         exempt = Coverage([rule for rule in of_tier if rule.exempt])
-        return lambda rule: [] if rule.exempt else exempt.around(rule)
+        return lambda rule, path: [] if rule.exempt else exempt.around(rule, path)
 
     return _switched_off(rules, known, finder)
 
@@ -87,7 +87,7 @@ def denied(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]
 
     def finder(of_tier: Sequence[Rule]) -> Find:
         denying = Coverage([rule for rule in of_tier if rule.deny and not rule.shadow])
-        return lambda rule: denying.around(rule) if rule.has_limits else []
+        return lambda rule, path: denying.around(rule, path) if rule.has_limits else []
 
     return _switched_off(rules, known, finder)
 
@@ -102,8 +102,8 @@ def replaced(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rul
         every = Coverage([rule for rule in certain if EVERY in rule.replaces])
         places = {id(rule): place for place, rule in enumerate(certain)}
 
-        def find(rule: Rule) -> list[Rule]:
-            found = [*by_name.get(rule.name, ()), *(every.around(rule) if rule.has_limits else ())]
+        def find(rule: Rule, path: str) -> list[Rule]:
+            found = [*by_name.get(rule.name, ()), *(every.around(rule, path) if rule.has_limits else ())]
             return sorted([other for other in found if other is not rule], key=lambda other: places[id(other)])
 
         return find
@@ -138,8 +138,7 @@ def _switched_off(
         if tier == DEFAULT_TIER or tier in known:
             find = finder(of_tier)
             for rule in of_tier:
-                others = find(rule)
-                found.setdefault(id(rule), (rule, []))[1].append(_shadow_of(rule, others) if others else None)
+                found.setdefault(id(rule), (rule, []))[1].append(_shadow_of(rule, find))
     for rule, by in found.values():
         if by[0] is not None and None not in by:
             yield rule, by[0]
@@ -150,12 +149,17 @@ def admits_clients_of(rule: Rule, other: Rule) -> bool:
     return not rule.clients or (bool(other.clients) and rule.networks.cover(other.networks))
 
 
-def _shadow_of(rule: Rule, others: Sequence[Rule]) -> Rule | None:
+def _shadow_of(rule: Rule, find: Find) -> Rule | None:
     """One of the rules, such as exempt ones, that together cover all that a rule is for; None if something is left."""
     yield_gil()
-    certain = [other for other in others if not (other.when or other.exclude) and admits_clients_of(other, rule)]
-    found = [_shadow_at(segments(path), rule, certain) for path in rule.paths]
-    return found[0] if None not in found else None
+    first = None
+    for path in rule.paths:
+        others = [other for other in find(rule, path) if not (other.when or other.exclude) and admits_clients_of(other, rule)]
+        shadow = _shadow_at(segments(path), rule, others)
+        if shadow is None:
+            return None
+        first = first or shadow
+    return first
 
 
 def _shadow_at(pattern: Sequence[str], rule: Rule, others: Sequence[Rule]) -> Rule | None:

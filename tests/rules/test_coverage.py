@@ -14,7 +14,8 @@ from limitgate.rules import idle, lint, review
 from limitgate.rules.coverage import Coverage
 
 PATHS = ["/**", "/a", "/a/**", "/a/b", "/{x}/b", "/{x}/**", "/{x}", "/"]
-LIMITS = ["5/s", "9/minute", "5/s burst 9", "7/s burst 2", "3 at once", "9 at once"]
+SLIDING = [Limit(text, algorithm="sliding_window") for text in ("5/s", "9/s", "9/minute")]
+LIMITS = ["5/s", "9/minute", "5/s burst 9", "7/s burst 2", "3 at once", "9 at once", *SLIDING]
 
 
 class Each:
@@ -24,11 +25,11 @@ class Each:
         self._rules = [rule for rule in rules if rule.when is None]
         self._kind = kind
 
-    def around(self, rule: Rule) -> list[Rule]:
+    def around(self, rule: Rule, _: str) -> list[Rule]:
         return [other for other in self._rules if other is not rule]
 
     def covering(self, rule: Rule) -> Iterator[Rule]:
-        return iter(self.around(rule))
+        return iter(self.around(rule, ""))
 
     def groups(self, rule: Rule) -> Iterator[list[Rule]]:
         for other in self._rules:
@@ -36,8 +37,11 @@ class Each:
                 yield [other]
 
 
-class AnyOrder(idle._ByTightness):
+class AnyOrder:
     """Rules that are all taken for as tight as any other one."""
+
+    def __init__(self, rules: list[Rule]) -> None:
+        self._rules = rules
 
     def tighter(self, rule: Rule) -> Iterator[Rule]:
         return iter(self._rules)
@@ -98,23 +102,24 @@ def test_nothing_is_overlooked_property(drawn_rules: list[Any]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         for module in (idle, lint, review):
             patch.setattr(module, "Coverage", Each)
-        patch.setattr(idle, "_ByTightness", AnyOrder)
+        patch.setattr(idle, "_Ranked", AnyOrder)
         assert found == told(rules)
 
 
 @pytest.mark.parametrize(
-    ("rule", "found"),
+    ("rule", "path", "found"),
     [
-        (Rule("r", "5/s", path="/a", clients=["10.1.2.3"]), ["wide", "all"]),
-        (Rule("r", "5/s", path="/a", clients=["10.1.0.0/17", "10.1.128.0/17"]), ["wide", "all"]),
-        (Rule("r", "5/s", path="/a", clients=["11.0.0.1", "::1"]), ["all"]),
-        (Rule("r", "5/s", path=["/a/x", "/b"]), ["b", "all"]),
-        (Rule("r", "5/s", path=["/b", "/a"]), ["b", "all"]),
-        (Rule("r", "5/s", path="/{any}"), ["all"]),
+        (Rule("r", "5/s", path="/a", clients=["10.1.2.3"]), "/a", ["wide", "all"]),
+        (Rule("r", "5/s", path="/a", clients=["10.1.0.0/17", "10.1.128.0/17"]), "/a", ["wide", "all"]),
+        (Rule("r", "5/s", path="/a", clients=["10.1.2.3", "11.0.0.1"]), "/a", ["all"]),
+        (Rule("r", "5/s", path="/a", clients=["11.0.0.1", "::1"]), "/a", ["all"]),
+        (Rule("r", "5/s", path=["/a/x", "/b"]), "/b", ["b", "all"]),
+        (Rule("r", "5/s", path=["/b", "/a"]), "/a", ["all"]),
+        (Rule("r", "5/s", path="/{any}"), "/{any}", ["all"]),
     ],
 )
-def test_rules_around_another_one(rule: Rule, found: list[str]) -> None:
-    """For a part of its paths, and for all of its clients, in their order; of those for the same requests one."""
+def test_rules_around_another_one(rule: Rule, path: str, found: list[str]) -> None:
+    """At one of its paths, and for all of its clients, in their order; of those for the same requests one."""
     others = [
         Rule("wide", exempt=True, path="/a/**", clients=["10.0.0.0/8"]),
         Rule("b", exempt=True, path="/b"),
@@ -122,7 +127,7 @@ def test_rules_around_another_one(rule: Rule, found: list[str]) -> None:
         Rule("all", exempt=True),
         Rule("some", exempt=True, when=lambda _: True),
     ]
-    assert [other.name for other in Coverage(others).around(rule)] == found
+    assert [other.name for other in Coverage(others).around(rule, path)] == found
 
 
 MANY = 400
@@ -134,6 +139,14 @@ SETS = {
     "of tenants": lambda n: Rule(f"r{n}", "5/second", path=f"/{{tenant}}/{n}/**"),
     "exempt": lambda n: Rule(f"r{n}", exempt=True, methods=["GET", "POST"][n % 2 :]),
     "replaced": lambda n: Rule(f"r{n}", f"{n + 1}/second", replaces=[f"r{n - 1}"] if n else "*"),
+    "of a common path and one of its own": lambda n: Rule(f"r{n}", "5/second", path=["/api/**", f"/{n}"]),
+    "of a common client and one of its own": lambda n: Rule(f"r{n}", "5/s", clients=["10.0.0.1", f"11.0.{n >> 8}.{n & 255}"]),
+    "exempt or not": lambda n: Rule(f"r{n}", **[{"exempt": True}, {"qps": 5}][n % 2], path=["/api/**", f"/{n // 2}"]),
+    "exempt for clients": lambda n: Rule(f"r{n}", **[{"exempt": True}, {"qps": 5}][n % 2], clients=["10.0.0.1", "11.0.0.1"]),
+    "of two algorithms": lambda n: Rule(
+        f"r{n}", f"{n + 1}/second" if n % 2 else Limit(f"{n + MANY}/second", algorithm="sliding_window")
+    ),
+    "fast for few, or slow for many": lambda n: Rule(f"r{n}", f"{n + 1}/second", f"{MANY - n} at once"),
 }
 
 
@@ -145,8 +158,9 @@ def test_few_of_many_rules_are_compared(make: Any, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(module, "is_for_all_of", counting(idle.is_for_all_of, compared))
     monkeypatch.setattr(idle, "is_tighter", counting(idle.is_tighter, compared))
     monkeypatch.setattr(lint, "covers", counting(lint.covers, compared))
+    monkeypatch.setattr(idle, "MOST_COMPARED", 4)
     list(review.review(RuleSet([make(number) for number in range(MANY)])))
-    assert len(compared) < 12 * MANY
+    assert len(compared) < 16 * MANY
 
 
 def counting(function: Any, calls: list[Any]) -> Any:
