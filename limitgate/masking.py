@@ -20,7 +20,14 @@ _SHOWN = 3
 def masked(name: str) -> str:
     """The first and last characters of a name, at most half of it: ``20….7`` for 203.0.113.7."""
     shown = min(_SHOWN, len(name) // 4)
-    return f"{name[:shown]}…{name[len(name) - shown :]}"
+    return _replaced(f"{name[:shown]}…{name[len(name) - shown :]}")
+
+
+def printable(text: str) -> str:
+    """Text as one line on which no terminal acts: what is not printable as Python escapes it."""
+    if text.isprintable():
+        return text
+    return "".join([each if each.isprintable() else each.encode("unicode_escape").decode() for each in text])
 
 
 def shown(label: str, value: str, names: Names = "masked") -> str:
@@ -28,5 +35,8 @@ def shown(label: str, value: str, names: Names = "masked") -> str:
     if names == "off":
         return ""
     is_full = label in _SAYABLE or (names == "full" and label.lower() not in _CREDENTIALS)
-    text = value[:_LONGEST] if is_full else masked(value)
+    return _replaced(value[:_LONGEST]) if is_full else masked(value)
+
+
+def _replaced(text: str) -> str:
     return "".join([character if character.isprintable() else "\ufffd" for character in text])

@@ -9,7 +9,7 @@ import click
 from limitgate.command.change import DURATION, confirm
 from limitgate.command.client_state import StateOptions, change_options, on_store, state_of
 from limitgate.command.decisions import seconds
-from limitgate.command.output import print_json
+from limitgate.command.output import print_json, say
 
 
 @click.command("ban")
@@ -35,4 +35,4 @@ def verb(
     if as_json:
         print_json({"key": state.name, "retry_after": duration, "reason": reason})
     else:
-        click.echo(f"{state.name}: {'would be banned' if dry_run else 'banned'} {how_long}")
+        say(f"{state.name}: {'would be banned' if dry_run else 'banned'} {how_long}")

@@ -11,7 +11,7 @@ import click
 from limitgate.command.client_state import StoreOptions, on_store, store_options
 from limitgate.command.decisions import seconds
 from limitgate.command.journal import Journal
-from limitgate.command.output import print_json, print_table
+from limitgate.command.output import print_json, print_table, say
 
 
 @click.command("bans")
@@ -37,7 +37,7 @@ def verb(*, events: bool, as_json: bool, **options: Unpack[StoreOptions]) -> Non
         rows = [(ban.key, seconds(ban.retry_after(now)), ban.by, ban.reason or "") for ban in bans]
         print_table(("Who", "Ends in", "By", "Reason"), rows)
     else:
-        click.echo("nobody is banned by this command")
+        say("nobody is banned by this command")
 
 
 def _print_events(journal: Journal, *, as_json: bool) -> None:

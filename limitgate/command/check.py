@@ -10,7 +10,7 @@ import click
 
 from limitgate.command.exits import FOUND
 from limitgate.command.findings import Finding, found
-from limitgate.command.output import print_json
+from limitgate.command.output import print_json, say
 from limitgate.command.rule_sets import is_in_python, rules_named
 from limitgate.errors import MOST_MISTAKES, ConfigError, spelled
 from limitgate.observing.counts import series
@@ -54,9 +54,9 @@ def verb(ctx: click.Context, paths: tuple[Path, ...], form: str, *, strict: bool
     _FORMS[form](findings)
     for each in checked:
         if each.series is not None:
-            click.echo(f"{each.path}: {each.series:,} metric series", err=form != "text")  # a program reads findings alone
+            say(f"{each.path}: {each.series:,} metric series", err=form != "text")  # a program reads findings alone
     if sum(each.level == "error" for each in findings) >= MOST_MISTAKES:
-        click.echo(f"limitgate: there may be more, as no more than {MOST_MISTAKES} mistakes of a set are looked for", err=True)
+        say(f"limitgate: there may be more, as no more than {MOST_MISTAKES} mistakes of a set are looked for", err=True)
     ctx.exit(FOUND if any(strict or each.level == "error" for each in findings) else 0)
 
 
@@ -124,12 +124,12 @@ def _in_order(findings: Iterable[Finding]) -> list[Finding]:
 
 def _print_text(findings: list[Finding]) -> None:
     for each in findings:
-        click.echo(each.text)
+        say(each.text)
 
 
 def _print_annotations(findings: list[Finding]) -> None:
     for each in findings:
-        click.echo(each.annotation)
+        say(each.annotation)
 
 
 def _print_json(findings: list[Finding]) -> None:

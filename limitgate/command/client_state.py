@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar, cast
 import click
 
 from limitgate.command.journal import Journal
+from limitgate.command.output import say
 from limitgate.command.rule_sets import RULES, rules_named
 from limitgate.errors import ConfigError
 from limitgate.limiter.limiter import Limiter
@@ -267,7 +268,7 @@ def _by_path(rule: Rule, parts: BucketParts, path: str | None) -> list[BucketPar
         return [parts]
     pattern = rule.paths[0]
     if path is None and set("*{") & set(pattern):
-        click.echo(
+        say(
             f"rule {rule.name} has a bucket for each route: this is that of {pattern}, which only a service counts by whose "
             "routes are not known; expected --path with the route, such as /api/hello or /items/{id}",
             err=True,

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import click
-
 from limitgate.algorithms import ban
-from limitgate.command.output import print_table
+from limitgate.command.output import print_table, say
 from limitgate.limits.decision import Decision, Window
 
 _AGES = ban.FOR_EVER / 2e6
@@ -46,9 +44,9 @@ def _endless(number: float) -> float:
 def print_decision(decision: Decision) -> None:
     """Print a decision: a line, and a table of its windows."""
     if decision.allowed:
-        click.echo(f"would be admitted, {decision.remaining:,} of {decision.limit:,} left")
+        say(f"would be admitted, {decision.remaining:,} of {decision.limit:,} left")
     else:
-        click.echo(f"would be refused, {_again(decision.retry_after)}")
+        say(f"would be refused, {_again(decision.retry_after)}")
     heads = "Rule", "Window", "Limit", "Used", "Remaining", "Full again in", "Free in"
     rows = [
         (

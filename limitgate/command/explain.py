@@ -13,7 +13,7 @@ from limitgate.command.applications import routes_of
 from limitgate.command.client_state import header_of
 from limitgate.command.decisions import decision_fields, print_decision, window_fields
 from limitgate.command.exits import FOUND
-from limitgate.command.output import print_json, print_table
+from limitgate.command.output import print_json, print_table, say
 from limitgate.command.rule_sets import RULES, limits_in_code, rules_named
 from limitgate.errors import ConfigError
 from limitgate.gate.build import build_gate
@@ -179,17 +179,17 @@ def _print(found: Explanation) -> None:
     print_table(("From", ""), [(hop.address or "a unix socket", hop.why) for hop in found.hops])
     caller = "nobody that is known" if found.caller is None else f"caller {found.caller.id}"
     client = found.counted_as or "a client without an address"
-    click.echo(f"\nCounted as {client}, {caller}, tier {found.tier}, path {found.path}\n")
+    say(f"\nCounted as {client}, {caller}, tier {found.tier}, path {found.path}\n")
     rows = [(rule.name, rule.tier or "-", "applies" if rule.applies else "no", rule.why) for rule in found.rules]
     print_table(("Rule", "Tier", "Applies", "Why"), rows)
     decision = found.decision
-    click.echo()
+    say()
     if decision is None:
-        click.echo("no rule limits this request")
+        say("no rule limits this request")
     else:
         for each in decision.standings:
-            click.echo(f"{each.charge.rule}: {each.charge.key}")
+            say(f"{each.charge.rule}: {each.charge.key}")
         print_decision(decision)
-    click.echo(f"\n{found.status or 'whatever the application answers'}" + (", with" if found.fields else ""))
+    say(f"\n{found.status or 'whatever the application answers'}" + (", with" if found.fields else ""))
     for name, value in found.fields:
-        click.echo(f"{name}: {value}")
+        say(f"{name}: {value}")

@@ -9,10 +9,22 @@ from typing import Any
 
 import click
 
+from limitgate.masking import printable
+
+
+def say(text: str = "", *, err: bool = False) -> None:
+    """Print lines. What clients have sent may stand in them, so nothing in them is an order to a terminal."""
+    click.echo("\n".join(map(printable, text.split("\n"))), err=err)
+
 
 def print_json(value: Any) -> None:
-    """Print one JSON value. Infinite numbers become ``null``, as JSON has none."""
-    click.echo(json.dumps(_finite(value), indent=2, ensure_ascii=False))
+    """Print one JSON value. Infinite numbers become ``null``, as JSON has none; what is not printable is escaped."""
+    text = json.dumps(_finite(value), indent=2, ensure_ascii=False)
+    click.echo("\n".join([line if line.isprintable() else _escaped(line) for line in text.split("\n")]))
+
+
+def _escaped(line: str) -> str:
+    return "".join([each if each.isprintable() else json.dumps(each)[1:-1] for each in line])
 
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
@@ -25,7 +37,7 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, title
     for head in heads:
         table.add_column(head, header_style="bold", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
+        table.add_row(*(Text(printable(str(cell))) for cell in row))
     console = Console()
     with console.capture() as captured:
         console.print(table, width=None if console.is_terminal else _WIDE, soft_wrap=not console.is_terminal)

@@ -8,7 +8,7 @@ import click
 
 from limitgate.command.change import confirm
 from limitgate.command.client_state import StateOptions, change_options, on_store, state_of
-from limitgate.command.output import print_json
+from limitgate.command.output import print_json, say
 
 
 @click.command("pardon")
@@ -30,4 +30,4 @@ def verb(*, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **optio
     if as_json:
         print_json({"key": state.name, "retry_after": 0.0, "reason": reason})
     else:
-        click.echo(f"{state.name}: {'would be pardoned' if dry_run else 'pardoned'}")
+        say(f"{state.name}: {'would be pardoned' if dry_run else 'pardoned'}")

@@ -9,7 +9,7 @@ import click
 from limitgate.command.client_state import StateOptions, on_store, state_of, state_options
 from limitgate.command.decisions import decision_fields, print_decision
 from limitgate.command.exits import FOUND
-from limitgate.command.output import print_json
+from limitgate.command.output import print_json, say
 
 
 @click.command("peek")
@@ -29,7 +29,7 @@ def verb(ctx: click.Context, *, as_json: bool, **options: Unpack[StateOptions]) 
     if as_json:
         print_json(decision_fields(decision))
     elif len(options["words"]) == 1 and decision.allowed:
-        click.echo("not banned; limits after the key show what is left of them")
+        say("not banned; limits after the key show what is left of them")
     else:
         print_decision(decision)
     ctx.exit(0 if decision.allowed else FOUND)

@@ -11,10 +11,12 @@ import click
 
 from limitgate.command.decisions import decision_fields, print_decision, seconds
 from limitgate.command.journal import Ban, Journal
+from limitgate.command.output import say
 from limitgate.errors import ConfigError
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.plan import Charge, Plan
 from limitgate.limits.refusal_id import RefusalId, read_refusal_id, tag_of
+from limitgate.masking import printable
 from limitgate.rules.rule import Rule, RuleSet
 from limitgate.stores import open_sync_store
 from limitgate.stores.base import SyncConfigStore
@@ -108,22 +110,18 @@ def _ban(ban: Ban) -> dict[str, Any]:
 def show(resolved: Resolved) -> None:
     """Print it for people."""
     at = resolved.id.at
-    click.echo(f"refused {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC, {_ago(time.time() - at)}")
+    say(f"refused {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC, {_ago(time.time() - at)}")
     for place, (rule, tiers, key, decision, ban) in enumerate(resolved.found):
         limits = ", ".join(map(str, rule.every_limit)) or "limits from a callable"
         by = "or by" if place else "by"
-        click.echo(
-            f"\n{by} rule {rule.name} of tier {' and '.join(tiers)}: {limits}, counted by {', '.join(rule.counted_by)}\n{key}"
-        )
+        say(f"\n{by} rule {rule.name} of tier {' and '.join(tiers)}: {limits}, counted by {', '.join(rule.counted_by)}\n{key}")
         if decision is not None:
             print_decision(decision)
         if ban is not None:
-            why = f": {ban.reason}" if ban.reason else ""
-            click.echo(f"banned by {ban.by} for {seconds(ban.retry_after(time.time()))} more{why}")
+            why = f": {printable(ban.reason)}" if ban.reason else ""
+            say(f"banned by {ban.by} for {seconds(ban.retry_after(time.time()))} more{why}")
     if not resolved.found:
-        click.echo(
-            f"\nno rule of these refused: a decorator or dependency did, or other rules; its key ends in {resolved.id.digest}"
-        )
+        say(f"\nno rule of these refused: a decorator or dependency did, or other rules; its key ends in {resolved.id.digest}")
 
 
 def _ago(elapsed: float) -> str:

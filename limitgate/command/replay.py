@@ -11,10 +11,11 @@ from typing import Any
 
 import click
 
-from limitgate.command.output import print_json, print_table
+from limitgate.command.output import print_json, print_table, say
+from limitgate.masking import printable
 from limitgate.replay.access_log import Format, Log
 from limitgate.replay.engine import Engine
-from limitgate.replay.figures import Figures
+from limitgate.replay.figures import Figures, name_of
 from limitgate.replay.shares import Comparison, Progress, counts_by_client, replay, replay_shared
 from limitgate.replay.suggestion import Arrivals
 from limitgate.rules.files import load_rules
@@ -115,19 +116,19 @@ def _as_json(found: Comparison, suggestions: _Suggestions | None, clients: int) 
 
 def _print(found: Comparison, suggestions: _Suggestions | None, clients: int) -> None:
     figures, tried = found.figures, found.tried
-    click.echo(_summary(figures))
+    say(_summary(figures))
     _print_peaks(figures)
-    click.echo()
+    say()
     _print_rules(figures, tried)
     if clients:
-        click.echo()
+        say()
         _print_clients(figures, tried, clients)
     if tried is not None:
-        click.echo(f"\n{found.newly_refused:,} requests newly refused, {found.newly_admitted:,} newly admitted")
+        say(f"\n{found.newly_refused:,} requests newly refused, {found.newly_admitted:,} newly admitted")
     if suggestions == {}:
-        click.echo("\nNo rule applies to any of these requests, so there is nothing to suggest.")
+        say("\nNo rule applies to any of these requests, so there is nothing to suggest.")
     if suggestions:
-        click.echo("\nSmallest limits under which nobody would have been refused, and at most one request in 1,000:")
+        say("\nSmallest limits under which nobody would have been refused, and at most one request in 1,000:")
         units = list(next(iter(suggestions.values())))
         rows = [(rule, *(_both(*of_unit[unit]) for unit in units)) for rule, of_unit in suggestions.items()]
         print_table(("Rule", *(f"Per {unit}" for unit in units)), rows)
@@ -152,7 +153,7 @@ def _summary(figures: Figures) -> str:
 def _print_peaks(figures: Figures) -> None:
     for unit, peak in figures.peaks.as_json().items():
         if peak["requests"]:
-            click.echo(f"Highest rate of one client: {peak['requests']:,} in a {unit} ({peak['client']})")
+            say(f"Highest rate of one client: {peak['requests']:,} in a {unit} ({printable(peak['client'])})")
 
 
 def _print_rules(figures: Figures, tried: Figures | None) -> None:
@@ -174,10 +175,9 @@ def _print_clients(figures: Figures, tried: Figures | None, most: int) -> None:
         rows = [(each.client, f"{each.requests:,}", f"{each.refused:,}") for each in figures.clients(most)]
         print_table(("Client", "Requests", "Refused"), rows)
         return
-    before = figures.refused_by
     both = [
-        (each.client, f"{each.requests:,}", f"{before[each.client.encode()]:,}", f"{each.refused:,}")
-        for each in tried.clients(most)
+        (name_of(each), f"{tried.requests_by[each]:,}", f"{figures.refused_by[each]:,}", f"{tried.refused_by[each]:,}")
+        for each in tried.first_clients(most)
     ]
     print_table(("Client", "Requests", "Refused", "Refused against"), both)
 

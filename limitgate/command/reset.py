@@ -9,7 +9,7 @@ import click
 from limitgate.command.change import confirm
 from limitgate.command.client_state import StateOptions, change_options, on_store, state_of
 from limitgate.command.decisions import decision_fields, print_decision
-from limitgate.command.output import print_json
+from limitgate.command.output import print_json, say
 
 
 @click.command("reset")
@@ -33,5 +33,5 @@ def verb(*, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **optio
     if as_json:
         print_json(decision_fields(decision))
         return
-    click.echo(f"{state.name}: {'would be reset; now a request' if dry_run else 'reset; a request'}")
+    say(f"{state.name}: {'would be reset; now a request' if dry_run else 'reset; a request'}")
     print_decision(decision)

@@ -10,7 +10,7 @@ import click
 
 from limitgate.command.applications import application, look_here
 from limitgate.command.exits import FOUND
-from limitgate.command.output import print_json
+from limitgate.command.output import print_json, say
 from limitgate.command.rule_sets import gates_around, inwards, is_of_django, rules_named
 from limitgate.routes import starlette_listing
 from limitgate.routes.overview import Entry, Listed, Mounted, entries, notes_on, overview, unmatched
@@ -49,7 +49,7 @@ def verb(ctx: click.Context, name: str, rules: str | None, *, as_json: bool) -> 
         found = _Application(found.routes, [rules_named(rules)], [])
     gates, mounted = found.gates or [RuleSet([])], found.mounted
     if not (found.gates or mounted):
-        click.echo("limitgate: no LimitGate around it is seen, so only decorators are; --rules names rules", err=True)
+        say("limitgate: no LimitGate around it is seen, so only decorators are; --rules names rules", err=True)
     idle = [
         each
         for its_rules, routes in [*[(each, found.routes) for each in gates], *mounted]
@@ -58,7 +58,7 @@ def verb(ctx: click.Context, name: str, rules: str | None, *, as_json: bool) -> 
     if as_json:
         print_json(_as_json(entries(gates, found.routes, mounted), idle))
     else:
-        click.echo(overview(gates, found.routes, mounted))
+        say(overview(gates, found.routes, mounted))
     ctx.exit(FOUND if idle else 0)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from limitgate.command.exits import FOUND, NO_STORE
+from limitgate.command.output import say
 from limitgate.errors import ConfigError, StoreError
 from limitgate.suggestions import meant
 
@@ -54,10 +55,10 @@ class _Verbs(click.Group):
             return super().invoke(ctx)
         except ConfigError as error:
             for mistake in error.every:
-                click.echo(f"limitgate: {mistake}", err=True)
+                say(f"limitgate: {mistake}", err=True)
             ctx.exit(FOUND)
         except StoreError as error:
-            click.echo(f"limitgate: {error}", err=True)
+            say(f"limitgate: {error}", err=True)
             ctx.exit(NO_STORE)
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from limitgate.masking import printable
+
 log = logging.getLogger("limitgate.audit")
 
 T = TypeVar("T")
@@ -24,7 +26,7 @@ def audited(
     result = yield from flow
     if log.isEnabledFor(logging.INFO):
         target, by = name(), somebody()
-        why = f": {reason}" if reason else ""
+        why = f": {printable(reason)}" if reason else ""
         log.info("%s %s by %s%s", action, target, by, why, extra=_fields(action, target, by, reason, facts))
     return result
 

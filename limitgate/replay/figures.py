@@ -10,6 +10,11 @@ from typing import Any, NamedTuple
 _SECOND, _MINUTE = 1_000_000, 60_000_000
 
 
+def name_of(client: bytes) -> str:
+    """Client as text, whatever stands in the log."""
+    return client.decode("utf-8", "backslashreplace")
+
+
 class OfClient(NamedTuple):
     """A client's requests, and how many of them were refused."""
 
@@ -50,9 +55,7 @@ class Peaks:
     def as_json(self) -> dict[str, dict[str, Any]]:
         """The peaks by unit."""
         units = {"second": self.second, "minute": self.minute}
-        return {
-            unit: {"client": client.decode("utf-8", "replace"), "requests": number} for unit, (number, client) in units.items()
-        }
+        return {unit: {"client": name_of(client), "requests": number} for unit, (number, client) in units.items()}
 
 
 class Figures:
@@ -95,9 +98,13 @@ class Figures:
 
     def clients(self, most: int) -> list[OfClient]:
         """The clients with most refusals, then those with most requests."""
+        found = self.first_clients(most)
+        return [OfClient(name_of(client), self.requests_by[client], self.refused_by[client]) for client in found]
+
+    def first_clients(self, most: int) -> list[bytes]:
+        """`clients` as they stand in the log."""
         requests, refused = self.requests_by, self.refused_by
-        found = nlargest(most, requests, key=lambda client: (refused[client], requests[client], client))
-        return [OfClient(client.decode("utf-8", "replace"), requests[client], refused[client]) for client in found]
+        return nlargest(most, requests, key=lambda client: (refused[client], requests[client], client))
 
     def add(self, other: Figures) -> None:
         """Add the figures of other clients, in the same log."""

@@ -48,6 +48,14 @@ def test_a_limiter(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.records[0].seconds == 60  # type: ignore[attr-defined]
 
 
+def test_an_event_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever the reason says: a log has no lines that nobody has logged. The fields of the record have it as it is."""
+    reason = "\x1b[31mred\nban everybody by root: made up"
+    Limiter(MemoryStore()).ban("\nban everybody", reason=reason)
+    assert caplog.messages == [f"ban \ufffdba…ody by {BY}: \\x1b[31mred\\nban everybody by root: made up"]
+    assert [each[-1] for each in facts(caplog)] == [reason]
+
+
 def test_an_async_limiter(caplog: pytest.LogCaptureFixture) -> None:
     """The same, awaited."""
 
