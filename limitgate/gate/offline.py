@@ -15,6 +15,9 @@ from limitgate.rules.rule import RuleSet
 from limitgate.rules.settings import Settings
 from limitgate.stores import MemoryStore
 
+_PATHS = 16_384
+"""Paths whose rules are remembered: a log may be of many, and nobody else needs the memory."""
+
 
 def offline_gate(rules: RuleSet, store: MemoryStore, settings: Settings | None = None) -> Gate:
     """Make a gate of a rule set that knows no routes. ``settings`` say who clients and callers are, the defaults if None."""
@@ -28,19 +31,25 @@ def offline_gate(rules: RuleSet, store: MemoryStore, settings: Settings | None =
         api_key_header=settings.api_key_header,
         ipv6_prefix=settings.ipv6_prefix,
     )
-    planner = Planner(rules, NoRoutes(), identities, key_prefix="limitgate", secret=b"", shadow=False)
+    planner = Planner(rules, NoRoutes(), identities, key_prefix="limitgate", secret=b"", shadow=False, paths=_PATHS)
     in_force = RulesInForce(planner, (), timeout=1.0, is_measured=True)
     return Gate(in_force, store, proxies.client, on_error="open", processes=1)
 
 
 def decide_at_once(gate: Gate, request: Request) -> Admission:
     """Decide about a request by a gate whose store is in memory; where it would wait for its turn, it does not."""
+    return whole_admission(ask_at_once(gate, request))
+
+
+def ask_at_once(gate: Gate, request: Request) -> AnyAdmission:
+    """`decide_at_once`, without more of an admission than is asked for."""
     asked = gate.ask(request)
     if isinstance(asked, AnyAdmission):
-        return whole_admission(asked)
+        return asked
     steps = asked.__await__()
     try:
         next(steps)
     except StopIteration as ended:
-        return whole_admission(ended.value)
+        admission: AnyAdmission = ended.value
+        return admission
     raise TypeError("something in these rules has to be awaited, expected rules as files have them")

@@ -118,8 +118,10 @@ class Planner:
         counts: Counts | None = None,
         adaptive_limits: AdaptiveLimits | None = None,
         at_local: Callable[[], None] | None = None,
+        paths: int = _PATHS,
     ) -> None:
         self.rule_set = rules
+        self._most_paths = paths
         self._at_local = at_local
         """Called when a decorator, dependency or throttle is met that is limited by this process while the store fails."""
         self.cardinality = cardinality
@@ -397,7 +399,7 @@ class Planner:
                 template, marks = route.template, route.marks
         prepared = self._preparable(tier, request, version, match, template, marks)
         if sum(map(len, way)) <= _SHORT:
-            keep(self._ways, way, (version, prepared), most=_PATHS)
+            keep(self._ways, way, (version, prepared), most=self._most_paths)
         return prepared
 
     def _preparable(  # noqa: PLR0917 - all that tells one plan from another
@@ -458,7 +460,7 @@ class Planner:
         if match is None:
             match = self._find_match(tier, method, sent, root)
             if len(method) + len(sent) + len(root) <= _SHORT:
-                keep(self._matches, way, match, most=_PATHS)
+                keep(self._matches, way, match, most=self._most_paths)
         return match
 
     def _find_match(self, tier: str, method: str, sent: str, root: str) -> RuleMatch:

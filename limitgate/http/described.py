@@ -12,6 +12,8 @@ from limitgate.http.request import Query, Request
 class DescribedRequest(Request):
     """A request known by its parts: the path decoded, ``headers`` by lower-case name, ``peer`` who sent it, its ``user``."""
 
+    comes_straight = True
+
     def __init__(
         self, method: str, path: str, peer: str | None = None, headers: Mapping[str, str] | None = None, user: object = None
     ) -> None:

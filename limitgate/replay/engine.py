@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from copy import copy
 
 from limitgate.gate.admission import Admission
-from limitgate.gate.offline import decide_at_once, offline_gate
+from limitgate.gate.offline import ask_at_once, offline_gate
+from limitgate.gate.plain_admission import PlainAdmission, whole_admission
 from limitgate.http.described import DescribedRequest
 from limitgate.limits.plan import Charge
 from limitgate.limits.template import PlainSpend, PlanTemplate
@@ -51,7 +52,12 @@ class Engine:
         figures.lines += 1
         figures.requests_by[client] = figures.requests_by.get(client, 0) + 1
         figures.peaks.note(self._now, client)
-        admission = decide_at_once(self._gate, DescribedRequest(method, path, client.decode("utf-8", "replace"), headers))
+        request = DescribedRequest(method, path, client.decode("utf-8", "replace"), headers)
+        asked = ask_at_once(self._gate, request)
+        if type(asked) is PlainAdmission:
+            self._count_plain(asked)
+            return True
+        admission = whole_admission(asked)
         is_admitted = admission.refusal is None
         if not is_admitted:
             figures.refused_by[client] += 1
@@ -80,21 +86,27 @@ class Engine:
         self.figures.last = self._now
         return self.figures
 
+    def _count_plain(self, admitted: PlainAdmission) -> None:
+        """Count a request that was admitted by a prepared plan, as almost all are."""
+        reading = admitted.reading
+        if type(reading) is PlainSpend:
+            self._admitted[reading.template] += 1
+            if self.arrivals is not None:
+                self.arrivals.note(self._now, reading)
+
     def _count(self, admission: Admission, *, is_admitted: bool) -> None:
         """Count a request for each of its rules."""
         decision = admission.decision
         if decision is None:
             return
         evidence = decision.evidence
-        if is_admitted and evidence.__class__ is PlainSpend:
-            self._admitted[evidence.template] += 1
-        elif is_admitted:
-            refusing = {charge.rule for charge, _, after in evidence if after is None}  # shadows
-            self.figures.count(_rules_of(charge for charge, _, _ in evidence if charge.rule not in refusing), 0)
-            self.figures.count(tuple(name for name in refusing if name is not None), 1)
+        if is_admitted:
+            shadows = {charge.rule for charge, _, after in evidence if after is None}
+            self.figures.count(_rules_of(charge for charge, _, _ in evidence if charge.rule not in shadows), 0)
+            self.figures.count(tuple(name for name in shadows if name is not None), 1)
         else:
-            refusing_rules = decision.refusing or (decision.rule,)
-            self.figures.count(tuple(name for name in refusing_rules if name is not None), 1)
+            refusing = evidence.template.refusing(decision) if isinstance(evidence, PlainSpend) else decision.refusing
+            self.figures.count(tuple(name for name in refusing or (decision.rule,) if name is not None), 1)
         if self.arrivals is not None:
             self.arrivals.note(self._now, evidence)
 

@@ -10,6 +10,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from limitgate import LimitGateWSGI, MemoryStore, Rule, RuleSet, load_rules
+from limitgate.gate.gate import Gate
+from limitgate.gate.plain_admission import PlainAdmission
+from limitgate.limits.template import PlainSpend
 from limitgate.replay.access_log import Entry, Log, text_parser
 from limitgate.replay.engine import Engine
 from limitgate.replay.shares import Share, counts_by_client, replay, replay_shared
@@ -122,6 +125,16 @@ def test_every_request_is_counted_once() -> None:
     }
     assert (figures.first, figures.last) == (0, 5 * SECOND)
     assert [each.client for each in figures.clients(1)] == ["h"]
+
+
+def test_plain_rules_go_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As requests that servers send do: no plan is made of objects, be a request admitted, refused or limited by nothing."""
+    for owner, name in ((Gate, "_acheck_planned"), (PlainSpend, "made"), (PlainAdmission, "whole")):
+        monkeypatch.setattr(owner, name, None)
+    engine = engine_of(Rule("all", key=["path", "ip"], qps=1, qpm=2, path="/a/**"))
+    decided = [engine.decide(entry(second, "203.0.113.7", path)) for second in (0, 1, 2) for path in ("/a/1", "/b")]
+    assert decided == [True, True, True, True, False, True]
+    assert engine.finish().rules == {"all": [2, 1]}
 
 
 def test_a_caller_is_known_by_the_key_in_a_log(tmp_path: Path) -> None:
