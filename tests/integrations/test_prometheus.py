@@ -155,6 +155,20 @@ def test_samples_are_those_of_prometheus_client() -> None:
         assert ours == {place: value for place, value in theirs.items() if not place[0].endswith("_created")}
 
 
+def test_samples_are_kept_until_they_change() -> None:
+    """Those of a rule that decided about nothing meanwhile are the same objects, which take no time and no memory."""
+    registry = CollectorRegistry()
+    app = gate(registry)
+    wsgi_reply(app, "/api/x")
+    before, _, after = ({id(each): each for metric in registry.collect() for each in metric.samples} for _ in range(3))
+    assert before.keys() == after.keys()
+    wsgi_reply(app, "/api/x")
+    new = {id(each): each for metric in registry.collect() for each in metric.samples}
+    changed = [each for place, each in new.items() if place not in before]
+    assert {each.labels.get("rule") for each in changed if each.name.startswith("limitgate_rule")} == {"api"}
+    assert value(registry, "limitgate_rule_decisions_total", rule="api", tier="default", outcome="admitted") == 2
+
+
 class Plain:
     """A metric of ours, as prometheus-client itself collects it."""
 
