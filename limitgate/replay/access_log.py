@@ -26,10 +26,12 @@ _TEXT = re.compile(rb'(\S+) \S+ .*?\[([^]"]{20,32})\] "([A-Z]{1,20}) (\S+)(?: HT
 """Client, time, method, target and status; the user between the first two may have blanks."""
 _MONTHS = {name: number for number, name in enumerate(b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)}
 _SECOND = 1_000_000
+_LATEST = 253_402_300_800 * _SECOND
+"""End of the year 9999 in Unix microseconds. Times in milliseconds are later."""
 _BLOCK = 1 << 20
 """Bytes that are read at a time."""
-_SAMPLE = 100
-"""Lines at the start of a log that tell its format."""
+_DAYS = 100
+"""Days and zones that are remembered."""
 
 
 class Entry(NamedTuple):
@@ -97,8 +99,10 @@ def format_of(lines: Sequence[bytes], name: str) -> Format:
         if any(map(parser_of(form), lines)):
             return form
     if any(line.strip() for line in lines):
-        message = "no line is of a request, expected the common or combined format of Apache and nginx, or JSON with time, "
-        raise ConfigError(f"{name}: {message}client, method and path on each line")
+        raise ConfigError(
+            f"{name}: no line is of a request, expected the common or combined format of Apache and nginx, or JSON with time "
+            "(in seconds, or as a date with its zone), client, method and path on each line"
+        )
     return "combined"
 
 
@@ -112,7 +116,7 @@ class Log:
         self.name = name
         self._blocks = self._read_blocks()
         self._first = next(self._blocks, [])
-        self.format: Format = form or format_of(self._first[:_SAMPLE], name)
+        self.format: Format = form or format_of(self._first, name)
         """Its format; by its first lines if it is not given."""
 
     @property
@@ -168,12 +172,12 @@ class _Clock:
             day = text[:11], text[20:]
             midnight = self._days.get(day)
             if midnight is None:
-                if len(self._days) > _SAMPLE:
+                if len(self._days) > _DAYS:
                     self._days.clear()
                 midnight = self._days[day] = _midnight(*day)
             hour, minute, second = int(text[12:14]), int(text[15:17]), int(text[18:20])
             if hour < 24 and minute < 60 and second < 61:
-                self._at = (midnight + hour * 3600 + minute * 60 + second) * _SECOND
+                self._at = _within_range((midnight + hour * 3600 + minute * 60 + second) * _SECOND)
         return self._at
 
 
@@ -214,11 +218,22 @@ def _path(target: bytes) -> str:
 def _json_time(value: object) -> int:
     """Unix time in microseconds of a number of seconds, or of a date in ISO 8601. Raises `ValueError`."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return round(value * _SECOND)
+        return _within_range(round(value * _SECOND))
     text = str(value)
-    with suppress(ValueError):
-        return round(float(text) * _SECOND)
+    try:
+        number = float(text)
+    except ValueError:
+        pass
+    else:
+        return _within_range(round(number * _SECOND))
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
         raise ValueError(f"{text} has no time zone")
-    return round(moment.timestamp() * _SECOND)
+    return _within_range(round(moment.timestamp() * _SECOND))
+
+
+def _within_range(at: int) -> int:
+    """Unix time in microseconds that a clock may show. Raises `ValueError` for any other."""
+    if not 0 <= at < _LATEST:
+        raise ValueError(f"{at} µs is before 1970 or after 9999")
+    return at

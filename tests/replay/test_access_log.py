@@ -43,6 +43,8 @@ def test_lines_of_the_common_and_combined_format(line: bytes, entry: Entry) -> N
         b'h - - [31/Feb/2015:10:05:03 +0000] "GET / HTTP/1.1" 200 1',
         b'h - - [17/May/2015:25:05:03 +0000] "GET / HTTP/1.1" 200 1',
         b'h - - [17/May/2015:10:05:0x +0000] "GET / HTTP/1.1" 200 1',
+        b'h - - [31/Dec/9999:23:59:59 -2359] "GET / HTTP/1.1" 200 1',
+        b'h - - [31/Dec/1969:23:59:59 +0000] "GET / HTTP/1.1" 200 1',
         b'h - - [17/May/2015:10:05:03 +9900] "GET / HTTP/1.1" 200 1',
         b"\xff" * 300,
     ],
@@ -74,6 +76,12 @@ def test_lines_of_json(time: str) -> None:
         '{"time": "2015-05-17T10:05:03", "client": "h", "method": "GET", "path": "/"}',
         '{"time": true, "client": "h", "method": "GET", "path": "/"}',
         '{"time": 1e400, "client": "h", "method": "GET", "path": "/"}',
+        '{"time": 1e15, "client": "h", "method": "GET", "path": "/"}',
+        '{"time": 1700000000000, "client": "h", "method": "GET", "path": "/"}',
+        '{"time": "253402300800", "client": "h", "method": "GET", "path": "/"}',
+        '{"time": "nan", "client": "h", "method": "GET", "path": "/"}',
+        '{"time": -1, "client": "h", "method": "GET", "path": "/"}',
+        '{"time": "1969-12-31T23:59:59Z", "client": "h", "method": "GET", "path": "/"}',
         '{"time": 1, "client": 5, "method": "GET", "path": "/"}',
         '{"time": 1, "client": "h", "method": "GET", "path": "/", "headers": [1]}',
     ],
@@ -88,6 +96,7 @@ def test_the_format_is_found() -> None:
     text, json = b'h - - %b "GET / HTTP/1.1" 200 1' % TIME, b'{"time": 1, "client": "h", "method": "GET", "path": "/"}'
     assert format_of([b"# comment", text], "log") == "combined"
     assert format_of([b"", json], "log") == "json"
+    assert format_of([b"# comment"] * 1000 + [json], "log") == "json"
     assert format_of([b"", b" "], "log") == "combined"
     with pytest.raises(ConfigError, match=r"log: no line is of a request, expected the common or combined format"):
         format_of([b"nonsense"], "log")
