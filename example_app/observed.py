@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 
-from prometheus_client import REGISTRY, CollectorRegistry, make_asgi_app, multiprocess
+from prometheus_client import REGISTRY, CollectorRegistry, multiprocess
 from starlette.applications import Starlette
 
 from example_app.main import create_app as create_example
+from limitgate.prometheus import make_asgi_app
 
 
 def registry() -> CollectorRegistry:
