@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,8 @@ _FIRST = INSTRUMENTS[0].prometheus_name.removesuffix("_total")
 _RECENT = 0.1
 """Seconds for which a collection goes on, or less: for its later metrics nothing new is handed over."""
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
+_number = lru_cache(4096)(floatToGoString)
+"""A value in the text format. Most are small counts, many of them equal."""
 _OF_LIVE = re.compile(r"gauge_live[a-z]+_(\d+)\.db")
 
 
@@ -202,7 +204,7 @@ class _UpToDate(MetricWrapperBase):
         """`present_samples` in the text format."""
         changes = self.changes
         if self._kept_text[0] != changes:
-            lines = [f"{beginning} {floatToGoString(value)}\n" for beginning, value in zip(self._beginnings, self.values())]  # type: ignore[no-untyped-call]
+            lines = [f"{beginning} {_number(value)}\n" for beginning, value in zip(self._beginnings, self.values())]
             self._kept_text = changes, "".join(lines)
         return self._kept_text[1]
 

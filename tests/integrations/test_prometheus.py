@@ -213,25 +213,26 @@ def test_the_rest_is_served_as_by_prometheus_client() -> None:
     served = prometheus.make_wsgi_app(registry)
     some = registry.restricted_registry(["limitgate_requests_total"])
     assert wsgi_reply(served, "/?name[]=limitgate_requests_total").body == generate_latest(some)  # type: ignore[arg-type]
-    assert wsgi_reply(served, "/", "OPTIONS").headers["allow"] == "OPTIONS,GET"
-    sent: list[str] = []
+    begun: list[Any] = []
+    assert list(served({"REQUEST_METHOD": "OPTIONS"}, lambda *head: begun.extend(head))) == [b""]
+    assert begun == ["200 OK", [("Allow", "OPTIONS,GET")]]
     with pytest.raises(AssertionError):  # theirs, which serves no WebSockets
-        asyncio.run(prometheus.make_asgi_app(registry)({"type": "websocket"}, None, sent.append))
-    assert sent == []
+        asyncio.run(prometheus.make_asgi_app(registry)({"type": "websocket"}, None, None))
 
 
-@pytest.mark.alone
 def test_a_thousand_rules_are_scraped_in_no_time() -> None:
-    """Less than 50 ms of CPU, the figures of all rules being new; those that are not take a fifth. The text is made anew."""
+    """Less than half of prometheus-client's CPU, the figures of all rules being new, and a fifth where none is."""
     registry = CollectorRegistry()
-    rules = [Rule(f"rule{number}", "9/minute", path=f"/{number}") for number in range(1000)]
-    app = gate(registry, *rules)
-    took = []
-    for _ in range(5):
+    app = gate(registry, *[Rule(f"rule{number}", "9/minute", path=f"/{number}") for number in range(1000)])
+    theirs, ours, again = [], [], []
+    for _ in range(3):
         for number in range(1000):
             wsgi_reply(app, f"/{number}")
-        began = time.process_time()
-        text = prometheus.generate_latest(registry)
-        took.append(time.process_time() - began)
-    assert text.count(b"\n") > 15_000
-    assert min(took) < 0.05, took
+        handover.hand_over()
+        for took, made in ((ours, prometheus.generate_latest), (again, prometheus.generate_latest), (theirs, generate_latest)):
+            began = time.process_time()
+            text = made(registry)
+            took.append(time.process_time() - began)
+            assert text.count(b"\n") > 15_000
+    assert min(ours) < min(theirs) / 2, (ours, theirs)
+    assert min(again) < min(theirs) / 5, (again, theirs)
