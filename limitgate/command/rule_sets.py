@@ -8,10 +8,8 @@ from typing import Any
 
 import click
 
-from limitgate.command.applications import application
 from limitgate.rules.files import load_rules, rules_of
 from limitgate.rules.rule import Rule, RuleSet, placed_rules
-from limitgate.rules.settings import GateSettings
 
 RULES = "The service's rules: a file, a folder, or MODULE:NAME of an application or a list in Python"
 """Help of options that name a rule set."""
@@ -24,6 +22,8 @@ def rules_named(name: str) -> RuleSet:
     """
     if not is_in_python(name):
         return load_rules(name)
+    from limitgate.command.applications import application  # noqa: PLC0415 - imports what knows routes
+
     found = application(name)
     if isinstance(found, RuleSet | Rule | list | tuple):
         return rules_of(found)
@@ -45,6 +45,8 @@ def rules_around(app: Any) -> RuleSet | None:
 
 def gates_around(app: Any) -> Iterator[RuleSet]:
     """The rules of all gates around an application, from the outside: in front of it, and among its middleware."""
+    from limitgate.rules.settings import GateSettings  # noqa: PLC0415 - takes long to import, and files need none
+
     for each in inwards(app):
         gate = getattr(each, "gate", None)
         if gate is not None:
@@ -61,6 +63,8 @@ def gates_around(app: Any) -> Iterator[RuleSet]:
 
 def limits_in_code(name: str) -> list[Rule]:
     """The limits of decorators, dependencies and throttles of an application, ``MODULE:APP``, which is imported for it."""
+    from limitgate.command.applications import application  # noqa: PLC0415 - as above
+
     if any(map(is_of_django, inwards(application(name)))):
         from limitgate.routes.django import routes_of  # noqa: PLC0415 - needs the settings
 

@@ -47,7 +47,7 @@ from limitgate.places import WaitingTask, WaitingThread
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING
 from limitgate.rules.options import OnError
-from limitgate.stores import AsyncRedisStore, RedisStore
+from limitgate.stores import is_async_redis, is_redis
 
 log = logging.getLogger("limitgate")
 
@@ -124,7 +124,7 @@ class Gate:
         """Have requests that begin from now on go by other rules. What was taken in advance is given back at once."""
         rules.planner.keep_adaptive_limits()  # first, so that nobody waits under a rule that is a shadow from now on
         self.rules = rules
-        if isinstance(self.store, RedisStore | AsyncRedisStore):
+        if is_redis(self.store) or is_async_redis(self.store):
             self.store.give_back_leases()
         for tell in self.at_other_rules:
             tell()
@@ -482,7 +482,7 @@ class Gate:
 
     async def aconnect(self) -> None:
         """Have the store connect in the background, if it is one that does."""
-        if isinstance(self.store, AsyncRedisStore):
+        if is_async_redis(self.store):
             await self.store.connect()
 
     async def aend(self) -> None:

@@ -27,7 +27,7 @@ from limitgate.gate.flow import Flow, arun, run
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.own_errors import own_error, survived
 from limitgate.stores.redis.aio.loop_end import begin
-from limitgate.stores.redis.replies import calls_of
+from limitgate.stores.redis.calls import calls_of
 
 log = logging.getLogger("limitgate")
 

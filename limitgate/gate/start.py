@@ -18,7 +18,7 @@ from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge, Plan
 from limitgate.rules.rule import RuleSet
 from limitgate.rules.settings import Settings
-from limitgate.stores import AsyncStore, RedisStore, SyncStore
+from limitgate.stores import AsyncStore, SyncStore, is_redis
 from limitgate.stores.redis.dial.url import shown
 
 log = logging.getLogger("limitgate")
@@ -65,7 +65,7 @@ def require(store: Any, key_prefix: str) -> None:
             store.spend(_question(key_prefix), ANSWER_TIMEOUT)
         except StoreError as error:
             raise _no_answer(error) from error
-        if isinstance(store, RedisStore):
+        if is_redis(store):
             store.close()  # a server may fork now, and connections are no inheritance
     else:
         with ThreadPoolExecutor(1) as elsewhere:  # an event loop may run here
@@ -101,7 +101,7 @@ def ask_in_background(store: object) -> None:
 
     Not in a process that is about to fork, but in its children.
     """
-    if isinstance(store, RedisStore):
+    if is_redis(store):
         store.connect_soon(in_children=is_going_to_fork())
 
 

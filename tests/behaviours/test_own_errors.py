@@ -16,7 +16,7 @@ import pytest
 from limitgate import AsyncLimiter, AsyncRedisStore, Limit, Limiter, MemoryStore, RedisStore, StoreError, own_errors
 from limitgate.gate import slot_keeper
 from limitgate.limits.plan import Plan
-from limitgate.stores.redis import breaker, replies
+from limitgate.stores.redis import breaker, calls, replies
 from limitgate.stores.redis.aio import batcher, cluster, listening
 from limitgate.stores.redis.dial.resolver import Resolver
 from limitgate.stores.redis.dial.spare import Spare
@@ -70,7 +70,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "what a reply means": (replies.RedisReplies, "understood"),
     "what is sent": (replies.RedisReplies, "outgoing"),
     "what is known to be refused": (replies.RedisReplies, "refused"),
-    "room in a call": (replies.Room, "takes"),
+    "room in a call": (calls.Room, "takes"),
     "an answer for the breaker": (breaker.Breaker, "succeeded"),
 }
 ON_ASYNCIO = PLACES | {

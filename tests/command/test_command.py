@@ -130,6 +130,17 @@ def test_it_starts_without_what_a_verb_may_need() -> None:
     assert result.stdout == "\n"
 
 
+@pytest.mark.parametrize("words", ["check config/", "explain GET /api/hello --rules config/", "replay LOG --rules config/"])
+def test_verbs_that_ask_no_store_need_no_client_of_redis(words: str, tmp_path: Path) -> None:
+    """Nor the SDK of OpenTelemetry, which it imports where that is installed: half of the time in which they start."""
+    (tmp_path / "LOG").write_text("")
+    words = words.replace("LOG", str(tmp_path / "LOG"))
+    code = f"import sys; from limitgate.command.verbs import limitgate; limitgate({words.split()}, standalone_mode=False)"
+    code += "; print({'redis', 'opentelemetry'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.endswith("\nset()\n")
+
+
 def test_a_misspelt_verb_is_told_with_the_one_that_is() -> None:
     result = CliRunner().invoke(verbs.limitgate, ["chek", "config/"])
     assert (result.exit_code, "No such command 'chek', did you mean 'check'?" in result.stderr) == (2, True)

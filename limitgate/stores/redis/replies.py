@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -13,7 +13,7 @@ from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import StoreError, StoreFault
 from limitgate.forking import begin_anew_in_children
 from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.template import DECLINED, AnyPlan, AnyReading, PlainShape, PlainSpend, whole
+from limitgate.limits.template import DECLINED, AnyPlan, AnyReading, PlainShape, whole
 from limitgate.observing.instruments import Result
 from limitgate.observing.store_calls import CallsRow, StoreCounts
 from limitgate.stores.redis import plain, wire
@@ -24,58 +24,10 @@ from limitgate.stores.redis.known_bans import KnownBans
 from limitgate.stores.redis.leases import Leases
 from limitgate.stores.redis.server_clock import ServerClock
 
-MAX_BATCH = 64
-"""Plans that share a call: with a bucket each, the script, and so everybody else's call, takes well under a millisecond."""
-MAX_LOAD = 2_000
-"""Microseconds that the plans of a call may cost Redis at most, by their `Bucket.load`; a plan that costs more goes alone."""
-
 Outcome = AnyReading | StoreError
 """Outcome of a plan that Redis has answered."""
 
 log = logging.getLogger("limitgate.store")
-
-
-class Room:
-    """Room in a call: for one plan, and for others up to `MAX_BATCH` that cost Redis `MAX_LOAD` together."""
-
-    __slots__ = ("_keys", "_left", "_plans")
-
-    def __init__(self) -> None:
-        self._plans = MAX_BATCH
-        self._left: float = MAX_LOAD
-        self._keys: set[str] = set()
-        """Buckets that are opened anyway."""
-
-    def takes(self, plan: AnyPlan) -> bool:
-        """True if there is room for a plan, which has it from now on. Once there is none it is not to be asked again."""
-        keys, left = self._keys, self._left
-        if isinstance(plan, PlainSpend):
-            left -= plan.template.load  # hardly ever of the same buckets
-        else:
-            for charge in plan.charges:
-                opening, each, correction = charge.bucket.load
-                left -= each if charge.adjustment is None else each + correction
-                if charge.key not in keys:
-                    keys.add(charge.key)
-                    left -= opening
-        if self._plans < MAX_BATCH and (left < 0 or not self._plans):
-            return False
-        self._left = left
-        self._plans -= 1
-        return True
-
-
-def calls_of(plans: Iterable[Plan]) -> Iterator[list[Plan]]:
-    """Plans, in their order, as those that share a call each."""
-    room, together = Room(), list[Plan]()
-    for plan in plans:
-        if not room.takes(plan):
-            yield together
-            room, together = Room(), []
-            room.takes(plan)
-        together.append(plan)
-    if together:
-        yield together
 
 
 class RedisReplies:

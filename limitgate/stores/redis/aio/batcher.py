@@ -26,10 +26,11 @@ from limitgate.stores.redis.aio.connection import AsyncConnection
 from limitgate.stores.redis.aio.listening import AWAY, ListeningClock, Silence
 from limitgate.stores.redis.aio.loop_end import begin
 from limitgate.stores.redis.breaker import Breaker
+from limitgate.stores.redis.calls import MAX_BATCH, Room
 from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT
 from limitgate.stores.redis.dial.url import Address
 from limitgate.stores.redis.errors import Redirection, no_room, store_error, unsendable
-from limitgate.stores.redis.replies import MAX_BATCH, Outcome, RedisReplies, Room
+from limitgate.stores.redis.replies import Outcome, RedisReplies
 from limitgate.stores.redis.server import Server, blames_server
 from limitgate.stores.redis.session import CallEvent, Resend
 

@@ -30,10 +30,11 @@ from limitgate.stores.redis.aio.batch import Batch, Request
 from limitgate.stores.redis.aio.batcher import MAX_QUEUED, Batcher
 from limitgate.stores.redis.aio.listening import ListeningClock, Silence
 from limitgate.stores.redis.aio.loop_end import begin
+from limitgate.stores.redis.calls import MAX_BATCH
 from limitgate.stores.redis.dial.dialer import Dialer
 from limitgate.stores.redis.dial.url import Address
 from limitgate.stores.redis.errors import Redirection, store_error
-from limitgate.stores.redis.replies import MAX_BATCH, Outcome, RedisReplies
+from limitgate.stores.redis.replies import Outcome, RedisReplies
 from limitgate.stores.redis.router import PAUSE, Router, Send, Split
 from limitgate.stores.redis.slot_map import (
     GIVE_BACK_TIMEOUT,

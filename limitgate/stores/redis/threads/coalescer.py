@@ -19,7 +19,7 @@ from threading import Lock
 
 from limitgate.errors import StoreError
 from limitgate.limits.template import AnyPlan, AnyReading
-from limitgate.stores.redis.replies import Room
+from limitgate.stores.redis.calls import Room
 from limitgate.stores.redis.threads.patience import SHORTEST, Patience
 
 Exchange = Callable[[Sequence[AnyPlan], Patience], Sequence[AnyReading | StoreError]]

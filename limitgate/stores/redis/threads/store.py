@@ -18,10 +18,11 @@ from limitgate.limits.template import DECLINED, AnyPlan, AnyReading, PlanTemplat
 from limitgate.own_errors import survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis import background
+from limitgate.stores.redis.calls import MAX_BATCH, calls_of
 from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dialer
 from limitgate.stores.redis.dial.url import scheme_of
 from limitgate.stores.redis.leases import LONGEST
-from limitgate.stores.redis.replies import MAX_BATCH, Outcome, RedisReplies, calls_of
+from limitgate.stores.redis.replies import Outcome, RedisReplies
 from limitgate.stores.redis.threads.cluster import SyncCluster
 from limitgate.stores.redis.threads.coalescer import CallCoalescer
 from limitgate.stores.redis.threads.node import Node
