@@ -150,6 +150,18 @@ class Diagnosis(Enum):
         ),
     )
     TIER_MISSPELT = "LG038", "a Caller is of tier %r, which has no rules, and has those of everybody; did you mean %r?"
+    DROPPED = "LG039", "a %s was made and dropped, so nothing is limited; expected %s"
+    CHARGED_TWICE = (
+        "LG040",
+        (
+            "two gates, one inside of the other, charge each request twice in the same buckets of %s; keep one of them, or "
+            "give their rules different names"
+        ),
+    )
+    OTHER_LIMITERS_SETTINGS = (
+        "LG041",
+        "%s has settings of another limiter, which are ignored: %s; their counterparts are in docs/migrating.md",
+    )
 
     def __init__(self, code: str, text: str, level: int = logging.WARNING) -> None:
         self.code = code

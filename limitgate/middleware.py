@@ -12,6 +12,7 @@ from types import GeneratorType
 from typing import Any, Unpack
 
 from limitgate.errors import ConfigError, StoreError
+from limitgate.exchange.around import Around
 from limitgate.exchange.asgi import ASGIExchange, Receive, Send, inner_scope, show_outside
 from limitgate.exchange.base import EXCHANGE, OUTCOME, Exchange, admission_around
 from limitgate.exchange.handlers import denials
@@ -45,13 +46,15 @@ ASGIOptions = GateOptions[AsyncStore, Identify, ASGIApp]
 WSGIOptions = GateOptions[SyncStore, Callable[[Request], Caller | None], WSGIApp]
 
 
-class LimitGate:
+class LimitGate(Around):
     """ASGI 3 middleware: ``app.add_middleware(LimitGate, rules="config/", store="redis://localhost:6379/0")``.
 
     Options are those of `Settings`; unset ones come from ``LIMITGATE_*``. Raises `ConfigError` for a mistake in them or in the
     rules. Needs no lifespan events; where they are sent, its connections are closed with the application. With
     ``require_store`` the start fails by `StoreError` where the store does not answer.
     """
+
+    PUT_AROUND = "app.add_middleware(LimitGate, rules=...), or app = LimitGate(app, rules=...)"
 
     def __init__(self, app: ASGIApp, **options: Unpack[ASGIOptions]) -> None:
         self.app = app
@@ -213,13 +216,15 @@ def _tell_server(error: Exception) -> None:
     log.critical("LimitGate cannot be set up, so every request fails: %s", error)
 
 
-class LimitGateWSGI:
+class LimitGateWSGI(Around):
     """WSGI middleware (PEP 3333): ``app.wsgi_app = LimitGateWSGI(app.wsgi_app, rules="config/")``.
 
     Options are those of `Settings`; unset ones come from ``LIMITGATE_*``. Raises `ConfigError` for a mistake in them or in the
     rules, with ``require_store`` a `StoreError` where the store does not answer. A request that a rule's ``max_delay`` makes
     wait for its turn sleeps in its thread. WSGI does not tell when a client leaves meanwhile, so its turn is not given back.
     """
+
+    PUT_AROUND = "app.wsgi_app = LimitGateWSGI(app.wsgi_app, rules=...)"
 
     def __init__(self, app: WSGIApp, **options: Unpack[WSGIOptions]) -> None:
         self.app = app

@@ -107,6 +107,9 @@ CURES = {
     "LG035": "takes effect with a restart",
     "LG037": "add it after LimitGate",
     "LG038": "did you mean",
+    "LG039": "expected %s",  # the code that keeps it
+    "LG040": "keep one of them, or give their rules different names",
+    "LG041": "their counterparts are in docs/migrating.md",
 }
 """What each line says to do: who installs with pip has no folder of docs."""
 
@@ -394,6 +397,21 @@ def of_tier(stage: Stage, tier: str) -> None:
     stage.asked(BY_CALLER, Rule("a", "9/m", tier="vip"), identify=lambda _: Caller("ann", tier))
 
 
+def within(stage: Stage, inner: Any, outer: Any, name: str = "all", **options: Any) -> None:
+    """A gate inside of another one, with the stores of both and the name of the outer one's rule."""
+    it = stage.site(Rule("all", "99/minute"), store=inner)
+    outermost = stage.site(Rule(name, "99/minute"), store=outer, **options)
+    outermost.app.app = it.app
+    for _ in range(3):
+        assert outermost.ask("/api").status == 200
+
+
+def on_redis(stage: Stage, **options: Any) -> None:
+    """A gate inside of another one on one server, where they have to name it differently."""
+    server = stage.redis()
+    within(stage, server.url, server.url, **options)
+
+
 SITUATIONS: dict[str, list[Play]] = {
     "LG001": [
         lambda stage: workers(stage, ("uvicorn", "app:app", "--workers", "4")),
@@ -523,6 +541,7 @@ SITUATIONS: dict[str, list[Play]] = {
         lambda stage: rewritten(stage, "variables", "LIMITGATE_IPV6_PREFIX=often"),
     ],
     "LG038": [lambda stage: of_tier(stage, "VIP"), lambda stage: of_tier(stage, "vips")],
+    "LG040": [lambda stage: within(stage, *[MemoryStore()] * 2), on_redis],
 }
 
 INNOCENT: dict[str, list[Play]] = {
@@ -693,6 +712,12 @@ INNOCENT: dict[str, list[Play]] = {
         lambda stage: of_tier(stage, "free"),
         lambda stage: of_tier(stage, "default"),
     ],
+    "LG040": [
+        lambda stage: within(stage, "memory://", "memory://"),
+        lambda stage: within(stage, MemoryStore(), MemoryStore()),
+        lambda stage: within(stage, *[MemoryStore()] * 2, name="other"),
+        lambda stage: on_redis(stage, key_prefix="other"),
+    ],
     "LG015": [lambda stage: stage.asked(store=Failing("timeout")), lambda stage: stage.asked(store=Failing("oom"))],
 }
 
@@ -769,7 +794,7 @@ def test_every_code_has_its_situation() -> None:
     """No diagnosis is left without a test."""
     assert SITUATIONS.keys() == INNOCENT.keys()
     assert (
-        SITUATIONS.keys() | {"LG012", "LG020", "LG029", "LG030", "LG036", "LG037"} == CODES
+        SITUATIONS.keys() | {"LG012", "LG020", "LG029", "LG030", "LG036", "LG037", "LG039", "LG041"} == CODES
     )  # those are in tests of their own
 
 

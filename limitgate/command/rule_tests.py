@@ -70,10 +70,10 @@ class _Bench:
         decision = admission.decision
         return {
             "allowed": admission.refusal is None,
-            "rule": decision and decision.rule,
-            "remaining": decision and decision.remaining,
+            "rule": None if decision is None else decision.rule,
+            "remaining": None if decision is None else decision.remaining,
             "tier": self._gate.rules.planner.subject(request, None).tier,
-            "retry_after": decision.retry_after if decision else 0.0,
+            "retry_after": 0.0 if decision is None else decision.retry_after,
         }
 
     def _go_on_to(self, now: int) -> None:

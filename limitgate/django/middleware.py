@@ -165,6 +165,7 @@ async def _adecide(gate: Gate, request: DjangoRequest) -> Exchange:
             await request.find_user()
             admission = await gate.acheck(request, outer)
         exchange = Exchange(gate, admission)
+        exchange.awaits = True
         exchange.show_outcome()
         await exchange.await_booking()
     except BaseException:

@@ -9,7 +9,7 @@ from django.conf import settings
 
 from limitgate.errors import ConfigError
 from limitgate.gate.build import GateOptions
-from limitgate.rules.settings import Settings
+from limitgate.rules.settings import PREFIX, Settings
 from limitgate.suggestions import expected_of
 
 DjangoOptions = GateOptions[Any, Any, Any]
@@ -18,10 +18,12 @@ DjangoOptions = GateOptions[Any, Any, Any]
 def options() -> DjangoOptions:
     """The options in ``settings.LIMITGATE``, named as in `Settings`; none where there is no ``LIMITGATE``.
 
-    Raises `ConfigError` where it is no dict, or names an option twice or one that does not exist.
+    Raises `ConfigError` where it is no dict, or names an option twice or one that does not exist, and for settings such as
+    ``LIMITGATE_RULES`` without it.
     """
     mapping = getattr(settings, "LIMITGATE", None)
     if mapping is None:
+        _check_has_no_other()
         return {}
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"LIMITGATE is a {type(mapping).__name__}, expected a dict of options")
@@ -35,3 +37,11 @@ def options() -> DjangoOptions:
             raise ConfigError(f"LIMITGATE: option {option!r} is there twice, expected it in upper or in lower case")
         chosen[option] = value
     return cast("DjangoOptions", chosen)
+
+
+def _check_has_no_other() -> None:
+    """Raise `ConfigError` for an option that is a setting by itself, as variables are."""
+    for option in Settings.model_fields:
+        name = f"{PREFIX}{option.upper()}"
+        if getattr(settings, name, None) is not None:
+            raise ConfigError(f"settings have {name}, which nobody reads, expected LIMITGATE = {{{option.upper()!r}: ...}}")

@@ -64,6 +64,7 @@ class ASGIExchange(Exchange):
     every message over a WebSocket charged where a rule says so.
     """
 
+    awaits = True
     _is_answered = False
     """True if something else has begun to answer in the place of a refusal."""
     _has_hung_up = False

@@ -31,6 +31,9 @@ def admission_around(place: Mapping[str, Any]) -> Admission | None:
 class Exchange:
     """A request on its way through a gate: asks the gate whatever has to be asked until the response is over."""
 
+    awaits = False
+    """True on an event loop, where the store has to be awaited."""
+
     def __init__(self, gate: Gate, admission: Admission) -> None:
         self.gate = gate
         self.admission = admission

@@ -29,8 +29,8 @@ def usage(request: object, *rule_names: str, path: str | None = None) -> tuple[W
     exchange = _exchange_of(request, "usage")
     if exchange is None:
         return ()
-    if not isinstance(exchange.gate.store, SyncStore):
-        raise ConfigError("usage was called under an async store, expected await ausage(request)")
+    if exchange.awaits or not isinstance(exchange.gate.store, SyncStore):
+        raise ConfigError("usage was called under ASGI, expected await ausage(request)")
     return exchange.gate.usage(exchange.admission, rule_names, path)
 
 
@@ -42,8 +42,8 @@ async def ausage(request: object, *rule_names: str, path: str | None = None) -> 
     exchange = _exchange_of(request, "ausage")
     if exchange is None:
         return ()
-    if not isinstance(exchange.gate.store, AsyncStore):
-        raise ConfigError("ausage was called under a sync store, expected usage(request)")
+    if not (exchange.awaits and isinstance(exchange.gate.store, AsyncStore)):
+        raise ConfigError("ausage was called under WSGI, expected usage(request)")
     return await exchange.gate.ausage(exchange.admission, rule_names, path)
 
 

@@ -44,6 +44,7 @@ from limitgate.rules.settings import (
 )
 from limitgate.rules.watch import WatchedFiles, WatchedRules
 from limitgate.stores import MemoryStore, Opener, opened
+from limitgate.stores.redis.dial.url import shown
 
 Store = TypeVar("Store")
 Identify = TypeVar("Identify")
@@ -156,7 +157,7 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
     rules = rules_of(settings.rules)
     store = opened(settings.store, open_store, settings.key_prefix)
     at_local = _at_local(settings, rules, store)
-    ready = _compiler(settings, routes, proxies, counts, at_local, is_measured=measures_silence(store))
+    ready = _compiler(settings, routes, proxies, counts, at_local, store=store)
     gate = Gate(
         ready(rules),
         store,
@@ -194,12 +195,13 @@ def _compiler(
     counts: Counts | None,
     at_local: Callable[[], None] | None,
     *,
-    is_measured: bool,
+    store: object,
 ) -> Callable[[RuleSet], RulesInForce]:
     """Make the function that reviews a rule set and makes it ready for a gate with these settings."""
     cardinality = CardinalityGuard(settings.new_buckets, time.monotonic) if settings.new_buckets else None
     identifies = settings.identify is not None
     users, adaptive_limits = Users(), AdaptiveLimits(shadow=settings.shadow)
+    kept_in = store if isinstance(store, MemoryStore) or not isinstance(settings.store, str) else shown(settings.store)
 
     def compiled(rules: RuleSet) -> RulesInForce:
         _review(rules, proxies, identifies=identifies)
@@ -225,7 +227,14 @@ def _compiler(
             at_local=at_local,
             adaptive_limits=adaptive_limits,
         )
-        return RulesInForce(planner, settings.headers, timeout=settings.timeout, is_measured=is_measured, counts=counts)
+        return RulesInForce(
+            planner,
+            settings.headers,
+            timeout=settings.timeout,
+            is_measured=measures_silence(store),
+            counts=counts,
+            kept_in=kept_in,
+        )
 
     return compiled
 

@@ -120,6 +120,11 @@ class Gate:
         cardinality = self.rules.planner.cardinality
         return cardinality.overflowed if cardinality else 0
 
+    @property
+    def has_answered(self) -> bool:
+        """True if a store has decided about a request."""
+        return self._at_first_answer is None
+
     def enforce(self, rules: RulesInForce) -> None:
         """Have requests that begin from now on go by other rules. What was taken in advance is given back at once."""
         rules.planner.keep_adaptive_limits()  # first, so that nobody waits under a rule that is a shadow from now on

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 
+from limitgate.diagnostics import Diagnosis, Once
 from limitgate.gate.planner import Planner
 from limitgate.http.response import Fields, rate_fields
 from limitgate.limits.decision import Decision
 from limitgate.observing.counts import Counts
 from limitgate.observing.handover import handover
+
+_LOOKS = 1000
 
 
 class Loads:
@@ -36,7 +39,8 @@ class RulesInForce:
     """What all requests under one rule set of one gate have in common. Another rule set has another object, whole at once.
 
     ``timeout`` is the seconds that a request may wait for the store, and ``is_measured`` is true if the store says for how long
-    it was silent. ``counts`` are the figures of its gate, None without observers.
+    it was silent. ``counts`` are the figures of its gate, None without observers. ``kept_in`` is its store, or the URL of
+    one that other gates may have, too.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class RulesInForce:
         timeout: float,
         is_measured: bool,
         counts: Counts | None = None,
+        kept_in: object = None,
     ) -> None:
         self.planner = planner
         self.rule_set = planner.rule_set
@@ -58,6 +63,10 @@ class RulesInForce:
         self.timeout = timeout
         self.is_measured = is_measured
         self.counts = counts
+        self.kept_in = kept_in
+        self.looks_at_nesting = _LOOKS
+        """Requests inside of another gate in which it is still looked whether both charge the same buckets."""
+        self.charged_twice = Once(Diagnosis.CHARGED_TWICE)
 
     def fields(self, decision: Decision, now: int) -> Fields:
         """Rate fields of a decision at ``now`` by the store's clock, Unix µs."""

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, supp
 from functools import partial, wraps
 from inspect import iscoroutinefunction
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar, Unpack
 
 from limitgate import waiting
 from limitgate.diagnostics import Diagnosis, Once
@@ -30,7 +30,7 @@ from limitgate.limiter.operations import (
 from limitgate.limiter.pace import AsyncPace, Pace, Spacing
 from limitgate.limiter.reservation import AsyncReservation, Reservation
 from limitgate.limiter.rule_bucket import AsyncRuleBucket, BucketParts, RuleBucket
-from limitgate.limiter.slot import aslot, at_once, slot
+from limitgate.limiter.slot import Entry, aslot, at_once, slot
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.decision import Decision, RateLimited
 from limitgate.limits.limit import Limit
@@ -45,6 +45,15 @@ _LOOKS = 1000
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def _told(mistake: str) -> Callable[..., NoReturn]:
+    """Make a method that raises `TypeError`, for the context manager of the other kind."""
+
+    def enter(*_: object) -> NoReturn:
+        raise TypeError(mistake)
+
+    return enter
 
 
 class AsyncLimiter(Operations):
@@ -173,7 +182,8 @@ class AsyncLimiter(Operations):
         released at the end, whatever happens; those of a crashed process are free again after 30 seconds. Raises
         `RateLimited` if there is no room; its ``retry_after`` is only a hint.
         """
-        return aslot(self._slot_keeper, self._plan("peek", key, (at_once(limit),), cost), self._figures)
+        plan = self._plan("peek", key, (at_once(limit),), cost)
+        return aslot(self._slot_keeper, plan, self._figures, Entry("async with"))
 
     async def penalize(self, key: str, seconds: float) -> Decision:
         """Refuse ``key`` for so many seconds, added to its ban if it has one, whatever its limits say."""
@@ -301,6 +311,9 @@ class AsyncLimiter(Operations):
     ) -> None:
         await self.aclose()
 
+    if not TYPE_CHECKING:  # who reject it by themselves
+        __enter__ = __exit__ = _told("an AsyncLimiter was entered by with, expected async with, or a Limiter")
+
 
 class Limiter(Operations):
     """A limiter for sync code, safe under threads: ``with Limiter("redis://localhost:6379/0") as limiter``.
@@ -413,7 +426,8 @@ class Limiter(Operations):
         released at the end, whatever happens; those of a crashed process are free again after 30 seconds. Raises
         `RateLimited` if there is no room; its ``retry_after`` is only a hint.
         """
-        return slot(self._slot_keeper, self._plan("peek", key, (at_once(limit),), cost), self._figures)
+        plan = self._plan("peek", key, (at_once(limit),), cost)
+        return slot(self._slot_keeper, plan, self._figures, Entry("with"))
 
     def penalize(self, key: str, seconds: float) -> Decision:
         """Refuse ``key`` for so many seconds, added to its ban if it has one, whatever its limits say."""
@@ -545,3 +559,6 @@ class Limiter(Operations):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    if not TYPE_CHECKING:  # who reject it by themselves
+        __aenter__ = __aexit__ = _told("a Limiter was entered by async with, expected with, or an AsyncLimiter")

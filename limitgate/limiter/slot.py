@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -24,9 +26,25 @@ def at_once(limit: Limit | str | int) -> Limit:
     return found
 
 
+class Entry:
+    """Parameter of a slot, which goes with it: tells by a `RuntimeWarning` if nobody has entered it."""
+
+    __slots__ = ("_way", "is_entered")
+
+    def __init__(self, way: str) -> None:
+        self.is_entered = False
+        self._way = way
+
+    def __del__(self) -> None:
+        if not self.is_entered and not sys.is_finalizing():
+            message = f"a slot was never entered, so nothing was held; expected {self._way} limiter.slot(...):"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
 @asynccontextmanager
-async def aslot(slot_keeper: SlotKeeper, plan: Plan, figures: LimiterCounts | None = None) -> AsyncIterator[Decision]:
+async def aslot(slot_keeper: SlotKeeper, plan: Plan, figures: LimiterCounts | None, entry: Entry) -> AsyncIterator[Decision]:
     """Hold the slots of a plan in an `AsyncStore`."""
+    entry.is_entered = True
     taken = await arun(slot_keeper.store, _taking(slot_keeper, plan, figures))
     holder = _Holder()
     slot_keeper.hold(taken.plan.charges, holder)
@@ -37,8 +55,9 @@ async def aslot(slot_keeper: SlotKeeper, plan: Plan, figures: LimiterCounts | No
 
 
 @contextmanager
-def slot(slot_keeper: SlotKeeper, plan: Plan, figures: LimiterCounts | None = None) -> Iterator[Decision]:
+def slot(slot_keeper: SlotKeeper, plan: Plan, figures: LimiterCounts | None, entry: Entry) -> Iterator[Decision]:
     """Hold the slots of a plan in a `SyncStore`."""
+    entry.is_entered = True
     taken = run(slot_keeper.store, _taking(slot_keeper, plan, figures))
     holder: _Holder | None = _Holder()
     slot_keeper.hold(taken.plan.charges, holder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import itemgetter
@@ -120,6 +121,12 @@ class Decision:
     """Keeps what `Decision.settle` is told; None where there is nothing to settle: in a Limiter."""
     in_force: tuple[InForce, ...] = field(default=(), compare=False)
     """Adaptive limits that the request has a place under, or that had none."""
+
+    def __bool__(self) -> bool:
+        """Every decision is true; a Limiter's refusal warns of it, as ``if limiter.hit(...)`` lets it pass."""
+        if not self.allowed and self.rule is None:
+            warnings.warn("a refusal is true, as every Decision is; expected decision.allowed", RuntimeWarning, stacklevel=2)
+        return True
 
     @property
     def standings(self) -> list[Standing]:

@@ -41,6 +41,9 @@ decided_marks: ContextVar[Container[Mark] | None] = ContextVar("limitgate_decide
 
 _PARENTHESES = "@limit takes its limits in parentheses: @limit('5/minute')"
 
+_NO_ENDPOINT: Any = object()
+"""Stands where ``@exempt()`` is given no endpoint."""
+
 _places: Counter[str] = Counter()
 _LONGEST = 40
 """Characters of a place's own name in that of its limit."""
@@ -93,12 +96,14 @@ class _Endpoint:
 show_options(limit, LimitOptions, DEFAULTS)
 
 
-def exempt(endpoint: F) -> F:
-    """Switch off every rule for an endpoint: no decision, no headers, no charge.
+def exempt(endpoint: F = _NO_ENDPOINT) -> F:
+    """Switch off every rule for an endpoint: no decision, no headers, no charge. Takes no parentheses: ``@exempt``.
 
     It holds for what is routed as ``exempt(endpoint)``, not for other routes of the same endpoint, nor for subclasses of an
     exempt class. In a stack of decorators the order does not matter.
     """
+    if endpoint is _NO_ENDPOINT:
+        raise ConfigError("@exempt takes no parentheses, expected @exempt alone, above the endpoint")
     _check_is_real(endpoint)
     is_stacked = not _is_named(endpoint, inspect.currentframe(), parameters=True)
     marked = endpoint if inspect.isclass(endpoint) and is_stacked else _twin(endpoint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,15 @@ LIMITS = {
 }
 
 IN_PYTHON = {
+    "a decorator with parentheses that has none": (exempt, "expected @exempt alone"),
+    "middleware around nothing": (
+        lambda: fastapi.FastAPI().add_middleware(LimitGate(rules=RULES)),
+        "expected app.add_middleware(LimitGate, rules=...)",
+    ),
+    "WSGI middleware around nothing": (
+        lambda: LimitGateWSGI(rules=RULES),
+        "expected app.wsgi_app = LimitGateWSGI(",
+    ),
     "a rule without a name": (lambda: Rule("5/minute"), "a rule's name stands before its limits"),
     "a rule without limits": (lambda: Rule("api"), "expected limits, qps, qpm, qph, qpd, concurrency or adaptive"),
     "a misspelt field": (lambda: Rule("api", qpn=5), "did you mean 'qpm'?"),
@@ -342,6 +352,11 @@ WITHOUT_HTTP = {
         lambda: asyncio.run(sent_later_by(httpx.AsyncClient(transport=RateLimitTransport("5/m")))),
         "expected AsyncRateLimitTransport in httpx.AsyncClient",
     ),
+    "a limiter for async code under with": (lambda: AsyncLimiter("memory://").__enter__(), "expected async with, or a Limiter"),
+    "a limiter for sync code under async with": (
+        lambda: Limiter("memory://").__aenter__(),
+        "expected with, or an AsyncLimiter",
+    ),
     "a frozen clock told in text": (lambda: FrozenClock().advance("1m"), "seconds is '1m', expected a number"),
     "a context manager for a decorator": (lambda: by(off()), "expected a with block, or the fixtures of pytest"),
     "a name that nobody configured": (
@@ -505,6 +520,41 @@ def test_a_sync_limiter_in_async_code_is_told(caplog: pytest.LogCaptureFixture) 
 
     asyncio.run(handler())
     assert "use an AsyncLimiter there" in caplog.text
+
+
+def test_a_refusal_that_is_taken_for_true_is_told() -> None:
+    """As where ``hit`` says yes or no, by the line that does it."""
+    limiter = Limiter("memory://")
+    assert limiter.hit("ann", "1/minute")
+    with pytest.warns(RuntimeWarning, match=r"expected decision\.allowed") as caught:
+        assert limiter.hit("ann", "1/minute")
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("kind", [Limiter, AsyncLimiter])
+def test_a_slot_that_nobody_enters_is_told(kind: type[Limiter | AsyncLimiter]) -> None:
+    with pytest.warns(RuntimeWarning, match=r"never entered.* with limiter\.slot") as caught:
+        kind("memory://").slot("ann", 1)
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("settled", ["RULES", "STORE"])
+def test_an_option_that_is_a_setting_of_django_by_itself_is_told(monkeypatch: pytest.MonkeyPatch, settled: str) -> None:
+    monkeypatch.setattr("limitgate.django.options.settings", type("Fake", (), {f"LIMITGATE_{settled}": "config/"}))
+    with pytest.raises(ConfigError, match=rf"LIMITGATE_{settled}, which nobody reads, expected LIMITGATE = {{'{settled}'"):
+        django_options()
+
+
+def test_settings_of_flask_limiter_are_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once nobody reads them; as long as both limiters run side by side they are its own."""
+    monkeypatch.delitem(sys.modules, "flask_limiter", raising=False)
+    for _ in range(2):
+        app = flask.Flask("app")
+        app.config.update(RATELIMIT_DEFAULT="5/minute", RATELIMIT_STORAGE_URI="memory://")
+        FlaskLimitGate(app, rules=RULES)
+        monkeypatch.setitem(sys.modules, "flask_limiter", object())
+    (line,) = [message for message in caplog.messages if message.startswith("LG041")]
+    assert "RATELIMIT_DEFAULT, RATELIMIT_STORAGE_URI" in line
 
 
 def test_an_option_of_django_that_there_is_not_is_told_with_the_one_that_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,7 +175,7 @@ def test_without_a_gate_it_is_an_error() -> None:
 
 
 def test_each_door_has_its_own(redis_server: RedisServer) -> None:
-    """What would block an event loop, or need one, says so."""
+    """What would block an event loop, or need one, says so, in memory as well, where it would do."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         with pytest.raises(ConfigError, match=r"expected await ausage\(request\)"):
@@ -188,15 +188,15 @@ def test_each_door_has_its_own(redis_server: RedisServer) -> None:
         start_response("200 OK", [("Content-Type", "text/plain")])
         return [b"ok"]
 
-    async def both() -> None:
-        store = AsyncRedisStore(redis_server.url)
+    async def under_asgi(store: Any) -> None:
         assert (await asgi_reply(LimitGate(app, rules=RULES, store=store, timeout=5))).status == 200
         await store.aclose()
 
-    asyncio.run(both())
-    store = RedisStore(redis_server.url)
-    assert wsgi_reply(LimitGateWSGI(wsgi_app, rules=RULES, store=store, timeout=5)).status == 200
-    store.close()
+    for store in (MemoryStore(), AsyncRedisStore(redis_server.url)):
+        asyncio.run(under_asgi(store))
+    for of_threads in (MemoryStore(), RedisStore(redis_server.url)):
+        assert wsgi_reply(LimitGateWSGI(wsgi_app, rules=RULES, store=of_threads, timeout=5)).status == 200
+        of_threads.close()
 
 
 def test_after_the_request_it_is_an_error() -> None:

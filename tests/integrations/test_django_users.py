@@ -17,7 +17,7 @@ from django.http import HttpResponse
 from django.urls import path
 from django.utils.functional import SimpleLazyObject
 
-from limitgate import Adaptive, Caller, Rule, ausage, exempt, limit, usage
+from limitgate import Adaptive, Caller, ConfigError, Rule, ausage, exempt, limit, usage
 from limitgate.forking import living
 from limitgate.places import Places
 from tests.support.django_app import (
@@ -268,7 +268,7 @@ def response_request(response: Any) -> Any:
     return getattr(response, "wsgi_request", None) or response.asgi_request
 
 
-def test_usage_of_a_user(project: Open, users: list[User]) -> None:
+def test_usage_of_a_user(way: Way, project: Open, users: list[User]) -> None:
     """A view shows what its user has left of a rule that is for other paths; on an event loop nothing blocks."""
     others = Rule("others", "9/day", path="/others/**", key=["user"])
 
@@ -281,4 +281,7 @@ def test_usage_of_a_user(project: Open, users: list[User]) -> None:
     it = project(path("others/x", hello), path("usage", show), path("ausage", ashow), rules=[others])
     it.client.force_login(users[0])
     it.ask("/others/x")
-    assert [it.ask(each).content for each in ("/usage", "/ausage")] == [b"[8]", b"[8]"]
+    right, wrong = ("/ausage", "/usage") if way.awaits else ("/usage", "/ausage")
+    assert it.ask(right).content == b"[8]"
+    with pytest.raises(ConfigError, match=r"expected await ausage" if way.awaits else "expected usage"):
+        it.ask(wrong)

@@ -1,0 +1,38 @@
+"""Mistakes in how middleware is put around an application: none is given, or the middleware is dropped where it is made."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from types import CodeType, FrameType
+from typing import Any, ClassVar, Self
+
+from limitgate.diagnostics import Diagnosis
+from limitgate.gate.gate import Gate
+
+
+class Around:
+    """Base of middleware that is made of an application and kept in its place."""
+
+    gate: Gate | None = None
+    PUT_AROUND: ClassVar[str]
+    """Code that puts it around an application."""
+    _made_at: tuple[CodeType, int]
+    """Code and line that have made it."""
+
+    def __new__(cls, *given: Any, **options: Any) -> Self:
+        """Raise `TypeError` where no application is given: the middleware is mostly wanted itself then, and not one of it."""
+        if not given and "app" not in options and "app" in inspect.signature(cls.__init__).parameters:
+            raise TypeError(f"{cls.__name__} was given no application, expected {cls.PUT_AROUND}")
+        made = super().__new__(cls)
+        maker = sys._getframe(1)  # noqa: SLF001 - as logging does
+        made._made_at = maker.f_code, maker.f_lineno
+        return made
+
+    def __del__(self) -> None:
+        """Log that it was never used, if it is dropped by the line that has made it (LG039)."""
+        if self.gate is None or self.gate.has_answered or sys.is_finalizing():
+            return
+        dropping: FrameType | None = sys._getframe().f_back  # noqa: SLF001
+        if dropping is not None and (dropping.f_code, dropping.f_lineno) == self._made_at:
+            Diagnosis.DROPPED.log(type(self).__name__, self.PUT_AROUND)

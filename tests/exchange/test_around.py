@@ -1,0 +1,60 @@
+"""Middleware that is put around nothing, or dropped where it is made."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from limitgate import LimitGate, LimitGateWSGI, Rule
+from tests.support.doors import asgi_reply, wsgi_reply
+
+RULES = [Rule("api", "5/minute")]
+
+
+async def asgi(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body"})
+
+
+def wsgi(environ: Any, start_response: Any) -> list[bytes]:
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return [b""]
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [message for message in caplog.messages if message.startswith("LG039")]
+
+
+def test_a_gate_that_is_dropped_where_it_is_made_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """As with Flask's extensions, whose result nobody needs."""
+    LimitGate(asgi, rules=RULES)
+    LimitGateWSGI(
+        wsgi,
+        rules=RULES,
+    )
+    assert [message.split()[2] for message in told(caplog)] == ["LimitGate", "LimitGateWSGI"]
+    assert "app.add_middleware(LimitGate" in told(caplog)[0]
+    assert "app.wsgi_app = LimitGateWSGI(app.wsgi_app" in told(caplog)[1]
+
+
+def test_a_gate_that_was_used_or_kept_for_a_while_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    """A gate that has answered may go at once, and one without a request at the end of whatever it was made for."""
+    asyncio.run(asgi_reply(LimitGate(asgi, rules=RULES)))
+    wsgi_reply(LimitGateWSGI(wsgi, rules=RULES))
+    kept = [LimitGate(asgi, rules=RULES), LimitGateWSGI(wsgi, rules=RULES)]
+    del kept
+    LimitGate(asgi, rules=RULES, enabled=False)
+    assert told(caplog) == []
+
+
+def test_subclasses_take_what_they_like() -> None:
+    """Only who is to be given an application misses it."""
+
+    class Mine(LimitGate):
+        def __init__(self) -> None:
+            super().__init__(asgi, rules=RULES)
+
+    mine = Mine()
+    assert asyncio.run(asgi_reply(mine)).status == 200
