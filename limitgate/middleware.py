@@ -40,7 +40,8 @@ from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store
 
 log = logging.getLogger("limitgate")
 
-ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+ASGIApp = Callable[[Any, Any, Any], Awaitable[Any]]
+"""Application that takes scope, receive and send; Quart, Litestar, Sanic and servers have types of their own for these."""
 WSGIApp = Callable[[dict[str, Any], Any], Iterable[bytes]]
 ASGIOptions = GateOptions[AsyncStore, Identify, ASGIApp]
 WSGIOptions = GateOptions[SyncStore, Callable[[Request], Caller | None], WSGIApp]
@@ -83,7 +84,7 @@ class LimitGate(Around):
                 self._gate_to_be.at_other_rules.append(fastapi_openapi.forget_documents)
 
     async def __call__(  # noqa: C901, PLR0912 - each coroutine more costs all
-        self, scope: Scope, receive: Receive, send: Send
+        self, scope: Any, receive: Any, send: Any
     ) -> None:
         """Answer one request, pass everything else through."""
         gate = self.gate

@@ -9,6 +9,9 @@ from wsgiref.types import WSGIApplication
 
 from fastapi import FastAPI
 from flask import Flask
+from litestar import Litestar
+from litestar.middleware import DefineMiddleware
+from quart import Quart
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp
@@ -80,6 +83,12 @@ app.add_middleware(LimitGate, rules=RULES, store=RedisStore("redis://localhost:6
 app.add_middleware(LimitGate, rules=RULES, on_denied=denied_wsgi)  # type: ignore[arg-type]
 app.add_middleware(LimitGateWSGI, rules=RULES)  # type: ignore[arg-type]
 Middleware(LimitGate, rulez=RULES)  # type: ignore[call-arg]
+
+quart = Quart(__name__)
+quart.asgi_app = LimitGate(quart.asgi_app, rules=RULES, on_denied=denied)  # type: ignore[method-assign] # as in Quart's own
+litestar = Litestar()
+litestar.asgi_handler = LimitGate(litestar.asgi_handler, rules=RULES)
+Litestar(middleware=[DefineMiddleware(LimitGate, rules=RULES)])
 
 # --- WSGI -------------------------------------------------------------------------------------------------------------
 
