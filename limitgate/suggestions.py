@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 
 _ELSEWHERE = {
     "application_limits": "rules",
@@ -76,13 +76,15 @@ def _letters(name: object) -> str:
     return str(name)[:80].lower().replace("-", "_")
 
 
-def _nearness(wrong: str, known: str) -> tuple[int, int]:
-    """Nearness of a name that is spelled much like a wrong one: letters in common, then how close in the alphabet others are.
+def _nearness(wrong: str, known: str) -> tuple[int, float, int]:
+    """Nearness of a name that is spelled much like a wrong one: letters in common, in their order, then in the alphabet.
 
-    Of ``qps``, ``qpm``, ``qph`` and ``qpd``, all of which are one letter from ``qpn`` and from ``qmp``, that is ``qpm``.
+    Of ``qps``, ``qpm``, ``qph`` and ``qpd``, all of which are one letter from ``qpn`` and from ``qmp``, that is ``qpm``; of
+    ``path`` and ``qph``, which have as many letters in common with ``pth``, it is ``path``.
     """
     shared = (Counter(wrong) & Counter(known)).total() - abs(len(wrong) - len(known))
-    return shared, -sum(abs(ord(one) - ord(other)) for one, other in zip(wrong, known))
+    alike = SequenceMatcher(None, wrong, known).ratio()
+    return shared, alike, -sum(abs(ord(one) - ord(other)) for one, other in zip(wrong, known))
 
 
 def expected_of(name: object, known: Iterable[str], prefix: str = "") -> str:

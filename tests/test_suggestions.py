@@ -14,6 +14,7 @@ from limitgate.suggestions import expected_of, meant
     [
         ("qpn", "qpm"),
         ("qmp", "qpm"),
+        ("pth", "path"),
         ("rpm", "qpm"),
         ("QPS", "qps"),
         ("limit", "limits"),

@@ -267,14 +267,21 @@ def _by_path(rule: Rule, parts: BucketParts, path: str | None) -> list[BucketPar
     if not any("path" in check_part(part) for part in rule.key):
         return [parts]
     pattern = rule.paths[0]
-    if path is None and set("*{") & set(pattern):
-        say(
-            f"rule {rule.name} has a bucket for each route: this is that of {pattern}, which only a service counts by whose "
-            "routes are not known; expected --path with the route, such as /api/hello or /items/{id}",
-            err=True,
-        )
+    if path is None:
+        tell_of_routes(rule, "--path with the route, such as /api/hello or /items/{id}")
     paths = dict.fromkeys([*([] if path is None else [path]), pattern])
     return [{**parts, "path": each} for each in paths]
+
+
+def tell_of_routes(rule: Rule, expected: str) -> None:
+    """Tell people if a rule has a bucket for each route, while that of its pattern is looked at."""
+    pattern = rule.paths[0]
+    if any("path" in check_part(part) for part in rule.key) and set("*{") & set(pattern):
+        say(
+            f"rule {rule.name} has a bucket for each route: this is that of {pattern}, which only a service counts by whose "
+            f"routes are not known; expected {expected}",
+            err=True,
+        )
 
 
 def header_of(text: str) -> tuple[str, str]:

@@ -46,7 +46,7 @@ def print_decision(decision: Decision) -> None:
     if decision.allowed:
         say(f"would be admitted, {decision.remaining:,} of {decision.limit:,} left")
     else:
-        say(f"would be refused, {_again(decision.retry_after)}")
+        say(f"would be refused, {_again(decision.retry_after)}{', as it is banned' if _is_banned(decision) else ''}")
     heads = "Rule", "Window", "Limit", "Used", "Remaining", "Full again in", "Free in"
     rows = [
         (
@@ -62,6 +62,11 @@ def print_decision(decision: Decision) -> None:
     ]
     if rows:
         print_table(heads, rows)
+
+
+def _is_banned(decision: Decision) -> bool:
+    """True if a ban refuses: what was used does not say so."""
+    return any(not each.charge.bucket.algorithm.IS_LIMIT and not each.fits for each in decision.standings)
 
 
 def _again(retry_after: float) -> str:

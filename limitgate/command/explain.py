@@ -10,7 +10,7 @@ import click
 
 from limitgate.command import refusal
 from limitgate.command.applications import routes_of
-from limitgate.command.client_state import header_of
+from limitgate.command.client_state import header_of, tell_of_routes
 from limitgate.command.decisions import decision_fields, print_decision, window_fields
 from limitgate.command.exits import FOUND
 from limitgate.command.output import print_json, print_table, say
@@ -21,7 +21,7 @@ from limitgate.gate.explain import Explanation, LookingStore, explain
 from limitgate.http.client_ip import canonical
 from limitgate.http.request import ASGIRequest, Request, WSGIRequest
 from limitgate.rules.files import rules_of
-from limitgate.rules.rule import Rule
+from limitgate.rules.rule import Rule, RuleSet
 from limitgate.rules.settings import GateSettings
 from limitgate.stores import MemoryStore, open_sync_store
 
@@ -91,11 +91,21 @@ def verb(  # noqa: PLR0917 - click gives them by name
         found = explain(gate, _request(described, is_wsgi=is_wsgi))
     finally:
         opened.close()
+    if store is not None and app is None:
+        _tell_of_routes(found, options["rules"])
     if as_json:
         print_json(_as_json(found))
     else:
         _print(found)
     ctx.exit(0 if found.status is None else FOUND)
+
+
+def _tell_of_routes(found: Explanation, rules: RuleSet) -> None:
+    """Tell of rules that a service which knows routes counts in other buckets."""
+    applied = {rule.name for rule in found.rules if rule.applies}
+    for rule in rules.tiers[found.tier]:
+        if rule.name in applied:
+            tell_of_routes(rule, "--app MODULE:APP, which knows them, or limitgate peek --path ROUTE")
 
 
 def _explain_refusal(  # noqa: PLR0917 - two calls of it, in one function

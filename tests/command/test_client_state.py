@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -92,12 +93,16 @@ def test_a_ban_that_the_gate_heeds(world: World) -> None:
     assert listed["reason"] == "a scraper"
     assert listed["key"] == banned["key"] == "keyed ip=20….7 api_key=ses…now"
     assert "a scraper" in world.run("bans").stdout
+    assert re.match(
+        r"would be refused, again in .+, as it is banned\n", world.run("peek", *world.of("keyed", "--api-key", KEY)).stdout
+    )
+    assert "as it is banned" in world.run("reset", *world.of("keyed", "--api-key", KEY), "-y").stdout
     pardoned = world.run("pardon", *world.of("keyed", "--api-key", KEY), feed="y\n")
     assert pardoned.exit_code == 0
     assert world.json("bans") == []
     assert world.run("bans").stdout == "nobody is banned by this command\n"
     assert world.json("peek", *world.of("keyed", "--api-key", KEY))["remaining"] == 2
-    assert [event["action"] for event in world.json("bans", "--log")] == ["pardon", "ban"]
+    assert [event["action"] for event in world.json("bans", "--log")] == ["pardon", "reset", "ban"]
     assert "a scraper" in world.run("bans", "--log").stdout
 
 
@@ -109,6 +114,7 @@ def test_a_limiters_key(world: World) -> None:
         world.json("ban", "user:42", "--for", "90s", "-y")
         assert not limiter.hit("user:42", "2/day").allowed
         assert 80 < world.json("peek", "user:42", status=1)["retry_after"] <= 90
+        assert "as it is banned" in world.run("peek", "user:42", "2/day").stdout
         world.json("pardon", "user:42", "-y")
         assert world.run("peek", "user:42").stdout.startswith("not banned")
         world.json("reset", "user:42", "2/day", "-y")

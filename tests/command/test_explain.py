@@ -62,6 +62,17 @@ def test_text() -> None:
     assert "no rule limits this request" in run("GET", "/healthz", "--rules", CONFIG).stdout
 
 
+def test_a_bucket_for_each_route_is_told_of(redis_server: RedisServer) -> None:
+    """Without the application it is not that of the service that is looked at. Once for each rule that applies."""
+    words = "--rules", CONFIG, "--store", redis_server.url, "--timeout", "10"
+    told_of = "rule api has a bucket for each route: this is that of /api/**"
+    assert run("GET", "/api/x", *words, "--json").stderr.count(told_of) == 1
+    assert told_of not in run("GET", "/api/x", *words, "-H", "X-API-Key: demo-vip-key").stderr  # that of vip counts by caller
+    assert told_of not in run("POST", "/login", *words).stderr
+    assert told_of not in run("GET", "/api/x", *words, "--app", "example_app.main:app").stderr
+    assert told_of not in run("GET", "/api/x", "--rules", CONFIG).stderr
+
+
 def test_behind_a_proxy() -> None:
     """The proxies that are trusted are those that are named, or those of the environment."""
     words = "GET", "/api/x", "--rules", CONFIG, "--ip", "10.0.0.1", "-H", "X-Forwarded-For: 203.0.113.7"
