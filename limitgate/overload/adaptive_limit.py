@@ -32,6 +32,10 @@ IDLE_S = 1.0
 """Seconds without a request after which a window teaches nothing."""
 TICK_S = 0.1
 """Seconds between two looks at what depends on time."""
+STUCK_S = 60.0
+STUCK_BASES = 10
+"""Where nothing at all has ended for `STUCK_S`, or so many times the largest R0 if that is longer, and somebody had no room,
+what is in flight is taken for lost: work that hangs must not keep everybody else out for ever. Not while no R0 is known."""
 SMALL_LIMIT = 16
 """Limits up to this one need no dips for requests that are faster than half of ``delay``: errors of R0 do no harm there."""
 
@@ -46,13 +50,15 @@ class Guard(Protocol):
 class Ticket:
     """A request that has begun or waits for its place."""
 
-    __slots__ = ("baseline", "began", "priority")
+    __slots__ = ("baseline", "began", "era", "priority")
 
-    def __init__(self, began: float | None, baseline: Baseline, priority: Priority) -> None:
+    def __init__(self, began: float | None, baseline: Baseline, priority: Priority, era: int) -> None:
         self.began = began
         """When its work began, None while it waits and when it is over."""
         self.baseline = baseline
         self.priority: Priority = priority
+        self.era = era
+        """How often everything in flight was taken for lost before it began."""
 
     @property
     def waits(self) -> bool:
@@ -88,11 +94,12 @@ class AdaptiveLimit:
         max_delay: float = 0.0,
     ) -> None:
         self.in_flight = 0
-        """Requests that have begun and are not done."""
+        """Requests that have begun and are neither done nor taken for lost."""
         self.limit = options.start
         """The limit on requests in flight, but for the moments in which it dips."""
         self.levels: Mapping[Priority, PriorityLevel] = {priority: PriorityLevel(priority) for priority in RESERVES}
         """What the priorities may use, and what has become of their requests; the highest first."""
+        self._each_level = tuple(self.levels.values())
         self._baselines = Baselines()
         self._law = LittlesLaw(options)
         self._wall_offset = wall_offset
@@ -102,7 +109,8 @@ class AdaptiveLimit:
         self._line: WaitingLine[Ticket] | None = None
         self._displaced: list[Ticket] = []
         self._top = 0
-        self._due = self._last_done = -math.inf
+        self._due = self._last_done = self._moved_at = -math.inf
+        self._era = 0
         self._open_window(0.0)
         self.reconfigure(options, reserve=reserve, max_delay=max_delay)
 
@@ -164,7 +172,7 @@ class AdaptiveLimit:
         self.in_flight = in_flight = self.in_flight + 1
         if in_flight > self._top:  # noqa: PLR1730 - max() costs 50 ns more for each request
             self._top = in_flight
-        return Ticket(now, self._baselines[request_class], priority)
+        return Ticket(now, self._baselines[request_class], priority, self._era)
 
     def done(self, ticket: Ticket, now: float, outcome: Outcome = "ok") -> None:
         """End a request, or have it wait no more. To end it twice changes nothing.
@@ -176,8 +184,10 @@ class AdaptiveLimit:
             self._leave(ticket)
             return
         ticket.began = None
-        self.in_flight -= 1
         self._last_done = now
+        if ticket.era != self._era:
+            return
+        self.in_flight -= 1
         took_s, baseline = now - began, ticket.baseline
         if took_s < 0:  # the clock went back
             return
@@ -214,7 +224,7 @@ class AdaptiveLimit:
         for level in self.levels.values():
             while self.in_flight < level.room and (called_ticket := self._line.call(now, level.priority)) is not None:
                 self._let_in(level)
-                called_ticket.began = now
+                called_ticket.began, called_ticket.era = now, self._era
                 called.append(called_ticket)
         return Served(called, gave_way)
 
@@ -234,7 +244,7 @@ class AdaptiveLimit:
     def _wait_or_refuse(self, now: float, request_class: Hashable, level: PriorityLevel) -> Ticket | Refusal:
         self._has_refused = self._has_no_room = True
         if self._line is not None and self._line.max_delay:  # else those give way who waited under other options
-            ticket = Ticket(None, self._baselines[request_class], level.priority)
+            ticket = Ticket(None, self._baselines[request_class], level.priority, self._era)
             displaced = self._line.join(now, ticket, level.priority)
             if displaced is not ticket:
                 self._displaced += [] if displaced is None else [displaced]
@@ -256,10 +266,10 @@ class AdaptiveLimit:
 
     def _totals(self) -> tuple[int, int]:
         """Requests that came and that were refused, of all priorities."""
-        shed = admitted = 0
-        for level in self.levels.values():
-            shed += level.limit + level.lag + level.thinned
-            admitted += level.admitted
+        high, normal, low = self._each_level  # each refusal asks, and a loop would take twice as long
+        shed = high.limit + high.lag + high.thinned + normal.limit + normal.lag + normal.thinned
+        shed += low.limit + low.lag + low.thinned
+        admitted = high.admitted + normal.admitted + low.admitted
         return shed + admitted, shed
 
     def _open_window(self, now: float) -> None:
@@ -311,6 +321,10 @@ class AdaptiveLimit:
         self._recent.note(now, *self._totals())
         if not self.in_flight and now - self._last_done > IDLE_S:
             self._rest(now)
+        if not self._has_no_room or self._last_done >= self._moved_at:
+            self._moved_at = now
+        elif now - self._moved_at >= STUCK_S and now - self._moved_at >= STUCK_BASES * (self._baselines.longest_s or math.inf):
+            self._give_up(now)
         if self._dip is not None:
             if self._dip.is_over(now):
                 self._end_dip(self._dip, now)
@@ -324,8 +338,15 @@ class AdaptiveLimit:
             self._thinning.step()
             self._thin()
 
+    def _give_up(self, now: float) -> None:
+        """Take all that is in flight for lost. Should it end nevertheless, nothing is learned of it."""
+        self.in_flight = 0
+        self._era += 1
+        self._moved_at = now
+        self._rest(now)
+
     def _rest(self, now: float) -> None:
-        """Nobody came for a while. What is known stays; what presses does not."""
+        """Begin anew with nothing in flight. What is known stays; what presses does not."""
         self._law.rest()
         self._dip = None
         self._restart_thinning()

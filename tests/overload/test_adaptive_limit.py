@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from limitgate.limits.priority import RESERVES
-from limitgate.overload.adaptive_limit import AdaptiveLimit, Ticket
+from limitgate.overload.adaptive_limit import STUCK_BASES, STUCK_S, AdaptiveLimit, Ticket
 from limitgate.overload.lag_guard import LagGuard
 from limitgate.overload.options import Adaptive
 from tests.support.effort import EXAMPLES, FUZZED
@@ -152,6 +152,76 @@ def test_an_hour_in_flight_is_heard_of() -> None:
         limit.done(ticket, 3600.0)
     assert isinstance(limit.begin(3600.1, "a"), Ticket)
     assert 4 <= limit.limit <= 200
+
+
+def known(took_s: float = 0.05, **other) -> AdaptiveLimit:
+    """A limit that knows how long work takes when nothing queues; nothing is in flight at 20 s."""
+    limit = make(**other)
+    for n in range(10):
+        limit.done(limit.begin(float(n), "a"), n + took_s)
+    return limit
+
+
+def test_work_that_hangs_does_not_keep_others_out_for_ever() -> None:
+    limit = known()
+    hanging = fill(limit, 20.0)
+    for second in range(int(STUCK_S)):
+        assert limit.begin(20.0 + second, "a") == "limit"
+    now = 20.0 + STUCK_S
+    before = limit.limit, limit.rate, dict(limit.base_s_by_class)
+    admitted = fill(limit, now)
+    assert len(admitted) == limit.in_flight == len(hanging)
+    for ticket in hanging:  # after all
+        limit.done(ticket, now + 1)
+    assert (limit.limit, limit.rate, dict(limit.base_s_by_class), limit.in_flight) == (*before, len(admitted))
+    for ticket in admitted:
+        limit.done(ticket, now + 1)
+    assert limit.in_flight == 0
+
+
+def test_work_that_hangs_makes_room_for_those_who_wait() -> None:
+    limit = known(max_delay=1.0)
+    hanging = fill(limit, 20.0)
+    assert len(limit.serve(30.0).gave_way) == 1
+    waiting = limit.begin(19.5 + STUCK_S, "a")
+    assert limit.serve(19.5 + STUCK_S) == ([], [])
+    assert limit.serve(20.0 + STUCK_S) == ([waiting], [])
+    assert limit.in_flight == 1
+    for ticket in hanging:
+        limit.done(ticket, 21.0 + STUCK_S)
+    assert limit.in_flight == 1
+
+
+def test_work_of_which_some_ends_is_not_taken_for_lost() -> None:
+    limit, now = known(took_s=0.005, options=Adaptive(max=10)), 20.0  # so few, and so fast, that there are no dips
+    tickets = fill(limit, now)
+    for _ in range(100):
+        limit.done(tickets.pop(), now, "untaught")
+        tickets[:0] = fill(limit, now)
+        now += STUCK_S - 1
+        assert limit.begin(now, "a") == "limit"
+        assert limit.in_flight == len(tickets)
+
+
+def test_work_that_keeps_nobody_out_is_not_taken_for_lost() -> None:
+    limit = known()
+    tickets = [limit.begin(20.0, "a") for _ in range(5)]
+    assert isinstance(limit.begin(4000.0, "a"), Ticket)
+    assert limit.in_flight == len(tickets) + 1
+
+
+def test_work_is_not_taken_for_lost_before_it_is_known_how_long_it_takes() -> None:
+    limit = make()
+    tickets = fill(limit, 0.0)
+    assert limit.begin(2 * STUCK_S, "a") == "limit"
+    assert limit.in_flight == len(tickets)
+
+
+def test_the_longer_work_takes_the_later_it_is_taken_for_lost() -> None:
+    limit = known(took_s=20.0)
+    fill(limit, 40.0)
+    assert limit.begin(40.0 + STUCK_BASES * 20.0 - 0.5, "a") == "limit"
+    assert isinstance(limit.begin(40.0 + STUCK_BASES * 20.0 + 0.5, "a"), Ticket)
 
 
 def test_a_clock_that_goes_back_changes_nothing_but_who_is_in_flight() -> None:
@@ -423,7 +493,8 @@ def live_through_a_history(random: Random) -> None:
         gave_way = limit.serve(now).gave_way
         in_flight = [ticket for ticket in in_flight if ticket not in gave_way]
         assert options.min <= limit.limit <= options.max
-        assert limit.in_flight == sum(not ticket.waits for ticket in in_flight)
+        eras = [ticket.era for ticket in in_flight if not ticket.waits]
+        assert limit.in_flight == eras.count(limit._era)
         assert limit.waiting == sum(ticket.waits for ticket in in_flight)
         assert 1 <= limit.levels["low"].room <= limit.levels["normal"].room <= limit.levels["high"].room <= options.max
 
