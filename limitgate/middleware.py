@@ -19,7 +19,7 @@ from limitgate.exchange.handlers import denials
 from limitgate.exchange.plain import PlainASGIExchange, PlainExchange, PlainWSGIExchange
 from limitgate.exchange.raising import RaisingApp
 from limitgate.exchange.receive_buffer import Message
-from limitgate.exchange.shed import turn_away
+from limitgate.exchange.shed import turn_away, turn_away_here
 from limitgate.exchange.wsgi import Body, SizedBody, StartResponse, Upload, starting
 from limitgate.gate.build import GateOptions, build_gate
 from limitgate.gate.gate import Gate, Identify
@@ -268,7 +268,7 @@ class LimitGateWSGI(Around):
             plain = PlainWSGIExchange(self.gate, admission, environ)
             return self._respond(plain, admission.prepared.marks, environ, plain.starting(start_response))
         if isinstance(admission, Shed):
-            admission = admission.whole()
+            return turn_away_here(admission, environ, start_response)
         exchange = Exchange(self.gate, admission)
         environ["limitgate"], environ[EXCHANGE] = overall_decision(admission), exchange
         environ[OUTCOME] = overall_outcome(admission) if admission.is_nested else admission.outcome

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from limitgate.exchange.asgi import Send
-from limitgate.exchange.base import OUTCOME
+from limitgate.exchange.base import EXCHANGE, OUTCOME
 from limitgate.exchange.receive_buffer import Message
+from limitgate.exchange.wsgi import StartResponse
 from limitgate.gate.plain_admission import Shed
 from limitgate.http.request import Scope
+from limitgate.limits.decision import refused_in_flight
 
 
 async def turn_away(shed: Shed, scope: Scope, send: Send) -> None:
@@ -17,3 +22,16 @@ async def turn_away(shed: Shed, scope: Scope, send: Send) -> None:
     start: Message = {"type": "http.response.start", "status": refusal.status, "headers": refusal.raw.copy()}
     await send(start)
     await send({"type": "http.response.body", "body": b"" if shed.request.sent_method == "HEAD" else refusal.body})
+
+
+def turn_away_here(shed: Shed, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+    """Answer a request over WSGI."""
+    shed.count()
+    refusal, in_flight = shed.refusal, shed.request.in_flight
+    environ["limitgate"] = refused_in_flight(in_flight.in_force, float(refusal.fields[-1][1]))
+    environ[EXCHANGE], environ[OUTCOME] = None, "refused"
+    start_response(_STATUS, refusal.fields.copy())
+    return [] if shed.request.sent_method == "HEAD" else [refusal.body]
+
+
+_STATUS = "503 Service Unavailable"

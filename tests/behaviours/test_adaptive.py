@@ -272,6 +272,29 @@ def test_wsgi_gives_places_back() -> None:
     assert not environ["limitgate"].allowed
 
 
+def test_a_refusal_under_wsgi_is_whole() -> None:
+    """HEAD has no body, a server finds nothing amiss, and whoever stands around may write into its fields."""
+    gated = LimitGateWSGI(lambda *_: pytest.fail("let in"), rules=[one_place()])
+    places_of(gated).limit.begin(0.0, "other")
+
+    def around(environ: Any, start_response: Any) -> Any:
+        def start(status: str, headers: Any, *more: Any) -> Any:
+            headers.append(("X-Around", "1"))
+            return start_response(status, headers, *more)
+
+        return gated(environ, start)
+
+    written = wsgi_reply(around)
+    assert written.headers["x-around"] == "1"
+    check_refusal(written)
+    refused = wsgi_reply(gated)
+    check_refusal(refused)
+    assert "x-around" not in refused.headers
+    head = wsgi_reply(gated, method="HEAD")
+    assert (head.status, head.body) == (503, b"")
+    assert head.headers["content-length"] == str(len(refused.body))
+
+
 def test_refusals_are_logged_when_they_begin_and_cease(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "limitgate.refusals")
     with ASGISite(one_place()) as site:
