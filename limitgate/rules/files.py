@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from os import PathLike
@@ -115,10 +116,21 @@ def files_at(path: Path) -> list[Path]:
         in_folder = sorted(path.iterdir()) if path.is_dir() else None
     except OSError as error:
         raise ConfigError.in_file(str(path), None, (), f"{error.strerror}, expected a folder that can be read") from error
-    files = [path] if in_folder is None else [file for file in in_folder if file.suffix in SUFFIXES and not file.is_dir()]
+    files = [path] if in_folder is None else [file for file in in_folder if file.suffix in SUFFIXES and _is_file(file)]
     if not files:
         raise ConfigError.in_file(str(path), None, (), "no rule file in this folder, expected *.yaml or *.yml")
     return files
+
+
+def _is_file(file: Path) -> bool:
+    """True for what is to be read in a folder; a link that leads nowhere is. Raises `ConfigError` for what may never end."""
+    try:
+        mode = file.stat().st_mode
+    except OSError:
+        return True
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # whoever reads a named pipe waits until somebody writes to it
+        raise ConfigError.in_file(str(file), None, (), "a pipe, socket or device, expected a file")
+    return stat.S_ISREG(mode)
 
 
 def rules_of(option: object) -> RuleSet:

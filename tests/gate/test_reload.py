@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread, enumerate as enumerate_threads
@@ -57,6 +57,7 @@ from tests.support.doors import (
     websocket_scope,
     wsgi_environ,
 )
+from tests.support.permissions import a_public_folder, without_privileges
 from tests.support.redis_server import RedisServer
 
 NEVER = 86_400.0
@@ -233,6 +234,74 @@ def test_what_is_missing_is_refused(site: Site, config: Path, caplog: pytest.Log
     look(site.app.gate)
     assert len(told(caplog, logging.ERROR)) == 1
     assert site.statuses(3) == [200, 200, 429]
+
+
+def a_file_that_may_not_be_read(folder: Path) -> None:
+    (folder / "default.yaml").chmod(0o000)
+
+
+def a_folder_that_may_not_be_read(folder: Path) -> None:
+    folder.chmod(0o000)
+
+
+def a_file_for_the_folder(folder: Path) -> None:
+    folder.rename(folder.with_name("old"))
+    folder.write_text("rules: [")
+
+
+def a_folder_for_the_file(folder: Path) -> None:
+    (folder / "default.yaml").unlink()
+    (folder / "default.yaml").mkdir()
+
+
+def a_pipe_for_the_file(folder: Path) -> None:
+    (folder / "default.yaml").unlink()
+    os.mkfifo(folder / "default.yaml")
+
+
+def a_link_to_itself(folder: Path) -> None:
+    (folder / "default.yaml").unlink()
+    (folder / "default.yaml").symlink_to("default.yaml")
+
+
+def another_folder_without_rules(folder: Path) -> None:
+    folder.rename(folder.with_name("old"))
+    folder.mkdir()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        a_file_that_may_not_be_read,
+        a_folder_that_may_not_be_read,
+        a_file_for_the_folder,
+        a_folder_for_the_file,
+        a_pipe_for_the_file,
+        a_link_to_itself,
+        another_folder_without_rules,
+    ],
+)
+def test_what_cannot_be_read_is_refused_until_it_can(change: Callable[[Path], None], caplog: pytest.LogCaptureFixture) -> None:
+    """One line at level ERROR, and the rules in force stay; whoever puts a folder of rules there has it taken over."""
+    with a_public_folder() as parent:
+        folder = parent / "config"
+        folder.mkdir()
+        write(folder, "limits: [2/minute]")
+        gate = LimitGateWSGI(None, rules=folder, reload=NEVER).gate
+        change(folder)
+        with without_privileges():
+            for _ in range(2):
+                look(gate)
+        (line,) = told(caplog, logging.ERROR)
+        assert "LG034" in line
+        assert "expected" in line
+        assert limits(gate) == {"r0": ["2/minute"]}
+        folder.rename(folder.with_name("gone"))
+        folder.mkdir()
+        write(folder, "limits: [3/minute]")
+        look(gate)
+        assert limits(gate) == {"r0": ["3/minute"]}
+        folder.with_name("gone").chmod(0o755)
 
 
 def test_each_content_is_told_once_and_a_good_one_takes_over(
@@ -815,7 +884,8 @@ def variables(tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_other_options_are_told_to_need_a_restart(variables: Path, config: Path, caplog: pytest.LogCaptureFixture) -> None:
     """By their names: a secret or the password of a URL is never told. What the code says instead is no change."""
-    gate = LimitGateWSGI(None, rules=config, reload=NEVER, timeout=0.3).gate
+    app = LimitGateWSGI(None, rules=config, reload=NEVER, timeout=0.3)
+    gate = app.gate
     look(gate)
     assert told(caplog, logging.WARNING) == []
     secret = "0123456789abcdef"
@@ -831,7 +901,8 @@ def test_other_options_are_told_to_need_a_restart(variables: Path, config: Path,
 
 def test_variables_that_do_not_matter_are_not_told(variables: Path, config: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Comments, variables of others, and those that the environment says otherwise."""
-    gate = LimitGateWSGI(None, rules=config, reload=NEVER).gate
+    app = LimitGateWSGI(None, rules=config, reload=NEVER)
+    gate = app.gate
     variables.write_text("# x\nLIMITGATE_KEY_PREFIX=one\nLIMITGATE_TIMEOUT=0.20\nOTHER=1\n")
     look(gate)
     assert told(caplog, logging.WARNING) == []
@@ -842,7 +913,8 @@ def test_variables_with_which_no_restart_works_are_told(
     variables: Path, config: Path, caplog: pytest.LogCaptureFixture, text: str | None
 ) -> None:
     """Before somebody finds out by restarting."""
-    gate = LimitGateWSGI(None, rules=config, reload=NEVER).gate
+    app = LimitGateWSGI(None, rules=config, reload=NEVER)
+    gate = app.gate
     look(gate)
     if text is None:
         variables.unlink()

@@ -3,10 +3,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent
 
@@ -15,6 +13,7 @@ from hypothesis import given, strategies as st
 
 from limitgate import Caller, Limit, RuleSet, load_rules
 from limitgate.errors import ConfigError
+from tests.support.permissions import a_public_folder, without_privileges
 
 DIGEST = f"sha256:{hashlib.sha256(b'demo-vip-key').hexdigest()}"
 
@@ -559,24 +558,18 @@ def test_a_link_that_leads_nowhere_is_a_mistake(tmp_path: Path) -> None:
     assert str(caught.value).startswith(f"{tmp_path / 'vip.yaml'}: ")
 
 
+def test_a_pipe_is_a_mistake_and_not_waited_for(tmp_path: Path) -> None:
+    """Nobody writes to it, so whoever read it would wait for ever."""
+    os.mkfifo(written(tmp_path, default__yaml=DEFAULT) / "vip.yaml")
+    with pytest.raises(ConfigError, match="expected a file") as caught:
+        load_rules(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path / 'vip.yaml'}: ")
+
+
 @pytest.fixture
 def public_folder() -> Iterator[Path]:
-    """A folder that everybody may enter, unlike those of pytest."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)
-
-
-@contextmanager
-def without_privileges() -> Iterator[None]:
-    """As somebody for whom the permissions of files count."""
-    user = os.geteuid()
-    if user == 0:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(user)
+    with a_public_folder() as folder:
+        yield folder
 
 
 def test_a_folder_that_may_not_be_read_is_a_mistake(public_folder: Path) -> None:
