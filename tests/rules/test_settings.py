@@ -167,7 +167,8 @@ def test_middleware_reads_no_file_unasked(
 ) -> None:
     """A .env that lies in the working folder is for `Settings`; middleware reads it where a variable names it."""
     (tmp_path / ".env").write_text("LIMITGATE_ENABLED=false\nLIMITGATE_ON_ERROR=panic\n")
-    assert door(lambda *_: None, rules=[Rule("a", "1/s")]).gate is not None
+    made = door(lambda *_: None, rules=[Rule("a", "1/s")])
+    assert made.gate is not None
     with pytest.raises(ConfigError, match="on_error"):
         Settings()
     (tmp_path / "limits.env").write_text("LIMITGATE_ENABLED=false\n")
@@ -374,7 +375,7 @@ def test_an_unknown_entry_of_ours_in_dotenv_is_pointed_out(
     (tmp_path / ".env").write_text("DEBUG=1\nLIMITGATE_TRUSTED_PROXY=10.0.0.1\nLIMITGATE_STORE=memory://\n")
     monkeypatch.setenv("LIMITGATE_ENV_FILE", ".env")
     with caplog.at_level(logging.WARNING, "limitgate"):
-        LimitGateWSGI(lambda *_: [], rules=[Rule("a", "1/s")])
+        _made = LimitGateWSGI(lambda *_: [], rules=[Rule("a", "1/s")])  # one that is dropped is told of
     assert ["LIMITGATE_TRUSTED_PROXY" in record.getMessage() for record in caplog.records] == [True]
 
 
@@ -436,7 +437,7 @@ def test_building_a_door_looks_around(door: Any, caplog: pytest.LogCaptureFixtur
     monkeypatch.setenv("LIMITGATE_STOER", "x")
     monkeypatch.setattr(sys, "argv", ["uvicorn", "--workers", "2"])
     with caplog.at_level(logging.WARNING, "limitgate"):
-        door(lambda *_: None, rules=[Rule("a", "1/s")])
+        _made = door(lambda *_: None, rules=[Rule("a", "1/s")])  # one that is dropped is told of
         assert len(caplog.records) == 2
         caplog.clear()
         door(lambda *_: None, enabled=False)
