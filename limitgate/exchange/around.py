@@ -31,7 +31,7 @@ class Around:
 
     def __del__(self) -> None:
         """Log that it was never used, if it is dropped by the line that has made it (LG039)."""
-        if self.gate is None or self.gate.has_answered or sys.is_finalizing():
+        if self.gate is None or self.gate.has_answered or getattr(self, "app", None) is None or sys.is_finalizing():
             return
         dropping: FrameType | None = sys._getframe().f_back  # noqa: SLF001
         if dropping is not None and (dropping.f_code, dropping.f_lineno) == self._made_at:

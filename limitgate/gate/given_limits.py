@@ -18,7 +18,7 @@ from limitgate.rules.callers import Caller
 from limitgate.rules.options import read_limits
 from limitgate.rules.rule import is_placed
 
-_REMEMBERED, _LONG = 4096, 200
+REMEMBERED, _LONG = 4096, 200
 """Rules with other limits that are remembered, and the characters that the text of one may have."""
 _AT_HAND = (str, Limit, list, tuple, type(None))
 _TOLD = 200
@@ -62,7 +62,7 @@ class GivenLimits:
     """Puts limits that are given at run time in the place of those that are written. ``names`` are those of all rules."""
 
     def __init__(self, names: Container[str]) -> None:
-        self._remembered = lru_cache(maxsize=_REMEMBERED)(_having)
+        self._remembered = lru_cache(maxsize=REMEMBERED)(_having)
         self._told: set[str] = set()
         self._names = names
         self._looks = _LOOKS
@@ -174,10 +174,15 @@ class GivenPlans:
         if pending:
             return None
         prepared = self._prepare(request, limited)
-        if len(repr(limits)) <= _LONG:
+        if is_short(limits):
             with suppress(TypeError):
-                keep(self._plans, limits, prepared, most=_REMEMBERED)
+                keep(self._plans, limits, prepared, most=REMEMBERED)
         return prepared
+
+
+def is_short(limits: tuple[Any, ...]) -> bool:
+    """True if what callables gave may be remembered."""
+    return len(repr(limits)) <= _LONG
 
 
 def _having(compiled_rule: CompiledRule, limits: str | Limit | tuple[str | Limit, ...]) -> CompiledRule:

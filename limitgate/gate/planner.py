@@ -13,7 +13,7 @@ from limitgate.errors import ConfigError
 from limitgate.gate.adaptive_limits import AdaptiveLimits
 from limitgate.gate.cardinality import CardinalityGuard
 from limitgate.gate.compiled_rule import ChargeSpec, CompiledRule
-from limitgate.gate.given_limits import GivenLimits, GivenPlans, PendingPlan
+from limitgate.gate.given_limits import REMEMBERED, GivenLimits, GivenPlans, PendingPlan, is_short
 from limitgate.gate.identity import Identities, Subject
 from limitgate.gate.request_plan import UNLIMITED, AdaptiveMatch, PreparedPlan, RequestPlan, keep
 from limitgate.gate.rule_match import EXEMPT, CompiledRules, RuleMatch
@@ -55,6 +55,12 @@ def _charge(compiled_rules: Sequence[CompiledRule], specs: Iterable[ChargeSpec])
         has_slots |= compiled_rule.has_slots
     plan = Plan.spend(charges)
     return RequestPlan(plan.named() if has_slots else plan, tuple(behind), (), by_outcome, has_slots=has_slots)
+
+
+def _by_what_is_charged(compiled_rules: CompiledRules) -> tuple[CompiledRules, CompiledRules]:
+    """Rules to charge for the request, and those to charge for each message."""
+    of_messages = tuple([each for each in compiled_rules if each.rule.per == "message"])
+    return tuple([each for each in compiled_rules if each.rule.per == "request"]), of_messages
 
 
 def _patterns(rules: Iterable[Rule]) -> Iterator[tuple[str, ...]]:
@@ -202,15 +208,23 @@ class Planner:
 
     def _plan_given(self, match: RuleMatch, marks: tuple[Mark, ...], subject: Subject) -> RequestPlan | PendingPlan:
         """Plan the charges of rules by limits that are given at run time."""
-        request_rules, pending = self._given.applied(match.limited_rules, subject.request, subject.own_limits)
-        if pending:
-            return PendingPlan(subject.request, pending, partial(self._plan_given, match, marks, subject))
-        request_rules = tuple([each for each in request_rules if each.rule.has_counts])
-        message_rules: CompiledRules = ()
-        if match.message_rules:
-            message_rules = tuple([each for each in request_rules if each.rule.per == "message"])
-            request_rules = tuple([each for each in request_rules if each.rule.per == "request"])
-        return self._plan_of(request_rules, message_rules, match.denying, marks, subject)
+        own = subject.own_limits
+        known = given = None
+        if not own:
+            given = match.limits_given(subject.request)
+            try:
+                known = match.rules_given.get(given)
+            except TypeError:  # there are lists in it
+                given = None
+        if known is None:
+            limited, pending = self._given.applied(match.limited_rules, subject.request, own)
+            if pending:
+                return PendingPlan(subject.request, pending, partial(self._plan_given, match, marks, subject))
+            counted = tuple([each for each in limited if each.rule.has_counts])
+            known = _by_what_is_charged(counted) if match.message_rules else (counted, ())
+            if given is not None and is_short(given):
+                keep(match.rules_given, given, known, most=REMEMBERED)
+        return self._plan_of(*known, match.denying, marks, subject)
 
     def _plan_of(
         self,

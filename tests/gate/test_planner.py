@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -205,6 +206,29 @@ def test_a_flood_of_paths_is_not_remembered_whole() -> None:
         before = gate._matches.copy()
         assert applied(gate.plan(asked(**long), None)) == ["a"]
         assert gate._matches == before
+
+
+def test_limits_that_callables_give_are_put_in_place_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a condition has each request planned, too. Of many only so many are remembered, and no long ones."""
+    monkeypatch.setattr("limitgate.gate.planner.REMEMBERED", 2)
+    gate = planner(Rule("a", lambda request: json.loads(request.headers["x-limits"]), when=lambda _: True), Rule("b", "9/s"))
+
+    def rules(limits: object) -> Sequence[Any]:
+        applying = gate.applying(asked(x_limits=json.dumps(limits)), None)
+        request_plan = gate.plan_of(applying)
+        assert len(applying.match.rules_given) <= 2
+        return request_plan.compiled_rules
+
+    first = rules("5/s")
+    assert [str(each.rule.limits[0]) for each in first] == ["5/second", "9/second"]
+    assert all(one is other for one, other in zip(first, rules("5/s"), strict=True))
+    assert [[str(limit) for limit in each.rule.limits] for each in rules(["6/s", "7/m"])] == [
+        ["6/second", "7/minute"],
+        ["9/second"],
+    ]
+    assert [each.name for each in rules(None)] == ["b"]
+    for given in ("5/s", "6/s", "7/s", "8/s", "5/s" + " " * 300):
+        assert len(rules(given)) == 2
 
 
 def test_no_rule_no_plan() -> None:
