@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from opcode import opmap
 from types import CodeType, FrameType
 from typing import Any, ClassVar, Self
 
@@ -17,22 +18,23 @@ class Around:
     gate: Gate | None = None
     PUT_AROUND: ClassVar[str]
     """Code that puts it around an application."""
-    _made_at: tuple[CodeType, int]
-    """Code and line that have made it."""
+    _made_by: CodeType
+    """Code that has made it."""
 
     def __new__(cls, *given: Any, **options: Any) -> Self:
         """Raise `TypeError` where no application is given: the middleware is mostly wanted itself then, and not one of it."""
         if not given and "app" not in options and "app" in inspect.signature(cls.__init__).parameters:
             raise TypeError(f"{cls.__name__} was given no application, expected {cls.PUT_AROUND}")
         made = super().__new__(cls)
-        maker = sys._getframe(1)  # noqa: SLF001 - as logging does
-        made._made_at = maker.f_code, maker.f_lineno
+        made._made_by = sys._getframe(1).f_code  # noqa: SLF001 - as logging does
         return made
 
     def __del__(self) -> None:
-        """Log that it was never used, if it is dropped by the line that has made it (LG039)."""
-        if self.gate is None or self.gate.has_answered or getattr(self, "app", None) is None or sys.is_finalizing():
+        """Log that it was never used, if it is dropped by the code that has made it as a statement by itself (LG039)."""
+        if self.gate is None or self.gate.has_answered or sys.is_finalizing():
             return
         dropping: FrameType | None = sys._getframe().f_back  # noqa: SLF001
-        if dropping is not None and (dropping.f_code, dropping.f_lineno) == self._made_at:
+        if dropping is None or dropping.f_code is not self._made_by:
+            return
+        if dropping.f_code.co_code[dropping.f_lasti] == opmap["POP_TOP"]:
             Diagnosis.DROPPED.log(type(self).__name__, self.PUT_AROUND)

@@ -45,8 +45,11 @@ def test_a_gate_that_was_used_or_kept_for_a_while_is_not(caplog: pytest.LogCaptu
     wsgi_reply(LimitGateWSGI(wsgi, rules=RULES))
     kept = [LimitGate(asgi, rules=RULES), LimitGateWSGI(wsgi, rules=RULES)]
     del kept
+    for _ in range(2):
+        again = LimitGate(asgi, rules=RULES)
+        assert again.gate is not None
     LimitGate(asgi, rules=RULES, enabled=False)
-    assert LimitGateWSGI(None, rules=RULES).gate  # type: ignore[arg-type]  # as in tests that want nothing else
+    assert LimitGateWSGI(wsgi, rules=RULES).gate is not None
     assert told(caplog) == []
 
 
