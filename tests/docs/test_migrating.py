@@ -10,6 +10,7 @@ import pytest
 
 import limitgate
 from limitgate import Rule, Settings
+from tests.docs.peer_rows import TESTED
 from tests.support import examples
 from tests.support.markdown import anchors, blocks, text_of
 from tests.support.theirs import MARK, PAGE, Pair, pairs
@@ -70,6 +71,30 @@ def test_whatever_they_have_has_its_place() -> None:
     """No row of the tables says none: what is left out is a decision, and the row says why."""
     rows = [row.strip("| ").split(" | ") for row in text_of(PAGE).splitlines() if row.startswith("| ")]
     assert [row for row in rows if len(row) < 2 or re.match(r"(none|no|-)\b", row[1])] == []
+
+
+def rows_of(peer: str) -> list[str]:
+    """The left column of a limiter's table."""
+    table = text_of(PAGE).partition(f"| {peer} | LimitGate |\n|---|---|\n")[2].partition("\n\n")[0]
+    return [row.strip("| ").split(" | ")[0] for row in table.splitlines()]
+
+
+def test_every_limiter_with_a_table_is_listed() -> None:
+    assert re.findall(r"^\| (.+) \| LimitGate \|$", text_of(PAGE), re.MULTILINE) == list(TESTED)
+
+
+@pytest.mark.parametrize("peer", TESTED)
+def test_every_behaviour_of_theirs_has_its_test(peer: str) -> None:
+    """Each row is shown by an example that runs, or has a test of that name; none is listed that is not there."""
+    rows, tested = rows_of(peer), TESTED[peer]
+    assert [sum(row.startswith(begin) for row in rows) for begin in tested] == [1] * len(rows)
+    for where in tested.values():
+        path, _, name = where.partition("::")
+        if path == "page":
+            example = text_of(PAGE).partition(f"\n### {name}\n")[2].partition("\n### ")[0]
+            assert re.search(r"^```python\n.*?^# (?:GET|POST|WS) /.*? -> .*\b429\b", example, re.MULTILINE | re.DOTALL), name
+        else:
+            assert re.search(rf"^def {name}\(", text_of(f"tests/{path}"), re.MULTILINE), where
 
 
 def test_nothing_of_theirs_is_run_as_ours() -> None:
