@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from limitgate.errors import ConfigError
 from limitgate.extras import extra
 
 with extra("prometheus", "prometheus_client"):
@@ -55,8 +56,13 @@ class PrometheusObserver:
         self._registry = REGISTRY if registry is None else registry
         metrics = _metrics.get(self._registry)
         if metrics is None:
-            bound = None if _folder() else self._registry
-            metrics = _metrics[self._registry] = {each: _metric(each, bound) for each in INSTRUMENTS}
+            folder = _folder()
+            bound = None if folder else self._registry
+            try:
+                metrics = _metrics[self._registry] = {each: _metric(each, bound) for each in INSTRUMENTS}
+            except OSError as error:
+                expected = "expected an empty folder that every worker may write to"
+                raise ConfigError(f"PROMETHEUS_MULTIPROC_DIR: {folder}: {error.strerror}, {expected}") from error
             _bury_dead()
         self._metrics = metrics
         self._children: dict[tuple[Instrument, tuple[str, ...]], Any] = {}

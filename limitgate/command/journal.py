@@ -10,7 +10,8 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, TypeVar
 
 from limitgate.errors import StoreError
 from limitgate.observing.audit import somebody
@@ -18,6 +19,7 @@ from limitgate.stores.base import ConfigRequest, SyncConfigStore
 
 MOST_BANS, MOST_EVENTS = 2_000, 1_000
 """Bans and events that are kept; of bans those that end first go, of events the oldest."""
+T = TypeVar("T")
 _TRIES = 20
 """Times that a change is tried again where somebody else was faster."""
 _LONGEST = 500
@@ -98,18 +100,12 @@ class Journal:
 
     def _read(self) -> tuple[int, dict[str, Ban], list[Event]]:
         stored = self._store.config(ConfigRequest(self._key), self._timeout)
-        kept: dict[str, Any] = {}
-        with suppress(ValueError):
+        kept: Any = None
+        with suppress(ValueError, RecursionError):
             kept = json.loads(stored.text or "{}")
-        listed = [
-            Ban(key, keys, math.inf if until is None else until, *rest) for key, keys, until, *rest in kept.get("bans", ())
-        ]
         now = self._clock()
-        return (
-            stored.version,
-            {ban.keys[0]: ban for ban in listed if ban.until > now},
-            [Event(*each) for each in kept.get("events", ())],
-        )
+        listed = {ban.keys[0]: ban for ban in _entries(kept, "bans", _ban) if ban.until > now}
+        return stored.version, listed, _entries(kept, "events", _event)
 
     def _write(self, version: int, listed: dict[str, Ban], events: list[Event]) -> bool:
         bans = sorted(listed.values(), key=lambda ban: -ban.until)[:MOST_BANS]
@@ -120,3 +116,38 @@ class Journal:
         text = json.dumps(kept, ensure_ascii=False)
         stored = self._store.config(ConfigRequest(self._key, text, version), self._timeout)
         return stored.text == text
+
+
+def _entries(kept: Any, name: str, entry: Callable[[Any], T]) -> list[T]:
+    """Entries under a name of what is kept, less those that are none: nobody repairs them at night, and bans have to work."""
+    found: list[T] = []
+    listed = kept.get(name) if isinstance(kept, dict) else None
+    for each in listed if isinstance(listed, list) else ():
+        with suppress(TypeError, ValueError, OverflowError, OSError):
+            found.append(entry(each))
+    return found
+
+
+def _ban(kept: Any) -> Ban:
+    """A ban as it is kept; a later version may have added to it."""
+    key, (first, *more), until, reason, by = kept[:5]
+    keys = [*map(_text, (first, *more))]
+    return Ban(_text(key), keys, _number(math.inf if until is None else until), reason and _text(reason), _text(by))
+
+
+def _event(kept: Any) -> Event:
+    at, by, action, key, reason = kept[:5]
+    datetime.fromtimestamp(_number(at), UTC)  # a time that can be shown
+    return Event(_number(at), _text(by), _text(action), _text(key), reason and _text(reason))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.80} is no text")
+    return value
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, int | float):
+        raise TypeError(f"{value!r:.80} is no number")
+    return value

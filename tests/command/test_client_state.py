@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from limitgate import Limiter, LimitGateWSGI, open_sync_store
 from limitgate.command.journal import MOST_EVENTS, Journal
 from limitgate.command.verbs import limitgate
+from limitgate.stores.base import ConfigRequest
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_server import RedisServer
 
@@ -208,6 +209,36 @@ def test_a_rule_that_counts_by_path_wants_one(redis_server: RedisServer, tmp_pat
 def test_durations(redis_server: RedisServer, tmp_path: Path, text: str, seconds: float) -> None:
     """As people write them."""
     assert World(redis_server.url, tmp_path).json("ban", "key", "--for", text, "--dry-run")["retry_after"] == seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no JSON",
+        "[]",
+        "null",
+        "[" * 100_000,
+        '{"bans": 3, "events": {"a": 1}}',
+        '{"bans": [3, [], ["k"], ["k", [], 9e99, null, "me"], ["k", 7, 9e99, null, "me"]], "events": [3, [1]]}',
+        '{"bans": [["k", ["a"], "soon", null, "me"], [1, ["a"], 9e99, null, "me"]], "events": [["now", "a", "b", "c", null]]}',
+        '{"bans": {"a": 1}, "events": [[9e999, "me", "ban", "k", null]]}',
+    ],
+    ids=lambda text: text[:40],
+)
+def test_a_journal_that_is_damaged_keeps_nobody_from_banning(redis_server: RedisServer, tmp_path: Path, text: str) -> None:
+    """What of it is no entry is left out. One of a later version, which may have more in its entries, is read."""
+    world = World(redis_server.url, tmp_path)
+    store = open_sync_store(world.url)
+    store.config(ConfigRequest(f"{world.prefix}:journal", text), 10)  # type: ignore[attr-defined]
+    assert world.run("bans").exit_code == world.run("bans", "--log").exit_code == 0
+    world.json("bans", "--log")
+    world.json("ban", "user:42", "--for", "1h", "-y")
+    assert [ban["key"] for ban in world.json("bans")] == ["u…2"]
+    kept = {"bans": [["later", ["a"], None, "why", "me", "more"]], "events": [[1.0, "me", "ban", "later", None, "more"]]}
+    store.config(ConfigRequest(f"{world.prefix}:journal", json.dumps(kept)), 10)  # type: ignore[attr-defined]
+    assert world.json("bans") == [{"key": "later", "retry_after": None, "reason": "why"}]
+    assert world.json("bans", "--log")[0]["key"] == "later"
+    store.close()
 
 
 def test_the_journal_is_bounded_and_loses_nothing(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -204,6 +207,19 @@ def test_the_text_is_served() -> None:
         for reply in (wsgi_reply(wsgi), asyncio.run(asgi_reply(asgi))):
             assert (reply.status, reply.body) == (200, generate_latest(registry))
             assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+
+
+def test_a_folder_of_workers_that_is_missing_is_told() -> None:
+    """In multiprocess mode, which is chosen when prometheus-client is imported."""
+    code = "import limitgate; limitgate.Limiter('memory://', observers=['prometheus'])"
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": "/nowhere"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(
+        "limitgate.errors.ConfigError: PROMETHEUS_MULTIPROC_DIR: /nowhere: No such file or directory, expected"
+    )
 
 
 def test_the_rest_is_served_as_by_prometheus_client() -> None:
