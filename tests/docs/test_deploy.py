@@ -6,7 +6,10 @@ import asyncio
 import json
 import re
 import shutil
+import socket
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ import yaml
 from handbook import dashboard
 from limitgate.diagnostics import Diagnosis
 from limitgate.observing.instruments import INSTRUMENTS, Instrument
+from tests.support.doors import PATIENCE, PROCESS_PATIENCE, until, uvicorn_process
 from tests.support.markdown import ROOT, rows
 
 DEPLOY = ROOT / "deploy"
@@ -144,6 +148,57 @@ def test_alerts_fire_when_they_should() -> None:
     run("check", "rules", ALERTS)
     run("test", "rules", TESTS)
     run("check", "config", DEPLOY / "prometheus" / "prometheus.yml")
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus: `make promtool` installs Debian's")
+def test_prometheus_scrapes_the_example_and_every_alert_has_figures(tmp_path: Path) -> None:
+    """A real one, with the configuration of deploy/ but for the address, beside several workers of the example."""
+    shared = tmp_path / "figures"
+    shared.mkdir()
+    environment = {
+        "PROMETHEUS_MULTIPROC_DIR": str(shared),
+        "LIMITGATE_STORE": "memory://",
+        "LIMITGATE_RULES": str(ROOT / "config"),
+    }
+    with uvicorn_process("example_app.observed:app", tmp_path, workers=2, **environment) as url:
+        config = read(DEPLOY / "prometheus" / "prometheus.yml")
+        config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+        config["rule_files"] = [str(ALERTS)]
+        config["scrape_configs"][0]["static_configs"] = [{"targets": [urlsplit(url).netloc]}]
+        (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
+        with prometheus(tmp_path) as asked:
+            assert httpx.get(f"{url}/api/hello", timeout=PROCESS_PATIENCE).status_code == 200
+            until(lambda: bool(asked('limitgate_requests_total{outcome="admitted", job="app"} > 0')), PROCESS_PATIENCE)
+            until(lambda: bool(asked("rate(limitgate_rule_decisions_total[5m])")), PROCESS_PATIENCE)  # two scrapes
+            for alert in alerts():
+                figures = re.sub(r"\s*(==|>)\s*[\d.]+\s*$", "", alert["expr"].strip())
+                needs_more = alert["alert"] in {"LimitGateSheds", "LimitGateStoreSlow"}  # an adaptive rule, calls to Redis
+                assert asked(figures) or needs_more, alert["alert"]
+
+
+@contextmanager
+def prometheus(folder: Path) -> Iterator[Callable[[str], list[Any]]]:
+    """A server with ``prometheus.yml`` of a folder. Gives what a query finds; nothing until it can be asked."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = ["prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address={address}"]
+
+    def asked(query: str) -> list[Any]:
+        try:
+            answer = httpx.get(f"http://{address}/api/v1/query", params={"query": query}, timeout=PATIENCE)
+        except httpx.TransportError:
+            return []
+        found: list[Any] = answer.json()["data"]["result"] if answer.status_code == 200 else []
+        return found
+
+    with (folder / "prometheus.log").open("w") as log:
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+        try:
+            yield asked
+        finally:
+            process.terminate()
+            process.wait()
 
 
 @promtool
