@@ -377,6 +377,27 @@ def test_what_is_a_sample_under_wsgi(parts: list[bytes], samples: int) -> None:
     assert len(places_of(gated).limit.base_s_by_class) == samples
 
 
+def test_a_head_is_no_sample() -> None:
+    """Its time is not that of a GET, whose class it shares."""
+    with ASGISite(one_place()) as site:
+        for method, samples in (("HEAD", 0), ("GET", 1)):
+            assert site.ask(method=method).status == 200
+            assert places_of(site.app).limit.in_flight == 0
+            assert len(places_of(site.app).limit.base_s_by_class) == samples
+
+
+def test_a_head_is_no_sample_under_wsgi() -> None:
+    def app(environ: Any, start_response: Any) -> Any:
+        start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "4")])
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [b"done"]
+
+    gated = LimitGateWSGI(app, rules=[one_place()])
+    for method, samples in (("HEAD", 0), ("GET", 1)):
+        assert wsgi_reply(gated, method=method).status == 200
+        assert places_of(gated).limit.in_flight == 0
+        assert len(places_of(gated).limit.base_s_by_class) == samples
+
+
 @pytest.mark.parametrize("status", [503, 504])
 def test_overload_of_the_work_is_a_failure(status: int) -> None:
     with ASGISite(one_place()) as site:

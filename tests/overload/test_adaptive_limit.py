@@ -190,6 +190,8 @@ def test_work_that_hangs_makes_room_for_those_who_wait() -> None:
     for ticket in hanging:
         limit.done(ticket, 21.0 + STUCK_S)
     assert limit.in_flight == 1
+    limit.done(waiting, 21.0 + STUCK_S)
+    assert limit.in_flight == 0
 
 
 def test_work_of_which_some_ends_is_not_taken_for_lost() -> None:
