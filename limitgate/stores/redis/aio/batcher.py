@@ -23,7 +23,7 @@ from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis import wire
 from limitgate.stores.redis.aio.batch import Batch, Request, RequestQueue
 from limitgate.stores.redis.aio.connection import AsyncConnection
-from limitgate.stores.redis.aio.listening import AWAY, ListeningClock, Silence
+from limitgate.stores.redis.aio.listening import ListeningClock, Silence
 from limitgate.stores.redis.aio.loop_end import begin
 from limitgate.stores.redis.breaker import Breaker
 from limitgate.stores.redis.calls import MAX_BATCH, Room
@@ -427,7 +427,7 @@ class Batcher:
         now = self._clock.seconds
         if not self._owes:
             self._silence.break_()
-        self._silence.go_on(at_most=AWAY if self._connecting is not None else math.inf)
+        self._silence.go_on(connecting=math.inf if self._connecting is None else self._replies.patience)
         if not self._queue.size:
             self._queue_is_due = math.inf
         left = min([self._queue_is_due - self._silence.seconds, *[batch.due - now for batch in self._batches()]])

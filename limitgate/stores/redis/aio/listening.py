@@ -20,8 +20,11 @@ GRAIN, SHORTEST = 0.01, 0.004
 LONGEST = 0.05
 """Seconds that count between two looks, at most: of more the loop was away. So much of it counts all the same, as it polls its
 sockets in between, and a server that is silent each time is silent."""
-AWAY = 0.01
-"""Seconds that count of those while a connection is made, which takes a loop that is away several times as many turns."""
+IN_TIME = 1.5 * GRAIN
+"""Seconds between two looks, at most, if the loop was not away."""
+AWAY = 0.1
+"""Share of a timeout that counts of a time in which the loop was away while a connection is made, which takes such a loop
+several turns; `GRAIN` at most."""
 
 
 class Listener(Protocol):
@@ -120,10 +123,15 @@ class Silence:
         """Note that something was answered: the time since the last look was no silence."""
         self._was_broken = True
 
-    def go_on(self, *, at_most: float = math.inf) -> bool:
-        """Count the time since the last look, at most so many seconds of it. False if none of it was silence."""
+    def go_on(self, *, connecting: float = math.inf) -> bool:
+        """Count the time since the last look. False if none of it was silence.
+
+        While a connection is made for those who wait for ``connecting`` seconds, little counts if the loop was away.
+        """
         now, looked = self._clock.seconds, self._looked
-        passed = 0.0 if looked is None or self._was_broken else min(max(0.0, now - looked), at_most)
+        passed = 0.0 if looked is None or self._was_broken else max(0.0, now - looked)
+        if connecting < math.inf:
+            passed = min(passed, GRAIN if passed <= IN_TIME else min(GRAIN, AWAY * connecting))
         self._looked, self._was_broken = now, False
         self.seconds += passed
         return passed > 0
