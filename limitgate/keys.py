@@ -8,7 +8,7 @@ fresh bucket nor joins strangers in one, and never equals a value that merely sp
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -103,7 +103,7 @@ class Key:
 class PreparedKey:
     """Key of which only what the client contributes is left to be digested."""
 
-    __slots__ = ("_digest", "_parts", "_prefix", "_tail", "is_by_address")
+    __slots__ = ("_parts", "digest", "is_by_address", "prefix", "tail")
 
     def __init__(
         self,
@@ -115,38 +115,41 @@ class PreparedKey:
     ) -> None:
         self.is_by_address = [tuple(each) for each in labels] == [("ip",)]
         """True if the client contributes its address and nothing else."""
-        self._prefix = prefix
-        self._digest = digest
+        self.prefix = prefix
+        self.digest = digest
+        """That of all fields before the client's."""
+        self.tail = _bytes(tail)
+        """Fields behind the client's."""
         self._parts = parts
-        self._tail = _bytes(tail)
-
-    def by_address(self, field: bytes) -> str:
-        """Key of a client, by its `client_field`."""
-        digest = self._digest.copy()
-        digest.update(field)
-        if self._tail:
-            digest.update(self._tail)
-        return self._prefix + digest.hexdigest()  # type: ignore[no-any-return]
 
     def of(self, subject: Subject) -> str:
         """Key of a subject of the same tier, method and route."""
         text = ""
         for part in self._parts:
             text += part(subject)
-        return self.by_address(_bytes(text))
+        digest = self.digest.copy()
+        digest.update(_bytes(text) + self.tail)
+        return self.prefix + digest.hexdigest()  # type: ignore[no-any-return]
 
 
-def client_field(client: str | None, ipv6_prefix: int) -> bytes:
-    """Field of a key for a client, as part ``ip`` makes it: for its IPv4 address, its IPv6 network, or nobody's."""
-    if client is not None and client.isascii():
-        octets = client.encode()
-        if 0 < len(octets) < len(_IPV4_HEADS) and not octets.translate(None, _OF_IPV4):  # `grouped` would leave it as it is
-            return _IPV4_HEADS[len(octets)] + octets + b","
-    address = None if client is None else grouped(client, ipv6_prefix)
-    return _bytes(_field("ip", address) if address else "nobody,")
+def keys_of_client(prepared: Iterable[PreparedKey], client: str | None, ipv6_prefix: int) -> list[str]:
+    """Keys to which a client contributes its address alone, as part ``ip`` does it: IPv4 address, IPv6 network, or nobody."""
+    if client is not None and 0 < len(client) < len(_IPV4_HEADS) and not client.strip(_OF_IPV4):
+        field = _IPV4_HEADS[len(client)] + client.encode() + b","  # `grouped` would leave it as it is
+    else:
+        address = None if client is None else grouped(client, ipv6_prefix)
+        field = _bytes(_field("ip", address) if address else "nobody,")
+    keys = []
+    for key in prepared:
+        digest = key.digest.copy()
+        digest.update(field)
+        if key.tail:
+            digest.update(key.tail)
+        keys.append(key.prefix + digest.hexdigest())
+    return keys
 
 
-_OF_IPV4 = b".0123456789"
+_OF_IPV4 = ".0123456789"
 _IPV4_HEADS = [b"ip:%d:" % length for length in range(16)]
 """Beginnings of fields as `_field` makes them, for addresses of so many characters: almost every request comes by here."""
 

@@ -33,6 +33,7 @@ from limitgate.limits.decision import Decision, RateLimited
 from limitgate.routes.flask import wsgi_routes
 from limitgate.routes.handlers import STATUS
 from limitgate.routes.starlette import asgi_routes
+from limitgate.rules import decorators
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING, Mark, decided_marks
 from limitgate.rules.options import accepts, check_is_plain, check_refuses
@@ -83,7 +84,7 @@ class LimitGate(Around):
             if self._gate_to_be is not None:
                 self._gate_to_be.at_other_rules.append(fastapi_openapi.forget_documents)
 
-    async def __call__(  # noqa: C901, PLR0912 - each coroutine more costs all
+    async def __call__(  # noqa: C901, PLR0912, PLR0915 - each coroutine more costs all
         self, scope: Any, receive: Any, send: Any
     ) -> None:
         """Answer one request, pass everything else through."""
@@ -95,13 +96,14 @@ class LimitGate(Around):
         outer = None if request.comes_straight else admission_around(scope)
         try:
             asked: Any = gate.ask(request, outer)
-            admission: AnyAdmission = asked if asked.__class__ in ADMISSIONS else await asked
+            admission: AnyAdmission = asked if type(asked) in ADMISSIONS else await asked
         except BaseException:
             end_undecided(request)
             raise
         if isinstance(admission, PlainAdmission):  # almost all requests
             exchange: ASGIExchange = PlainASGIExchange(gate, admission, scope, receive, send, self._denials)
-            token: Token[Container[Mark] | None] | None = decided_marks.set(admission.prepared.marks)
+            marks = admission.prepared.marks
+            token: Token[Container[Mark] | None] | None = decided_marks.set(marks) if decorators.are_looked_at else None
             waits, in_flight = False, None if admission.prepared.adaptive is None else request.in_flight
         elif isinstance(admission, Shed):
             await turn_away(admission, scope, send)
@@ -318,6 +320,8 @@ class LimitGateWSGI(Around):
         return self._run(EVERYTHING, environ, start_response)
 
     def _run(self, marks: Container[Mark], environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        if not decorators.are_looked_at:
+            return self.app(environ, start_response)
         token = decided_marks.set(marks)
         try:
             return self.app(environ, start_response)

@@ -6,10 +6,10 @@ then on the exchange is one like any other. Property tests hold both ways equal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Awaitable, Callable, Container
 from typing import Any, ClassVar
 
-from limitgate.exchange.asgi import ASGIExchange, Receive, Send, show_outside
+from limitgate.exchange.asgi import ASGIExchange, Receive, Send
 from limitgate.exchange.base import EXCHANGE, OUTCOME, Exchange
 from limitgate.exchange.handlers import Denials
 from limitgate.exchange.receive_buffer import Message
@@ -20,6 +20,7 @@ from limitgate.gate.load import InFlight
 from limitgate.gate.plain_admission import PlainAdmission
 from limitgate.http.request import Environ, Scope
 from limitgate.http.response import Fields, raw
+from limitgate.limits.decision import DeferredDecision
 from limitgate.rules.decorators import Mark
 
 _WHOLE = (Exchange, ASGIExchange)
@@ -46,7 +47,7 @@ class PlainExchange(Exchange):
         made = self._plain.whole()
         self._tell(made)
         admission: Admission = self.__dict__.setdefault("admission", made)  # where classes for any kind of request have it
-        if self.__class__ not in _WHOLE:
+        if type(self) not in _WHOLE:
             self.__class__ = self._KIND  # type: ignore[assignment]
         if self._has_begun and not admission.has_begun:  # just now, in another thread
             PlainExchange._tell(self, admission)
@@ -84,7 +85,7 @@ class PlainExchange(Exchange):
         rules = self._plain.rules
         if rules.counts is not None:
             rules.counts.count("admitted", self._plain.reading.source)
-        if self.__class__ in _WHOLE:  # another thread has asked for the admission just now
+        if type(self) in _WHOLE:  # another thread has asked for the admission just now
             PlainExchange._tell(self, self.admission)
 
     def sent(self) -> None:
@@ -95,7 +96,7 @@ class PlainExchange(Exchange):
 
     def settle(self) -> None:
         """Refund whatever is known by now to be charged wrongly."""
-        if self._plain.settlement.has_news:
+        if self._plain.has_news():
             self._KIND.settle(self)
 
     def end(self) -> None:
@@ -110,14 +111,7 @@ class PlainExchange(Exchange):
 
     def ends_plainly(self) -> bool:
         """End the request if it has answered and nothing more was heard of it. False if it has to be ended like any other."""
-        settlement = self._plain.settlement
-        if settlement.has_news or not self._has_begun:
-            return False
-        settlement.is_over = True
-        if self._plain.prepared.adaptive is not None:
-            self._plain.request.in_flight.end_unanswered(client_left=False)
-        del self._plain.request  # a WSGI environ leads to this exchange
-        return True
+        return self._has_begun and self._plain.end()
 
 
 class PlainASGIExchange(PlainExchange, ASGIExchange):
@@ -141,24 +135,27 @@ class PlainASGIExchange(PlainExchange, ASGIExchange):
         self._denials = denials
         self._has_begun = False
 
-    async def send(self, message: Message) -> None:
+    def send(self, message: Message) -> Awaitable[None]:  # type: ignore[override]
         """Pass a message of the application on, with the rate fields where a response starts."""
-        if self.__class__ is PlainASGIExchange:
+        plain = self._plain
+        if type(self) is PlainASGIExchange and (type(plain.decision) is DeferredDecision or not plain.has_news()):
             kind = message["type"]
-            if kind == "http.response.body" and not self._plain.settlement.has_news:
-                await self._send(message)
-                return
+            if kind == "http.response.body":
+                return self._send(message)
             if kind == "http.response.start" and not self._has_begun:
                 self.begun(message.get("status") or 200)
-                show_outside(self.scope, self._outer_scope)
-                self._shown = len(self.scope)
-                fields = self._plain.raw_fields()
+                inside, outside = self.scope, self._outer_scope  # `show_outside`, of a request that came by no other gate
+                outside.clear()
+                outside.update(inside)
+                outside.pop("limitgate", None)
+                outside.pop(EXCHANGE, None)
+                self._shown = len(inside)
+                fields = plain.raw_fields()
                 if fields:
                     message = {**message}
                     message["headers"] = [*(message.get("headers") or ()), *fields]
-                await self._send(message)
-                return
-        await ASGIExchange.send(self, message)
+                return self._send(message)
+        return ASGIExchange.send(self, message)
 
     def has_begun(self) -> bool:
         """True if a response has begun."""
@@ -166,9 +163,12 @@ class PlainASGIExchange(PlainExchange, ASGIExchange):
 
     def end_now(self) -> bool:
         """End the request. True if something may have to be refunded, by `Gate.asettle`."""
-        if not self.ends_plainly():
+        if not (self._has_begun and self._plain.end()):
             return ASGIExchange.end_now(self)
-        self._detach()
+        if len(self.scope) == self._shown:  # `_detach`, of a request that the application has heard no more of
+            self.scope = self._outer_scope
+        else:
+            self._detach()
         return False
 
 
@@ -187,7 +187,7 @@ class PlainWSGIExchange(PlainExchange):
         """``start_response`` that adds rate fields and notes the status."""
 
         def start(status: str, headers: Fields, *exc_info: Any) -> Callable[[bytes], object]:
-            if self.__class__ in _WHOLE:  # somebody has asked for more
+            if type(self) in _WHOLE:  # somebody has asked for more
                 return starting(self.admission, start_response)(status, headers, *exc_info)
             write = start_response(status, [*headers, *self._plain.fields()], *exc_info)
             code = status_code(status)

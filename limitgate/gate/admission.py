@@ -17,7 +17,7 @@ from limitgate.gate.load import InFlight
 from limitgate.gate.request_plan import PreparedPlan, RequestPlan
 from limitgate.gate.rules_in_force import RulesInForce
 from limitgate.http.request import Request
-from limitgate.http.response import Fields, RawFields, Refusal, raw, raw_x_ratelimit, refusal, unavailable
+from limitgate.http.response import Fields, RawFields, Refusal, full_at, raw, raw_x_ratelimit, refusal, unavailable
 from limitgate.limits.decision import Decision, Settlement, admitted_in_flight, refused_in_flight, under_places
 from limitgate.limits.plan import Plan, Reading, Source
 from limitgate.limits.template import PlainSpend
@@ -285,7 +285,7 @@ class Admission:
         """The `fields` as ASGI wants them."""
         decision = self.decision
         if self._fields_are_due and decision is not None and self.rules.has_commonest_style:
-            return raw_x_ratelimit(decision, self.now)
+            return raw_x_ratelimit(decision.limit, decision.remaining, full_at(decision, self.now))
         return raw(self.fields)
 
     @property

@@ -36,7 +36,17 @@ from limitgate.heartbeat import heartbeats
 from limitgate.http.request import Request, UserWanted
 from limitgate.http.request_start import HEADER as REQUEST_START
 from limitgate.http.response import Refusal, forbidden, quota_exceeded, refusal as refused, unavailable
-from limitgate.limits.decision import Decision, Settlement, Window, admitted_in_flight, decide, denied, joined, under_places
+from limitgate.limits.decision import (
+    Decision,
+    Settlement,
+    Window,
+    admitted_in_flight,
+    decide,
+    deferred,
+    denied,
+    joined,
+    under_places,
+)
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.limits.refund import refund
 from limitgate.limits.template import AnyReading, PlainSpend, PlanTemplate, whole_reading
@@ -184,8 +194,11 @@ class Gate:
             found = self._prepared(request, rules, self._begin)
             if request.in_flight is not None and request.in_flight.refusal is not None:
                 return self._shed(request, rules)
+        elif self._can_prepare and request.comes_straight:  # `_prepared`, as almost all
+            request.resolve_client = self._client_of
+            found = rules.planner.prepared(request)
         else:
-            found = self._prepared(request, rules)
+            found = None
         if found is None:
             return self._acheck_planned(request, rules, outer)
         prepared, keys = found
@@ -584,7 +597,25 @@ class Gate:
         self, request: Request, rules: RulesInForce, prepared: PreparedPlan, template: PlanTemplate, reading: AnyReading
     ) -> AnyAdmission | None:
         """`_admit` by a prepared plan: the short way, which almost all requests go. None if the store has declined it."""
-        settlement = Settlement()
+        if type(reading) is PlainSpend and reading.admitted and template.is_enforced and prepared.adaptive is None:
+            if self._failing or self._at_first_answer is not None:
+                self._note_answer(reading.now)
+            if prepared.counter is not None:
+                prepared.counter.charged(reading.debts)
+            admitted = PlainAdmission()
+            admitted.request = request
+            admitted.rules = rules
+            admitted.prepared = prepared
+            admitted.reading = reading
+            admitted.decision = deferred(reading, request)
+            return admitted
+        return self._decide_worked_out(request, rules, prepared, template, reading)
+
+    def _decide_worked_out(
+        self, request: Request, rules: RulesInForce, prepared: PreparedPlan, template: PlanTemplate, reading: AnyReading
+    ) -> AnyAdmission | None:
+        """`_decide_prepared` where the decision is needed: of refusals, of plans with shadows, and under adaptive limits."""
+        settlement = request.open_settlement()
         decision = template.decide(reading, settlement)
         if decision is None or not isinstance(reading, PlainSpend):
             if not reading.buckets:
@@ -617,7 +648,6 @@ class Gate:
         admitted.prepared = prepared
         admitted.reading = reading
         admitted.decision = decision
-        admitted.settlement = settlement
         return admitted
 
     def _refuse_prepared(
@@ -845,8 +875,7 @@ def _admitted_unasked(request: Request, rules: RulesInForce, prepared: PreparedP
     admitted.rules = rules
     admitted.prepared = prepared
     admitted.reading = Unasked(time.time_ns() // 1000)
-    admitted.settlement = settlement = Settlement()
-    admitted.decision = admitted_in_flight(in_flight.in_force, settlement)
+    admitted.decision = admitted_in_flight(in_flight.in_force, request.open_settlement())
     return admitted
 
 

@@ -8,8 +8,8 @@ from limitgate.gate.admission import Admission
 from limitgate.gate.request_plan import PreparedPlan
 from limitgate.gate.rules_in_force import RulesInForce
 from limitgate.http.request import Request
-from limitgate.http.response import Fields, RawFields, Refusal, raw, raw_x_ratelimit, x_ratelimit
-from limitgate.limits.decision import Decision, Settlement
+from limitgate.http.response import Fields, RawFields, Refusal, full_at, raw, raw_x_ratelimit, x_ratelimit
+from limitgate.limits.decision import Decision, DeferredDecision, Settlement
 from limitgate.limits.plan import Source
 from limitgate.limits.template import PlainSpend
 
@@ -33,7 +33,7 @@ class PlainAdmission:
     """
 
     # without an `__init__`, which takes as long as all the rest
-    __slots__ = ("decision", "prepared", "reading", "request", "rules", "settlement")
+    __slots__ = ("decision", "prepared", "reading", "request", "rules")
     decision: Decision
     prepared: PreparedPlan
     reading: PlainSpend | Unasked
@@ -41,13 +41,37 @@ class PlainAdmission:
     """Gone once it is over."""
     rules: RulesInForce
     """The rules that it began with, and ends with."""
-    settlement: Settlement
+
+    def has_news(self) -> bool:
+        """True if the decision was told a cost that is not put into effect yet. Nobody told one that nobody has looked at."""
+        if type(self.decision) is DeferredDecision:
+            return False
+        request = getattr(self, "request", None)
+        return request is not None and request.open_settlement().has_news
+
+    def end(self) -> bool:
+        """Note that the request is over. False if a cost was heard of that is not put into effect yet."""
+        decision, request = self.decision, self.request
+        if type(decision) is DeferredDecision:
+            request.is_over = True
+        else:
+            settlement = request.open_settlement()
+            if settlement.has_news:
+                return False
+            request.is_over = settlement.is_over = True
+        if self.prepared.adaptive is not None:
+            request.in_flight.end_unanswered(client_left=False)
+        del self.request
+        request.scope = request.environ = None  # which lead to the decision, and that may lead to the request
+        return True
 
     def whole(self) -> Admission:
         """The same as an admission of any kind."""
         request: Any = getattr(self, "request", None)
-        admission = Admission(request, None, self.prepared.marks, self.rules, self.settlement)
+        settlement = Settlement() if request is None else request.open_settlement()
+        admission = Admission(request, None, self.prepared.marks, self.rules, settlement)
         if request is None:
+            settlement.is_over = True
             del admission.request
         if self.reading.waited:
             admission.budget.left -= self.reading.waited
@@ -61,16 +85,20 @@ class PlainAdmission:
 
     def fields(self) -> Fields:
         """Rate fields."""
-        rules = self.rules
-        if rules.has_commonest_style:
-            return x_ratelimit(self.decision, self.reading.now, rules.rule_names)
-        return rules.fields(self.decision, self.reading.now)
+        rules, decision, reading = self.rules, self.decision, self.reading
+        if not rules.has_commonest_style:
+            return rules.fields(decision, reading.now)
+        if type(decision) is DeferredDecision and type(reading) is PlainSpend:
+            limit, remaining, refill_us, _ = reading.template.tightest(reading.debts)
+            return x_ratelimit(limit, remaining, reading.now + refill_us)
+        return x_ratelimit(decision.limit, decision.remaining, full_at(decision, reading.now))
 
     def raw_fields(self) -> RawFields:
         """Rate fields as ASGI wants them."""
-        rules = self.rules
-        if rules.has_commonest_style:
-            return raw_x_ratelimit(self.decision, self.reading.now)
+        reading = self.reading
+        if type(self.decision) is DeferredDecision and self.rules.has_commonest_style and type(reading) is PlainSpend:
+            limit, remaining, refill_us, _ = reading.template.tightest(reading.debts)
+            return raw_x_ratelimit(limit, remaining, reading.now + refill_us)
         return raw(self.fields())
 
 

@@ -21,7 +21,7 @@ from limitgate.gil import yield_gil
 from limitgate.http.client_ip import Hop
 from limitgate.http.paths import PathIndex, Reach, beyond, segments
 from limitgate.http.request import Request
-from limitgate.keys import Value, client_field
+from limitgate.keys import Value, keys_of_client
 from limitgate.limits.plan import Charge, Plan
 from limitgate.observing.counts import Counts
 from limitgate.own_errors import survived
@@ -273,7 +273,7 @@ class Planner:
                 return None
         if prepared.is_by_address:
             client = request.peer if identities.proxies.take_peers else request.client
-            return prepared, prepared.keys_of_address(client_field(client, identities.ipv6_prefix))
+            return prepared, keys_of_client(prepared.keys, client, identities.ipv6_prefix)
         return prepared, prepared.keys_of(Subject(request, caller, tier, identities))
 
     def address(self, request: Request) -> str | None:

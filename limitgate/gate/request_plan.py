@@ -64,7 +64,7 @@ class PreparedPlan:
     for charges that are not plain.
     """
 
-    __slots__ = ("_keys", "_only_key", "adaptive", "compiled_rules", "counter", "is_by_address", "marks", "template")
+    __slots__ = ("adaptive", "compiled_rules", "counter", "is_by_address", "keys", "marks", "template")
 
     def __init__(
         self,
@@ -85,21 +85,14 @@ class PreparedPlan:
         """Decorators that were taken into account."""
         self.compiled_rules = tuple(compiled_rules)
         """The rules behind the charges."""
-        self._keys: list[PreparedKey] = [key for key, _ in prepared]
-        self._only_key = self._keys[0] if len(prepared) == 1 else None
-        self.is_by_address = all(key.is_by_address for key in self._keys)
+        self.keys: list[PreparedKey] = [key for key, _ in prepared]
+        """The keys less what the client contributes."""
+        self.is_by_address = all(key.is_by_address for key in self.keys)
         """True if nothing of a request but its client's address is in the keys."""
-
-    def keys_of_address(self, field: bytes) -> Sequence[str]:
-        """Keys for a client, by its `limitgate.keys.client_field`."""
-        only_key = self._only_key
-        if only_key is not None:
-            return (only_key.by_address(field),)
-        return [key.by_address(field) for key in self._keys]
 
     def keys_of(self, subject: Subject) -> Sequence[str]:
         """Keys for a subject of the same tier."""
-        return [key.of(subject) for key in self._keys]
+        return [key.of(subject) for key in self.keys]
 
     def request_plan(self, plan: Plan) -> RequestPlan:
         """The plan of one request, made of the template with its keys."""

@@ -11,6 +11,7 @@ from typing import Any, Self, overload
 from urllib.parse import unquote
 
 from limitgate.http.paths import first_interpretation
+from limitgate.limits.decision import Settlement
 
 Scope = MutableMapping[str, Any]
 Environ = MutableMapping[str, Any]
@@ -338,6 +339,8 @@ class Request:
     """Limits that callables have given for this request, by the ids of rules: each is asked once."""
     in_flight: Any = None
     """The `limitgate.gate.load.InFlight` of this request, None where no adaptive limit is for it, or none was asked yet."""
+    is_over = False
+    """True if its response is over, and nothing is to be heard of it."""
     resolve_client: Callable[[Request], str | None] | None = None
     """Computes ``client`` on first use; None once it has."""
     _headers: Headers | None = None
@@ -361,6 +364,13 @@ class Request:
         if self.resolve_client is not None:
             self._client, self.resolve_client = self.resolve_client(self), None
         return self._client
+
+    def open_settlement(self) -> Settlement:
+        """What `limitgate.Decision.settle` is told of it, made when it is first asked for. Safe under threads."""
+        settlement: Settlement = self.__dict__.setdefault("settlement", Settlement())
+        if self.is_over:
+            settlement.is_over = True
+        return settlement
 
     @property
     def method_class(self) -> str:
@@ -417,7 +427,7 @@ class ASGIRequest(Request):
     awaits = True
 
     def __init__(self, scope: Scope) -> None:
-        method, client = scope.get("method", "GET"), scope.get("client")
+        method, client = scope.get("method", "GET"), scope.get("client")  # WebSockets have no method
         self.scope = scope
         self.sent_method = method
         self.method = method if method in _METHODS else _method(method)

@@ -144,43 +144,48 @@ def _problem(status: int, title: str, detail: str, fields: Fields, **more: objec
     return Refusal(status, fields, raw(fields), body, detail)
 
 
-def x_ratelimit(decision: Decision, now: int, _: frozenset[str]) -> Fields:
-    """The commonest convention: the tightest window, the reset as Unix time."""
+def x_ratelimit(limit: int, remaining: int, full_at_us: int) -> Fields:
+    """The commonest convention: the tightest window, and as Unix time when it is full again, here in Unix µs."""
     return [
-        ("X-RateLimit-Limit", str(decision.limit)),
-        ("X-RateLimit-Remaining", str(decision.remaining)),
-        ("X-RateLimit-Reset", str(_reset_at(decision, now))),
+        ("X-RateLimit-Limit", str(limit)),
+        ("X-RateLimit-Remaining", str(remaining)),
+        ("X-RateLimit-Reset", str(-(-full_at_us // SECOND))),
     ]
 
 
-def raw_x_ratelimit(decision: Decision, now: int) -> RawFields:
-    """The fields of style ``x-ratelimit`` as `raw` gives them."""
-    reset_at = ceil((now + floor(decision.reset_after * SECOND + 0.5)) / SECOND)  # `_reset_at`, as almost every response asks
-    return [_LIMIT[decision.limit], _REMAINING[decision.remaining], _RESET[reset_at]]
+def raw_x_ratelimit(limit: int, remaining: int, full_at_us: int) -> RawFields:
+    """The fields of style ``x-ratelimit`` as `raw` gives them. Remembered, as most have numbers that others had lately."""
+    reset = -(-full_at_us // SECOND)
+    try:
+        return [_LIMIT[limit], _REMAINING[remaining], _RESET[reset]]
+    except KeyError:
+        for known, name, number in (
+            (_LIMIT, _RAW_LIMIT, limit),
+            (_REMAINING, _RAW_REMAINING, remaining),
+            (_RESET, _RAW_RESET, reset),
+        ):
+            if len(known) >= _NUMBERS:
+                known.clear()
+            known[number] = name, b"%d" % number
+        return [(_RAW_LIMIT, b"%d" % limit), (_RAW_REMAINING, b"%d" % remaining), (_RAW_RESET, b"%d" % reset)]
 
 
-class _NumberFields(dict[int, tuple[bytes, bytes]]):
-    """Encoded fields of one name by their number. Remembered, as most responses have numbers that others had lately."""
+def _x_ratelimit(decision: Decision, now: int, _: frozenset[str]) -> Fields:
+    """`x_ratelimit` of a decision."""
+    return x_ratelimit(decision.limit, decision.remaining, full_at(decision, now))
 
-    def __init__(self, name: bytes) -> None:
-        super().__init__()
-        self._name = name
 
-    def __missing__(self, number: int) -> tuple[bytes, bytes]:
-        if len(self) >= _NUMBERS:
-            self.clear()
-        self[number] = field = self._name, b"%d" % number
-        return field
+def full_at(decision: Decision, now: int) -> int:
+    """Unix µs at which the tightest window is full again, by a decision of ``now``."""
+    return now + floor(decision.reset_after * SECOND + 0.5)  # exact below 2**53 µs, 285 years
 
 
 _NUMBERS = 1024
 """Numbers that are remembered of a field, in about 150 bytes each."""
-_LIMIT, _REMAINING, _RESET = map(_NumberFields, (b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"))
-
-
-def _reset_at(decision: Decision, now: int) -> int:
-    """Unix time in whole seconds by which the tightest window is full again."""
-    return ceil((now + floor(decision.reset_after * SECOND + 0.5)) / SECOND)  # exact below 2**53 µs, the year 2255
+_RAW_LIMIT, _RAW_REMAINING, _RAW_RESET = b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"
+_LIMIT: dict[int, tuple[bytes, bytes]] = {}
+_REMAINING: dict[int, tuple[bytes, bytes]] = {}
+_RESET: dict[int, tuple[bytes, bytes]] = {}
 
 
 def _x_ratelimit_windows(decision: Decision, _: int, __: frozenset[str]) -> Fields:
@@ -248,7 +253,7 @@ def _numbered(name: str, taken: AbstractSet[str]) -> str:
 
 
 STYLES: dict[str, Callable[[Decision, int, frozenset[str]], Fields]] = {
-    "x-ratelimit": x_ratelimit,
+    "x-ratelimit": _x_ratelimit,
     "x-ratelimit-windows": _x_ratelimit_windows,
     "draft-11": _draft_11,
 }

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from limitgate.algorithms.base import State
 from limitgate.errors import LimitGateError
@@ -68,6 +68,13 @@ class Standing(NamedTuple):
                 )
             )
         return found
+
+
+class SettlementOwner(Protocol):
+    """A request, of which most need no `Settlement`."""
+
+    def open_settlement(self) -> Settlement:
+        """Its settlement, made when it is first asked for, and the same from then on."""
 
 
 class Settlement:
@@ -219,6 +226,57 @@ def decision_of(  # noqa: PLR0917 - keywords would take longer
     draft.settlement = settlement
     draft.in_force = ()
     draft.__class__ = Decision
+    decision: Decision = draft
+    return decision
+
+
+class DeferredDecision(Decision):
+    """A decision that admits a request, worked out when somebody first looks at it: of almost all nobody does.
+
+    From then on it is a `Decision`.
+    """
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:  # what is not there yet
+        if name not in Decision.__slots__:
+            raise AttributeError(f"Decision has no {name!r}")
+        return getattr(self._worked_out(), name)
+
+    @property
+    def settlement(self) -> Settlement | None:
+        """Keeps what `Decision.settle` is told."""
+        return self._worked_out().settlement
+
+    def _worked_out(self) -> Decision:
+        """The decision itself, with all of its values. Threads that ask at the same time find the same ones."""
+        evidence: Any = self.evidence
+        owner: SettlementOwner | Settlement = _SLOTS["settlement"].__get__(self)
+        decision = evidence.decision(owner if isinstance(owner, Settlement) else owner.open_settlement())
+        for name in Decision.__slots__:
+            _SLOTS[name].__set__(self, getattr(decision, name))
+        _set(self, "__class__", Decision)
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return self._worked_out() == other
+
+    __hash__ = Decision.__hash__
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._worked_out().__reduce_ex__(protocol)
+
+
+_SLOTS: Any = vars(Decision)
+"""The descriptors of a decision's slots."""
+
+
+def deferred(evidence: Sequence[BucketReading], owner: SettlementOwner) -> Decision:
+    """Make a `DeferredDecision`, of evidence whose method ``decision`` gives the decision for a settlement."""
+    draft: Any = _Draft()
+    draft.evidence = evidence
+    draft.settlement = owner
+    draft.__class__ = DeferredDecision
     decision: Decision = draft
     return decision
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import islice
+from operator import gt
 from typing import TYPE_CHECKING, Any
 
 from limitgate.algorithms import ban, gcra
@@ -60,7 +61,21 @@ def _shape(*buckets: tuple[int, bool]) -> PlainShape:
 class PlanTemplate:
     """Plain charges less their keys, and the numbers of their windows. Raises `ValueError` for charges that are not plain."""
 
-    __slots__ = ("_only_rule", "_windows", "bans", "buckets", "charges", "counts", "load", "shape")
+    __slots__ = (
+        "_least",
+        "_least_place",
+        "_only_rule",
+        "_slacks",
+        "_windows",
+        "bans",
+        "buckets",
+        "charges",
+        "counts",
+        "is_enforced",
+        "load",
+        "only",
+        "shape",
+    )
 
     def __init__(self, charges: Sequence[Charge]) -> None:
         self.bans = sum(charge.bucket.algorithm is ban for charge in charges)
@@ -72,6 +87,8 @@ class PlanTemplate:
         self.charges = tuple(charges)
         self.buckets = tuple((charge.bucket, charge.cost, charge.enforced, _rows(charge)) for charge in counted)
         """Per charge but those of bans its bucket, its cost, true if it may refuse, and its rows."""
+        self.only = self.buckets[0] if len(counted) == 1 else None
+        """The first of ``buckets`` if there are no others."""
         windows = [(charge, limit, *row) for charge in counted for limit, row in zip(charge.bucket.limits, _rows(charge))]
         self.counts = tuple(count for _, _, count, _, _ in windows)
         """Per window the ticks that a microsecond pays back."""
@@ -86,6 +103,13 @@ class PlanTemplate:
         )
         """Per window its place, the ticks up to which it may owe and have more requests left than some other window holds, and
         what tells the tightest of the others."""
+        place, _, self._least = min(self._windows, key=lambda each: each[2][2][2])
+        """The window of the least burst."""
+        self._slacks = tuple([slack if each != place else self._least[0] for each, slack, _ in self._windows])
+        """Per window the ticks up to which it may owe for that of the least burst to be the tightest."""
+        self._least_place = place
+        self.is_enforced = all(charge.enforced for charge in counted)
+        """True if no rule is a shadow, so that a plan is admitted where every charge fits."""
         self._only_rule = (counted[0].rule,) if len(counted) == 1 else None
         """The rule of the only charge, where there is one: nobody else can have refused."""
         self.shape = _shape(*[(len(charge.bucket.limits), charge.enforced) for charge in counted], *[(0, True)] * self.bans)
@@ -122,23 +146,42 @@ class PlanTemplate:
             return None
         if not reading.admitted:
             return self._refused(reading, settlement)
+        tightest = self.tightest(reading.debts) if self.is_enforced else self._tightest_of_all(reading.debts)
+        if tightest is None:
+            return None
+        burst, left, refill, charge = tightest
+        return decision_of(
+            True, burst, left, 0.0, refill / SECOND, charge.cost, charge.rule, False, 0.0, reading, True, settlement
+        )
+
+    def tightest(self, debts: Sequence[int]) -> Tightest:
+        """The tightest window once the charges are made, by the debts before. Raises `ValueError` if one does not fit."""
+        if not any(map(gt, debts, self._slacks)):
+            debt = debts[self._least_place]  # of almost every request
+            room, ticks, (count, increment, burst, _, charge) = self._least
+            return burst, (room - debt) // ticks, -(-(debt + increment) // count), charge
+        tightest = self._tightest_of_all(debts)
+        if tightest is None:
+            raise ValueError(f"of the debts {debts!r} some leave no room, expected a plan that was admitted")
+        return tightest
+
+    def _tightest_of_all(self, debts: Sequence[int]) -> Tightest | None:
+        """`tightest` among all windows; None where a charge does not fit: of a rule that may not refuse."""
         tightest, least, owing = None, 0, 0
-        debts = reading.debts
         for place, slack, window in self._windows:
             debt = debts[place]
             if debt <= slack:
                 continue
             room, ticks, numbers = window
-            if debt > room:  # of a rule that may not refuse
+            if debt > room:
                 return None
             left = (room - debt) // ticks
             if tightest is None or left < least or (left == least and _refill_us(numbers, debt) > _refill_us(tightest, owing)):
                 tightest, least, owing = numbers, left, debt
         if tightest is None:
             return None
-        count, increment, burst, cost, charge = tightest
-        reset = -(-(owing + increment) // count) / SECOND
-        return decision_of(True, burst, least, 0.0, reset, cost, charge.rule, False, 0.0, reading, True, settlement)
+        _, _, burst, _, charge = tightest
+        return burst, least, _refill_us(tightest, owing), charge
 
     def _refused(self, reading: PlainSpend, settlement: Settlement | None) -> Decision | None:
         """Decision of a refusal: of the windows as they stand the tightest one, and the longest wait of those that refused."""
@@ -172,6 +215,8 @@ class PlanTemplate:
         return reading.keys[0]
 
 
+Tightest = tuple[int, int, int, Charge]
+"""Of the tightest window the burst, the whole requests that still fit, the µs until it is full again, and the charge."""
 _Numbers = tuple[int, int, int, int, Charge]
 """Of a window the ticks that a microsecond pays back, those that the charge takes, the burst, the cost, and the charge."""
 _Window = tuple[int, int, _Numbers]
@@ -235,6 +280,13 @@ class PlainSpend(_Buckets):
     def whole(self) -> Reading:
         """The reading as one of any kind of plan."""
         return Reading(self.now, self, self.admitted, self.waited)
+
+    def decision(self, settlement: Settlement) -> Decision:
+        """The decision that it admits, where no rule is a shadow."""
+        decision = self.template.decide(self, settlement)
+        if decision is None:
+            raise ValueError(f"{self!r} has a shadow, expected rules that may all refuse")
+        return decision
 
     def having_waited(self, waited: float) -> PlainSpend:
         """The same after so many seconds of silence."""

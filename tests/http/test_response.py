@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from limitgate import Decision, LimitGateWSGI, MemoryStore, Rule, StoreError
 from limitgate.http import response
-from limitgate.http.response import rate_fields, raw, raw_x_ratelimit
+from limitgate.http.response import full_at, rate_fields, raw, raw_x_ratelimit
 from tests.support.clock import Clock
 
 START = Clock().now // 1_000_000
@@ -506,12 +506,12 @@ def test_fields_for_asgi_are_those_for_wsgi_property(numbers: list[tuple[int, in
     """Fields that are made as bytes are the encoded text ones."""
     for limit, left, reset in numbers:
         decision = Decision(True, limit, left, 0.0, reset, 1, "api")
-        assert raw_x_ratelimit(decision, START) == raw(rate_fields(["x-ratelimit"], decision, START))
+        fields = raw_x_ratelimit(limit, left, full_at(decision, START))
+        assert fields == raw(rate_fields(["x-ratelimit"], decision, START))
 
 
 def test_fields_of_many_numbers_are_forgotten_again() -> None:
     """However many numbers responses have, few are remembered; those that are forgotten are made anew."""
     for left in (*range(5000), 1, 4999):
-        decision = Decision(True, left, left, 0.0, left, 1, "api")
-        assert [value for _, value in raw_x_ratelimit(decision, 0)] == [b"%d" % left] * 3
+        assert [value for _, value in raw_x_ratelimit(left, left, left * 1_000_000)] == [b"%d" % left] * 3
     assert all(len(each) <= 1024 for each in (response._LIMIT, response._REMAINING, response._RESET))

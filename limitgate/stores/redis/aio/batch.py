@@ -108,7 +108,7 @@ class RequestQueue:
         """Add a request."""
         self.size += 1
         plan = request[0]
-        if plan.__class__ is not PlainSpend:
+        if type(plan) is not PlainSpend:
             self._entries.append(request)
             return
         shape = plan.template.shape

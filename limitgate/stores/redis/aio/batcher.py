@@ -103,19 +103,20 @@ class Batcher:
         """The breaker of this event loop's connections to the server."""
         return self._server.breaker
 
-    def spend(self, plan: AnyPlan, timeout: float) -> asyncio.Future[Reading]:
+    def spend(
+        self,
+        plan: AnyPlan,
+        timeout: float,
+        checks: bool = True,  # noqa: FBT001, FBT002 - by keyword it takes longer
+    ) -> asyncio.Future[Reading]:
         """Return the reading of a plan, or a `StoreError`, within ``timeout`` seconds.
 
-        That of a plain plan is `DECLINED` if a bucket is not kept as it asks for. Raises a `StoreError` at once where Redis has
-        stopped answering, or too many are waiting already.
+        That of a plain plan is `DECLINED` if a bucket is not kept as it asks for. Raises a `StoreError` at once where too many
+        are waiting already, or Redis has stopped answering, unless nobody ``checks`` that.
         """
-        if not self._is_gathering:
-            self._server.breaker.check()
-        return self.ask(plan, timeout)
-
-    def ask(self, plan: AnyPlan, timeout: float) -> asyncio.Future[Reading]:
-        """`spend` even if Redis has stopped answering."""
         queue = self._queue
+        if not self._is_gathering and checks:
+            self._server.breaker.check()
         if queue.size >= MAX_QUEUED:
             raise StoreError(f"{MAX_QUEUED} requests wait for {self._server.name} already", "overload")
         if not self._is_gathering:
@@ -130,7 +131,7 @@ class Batcher:
         return waiting
 
     def ask_first(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
-        """`ask` before all that wait, however many they are."""
+        """`spend`, unchecked, before all that wait, however many they are."""
         self._gather(plan)
         due = self._silence.seconds + timeout
         self._queue_is_due = min(self._queue_is_due, due)
@@ -509,7 +510,7 @@ class Batcher:
         if probe is None:
             return
         try:
-            self.ask(probe, self._server.probe_timeout).add_done_callback(lambda _: self._probe_later())
+            self.spend(probe, self._server.probe_timeout, checks=False).add_done_callback(lambda _: self._probe_later())
         except Exception as error:  # noqa: BLE001 - without the next probe nobody would ask again; mostly there is no room here
             own_error(error)
             self._probe_later()

@@ -1,0 +1,134 @@
+"""Decisions that are worked out when somebody looks at them: to whoever does they are decisions like any other."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import FrozenInstanceError, fields, replace
+from threading import Barrier
+from typing import Any
+
+import pytest
+
+from limitgate import Decision, Limit, RateLimited
+from limitgate.http.request import Request
+from limitgate.limits.bucket import Bucket
+from limitgate.limits.decision import DeferredDecision, Settlement, deferred
+from limitgate.limits.plan import Charge
+from limitgate.limits.template import PlanTemplate
+
+NOW = 1_700_000_000_000_000
+
+
+@pytest.fixture
+def request_() -> Request:
+    """A request that is under way."""
+    return Request()
+
+
+@pytest.fixture
+def decision(request_: Request) -> Decision:
+    """A decision that nobody has looked at."""
+    return made(request_)
+
+
+def made(owner: Request) -> Decision:
+    """A deferred decision about a request that has two windows, of which one owes two requests."""
+    charge = Charge("", Bucket((Limit("5/second"), Limit("100/minute"))), 1, enforced=True, rule="api")
+    return deferred(PlanTemplate([charge]).reading(["key"], NOW, (2_000_000, 0), admitted=True), owner)
+
+
+EXPECTED = (True, 5, 2, 0.0, 0.6, 1, "api", False, False, 0.0)
+"""Values of the fields that are compared."""
+
+
+def values(decision: Decision) -> tuple[Any, ...]:
+    """Values of the fields that are compared."""
+    return tuple([getattr(decision, each.name) for each in fields(decision) if each.compare])
+
+
+@pytest.mark.parametrize(
+    "name", [each.name for each in fields(Decision)] + ["windows", "standings", "refusing", "refusing_key"]
+)
+def test_a_look_at_anything_works_it_out(decision: Decision, name: str) -> None:
+    """Whatever is looked at first is there, and all the rest is then."""
+    getattr(decision, name)
+    assert values(decision) == EXPECTED
+    assert type(decision) is Decision
+
+
+LOOKS: dict[str, Callable[[Decision, Decision], bool]] = {
+    "pickled in an error": lambda decision, _: pickle.loads(pickle.dumps(RateLimited(decision))).decision == decision,
+    "copied": lambda decision, _: copy.copy(decision) == decision,
+    "replaced": lambda decision, _: replace(decision, rule="other").rule == "other",
+    "equal": lambda decision, other: decision == other,
+    "equal from the other side": lambda decision, other: other == decision,
+    "hashed": lambda decision, other: len({decision, other}) == 1,
+    "shown": lambda decision, other: repr(decision) == repr(other) and "remaining=2" in repr(decision),
+    "an instance": lambda decision, _: isinstance(decision, Decision),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+@pytest.mark.parametrize("other_is_deferred", [True, False])
+def test_it_is_a_decision_to_whoever_looks(decision: Decision, look: Any, *, other_is_deferred: bool) -> None:
+    """It is pickled, copied, compared and shown as the decision that it is."""
+    other = made(Request())
+    if not other_is_deferred:
+        assert other.allowed
+    assert look(decision, other)
+
+
+def test_it_is_not_changed(decision: Decision) -> None:
+    """Nothing of it can be set, before it is looked at or afterwards."""
+    for _ in range(2):
+        with pytest.raises(FrozenInstanceError):
+            decision.remaining = 9  # type: ignore[misc]
+        assert decision.remaining == 2
+
+
+def test_it_has_nothing_else(decision: Decision) -> None:
+    """A name that no decision has is not there."""
+    with pytest.raises(AttributeError, match="no 'missing'"):
+        decision.missing  # type: ignore[attr-defined]  # noqa: B018
+    assert type(decision) is DeferredDecision
+
+
+def test_what_is_settled_reaches_the_request(request_: Request, decision: Decision) -> None:
+    """A cost that is told to it, or to a copy, is noted for its request."""
+    decision.settle(3)
+    replace(decision, delay=1.0).settle(4, rule="api")
+    settlement = request_.open_settlement()
+    assert settlement.has_news
+    assert dict(settlement.costs) == {None: 3, "api": 4}
+
+
+def test_after_the_request_nothing_is_settled(request_: Request, decision: Decision) -> None:
+    """Once the request is over it says so, also where nobody has looked before."""
+    request_.is_over = True
+    with pytest.raises(RuntimeError, match="no request is under way"):
+        decision.settle(3)
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    """Threads that look at the same time."""
+    with ThreadPoolExecutor(4) as threads:
+        yield threads
+
+
+def test_threads_find_the_same(pool: ThreadPoolExecutor) -> None:
+    """However many threads look first, all find the same values and settle the same request."""
+    for _ in range(200):
+        request = Request()
+        decision, together = made(request), Barrier(4)
+
+        def look(number: int, decision: Decision = decision, together: Barrier = together) -> tuple[Any, Settlement | None]:
+            together.wait()
+            if number % 2:
+                decision.settle(2)
+            return values(decision), decision.settlement
+
+        assert set(pool.map(look, range(4))) == {(EXPECTED, request.open_settlement())}
