@@ -1,8 +1,7 @@
 """The program that callgrind runs for `benchmarks.instructions`: every case in turn, with a mark before and after.
 
-    python -m benchmarks.counted PART REDIS_URL MARKS_LIBRARY TIMES
+    python -m benchmarks.counted REDIS_URL MARKS_LIBRARY TIMES
 
-The parts go in processes of their own: to have decorators in one, as README's example has, costs every request there.
 Whatever depends on when and where it runs is kept out: nothing is counted before every case has answered all of its clients
 once, the garbage collector has run and is off, and the memory store's clock goes by requests.
 """
@@ -71,22 +70,9 @@ OBSERVED: Mapping[str, str] = {
 """The cases that are counted for an observer, each with the same one that is not."""
 
 
-PARTS = ("rules", "example")
-
-
-def cases(part: str, url: str, crowd_of: Crowds) -> Mapping[str, Case]:
-    """The cases of a part by name."""
-    return (_of_rules if part == "rules" else _of_example)(url, crowd_of)
-
-
-def _of_example(url: str, crowd_of: Crowds) -> Mapping[str, Case]:
+def cases(url: str, crowd_of: Crowds) -> Mapping[str, Case]:
+    """All cases by name."""
     visits = partial(visit, clients=CLIENTS)
-    apps = bare_example(), example(memory(), **OPTIONS), example(url, **OPTIONS)
-    names = _EXAMPLE, "README's example, memory, 32 at once", "README's example, Redis, 32 at once"
-    return {name: Case(crowd_of.asgi(app, visit=visits), CROWDED) for name, app in zip(names, apps)}
-
-
-def _of_rules(url: str, crowd_of: Crowds) -> Mapping[str, Case]:
     asgi, wsgi = partial(crowd_of.asgi, clients=CLIENTS), partial(crowd_of.wsgi, clients=CLIENTS)
     bare, on_redis = asgi(starlette()), asgi(_gated(url))
     crowds = (
@@ -99,6 +85,8 @@ def _of_rules(url: str, crowd_of: Crowds) -> Mapping[str, Case]:
         Case(wsgi(_limited_wsgi(url))),
         Case(crowd_of.asgi(_gated(memory(), REFUSING), clients=1), expected=429),
         Case(crowd_of.asgi(_gated(url, REFUSING), clients=1), expected=429),
+        Case(crowd_of.asgi(example(memory(), **OPTIONS), visit=visits), CROWDED),
+        Case(crowd_of.asgi(example(url, **OPTIONS), visit=visits), CROWDED),
         Case(asgi(_observed())),
         Case(crowd_of.asgi(_observed(REFUSING), clients=1), expected=429),
     )
@@ -106,16 +94,17 @@ def _of_rules(url: str, crowd_of: Crowds) -> Mapping[str, Case]:
         _STARLETTE: Case(bare),
         _STARLETTE_CROWDED: Case(bare, CROWDED),
         _WSGI: Case(wsgi(_bare_wsgi)),
-        **dict(zip([name for name, bare in BARE.items() if bare != _EXAMPLE], crowds)),
+        _EXAMPLE: Case(crowd_of.asgi(bare_example(), visit=visits), CROWDED),
+        **dict(zip(BARE, crowds)),
     }
 
 
 def main() -> None:
     """Answer every case's requests, between marks."""
-    part, url, library, times = sys.argv[1:]
+    url, library, times = sys.argv[1:]
     marks = CDLL(library)
     with Crowds() as crowd_of:
-        prepared = {name: (case, count()) for name, case in cases(part, url, crowd_of).items()}
+        prepared = {name: (case, count()) for name, case in cases(url, crowd_of).items()}
         for case, numbers in prepared.values():
             case.crowd(islice(numbers, CLIENTS), case.concurrency)
         gc.collect()

@@ -26,7 +26,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.counted import BARE, FEW, MANY, PARTS
+from benchmarks.counted import BARE, FEW, MANY
 from benchmarks.redis_side import own_server
 
 ROOT = Path(__file__).parent.parent
@@ -100,14 +100,11 @@ def counted(times: int = TIMES) -> dict[str, int]:
         folder = Path(name)
         marks, out = folder / "marks.so", folder / "out"
         subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", marks, ROOT / "benchmarks" / "marks.c"], check=True)
-        counts: dict[str, int] = {}
-        for part in PARTS:
-            program = [sys.executable, "-m", "benchmarks.counted", part, server.url, str(marks), str(times)]
-            done = subprocess.run([*_fixed(marks, out), *program], cwd=ROOT, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise RuntimeError(f"callgrind ended with {done.returncode}: {done.stderr}")
-            counts |= worked_out(out.read_text())
-        return counts
+        program = [sys.executable, "-m", "benchmarks.counted", server.url, str(marks), str(times)]
+        done = subprocess.run([*_fixed(marks, out), *program], cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"callgrind ended with {done.returncode}: {done.stderr}")
+        return worked_out(out.read_text())
 
 
 def _fixed(marks: Path, out: Path) -> list[str]:
