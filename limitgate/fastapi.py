@@ -25,7 +25,7 @@ from limitgate.keys import Value, value_of
 from limitgate.limits.decision import Decision, RateLimited
 from limitgate.limits.limit import Limit
 from limitgate.routes import fastapi_openapi
-from limitgate.rules.decorators import decided_marks, look_at_marks, place_named, without_a_gate
+from limitgate.rules.decorators import decided_marks, note_none, place_named, without_a_gate
 from limitgate.rules.options import DependencyOptions, LimitsBy, check_names, show_options
 from limitgate.rules.rule import DEFAULTS, Rule
 
@@ -50,7 +50,7 @@ class Refused(RateLimited, HTTPException):
         self.refusal_id = refusal.id
 
 
-look_at_marks()
+note_none()
 
 
 class RateLimit:

@@ -103,7 +103,7 @@ class LimitGate(Around):
         if isinstance(admission, PlainAdmission):  # almost all requests
             exchange: ASGIExchange = PlainASGIExchange(gate, admission, scope, receive, send, self._denials)
             marks = admission.prepared.marks
-            token: Token[Container[Mark] | None] | None = decided_marks.set(marks) if decorators.are_looked_at else None
+            token: Token[Container[Mark] | None] | None = decided_marks.set(marks) if marks or decorators.notes_none else None
             waits, in_flight = False, None if admission.prepared.adaptive is None else request.in_flight
         elif isinstance(admission, Shed):
             await turn_away(admission, scope, send)
@@ -320,7 +320,7 @@ class LimitGateWSGI(Around):
         return self._run(EVERYTHING, environ, start_response)
 
     def _run(self, marks: Container[Mark], environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        if not decorators.are_looked_at:
+        if not (marks or decorators.notes_none):
             return self.app(environ, start_response)
         token = decided_marks.set(marks)
         try:

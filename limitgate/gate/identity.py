@@ -9,7 +9,7 @@ from typing import Any
 
 from limitgate.diagnostics import Diagnosis
 from limitgate.http.client_ip import TrustedProxies, grouped
-from limitgate.http.request import Request
+from limitgate.http.request import HeaderNames, Request
 from limitgate.limits.priority import NORMAL, Priority
 from limitgate.rules.callers import DEFAULT_TIER, Caller, Callers
 from limitgate.rules.options import Given
@@ -121,6 +121,9 @@ class Identities:
         self._looks = _LOOKS
         self._identifies = identifies
         self._api_key_header = api_key_header.lower()
+        keys = [self._api_key_header] if callers.list_keys else []
+        self._telling = HeaderNames([*keys, *callers.header_names])
+        """Headers of which a request of a listed caller has one at least."""
         self._users = users or Users()
 
     def user_of(self, request: Request) -> Any:
@@ -166,6 +169,8 @@ class Identities:
 
     def listed(self, request: Request) -> Caller | None:
         """The caller that a request comes from, if it is one of those that are listed."""
+        if not request.opened_headers().have_any(self._telling):
+            return None  # almost all requests
         return self._with_key(request) or self._callers.with_headers(request, self.proxies)
 
     def tier_of(self, caller: Caller | None) -> str:

@@ -272,7 +272,7 @@ class Planner:
             if prepared is None:
                 return None
         if prepared.is_by_address:
-            client = request.peer if identities.proxies.take_peers else request.client
+            client = request.peer if identities.proxies.take_peers else request.resolved_client()
             return prepared, keys_of_client(prepared.keys, client, identities.ipv6_prefix)
         return prepared, prepared.keys_of(Subject(request, caller, tier, identities))
 

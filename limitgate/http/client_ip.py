@@ -300,7 +300,8 @@ def _elements(request: Request, header: str) -> Iterable[str]:
     """The elements of a request's forwarding header, from the right."""
     if header == "forwarded":
         return _forwarded(request.headers.relayed_end(header, MOST_CHARACTERS + 1))
-    return _addresses(request.headers.relayed_end(header, MAX_HOPS * (MAX_LENGTH + 1)))
+    value = request.opened_headers().relayed_end(header, MAX_HOPS * (MAX_LENGTH + 1))
+    return _split_from_the_right(value) if "," in value else (value,)  # almost all have one
 
 
 def _network(entry: str) -> IPv4Network | IPv6Network:
@@ -320,13 +321,8 @@ def _like(entry: str) -> str:
         return "for example '10.0.0.0/8' or '::1'"
 
 
-def _addresses(value: str) -> Iterable[str]:
-    """The elements of an X-Forwarded-For style header, from the right."""
-    return _split_from_the_right(value) if "," in value else (value,)  # almost all have one
-
-
 def _split_from_the_right(value: str) -> Iterator[str]:
-    """The elements of a list, from the right."""
+    """The elements of an X-Forwarded-For style header, from the right."""
     for _ in range(MAX_HOPS):
         value, comma, element = value.rpartition(",")
         yield element

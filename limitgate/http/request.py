@@ -34,6 +34,18 @@ _UNPREFIXED = ("CONTENT_TYPE", "CONTENT_LENGTH")
 """Headers whose WSGI variables have no prefix."""
 
 
+class HeaderNames:
+    """Names of headers to look for, as ASGI and as WSGI have them."""
+
+    __slots__ = ("raw", "text", "variables")
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.text = frozenset(map(str.lower, names))
+        self.raw = frozenset(map(_raw, self.text))
+        plain = [name.upper().replace("-", "_") for name in self.text if "_" not in name]
+        self.variables = frozenset([f"HTTP_{name}" for name in plain]) | set(_UNPREFIXED).intersection(plain)
+
+
 class Headers(Mapping[str, str]):
     """Request headers by case-insensitive name. Several lines of one name are joined by ``", "`` (RFC 9110 section 5.3).
 
@@ -60,6 +72,10 @@ class Headers(Mapping[str, str]):
 
     def __len__(self) -> int:
         return len(self._read())
+
+    def have_any(self, names: HeaderNames) -> bool:
+        """True if there is a header of one of these names."""
+        return not names.text.isdisjoint(self._read())
 
     def identity(self, name: str) -> str:
         """A header without white space around it; empty if it is absent or longer than `LONGEST_VALUE`."""
@@ -122,22 +138,30 @@ class ASGIHeaders(Headers):
         self._names: list[bytes] | None = None
 
     def _raw_lines_of(self, name: str) -> Sequence[bytes]:
-        names, sought = self._names, _raw(name)
+        names, sought = self._names, name.encode("latin-1", "replace")
         if names is None:
-            names = self._names = self._read_names()
+            self._names = names = self._read_names()
         found = names.count(sought)
-        if not found:
-            return ()
         if found == 1:
             return (self._lines[names.index(sought)][1],)
+        if not found:
+            return ()
         return [line[1] for line, each in zip(self._lines, names) if each == sought]
+
+    def have_any(self, names: HeaderNames) -> bool:
+        """True if there is a header of one of these names."""
+        if self._names is None:
+            self._names = self._read_names()
+        return not names.raw.isdisjoint(self._names)
 
     def relayed_end(self, name: str, most: int) -> str:
         """`end` of a header that a proxy has written."""
         if len(self._lines) > MOST_LINES:
             return self._end(self._from_the_right(_raw(name)), most)
         lines = self._raw_lines_of(name)
-        return lines[0][-most:].decode("latin-1") if len(lines) == 1 else self._end(reversed(lines), most)
+        if len(lines) == 1:
+            return lines[0][-most:].decode("latin-1")
+        return self._end(reversed(lines), most)
 
     def _from_the_right(self, name: bytes) -> Iterator[bytes]:
         """The values of a name among many lines, beginning with the last one."""
@@ -189,6 +213,10 @@ class WSGIHeaders(TextHeaders):
     def __init__(self, environ: Environ) -> None:
         self._every = None
         self._environ = environ
+
+    def have_any(self, names: HeaderNames) -> bool:
+        """True if there is a header of one of these names, or an empty one."""
+        return not names.variables.isdisjoint(self._environ)
 
     def _raw_lines_of(self, name: str) -> Sequence[str]:
         if "_" in name:
@@ -354,15 +382,26 @@ class Request:
     @property
     def headers(self) -> Headers:
         """The request's headers."""
-        if self._headers is None:
-            self._headers = self._open_headers()
-        return self._headers
+        return self.opened_headers()
 
     @property
     def client(self) -> str | None:
         """The address of the client, without port or zone."""
-        if self.resolve_client is not None:
-            self._client, self.resolve_client = self.resolve_client(self), None
+        return self.resolved_client()
+
+    def opened_headers(self) -> Headers:
+        """`headers`, in a third of the time that a property takes."""
+        headers = self._headers
+        if headers is None:
+            self._headers = headers = self._open_headers()
+        return headers
+
+    def resolved_client(self) -> str | None:
+        """`client`, in a third of the time that a property takes."""
+        resolve = self.resolve_client
+        if resolve is not None:
+            self._client = resolve(self)
+            self.resolve_client = None
         return self._client
 
     def open_settlement(self) -> Settlement:

@@ -137,6 +137,11 @@ class Callers:
             raise ConfigError.first_of(mistakes)
 
     @property
+    def header_names(self) -> list[str]:
+        """Names of the headers that tell who somebody is, but for that of API keys."""
+        return [name for header, _, _ in self._by_header for name in header]
+
+    @property
     def list_keys(self) -> bool:
         """True if any API keys are listed; then a key that is not counts as no key."""
         return bool(self._by_key)

@@ -37,15 +37,15 @@ _DISPATCHERS = ("dispatch", "dispatch_request")
 """The methods through which class-based endpoints are run: Starlette's and Flask's."""
 
 decided_marks: ContextVar[Container[Mark] | None] = ContextVar("limitgate_decided_marks", default=None)
-"""Marks that a gate has decided about for the request at hand; None outside of a request, and until `are_looked_at`."""
-are_looked_at = False
-"""True if there is anybody who may look at `decided_marks`. Until then none are noted, which costs as much as a key."""
+"""Marks that a gate has decided about for the request at hand; None outside of a request, and where there are none to note."""
+notes_none = False
+"""True if it is noted, too, that a request has no marks: to note them costs as much as a key."""
 
 
-def look_at_marks() -> None:
-    """Have `decided_marks` noted from now on."""
-    global are_looked_at  # noqa: PLW0603 - whoever asks, asks for every request
-    are_looked_at = True
+def note_none() -> None:
+    """Have `decided_marks` noted for every request from now on, so that it is known whether one is under way."""
+    global notes_none  # noqa: PLW0603 - whoever asks, asks for every request
+    notes_none = True
 
 
 _PARENTHESES = "@limit takes its limits in parentheses: @limit('5/minute')"
@@ -282,7 +282,6 @@ def _guarded(endpoint: Any, rule: Rule, *, is_stacked: bool) -> Any:
 
 def _guard(function: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
     """A function that first makes sure that a gate has decided about ``rule``; a generator function is called, not entered."""
-    look_at_marks()
     guard: Callable[..., Any]
     if inspect.iscoroutinefunction(function):
 
