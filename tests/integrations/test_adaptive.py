@@ -20,7 +20,7 @@ from limitgate.places import Places
 from tests.support.django_app import WAYS, rate
 from tests.support.doors import PATIENCE
 
-RULE = Rule("all", adaptive=Adaptive(min=2, max=2))
+RULE = Rule("all", adaptive=Adaptive(min=2, max=2, tolerance=2.125))  # which no other test has, see `places`
 
 
 @pytest.fixture(autouse=True)
