@@ -112,7 +112,7 @@ def test_flask() -> None:
     app = flask.Flask(__name__)
 
     @app.get("/view/<int:number>")
-    @limit("9/hour", adaptive=Adaptive(min=2, max=2))
+    @limit("9/hour", adaptive=RULE.adaptive)
     def view(number: int) -> str:
         return str(flask.request.environ["limitgate"].windows[1][:3])
 
