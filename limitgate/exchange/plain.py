@@ -18,7 +18,7 @@ from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
 from limitgate.gate.load import InFlight
 from limitgate.gate.plain_admission import PlainAdmission
-from limitgate.http.request import Environ, Scope
+from limitgate.http.request import Environ, Request, Scope
 from limitgate.http.response import Fields, raw
 from limitgate.limits.decision import DeferredDecision
 from limitgate.rules.decorators import Mark
@@ -49,6 +49,7 @@ class PlainExchange(Exchange):
         admission: Admission = self.__dict__.setdefault("admission", made)  # where classes for any kind of request have it
         if type(self) not in _WHOLE:
             self.__class__ = self._KIND  # type: ignore[assignment]
+        self._plain.request = None  # a WSGI environ leads to it
         if self._has_begun and not admission.has_begun:  # just now, in another thread
             PlainExchange._tell(self, admission)
         return admission
@@ -71,8 +72,8 @@ class PlainExchange(Exchange):
         """Places of the request under adaptive limits; None where none is for it, or it is over."""
         if self._plain.prepared.adaptive is None:
             return None
-        request = getattr(self._plain, "request", None)
-        in_flight: InFlight | None = None if request is None else request.in_flight
+        request: Request | None = self._plain.request
+        in_flight: InFlight | None = self.admission.in_flight if request is None else request.in_flight
         return in_flight
 
     def begun(self, status: int | None) -> None:

@@ -9,7 +9,7 @@ from limitgate.gate.request_plan import PreparedPlan
 from limitgate.gate.rules_in_force import RulesInForce
 from limitgate.http.request import Request
 from limitgate.http.response import Fields, RawFields, Refusal, full_at, raw, raw_x_ratelimit, x_ratelimit
-from limitgate.limits.decision import Decision, DeferredDecision, Settlement
+from limitgate.limits.decision import OVER, Decision, DeferredDecision, set_settlement
 from limitgate.limits.plan import Source
 from limitgate.limits.template import PlainSpend
 
@@ -37,8 +37,8 @@ class PlainAdmission:
     decision: Decision
     prepared: PreparedPlan
     reading: PlainSpend | Unasked
-    request: Request
-    """Gone once it is over."""
+    request: Any
+    """The `Request`; None once it is over, or an `Admission` has it."""
     rules: RulesInForce
     """The rules that it began with, and ends with."""
 
@@ -46,14 +46,17 @@ class PlainAdmission:
         """True if the decision was told a cost that is not put into effect yet. Nobody told one that nobody has looked at."""
         if type(self.decision) is DeferredDecision:
             return False
-        request = getattr(self, "request", None)
+        request: Request | None = self.request
         return request is not None and request.open_settlement().has_news
 
     def end(self) -> bool:
-        """Note that the request is over. False if a cost was heard of that is not put into effect yet."""
+        """Note that the request is over. False if a cost was heard of that is not put into effect yet, or nothing is left."""
         decision, request = self.decision, self.request
+        if request is None:
+            return False
         if type(decision) is DeferredDecision:
             request.is_over = True
+            set_settlement(decision, OVER)  # a WSGI environ leads to the decision, and the request to the environ
         else:
             settlement = request.open_settlement()
             if settlement.has_news:
@@ -61,18 +64,18 @@ class PlainAdmission:
             request.is_over = settlement.is_over = True
         if self.prepared.adaptive is not None:
             request.in_flight.end_unanswered(client_left=False)
-        del self.request
-        request.scope = request.environ = None  # which lead to the decision, and that may lead to the request
+        self.request = None
         return True
 
     def whole(self) -> Admission:
         """The same as an admission of any kind."""
-        request: Any = getattr(self, "request", None)
-        settlement = Settlement() if request is None else request.open_settlement()
+        request = self.request
+        settlement = OVER if request is None else request.open_settlement()
         admission = Admission(request, None, self.prepared.marks, self.rules, settlement)
         if request is None:
-            settlement.is_over = True
             del admission.request
+        else:
+            set_settlement(self.decision, settlement)  # as in `end`; it would lead to the same one
         if self.reading.waited:
             admission.budget.left -= self.reading.waited
         if request is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import itemgetter
 from types import MappingProxyType
@@ -241,34 +241,45 @@ class DeferredDecision(Decision):
     def __getattr__(self, name: str) -> Any:  # what is not there yet
         if name not in Decision.__slots__:
             raise AttributeError(f"Decision has no {name!r}")
-        return getattr(self._worked_out(), name)
+        return getattr(_worked_out(self), name)
 
     @property
     def settlement(self) -> Settlement | None:
         """Keeps what `Decision.settle` is told."""
-        return self._worked_out().settlement
-
-    def _worked_out(self) -> Decision:
-        """The decision itself, with all of its values. Threads that ask at the same time find the same ones."""
-        evidence: Any = self.evidence
-        owner: SettlementOwner | Settlement = _SLOTS["settlement"].__get__(self)
-        decision = evidence.decision(owner if isinstance(owner, Settlement) else owner.open_settlement())
-        for name in Decision.__slots__:
-            _SLOTS[name].__set__(self, getattr(decision, name))
-        _set(self, "__class__", Decision)
-        return self
+        return _worked_out(self).settlement
 
     def __eq__(self, other: object) -> bool:
-        return self._worked_out() == other
+        return _worked_out(self) == other
 
     __hash__ = Decision.__hash__
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self._worked_out().__reduce_ex__(protocol)
+        return _worked_out(self).__reduce_ex__(protocol)
 
 
 _SLOTS: Any = vars(Decision)
 """The descriptors of a decision's slots."""
+set_settlement: Callable[[Decision, Settlement], None] = _SLOTS["settlement"].__set__
+"""Has a deferred decision lead to a settlement, in the place of the request that would open one."""
+OVER = Settlement()
+"""The settlement of decisions that nobody has looked at until their requests were over."""
+OVER.is_over = True
+
+
+def _worked_out(decision: Decision) -> Decision:
+    """A deferred decision with all of its values. Threads that ask at the same time find the same ones.
+
+    No method, as another thread may have made it a `Decision` by now.
+    """
+    evidence: Any = decision.evidence
+    owner: SettlementOwner | Settlement = _SLOTS["settlement"].__get__(decision)
+    worked_out = evidence.decision(owner if isinstance(owner, Settlement) else owner.open_settlement())
+    for name in Decision.__slots__:
+        _SLOTS[name].__set__(decision, getattr(worked_out, name))
+    _set(decision, "__class__", Decision)
+    if not isinstance(owner, Settlement):
+        owner.open_settlement()  # again: if the request has ended meanwhile, it did not know of it
+    return decision
 
 
 def deferred(evidence: Sequence[BucketReading], owner: SettlementOwner) -> Decision:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Any
+from weakref import ref
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -15,7 +17,7 @@ from limitgate.exchange.base import EXCHANGE
 from limitgate.exchange.plain import PlainASGIExchange, PlainExchange, PlainWSGIExchange
 from tests.gate.test_prepared import General
 from tests.support.clock import Clock
-from tests.support.doors import Wire, http_scope, wsgi_environ
+from tests.support.doors import PEER, Wire, http_scope, wsgi_environ
 from tests.support.stored import buckets
 
 RULES = [Rule("api", "9/minute", key=["ip"]), Rule("all", "20/minute")]
@@ -157,6 +159,70 @@ def test_threads_are_given_one_admission(*, has_begun: bool) -> None:
         assert len({id(each) for each in found}) == 1
         assert found[0].settlement.is_over
         assert found[0].status == 204
+
+
+USES: dict[str, Any] = {
+    "nothing": lambda _: None,
+    "a look": lambda environ: environ["limitgate"].remaining,
+    "a cost": lambda environ: environ["limitgate"].settle(3),
+    "the admission": lambda environ: environ[EXCHANGE].admission,
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+@pytest.mark.parametrize("is_adaptive", [False, True])
+def test_a_body_is_closed_twice(use: Any, *, is_adaptive: bool) -> None:
+    """The second time nothing is left to end: servers and middleware around may both close it."""
+    store = MemoryStore(Clock())
+
+    def app(environ: Any, start_response: Any) -> Any:
+        start_response("200 OK", [])
+        use(environ)
+        yield b"chunk"
+
+    gate = LimitGateWSGI(app, rules=[*RULES, Rule("load", adaptive=True)] if is_adaptive else RULES, store=store)
+    for _ in range(2):
+        body: Any = gate(wsgi_environ(), lambda *_: None)
+        assert list(body) == [b"chunk"]
+        body.close()
+        once = kept(store)
+        body.close()
+        assert kept(store) == once
+
+
+class Held:
+    """Something that a request leads to."""
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+@pytest.mark.parametrize("is_adaptive", [False, True])
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_wsgi_request_leaves_no_circle_behind(use: Any, *, is_adaptive: bool, is_stream: bool) -> None:
+    """What it leads to is gone with it, without the garbage collector, also where its headers are looked at."""
+
+    def app(environ: Any, start_response: Any) -> Any:
+        seen.append(type(environ[EXCHANGE]))
+        start_response("200 OK", [])
+        use(environ)
+        return (chunk for chunk in [b"chunk"]) if is_stream else [b"chunk"]
+
+    seen: list[Any] = []
+    rules = [*RULES, Rule("load", adaptive=True)] if is_adaptive else RULES
+    gate, gone = LimitGateWSGI(app, rules=rules, store=MemoryStore(Clock()), trusted_proxies=[PEER]), []
+    gc.disable()
+    try:
+        for _ in range(3):
+            environ: Any = wsgi_environ(headers={"x-forwarded-for": "192.0.2.7"})
+            environ["server.held"] = held = Held()
+            body: Any = gate(environ, lambda *_: None)
+            assert list(body) == [b"chunk"]
+            getattr(body, "close", bool)()
+            gone.append(ref(held))
+            del environ, held, body
+    finally:
+        gc.enable()
+    assert seen[1:] == [PlainWSGIExchange] * 2
+    assert [each() for each in gone[1:]] == [None, None]  # the first plan of a kind is carried out like any other
 
 
 def test_an_admission_that_is_asked_for_when_the_request_is_over_has_no_request_left() -> None:

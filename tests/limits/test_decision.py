@@ -17,7 +17,7 @@ from limitgate.http.request import Request
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.decision import DeferredDecision, Settlement, deferred
 from limitgate.limits.plan import Charge
-from limitgate.limits.template import PlanTemplate
+from limitgate.limits.template import PlainSpend, PlanTemplate
 
 NOW = 1_700_000_000_000_000
 
@@ -108,6 +108,40 @@ def test_what_is_settled_reaches_the_request(request_: Request, decision: Decisi
 def test_after_the_request_nothing_is_settled(request_: Request, decision: Decision) -> None:
     """Once the request is over it says so, also where nobody has looked before."""
     request_.is_over = True
+    with pytest.raises(RuntimeError, match="no request is under way"):
+        decision.settle(3)
+
+
+LATE: dict[str, Callable[[Any, Decision], bool]] = {
+    "a value": lambda late, decision: late.__getattr__(decision, "remaining") == 2,
+    "the settlement": lambda late, decision: late.settlement.fget(decision) is decision.settlement,
+    "equality": lambda late, decision: late.__eq__(decision, made(Request())) is True,
+    "a pickle": lambda late, decision: late.__reduce_ex__(decision, 4)[1] == (Decision,),
+}
+
+
+@pytest.mark.parametrize("look", LATE.values(), ids=LATE)
+def test_another_thread_may_have_worked_it_out_in_the_midst_of_a_look(decision: Decision, look: Any) -> None:
+    """A look that began while it was deferred finds it a decision already."""
+    assert decision.allowed
+    assert look(DeferredDecision, decision)
+
+
+def test_a_request_may_end_while_its_decision_is_worked_out(request_: Request) -> None:
+    """From then on nothing can be settled."""
+
+    class Ending(PlainSpend):
+        """A reading whose request ends, in another thread, while its decision is worked out."""
+
+        __slots__ = ()
+
+        def decision(self, settlement: Settlement) -> Decision:
+            request_.is_over = True
+            return super().decision(settlement)
+
+    decision = made(request_)
+    decision.evidence.__class__ = Ending
+    assert decision.allowed
     with pytest.raises(RuntimeError, match="no request is under way"):
         decision.settle(3)
 
