@@ -28,14 +28,17 @@ _WHOLE = (Exchange, ASGIExchange)
 
 
 class PlainExchange(Exchange):
-    """One request that has a `PlainAdmission`."""
+    """One request that has a `PlainAdmission`.
+
+    Methods that no other exchange has are called by their class, as another thread may make this one whole meanwhile.
+    """
 
     gate: Gate
     _plain: PlainAdmission
     _has_begun: bool
     _status: int | None
     """Response status; None before the response starts, and if that is no number."""
-    _KIND: ClassVar[type[Exchange]] = Exchange
+    WHOLE: ClassVar[type[Exchange]] = Exchange
     """Class that it becomes, one of `_WHOLE`."""
 
     @property
@@ -45,10 +48,11 @@ class PlainExchange(Exchange):
         Threads that ask at the same time are given the same one. There is no lock, which the child of a fork might find held.
         """
         made = self._plain.whole()
-        self._tell(made)
+        PlainExchange._tell(self, made)
         admission: Admission = self.__dict__.setdefault("admission", made)  # where classes for any kind of request have it
-        if type(self) not in _WHOLE:
-            self.__class__ = self._KIND  # type: ignore[assignment]
+        kind = type(self)
+        if kind not in _WHOLE:
+            self.__class__ = kind.WHOLE  # type: ignore[assignment]
         self._plain.request = None  # a WSGI environ leads to it
         if self._has_begun and not admission.has_begun:  # just now, in another thread
             PlainExchange._tell(self, admission)
@@ -98,17 +102,17 @@ class PlainExchange(Exchange):
     def settle(self) -> None:
         """Refund whatever is known by now to be charged wrongly."""
         if self._plain.has_news():
-            self._KIND.settle(self)
+            Exchange.settle(self)
 
     def end(self) -> None:
         """End the request, and refund what has to be refunded."""
-        if not self.ends_plainly():
-            self._KIND.end(self)
+        if not PlainExchange.ends_plainly(self):
+            Exchange.end(self)
 
     def end_sized(self) -> None:
         """`end` a request whose response is all there, for the server to send."""
-        if self._plain.prepared.adaptive is not None or not self.ends_plainly():
-            self._KIND.end_sized(self)
+        if self._plain.prepared.adaptive is not None or not PlainExchange.ends_plainly(self):
+            Exchange.end_sized(self)
 
     def ends_plainly(self) -> bool:
         """End the request if it has answered and nothing more was heard of it. False if it has to be ended like any other."""
@@ -118,7 +122,7 @@ class PlainExchange(Exchange):
 class PlainASGIExchange(PlainExchange, ASGIExchange):
     """One ASGI request that has a `PlainAdmission`."""
 
-    _KIND = ASGIExchange
+    WHOLE = ASGIExchange
 
     def __init__(  # noqa: PLR0917 - keywords would take longer
         self, gate: Gate, plain: PlainAdmission, scope: Scope, receive: Receive, send: Send, denials: Denials
@@ -144,7 +148,7 @@ class PlainASGIExchange(PlainExchange, ASGIExchange):
             if kind == "http.response.body":
                 return self._send(message)
             if kind == "http.response.start" and not self._has_begun:
-                self.begun(message.get("status") or 200)
+                PlainExchange.begun(self, message.get("status") or 200)
                 inside, outside = self.scope, self._outer_scope  # `show_outside`, of a request that came by no other gate
                 outside.clear()
                 outside.update(inside)
@@ -192,7 +196,7 @@ class PlainWSGIExchange(PlainExchange):
                 return starting(self.admission, start_response)(status, headers, *exc_info)
             write = start_response(status, [*headers, *self._plain.fields()], *exc_info)
             code = status_code(status)
-            self.begun(code)
+            PlainExchange.begun(self, code)
             if self._plain.prepared.adaptive is not None and (in_flight := self.in_flight) is not None:
                 in_flight.starts(code, raw(headers))
             return write

@@ -161,6 +161,90 @@ def test_threads_are_given_one_admission(*, has_begun: bool) -> None:
         assert found[0].status == 204
 
 
+class Asking(dict[str, Any]):
+    """A message in the midst of whose sending another thread asks for the admission."""
+
+    exchange: Any
+
+    def __getitem__(self, name: str) -> Any:
+        assert self.exchange.admission
+        return super().__getitem__(name)
+
+
+class AskingHeaders(list[Any]):
+    """Headers with which it is the same."""
+
+    exchange: Any
+
+    def __iter__(self) -> Any:
+        assert self.exchange.admission
+        return super().__iter__()
+
+
+def test_another_thread_may_make_an_asgi_request_like_any_other_while_its_response_begins() -> None:
+    """The response has its fields, and the admission knows of it."""
+
+    async def app(scope: Any, _receive: Any, send: Any) -> None:
+        start = Asking(type="http.response.start", status=201, headers=[])
+        start.exchange = scope[EXCHANGE]
+        seen.append(type(start.exchange))
+        await send(start)
+        seen.append(start.exchange.admission.status)
+        await send(ASGI_STEPS["end"])
+
+    gate, seen = LimitGate(app, rules=RULES, store=MemoryStore(Clock())), list[Any]()
+    for _ in range(2):
+        wire = Wire({"type": "http.request", "body": b""})
+        asyncio.run(wire.call(gate, http_scope()))
+        assert len(wire.sent[0]["headers"]) == 3
+    assert seen[2:] == [PlainASGIExchange, 201]
+
+
+def test_another_thread_may_make_a_wsgi_request_like_any_other_while_its_response_begins() -> None:
+    """The same over WSGI."""
+
+    def app(environ: Any, start_response: Any) -> Any:
+        headers = AskingHeaders()
+        headers.exchange = environ[EXCHANGE]
+        seen.append(type(headers.exchange))
+        start_response("201 Created", headers)
+        seen.append(headers.exchange.admission.status)
+        return [b""]
+
+    gate, seen, sent = LimitGateWSGI(app, rules=RULES, store=MemoryStore(Clock())), list[Any](), list[Any]()
+    for _ in range(2):
+        gate(wsgi_environ(), lambda *given: sent.append(given))
+    assert seen[2:] == [PlainWSGIExchange, 201]
+    assert [len(headers) for _, headers in sent] == [3, 3]
+
+
+def overtaken(step: str) -> dict[str, Any]:
+    """Buckets after requests in the midst of whose step another thread asks for the admission, and settles the cost."""
+    store, kinds = MemoryStore(Clock()), list[Any]()
+
+    def app(environ: Any, start_response: Any) -> Any:
+        exchange = environ[EXCHANGE]
+        kinds.append(type(exchange))
+        start_response("200 OK", [])
+        begun = getattr(exchange, step, bool)
+        assert exchange.admission
+        environ["limitgate"].settle(3)
+        assert not begun()
+        return [b""]
+
+    gate = LimitGateWSGI(app, rules=RULES, store=store)
+    for _ in range(2):
+        gate(wsgi_environ(), lambda *_: None)
+    assert kinds[1] is PlainWSGIExchange
+    return kept(store)
+
+
+@pytest.mark.parametrize("step", ["settle", "sent", "end", "end_sized", "ends_plainly"])
+def test_another_thread_may_make_a_request_like_any_other_in_the_midst_of_a_step(step: str) -> None:
+    """The step is taken all the same, and the cost is charged."""
+    assert overtaken(step) == overtaken("nothing")
+
+
 USES: dict[str, Any] = {
     "nothing": lambda _: None,
     "a look": lambda environ: environ["limitgate"].remaining,
