@@ -36,6 +36,8 @@ _BETWEEN_US = 10_000
 
 REFUSING = Rule("api", path="/api/**", key=["path", "ip"], qps=5, qpm=100, qpd=1)
 """README's rule, but that a client's second request of a day is refused."""
+ADAPTIVE = Rule("api", path="/api/**", key=["path", "ip"], qps=5, qpm=100, qpd=1000, adaptive=True)
+"""README's rule, but that it limits the requests in flight, too."""
 
 
 class Case(NamedTuple):
@@ -61,6 +63,7 @@ BARE: Mapping[str, str] = {
     "README's example, Redis, 32 at once": _EXAMPLE,
     "ASGI, memory, observed": _STARLETTE,
     "ASGI, memory, refused, observed": "",
+    "ASGI, memory, adaptive": _STARLETTE,
 }
 """The cases that are kept, each with the one that is taken off; "" for none, where no application is reached."""
 OBSERVED: Mapping[str, str] = {
@@ -89,6 +92,7 @@ def cases(url: str, crowd_of: Crowds) -> Mapping[str, Case]:
         Case(crowd_of.asgi(example(url, **OPTIONS), visit=visits), CROWDED),
         Case(asgi(_observed())),
         Case(crowd_of.asgi(_observed(REFUSING), clients=1), expected=429),
+        Case(asgi(_gated(memory(), ADAPTIVE))),
     )
     return {
         _STARLETTE: Case(bare),

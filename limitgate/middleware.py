@@ -121,7 +121,8 @@ class LimitGate(Around):
                 if in_flight is None:
                     await self.app(exchange.scope, exchange.receive, exchange.send)
                 else:
-                    await self.app(exchange.scope, *exchange.channel_in_flight(in_flight))
+                    exchange.followed = in_flight
+                    await self.app(exchange.scope, exchange.receive_in_flight, exchange.send_in_flight)
         except Exception as error:
             exchange.admission.failed()
             if not (await exchange.refuse_late() and isinstance(error, RateLimited)):

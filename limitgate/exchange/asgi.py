@@ -71,6 +71,10 @@ class ASGIExchange(Exchange):
     """True if the application has closed the WebSocket itself."""
     _is_receiving = False
     """True if the application waits for a message, or has been cancelled while it did."""
+    _has_body = False
+    """True if the application has all of a body, if the request is in flight under an adaptive limit."""
+    followed: InFlight
+    """The places of a request whose messages are followed: by `receive_in_flight` and `send_in_flight`."""
     _charging: tuple[Message, asyncio.Future[Refusal | None]] | None = None
     """A message that the application does not have yet, and the refusal that its charge may bring."""
 
@@ -222,49 +226,35 @@ class ASGIExchange(Exchange):
             message = {"type": message["type"], "body": b"", "more_body": False}
         await self._send(message)
 
-    def channel_in_flight(self, in_flight: InFlight) -> tuple[Receive, Send]:
-        """``receive`` and ``send`` of a request in flight."""
-        return self._receive_in_flight(in_flight), self._send_in_flight(in_flight)
+    async def receive_in_flight(self) -> Message:
+        """`receive`, of a request in flight: it gives its places back while its client is slow to send the body."""
+        in_flight = self.followed
+        delay_s = None if self._has_body else in_flight.delay_s
+        pause = None if delay_s is None else asyncio.get_running_loop().call_later(delay_s, in_flight.pause)
+        try:
+            message = await self.receive()
+        finally:
+            if pause is not None:
+                pause.cancel()
+        if not (self._has_body or message.get("more_body")):
+            self._has_body = True
+            if message["type"] == "http.request":
+                in_flight.resume()
+        return message
 
-    def _receive_in_flight(self, in_flight: InFlight) -> Receive:
-        """``receive``, which has a request in flight give its places back while its client is slow to send the body."""
-        receive, is_whole = self.receive, False
-
-        async def timing() -> Message:
-            nonlocal is_whole
-            delay_s = None if is_whole else in_flight.delay_s
-            pause = None if delay_s is None else asyncio.get_running_loop().call_later(delay_s, in_flight.pause)
-            try:
-                message = await receive()
-            finally:
-                if pause is not None:
-                    pause.cancel()
-            if not (is_whole or message.get("more_body")):
-                is_whole = True
-                if message["type"] == "http.request":
-                    in_flight.resume()
-            return message
-
-        return timing
-
-    def _send_in_flight(self, in_flight: InFlight) -> Send:
-        """``send``, which notes what it says of a request in flight."""
-        send = self.send
-
-        def noting(message: Message) -> Awaitable[None]:
-            kind = message["type"]
-            if kind == "http.response.body":
-                if message.get("more_body"):
-                    in_flight.sends(len(message.get("body") or b""))
-                else:
-                    in_flight.end()
-            elif kind == "http.response.start":
-                in_flight.starts(message.get("status"), message.get("headers") or ())
-            elif kind in _ENDS:
-                in_flight.end("untaught")
-            return send(message)
-
-        return noting
+    def send_in_flight(self, message: Message) -> Awaitable[None]:
+        """`send`, of a request in flight: its places are given back by what it says."""
+        kind = message["type"]
+        if kind == "http.response.body":
+            if message.get("more_body"):
+                self.followed.sends(len(message.get("body") or b""))
+            else:
+                self.followed.end()
+        elif kind == "http.response.start":
+            self.followed.starts(message.get("status"), message.get("headers") or ())
+        elif kind in _ENDS:
+            self.followed.end("untaught")
+        return self.send(message)
 
     def has_begun(self) -> bool:
         """True if a response or handshake has begun."""

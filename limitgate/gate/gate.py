@@ -43,6 +43,7 @@ from limitgate.limits.decision import (
     admitted_in_flight,
     decide,
     deferred,
+    deferred_under_places,
     denied,
     joined,
     under_places,
@@ -190,16 +191,14 @@ class Gate:
     def ask(self, request: Request, outer: Admission | None = None) -> AnyAdmission | Awaitable[AnyAdmission]:
         """`acheck`, without a coroutine where there is nothing to wait for."""
         rules = self.rules
-        if rules.planner.adapts:
-            found = self._prepared(request, rules, self._begin)
+        found = None
+        if self._can_prepare and request.comes_straight:  # `_prepared`, as almost all
+            request.resolve_client = self._client_of
+            planner = rules.planner
+            found = planner.prepared(request, self._begin) if planner.adapts else planner.prepared(request)
+        if found is None:
             if request.in_flight is not None and request.in_flight.refusal is not None:
                 return self._shed(request, rules)
-        elif self._can_prepare and request.comes_straight:  # `_prepared`, as almost all
-            request.resolve_client = self._client_of
-            found = rules.planner.prepared(request)
-        else:
-            found = None
-        if found is None:
             return self._acheck_planned(request, rules, outer)
         prepared, keys = found
         template = prepared.template
@@ -261,7 +260,9 @@ class Gate:
                 guard = heartbeats.guard()
                 if self.rules.planner.trusts_proxies and self.rules.planner.believes(request, REQUEST_START):
                     guard = self._proxy_guard.of(request, guard)
-            request.in_flight = in_flight = InFlight(request, adaptive, caller, guard, WaitingTask)
+            in_flight = InFlight()
+            in_flight.begin(request, adaptive, caller, guard, WaitingTask)
+            request.in_flight = in_flight
         return in_flight.waits is None is in_flight.refusal
 
     def _shed(self, request: Request, rules: RulesInForce) -> Shed:
@@ -288,7 +289,9 @@ class Gate:
         is_first, planner = outer is None or outer.in_flight is None, self.rules.planner
         if is_first and planner.trusts_proxies and planner.believes(request, REQUEST_START):
             guard = self._proxy_guard.of(request, None)
-        request.in_flight = in_flight = InFlight(request, adaptive, caller, guard, WaitingThread)
+        in_flight = InFlight()
+        in_flight.begin(request, adaptive, caller, guard, WaitingThread)
+        request.in_flight = in_flight
         if in_flight.waits is not None:
             in_flight.wait()
         return in_flight.refusal is None
@@ -597,7 +600,12 @@ class Gate:
         self, request: Request, rules: RulesInForce, prepared: PreparedPlan, template: PlanTemplate, reading: AnyReading
     ) -> AnyAdmission | None:
         """`_admit` by a prepared plan: the short way, which almost all requests go. None if the store has declined it."""
-        if type(reading) is PlainSpend and reading.admitted and template.is_enforced and prepared.adaptive is None:
+        if (
+            type(reading) is PlainSpend
+            and reading.admitted
+            and template.is_enforced
+            and (prepared.adaptive is None or not request.in_flight.would_refuse)
+        ):
             if self._failing or self._at_first_answer is not None:
                 self._note_answer(reading.now)
             if prepared.counter is not None:
@@ -607,14 +615,20 @@ class Gate:
             admitted.rules = rules
             admitted.prepared = prepared
             admitted.reading = reading
-            admitted.decision = deferred(reading, request)
+            if prepared.adaptive is None:
+                admitted.decision = deferred(reading, request)
+            else:
+                in_flight: InFlight = request.in_flight
+                admitted.decision = deferred_under_places(reading, request, in_flight.in_force)
+                if rules.counts is not None:
+                    in_flight.count()
             return admitted
         return self._decide_worked_out(request, rules, prepared, template, reading)
 
     def _decide_worked_out(
         self, request: Request, rules: RulesInForce, prepared: PreparedPlan, template: PlanTemplate, reading: AnyReading
     ) -> AnyAdmission | None:
-        """`_decide_prepared` where the decision is needed: of refusals, of plans with shadows, and under adaptive limits."""
+        """`_decide_prepared` where the decision is needed: of refusals and of plans with shadows."""
         settlement = request.open_settlement()
         decision = template.decide(reading, settlement)
         if decision is None or not isinstance(reading, PlainSpend):
@@ -634,7 +648,7 @@ class Gate:
         if counter is not None:
             counter.charged(reading.debts)
         if prepared.adaptive is not None:
-            in_flight: InFlight = request.in_flight
+            in_flight = request.in_flight
             if in_flight.would_refuse:
                 admission = _admission_prepared(request, rules, prepared, reading.waited, settlement)
                 admission.admit(prepared, reading, decision)

@@ -23,7 +23,7 @@ from limitgate.http.request import Request
 from limitgate.http.request_start import waited_s
 from limitgate.http.response import Refusal, overloaded
 from limitgate.limits.decision import InForce, Window
-from limitgate.limits.priority import NORMAL
+from limitgate.limits.priority import NORMAL, Priority
 from limitgate.observing.counts import ADMITTED, REFUSED, SHADOW_REFUSED
 from limitgate.overload.adaptive_limit import AdaptiveLimit, Guard, Outcome, Ticket
 from limitgate.overload.lag_guard import LagGuard
@@ -113,25 +113,45 @@ def end_undecided(request: Request) -> None:
 
 
 class InFlight:
-    """The places of one request under the adaptive limits that are for it; those that refuse stand first.
+    """The places of one request under the adaptive limits that are for it; those that refuse stand first."""
 
-    Of a ``guard`` it is asked once, by the first of them. ``waiter`` makes whoever waits for a place.
-    """
-
+    # without an `__init__`, which takes as long as all the rest: `begin` comes first
     __slots__ = (
-        "_asked",
-        "_held",
+        "_adaptive",
+        "_fields",
         "_is_paused",
-        "_length",
         "_outcome",
+        "_priority",
         "_sent",
+        "held",
         "in_force",
         "refusal",
         "waits",
         "would_refuse",
     )
 
-    def __init__(
+    _adaptive: AdaptiveMatch
+    _priority: Priority
+    """That of the caller."""
+    _outcome: Outcome
+    _sent: int
+    """Bytes of the response's body so far."""
+    _fields: Sequence[tuple[bytes, bytes]]
+    """Those of the response; none before it starts."""
+    _is_paused: bool
+    """True if the places were given back until the client has sent all of its body."""
+    held: list[tuple[Places, AdaptiveLimit, Ticket]]
+    """The places that the request has or waits for."""
+    in_force: tuple[InForce, ...]
+    """The limits as the request has found them."""
+    refusal: Refusal | None
+    """The response to a request for which there is no place."""
+    waits: WaitingTask | WaitingThread | None
+    """Who waits for a place; None if nobody has to."""
+    would_refuse: tuple[CompiledRule, ...]
+    """Shadows that had no place."""
+
+    def begin(
         self,
         request: Request,
         adaptive: AdaptiveMatch,
@@ -139,63 +159,70 @@ class InFlight:
         guard: Guard | None,
         waiter: type[WaitingTask | WaitingThread],
     ) -> None:
-        self._held: list[tuple[Places, AdaptiveLimit, Ticket]] = []
-        self._outcome: Outcome = "untaught" if request.sent_method == "HEAD" else "ok"
-        self._sent = 0
-        """Bytes of the response's body so far."""
-        self._length: int | None = None
-        """Bytes that it is to have; None if the response does not say."""
-        self._is_paused = False
-        """True if the places were given back until the client has sent all of its body."""
-        self.in_force: tuple[InForce, ...] = ()
-        """The limits as the request has found them."""
-        self.refusal: Refusal | None = None
-        """The response to a request for which there is no place."""
-        self.waits: WaitingTask | WaitingThread | None = None
-        """Who waits for a place; None if nobody has to."""
-        self.would_refuse: tuple[CompiledRule, ...] = ()
-        """Shadows that had no place."""
-        self._asked = adaptive, NORMAL if caller is None else caller.priority
-        self._begin(guard, waiter)
+        """Take the places of a request. Of a ``guard`` it is asked once, by the first of the limits.
 
-    def _begin(self, guard: Guard | None, waiter: Callable[[], WaitingTask | WaitingThread]) -> None:
-        """Take a place under each limit that is left, up to one that makes wait or refuses."""
-        (rules, request_class), of_caller = self._asked
-        for compiled_rule in rules[len(self.in_force) :] if self.in_force else rules:
+        ``waiter`` makes whoever waits for a place.
+        """
+        self.held = []
+        self._outcome = "untaught" if request.sent_method == "HEAD" else "ok"
+        self._sent = 0
+        self._fields = self.in_force = self.would_refuse = ()
+        self._is_paused = False
+        self.refusal = self.waits = None
+        self._adaptive = adaptive
+        self._priority = NORMAL if caller is None else caller.priority
+        self._take(adaptive.compiled_rules, guard, waiter)
+
+    def _take(
+        self,
+        compiled_rules: Sequence[CompiledRule],
+        guard: Guard | None,
+        waiter: Callable[[], WaitingTask | WaitingThread],
+    ) -> None:
+        """Take a place under each of these limits, up to one that makes wait or refuses."""
+        for compiled_rule in compiled_rules:
             places: Places = compiled_rule.places  # type: ignore[assignment]  # it is adaptive
-            priority, limit = compiled_rule.priority or of_caller, places.limit
-            ticket = places.begin(request_class, priority, guard, waiter)
-            room = limit.levels[priority].room - limit.in_flight
-            in_force = compiled_rule.name, limit.limit, room if room > 0 else 0  # noqa: FURB136 - max() takes four times as long
-            self.in_force = (*self.in_force, in_force) if self.in_force else (in_force,)
+            priority, limit = compiled_rule.priority or self._priority, places.limit
+            ticket = places.begin(self._adaptive.request_class, priority, guard, waiter)
             guard = None
+            room = limit.levels[priority].room - limit.in_flight
+            self.in_force += ((compiled_rule.name, limit.limit, room if room > 0 else 0),)  # noqa: FURB136 - max() takes four times as long
             if ticket is not None:
-                self._held.append((places, limit, ticket))
-                if ticket.began is None:
-                    self.waits = places.waiter(ticket)
-                    if self.waits is not None:
-                        return
-                    if ticket.began is None:  # it had to give way just now, to another thread
-                        self._refuse(compiled_rule, limit)
-                        return
-            elif compiled_rule.enforced:
-                self._refuse(compiled_rule, limit)
+                self.held.append((places, limit, ticket))
+            if (ticket is None or ticket.began is None) and not self._goes_on_without(compiled_rule, limit, places, ticket):
                 return
-            elif compiled_rule not in self.would_refuse:
-                self.would_refuse += (compiled_rule,)
-                if compiled_rule.row is not None:
-                    compiled_rule.row.count(SHADOW_REFUSED, 1.0)
+
+    def _goes_on_without(
+        self, compiled_rule: CompiledRule, limit: AdaptiveLimit, places: Places, ticket: Ticket | None
+    ) -> bool:
+        """Wait for a place that is not there, or be refused. True if the next limit can be asked all the same."""
+        if ticket is not None:
+            self.waits = places.waiter(ticket)
+            if self.waits is not None:
+                return False
+            if ticket.began is not None:
+                return True
+            self._refuse(compiled_rule, limit)  # it had to give way just now, to another thread
+            return False
+        if compiled_rule.enforced:
+            self._refuse(compiled_rule, limit)
+            return False
+        if compiled_rule not in self.would_refuse:
+            self.would_refuse += (compiled_rule,)
+            if compiled_rule.row is not None:
+                compiled_rule.row.count(SHADOW_REFUSED, 1.0)
+        return True
 
     def wait(self) -> None:
         """Wait in this thread for all places that are missing."""
         while isinstance(self.waits, WaitingThread):
-            places, _, ticket = self._held[-1]
+            places, _, ticket = self.held[-1]
             self._go_on(has_place=places.wait(ticket, self.waits))
 
     async def await_places(self, stay: Stay) -> bool:
         """Wait on the event loop for all places that are missing. False if the client left before."""
         while isinstance(self.waits, WaitingTask):
-            places, _, ticket = self._held[-1]
+            places, _, ticket = self.held[-1]
             if places.has_to_wait(ticket, self.waits) and not await stay(self.waits.woken):
                 self.end("untaught")
                 return False
@@ -205,7 +232,7 @@ class InFlight:
     def begin_again_here(self) -> None:
         """Take places anew that were given back, and wait for them in this thread."""
         before, self.in_force = self.in_force, ()
-        self._begin(None, WaitingThread)
+        self._take(self._adaptive.compiled_rules, None, WaitingThread)
         self.wait()
         if self.refusal is None:
             self.in_force = before
@@ -213,7 +240,7 @@ class InFlight:
     async def begin_again(self, stay: Stay) -> bool:
         """Take places anew that were given back, and wait for them on the event loop. False if the client left before."""
         before, self.in_force = self.in_force, ()
-        self._begin(None, WaitingTask)
+        self._take(self._adaptive.compiled_rules, None, WaitingTask)
         stays = await self.await_places(stay)
         if self.refusal is None:
             self.in_force = before
@@ -222,11 +249,11 @@ class InFlight:
     @property
     def delay_s(self) -> float | None:
         """Seconds for which the places are kept while nothing is done for the request; None if it has none."""
-        return min([places.terms.adaptive.delay for places, _, _ in self._held], default=None)
+        return min([places.terms.adaptive.delay for places, _, _ in self.held], default=None)
 
     def pause(self) -> None:
         """Give back all places while the client sends its body: to wait for it is no work."""
-        self._is_paused = bool(self._held)
+        self._is_paused = bool(self.held)
         self.end("untaught")
 
     def resume(self) -> None:
@@ -234,22 +261,22 @@ class InFlight:
         if not self._is_paused:
             return
         self._is_paused = False
-        (rules, request_class), of_caller = self._asked
-        for compiled_rule in rules:
+        for compiled_rule in self._adaptive.compiled_rules:
             places: Places = compiled_rule.places  # type: ignore[assignment]  # it is adaptive
-            priority, limit = compiled_rule.priority or of_caller, places.limit
+            priority, limit = compiled_rule.priority or self._priority, places.limit
             if limit.in_flight < limit.levels[priority].room:
-                ticket = places.begin(request_class, priority, None, WaitingTask)
+                ticket = places.begin(self._adaptive.request_class, priority, None, WaitingTask)
                 if ticket is not None:
-                    self._held.append((places, limit, ticket))
+                    self.held.append((places, limit, ticket))
 
     def _go_on(self, *, has_place: bool) -> None:
         """Go on after waiting for a place."""
         waiter, self.waits = type(self.waits), None
+        compiled_rules, asked = self._adaptive.compiled_rules, len(self.in_force)
         if has_place:
-            self._begin(None, waiter)  # type: ignore[arg-type]  # of one kind or the other
+            self._take(compiled_rules[asked:], None, waiter)  # type: ignore[arg-type]  # of one kind or the other
         else:
-            self._refuse(self._asked[0].compiled_rules[len(self.in_force) - 1], self._held[-1][1])
+            self._refuse(compiled_rules[asked - 1], self.held[-1][1])
 
     def _refuse(self, compiled_rule: CompiledRule, limit: AdaptiveLimit) -> None:
         if compiled_rule.row is not None:
@@ -259,8 +286,8 @@ class InFlight:
 
     def count(self) -> None:
         """Count a request that is admitted, by rules that count nothing else."""
-        held = [places for places, _, _ in self._held]
-        for compiled_rule, (_, limit, remaining) in zip(self._asked[0].compiled_rules, self.in_force):
+        held = [places for places, _, _ in self.held]
+        for compiled_rule, (_, limit, remaining) in zip(self._adaptive.compiled_rules, self.in_force):
             if compiled_rule in self.would_refuse:  # and has a place after its turn
                 continue
             if compiled_rule.row is not None and not compiled_rule.rule.has_counts and compiled_rule.places in held:
@@ -268,40 +295,47 @@ class InFlight:
 
     def windows(self) -> Iterator[Window]:
         """The limits as they stand."""
-        for compiled_rule in self._asked[0].compiled_rules:
+        for compiled_rule in self._adaptive.compiled_rules:
             if compiled_rule.places is not None:
                 limit = compiled_rule.places.limit
-                room = limit.levels[compiled_rule.priority or self._asked[1]].room
+                room = limit.levels[compiled_rule.priority or self._priority].room
                 remaining = max(0, room - limit.in_flight)
                 yield Window(compiled_rule.name, limit.limit, 0, remaining, limit.limit - remaining, 0.0, 0.0)
 
     def starts(self, status: int | None, fields: Sequence[tuple[bytes, bytes]]) -> None:
         """Note how the response starts. A stream of events gives the places back at once."""
         self._is_paused = False
+        self._fields = fields
         if status != 200:
             if status in _FAILED:
                 self._outcome = "failed"
             elif status is None or status < 200 or status == 304 or status >= 400:
                 self._outcome = "untaught"
         for name, value in fields:
-            size = len(name)  # first, as it is cheap to compare
-            if size == 14 and name.lower() == b"content-length":
-                self._length = int(value) if value.isdigit() else None
-            elif size == 12 and name.lower() == b"content-type" and value.lower().startswith(_STREAM):
+            if len(name) == 12 and value[:17].lower() == _STREAM and name.lower() == b"content-type":  # what is rare first
                 self.end("untaught")
 
     def sends(self, size: int) -> None:
         """Note that a part of the body goes out. The last declared byte, a stream, and what takes long give the places back."""
+        if not self.held:
+            return
         self._sent += size
-        if self._length is not None and self._sent >= self._length:
+        length = self._declared()
+        if length is not None and self._sent >= length:
             self.end()
-        elif self._length is None or self._sent > BUFFERED:
+        elif length is None or self._sent > BUFFERED:
             self.end("untaught")
+
+    def _declared(self) -> int | None:
+        """Bytes that the body is to have; None if the response does not say."""
+        lengths = [value for name, value in self._fields if name.lower() == b"content-length"]
+        return int(lengths[-1]) if lengths and lengths[-1].isdigit() else None
 
     def end(self, outcome: Outcome | None = None) -> None:
         """Give back all places; with the outcome by the response unless there is another one."""
-        while self._held:
-            places, limit, ticket = self._held.pop()
+        held = self.held
+        while held:
+            places, limit, ticket = held.pop()
             if places.limit is limit:  # else they are the parent's, of which this process was forked
                 try:
                     places.end(ticket, outcome or self._outcome)
@@ -311,7 +345,7 @@ class InFlight:
 
     def end_unanswered(self, *, client_left: bool) -> None:
         """Give back all places of a request that has not been answered to its end, for whatever error is being handled."""
-        if self._held:
+        if self.held:
             error = sys.exception()
             if isinstance(error, GeneratorExit):  # maybe of the garbage collector
                 self.abandon()
@@ -321,12 +355,12 @@ class InFlight:
 
     def abandon(self) -> None:
         """Give back all places, from wherever the garbage collector calls."""
-        while self._held:
-            places, limit, ticket = self._held.pop()
+        while self.held:
+            places, limit, ticket = self.held.pop()
             if places.limit is limit:
                 places.abandon(ticket)
 
     def __del__(self) -> None:
         """Whoever forgets a request, be it a server that never closes a body, gives its places back."""
-        if self._held:
+        if self.held:
             self.abandon()

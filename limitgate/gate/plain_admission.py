@@ -9,7 +9,7 @@ from limitgate.gate.request_plan import PreparedPlan
 from limitgate.gate.rules_in_force import RulesInForce
 from limitgate.http.request import Request
 from limitgate.http.response import Fields, RawFields, Refusal, full_at, raw, raw_x_ratelimit, x_ratelimit
-from limitgate.limits.decision import OVER, Decision, DeferredDecision, set_settlement
+from limitgate.limits.decision import OVER, Decision, DeferredDecision, fewest_places, set_settlement
 from limitgate.limits.plan import Source
 from limitgate.limits.template import PlainSpend
 
@@ -62,7 +62,7 @@ class PlainAdmission:
             if settlement.has_news:
                 return False
             request.is_over = settlement.is_over = True
-        if self.prepared.adaptive is not None:
+        if self.prepared.adaptive is not None and request.in_flight.held:
             request.in_flight.end_unanswered(client_left=False)
         self.request = None
         return True
@@ -93,6 +93,8 @@ class PlainAdmission:
             return rules.fields(decision, reading.now)
         if type(decision) is DeferredDecision and type(reading) is PlainSpend:
             limit, remaining, refill_us, _ = reading.template.tightest(reading.debts)
+            if self.prepared.adaptive is not None and (fewest := fewest_places(decision.in_force, remaining)):
+                (_, limit, remaining), refill_us = fewest, 0
             return x_ratelimit(limit, remaining, reading.now + refill_us)
         return x_ratelimit(decision.limit, decision.remaining, full_at(decision, reading.now))
 
@@ -101,6 +103,8 @@ class PlainAdmission:
         reading = self.reading
         if type(self.decision) is DeferredDecision and self.rules.has_commonest_style and type(reading) is PlainSpend:
             limit, remaining, refill_us, _ = reading.template.tightest(reading.debts)
+            if self.prepared.adaptive is not None and (fewest := fewest_places(self.decision.in_force, remaining)):
+                (_, limit, remaining), refill_us = fewest, 0
             return raw_x_ratelimit(limit, remaining, reading.now + refill_us)
         return raw(self.fields())
 

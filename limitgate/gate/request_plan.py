@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Hashable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from limitgate.gate.compiled_rule import CompiledRule
@@ -45,7 +46,8 @@ class RequestPlan(NamedTuple):
         return self._replace(plan=self.plan.named()) if self.plan else self
 
 
-class AdaptiveMatch(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class AdaptiveMatch:
     """The adaptive limits of requests of one tier, method and route, which take about the same time."""
 
     compiled_rules: Sequence[CompiledRule]

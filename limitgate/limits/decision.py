@@ -274,6 +274,9 @@ def _worked_out(decision: Decision) -> Decision:
     evidence: Any = decision.evidence
     owner: SettlementOwner | Settlement = _SLOTS["settlement"].__get__(decision)
     worked_out = evidence.decision(owner if isinstance(owner, Settlement) else owner.open_settlement())
+    in_force = _in_force_of(decision)
+    if in_force:
+        under_places(worked_out, in_force)
     for name in Decision.__slots__:
         _SLOTS[name].__set__(decision, getattr(worked_out, name))
     _set(decision, "__class__", Decision)
@@ -290,6 +293,26 @@ def deferred(evidence: Sequence[BucketReading], owner: SettlementOwner) -> Decis
     draft.__class__ = DeferredDecision
     decision: Decision = draft
     return decision
+
+
+def deferred_under_places(evidence: Sequence[BucketReading], owner: SettlementOwner, in_force: tuple[InForce, ...]) -> Decision:
+    """Make a `deferred` decision about a request that has places under adaptive limits, see `under_places`."""
+    draft: Any = _Draft()
+    draft.evidence = evidence
+    draft.settlement = owner
+    draft.in_force = in_force
+    draft.__class__ = DeferredDecision
+    decision: Decision = draft
+    return decision
+
+
+def _in_force_of(deferred: Decision) -> tuple[InForce, ...]:
+    """Adaptive limits of a deferred decision."""
+    try:
+        in_force: tuple[InForce, ...] = _SLOTS["in_force"].__get__(deferred)
+    except AttributeError:  # as of most
+        return ()
+    return in_force
 
 
 class RateLimited(LimitGateError):  # noqa: N818 - the name is part of the public contract
@@ -400,15 +423,18 @@ def under_places(decision: Decision, in_force: tuple[InForce, ...]) -> Decision:
     _set(decision, "__class__", _Draft)
     draft: Any = decision
     draft.in_force = in_force
-    if draft.allowed and not draft.degraded:
-        for rule, limit, remaining in in_force:
-            if remaining < draft.remaining:
-                draft.rule = rule
-                draft.limit = limit
-                draft.remaining = remaining
-                draft.reset_after = 0.0
+    fewest = fewest_places(in_force, draft.remaining) if draft.allowed and not draft.degraded else None
+    if fewest is not None:
+        draft.rule, draft.limit, draft.remaining = fewest
+        draft.reset_after = 0.0
     draft.__class__ = Decision
     return decision
+
+
+def fewest_places(in_force: tuple[InForce, ...], remaining: int) -> InForce | None:
+    """Of some adaptive limits the first with the least places left; None if none of them has less than ``remaining``."""
+    fewest = in_force[0] if len(in_force) == 1 else min(in_force, key=itemgetter(2))
+    return fewest if fewest[2] < remaining else None
 
 
 _set = object.__setattr__
