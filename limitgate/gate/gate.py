@@ -191,11 +191,12 @@ class Gate:
     def ask(self, request: Request, outer: Admission | None = None) -> AnyAdmission | Awaitable[AnyAdmission]:
         """`acheck`, without a coroutine where there is nothing to wait for."""
         rules = self.rules
-        found = None
         if self._can_prepare and request.comes_straight:  # `_prepared`, as almost all
             request.resolve_client = self._client_of
             planner = rules.planner
             found = planner.prepared(request, self._begin) if planner.adapts else planner.prepared(request)
+        else:
+            found = None
         if found is None:
             if request.in_flight is not None and request.in_flight.refusal is not None:
                 return self._shed(request, rules)
@@ -600,11 +601,12 @@ class Gate:
         self, request: Request, rules: RulesInForce, prepared: PreparedPlan, template: PlanTemplate, reading: AnyReading
     ) -> AnyAdmission | None:
         """`_admit` by a prepared plan: the short way, which almost all requests go. None if the store has declined it."""
+        in_flight: InFlight | None = None if prepared.adaptive is None else request.in_flight
         if (
             type(reading) is PlainSpend
             and reading.admitted
             and template.is_enforced
-            and (prepared.adaptive is None or not request.in_flight.would_refuse)
+            and (in_flight is None or not in_flight.would_refuse)
         ):
             if self._failing or self._at_first_answer is not None:
                 self._note_answer(reading.now)
@@ -615,10 +617,9 @@ class Gate:
             admitted.rules = rules
             admitted.prepared = prepared
             admitted.reading = reading
-            if prepared.adaptive is None:
+            if in_flight is None:
                 admitted.decision = deferred(reading, request)
             else:
-                in_flight: InFlight = request.in_flight
                 admitted.decision = deferred_under_places(reading, request, in_flight.in_force)
                 if rules.counts is not None:
                     in_flight.count()
@@ -648,7 +649,7 @@ class Gate:
         if counter is not None:
             counter.charged(reading.debts)
         if prepared.adaptive is not None:
-            in_flight = request.in_flight
+            in_flight: InFlight = request.in_flight
             if in_flight.would_refuse:
                 admission = _admission_prepared(request, rules, prepared, reading.waited, settlement)
                 admission.admit(prepared, reading, decision)

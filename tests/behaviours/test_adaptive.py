@@ -144,10 +144,11 @@ def test_places_come_free_with_the_response() -> None:
     asyncio.run(main())
 
 
-def test_the_decision_and_the_fields_are_those_of_the_tightest_window() -> None:
+@pytest.mark.parametrize("door", SITES, ids=[site.door for site in SITES])
+def test_the_decision_and_the_fields_are_those_of_the_tightest_window(door: type[Site]) -> None:
     """An adaptive limit is a window as those of requests in flight are."""
     for rates, expected in ((["5/second"], ("5", "4")), (["1000/second"], ("20", "19"))):
-        with ASGISite(Rule("all", *rates, adaptive=True)) as site:
+        with door(Rule("all", *rates, adaptive=True)) as site:
             reply = site.ask()
             assert (reply.rate["x-ratelimit-limit"], reply.rate["x-ratelimit-remaining"]) == expected
             decision = site.seen[-1]

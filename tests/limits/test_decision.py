@@ -15,7 +15,7 @@ import pytest
 from limitgate import Decision, Limit, RateLimited
 from limitgate.http.request import Request
 from limitgate.limits.bucket import Bucket
-from limitgate.limits.decision import DeferredDecision, Settlement, deferred
+from limitgate.limits.decision import DeferredDecision, InForce, Settlement, deferred, deferred_under_places
 from limitgate.limits.plan import Charge
 from limitgate.limits.template import PlainSpend, PlanTemplate
 
@@ -34,10 +34,15 @@ def decision(request_: Request) -> Decision:
     return made(request_)
 
 
-def made(owner: Request) -> Decision:
-    """A deferred decision about a request that has two windows, of which one owes two requests."""
+def reading() -> PlainSpend:
+    """The reading of two windows, of which one owes two requests."""
     charge = Charge("", Bucket((Limit("5/second"), Limit("100/minute"))), 1, enforced=True, rule="api")
-    return deferred(PlanTemplate([charge]).reading(["key"], NOW, (2_000_000, 0), admitted=True), owner)
+    return PlanTemplate([charge]).reading(["key"], NOW, (2_000_000, 0), admitted=True)
+
+
+def made(owner: Request) -> Decision:
+    """A deferred decision by the reading of two windows."""
+    return deferred(reading(), owner)
 
 
 EXPECTED = (True, 5, 2, 0.0, 0.6, 1, "api", False, False, 0.0)
@@ -79,6 +84,28 @@ def test_it_is_a_decision_to_whoever_looks(decision: Decision, look: Any, *, oth
     if not other_is_deferred:
         assert other.allowed
     assert look(decision, other)
+
+
+IN_FORCE: dict[str, tuple[tuple[InForce, ...], tuple[Any, ...]]] = {
+    "as many places": ((("all", 20, 2),), EXPECTED),
+    "fewer places": ((("all", 20, 1),), (True, 20, 1, 0.0, 0.0, 1, "all", False, False, 0.0)),
+    "the fewest, which come first": (
+        (("all", 20, 1), ("some", 9, 0), ("other", 8, 0)),
+        (True, 9, 0, 0.0, 0.0, 1, "some", False, False, 0.0),
+    ),
+}
+"""Adaptive limits as a request has found them, and values of the fields that are compared then."""
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(Decision)] + ["windows", "standings", "refusing"])
+@pytest.mark.parametrize(("in_force", "expected"), IN_FORCE.values(), ids=IN_FORCE)
+def test_adaptive_limits_take_part(in_force: tuple[InForce, ...], expected: tuple[Any, ...], name: str) -> None:
+    """Whatever is looked at first, the tightest of all limits is told, and all of them are windows."""
+    decision = deferred_under_places(reading(), Request(), in_force)
+    getattr(decision, name)
+    assert values(decision) == expected
+    assert type(decision) is Decision
+    assert [window.rule for window in decision.windows] == ["api", "api", *[rule for rule, _, _ in in_force]]
 
 
 def test_it_is_not_changed(decision: Decision) -> None:
