@@ -734,7 +734,7 @@ def test_a_turn_without_a_place_is_given_back() -> None:
     async def main() -> None:
         held = Held()
         held.go.set()
-        rules = [one_place(), Rule("turns", "20/second burst 1", path="/turn", key=["global"], max_delay=60)]
+        rules = [one_place(), Rule("turns", "1/second", path="/turn", key=["global"], max_delay=60)]
         app = LimitGate(held, rules=rules)
         assert (await asgi_reply(app, "/turn")).status == 200
         waiting = asyncio.create_task(asgi_reply(app, "/turn"))
