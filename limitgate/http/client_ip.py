@@ -195,8 +195,8 @@ class TrustedProxies:
             address = _read(element)
             if address is None:
                 break
-            client = address[0]
-            if not self._trusted(address):
+            client, version, number = address
+            if not self._ranges[version].hold(number):
                 break
         return client
 

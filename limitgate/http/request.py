@@ -156,12 +156,14 @@ class ASGIHeaders(Headers):
 
     def relayed_end(self, name: str, most: int) -> str:
         """`end` of a header that a proxy has written."""
+        names, sought = self._names, name.encode("latin-1", "replace")
+        if names is None:
+            self._names = names = self._read_names()
+        if names.count(sought) == 1:  # almost all requests
+            return self._lines[names.index(sought)][1][-most:].decode("latin-1")
         if len(self._lines) > MOST_LINES:
-            return self._end(self._from_the_right(_raw(name)), most)
-        lines = self._raw_lines_of(name)
-        if len(lines) == 1:
-            return lines[0][-most:].decode("latin-1")
-        return self._end(reversed(lines), most)
+            return self._end(self._from_the_right(sought), most)
+        return self.end(name, most)
 
     def _from_the_right(self, name: bytes) -> Iterator[bytes]:
         """The values of a name among many lines, beginning with the last one."""
