@@ -11,7 +11,6 @@ from limitgate.exchange.receive_buffer import Message
 from limitgate.exchange.wsgi import StartResponse
 from limitgate.gate.plain_admission import Shed
 from limitgate.http.request import Scope
-from limitgate.limits.decision import refused_in_flight
 
 
 async def turn_away(shed: Shed, scope: Scope, send: Send) -> None:
@@ -28,7 +27,7 @@ def turn_away_here(shed: Shed, environ: dict[str, Any], start_response: StartRes
     """Answer a request over WSGI."""
     shed.count()
     refusal, in_flight = shed.refusal, shed.request.in_flight
-    environ["limitgate"] = refused_in_flight(in_flight.in_force, float(refusal.fields[-1][1]))
+    environ["limitgate"] = in_flight.refused(refusal)
     environ[EXCHANGE], environ[OUTCOME] = None, "refused"
     start_response(_STATUS, refusal.fields.copy())
     return [] if shed.request.sent_method == "HEAD" else [refusal.body]

@@ -18,7 +18,7 @@ from limitgate.gate.request_plan import PreparedPlan, RequestPlan
 from limitgate.gate.rules_in_force import RulesInForce
 from limitgate.http.request import Request
 from limitgate.http.response import Fields, RawFields, Refusal, full_at, raw, raw_x_ratelimit, refusal, unavailable
-from limitgate.limits.decision import Decision, Settlement, admitted_in_flight, refused_in_flight, under_places
+from limitgate.limits.decision import Decision, Settlement, admitted_in_flight, under_places
 from limitgate.limits.plan import Plan, Reading, Source
 from limitgate.limits.template import PlainSpend
 from limitgate.observing.counts import Counts, outweighs
@@ -196,8 +196,7 @@ class Admission:
         in_flight = self.in_flight
         if in_flight is not None and in_flight.refusal is not None:
             self.refusal = in_flight.refusal
-            wait = float(dict(in_flight.refusal.waiting)["Retry-After"])
-            self.decision, self.fields = refused_in_flight(in_flight.in_force, wait), []
+            self.decision, self.fields = in_flight.refused(in_flight.refusal), []
             self.decide("refused", "nobody")
 
     def show_in_flight(self) -> None:

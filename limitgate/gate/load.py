@@ -22,7 +22,7 @@ from limitgate.heartbeat import heartbeats
 from limitgate.http.request import Request
 from limitgate.http.request_start import waited_s
 from limitgate.http.response import Refusal, overloaded
-from limitgate.limits.decision import InForce, Window
+from limitgate.limits.decision import Decision, InForce, Window, refused_in_flight
 from limitgate.limits.priority import NORMAL, Priority
 from limitgate.observing.counts import ADMITTED, REFUSED, SHADOW_REFUSED
 from limitgate.overload.adaptive_limit import AdaptiveLimit, Guard, Outcome, Ticket
@@ -283,6 +283,10 @@ class InFlight:
             compiled_rule.row.count(REFUSED, 1.0)
         self.refusal = overloaded(limit.retry_after_s(random.random))
         self.end("untaught")
+
+    def refused(self, refusal: Refusal) -> Decision:
+        """The decision of the last limit, under which there was no place, by the response that says when to come back."""
+        return refused_in_flight(self.in_force, float(dict(refusal.waiting)["Retry-After"]))
 
     def count(self) -> None:
         """Count a request that is admitted, by rules that count nothing else."""

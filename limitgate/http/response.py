@@ -159,15 +159,12 @@ def raw_x_ratelimit(limit: int, remaining: int, full_at_us: int) -> RawFields:
     try:
         return [_LIMIT[limit], _REMAINING[remaining], _RESET[reset]]
     except KeyError:
-        for known, name, number in (
-            (_LIMIT, _RAW_LIMIT, limit),
-            (_REMAINING, _RAW_REMAINING, remaining),
-            (_RESET, _RAW_RESET, reset),
-        ):
+        fields = raw(x_ratelimit(limit, remaining, full_at_us))
+        for known, number, field in zip((_LIMIT, _REMAINING, _RESET), (limit, remaining, reset), fields):
             if len(known) >= _NUMBERS:
                 known.clear()
-            known[number] = name, b"%d" % number
-        return [(_RAW_LIMIT, b"%d" % limit), (_RAW_REMAINING, b"%d" % remaining), (_RAW_RESET, b"%d" % reset)]
+            known[number] = field
+        return fields
 
 
 def _x_ratelimit(decision: Decision, now: int, _: frozenset[str]) -> Fields:
@@ -182,7 +179,6 @@ def full_at(decision: Decision, now: int) -> int:
 
 _NUMBERS = 1024
 """Numbers that are remembered of a field, in about 150 bytes each."""
-_RAW_LIMIT, _RAW_REMAINING, _RAW_RESET = b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"
 _LIMIT: dict[int, tuple[bytes, bytes]] = {}
 _REMAINING: dict[int, tuple[bytes, bytes]] = {}
 _RESET: dict[int, tuple[bytes, bytes]] = {}
