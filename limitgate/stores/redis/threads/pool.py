@@ -21,9 +21,34 @@ from limitgate.stores.redis.threads.patience import SHORTEST, Patience
 
 MAX_CONNECTING = 4
 """Threads that connect to a server at a time."""
+STARVED_TURNS = 40
+"""How often a thread that connects may have to wait for the GIL: 5 to 25 times were measured."""
+LATE_S = 0.004
+"""Seconds by which a thread comes late that has waited for the GIL; others keep it for 5 ms."""
 LOOK_EVERY = 1.0
 """Seconds for which a connection is believed to be as it was when somebody looked. Whether a server that sends what nobody has
 asked for is noticed depends on it, so it is short; calls that come one after the other need no look each."""
+
+
+class _WaitForConnection:
+    """A thread's wait for another one to connect, which may be starved of the GIL as well and hears nothing then."""
+
+    def __init__(self, patience: Patience) -> None:
+        self.patience = patience
+        self._turns = 0.0
+        """How often the one that connects has waited for the GIL meanwhile, at most."""
+
+    def waited_in_vain(self, slice_: float, elapsed: float) -> None:
+        """A slice is over, which has taken ``elapsed`` seconds until this thread had the GIL again.
+
+        The other one waits as long for each of its turns. What may have been nothing else is not counted, and after that only
+        its share of the time.
+        """
+        late_s = elapsed - slice_
+        if late_s > LATE_S and self._turns < STARVED_TURNS:
+            self._turns += elapsed / late_s
+        else:
+            self.patience.waited_in_vain(slice_ * slice_ / elapsed if late_s > slice_ else slice_)
 
 
 class ConnectionPool:
@@ -86,13 +111,14 @@ class ConnectionPool:
     def _made(self, patience: Patience) -> SyncConnection:
         """A new connection, made by another thread if one can be started, so that it serves the next if it comes late."""
         arrived = monotonic()
+        waiting = _WaitForConnection(patience)
         with self._lock:
             self._wanted += 1
             try:
                 while (connection := self._pop()) is None:
                     if self._connecting < min(self._wanted, MAX_CONNECTING) and not self._begin_to_connect():
                         break
-                    self._wait(patience)
+                    self._wait(waiting)
                     began, failure = self._failure
                     if began >= arrived and failure is not None:  # an attempt that began before may be out of date
                         raise store_error(failure) from failure
@@ -109,17 +135,16 @@ class ConnectionPool:
         self._connecting += 1
         return True
 
-    def _wait(self, patience: Patience) -> None:
+    def _wait(self, waiting: _WaitForConnection) -> None:
         """Wait until something has changed. Raises `StoreError` once patience is over."""
+        patience = waiting.patience
         slice_, began = patience.slice(), monotonic()
         if self._changed.wait(slice_) or self._idle:
             patience.waited_since(began, slice_)
         elif patience.is_over:
             raise StoreError("no connection to Redis within the timeout", "timeout")
         else:
-            elapsed = monotonic() - began
-            is_late = elapsed > 2 * slice_  # then threads are starved: the one that connects had as small a share of the time
-            patience.waited_in_vain(slice_ * slice_ / elapsed if is_late else slice_)
+            waiting.waited_in_vain(slice_, monotonic() - began)
 
     def _made_here(self, patience: Patience) -> SyncConnection:
         began = monotonic()

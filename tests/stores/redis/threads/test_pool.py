@@ -21,7 +21,7 @@ from limitgate.limits.template import PlanTemplate
 from limitgate.stores.redis.threads import connection as connections, patience, pool as pools
 from limitgate.stores.redis.threads.connection import SyncConnection
 from limitgate.stores.redis.threads.patience import SLICE, Patience
-from limitgate.stores.redis.threads.pool import LOOK_EVERY, ConnectionPool
+from limitgate.stores.redis.threads.pool import LOOK_EVERY, STARVED_TURNS, ConnectionPool, _WaitForConnection
 from limitgate.stores.redis.wire import Call
 from tests.support.crowds import a_plan, giving_back
 from tests.support.redis_server import RedisServer
@@ -148,6 +148,28 @@ def test_who_waits_for_a_connection_gets_the_next_that_is_given(monkeypatch: pyt
         may_connect.set()
         connection.close()
         pool.close()
+
+
+@pytest.mark.parametrize("late_s", [0.005, 0.03, 0.16])
+def test_a_wait_for_a_starved_thread_that_connects(late_s: float) -> None:
+    """While a thread waits for the GIL each time, so does the one that connects: its turns use up no patience."""
+    patient = Patience(0.003)
+    waiting = _WaitForConnection(patient)
+    waited_s = 0.0
+    while not patient.is_over:  # but it ends
+        slice_ = patient.slice()
+        waiting.waited_in_vain(slice_, slice_ + late_s)
+        waited_s += slice_ + late_s
+    assert waited_s >= STARVED_TURNS * late_s
+
+
+def test_a_wait_for_a_thread_that_connects_in_time() -> None:
+    """A thread that is woken in time has waited for the server."""
+    patient = Patience(0.1)
+    waiting = _WaitForConnection(patient)
+    for _ in range(8):
+        waiting.waited_in_vain(SLICE, SLICE + 0.001)
+    assert patient.left == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize("close", [ConnectionPool.close, ConnectionPool.retire])
