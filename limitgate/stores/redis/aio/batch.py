@@ -26,9 +26,9 @@ class Batch(wire.Call):
         wire.Call.__init__(self, [request[0] for request in requests], shape, config)  # ``super()`` takes longer
         self.requests = requests
         self.since = 0.0
-        """Time of the first sending, by the `ListeningClock`."""
+        """Time of the first sending, or of the latest answer that has asked for another one, by the `ListeningClock`."""
         self.silence = 0.0
-        """Seconds for which Redis had been silent then."""
+        """Seconds for which Redis had been silent until then."""
         self._due: float | None = None
 
     @property
@@ -50,6 +50,10 @@ class Batch(wire.Call):
     def silence_at(self, now: float) -> float:
         """Seconds of silence that its requests have met by now, by the `ListeningClock`."""
         return self.silence + max(0.0, now - self.since)
+
+    def heard(self, seconds: float, now: float) -> None:
+        """Note that Redis has answered, but wants to be told more: what the clock has not counted by then was no silence."""
+        self.silence, self.since, self._due = self.silence_at(seconds), now, None
 
     def overdue(self, now: float) -> list[Request]:
         """Its requests that have waited too long."""

@@ -295,6 +295,7 @@ class Batcher:
         self._silence.break_()
         batch = event.call
         if isinstance(event, Resend):
+            batch.heard(self._clock.seconds, self._clock.now())
             self._send(batch, connection)
             connection.flush()
             return

@@ -20,8 +20,8 @@ GRAIN, SHORTEST = 0.01, 0.004
 LONGEST = 0.05
 """Seconds that count between two looks, at most: of more the loop was away. So much of it counts all the same, as it polls its
 sockets in between, and a server that is silent each time is silent."""
-IN_TIME = 1.5 * GRAIN
-"""Seconds between two looks, at most, if the loop was not away."""
+LATE = 0.002
+"""Seconds by which a look comes late if the loop was away: threads that want the GIL keep it for 5 ms each."""
 AWAY = 0.1
 """Share of a timeout that counts of a time in which the loop was away while a connection is made, which takes such a loop
 several turns; `GRAIN` at most."""
@@ -43,7 +43,10 @@ class ListeningClock:
         """Seconds at the latest look."""
         self._passed = 0.0
         """Seconds that count as soon as sockets have been polled."""
-        self._looked = 0.0
+        self.was_away = False
+        """True if the loop was away before one of the latest two looks: a starved one is in time by chance."""
+        self._was_late = False
+        self._looked = self._pause = 0.0
         self._ticks = False
         self._listeners: dict[Listener, None] = {}
 
@@ -60,7 +63,7 @@ class ListeningClock:
         if not self._ticks:
             self._ticks = True
             self._looked = self._loop.time()
-            self._loop.call_later(GRAIN, self._look)
+            self._look_later(GRAIN)
 
     def forget(self, listener: Listener) -> None:
         """Nobody waits there any more."""
@@ -77,12 +80,18 @@ class ListeningClock:
             finally:
                 self.forget(deadline)
 
+    def _look_later(self, pause: float) -> None:
+        self._pause = pause
+        self._loop.call_later(pause, self._look)
+
     def _look(self) -> None:
         """Look at the loop's clock, and count once what has arrived by now is read.
 
         asyncio reads after the callbacks that are due already, uvloop after its timers: both before the turn after the next.
         """
         now = self._loop.time()
+        is_late = now - self._looked > self._pause + LATE
+        self.was_away, self._was_late = is_late or self._was_late, is_late
         self._passed, self._looked = min(now - self._looked, LONGEST), now
         self._loop.call_soon(self._loop.call_soon, self._count)
 
@@ -99,7 +108,7 @@ class ListeningClock:
                 soonest = min(soonest, left)
         self._ticks = bool(self._listeners)
         if self._ticks:
-            self._loop.call_later(max(soonest, SHORTEST), self._look)
+            self._look_later(max(soonest, SHORTEST))
 
 
 class Silence:
@@ -131,7 +140,7 @@ class Silence:
         now, looked = self._clock.seconds, self._looked
         passed = 0.0 if looked is None or self._was_broken else max(0.0, now - looked)
         if connecting < math.inf:
-            passed = min(passed, GRAIN if passed <= IN_TIME else min(GRAIN, AWAY * connecting))
+            passed = min(passed, GRAIN, AWAY * connecting if self._clock.was_away else GRAIN)
         self._looked, self._was_broken = now, False
         self.seconds += passed
         return passed > 0

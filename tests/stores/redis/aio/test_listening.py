@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from limitgate.stores.redis.aio.listening import GRAIN, LONGEST, Silence
+from limitgate.stores.redis.aio.batch import Batch
+from limitgate.stores.redis.aio.listening import GRAIN, LONGEST, ListeningClock, Silence
 
 
 class _Clock:
     seconds = 0.0
+
+    def __init__(self, *, was_away: bool) -> None:
+        self.was_away = was_away
 
     def now(self) -> float:
         return self.seconds
@@ -20,9 +26,9 @@ class _Clock:
         """Nobody is told."""
 
 
-def _silence(*looks: float, connecting: float = math.inf) -> float:
+def _silence(*looks: float, connecting: float = math.inf, was_away: bool = False) -> float:
     """Seconds of silence after so many looks, each so many seconds after the one before."""
-    clock: Any = _Clock()
+    clock: Any = _Clock(was_away=was_away)
     silence = Silence(clock)
     silence.watch(clock)
     for seconds in looks:
@@ -40,8 +46,34 @@ def test_a_server_that_is_not_reached_has_the_time_of_its_requests(timeout: floa
 @pytest.mark.parametrize(("timeout", "counts"), [(0.01, 0.001), (0.05, 0.005), (0.1, GRAIN), (10.0, GRAIN)])
 def test_to_connect_takes_a_loop_that_is_away_several_turns(timeout: float, counts: float) -> None:
     """However short the timeout, it takes ten of them until it is over: the server is there, and the loop is late."""
-    assert _silence(*[LONGEST] * 5, connecting=timeout) == pytest.approx(5 * counts)
+    assert _silence(*[LONGEST] * 5, connecting=timeout, was_away=True) == pytest.approx(5 * counts)
 
 
 def test_all_of_it_counts_where_there_is_a_connection() -> None:
     assert _silence(GRAIN, LONGEST) == pytest.approx(GRAIN + LONGEST)
+
+
+def test_a_loop_that_was_away_is_known_to_have_been() -> None:
+    """A loop that other threads kept from the GIL for 5 ms was away, and it still is where it comes in time once."""
+
+    async def looks() -> list[bool]:
+        clock, now, were_away = ListeningClock(), 0.0, []
+        clock._loop = Mock(time=lambda: now)
+        clock.watch(Mock())
+        for late in (0.0, 0.005, 0.0, 0.0):
+            now += GRAIN + late
+            clock._look()
+            were_away.append(clock.was_away)
+        return were_away
+
+    assert asyncio.run(looks()) == [False, True, True, False]
+
+
+def test_what_is_sent_again_has_waited_for_what_was_counted() -> None:
+    """Redis has answered that it does not know the script: what the loop has not looked at by then was no silence."""
+    batch = Batch([])
+    batch.since, batch.silence = 1.0, 0.25
+    batch.heard(1.0, 1.5)
+    assert batch.silence_at(1.5) == pytest.approx(0.25)
+    batch.heard(2.0, 2.5)
+    assert batch.silence_at(2.75) == pytest.approx(0.25 + 0.5 + 0.25)
