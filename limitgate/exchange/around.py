@@ -29,6 +29,10 @@ class Around:
         made._made_by = sys._getframe(1).f_code  # noqa: SLF001 - as logging does
         return made
 
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Take it apart for `copy`: the copy is around the same application, by the same gate."""
+        return object.__new__, (type(self),), vars(self)
+
     def __del__(self) -> None:
         """Log that it was never used, if it is dropped by the code that has made it as a statement by itself (LG039)."""
         if self.gate is None or self.gate.has_answered or sys.is_finalizing():

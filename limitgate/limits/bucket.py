@@ -83,6 +83,10 @@ class Bucket:
         self.strictest: Bucket = strictest or self
         """The bucket as callers with the least room find it: a store must not forget a state that refuses them."""
 
+    def __deepcopy__(self, memo: object) -> Bucket:
+        """Return the bucket itself, as nobody changes it."""
+        return self
+
     def less(self, kept: Sequence[int], strictest: Bucket | None = None) -> Bucket:
         """Return the same windows with so much room less in each, see `Limit.less`; ``strictest`` is the attribute."""
         return Bucket(tuple([limit.less(many) for limit, many in zip(self.limits, kept)]), self.ids, strictest)

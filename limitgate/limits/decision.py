@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 from limitgate.algorithms.base import State
 from limitgate.errors import LimitGateError
@@ -68,6 +68,14 @@ class Standing(NamedTuple):
                 )
             )
         return found
+
+
+class PickledEvidence(list[BucketReading]):
+    """Evidence of a decision that was pickled: of no bucket, as all that is kept are the windows."""
+
+    def __init__(self, windows: Sequence[Window]) -> None:
+        super().__init__()
+        self.windows = tuple(windows)
 
 
 class SettlementOwner(Protocol):
@@ -155,6 +163,8 @@ class Decision:
     @property
     def windows(self) -> tuple[Window, ...]:
         """Every limit of the plan, and every adaptive limit, with a period of 0."""
+        if isinstance(self.evidence, PickledEvidence):
+            return self.evidence.windows
         windows = [window for standing in self.standings for window in standing.windows()]
         refusing = None if self.allowed or self.refusing else self.rule
         for rule, limit, remaining in self.in_force:
@@ -180,13 +190,37 @@ class Decision:
             raise ValueError(f"rule {rule!r:.80} took no part in this decision, expected one of {self._rules()}")
         settlement.note(rule, check_cost(cost))
 
+    def _asdict(self) -> dict[str, Any]:
+        """Return the fields for users by name, as `Window` has it: for logs and queues. The windows are dictionaries, too."""
+        return self._shown() | {"windows": [window._asdict() for window in self.windows]}
+
+    def _shown(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
+
+    def __copy__(self) -> Self:
+        """Return the decision itself, as it cannot be changed; `replace` makes another."""
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Return the decision itself, as it cannot be changed."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the fields for users and the windows: what was read of buckets, and the request, stay behind."""
+        shown = self._shown()
+        return _unpickled, (type(self), shown, self.windows)
+
     def _rules(self) -> str:
         return ", ".join(dict.fromkeys(repr(bucket.charge.rule) for bucket in self.evidence))
 
     def __repr__(self) -> str:
-        shown = {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
-        shown["windows"] = self.windows
+        shown = self._shown() | {"windows": self.windows}
         return f"Decision({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+
+def _unpickled(kind: type[Decision], shown: dict[str, Any], windows: Sequence[Window]) -> Decision:
+    """Make the decision that `Decision.__reduce__` has taken apart."""
+    return kind(**shown, evidence=PickledEvidence(windows))
 
 
 class _Draft:
@@ -252,9 +286,6 @@ class DeferredDecision(Decision):
         return _worked_out(self) == other
 
     __hash__ = Decision.__hash__
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _worked_out(self).__reduce_ex__(protocol)
 
 
 _SLOTS: Any = vars(Decision)
@@ -331,8 +362,8 @@ class RateLimited(LimitGateError):  # noqa: N818 - the name is part of the publi
         self.response = response
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the decision without its evidence, and without a response."""
-        return RateLimited, (replace(self.decision, evidence=(), settlement=None),)
+        """Pickle the decision, without a response."""
+        return RateLimited, (self.decision,)
 
 
 def decide(plan: Plan, reading: Reading, settlement: Settlement | None = None) -> Decision:

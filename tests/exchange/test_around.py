@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from typing import Any
 
 import pytest
@@ -62,3 +63,12 @@ def test_subclasses_take_what_they_like() -> None:
 
     mine = Mine()
     assert asyncio.run(asgi_reply(mine)).status == 200
+
+
+@pytest.mark.parametrize("copied", [copy.copy, lambda gate: copy.copy(copy.copy(gate))])
+def test_a_gate_can_be_copied(copied: Any) -> None:
+    """The copy answers by the same buckets."""
+    gate = LimitGate(asgi, rules=[Rule("api", "2/minute")])
+    wsgi_gate = LimitGateWSGI(wsgi, rules=[Rule("api", "2/minute")])
+    assert [asyncio.run(asgi_reply(each)).status for each in (gate, copied(gate), gate)] == [200, 200, 429]
+    assert [wsgi_reply(each).status for each in (wsgi_gate, copied(wsgi_gate), wsgi_gate)] == [200, 200, 429]
