@@ -122,7 +122,7 @@ class Places:
             if self._abandoned:
                 self._end_abandoned()
             ticket = self.limit.begin(self._clock(), request_class, priority, guard)
-            if not isinstance(ticket, Ticket):
+            if type(ticket) is not Ticket:
                 return None
             if ticket.began is None:
                 self._waiters[ticket] = waiter()

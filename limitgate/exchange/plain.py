@@ -162,6 +162,19 @@ class PlainASGIExchange(PlainExchange, ASGIExchange):
                 return self._send(message)
         return ASGIExchange.send(self, message)
 
+    def send_in_flight(self, message: Message) -> Awaitable[None]:
+        """`send`, of a request in flight."""
+        kind = message["type"]
+        if kind == "http.response.start":
+            self.followed.starts(message.get("status"), message.get("headers") or ())
+            return self.send(message)
+        if kind == "http.response.body" and not message.get("more_body"):
+            self.followed.end()
+            if type(self) is PlainASGIExchange and type(self._plain.decision) is DeferredDecision:
+                return self._send(message)
+            return self.send(message)
+        return ASGIExchange.send_in_flight(self, message)
+
     def has_begun(self) -> bool:
         """True if a response has begun."""
         return self._has_begun or ASGIExchange.has_begun(self)

@@ -255,16 +255,18 @@ class Gate:
     def _begin(self, request: Request, adaptive: AdaptiveMatch, caller: Caller | None, outer: Admission | None = None) -> bool:
         """Take places in flight for a request on the running event loop. False if it has to wait, or is refused."""
         in_flight: InFlight | None = request.in_flight
-        if in_flight is None:  # else it was here before, see `limitgate.django.middleware`
-            guard: Guard | None = None
-            if outer is None or outer.in_flight is None:  # else it has been asked about this request
-                guard = heartbeats.guard()
-                if self.rules.planner.trusts_proxies and self.rules.planner.believes(request, REQUEST_START):
-                    guard = self._proxy_guard.of(request, guard)
-            in_flight = InFlight()
-            in_flight.begin(request, adaptive, caller, guard, WaitingTask)
-            request.in_flight = in_flight
-        return in_flight.waits is None is in_flight.refusal
+        if in_flight is not None:  # it was here before, see `limitgate.django.middleware`
+            return in_flight.waits is None is in_flight.refusal
+        guard: Guard | None = None
+        if outer is None or outer.in_flight is None:  # else it has been asked about this request
+            guard = heartbeats.guard()
+            planner = self.rules.planner
+            if planner.trusts_proxies and planner.believes(request, REQUEST_START):
+                guard = self._proxy_guard.of(request, guard)
+        in_flight = InFlight()
+        may_go_on = in_flight.begin(request, adaptive, caller, guard, WaitingTask)
+        request.in_flight = in_flight
+        return may_go_on
 
     def _shed(self, request: Request, rules: RulesInForce) -> Shed:
         """Refuse a request for which there is no place in flight."""

@@ -93,8 +93,9 @@ class PlainAdmission:
             return rules.fields(decision, reading.now)
         if type(decision) is DeferredDecision and type(reading) is PlainSpend:
             limit, remaining, refill_us, _ = reading.template.tightest(reading.debts)
-            if self.prepared.adaptive is not None:
-                limit, remaining, refill_us = _under_places(decision, limit, remaining, refill_us)
+            if self.prepared.adaptive is not None and (fewest := fewest_places(decision.in_force, remaining)) is not None:
+                _, limit, remaining = fewest
+                refill_us = 0
             return x_ratelimit(limit, remaining, reading.now + refill_us)
         return x_ratelimit(decision.limit, decision.remaining, full_at(decision, reading.now))
 
@@ -103,16 +104,11 @@ class PlainAdmission:
         reading = self.reading
         if type(self.decision) is DeferredDecision and self.rules.has_commonest_style and type(reading) is PlainSpend:
             limit, remaining, refill_us, _ = reading.template.tightest(reading.debts)
-            if self.prepared.adaptive is not None:
-                limit, remaining, refill_us = _under_places(self.decision, limit, remaining, refill_us)
+            if self.prepared.adaptive is not None and (fewest := fewest_places(self.decision.in_force, remaining)) is not None:
+                _, limit, remaining = fewest
+                refill_us = 0
             return raw_x_ratelimit(limit, remaining, reading.now + refill_us)
         return raw(self.fields())
-
-
-def _under_places(decision: Decision, limit: int, remaining: int, refill_us: int) -> tuple[int, int, int]:
-    """Numbers of the tightest window, given those of the rates', of a decision that adaptive limits took part in."""
-    fewest = fewest_places(decision.in_force, remaining)
-    return (limit, remaining, refill_us) if fewest is None else (fewest[1], fewest[2], 0)
 
 
 class Shed:

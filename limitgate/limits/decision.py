@@ -464,7 +464,9 @@ def under_places(decision: Decision, in_force: tuple[InForce, ...]) -> Decision:
 
 def fewest_places(in_force: tuple[InForce, ...], remaining: int) -> InForce | None:
     """Of some adaptive limits the first with the least places left; None if none of them has less than ``remaining``."""
-    fewest = in_force[0] if len(in_force) == 1 else min(in_force, key=itemgetter(2))
+    fewest = in_force[0]
+    if len(in_force) > 1:
+        fewest = min(in_force, key=itemgetter(2))
     return fewest if fewest[2] < remaining else None
 
 

@@ -139,11 +139,11 @@ class AdaptiveLimit:
         self._has_reserve = reserve is not None
         for level in self.levels.values():
             level.keep(reserve)
-        self._restart_thinning()
         if self._line is None and max_delay:
             self._line = WaitingLine(max_delay)
         elif self._line is not None:  # who waits gives way where nobody may any more
             self._line.max_delay = max_delay
+        self._restart_thinning()
         self._make_room()
         self._pace_line()
 
@@ -158,12 +158,9 @@ class AdaptiveLimit:
         if now >= self._due:
             self._tick(now)
         level = self.levels[priority]
-        if level.kept < 1 and not level.passes_thinning():
-            level.thinned += 1
-            return "thinned"
         in_flight = self.in_flight
-        if in_flight >= level.room or (self._line is not None and self._line.is_before(priority)):
-            return self._wait_or_refuse(now, request_class, level)
+        if in_flight >= level.free and (without := self._without_place(now, request_class, level)) is not None:
+            return without
         if guard is not None and guard.refuses(now, level.budget):
             level.lag += 1
             self._has_refused = True
@@ -172,7 +169,12 @@ class AdaptiveLimit:
         self.in_flight = in_flight = in_flight + 1
         if in_flight > self._top:  # noqa: PLR1730 - max() costs 50 ns more for each request
             self._top = in_flight
-        return self._ticket(now, request_class, priority)
+        ticket = Ticket()
+        ticket.began = now
+        ticket.baseline = self._baselines[request_class]
+        ticket.priority = priority
+        ticket.era = self._era
+        return ticket
 
     def done(self, ticket: Ticket, now: float, outcome: Outcome = "ok") -> None:
         """End a request, or have it wait no more. To end it twice changes nothing.
@@ -188,25 +190,13 @@ class AdaptiveLimit:
         if ticket.era != self._era:
             return
         self.in_flight -= 1
-        took_s, baseline = now - began, ticket.baseline
-        if took_s < 0:  # the clock went back
-            return
-        if outcome == "ok" and baseline.known < FIRST:
-            baseline.begin_with(took_s)
-        if self._dip is not None:
-            self._done_in_dip(self._dip, began, baseline, now, outcome)
-            return
-        if outcome == "ok":
+        baseline = ticket.baseline
+        if now < self._earliest and outcome == "ok" and now >= began and baseline.known >= FIRST:
             baseline.count += 1
-            baseline.seconds += took_s
-            self._ended += 1
-        elif outcome == "failed":
-            self._failed += 1
+            baseline.seconds += now - began
             self._ended += 1
         else:
-            self._untaught_s += min(took_s, baseline.mean_s)
-        if now >= self._earliest and (self._ended >= WINDOW_REQUESTS or now >= self._latest):
-            self._close_window(now)
+            self._learn(began, baseline, now, outcome)
 
     def serve(self, now: float) -> Served:
         """Call those for whom there is a place by now, and have those give way who have waited for too long.
@@ -241,24 +231,49 @@ class AdaptiveLimit:
         """
         return retry_after_s(self._recent.of(*self._totals()), random)
 
+    def _learn(self, began: float, baseline: Baseline, now: float, outcome: Outcome) -> None:
+        """Learn from a request that is done, where more may be due than to count it: a window or a dip may be over."""
+        took_s = now - began
+        if took_s < 0:  # the clock went back
+            return
+        if outcome == "ok" and baseline.known < FIRST:
+            baseline.begin_with(took_s)
+        if self._dip is not None:
+            self._done_in_dip(self._dip, began, baseline, now, outcome)
+            return
+        if outcome == "ok":
+            baseline.count += 1
+            baseline.seconds += took_s
+            self._ended += 1
+        elif outcome == "failed":
+            self._failed += 1
+            self._ended += 1
+        else:
+            self._untaught_s += min(took_s, baseline.mean_s)
+        if now >= self._earliest and (self._ended >= WINDOW_REQUESTS or now >= self._latest):
+            self._close_window(now)
+
+    def _without_place(self, now: float, request_class: Hashable, level: PriorityLevel) -> Ticket | Refusal | None:
+        """Look closer at a request: its refusal, or the ticket by which it waits; None if there is a place for it."""
+        if level.kept < 1 and not level.passes_thinning():
+            level.thinned += 1
+            return "thinned"
+        if self.in_flight >= level.room or (self._line is not None and self._line.is_before(level.priority)):
+            return self._wait_or_refuse(now, request_class, level)
+        return None
+
     def _wait_or_refuse(self, now: float, request_class: Hashable, level: PriorityLevel) -> Ticket | Refusal:
         self._has_refused = self._has_no_room = True
         if self._line is not None and self._line.max_delay:  # else those give way who waited under other options
-            ticket = self._ticket(None, request_class, level.priority)
+            ticket = Ticket()
+            ticket.began, ticket.baseline, ticket.priority = None, self._baselines[request_class], level.priority
+            ticket.era = self._era
             displaced = self._line.join(now, ticket, level.priority)
             if displaced is not ticket:
                 self._displaced += [] if displaced is None else [displaced]
                 return ticket
         level.limit += 1
         return "limit"
-
-    def _ticket(self, began: float | None, request_class: Hashable, priority: Priority) -> Ticket:
-        ticket = Ticket()
-        ticket.began = began
-        ticket.baseline = self._baselines[request_class]
-        ticket.priority = priority
-        ticket.era = self._era
-        return ticket
 
     def _let_in(self, level: PriorityLevel) -> None:
         level.admitted += 1
@@ -318,6 +333,7 @@ class AdaptiveLimit:
         limit = self.limit if self._dip is None else min(self.limit, self._dip.limit)
         for level in self.levels.values():
             level.make_room(limit)
+        self._open_levels()
 
     def _pace_line(self) -> None:
         if self._line is not None and self.rate:
@@ -368,6 +384,12 @@ class AdaptiveLimit:
     def _thin(self) -> None:
         for priority, level in self.levels.items():
             level.kept = self._thinning.kept(priority)
+        self._open_levels()
+
+    def _open_levels(self) -> None:
+        """Have requests get places as a matter of course where none are thinned, and nobody waits."""
+        for level in self.levels.values():
+            level.free = level.room if level.kept == 1 and self._line is None else 0
 
     def _may_dip(self, now: float) -> bool:
         law = self._law
@@ -378,6 +400,7 @@ class AdaptiveLimit:
     def _begin_dip(self, now: float, *, is_shared: bool) -> None:
         law = self._law
         self._baselines.forget_window()
+        self._earliest = -math.inf  # each that is done may end it
         self._dip = Dip(now, law.base_in_flight, law.base_s, law.value, is_shared=is_shared)
         self._dip.note_in_flight(self.in_flight, now)
         self._make_room()

@@ -70,36 +70,32 @@ class Baseline:
             self.mean_s += QUIET_WEIGHT * (mean_s - self.mean_s)
 
 
-class Baselines:
-    """Baselines of the classes of requests of a limit."""
+class Baselines(dict[Hashable, Baseline]):
+    """Baselines by classes of the requests of a limit: a new one for a class that is not there, if there is room for it."""
 
     def __init__(self) -> None:
-        self._of: dict[Hashable, Baseline] = {}
         self._others = Baseline()
 
-    def __getitem__(self, request_class: Hashable) -> Baseline:
-        """That of a class, a new one if there is room for it."""
-        found = self._of.get(request_class)
-        if found is None:
-            if len(self._of) >= MOST_CLASSES:
-                return self._others
-            found = self._of[request_class] = Baseline()
-        return found
+    def __missing__(self, request_class: Hashable) -> Baseline:
+        """Baseline of a class that has none of its own so far."""
+        if len(self) >= MOST_CLASSES:
+            return self._others
+        return self.setdefault(request_class, Baseline())
 
     def seen(self) -> Iterator[Baseline]:
         """Those of which the window has seen requests."""
-        return (each for each in (*self._of.values(), self._others) if each.count)
+        return (each for each in (*self.values(), self._others) if each.count)
 
     def forget_window(self) -> None:
         """Begin a window."""
-        for each in (*self._of.values(), self._others):
+        for each in (*self.values(), self._others):
             each.count, each.seconds = 0, 0.0
 
     @property
     def longest_s(self) -> float:
         """The largest of them, 0 while nothing is known."""
-        return max(each.mean_s for each in (*self._of.values(), self._others))
+        return max(each.mean_s for each in (*self.values(), self._others))
 
     def by_class(self) -> dict[Hashable, float]:
         """R0 in seconds of each class that has one of its own."""
-        return {name: each.mean_s for name, each in self._of.items() if each.known}
+        return {name: each.mean_s for name, each in self.items() if each.known}

@@ -21,7 +21,7 @@ SPREAD_S = 10
 class PriorityLevel:
     """A priority: the room that it has, and what has become of its requests. Counts only grow."""
 
-    __slots__ = ("_credit", "admitted", "budget", "kept", "lag", "limit", "priority", "room", "share", "thinned")
+    __slots__ = ("_credit", "admitted", "budget", "free", "kept", "lag", "limit", "priority", "room", "share", "thinned")
 
     def __init__(self, priority: Priority) -> None:
         self.priority: Priority = priority
@@ -31,6 +31,8 @@ class PriorityLevel:
         """The same of an iteration of a hot loop."""
         self.room = 1
         """Requests in flight, of whatever priority, up to which it gets a place."""
+        self.free = 0
+        """The same, for requests of which nothing else has to be asked."""
         self.kept = 1.0
         """Share of its requests that are not thinned."""
         self.admitted = 0
