@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
 
+from limitgate.algorithms.ban import FOR_EVER
 from limitgate.errors import ConfigError
 from limitgate.limits.duration import seconds_of
 
 _DAY = 86_400
+_LONGEST = FOR_EVER / 1e6
+"""Seconds of a hundred years."""
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask whether to go on, unless it was said already. Raises `click.Abort` unless the answer is yes."""
-    if not yes:
-        click.confirm(question, abort=True, err=True)
+    """Ask whether to go on, unless it was said already.
+
+    Raises `click.Abort` unless the answer is yes, `click.UsageError` where standard input is closed.
+    """
+    if yes:
+        return
+    if sys.stdin is None:
+        raise click.UsageError(f"{question} Nobody can be asked, expected -y")
+    click.confirm(question, abort=True, err=True)
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic in every click
@@ -30,8 +40,8 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic in eve
             found = float(text[:-1]) * _DAY if text.endswith("d") and text[:-1].isdecimal() else _seconds(text)
         except ConfigError as error:
             self.fail(f"{error} or '7d'", param, ctx)
-        if not found:
-            self.fail(f"{text!r} is no time, expected more than 0", param, ctx)
+        if not 0 < found <= _LONGEST:
+            self.fail(f"{text!r:.80} is no time, expected more than 0, at most 100 years", param, ctx)
         return found
 
 

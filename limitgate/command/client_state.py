@@ -54,6 +54,16 @@ class StateOptions(StoreOptions):
     limits: tuple[str, ...]
 
 
+timeout_option = click.option(
+    "--timeout",
+    default=2.0,
+    type=click.FloatRange(0, 60, min_open=True),
+    metavar="SECONDS",
+    help="To wait for the store.",
+    show_default=True,
+)
+
+
 def store_options(verb: Verb) -> Verb:
     """Add the options of `StoreOptions`."""
     return _decorated(
@@ -75,7 +85,7 @@ def store_options(verb: Verb) -> Verb:
         click.option(
             "--ipv6-prefix", default=64, metavar="BITS", envvar="LIMITGATE_IPV6_PREFIX", help="That of the service.", type=int
         ),
-        click.option("--timeout", default=2.0, metavar="SECONDS", help="To wait for the store.", show_default=True),
+        timeout_option,
     )
 
 

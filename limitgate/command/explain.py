@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, TypedDict, Unpack
 from urllib.parse import unquote
@@ -10,7 +11,7 @@ import click
 
 from limitgate.command import refusal
 from limitgate.command.applications import routes_of
-from limitgate.command.client_state import header_of, tell_of_routes
+from limitgate.command.client_state import header_of, tell_of_routes, timeout_option
 from limitgate.command.decisions import decision_fields, print_decision, window_fields
 from limitgate.command.exits import FOUND
 from limitgate.command.output import print_json, print_table, say
@@ -18,12 +19,15 @@ from limitgate.command.rule_sets import RULES, limits_in_code, rules_named
 from limitgate.errors import ConfigError
 from limitgate.gate.build import build_gate
 from limitgate.gate.explain import Explanation, LookingStore, explain
-from limitgate.http.client_ip import canonical
+from limitgate.http.client_ip import TrustedProxies, canonical
 from limitgate.http.request import ASGIRequest, Request, WSGIRequest
 from limitgate.rules.files import rules_of
 from limitgate.rules.rule import Rule, RuleSet
 from limitgate.rules.settings import GateSettings
 from limitgate.stores import MemoryStore, open_sync_store
+
+_METHOD = re.compile(r"[!#$%&'*+.^_`|~0-9A-Z-]+")
+"""A token of RFC 9110 section 5.6.2, in upper case."""
 
 
 class Described(TypedDict):
@@ -45,7 +49,7 @@ class Described(TypedDict):
 @click.option("--app", metavar="MODULE:APP", help="The application, for its routes and their decorators.")
 @click.option("--store", metavar="URL", help="The service's store, for the state of its buckets; without it, all are full.")
 @click.option("--trusted-proxy", multiple=True, metavar="ADDRESS", help="That of the service: an address or CIDR.")
-@click.option("--timeout", default=2.0, metavar="SECONDS", help="To wait for the store.", show_default=True)
+@timeout_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.pass_context
 def verb(  # noqa: PLR0917 - click gives them by name
@@ -71,7 +75,7 @@ def verb(  # noqa: PLR0917 - click gives them by name
         raise click.UsageError("expected --rules, or --app with rules of its own")
     options: dict[str, Any] = {"rules": rules_named(named)}
     if trusted_proxy:
-        options["trusted_proxies"] = trusted_proxy
+        options["trusted_proxies"] = _checked_proxies(trusted_proxy)
     if refused is not None:
         if described["method"] is not None:
             raise click.UsageError("expected either METHOD and PATH, or --id, not both")
@@ -98,6 +102,15 @@ def verb(  # noqa: PLR0917 - click gives them by name
     else:
         _print(found)
     ctx.exit(0 if found.status is None else FOUND)
+
+
+def _checked_proxies(trusted: tuple[str, ...]) -> tuple[str, ...]:
+    """Addresses and CIDRs as they are. Raises `click.UsageError` for what is none."""
+    try:
+        TrustedProxies(trusted, "x-forwarded-for")
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+    return trusted
 
 
 def _tell_of_routes(found: Explanation, rules: RuleSet) -> None:
@@ -136,6 +149,8 @@ def _request(described: Described, *, is_wsgi: bool) -> Request:
         raise click.UsageError("expected METHOD and PATH of a request, or --id with the id of a refusal")
     sent, _, query = described["path"].partition("?")
     method, path = described["method"].upper(), unquote(sent)
+    if not _METHOD.fullmatch(method):
+        raise click.UsageError(f"{method!r:.80} is no method, expected one such as GET")
     if canonical(described["ip"]) is None:
         raise click.UsageError(f"{described['ip']!r:.80} is no address, expected one such as 203.0.113.7")
     if not path.startswith("/"):

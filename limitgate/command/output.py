@@ -12,15 +12,25 @@ import click
 from limitgate.masking import printable
 
 
+def write(text: str, *, err: bool = False) -> None:
+    """Write a text and an end of line. Raises `click.ClickException` where it cannot be written, as on a disk that is full."""
+    try:
+        click.echo(text, err=err)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise click.ClickException(f"the output cannot be written: {error.strerror}") from error
+
+
 def say(text: str = "", *, err: bool = False) -> None:
     """Print lines. What clients have sent may stand in them, so nothing in them is an order to a terminal."""
-    click.echo("\n".join(map(printable, text.split("\n"))), err=err)
+    write("\n".join(map(printable, text.split("\n"))), err=err)
 
 
 def print_json(value: Any) -> None:
     """Print one JSON value. Infinite numbers become ``null``, as JSON has none; what is not printable is escaped."""
     text = json.dumps(_finite(value), indent=2, ensure_ascii=False)
-    click.echo("\n".join([line if line.isprintable() else _escaped(line) for line in text.split("\n")]))
+    write("\n".join([line if line.isprintable() else _escaped(line) for line in text.split("\n")]))
 
 
 def _escaped(line: str) -> str:
@@ -42,7 +52,7 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, title
     with console.capture() as captured:
         console.print(table, width=None if console.is_terminal else _WIDE, soft_wrap=not console.is_terminal)
     for line in captured.get().splitlines():
-        click.echo(line.rstrip())
+        write(line.rstrip())
 
 
 _WIDE = 10_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -23,6 +24,8 @@ from limitgate.rules.rule import RuleSet
 
 _WORTH_PROCESSES = 100 << 20
 """Bytes of a log from which on several processes take less time than one."""
+_MOST_CLIENTS = 10_000
+"""Clients in JSON: of a million the list would take more memory than all else."""
 
 
 @click.command("replay")
@@ -33,7 +36,7 @@ _WORTH_PROCESSES = 100 << 20
 @click.option(
     "--format", "form", type=click.Choice(["combined", "common", "json"]), help="Format of the log; found if not given."
 )
-@click.option("--clients", type=click.IntRange(min=0), metavar="N", help="Clients to list: 10, in JSON 1,000.")
+@click.option("--clients", type=click.IntRange(min=0), metavar="N", help="Clients to list: 10, in JSON 10,000.")
 @click.option("--processes", type=click.IntRange(min=1), metavar="N", help="Processes, where rules count by address.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def verb(  # noqa: PLR0917 - click gives them by name
@@ -60,7 +63,12 @@ def verb(  # noqa: PLR0917 - click gives them by name
     arrivals = Arrivals() if suggest else None
     number = _processes(opened, sets, processes, suggest=suggest)
     if number > 1:
-        found = replay_shared(opened, rules, against, number)
+        try:
+            found = replay_shared(opened, rules, against, number)
+        except BrokenProcessPool as error:
+            raise click.ClickException(
+                "one of the processes was ended, as for want of memory; expected --processes 1"
+            ) from error
     else:
         first, *others = [Engine(each) for each in sets]
         first.arrivals = arrivals
@@ -68,7 +76,7 @@ def verb(  # noqa: PLR0917 - click gives them by name
             found = replay(opened, first, others[0] if others else None, progress=progress)
     suggestions = None if arrivals is None else arrivals.suggestions()
     if as_json:
-        print_json(_as_json(found, suggestions, 1000 if clients is None else clients))
+        print_json(_as_json(found, suggestions, _MOST_CLIENTS if clients is None else clients))
     else:
         _print(found, suggestions, 10 if clients is None else clients)
 

@@ -6,6 +6,8 @@ from importlib.resources import files
 
 import click
 
+from limitgate.command.output import write
+
 
 @click.command("schema")
 def verb() -> None:
@@ -15,4 +17,4 @@ def verb() -> None:
 
     For example: limitgate schema > config/rules.schema.json
     """
-    click.echo((files("limitgate.rules") / "schema.json").read_text(encoding="utf-8"), nl=False)
+    write((files("limitgate.rules") / "schema.json").read_text(encoding="utf-8").removesuffix("\n"))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
 from typing import Any
 
 import click
 
-from limitgate.command.exits import FOUND, NO_STORE
+from limitgate.command.exits import FOUND, INTERRUPTED, NO_READER, NO_STORE
 from limitgate.command.output import say
 from limitgate.errors import ConfigError, StoreError
 from limitgate.suggestions import meant
@@ -50,7 +52,7 @@ class _Verbs(click.Group):
             formatter.write_dl(list(VERBS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a verb. Mistakes in rules exit with 1, a store that does not answer with 3."""
+        """Run a verb. Mistakes in rules exit with 1, a store that does not answer with 3, an end from outside as in shells."""
         try:
             return super().invoke(ctx)
         except ConfigError as error:
@@ -60,6 +62,12 @@ class _Verbs(click.Group):
         except StoreError as error:
             say(f"limitgate: {error}", err=True)
             ctx.exit(NO_STORE)
+        except KeyboardInterrupt:
+            say(err=True)  # a terminal shows ^C without an end of its line
+            ctx.exit(INTERRUPTED)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is written when Python ends
+            ctx.exit(NO_READER)
 
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})

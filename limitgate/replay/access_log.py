@@ -121,13 +121,13 @@ class Log:
 
     @property
     def is_file(self) -> bool:
-        """True if it can be read again."""
-        return self.name != "-"
+        """True if it can be read again: no pipe, nor standard input."""
+        return self.name != "-" and Path(self.name).is_file()
 
     @property
     def size(self) -> int:
         """Bytes of the file; 0 if that is not known."""
-        return Path(self.name).stat().st_size if self.is_file and Path(self.name).is_file() else 0
+        return Path(self.name).stat().st_size if self.is_file else 0
 
     def blocks(self) -> Iterator[tuple[list[bytes], int]]:
         """Its lines, once, in lists of some thousands, each with the bytes of the file that were read by then."""
@@ -138,12 +138,12 @@ class Log:
     def _read_blocks(self) -> Iterator[list[bytes]]:
         self._at = 0
         try:
-            with open(self.name if self.is_file else 0, "rb") as raw:  # noqa: PTH123 - 0 is standard input
+            with open(0 if self.name == "-" else self.name, "rb") as raw:  # noqa: PTH123 - 0 is standard input
                 is_gzip = raw.peek(2)[:2] == b"\x1f\x8b"
                 lines: Any = gzip.GzipFile(fileobj=raw) if is_gzip else raw
                 rest = b""
                 while block := lines.read(_BLOCK):
-                    self._at = raw.tell() if self.is_file else 0
+                    self._at = raw.tell() if raw.seekable() else 0  # a pipe may have a name, too
                     *whole, rest = (rest + block).split(b"\n")
                     rest = rest[:LONGEST_LINE]
                     if whole:

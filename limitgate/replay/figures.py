@@ -55,7 +55,10 @@ class Peaks:
     def as_json(self) -> dict[str, dict[str, Any]]:
         """The peaks by unit."""
         units = {"second": self.second, "minute": self.minute}
-        return {unit: {"client": name_of(client), "requests": number} for unit, (number, client) in units.items()}
+        return {
+            unit: {"client": name_of(client) if number else None, "requests": number}
+            for unit, (number, client) in units.items()
+        }
 
 
 class Figures:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -150,6 +152,14 @@ def test_what_changes_something_asks_first(redis_server: RedisServer, tmp_path: 
     assert "would be refused, for ever" in world.run("peek", *whom).stdout
 
 
+def test_where_nobody_can_be_asked_a_yes_is_wanted() -> None:
+    """Standard input is closed, as a service manager may have it."""
+    closes = 'exec "$@" <&-'
+    command = [sys.executable, "-m", "limitgate", "ban", "key", "--store", "redis://127.0.0.1:1"]
+    process = subprocess.run(["sh", "-c", closes, "sh", *command], capture_output=True, text=True, timeout=60, check=False)
+    assert (process.returncode, "Nobody can be asked, expected -y" in process.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("words", "status", "told"),
     [
@@ -172,6 +182,8 @@ def test_what_changes_something_asks_first(redis_server: RedisServer, tmp_path: 
         (["peek", "--rules", "{rules}", "--rule", "api", "-H", "nonsense"], 2, "expected 'Name: value'"),
         (["ban", "key", "--for", "soon"], 2, "is no duration, expected seconds"),
         (["ban", "key", "--for", "0"], 2, "expected more than 0"),
+        (["ban", "key", "--for", "36601d"], 2, "at most 100 years"),
+        (["bans", "--timeout", "0"], 2, "0<x<=60"),
         (["bans", "--store", "memory://"], 2, "that of one process"),
         (["bans", "--store", "ftp://h"], 2, "ftp"),
         (["bans", "--store", "redis://127.0.0.1:1", "--timeout", "1"], 3, ""),

@@ -103,7 +103,27 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
         [sys.executable, "-m", "limitgate", "schema"], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False
     )
     os.close(writer)
-    assert process.stderr == ""
+    assert (process.returncode, process.stderr) == (141, "")  # 128 + SIGPIPE, as of any tool
+
+
+@pytest.mark.parametrize("words", ["schema", "check --json config/", "replay tests/data/access.log.gz --rules config/"])
+def test_a_disk_that_is_full_is_a_line(words: str) -> None:
+    """What stands on it is no whole answer."""
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-m", "limitgate", *words.split()]
+        process = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert process.returncode == 1
+    assert process.stderr == "Error: the output cannot be written: No space left on device\n"
+
+
+def test_an_interruption_finds_nothing(verb: Any) -> None:
+    """Ctrl-C ends a verb with the status that shells give it."""
+
+    def does() -> None:
+        raise KeyboardInterrupt
+
+    result = verb(does).invoke(verbs.limitgate, ["probe"])
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "\n")
 
 
 def test_a_shell_completes_verbs_and_options() -> None:

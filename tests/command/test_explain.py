@@ -221,7 +221,10 @@ def test_an_id_without_a_store() -> None:
         (["--id", "x", "--rules", CONFIG], 2, "is no id of a refusal"),
         (["--id", "a" * 32, "--rules", CONFIG, "--store", "ftp://h"], 2, "ftp"),
         (["--id", "a" * 32, "--rules", "missing"], 1, "missing"),
-        (["GET", "/", "--rules", CONFIG, "--trusted-proxy", "nowhere"], 1, "no address or CIDR"),
+        (["GET", "/", "--rules", CONFIG, "--trusted-proxy", "nowhere"], 2, "no address or CIDR"),
+        (["GET", "/", "--rules", CONFIG, "--timeout", "0"], 2, "0<x<=60"),
+        (["", "/", "--rules", CONFIG], 2, "'' is no method, expected one such as GET"),
+        (["GE T", "/", "--rules", CONFIG], 2, "'GE T' is no method"),
     ],
 )
 def test_mistakes_are_told(words: list[str], status: int, message: str) -> None:

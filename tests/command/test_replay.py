@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from limitgate.command import replay
 from limitgate.command.verbs import limitgate
 
 LOG = Path(__file__).parents[1] / "data" / "access.log.gz"
@@ -79,9 +81,10 @@ def test_text(log: str, rules: str) -> None:
     ]
 
 
-def test_standard_input(rules: str) -> None:
-    """A pipe is a log, too."""
-    command = [sys.executable, "-m", "limitgate", "replay", "-", "--rules", rules, "--json"]
+@pytest.mark.parametrize("name", ["-", "/dev/stdin"])
+def test_standard_input(rules: str, name: str) -> None:
+    """A pipe is a log, too, also one with a name, as shells make them of `<(zcat access.log.gz)`."""
+    command = [sys.executable, "-m", "limitgate", "replay", name, "--rules", rules, "--json"]
     feed = "".join(LINE.format(client="h", second=number) for number in range(3))
     result = subprocess.run(command, input=feed, capture_output=True, text=True, timeout=60, check=True)
     assert json.loads(result.stdout)["refused"] == 1
@@ -90,6 +93,31 @@ def test_standard_input(rules: str) -> None:
 def test_a_compressed_log_by_two_processes(rules: str) -> None:
     """The figures are those of one."""
     assert run(str(LOG), "--rules", rules, "--json", "--processes", "2") == run(str(LOG), "--rules", rules, "--json")
+
+
+def test_a_process_that_is_ended(rules: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by the kernel, for want of memory: that is one line."""
+
+    def ended(*_: object) -> None:
+        raise BrokenProcessPool
+
+    monkeypatch.setattr(replay, "replay_shared", ended)
+    assert run(str(LOG), "--rules", rules, "--processes", "2", status=1).endswith("expected --processes 1\n")
+
+
+def test_all_clients_of_a_day_are_listed(tmp_path: Path, rules: str) -> None:
+    """In JSON 10,000 of them, unless another number is given; most refusals first."""
+    log = tmp_path / "access.log"
+    log.write_text("".join([LINE.format(client=f"h{number}", second=0) for number in range(10_002)]))
+    assert len(json.loads(run(str(log), "--rules", rules, "--json"))["clients"]) == 10_000
+    assert len(json.loads(run(str(log), "--rules", rules, "--json", "--clients", "20000"))["clients"]) == 10_002
+
+
+def test_nothing_has_no_client_of_the_highest_rate(tmp_path: Path, rules: str) -> None:
+    """What does not apply is null."""
+    (tmp_path / "empty").touch()
+    highest = json.loads(run(str(tmp_path / "empty"), "--rules", rules, "--json"))["highest"]
+    assert highest == {unit: {"client": None, "requests": 0} for unit in ("second", "minute")}
 
 
 def test_an_empty_log(tmp_path: Path, rules: str) -> None:
