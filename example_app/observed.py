@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from prometheus_client import REGISTRY, CollectorRegistry, multiprocess
+from prometheus_client import REGISTRY, CollectorRegistry
 from starlette.applications import Starlette
 
 from example_app.main import create_app as create_example
-from limitgate.prometheus import make_asgi_app
+from limitgate.prometheus import MultiProcessCollector, make_asgi_app
 
 
 def registry() -> CollectorRegistry:
@@ -16,7 +16,7 @@ def registry() -> CollectorRegistry:
     if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
         return REGISTRY
     shared = CollectorRegistry()
-    multiprocess.MultiProcessCollector(shared)  # type: ignore[no-untyped-call]
+    MultiProcessCollector(shared)
     return shared
 
 

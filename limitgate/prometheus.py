@@ -1,19 +1,20 @@
 """Figures for Prometheus: ``observers=["prometheus"]``, and the application serves ``/metrics`` by prometheus-client as always.
 
 Where there are many rules, `make_asgi_app`, `make_wsgi_app` and `generate_latest` of this module take a tenth of the time of
-those of prometheus-client. In its multiprocess mode, with ``PROMETHEUS_MULTIPROC_DIR``, the figures of all workers add up; see
-docs/observing.md.
+those of prometheus-client. In its multiprocess mode, with ``PROMETHEUS_MULTIPROC_DIR``, the figures of all workers add up, in a
+fraction of the time by the `MultiProcessCollector` of this module; see docs/observing.md.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from limitgate.errors import ConfigError
@@ -21,22 +22,24 @@ from limitgate.extras import extra
 
 with extra("prometheus", "prometheus_client"):
     import prometheus_client
-    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Metric
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Metric, multiprocess
     from prometheus_client.metrics import MetricWrapperBase
-    from prometheus_client.multiprocess import mark_process_dead
     from prometheus_client.samples import Sample
     from prometheus_client.utils import floatToGoString
 
 from limitgate.observing.handover import handover
 from limitgate.observing.instruments import INSTRUMENTS, Instrument
+from limitgate.observing.worker_files import Family, Series, WorkerFiles, can_join
 from limitgate.own_errors import survived
 
-__all__ = ["PrometheusObserver", "child_exit", "generate_latest", "make_asgi_app", "make_wsgi_app"]
+__all__ = ["MultiProcessCollector", "PrometheusObserver", "child_exit", "generate_latest", "make_asgi_app", "make_wsgi_app"]
 
 _JOINED = {"sum": "livesum", "min": "livemin", "max": "livemax", "each": "liveall"}
 """Names of prometheus-client for how the gauges of several processes make one."""
 _FIRST = INSTRUMENTS[0].prometheus_name.removesuffix("_total")
 """Name of the first metric of ours, with which a collection of a whole registry begins."""
+_OURS = "limitgate_"
+"""With which the names of all metrics of ours begin."""
 _RECENT = 0.1
 """Seconds for which a collection goes on, or less: for its later metrics nothing new is handed over."""
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -110,7 +113,8 @@ def generate_latest(registry: CollectorRegistry = REGISTRY) -> bytes:
     """The text format of all metrics of a registry, byte for byte as prometheus-client's function of this name makes it.
 
     Lines of LimitGate's metrics are kept until their figures change, so that those of 1,000 rules take milliseconds: the other
-    function puts each together anew, 15 for a rule. Of other metrics, and of all in multiprocess mode, it is the same.
+    function puts each together anew, 15 for a rule. Of other metrics it is the same. In multiprocess mode they are kept where
+    the registry has a `MultiProcessCollector` of this module.
     """
     text: list[str] = []
     for metric in registry.collect():
@@ -152,6 +156,31 @@ def make_wsgi_app(registry: CollectorRegistry = REGISTRY) -> Callable[[Any, Any]
     return metrics
 
 
+class MultiProcessCollector(multiprocess.MultiProcessCollector):
+    """prometheus-client's collector of this name, which reads the keys of each worker's files once, and then values alone.
+
+    It collects the same metrics. To be made once, as what it remembers is lost with it.
+    """
+
+    def __init__(self, registry: CollectorRegistry | None, path: str | None = None) -> None:
+        self._files = WorkerFiles()
+        self._families: Sequence[Family] = ()
+        self._metrics: Sequence[_JoinedMetric] = ()
+        self._lock = threading.Lock()
+        super().__init__(registry, path)  # type: ignore[no-untyped-call]
+
+    def collect(self) -> Iterable[Metric]:
+        """Collect the metrics of all workers."""
+        paths = [*Path(self._path).glob("*.db")]
+        others = [str(path) for path in paths if not can_join(path)]
+        with self._lock:
+            families = self._files.read([path for path in paths if can_join(path)])
+            if families is not self._families:
+                self._families, self._metrics = families, [*map(_JoinedMetric, families)]
+            metrics = self._metrics
+        return [*[metric.collected() for metric in metrics], *self.merge(others)]  # type: ignore[no-untyped-call]
+
+
 class _Collected:
     """A metric that was collected, for a function that collects."""
 
@@ -162,6 +191,16 @@ class _Collected:
         return (self._metric,)
 
 
+def _beginnings(places: Iterable[tuple[str, dict[str, str]]]) -> Sequence[str]:
+    """What comes before the value of each sample in the text format, by its name and labels."""
+    return [f"{name}{_label_text(labels)}" for name, labels in places]
+
+
+def _lines(beginnings: Iterable[str], values: Iterable[float]) -> str:
+    """Samples in the text format."""
+    return "".join([f"{beginning} {_number(value)}\n" for beginning, value in zip(beginnings, values)])
+
+
 def _label_text(labels: Mapping[str, str]) -> str:
     """Labels in the text format."""
     pairs = [f'{name}="{_escaped(value)}"' for name, value in sorted(labels.items())]
@@ -170,6 +209,26 @@ def _label_text(labels: Mapping[str, str]) -> str:
 
 def _escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+class _PresentSeries(Protocol):
+    """Samples with the same labels, as they are now."""
+
+    def present_samples(self) -> Sequence[Sample]:
+        """The samples of one series, or of the buckets of one histogram."""
+
+    def present_text(self) -> str:
+        """`present_samples` in the text format."""
+
+
+class _Present(Protocol):
+    """A metric as it is now."""
+
+    def family(self) -> Metric:
+        """Its name, meaning and type, without samples."""
+
+    def children(self) -> Iterable[_PresentSeries]:
+        """Its series."""
 
 
 class _UpToDate(MetricWrapperBase):
@@ -210,8 +269,7 @@ class _UpToDate(MetricWrapperBase):
         """`present_samples` in the text format."""
         changes = self.changes
         if self._kept_text[0] != changes:
-            lines = [f"{beginning} {_number(value)}\n" for beginning, value in zip(self._beginnings, self.values())]
-            self._kept_text = changes, "".join(lines)
+            self._kept_text = changes, _lines(self._beginnings, self.values())
         return self._kept_text[1]
 
     def places(self) -> Iterable[tuple[str, dict[str, str]]]:
@@ -233,8 +291,7 @@ class _UpToDate(MetricWrapperBase):
 
     @cached_property
     def _beginnings(self) -> Sequence[str]:
-        """What comes before the value of each sample in the text format."""
-        return [f"{name}{_label_text(labels)}" for name, labels in self.places()]
+        return _beginnings(self.places())
 
     def children(self) -> Iterable[Any]:
         """Its series, each of which is a metric for prometheus-client."""
@@ -247,7 +304,7 @@ class _UpToDate(MetricWrapperBase):
 class _Family(Metric):
     """A metric as it is collected, whose samples are put together when somebody asks for them."""
 
-    def __init__(self, metric: _UpToDate) -> None:
+    def __init__(self, metric: _Present) -> None:
         empty = metric.family()
         super().__init__(empty.name, empty.documentation, empty.type)
         del self.samples
@@ -265,6 +322,70 @@ class _Family(Metric):
         yield f"# HELP {name} {self.documentation}\n# TYPE {name} {self.type}\n"
         for child in self._metric.children():
             yield child.present_text()
+
+
+class _JoinedMetric:
+    """A metric of several workers."""
+
+    def __init__(self, family: Family) -> None:
+        self._family = family
+        self._children = [_JoinedSeries(family.name, series) for series in family.series.values()]
+
+    def collected(self) -> Metric:
+        """The metric as it is collected; its text is made here if it is one of LimitGate's."""
+        present = _Family(self)
+        if present.name.startswith(_OURS):
+            return present
+        metric = self.family()
+        metric.samples = present.samples
+        return metric
+
+    def family(self) -> Metric:
+        """Its name, meaning and type, without samples."""
+        return Metric(self._family.name, self._family.meaning, self._family.kind)
+
+    def children(self) -> Iterable[_PresentSeries]:
+        """Its series."""
+        return self._children
+
+
+class _JoinedSeries:
+    """A series of several workers, whose text is kept until the value of one of them changes."""
+
+    def __init__(self, metric: str, series: Series) -> None:
+        self._metric = metric
+        self._series = series
+        self._kept_text: tuple[object, str] = (None, "")
+        """Its lines in the text format, and the values that are in them."""
+
+    def present_samples(self) -> Sequence[Sample]:
+        """The samples of one series, or of the buckets of one histogram."""
+        return [Sample(name, labels, value) for (name, labels), value in zip(self._places(), self._values())]
+
+    def present_text(self) -> str:
+        """`present_samples` in the text format."""
+        found = self._series.found()
+        if found != self._kept_text[0]:
+            self._kept_text = found, _lines(self._beginnings, self._values())
+        return self._kept_text[1]
+
+    def _places(self) -> Iterable[tuple[str, dict[str, str]]]:
+        """Name and labels of each sample."""
+        labels, bounds = dict(self._series.labels), self._series.bounds
+        yield from [(name, labels) for name in self._series.names]
+        for bound in bounds:
+            yield self._metric + "_bucket", {**labels, "le": floatToGoString(bound)}  # type: ignore[no-untyped-call]
+        if bounds:
+            yield self._metric + "_count", labels
+
+    def _values(self) -> Sequence[float]:
+        """Value of each sample; the count of a histogram is what all its buckets have."""
+        values = self._series.values()
+        return [*values, values[-1]] if self._series.bounds else values
+
+    @cached_property
+    def _beginnings(self) -> Sequence[str]:
+        return _beginnings(self._places())
 
 
 class _Counter(_UpToDate, Counter):
@@ -327,7 +448,7 @@ def _folder() -> str | None:
 def _bury(pid: int) -> None:
     """Remove the gauges of a process that has ended."""
     with survived():
-        mark_process_dead(pid)  # type: ignore[no-untyped-call]
+        multiprocess.mark_process_dead(pid)  # type: ignore[no-untyped-call]
 
 
 def _bury_dead() -> None:

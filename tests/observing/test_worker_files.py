@@ -1,0 +1,179 @@
+"""Figures of several workers: as prometheus-client joins them, from the files that it writes itself."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest, multiprocess
+from prometheus_client.mmap_dict import MmapedDict, mmap_key
+
+from limitgate import prometheus
+from limitgate.observing import worker_files
+
+BOUNDS = ("0.5", "1.0", "10.0", "+Inf")
+GAUGES = ("livesum", "livemin", "livemax", "liveall", "sum", "min", "max", "all", "mostrecent", "livemostrecent")
+
+
+class Worker:
+    """A process that writes figures: of LimitGate's names, and of names of others."""
+
+    def __init__(self, folder: Path, pid: int, chance: random.Random) -> None:
+        self._folder, self._pid, self._chance = folder, pid, chance
+        self._files: dict[str, MmapedDict] = {}
+
+    def count(self) -> None:
+        """Write some value, of a key that was there before or a further one."""
+        chance = self._chance
+        rule = chance.choice(["a", 'b"\\', "ü\n", "d"])
+        kind = chance.choice(["counter", "histogram", "summary", *[f"gauge_{mode}" for mode in GAUGES]])
+        family = f"{chance.choice(['limitgate', 'shop'])}_{kind}"
+        if kind == "histogram":
+            self._write(kind, family, f"{family}_sum", {"rule": rule}, chance.random())
+            self._write(kind, family, f"{family}_bucket", {"rule": rule, "le": chance.choice(BOUNDS)}, chance.randrange(9))
+        elif kind == "counter":
+            self._write(kind, family, f"{family}_total", {"rule": rule, "pid": "7"}, chance.random())
+        else:
+            self._write(kind, family, family, {"rule": rule} if chance.random() < 0.8 else {}, chance.uniform(-2, 2))
+
+    def _write(self, kind: str, family: str, sample: str, labels: dict[str, str], value: float) -> None:
+        if kind not in self._files:
+            self._files[kind] = MmapedDict(str(self._folder / f"{kind}_{self._pid}.db"))
+        key = mmap_key(family, sample, labels.keys(), labels.values(), f"Meaning of {family}.")
+        self._files[kind].write_value(key, value, self._chance.random())
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+
+def both(folder: Path) -> tuple[Callable[[], bytes], Callable[[], bytes]]:
+    """The text by prometheus-client, and by LimitGate."""
+    theirs, ours = CollectorRegistry(), CollectorRegistry()
+    multiprocess.MultiProcessCollector(theirs, str(folder))
+    prometheus.MultiProcessCollector(ours, str(folder))
+    return (lambda: generate_latest(theirs)), (lambda: prometheus.generate_latest(ours))
+
+
+def metrics_in(text: bytes) -> list[str]:
+    """The metrics of a text, whose order is that of the files' kinds."""
+    return sorted(text.decode().split("# HELP "))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_figures_are_those_of_prometheus_client(tmp_path: Path, seed: int) -> None:
+    """Whatever workers write, come and go: each metric has the same lines in the same order, to the last digit."""
+    chance = random.Random(seed)
+    theirs, ours = both(tmp_path)
+    workers: dict[int, Worker] = {}
+    assert ours() == theirs() == b""
+    for _ in range(60):
+        pid = chance.randrange(1, 5)
+        workers.setdefault(pid, Worker(tmp_path, pid, chance))
+        for _ in range(chance.choice([0, 1, 20])):
+            workers[pid].count()
+        if chance.random() < 0.1:
+            workers.pop(pid).close()
+            multiprocess.mark_process_dead(pid, str(tmp_path))
+        assert metrics_in(ours()) == metrics_in(theirs())
+    for worker in workers.values():
+        worker.close()
+
+
+def test_samples_are_the_same(tmp_path: Path) -> None:
+    """For whoever collects without a text; some metrics by their names, too."""
+    worker = Worker(tmp_path, 1, random.Random(7))
+    for _ in range(100):
+        worker.count()
+    theirs, ours = (CollectorRegistry(), CollectorRegistry())
+    multiprocess.MultiProcessCollector(theirs, str(tmp_path))
+    prometheus.MultiProcessCollector(ours, str(tmp_path))
+    of_both = [{metric.name: (metric.type, metric.samples) for metric in each.collect()} for each in (theirs, ours)]
+    assert of_both[0] == of_both[1]
+    names = ["limitgate_counter_total"]
+    assert generate_latest(theirs.restricted_registry(names)) == prometheus.generate_latest(ours.restricted_registry(names))
+    worker.close()
+
+
+def test_a_file_in_the_place_of_another_is_read_anew(tmp_path: Path) -> None:
+    """A pid may come again, with keys of the same length in another order."""
+    theirs, ours = both(tmp_path)
+    for rules in ("ab", "ba"):
+        file = MmapedDict(str(tmp_path / "counter_1.db"))
+        for value, rule in enumerate(rules, 1):
+            file.write_value(mmap_key("limitgate_x", "limitgate_x_total", ["rule"], [rule], "X."), value, 0)
+        assert ours() == theirs()
+        file.close()
+        (tmp_path / "counter_1.db").unlink()
+    assert ours() == theirs() == b""
+
+
+def test_keys_are_taken_apart_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of all workers the first time, and again only where there are others; lines are kept until a value changes."""
+    apart: list[bytes] = []
+    loads = worker_files.json.loads
+    monkeypatch.setattr(worker_files.json, "loads", lambda text: apart.append(text) or loads(text))
+    _, ours = both(tmp_path)
+    files = [MmapedDict(str(tmp_path / f"counter_{pid}.db")) for pid in (1, 2, 3)]
+    keys = [mmap_key("limitgate_x", "limitgate_x_total", ["rule"], [rule], "X.") for rule in "abcd"]
+    for file in files:
+        for key in keys[:3]:
+            file.write_value(key, 1, 0)
+    assert b'{rule="a"} 3.0\n' in ours()
+    assert len(apart) == 3
+    files[1].write_value(keys[0], 5, 0)
+    assert b'{rule="a"} 7.0\n' in ours()
+    assert len(apart) == 3
+    files[1].write_value(keys[3], 5, 0)
+    assert b'{rule="d"} 5.0\n' in ours()
+    assert len(apart) == 3 + 4
+    for file in files:
+        file.close()
+
+
+def test_scrapes_beside_one_another(tmp_path: Path) -> None:
+    """Under WSGI threads may ask at the same time, while a worker's keys grow."""
+    _, ours = both(tmp_path)
+    file = MmapedDict(str(tmp_path / "counter_1.db"))
+    failed: list[BaseException] = []
+    done = threading.Event()
+
+    def scrape() -> None:
+        try:
+            while not done.is_set():
+                ours()
+        except BaseException as error:  # noqa: BLE001 - for the test to tell
+            failed.append(error)
+
+    threads = [threading.Thread(target=scrape) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for number in range(300):
+        file.write_value(mmap_key("limitgate_x", "limitgate_x_total", ["rule"], [str(number)], "X."), 1, 0)
+    done.set()
+    for thread in threads:
+        thread.join(60)
+    assert not failed
+    assert ours().count(b"} 1.0\n") == 300
+    file.close()
+
+
+def test_what_is_no_such_file_is_told(tmp_path: Path) -> None:
+    """A file that is being made has nothing yet; one that is cut off is damaged."""
+    theirs, ours = both(tmp_path)
+    (tmp_path / "counter_1.db").touch()
+    assert ours() == b""
+    file = MmapedDict(str(tmp_path / "counter_1.db"))
+    file.write_value(mmap_key("limitgate_x", "limitgate_x_total", ["rule"], ["a"], "X."), 1, 0)
+    file.close()
+    assert ours() == theirs()
+    whole = (tmp_path / "counter_1.db").read_bytes()
+    (tmp_path / "counter_1.db").write_bytes(whole[:8] + b"\xff\xff\xff\x7f" + whole[12:])
+    with pytest.raises(ValueError, match="is damaged"):
+        ours()
+    shutil.rmtree(tmp_path)
+    assert ours() == b""
