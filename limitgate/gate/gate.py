@@ -282,7 +282,7 @@ class Gate:
     def _note_shed(self, in_flight: InFlight) -> None:
         """Have it logged that there is no place in flight for a request."""
         if self._refusal_log is not None:
-            self._refusal_log.note_shed(in_flight.in_force[-1][0])
+            self._refusal_log.note_shed(in_flight.in_force[-1][0])  # type: ignore[arg-type]  # that of a rule
 
     def _begin_here(
         self, request: Request, adaptive: AdaptiveMatch, caller: Caller | None, outer: Admission | None = None

@@ -17,8 +17,9 @@ from limitgate.limits.plan import BucketReading, Charge, Plan, Reading, check_co
 
 SECOND = 1_000_000
 
-InForce = tuple[str, int, int]
-"""An adaptive limit as a request has found it: its rule, the limit in force on requests in flight, and the places left."""
+InForce = tuple[str | None, int, int]
+"""An adaptive limit as a request has found it: its rule, the limit in force on requests in flight, and the places left. No rule
+has that of the host that a client sends to."""
 
 
 class Window(NamedTuple):

@@ -360,7 +360,8 @@ def _pause(answer: Answer, full_in: float) -> float:
 
 def _refusal(wait: float, limit: int = 0) -> Decision:
     """Decision of the service, for `RateLimited`, or for its sake. ``limit`` is that of requests in flight, if that decided."""
-    return Decision(False, limit, 0, float(wait), float(wait), 0, None)
+    in_force = ((None, limit, 0),) if limit else ()
+    return Decision(False, limit, 0, float(wait), float(wait), 0, None, in_force=in_force)
 
 
 def _backoff(refusals: int) -> float:

@@ -25,6 +25,7 @@ from limitgate import (
     StoreError,
     waiting as waits,
 )
+from limitgate.limits.decision import Window
 from limitgate.outbound import throttle
 from limitgate.outbound.response_fields import LONGEST, Answer
 from limitgate.outbound.throttle import ClientThrottle, arun, run
@@ -918,7 +919,9 @@ def test_places_in_flight_come_back_whatever_happens(world: World) -> None:
             await asyncio.sleep(0.01)
             with pytest.raises(RateLimited) as refused:
                 await ask()
-            assert (refused.value.decision.limit, refused.value.response) == (2, None)
+            decision = refused.value.decision
+            assert (decision.limit, refused.value.response) == (2, None)
+            assert decision.windows == (Window(None, 2, 0, 0, 2, 0.0, decision.retry_after),)
 
         tasks = [ask(), ask()]
         await is_full()
