@@ -330,7 +330,7 @@ def _check_parts(rule: Rule, subject: _DescribedSubject, values: Sequence[Value]
     for part in rule.key:
         labels = check_part(part)
         needed = [label for label in labels if label in ("path", "method") and parts.get(label) is None]
-        others = [label for label in labels if label not in needed and _has(subject, label)]
+        others = [label for label in labels if label not in needed and (label == "path" or _has(subject, label))]
         if (needed or subject.request.client is None) and not others:
             raise ConfigError(f"rule {rule.name!r} counts by {part}, expected {_expected(needed or labels, rule)}")
     for value in values:

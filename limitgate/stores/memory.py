@@ -49,6 +49,10 @@ _SHARDS = 4096
 _STEP = 1_000_000
 """Microseconds that the clock may step back before it is worth a line in the log."""
 
+_OTHER_CLOCKS = (time.time, time.time_ns, time.monotonic, time.monotonic_ns, time.perf_counter, time.perf_counter_ns)
+"""Clocks that are often taken for the one that is expected, which none of them is."""
+_EXPECTED_CLOCK = "expected a callable that gives Unix time in whole microseconds, such as lambda: time.time_ns() // 1000"
+
 _Home = tuple[dict[Any, bytes], Any, bytes | None, Entry | None, Layout | None]
 """Where a charge's bucket lives: in which dictionary, under which key, its value and the bucket if there is one yet; and its
 layout if it is plain: of the asked windows, a number for each."""
@@ -76,8 +80,10 @@ class MemoryStore:
     """True if the store answers, as in every store; this one always does."""
 
     def __init__(self, clock: Callable[[], int] | None = None, *, max_buckets: int = 1_000_000) -> None:
-        if clock is not None and not callable(clock):
-            raise TypeError(f"clock is {clock!r:.40}, expected a callable that gives Unix time in microseconds")
+        if clock is not None and (not callable(clock) or clock in _OTHER_CLOCKS):
+            raise TypeError(f"clock is {clock!r:.60}, {_EXPECTED_CLOCK}")
+        if not isinstance(max_buckets, int) or isinstance(max_buckets, bool):
+            raise TypeError(f"max_buckets is {max_buckets!r:.40}, expected a whole number")
         if max_buckets < 1:
             raise ValueError(f"max_buckets is {max_buckets}, expected at least 1")
         self._clock = clock or system_clock
@@ -134,6 +140,8 @@ class MemoryStore:
                 reading = self._carry_out(plan, now)
                 while self._late:
                     self._carry_out(self._late.popleft(), now)
+            except struct.error as error:
+                raise TypeError(f"clock gave {self._now!r:.40}, {_EXPECTED_CLOCK}") from error
             finally:
                 self._busy = False
         if self._furthest_step >= _STEP:
@@ -155,6 +163,8 @@ class MemoryStore:
                 reading = self._carry_out_plain(template, keys, now)
                 while self._late:
                     self._carry_out(self._late.popleft(), now)
+            except struct.error as error:
+                raise TypeError(f"clock gave {self._now!r:.40}, {_EXPECTED_CLOCK}") from error
             finally:
                 self._busy = False
         return reading

@@ -181,6 +181,20 @@ def test_a_path_as_it_is_sent(door: str, patterns: str | list[str]) -> None:
     assert reply_of(door, [rule], store, "/api/hello", PEER, headers={}).rate["x-ratelimit-remaining"] == "2"
 
 
+@pytest.mark.parametrize("door", ["asgi", "wsgi"])
+@pytest.mark.parametrize("key", [["path"], ["path", "api_key"], ["global", "path"]])
+def test_a_rule_that_does_not_count_by_address(door: str, key: list[str]) -> None:
+    """No address is asked for where a path, or a path and an API key, is all that tells its buckets apart."""
+    rule, store = Rule("api", "3/minute", path="/api/**", key=key), MemoryStore(Clock())
+    parts: Any = {"api_key": "one"} if "api_key" in key else {}
+    bucket = Limiter(store, key_prefix="shop", secret=SECRET).bucket(rule, path="/api/hello", **parts)
+    headers = {"x-api-key": "one"}
+    assert reply_of(door, [rule], store, "/api/hello", PEER, headers=headers).status == 200
+    assert bucket.peek().remaining == 2
+    bucket.ban(60)
+    assert reply_of(door, [rule], store, "/api/hello", PEER, headers=headers).status == 429
+
+
 RULE = Rule("api", "3/minute", path="/**", key=["path", "ip"])
 
 

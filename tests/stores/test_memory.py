@@ -12,16 +12,18 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from hypothesis import example, given, strategies as st
 
-from limitgate import Decision, Limit, Limiter, MemoryStore, StoreError
+from limitgate import Decision, Limit, Limiter, LimitGateWSGI, MemoryStore, Rule, StoreError
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.decision import decide
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, Verb
 from limitgate.limits.refund import refund
 from tests.support.clock import Clock
+from tests.support.doors import wsgi_reply
 from tests.support.stored import buckets
 
 
@@ -69,6 +71,30 @@ def test_the_bound_is_checked() -> None:
     with pytest.raises(ValueError, match="expected at least 1"):
         MemoryStore(max_buckets=0)
     assert repr(MemoryStore()) == "MemoryStore(max_buckets=1000000)"
+    for wrong in (1.5, "many", None, True):
+        with pytest.raises(TypeError, match=r"max_buckets is .*, expected a whole number"):
+            MemoryStore(max_buckets=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("clock", [time.time, time.time_ns, time.monotonic, time.perf_counter, 17])
+def test_a_clock_of_another_unit_is_told(clock: Any) -> None:
+    """Seconds and nanoseconds are what Python's own clocks give; limits would last a million times as long, or a thousandth."""
+    with pytest.raises(TypeError, match=r"expected a callable that gives Unix time in whole microseconds"):
+        MemoryStore(clock)
+
+
+def test_a_clock_that_gives_no_whole_number_is_told() -> None:
+    """It is found at the first charge, through every way that leads there."""
+    now = 1_700_000_000.5
+    store = MemoryStore(lambda: now)  # type: ignore[arg-type,return-value]
+    for limits in (["5/second"], ["5/second", Limit("9/minute", algorithm="sliding_log")]):
+        with (
+            Limiter(store) as limiter,
+            pytest.raises(TypeError, match=r"clock gave 1700000000\.5, expected .* time_ns\(\) // 1000"),
+        ):
+            limiter.hit("user", *limits)
+    with pytest.raises(TypeError, match="clock gave"):
+        wsgi_reply(LimitGateWSGI(plain_wsgi, rules=[Rule("api", "5/second")], store=store))
 
 
 def test_asking_takes_no_room() -> None:
