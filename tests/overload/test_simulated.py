@@ -65,7 +65,7 @@ def test_pool(load, share, p99_s, seed) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(("load", "p99_s"), [(0.5, 0.009), (1, 0.038), (2, 0.038), (10, 0.050)])
+@pytest.mark.parametrize(("load", "p99_s"), [(0.5, 0.009), (1, 0.038), (2, 0.038), (5, 0.044), (10, 0.050)])
 def test_event_loop(load, p99_s, seed) -> None:
     """Handlers of 2 ms that never await, so that the limit sees at most one of them: row a1."""
     results = event_loop(lambda _: load * LOOP_CAPACITY, seed=seed)
@@ -137,7 +137,7 @@ def test_two_rules_around_the_same_work(load) -> None:
     assert deviation <= 0.1 * mean
 
 
-@pytest.mark.parametrize(("load", "share"), [(0.5, 0.99), (1, 0.863), (2, 0.963), (10, 0.955)])
+@pytest.mark.parametrize(("load", "share"), [(0.5, 0.99), (1, 0.863), (2, 0.963), (10, 0.991)])
 def test_fast_and_slow_requests_in_one_rule(load, share) -> None:
     """Of ten requests nine take 5 ms and one 500: row d, the mean of three seeds, as chance says how many slow ones come."""
     capacity = 10 / 0.0545
@@ -153,10 +153,32 @@ def test_slower_work() -> None:
     assert results.rate(42, 60) >= HELD * 0.99 * POOL_CAPACITY
 
 
-def test_slower_work_that_is_not_full() -> None:
-    """A dependency that gets slower, but has room, is taken for a queue only for a while."""
-    (results,) = pool(lambda _: 150, seed=1, service_s=slower_for_a_while, size=lambda _: 10**6)
-    assert results.shed.total() <= 0.042 * results.offered.total() / HELD
+@pytest.mark.parametrize(("size", "rate", "shed"), [(10**6, 150, 0.042), (10, 50, 0.039)], ids=["endless", "pool"])
+def test_slower_work_that_is_not_full(size, rate, shed) -> None:
+    """A dependency that gets slower, but has room, is taken for a queue only for a while: rows c2 and c3."""
+    (results,) = pool(lambda _: rate, seed=1, service_s=slower_for_a_while, size=lambda _: size)
+    assert results.shed.total() <= shed * results.offered.total() / HELD
+
+
+@pytest.mark.parametrize(
+    ("load", "few", "many", "varied"), [(1, 0.85, 0.943, 0.937), (2, 0.979, 0.983, 0.97), (5, 0.992, 0.985, 0.97)]
+)
+def test_pools_that_nothing_was_tuned_for(load, few, many, varied) -> None:
+    """Other sizes, and times that vary much: 4 of 20 ms and 40 of 25 ms, exponential, and 25 of 100 ms, lognormal."""
+    for size, mean_s, share, p99_s, deviation in (
+        (4, 0.02, few, 0.12, None),
+        (40, 0.025, many, 0.127, None),
+        (25, 0.1, varied, 0.415, 0.5),
+    ):
+
+        def service(random: Random, request: Request, now: float, mean_s=mean_s, deviation=deviation) -> float:
+            if deviation is None:
+                return random.expovariate(1 / mean_s)
+            return mean_s * random.lognormvariate(-(deviation**2) / 2, deviation)
+
+        (results,) = pool(lambda _, most=size / mean_s: load * most, seed=1, size=lambda _, size=size: size, service_s=service)
+        assert results.share(size / mean_s) >= HELD * share
+        assert results.quantile(0.99) <= p99_s / HELD
 
 
 def test_cold_start() -> None:
