@@ -140,7 +140,9 @@ class MemoryStore:
                 reading = self._carry_out(plan, now)
                 while self._late:
                     self._carry_out(self._late.popleft(), now)
-            except struct.error as error:
+            except (struct.error, TypeError) as error:
+                if isinstance(self._now, int):
+                    raise
                 raise TypeError(f"clock gave {self._now!r:.40}, {_EXPECTED_CLOCK}") from error
             finally:
                 self._busy = False
@@ -163,7 +165,9 @@ class MemoryStore:
                 reading = self._carry_out_plain(template, keys, now)
                 while self._late:
                     self._carry_out(self._late.popleft(), now)
-            except struct.error as error:
+            except (struct.error, TypeError) as error:
+                if isinstance(self._now, int):
+                    raise
                 raise TypeError(f"clock gave {self._now!r:.40}, {_EXPECTED_CLOCK}") from error
             finally:
                 self._busy = False

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -85,16 +86,13 @@ def test_a_clock_of_another_unit_is_told(clock: Any) -> None:
 
 def test_a_clock_that_gives_no_whole_number_is_told() -> None:
     """It is found at the first charge, through every way that leads there."""
-    now = 1_700_000_000.5
-    store = MemoryStore(lambda: now)  # type: ignore[arg-type,return-value]
+    store = MemoryStore(lambda: 1_700_000_000.5)
+    told = re.escape("clock gave 1700000000.5, expected a callable that gives Unix time in whole microseconds")
     for limits in (["5/second"], ["5/second", Limit("9/minute", algorithm="sliding_log")]):
-        with (
-            Limiter(store) as limiter,
-            pytest.raises(TypeError, match=r"clock gave 1700000000\.5, expected .* time_ns\(\) // 1000"),
-        ):
+        with Limiter(store) as limiter, pytest.raises(TypeError, match=told):
             limiter.hit("user", *limits)
-    with pytest.raises(TypeError, match="clock gave"):
-        wsgi_reply(LimitGateWSGI(plain_wsgi, rules=[Rule("api", "5/second")], store=store))
+    with pytest.raises(TypeError, match=told):
+        wsgi_reply(LimitGateWSGI(lambda _, __: [], rules=[Rule("api", "5/second")], store=store))
 
 
 def test_asking_takes_no_room() -> None:
