@@ -134,7 +134,7 @@ class PreparedKey:
 
 def keys_of_client(prepared: Iterable[PreparedKey], client: str | None, ipv6_prefix: int) -> list[str]:
     """Keys to which a client contributes its address alone, as part ``ip`` does it: IPv4 address, IPv6 network, or nobody."""
-    if client is not None and 0 < len(client) < len(_IPV4_HEADS) and not client.strip(_OF_IPV4):
+    if client is not None and len(client) < len(_IPV4_HEADS) and client.isascii() and client.replace(".", "0").isdecimal():
         field = _IPV4_HEADS[len(client)] + client.encode() + b","  # `grouped` would leave it as it is
     else:
         address = None if client is None else grouped(client, ipv6_prefix)
@@ -149,7 +149,6 @@ def keys_of_client(prepared: Iterable[PreparedKey], client: str | None, ipv6_pre
     return keys
 
 
-_OF_IPV4 = ".0123456789"
 _IPV4_HEADS = [b"ip:%d:" % length for length in range(16)]
 """Beginnings of fields as `_field` makes them, for addresses of so many characters: almost every request comes by here."""
 

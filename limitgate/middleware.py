@@ -8,7 +8,7 @@ import sys
 from collections.abc import Awaitable, Callable, Container, Iterable
 from contextlib import suppress
 from contextvars import Token
-from types import GeneratorType
+from types import CoroutineType, GeneratorType
 from typing import Any, Unpack
 
 from limitgate.errors import ConfigError, StoreError
@@ -25,7 +25,7 @@ from limitgate.gate.build import GateOptions, build_gate
 from limitgate.gate.gate import Gate, Identify
 from limitgate.gate.load import end_undecided
 from limitgate.gate.nesting import overall_decision, overall_outcome, response_fields
-from limitgate.gate.plain_admission import ADMISSIONS, AnyAdmission, PlainAdmission, Shed
+from limitgate.gate.plain_admission import AnyAdmission, PlainAdmission, Shed
 from limitgate.gate.start import arequire
 from limitgate.http.request import ASGIRequest, Request, Scope, WSGIRequest
 from limitgate.http.response import Refusal
@@ -96,11 +96,11 @@ class LimitGate(Around):
         outer = None if request.comes_straight else admission_around(scope)
         try:
             asked: Any = gate.ask(request, outer)
-            admission: AnyAdmission = asked if type(asked) in ADMISSIONS else await asked
+            admission: AnyAdmission = await asked if type(asked) is CoroutineType else asked
         except BaseException:
             end_undecided(request)
             raise
-        if isinstance(admission, PlainAdmission):  # almost all requests
+        if type(admission) is PlainAdmission:  # almost all requests
             exchange: ASGIExchange = PlainASGIExchange(gate, admission, scope, receive, send, self._denials)
             marks = admission.prepared.marks
             token: Token[Container[Mark] | None] | None = decided_marks.set(marks) if marks or decorators.notes_none else None
@@ -267,7 +267,7 @@ class LimitGateWSGI(Around):
         except BaseException:
             end_undecided(request)
             raise
-        if isinstance(admission, PlainAdmission):  # almost all requests
+        if type(admission) is PlainAdmission:  # almost all requests
             plain = PlainWSGIExchange(self.gate, admission, environ)
             return self._respond(plain, admission.prepared.marks, environ, plain.starting(start_response))
         if isinstance(admission, Shed):

@@ -85,8 +85,11 @@ class PlainExchange(Exchange):
         has_begun = self._has_begun
         self._status = status  # first, as other threads read it once a response has begun
         self._has_begun = True
-        if has_begun:
-            return
+        if not has_begun and (self._plain.rules.counts is not None or type(self) in _WHOLE):
+            PlainExchange.note_begun(self)
+
+    def note_begun(self) -> None:
+        """Count the request, whose response has just begun, and have an admission know of it that was asked for meanwhile."""
         rules = self._plain.rules
         if rules.counts is not None:
             rules.counts.count("admitted", self._plain.reading.source)
@@ -148,7 +151,10 @@ class PlainASGIExchange(PlainExchange, ASGIExchange):
             if kind == "http.response.body":
                 return self._send(message)
             if kind == "http.response.start" and not self._has_begun:
-                PlainExchange.begun(self, message.get("status") or 200)
+                self._status = message.get("status") or 200  # `begun`, without a call for what mostly is not due
+                self._has_begun = True
+                if plain.rules.counts is not None or type(self) in _WHOLE:
+                    PlainExchange.note_begun(self)
                 inside, outside = self.scope, self._outer_scope  # `show_outside`, of a request that came by no other gate
                 outside.clear()
                 outside.update(inside)

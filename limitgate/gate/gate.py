@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from inspect import isawaitable
@@ -188,7 +188,7 @@ class Gate:
         asked = self.ask(request, outer)
         return whole_admission(asked if isinstance(asked, AnyAdmission) else await asked)
 
-    def ask(self, request: Request, outer: Admission | None = None) -> AnyAdmission | Awaitable[AnyAdmission]:
+    def ask(self, request: Request, outer: Admission | None = None) -> AnyAdmission | Coroutine[Any, Any, AnyAdmission]:
         """`acheck`, without a coroutine where there is nothing to wait for."""
         rules = self.rules
         if self._can_prepare and request.comes_straight:  # `_prepared`, as almost all

@@ -7,10 +7,9 @@ It is the same as what `limitgate.limits.plan.read` and `limitgate.limits.decisi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import islice
-from operator import gt
 from typing import TYPE_CHECKING, Any
 
 from limitgate.algorithms import ban, gcra
@@ -62,10 +61,7 @@ class PlanTemplate:
     """Plain charges less their keys, and the numbers of their windows. Raises `ValueError` for charges that are not plain."""
 
     __slots__ = (
-        "_least",
-        "_least_place",
         "_only_rule",
-        "_slacks",
         "_windows",
         "bans",
         "buckets",
@@ -75,6 +71,7 @@ class PlanTemplate:
         "load",
         "only",
         "shape",
+        "tightest",
     )
 
     def __init__(self, charges: Sequence[Charge]) -> None:
@@ -103,11 +100,13 @@ class PlanTemplate:
         )
         """Per window its place, the ticks up to which it may owe and have more requests left than some other window holds, and
         what tells the tightest of the others."""
-        place, _, self._least = min(self._windows, key=lambda each: each[2][2][2])
-        """The window of the least burst."""
-        self._slacks = tuple([slack if each != place else self._least[0] for each, slack, _ in self._windows])
-        """Per window the ticks up to which it may owe for that of the least burst to be the tightest."""
-        self._least_place = place
+        place, _, least = min(self._windows, key=lambda each: each[2][2][2])  # the window of the least burst
+        slacks = tuple([each if other != place else least[0] for other, each, _ in self._windows])
+        self.tightest = _straight_tightest(count)(slacks, place, least, self._tightest_of_admitted)
+        """Function that gives the tightest window once the charges are made, by the debts before.
+
+        It raises `ValueError` if a charge does not fit.
+        """
         self.is_enforced = all(charge.enforced for charge in counted)
         """True if no rule is a shadow, so that a plan is admitted where every charge fits."""
         self._only_rule = (counted[0].rule,) if len(counted) == 1 else None
@@ -154,12 +153,8 @@ class PlanTemplate:
             True, burst, left, 0.0, refill / SECOND, charge.cost, charge.rule, False, 0.0, reading, True, settlement
         )
 
-    def tightest(self, debts: Sequence[int]) -> Tightest:
-        """The tightest window once the charges are made, by the debts before. Raises `ValueError` if one does not fit."""
-        if not any(map(gt, debts, self._slacks)):
-            debt = debts[self._least_place]  # of almost every request
-            room, ticks, (count, increment, burst, _, charge) = self._least
-            return burst, (room - debt) // ticks, -(-(debt + increment) // count), charge
+    def _tightest_of_admitted(self, debts: Sequence[int]) -> Tightest:
+        """`tightest`, of any debts that leave room."""
         tightest = self._tightest_of_all(debts)
         if tightest is None:
             raise ValueError(f"of the debts {debts!r} some leave no room, expected a plan that was admitted")
@@ -227,6 +222,42 @@ def _refill_us(numbers: _Numbers, debt: int) -> int:
     """Microseconds until a window is full again that owed so many ticks before the charge."""
     count, increment, _, _, _ = numbers
     return -(-(debt + increment) // count)
+
+
+_TightestOf = Callable[[Sequence[int]], Tightest]
+_STRAIGHT = """
+def tightest_of(slacks, place, window, of_any):
+    {slacks} = slacks
+    room, ticks, (count, increment, burst, _, charge) = window
+
+    def tightest(debts):
+        {debts} = debts
+        if {within}:
+            debt = debts[place]
+            return burst, (room - debt) // ticks, -(-(debt + increment) // count), charge
+        return of_any(debts)
+
+    return tightest
+"""
+
+
+@cache
+def _straight_tightest(windows: int) -> Callable[[Sequence[int], int, _Window, _TightestOf], _TightestOf]:
+    """What makes `PlanTemplate.tightest` of so many windows: written out for what almost every request asks, without a loop.
+
+    It is made of the ticks up to which each window may owe for that of the least burst to be the tightest, of the place and
+    the numbers of that one, and of the function for all other debts.
+    """
+
+    def each(text: str, between: str) -> str:
+        return between.join([text.replace("{n}", str(n)) for n in range(windows)])
+
+    source = _STRAIGHT.format(
+        slacks=each("slack{n},", " "), debts=each("debt{n},", " "), within=each("debt{n} <= slack{n}", " and ")
+    )
+    made: dict[str, Callable[[Sequence[int], int, _Window, _TightestOf], _TightestOf]] = {}
+    exec(source, made)  # noqa: S102 - the text above, and numbers of windows
+    return made["tightest_of"]
 
 
 if TYPE_CHECKING:

@@ -136,8 +136,7 @@ _Note = Callable[[Sequence[PlainSpend], Iterator[Sequence[int]], int], Sequence[
 _NOTE = """
 def note(plans, each, now):
     verdicts = []
-    for plan in plans:
-        verdict, {numbers} = next(each)
+    for plan, (verdict, {numbers}) in zip(plans, each):
         {counts} = plan.template.counts
         plan.now = now
         plan.debts = {debts}
