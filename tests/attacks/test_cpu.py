@@ -44,6 +44,7 @@ def _made() -> None:
     """What is found out once, such as tables of routes, is no part of a request's cost."""
     for site in cpu.sites():
         cpu.milliseconds(cpu.call_of(Attack("path", b"/", b"a", b"", 10), "gunicorn", site), 1)
+        cpu.milliseconds(cpu.call_of(Attack("query", b"", b"a&", b"", 10), "uvicorn, httptools", site), 1)
 
 
 def inputs(server: str, kind: str, mutations: int) -> list[tuple[str, Attack]]:
