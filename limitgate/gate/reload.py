@@ -88,6 +88,8 @@ class Reloader:
             rules.planner.review_paths()
         self._retired.append(_Retired(ref(before), list(before.planner.parts())))
         gate.enforce(rules)
+        if rules.counts is not None:
+            rules.counts.retire(before.rule_set, rules.rule_set)
 
     def _free_retired(self) -> None:
         """Free the parts of rules that no request has any more, bit by bit: Python would free all at once."""

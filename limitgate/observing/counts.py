@@ -15,6 +15,7 @@ from weakref import ref
 
 from limitgate.algorithms import gcra
 from limitgate.diagnostics import Diagnosis, times_logged
+from limitgate.gil import yield_gil
 from limitgate.heartbeat import heartbeats
 from limitgate.limits.decision import Decision
 from limitgate.limits.limit import Limit, unit_of
@@ -86,6 +87,10 @@ class RuleRow(Row):
         self._windows = windows_of(rule.every_limit)
         self._has_slots = _takes_slots(rule)
         self._has_turns = bool(rule.max_delay)
+
+    def retire(self, windows: Iterable[str]) -> None:
+        """Tell 0 of limits that are not in force any more: a series cannot be taken back."""
+        self._windows = {**self._windows, **dict.fromkeys(windows, 0)}
 
     def adapt(self, places: Places | None) -> None:
         """Tell of the places under the rule's adaptive limit, None where it has none any more."""
@@ -179,6 +184,14 @@ class Counts:
         row = self.named(rule.name, rule.tier or DEFAULT_TIER)
         row.take(rule)
         return row
+
+    def retire(self, before: RuleSet, after: RuleSet) -> None:
+        """Tell of the limits in the set before that are not in the one after."""
+        written = _written(after)
+        for labels, rule in _written(before).items():
+            yield_gil()
+            kept = windows_of(written[labels].every_limit) if labels in written else {}
+            self.named(*labels).retire([window for window in windows_of(rule.every_limit) if window not in kept])
 
     def named(self, name: str, tier: str = DEFAULT_TIER) -> RuleRow:
         """The figures under a name and a tier."""
@@ -365,15 +378,20 @@ def windows_of(limits: Iterable[Limit]) -> dict[str, int]:
 
 def series(rules: RuleSet) -> int:
     """The number of Prometheus series that the rules of a set make in a process. Keys, callers and paths make none."""
-    written = {(rule.name, rule.tier): rule for of_tier in rules.tiers.values() for rule in of_tier if not rule.exempt}
-    histogram = _BUCKETS + len(("sum", "count"))
-    return sum(len(_RULE_OUTCOMES) + histogram + len(windows_of(rule.every_limit)) + _gauges(rule) for rule in written.values())
+    rest = len(_RULE_OUTCOMES) + _BUCKETS + len(("sum", "count"))
+    return sum(rest + len(windows_of(rule.every_limit)) + _gauges(rule) for rule in _written(rules).values())
 
 
 def _gauges(rule: Rule) -> int:
     """The number of series of what is in flight and waits, and of an adaptive limit."""
     adapts = rule.adaptive is not None
     return (_takes_slots(rule) or adapts) + bool(rule.max_delay) + (SERIES if adapts else 0)
+
+
+def _written(rules: RuleSet) -> dict[tuple[str, str], Rule]:
+    """Rules that have figures, by their labels, each once."""
+    of_tiers = rules.tiers.values()
+    return {(rule.name, rule.tier or DEFAULT_TIER): rule for of_tier in of_tiers for rule in of_tier if not rule.exempt}
 
 
 def _takes_slots(rule: Rule) -> bool:

@@ -76,7 +76,7 @@ RULE_LIMIT = Instrument(
     "limitgate.rule.limit",
     "gauge",
     "{request}",
-    "Count of each written limit, by its period.",
+    "Count of each written limit, by its period; 0 once a rule has it no more.",
     ("rule", "tier", "window"),
     joined="max",
 )

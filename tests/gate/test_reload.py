@@ -57,6 +57,7 @@ from tests.support.doors import (
     websocket_scope,
     wsgi_environ,
 )
+from tests.support.observed import Recorder
 from tests.support.permissions import a_public_folder, without_privileges
 from tests.support.redis_server import RedisServer
 
@@ -430,6 +431,21 @@ def test_debt_is_kept(site: Site, config: Path) -> None:
     write(config, "limits: [6/minute]")
     look(site.app.gate)
     assert site.statuses(2) == [200, 429]
+
+
+def test_figures_tell_the_limits_in_force(config: Path) -> None:
+    """A limit that is gone is 0, with its rule or without, until it is there again."""
+    recorder = Recorder()
+    write(config, "limits: [5/second, 7/minute]", "qpd: 3")
+    gate = LimitGateWSGI(None, rules=config, reload=NEVER, observers=[recorder]).gate
+    both = {("r0", "default", "second"): 5, ("r0", "default", "minute"): 7, ("r1", "default", "day"): 3}
+    assert recorder.of("rule.limit") == both
+    write(config, "limits: [4/second]")
+    look(gate)
+    assert recorder.of("rule.limit") == {**dict.fromkeys(both, 0), ("r0", "default", "second"): 4}
+    write(config, "limits: [5/second, 7/minute]", "qpd: 3")
+    look(gate)
+    assert recorder.of("rule.limit") == both
 
 
 def test_paths_keys_and_exemptions_follow(site: Site, config: Path) -> None:
