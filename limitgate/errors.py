@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from limitgate.suggestions import expected_of
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _LISTS = {
     "callers": "[{id: acme, api_key: 'sha256:...'}]",
@@ -198,3 +200,24 @@ class StoreError(LimitGateError):
         self.fault: StoreFault = fault
         self.keys = keys
         self.waited = 0.0
+
+
+def called_as(example: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorate a function whose `TypeError` for arguments that it does not take is to say how it is called.
+
+    It costs a frame, so it is not for what is called for each request.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return function(*args, **kwargs)
+            except TypeError as error:
+                if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # it has begun
+                    raise
+                raise TypeError(f"{error}, expected {example}") from None
+
+        return called
+
+    return decorate

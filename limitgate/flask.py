@@ -17,7 +17,7 @@ with extra("flask", "flask", "werkzeug", "click"):
     from werkzeug.routing import Map, RequestRedirect, Rule as URLRule
 
 from limitgate.diagnostics import Diagnosis
-from limitgate.errors import ConfigError
+from limitgate.errors import ConfigError, called_as
 from limitgate.exchange.wsgi import StartResponse
 from limitgate.gate.gate import Identify
 from limitgate.http.request import Request
@@ -49,6 +49,7 @@ class LimitGate:
         if app is not None:
             self.init_app(app)
 
+    @called_as("LimitGate(rules=...), which takes the options, and then init_app(app)")
     def init_app(self, app: Flask) -> None:
         """Put a `LimitGateWSGI` around ``app.wsgi_app`` and into ``app.extensions``, and add ``flask limitgate``.
 

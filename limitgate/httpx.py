@@ -27,6 +27,7 @@ from limitgate.outbound.throttle import LONGEST_READ, MOST_READ, OF_BODIES, Clie
 
 __all__ = ["AsyncRateLimitTransport", "RateLimitTransport", "host", "repeatable"]
 
+_OF_HTTPX = "the transports of limitgate.httpx are for httpx, expected RateLimitAdapter of limitgate.requests in a Session"
 _UNANSWERED = (
     httpx.TimeoutException,
     httpx.NetworkError,
@@ -92,6 +93,10 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
         raise TypeError("AsyncRateLimitTransport is for httpx.AsyncClient, expected RateLimitTransport in httpx.Client")
 
     __enter__ = handle_request
+
+    def send(self, *_: object, **__: object) -> NoReturn:
+        """Say that this transport is for httpx. Raises `TypeError`."""
+        raise TypeError(_OF_HTTPX)
 
     async def __aenter__(self) -> Self:
         """Enter the inner transport, which may have something to open."""
@@ -162,6 +167,10 @@ class RateLimitTransport(httpx.BaseTransport):
         raise TypeError("RateLimitTransport is for httpx.Client, expected AsyncRateLimitTransport in httpx.AsyncClient")
 
     __aenter__ = handle_async_request
+
+    def send(self, *_: object, **__: object) -> NoReturn:
+        """Say that this transport is for httpx. Raises `TypeError`."""
+        raise TypeError(_OF_HTTPX)
 
     def __enter__(self) -> Self:
         """Enter the inner transport, which may have something to open."""

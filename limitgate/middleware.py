@@ -11,7 +11,7 @@ from contextvars import Token
 from types import CoroutineType, GeneratorType
 from typing import Any, Unpack
 
-from limitgate.errors import ConfigError, StoreError
+from limitgate.errors import ConfigError, StoreError, called_as
 from limitgate.exchange.around import Around
 from limitgate.exchange.asgi import ASGIExchange, Receive, Send, inner_scope, show_outside
 from limitgate.exchange.base import EXCHANGE, OUTCOME, Exchange, admission_around
@@ -58,8 +58,11 @@ class LimitGate(Around):
 
     PUT_AROUND = "app.add_middleware(LimitGate, rules=...), or app = LimitGate(app, rules=...)"
 
+    @called_as(f"{PUT_AROUND}: options have names")
     def __init__(self, app: ASGIApp, **options: Unpack[ASGIOptions]) -> None:
         self.app = app
+        if isinstance(app, str):
+            raise ConfigError(f"{app!r:.80} is no application, expected {self.PUT_AROUND}")
         if hasattr(getattr(app, "__self__", app), "wsgi_app"):
             raise ConfigError(
                 "this is a Flask application, expected limitgate.flask.LimitGate(app), or LimitGateWSGI around it"
@@ -230,8 +233,11 @@ class LimitGateWSGI(Around):
 
     PUT_AROUND = "app.wsgi_app = LimitGateWSGI(app.wsgi_app, rules=...)"
 
+    @called_as(f"{PUT_AROUND}: options have names")
     def __init__(self, app: WSGIApp, **options: Unpack[WSGIOptions]) -> None:
         self.app = app
+        if isinstance(app, str):
+            raise ConfigError(f"{app!r:.80} is no application, expected {self.PUT_AROUND}")
         if accepts(app, 3) and not accepts(app, 2):
             error = ConfigError(f"{_name_of(app)} is called as ASGI has it, expected app.add_middleware(LimitGate, rules=...)")
             _tell_server(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any, NoReturn, Unpack
 
 from limitgate.extras import extra
 
@@ -84,6 +84,12 @@ class RateLimitAdapter(BaseAdapter):
         finally:
             if self._throttle.owned:
                 self._throttle.owned.close()
+
+    def handle_request(self, *_: object) -> NoReturn:
+        """Say that this adapter is for requests. Raises `TypeError`."""
+        raise TypeError("RateLimitAdapter is for requests, expected RateLimitTransport of limitgate.httpx in httpx.Client")
+
+    __enter__ = handle_request
 
 
 class _Outbound:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import io
 import logging
 import os
@@ -162,4 +163,4 @@ def _redis_may_be_slow(
     if "default_timeout" not in request.fixturenames:
         monkeypatch.setenv("LIMITGATE_TIMEOUT", str(PATIENCE))
         for limiter in (Limiter, AsyncLimiter):
-            monkeypatch.setitem(limiter.__init__.__kwdefaults__, "timeout", PATIENCE)
+            monkeypatch.setitem(inspect.unwrap(limiter.__init__).__kwdefaults__, "timeout", PATIENCE)

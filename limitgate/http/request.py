@@ -338,6 +338,21 @@ class UserWanted(BaseException):
     """Raised for a user whom `Request.find_user` has yet to look up. No `Exception`, so that nobody else catches it."""
 
 
+class _OfFrameworks:
+    """An attribute that requests of frameworks have, which says how to come by it."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, request: object, kind: type | None = None) -> Any:
+        if request is None:
+            return self
+        raise AttributeError(
+            f"a request has no {self._name!r} here, expected method, path, headers, client, query, caller, scope or environ; "
+            "the framework's own has the rest: starlette.requests.Request(request.scope), werkzeug.Request(request.environ)"
+        )
+
+
 class Request:
     """A request, as rules, keys, ``identify`` and ``cost`` see it.
 
@@ -375,6 +390,18 @@ class Request:
     """Computes ``client`` on first use; None once it has."""
     _headers: Headers | None = None
     _client: str | None = None
+
+    META = _OfFrameworks()
+    args = _OfFrameworks()
+    body = _OfFrameworks()
+    cookies = _OfFrameworks()
+    form = _OfFrameworks()
+    json = _OfFrameworks()
+    query_params = _OfFrameworks()
+    remote_addr = _OfFrameworks()
+    session = _OfFrameworks()
+    state = _OfFrameworks()
+    url = _OfFrameworks()
 
     @cached_property
     def path(self) -> str:

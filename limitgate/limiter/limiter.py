@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar, Unpac
 
 from limitgate import waiting
 from limitgate.diagnostics import Diagnosis, Once
-from limitgate.errors import LimitGateError, StoreError
+from limitgate.errors import LimitGateError, StoreError, called_as
 from limitgate.gate.admission import Booking, Charged
 from limitgate.gate.flow import Budget, ConfigFlow, arun, measures_silence, run, takes_plain
 from limitgate.gate.slot_keeper import SlotKeeper
@@ -70,6 +70,7 @@ class AsyncLimiter(Operations):
     ``observers`` are handed what is counted: ``"prometheus"``, ``"opentelemetry"``, or an `Observer`; none by default.
     """
 
+    @called_as("AsyncLimiter('redis://localhost:6379/0'), whose calls take key and limits; routes have rules and @limit")
     def __init__(
         self,
         store: str | AsyncStore,
@@ -329,6 +330,7 @@ class Limiter(Operations):
     ``observers`` are handed what is counted: ``"prometheus"``, ``"opentelemetry"``, or an `Observer`; none by default.
     """
 
+    @called_as("Limiter('redis://localhost:6379/0'), whose calls take key and limits; routes have rules and @limit")
     def __init__(
         self,
         store: str | SyncStore,

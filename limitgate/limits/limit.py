@@ -15,7 +15,7 @@ from typing import Any
 
 from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.algorithms.gcra import MAX_OWED_US
-from limitgate.errors import ConfigError
+from limitgate.errors import ConfigError, called_as
 from limitgate.limits.duration import seconds_of
 from limitgate.suggestions import expected_of
 
@@ -99,6 +99,7 @@ class Limit:
     most: int = field(compare=False)
     """The most that a request may cost: ``burst``, or where the next ones pay for it, what can be remembered."""
 
+    @called_as("Limit('5/minute', burst=10), or in text '5 per 15 minutes burst 10'")
     def __init__(
         self,
         text: str,

@@ -23,6 +23,7 @@ MAX_NUMBER = 100
 """Characters of a number, or of anything else that is no text; longer ones are none that a rule could hold."""
 
 _CURES = {
+    "another document": "expected no --- but at the top: each tier has a file of its own",
     "block end": "expected all fields of one rule below each other, indented alike",
     "block mapping start": "expected all fields of one rule below each other, indented alike",
     "cannot start any token": "expected blanks instead of tabs, and quotes around text that begins with @, ` or %",

@@ -21,7 +21,8 @@ def check_part(name: str) -> tuple[str, ...]:
     for label in labels:
         if label not in PARTS and not _HEADER_PART.fullmatch(label):
             expected = expected_of(label, [*PARTS, "header:NAME"])
-            raise ConfigError(f"key part {label!r:.80} is unknown, {expected}, alternatives separated by '|'")
+            other = "for anything else there is 'caller', whom the option identify names"
+            raise ConfigError(f"key part {label!r:.80} is unknown, {expected}, alternatives separated by '|'; {other}")
     return tuple(label if label in PARTS else label.lower() for label in labels)
 
 

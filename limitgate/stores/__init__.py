@@ -92,6 +92,8 @@ def opened(store: str | S, open_url: Opener[S], key_prefix: str) -> S:
     store.
     """
     found = open_url(store) if isinstance(store, str) else store
+    if isinstance(found, type):
+        raise ConfigError(f"store: the class {found.__qualname__}, expected an object of it, or a URL")
     wanted = AsyncStore if open_url is open_store else SyncStore
     if not isinstance(found, wanted):
         kind = "an async store, such as AsyncRedisStore" if wanted is AsyncStore else "a sync store, such as RedisStore"

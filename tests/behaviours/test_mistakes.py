@@ -15,6 +15,7 @@ import flask
 import httpx
 import pytest
 import redis
+import requests
 from fastapi import Depends
 from pydantic import ValidationError
 from starlette.applications import Starlette
@@ -111,6 +112,11 @@ def in_flask(**config: Any) -> None:
     FlaskLimitGate(app)
 
 
+def by_function(app: fastapi.FastAPI) -> fastapi.FastAPI:
+    app.middleware("http")(LimitGate)
+    return app
+
+
 def twice_in_flask() -> None:
     app = flask.Flask("app")
     FlaskLimitGate(app, rules=RULES)
@@ -159,6 +165,8 @@ LIMITS = {
     "an algorithm with hyphens": (lambda: Limit("5/m", algorithm="sliding-window"), "did you mean 'sliding_window'?"),
     "a count with commas": (lambda: Limit("1,000/minute"), "expected the count in digits alone, such as '1000/minute'"),
     "a period without a unit": (lambda: Limit("100/60"), "expected a unit behind the period, such as '100 per 60 seconds'"),
+    "numbers for text": (lambda: Limit(5, 60), "expected Limit('5/minute', burst=10)"),
+    "a period by itself": (lambda: Limit(count=5, period="minute"), "or in text '5 per 15 minutes burst 10'"),
     "a period of no length": (lambda: Limit("5/0 seconds"), "expected a period of at least 1 second"),
 }
 
@@ -184,6 +192,7 @@ IN_PYTHON = {
     "a key part in capitals": (lambda: Rule("api", qpm=5, key=["IP"]), "key[0]: key part 'IP' is unknown, did you mean 'ip'?"),
     "a key part by its header": (lambda: Rule("api", qpm=5, key=["path", "X-Id"]), "key[1]: key part 'X-Id' is unknown"),
     "a key function": (lambda: Rule("api", qpm=5, key=[view]), "'caller' and the option identify"),
+    "a cookie for a key": (lambda: Rule("api", qpm=5, key=["cookie:session"]), "'caller', whom the option identify names"),
     "a path without a slash": (lambda: Rule("api", qpm=5, path="api/**"), "does not begin with '/'"),
     "a path of Flask": (lambda: Rule("api", qpm=5, path="/items/<int:id>"), "expected '/items/{id}'"),
     "a path of Starlette": (lambda: Rule("api", qpm=5, path="/files/{p:path}"), "expected '/files/**'"),
@@ -257,6 +266,17 @@ OPTIONS = {
         "expected a callable (request)",
     ),
     "identify that gives text": (lambda: asked(identify=lambda _: "ann"), "identify gave a str, expected a Caller or None"),
+    "a parameter by a framework's name": (lambda: asked(identify=lambda r: Caller(r.query_params["u"])), "query, caller"),
+    "a cookie by a framework's name": (
+        lambda: asked_wsgi(Rule("api", "5/m", when=lambda r: "a" in r.cookies)),
+        "werkzeug.Request(request.environ)",
+    ),
+    "a file without its option": (lambda: LimitGate(asgi, "config/"), "options have names"),
+    "an application by its name": (lambda: LimitGate("shop.main:app", rules=RULES), "'shop.main:app' is no application"),
+    "an application by its name on WSGI": (
+        lambda: LimitGateWSGI("shop:app", rules=RULES),
+        "'shop:app' is no application, expected app.wsgi_app =",
+    ),
     "identify that is async on WSGI": (lambda: asked_wsgi(identify=later), "expected a plain function under WSGI"),
     "limits that cannot be read": (
         lambda: asked(Rule("api", lambda _: "often")),
@@ -289,6 +309,8 @@ STORES = {
     "a client of redis-py": (lambda: gate(store=redis.Redis()), "expected a URL or an async store, such as AsyncRedisStore"),
     "a sync store on ASGI": (lambda: gate(store=RedisStore("redis://h")), "such as AsyncRedisStore"),
     "an async store on WSGI": (lambda: LimitGateWSGI(wsgi, rules=[], store=AsyncRedisStore("redis://h")), "such as RedisStore"),
+    "a class for a store": (lambda: gate(store=MemoryStore), "the class MemoryStore, expected an object of it"),
+    "a client of redis-py for a URL": (lambda: RedisStore(redis.Redis()), "expected a URL such as redis://localhost:6379/0"),
     "a URL for a memory store": (lambda: MemoryStore("memory://"), "expected a callable that gives Unix time"),
 }
 
@@ -324,6 +346,14 @@ PLACES = {
     ),
     "a misspelt key of Flask": (lambda: in_flask(LIMITGATE_RULE=RULES), "did you mean 'LIMITGATE_RULES'?"),
     "no rules in Flask": (in_flask, "expected rules=... or LIMITGATE_RULES"),
+    "options behind Flask's application": (
+        lambda: FlaskLimitGate().init_app(flask.Flask("app"), rules=RULES),
+        "expected LimitGate(rules=...), which takes the options, and then init_app(app)",
+    ),
+    "middleware for a function of FastAPI's": (
+        lambda: served(by_function(fastapi.FastAPI())),
+        "expected app.add_middleware(LimitGate, rules=...)",
+    ),
     "twice in Flask": (twice_in_flask, "expected one init_app for each application"),
 }
 
@@ -381,6 +411,20 @@ WITHOUT_HTTP = {
         lambda: RateLimitAdapter("5/m", on_error="wait"),
         "expected one of open, closed",
     ),
+    "limits for all keys": (lambda: Limiter("memory://", default_limits=["5/m"]), "routes have rules and @limit"),
+    "an async limiter for a key": (lambda: AsyncLimiter("memory://", "ann"), "whose calls take key and limits"),
+    "a transport of httpx in requests": (
+        lambda: RateLimitTransport("5/m").send(requests.Request("GET", "http://localhost/").prepare()),
+        "expected RateLimitAdapter of limitgate.requests",
+    ),
+    "an async transport of httpx in requests": (
+        lambda: AsyncRateLimitTransport("5/m").send(requests.Request("GET", "http://localhost/").prepare()),
+        "expected RateLimitAdapter of limitgate.requests",
+    ),
+    "an adapter of requests in httpx": (
+        lambda: sent_by(httpx.Client(transport=RateLimitAdapter("5/m"))),
+        "expected RateLimitTransport of limitgate.httpx",
+    ),
     "a clock by the wrong unit": (lambda: frozen(1_700_000_000_000).__enter__(), "expected"),
 }
 
@@ -390,7 +434,7 @@ TOLD = {**LIMITS, **IN_PYTHON, **OPTIONS, **STORES, **PLACES, **WITHOUT_HTTP}
 @pytest.mark.parametrize(("mistake", "cure"), TOLD.values(), ids=TOLD)
 def test_a_mistake_is_told_with_its_cure(mistake: Mistake, cure: str) -> None:
     """The message says what was expected, whoever made the mistake and wherever."""
-    with pytest.raises((TypeError, ValueError)) as caught:  # a ConfigError is a ValueError
+    with pytest.raises((AttributeError, TypeError, ValueError)) as caught:  # a ConfigError is a ValueError
         mistake()
     assert cure in str(caught.value)
     assert not isinstance(caught.value.__cause__, ValidationError)  # of which a traceback would show twice as much
@@ -410,6 +454,11 @@ IN_YAML = {
         "callers:\n  - {id: a, header: X-A}\n",
         2,
         "callers[0].header: expected a mapping such as {X-Caller: billing}",
+    ),
+    "several tiers in one file": (
+        "rules:\n  - {name: api, qpm: 5}\n---\ntier: vip\nrules: []\n",
+        3,
+        "each tier has a file of its own",
     ),
     "nothing": ("", 1, "empty, expected tier, callers and rules"),
     "a list at the top": ("- name: api\n  qpm: 5\n", 1, "expected a mapping with tier, callers and rules"),

@@ -61,6 +61,8 @@ def parse_address(host: Any, port: Any) -> Address:
 
 def scheme_of(url: str) -> str:
     """The scheme of a store URL. Raises `ConfigError` for one that is unknown."""
+    if not isinstance(url, str):
+        raise ConfigError(f"store: an object of {type(url).__qualname__}, expected a URL such as redis://localhost:6379/0")
     scheme, mark, _ = url.partition("://")
     if not mark or scheme not in (*SINGLE, *SEVERAL, "memory"):
         known = "memory://, redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://"
