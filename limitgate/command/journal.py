@@ -81,7 +81,19 @@ class Journal:
         *,
         bans: bool = False,
     ) -> None:
-        """Note a change; one that ``bans`` is for so many seconds, or for ever. A pardon takes the ban out."""
+        """Note a change that was made; one that ``bans`` is for so many seconds, or for ever. A pardon takes the ban out.
+
+        Raises `StoreError` where it cannot be noted, which says that the change was made all the same.
+        """
+        try:
+            self._note(action, key, keys, reason, seconds, bans=bans)
+        except StoreError as error:
+            message = f"the {action} of {key} is in effect, but the journal does not tell of it: {error}"
+            raise StoreError(message, error.fault) from error
+
+    def _note(
+        self, action: str, key: str, keys: Sequence[str], reason: str | None, seconds: float | None, *, bans: bool
+    ) -> None:
         now, by = self._clock(), somebody()
         reason = reason[:_LONGEST] if reason else None
         for _ in range(_TRIES):

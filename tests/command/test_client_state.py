@@ -253,6 +253,16 @@ def test_a_journal_that_is_damaged_keeps_nobody_from_banning(redis_server: Redis
     store.close()
 
 
+def test_a_change_that_cannot_be_noted_is_told_as_made(redis_server: RedisServer, client: redis.Redis, tmp_path: Path) -> None:
+    """As where Redis has memory for a ban and none for the journal: nobody should think that nothing was changed."""
+    world = World(redis_server.url, tmp_path)
+    client.lpush(f"{world.prefix}:journal", "no journal")
+    result = world.run("ban", *world.of("keyed", "--ip", IP), "-y")
+    assert result.exit_code == 3
+    assert result.stderr.startswith("limitgate: the ban of keyed ip=20….7 is in effect, but the journal does not tell of it: ")
+    assert "as it is banned" in world.run("peek", *world.of("keyed", "--ip", IP)).stdout
+
+
 def test_the_journal_is_bounded_and_loses_nothing(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two operators write at once; the oldest events go, and bans that are over."""
     now = [1000.0]
