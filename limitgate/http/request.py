@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from operator import itemgetter
-from typing import Any, Self, overload
+from typing import Any, NoReturn, Self, overload
 from urllib.parse import unquote
 
+from limitgate.errors import ConfigError
 from limitgate.http.paths import first_interpretation
 from limitgate.limits.decision import Settlement
 
@@ -402,6 +403,11 @@ class Request:
     session = _OfFrameworks()
     state = _OfFrameworks()
     url = _OfFrameworks()
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: object) -> NoReturn:
+        """Say that endpoints of FastAPI have a request of FastAPI's. Raises `ConfigError`."""
+        raise ConfigError("limitgate.Request is the request of rules and identify, expected fastapi.Request in an endpoint")
 
     @cached_property
     def path(self) -> str:

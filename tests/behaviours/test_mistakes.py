@@ -35,6 +35,7 @@ from limitgate import (
     LimitGateWSGI,
     MemoryStore,
     RedisStore,
+    Request,
     Rule,
     RuleSet,
     Settings,
@@ -72,6 +73,10 @@ async def later(_: Any) -> Any:
 
 
 def view(request: Any) -> str:
+    return "hello"
+
+
+def endpoint_of_another_request(request: Request) -> str:
     return "hello"
 
 
@@ -340,6 +345,10 @@ PLACES = {
     "WSGI middleware around FastAPI": (lambda: LimitGateWSGI(fastapi.FastAPI(), rules=RULES), "app.add_middleware(LimitGate"),
     "WSGI middleware in FastAPI": (lambda: added(LimitGateWSGI), "app.add_middleware(LimitGate, rules=...)"),
     "Flask's extension in FastAPI": (lambda: added(FlaskLimitGate), "limitgate.LimitGate is for all of ASGI"),
+    "rules' own request in an endpoint": (
+        lambda: fastapi.FastAPI().get("/")(endpoint_of_another_request),
+        "expected fastapi.Request in an endpoint",
+    ),
     "a decorator for a dependency": (
         lambda: fastapi.FastAPI().get("/", dependencies=[Depends(limit("5/minute"))])(view),
         "expected Depends(RateLimit(...)) of limitgate.fastapi",
