@@ -201,6 +201,7 @@ class AsyncLimiter(Operations):
         """Look at the ban of ``key``: a refusal whose ``retry_after`` is the rest of the ban, else an allowed decision."""
         return await self._arun(self._banned(key))
 
+    @called_as("limiter.bucket(rule, ip='203.0.113.7'): the parts of the rule's key by their names")
     def bucket(
         self, rule: Rule | Callable[..., Any], *, name: str | None = None, **parts: Unpack[BucketParts]
     ) -> AsyncRuleBucket:
@@ -446,6 +447,7 @@ class Limiter(Operations):
         """Look at the ban of ``key``: a refusal whose ``retry_after`` is the rest of the ban, else an allowed decision."""
         return self._run(self._banned(key))
 
+    @called_as("limiter.bucket(rule, ip='203.0.113.7'): the parts of the rule's key by their names")
     def bucket(self, rule: Rule | Callable[..., Any], *, name: str | None = None, **parts: Unpack[BucketParts]) -> RuleBucket:
         """One client's bucket of a rule, as a gate with the same ``key_prefix``, ``secret`` and ``ipv6_prefix`` counts in it.
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from copy import copy
 from functools import lru_cache, reduce
+from typing import Any
 
 from limitgate.algorithms import ALGORITHMS, STORED_AS, ban, gcra
 from limitgate.algorithms.base import Algorithm, Load
@@ -87,6 +87,10 @@ class Bucket:
         """Return the bucket itself, as nobody changes it."""
         return self
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what it is made of, so that rules can be sent to other processes."""
+        return Bucket, (self.limits, self.ids, None if self.strictest is self else self.strictest)
+
     def less(self, kept: Sequence[int], strictest: Bucket | None = None) -> Bucket:
         """Return the same windows with so much room less in each, see `Limit.less`; ``strictest`` is the attribute."""
         return Bucket(tuple([limit.less(many) for limit, many in zip(self.limits, kept)]), self.ids, strictest)
@@ -108,7 +112,7 @@ def _share(bucket: Bucket, processes: int, cost: int) -> Bucket:
 @lru_cache(maxsize=4096)
 def banned(bucket: Bucket) -> Bucket:
     """Return the same windows as they stand under a ban: all that a state says is for how long it lasts, in µs."""
-    under_ban = copy(bucket)
+    under_ban = Bucket(bucket.limits, bucket.ids, bucket.strictest)
     under_ban.algorithm, under_ban.has_slots, under_ban.lease = ban, False, 0
     return under_ban
 

@@ -403,6 +403,10 @@ WITHOUT_HTTP = {
         "expected limits: call configure",
     ),
     "a bucket by its rule's name": (lambda: Limiter("memory://").bucket("api"), "expected a Rule, or an endpoint with @limit"),
+    "a bucket by an address without its name": (
+        lambda: Limiter("memory://").bucket(RULES[0], "203.0.113.7"),
+        "expected limiter.bucket(rule, ip='203.0.113.7')",
+    ),
     "a bucket without its caller": (
         lambda: Limiter("memory://").bucket(Rule("api", "5/m", key=["caller"])),
         "expected caller=, or ip=",

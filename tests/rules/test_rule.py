@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 from fractions import Fraction
 from typing import Any
 
@@ -530,3 +532,24 @@ def test_a_copy_is_not_what_its_original_was() -> None:
     copied = rule.placed(("user",)).model_copy(update={"path": "/b", "qpm": 3})
     assert (copied.paths, len(copied.every_limit), copied.rule_set.tiers["default"]) == (("/b",), 2, (copied,))
     assert (copied.kind, copied.given_parts) == ("limit", ("user",))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"qps": 5, "qpm": 100},
+        {"limits": ["5/minute burst 9", Limit("9/day", algorithm="sliding_log"), "3 at once"], "key": ["path", "ip"]},
+        {"qpm": 100, "reserve": "20%"},
+        {"limits": [Limit("100/minute", lease=5)]},
+        {"adaptive": Adaptive(min=4, max=9)},
+        {"exempt": True, "clients": ["192.0.2.0/24"]},
+    ],
+)
+def test_a_rule_goes_to_another_process(options: dict[str, Any]) -> None:
+    """It is the same there, with the same buckets; and so is a copy."""
+    rule = Rule("api", **options)
+    for other in (pickle.loads(pickle.dumps(rule)), copy.deepcopy(rule), copy.copy(rule)):
+        assert other == rule
+        assert [(bucket.limits, bucket.ids, bucket.load) for bucket in other.buckets] == [
+            (bucket.limits, bucket.ids, bucket.load) for bucket in rule.buckets
+        ]
