@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread, enumerate as enumerate_threads
 from typing import Any
-from weakref import ref
+from weakref import WeakSet, ref
 
 import flask
 import pytest
@@ -41,6 +41,7 @@ from limitgate.fastapi import RateLimit
 from limitgate.flask import LimitGate as FlaskLimitGate
 from limitgate.gate import build, reload
 from limitgate.gate.gate import Gate
+from limitgate.gate.looker import Looker
 from limitgate.http.request import ASGIRequest, WSGIRequest
 from limitgate.rules.watch import WatchedRules
 from tests.support.clock import Clock
@@ -78,6 +79,24 @@ def config(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def _seen(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "limitgate")
+
+
+@pytest.fixture(autouse=True)
+def _looked_no_longer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The gates of a test look for rules until it ends: what they say of its folder then is no part of another test."""
+    started: WeakSet[Looker] = WeakSet()
+    start = Looker.start
+
+    def noted(looker: Looker, *, in_children: bool = False) -> None:
+        started.add(looker)
+        start(looker, in_children=in_children)
+
+    monkeypatch.setattr(Looker, "start", noted)
+    yield
+    for looker in list(started):
+        looker.stop()
+        if looker._thread is not None:
+            looker._thread.join(20)
 
 
 def write(folder: Path, *rules: str, name: str = "default", head: str = "") -> None:
