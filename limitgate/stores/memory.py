@@ -141,9 +141,8 @@ class MemoryStore:
                 while self._late:
                     self._carry_out(self._late.popleft(), now)
             except (struct.error, TypeError) as error:
-                if isinstance(self._now, int):
-                    raise
-                raise TypeError(f"clock gave {self._now!r:.40}, {_EXPECTED_CLOCK}") from error
+                self._blame_clock(error)
+                raise
             finally:
                 self._busy = False
         if self._furthest_step >= _STEP:
@@ -166,9 +165,8 @@ class MemoryStore:
                 while self._late:
                     self._carry_out(self._late.popleft(), now)
             except (struct.error, TypeError) as error:
-                if isinstance(self._now, int):
-                    raise
-                raise TypeError(f"clock gave {self._now!r:.40}, {_EXPECTED_CLOCK}") from error
+                self._blame_clock(error)
+                raise
             finally:
                 self._busy = False
         return reading
@@ -176,6 +174,11 @@ class MemoryStore:
     async def aspend_plain(self, template: PlanTemplate, keys: Sequence[str], timeout: float = 0) -> AnyReading:
         """`spend_plain`, for async callers."""
         return self.spend_plain(template, keys)
+
+    def _blame_clock(self, error: Exception) -> None:
+        """Raise `TypeError` for a failure that comes of a clock that gives something else than whole microseconds."""
+        if not isinstance(self._now, int):
+            raise TypeError(f"clock gave {self._now!r:.40}, {_EXPECTED_CLOCK}") from error
 
     def _carry_out_plain(self, template: PlanTemplate, keys: Sequence[str], now: int) -> AnyReading:
         """`_carry_out` of a plain plan; `DECLINED` if a bucket is not kept as the plan asks for it.
