@@ -8,13 +8,14 @@ It is the same as what `limitgate.limits.plan.read` and `limitgate.limits.decisi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from limitgate.algorithms import ban, gcra
 from limitgate.limits.decision import SECOND, Decision, Settlement, decision_of
 from limitgate.limits.plan import BucketReading, CachedReading, Charge, Plan, Reading, Source, Verb, read
+from limitgate.limits.written_out import compiled, each_window
 
 MAX_WINDOWS = 12
 """Windows of a plain plan at most: the script has a dozen variables for each, of 200 that Lua allows."""
@@ -248,16 +249,9 @@ def _straight_tightest(windows: int) -> Callable[[Sequence[int], int, _Window, _
     It is made of the ticks up to which each window may owe for that of the least burst to be the tightest, of the place and
     the numbers of that one, and of the function for all other debts.
     """
-
-    def each(text: str, between: str) -> str:
-        return between.join([text.replace("{n}", str(n)) for n in range(windows)])
-
-    source = _STRAIGHT.format(
-        slacks=each("slack{n},", " "), debts=each("debt{n},", " "), within=each("debt{n} <= slack{n}", " and ")
-    )
-    made: dict[str, Callable[[Sequence[int], int, _Window, _TightestOf], _TightestOf]] = {}
-    exec(source, made)  # noqa: S102 - the text above, and numbers of windows
-    return made["tightest_of"]
+    each = partial(each_window, windows)
+    source = _STRAIGHT.format(slacks=each("slack{n},"), debts=each("debt{n},"), within=each("debt{n} <= slack{n}", " and "))
+    return compiled(source, "tightest_of")  # type: ignore[no-any-return]
 
 
 if TYPE_CHECKING:

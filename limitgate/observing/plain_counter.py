@@ -11,6 +11,7 @@ from textwrap import indent
 from typing import Any
 
 from limitgate.limits.template import PlanTemplate
+from limitgate.limits.written_out import compiled
 from limitgate.observing.counts import ADMITTED, BOUNDS, COUNTS, REFUSED, SHADOW_REFUSED, SUMS, TINY, RuleRow
 
 _Count = Callable[[Sequence[int]], None]
@@ -102,6 +103,4 @@ def _maker(shape: _Shape, *, is_refused: bool) -> Callable[..., _Count]:
         rules.append(indent(rule, "        "))
     debts = ", ".join([f"debt{place}" for place in sorted([place for _, of_rule in shape for place in of_rule])])
     source = _SOURCE.format(constants=", ".join(constants), debts=debts, rules="\n".join(rules))
-    made: dict[str, Callable[..., _Count]] = {}
-    exec(source, made)  # noqa: S102 - the text above, and numbers of windows
-    return made["make"]
+    return compiled(source, "make")  # type: ignore[no-any-return]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 
 from limitgate.limits.template import Row
+from limitgate.limits.written_out import compiled, each_window
 
 StraightCharge = Callable[[bytes, int, int, int, Sequence[Row]], tuple[tuple[int, ...], bytes | None] | None]
 
@@ -45,10 +46,7 @@ def straight_charge(form: str, windows: int) -> StraightCharge:
     if the value is one of another layout, of another cost, or of the future.
     """
     kept = struct.Struct(form)
-
-    def each(text: str, between: str = " ") -> str:
-        return between.join([text.replace("{n}", str(n)) for n in range(windows)])
-
+    each = partial(each_window, windows)
     source = _SOURCE.format(
         debts=each("debt{n},"),
         rows=each("(count{n}, increment{n}, capacity{n}),"),
@@ -57,6 +55,4 @@ def straight_charge(form: str, windows: int) -> StraightCharge:
         debts_after=each("debt{n} + increment{n},"),
         fits=each("after{n} <= capacity{n}", " and "),
     )
-    made: dict[str, StraightCharge] = {}
-    exec(source, {"unpack": kept.unpack, "pack": kept.pack, "error": struct.error}, made)  # noqa: S102 - the text above, and numbers of windows
-    return made["charge"]
+    return compiled(source, "charge", unpack=kept.unpack, pack=kept.pack, error=struct.error)  # type: ignore[no-any-return]

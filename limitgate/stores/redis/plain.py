@@ -8,12 +8,13 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from importlib.resources import files
 from typing import NamedTuple
 
 from limitgate.errors import StoreError
 from limitgate.limits.template import PlainShape, PlainSpend, PlanTemplate
+from limitgate.limits.written_out import compiled, each_window
 
 _LINES = (files("limitgate") / "lua" / "plain.lua").read_text("utf-8").splitlines()
 """Read at once: when the first request comes, no file may be left to open."""
@@ -152,15 +153,12 @@ def _layout(shape: PlainShape) -> tuple[struct.Struct, _Note]:
 
     It is written out window by window, as the script is: a loop takes twice as long.
     """
-    windows = range(sum(windows for windows, _ in shape.buckets))
+    windows = sum(windows for windows, _ in shape.buckets)
+    each = partial(each_window, windows)
     source = _NOTE.format(
-        numbers=" ".join([f"whole{n}, rest{n}," for n in windows]),
-        counts=" ".join([f"count{n}," for n in windows]),
-        debts="(" + " ".join([f"whole{n} * count{n} + rest{n}," for n in windows]) + ")",
+        numbers=each("whole{n}, rest{n},"), counts=each("count{n},"), debts=f"({each('whole{n} * count{n} + rest{n},')})"
     )
-    made: dict[str, _Note] = {}
-    exec(source, made)  # noqa: S102 - the text above, and numbers of windows
-    return struct.Struct(f"<{1 + 2 * len(windows)}q"), made["note"]
+    return struct.Struct(f"<{1 + 2 * windows}q"), compiled(source, "note")
 
 
 def _script(shape: PlainShape) -> str:
