@@ -14,7 +14,8 @@ A request reads downwards: middleware > exchange > gate > rules, keys > stores >
     observing/       what is told of a service while it runs: figures, episodes of refusals, audit
     routes/          what is known of a framework's routes; overview and OpenAPI
     stores/          a plan becomes a reading, the only I/O; memory, and redis/ with aio/ and threads/
-    gate/            a request becomes an answer: planner, identity, admission, gate, fallback, wait queues, build, reload
+    gate/            a request becomes an answer: gate, admission, fallback, wait queues, slots, load, explanations;
+                     planning/: which rules, whose bucket, what charge; lifecycle/: build, start, reload, workers
     exchange/        what passes between application and server: ASGI, WSGI; usage
     limiter/         the engine without HTTP: limiter, operations, reservation, slot, pace, adaptive work, stored limits
     outbound/        polite clients; for httpx.py, requests.py and urllib3.py
@@ -22,6 +23,7 @@ A request reads downwards: middleware > exchange > gate > rules, keys > stores >
     command/         the command `limitgate`: a module per verb; also python -m limitgate, __main__.py
     replay/          access logs through rules
     testing.py       for tests of applications: nothing limited, a clock that stands still
+    process/         what belongs to the process and not to a request: threads that look for changes
     errors.py, diagnostics.py (LG codes), extras.py, forking.py, gil.py, masking.py, own_errors.py, suggestions.py, waiting.py
 """
 

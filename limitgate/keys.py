@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from limitgate.gate.identity import Subject
+from limitgate.gate.planning.identity import Subject
 from limitgate.http.client_ip import grouped
 from limitgate.rules.key_parts import check_part
 

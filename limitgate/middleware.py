@@ -21,12 +21,12 @@ from limitgate.exchange.raising import RaisingApp
 from limitgate.exchange.receive_buffer import Message
 from limitgate.exchange.shed import turn_away, turn_away_here
 from limitgate.exchange.wsgi import Body, SizedBody, StartResponse, Upload, starting
-from limitgate.gate.build import GateOptions, build_gate
 from limitgate.gate.gate import Gate, Identify
+from limitgate.gate.lifecycle.build import GateOptions, build_gate
+from limitgate.gate.lifecycle.start import arequire
 from limitgate.gate.load import end_undecided
 from limitgate.gate.nesting import overall_decision, overall_outcome, response_fields
 from limitgate.gate.plain_admission import AnyAdmission, PlainAdmission, Shed
-from limitgate.gate.start import arequire
 from limitgate.http.request import ASGIRequest, Request, Scope, WSGIRequest
 from limitgate.http.response import Refusal
 from limitgate.limits.decision import Decision, RateLimited

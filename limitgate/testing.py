@@ -21,11 +21,11 @@ from limitgate import middleware, waiting
 from limitgate.forking import living
 from limitgate.gate import nesting
 from limitgate.gate.admission import Admission
-from limitgate.gate.build import Built
-from limitgate.gate.cardinality import CardinalityGuard
 from limitgate.gate.flow import ConfigFlow, Flow, arun, run
 from limitgate.gate.gate import Gate
-from limitgate.gate.planner import ExtraRule
+from limitgate.gate.lifecycle.build import Built
+from limitgate.gate.planning.cardinality import CardinalityGuard
+from limitgate.gate.planning.planner import ExtraRule
 from limitgate.gate.slot_keeper import RENEW, SlotKeeper
 from limitgate.http.request import Request
 from limitgate.limiter.adaptive import Work

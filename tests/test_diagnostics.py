@@ -24,7 +24,7 @@ from flask import Flask
 
 from limitgate import Caller, LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet, StoreError, limit
 from limitgate.diagnostics import APART, PAGE, Diagnosis, Once, clock_comparison
-from limitgate.gate.identity import WITHOUT_USER
+from limitgate.gate.planning.identity import WITHOUT_USER
 from limitgate.rules.callers import KnownCaller
 from tests.support.clock import Clock
 from tests.support.doors import PATIENCE, PEER, SITES, Site, asgi_reply, wsgi_reply
@@ -813,7 +813,7 @@ def test_the_clock_of_redis_is_compared(
 ) -> None:
     """A real Redis on this machine has this machine's clock; where this machine's is another one, that is said."""
     clocks = {"time": lambda: time.time() + ahead, "monotonic": time.monotonic}
-    stage.setattr("limitgate.gate.build.time", type("time", (), clocks))
+    stage.setattr("limitgate.gate.lifecycle.build.time", type("time", (), clocks))
     stage.asked(store=redis_server.url, timeout=5)
     assert codes(caplog) == (["LG010"] if ahead else [])
 

@@ -32,7 +32,7 @@ from limitgate import (
     usage,
 )
 from limitgate.fastapi import RateLimit
-from limitgate.gate.build import GateOptions
+from limitgate.gate.lifecycle.build import GateOptions
 from limitgate.httpx import AsyncRateLimitTransport, RateLimitTransport
 from limitgate.limiter.adaptive import AdaptiveOptions
 from limitgate.limiter.rule_bucket import BucketParts

@@ -10,7 +10,7 @@ from starlette.authentication import BaseUser, SimpleUser, UnauthenticatedUser
 
 from limitgate import Caller, Rule
 from limitgate.errors import ConfigError
-from limitgate.gate.identity import Subject
+from limitgate.gate.planning.identity import Subject
 from limitgate.http.request import LONGEST_VALUE, ASGIRequest, WSGIRequest
 from limitgate.keys import Key
 from limitgate.rules.key_parts import PARTS

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from limitgate import Rule
-from limitgate.gate.build import GateOptions
+from limitgate.gate.lifecycle.build import GateOptions
 from limitgate.rules.options import RuleOptions
 from limitgate.rules.settings import Settings
 

@@ -17,8 +17,8 @@ from limitgate.command.exits import FOUND
 from limitgate.command.output import print_json, print_table, say
 from limitgate.command.rule_sets import RULES, limits_in_code, rules_named
 from limitgate.errors import ConfigError
-from limitgate.gate.build import build_gate
 from limitgate.gate.explain import Explanation, LookingStore, explain
+from limitgate.gate.lifecycle.build import build_gate
 from limitgate.http.client_ip import TrustedProxies, canonical
 from limitgate.http.request import ASGIRequest, Request, WSGIRequest
 from limitgate.rules.files import rules_of

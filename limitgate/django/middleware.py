@@ -17,8 +17,8 @@ from limitgate.django.options import options
 from limitgate.django.request import DjangoRequest
 from limitgate.exchange.base import EXCHANGE, Exchange, admission_around
 from limitgate.gate.admission import Admission
-from limitgate.gate.build import build_gate
 from limitgate.gate.gate import Gate, Identify
+from limitgate.gate.lifecycle.build import build_gate
 from limitgate.gate.load import end_undecided
 from limitgate.gate.nesting import overall_decision, response_fields
 from limitgate.http.request import UserWanted

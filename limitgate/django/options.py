@@ -8,7 +8,7 @@ from typing import Any, cast
 from django.conf import settings
 
 from limitgate.errors import ConfigError
-from limitgate.gate.build import GateOptions
+from limitgate.gate.lifecycle.build import GateOptions
 from limitgate.rules.settings import PREFIX, Settings
 from limitgate.suggestions import expected_of
 

@@ -9,7 +9,7 @@ from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
 from limitgate.gate.load import InFlight
 from limitgate.gate.nesting import end_in_flight, overall_decision, overall_outcome, unanswered
-from limitgate.gate.planner import ExtraRule
+from limitgate.gate.planning.planner import ExtraRule
 from limitgate.gate.wait_queue import Waiter
 from limitgate.limits.decision import Decision
 from limitgate.rules.decorators import Mark

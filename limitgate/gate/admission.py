@@ -14,8 +14,8 @@ from weakref import ReferenceType
 
 from limitgate.gate.flow import Budget
 from limitgate.gate.load import InFlight
-from limitgate.gate.request_plan import PreparedPlan, RequestPlan
-from limitgate.gate.rules_in_force import RulesInForce
+from limitgate.gate.planning.request_plan import PreparedPlan, RequestPlan
+from limitgate.gate.planning.rules_in_force import RulesInForce
 from limitgate.http.request import Request
 from limitgate.http.response import Fields, RawFields, Refusal, full_at, raw, raw_x_ratelimit, refusal, unavailable
 from limitgate.limits.decision import Decision, Settlement, admitted_in_flight, under_places

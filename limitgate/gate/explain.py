@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from limitgate.errors import StoreError
 from limitgate.gate.admission import Admission
-from limitgate.gate.compiled_rule import CompiledRule
 from limitgate.gate.gate import Gate
 from limitgate.gate.nesting import response_fields
 from limitgate.gate.offline import decide_at_once
-from limitgate.gate.planner import Planner
-from limitgate.gate.request_plan import RequestPlan
+from limitgate.gate.planning.compiled_rule import CompiledRule
+from limitgate.gate.planning.planner import Planner
+from limitgate.gate.planning.request_plan import RequestPlan
 from limitgate.http.client_ip import Hop, Networks
 from limitgate.http.paths import PathIndex, segments
 from limitgate.http.request import Request

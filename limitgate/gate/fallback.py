@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from limitgate.errors import StoreError
 from limitgate.gate.admission import Charged, Verdict
-from limitgate.gate.compiled_rule import CompiledRule
-from limitgate.gate.request_plan import RequestPlan
+from limitgate.gate.planning.compiled_rule import CompiledRule
+from limitgate.gate.planning.request_plan import RequestPlan
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.limits.decision import decide, undecided
 from limitgate.limits.plan import Charge, Plan, Reading, read, with_bans

@@ -19,17 +19,16 @@ from limitgate.diagnostics import Diagnosis
 from limitgate.errors import StoreError
 from limitgate.gate import nesting
 from limitgate.gate.admission import Admission, Booking, Charged, PlaceWait, Refund, Verdict, outcome_of
-from limitgate.gate.compiled_rule import CompiledRule
 from limitgate.gate.fallback import Fallback
 from limitgate.gate.flow import Budget, Flow, T, answers_at_once, arun, run, takes_plain
-from limitgate.gate.given_limits import PendingPlan
 from limitgate.gate.load import InFlight, ProxyGuard
-from limitgate.gate.looker import Looker
 from limitgate.gate.plain_admission import AnyAdmission, PlainAdmission, Shed, Unasked, whole_admission
-from limitgate.gate.planner import Applying, Begin, ExtraRule
+from limitgate.gate.planning.compiled_rule import CompiledRule
+from limitgate.gate.planning.given_limits import PendingPlan
+from limitgate.gate.planning.planner import Applying, Begin, ExtraRule
+from limitgate.gate.planning.request_plan import UNLIMITED, AdaptiveMatch, PreparedPlan, RequestPlan
+from limitgate.gate.planning.rules_in_force import Loads, RulesInForce
 from limitgate.gate.refusal_log import RefusalLog
-from limitgate.gate.request_plan import UNLIMITED, AdaptiveMatch, PreparedPlan, RequestPlan
-from limitgate.gate.rules_in_force import Loads, RulesInForce
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.wait_queue import Waiter, WaitQueues, book
 from limitgate.heartbeat import heartbeats
@@ -55,6 +54,7 @@ from limitgate.observing.counts import REFUSED, SHADOW_REFUSED, RuleRow, count_d
 from limitgate.observing.handover import handover
 from limitgate.overload.adaptive_limit import Guard
 from limitgate.places import WaitingTask, WaitingThread
+from limitgate.process.looker import Looker
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING
 from limitgate.rules.options import OnError

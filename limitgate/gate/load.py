@@ -16,8 +16,8 @@ from threading import Lock
 from typing import Any
 
 from limitgate.forking import begin_anew_in_children
-from limitgate.gate.compiled_rule import CompiledRule
-from limitgate.gate.request_plan import AdaptiveMatch
+from limitgate.gate.planning.compiled_rule import CompiledRule
+from limitgate.gate.planning.request_plan import AdaptiveMatch
 from limitgate.heartbeat import heartbeats
 from limitgate.http.request import Request
 from limitgate.http.request_start import waited_s

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
-from limitgate.gate.identity import Identities
 from limitgate.gate.plain_admission import AnyAdmission, whole_admission
-from limitgate.gate.planner import Planner
-from limitgate.gate.rules_in_force import RulesInForce
+from limitgate.gate.planning.identity import Identities
+from limitgate.gate.planning.planner import Planner
+from limitgate.gate.planning.rules_in_force import RulesInForce
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.request import Request
 from limitgate.routes import NoRoutes

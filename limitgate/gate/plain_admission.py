@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, final
 
 from limitgate.gate.admission import Admission
-from limitgate.gate.request_plan import PreparedPlan
-from limitgate.gate.rules_in_force import RulesInForce
+from limitgate.gate.planning.request_plan import PreparedPlan
+from limitgate.gate.planning.rules_in_force import RulesInForce
 from limitgate.http.request import Request
 from limitgate.http.response import Fields, RawFields, Refusal, full_at, raw, raw_x_ratelimit, x_ratelimit
 from limitgate.limits.decision import OVER, Decision, DeferredDecision, fewest_places, set_settlement

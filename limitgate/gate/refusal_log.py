@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from limitgate.gate.admission import Admission
-from limitgate.gate.compiled_rule import CompiledRule
+from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.limits.decision import Decision
 from limitgate.masking import Names
 from limitgate.observing.episodes import Episodes, log

@@ -14,7 +14,7 @@ from limitgate.algorithms.gcra import MAX_OWED_US
 from limitgate.errors import ConfigError, StoreError
 from limitgate.gate.admission import Booking, Charged
 from limitgate.gate.flow import ConfigFlow, Flow
-from limitgate.gate.request_plan import UNLIMITED
+from limitgate.gate.planning.request_plan import UNLIMITED
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.wait_queue import book
 from limitgate.keys import Key

@@ -1,6 +1,6 @@
 """Buckets of a rule, found by what is in the key: one client's state under a rule, without a request of that client's.
 
-The keys are made as a gate makes them (`limitgate.gate.compiled_rule`), of a request that is only described.
+The keys are made as a gate makes them (`limitgate.gate.planning.compiled_rule`), of a request that is only described.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any, TypedDict
 
 from limitgate.algorithms import ban
 from limitgate.errors import ConfigError
-from limitgate.gate.compiled_rule import CompiledRule
 from limitgate.gate.flow import Flow
-from limitgate.gate.identity import Identities, Subject
+from limitgate.gate.planning.compiled_rule import CompiledRule
+from limitgate.gate.planning.identity import Identities, Subject
 from limitgate.http.client_ip import TrustedProxies, canonical
 from limitgate.http.described import DescribedRequest
 from limitgate.keys import Value, part_of, value_of

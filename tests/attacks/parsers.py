@@ -18,7 +18,7 @@ from starlette.routing import Host, Mount, Route
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 from limitgate import Caller, LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet
-from limitgate.gate.identity import Identities, Subject
+from limitgate.gate.planning.identity import Identities, Subject
 from limitgate.http import client_ip as client_module
 from limitgate.http.client_ip import MAX_HOPS, TrustedProxies, canonical, grouped
 from limitgate.http.paths import PathIndex, interpretations, segments

@@ -26,7 +26,7 @@ from limitgate import (
     StoreError,
     load_rules,
 )
-from limitgate.gate.identity import Identities
+from limitgate.gate.planning.identity import Identities
 from limitgate.http.request import ASGIRequest, Request, WSGIRequest
 from limitgate.rules.callers import KnownCaller
 from tests.support.doors import SITES, Site, http_scope, wsgi_environ

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from limitgate import Limiter, MemoryStore, Rule
-from limitgate.gate.cardinality import SOURCES, CardinalityGuard
+from limitgate.gate.planning.cardinality import SOURCES, CardinalityGuard
 from limitgate.http.client_ip import REMEMBERED, SHORT, TrustedProxies, grouped
 from limitgate.http.request import ASGIRequest, Request, WSGIRequest
 from limitgate.httpx import RateLimitTransport

@@ -17,7 +17,7 @@ from uuid import uuid4
 import pytest
 
 from limitgate import ConfigError, Decision, Limit, Limiter, MemoryStore, RedisStore, StoreError
-from limitgate.gate.cardinality import CardinalityGuard
+from limitgate.gate.planning.cardinality import CardinalityGuard
 from limitgate.limits.plan import Plan, Reading
 from limitgate.stores.redis import background
 from tests.support.crowds import a_plan

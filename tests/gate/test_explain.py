@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from limitgate import LimitGateWSGI, MemoryStore, Rule, RuleSet, load_rules
-from limitgate.gate.build import build_gate
 from limitgate.gate.explain import Explanation, LookingStore, explain
+from limitgate.gate.lifecycle.build import build_gate
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.request import WSGIRequest
 from limitgate.routes import NoRoutes

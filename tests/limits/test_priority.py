@@ -20,7 +20,7 @@ from limitgate.limits.priority import RESERVES, graded, percent, share_of
 from limitgate.routes.overview import overview
 from limitgate.rules.callers import KnownCaller
 from tests.algorithms.test_algorithms import COUNTING
-from tests.gate.test_planner import asked, planner
+from tests.gate.planning.test_planner import asked, planner
 from tests.routes.test_overview import listed
 from tests.support.clock import Clock
 from tests.support.doors import SITES, ASGISite, Site

@@ -15,7 +15,7 @@ from hypothesis import example, given, strategies as st
 
 from limitgate import LimitGate, LimitGateWSGI, MemoryStore, Rule, Settings
 from limitgate.errors import ConfigError
-from limitgate.gate.build import GateOptions
+from limitgate.gate.lifecycle.build import GateOptions
 from limitgate.rules.settings import warn_about_environment
 
 

@@ -8,7 +8,7 @@ from threading import Thread, enumerate as enumerate_threads
 
 import pytest
 
-from limitgate.gate.looker import Looker
+from limitgate.process.looker import Looker
 from tests.support.doors import until
 
 SOON = 0.02

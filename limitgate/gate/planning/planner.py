@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import ConfigError
-from limitgate.gate.adaptive_limits import AdaptiveLimits
-from limitgate.gate.cardinality import CardinalityGuard
-from limitgate.gate.compiled_rule import ChargeSpec, CompiledRule
-from limitgate.gate.given_limits import REMEMBERED, GivenLimits, GivenPlans, PendingPlan, is_short
-from limitgate.gate.identity import Identities, Subject
-from limitgate.gate.request_plan import UNLIMITED, AdaptiveMatch, PreparedPlan, RequestPlan, keep
-from limitgate.gate.rule_match import EXEMPT, CompiledRules, RuleMatch
+from limitgate.gate.planning.adaptive_limits import AdaptiveLimits
+from limitgate.gate.planning.cardinality import CardinalityGuard
+from limitgate.gate.planning.compiled_rule import ChargeSpec, CompiledRule
+from limitgate.gate.planning.given_limits import REMEMBERED, GivenLimits, GivenPlans, PendingPlan, is_short
+from limitgate.gate.planning.identity import Identities, Subject
+from limitgate.gate.planning.request_plan import UNLIMITED, AdaptiveMatch, PreparedPlan, RequestPlan, keep
+from limitgate.gate.planning.rule_match import EXEMPT, CompiledRules, RuleMatch
 from limitgate.gil import yield_gil
 from limitgate.http.client_ip import Hop
 from limitgate.http.paths import PathIndex, Reach, beyond, segments

@@ -165,7 +165,7 @@ LimitGateWSGI(lambda *_: [], rules=[Rule("all", "9/minute")], store=sys.argv[1])
 
 def ran(store: str, rest: str = "") -> str:
     command = [sys.executable, "-W", "error", "-c", PROGRAM.format(rest), store]
-    whole = {"cwd": Path(__file__).parents[2], "timeout": PROCESS_PATIENCE}
+    whole = {"cwd": Path(__file__).parents[3], "timeout": PROCESS_PATIENCE}
     return subprocess.run(command, capture_output=True, text=True, check=True, **whole).stdout
 
 

@@ -13,7 +13,7 @@ from weakref import ref
 from limitgate.diagnostics import Diagnosis
 from limitgate.errors import ConfigError
 from limitgate.gate.gate import Gate
-from limitgate.gate.rules_in_force import RulesInForce
+from limitgate.gate.planning.rules_in_force import RulesInForce
 from limitgate.gil import free_in_pieces, in_pieces
 from limitgate.observing.audit import rules_changed
 from limitgate.own_errors import own_error

@@ -10,18 +10,17 @@ from weakref import ref
 
 from limitgate.diagnostics import Diagnosis, clock_comparison
 from limitgate.errors import ConfigError
-from limitgate.gate.adaptive_limits import AdaptiveLimits
-from limitgate.gate.cardinality import CardinalityGuard
 from limitgate.gate.flow import measures_silence
 from limitgate.gate.gate import Gate
-from limitgate.gate.identity import Identities, Users
-from limitgate.gate.looker import Looker, Watched
-from limitgate.gate.planner import Planner
+from limitgate.gate.lifecycle.reload import OptionsWatch, Reloader
+from limitgate.gate.lifecycle.start import announce, ask_in_background, is_going_to_fork, require
+from limitgate.gate.lifecycle.workers import told_of_workers
+from limitgate.gate.planning.adaptive_limits import AdaptiveLimits
+from limitgate.gate.planning.cardinality import CardinalityGuard
+from limitgate.gate.planning.identity import Identities, Users
+from limitgate.gate.planning.planner import Planner
+from limitgate.gate.planning.rules_in_force import RulesInForce
 from limitgate.gate.refusal_log import RefusalLog
-from limitgate.gate.reload import OptionsWatch, Reloader
-from limitgate.gate.rules_in_force import RulesInForce
-from limitgate.gate.start import announce, ask_in_background, is_going_to_fork, require
-from limitgate.gate.workers import told_of_workers
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.limits.priority import RESERVES
 from limitgate.masking import Names
@@ -29,6 +28,7 @@ from limitgate.observing.counts import Counts, observe
 from limitgate.observing.observer import Observer, observers_of
 from limitgate.observing.store_calls import store_counts
 from limitgate.own_errors import survived
+from limitgate.process.looker import Looker, Watched
 from limitgate.routes import Routes
 from limitgate.rules import lint
 from limitgate.rules.files import rules_of

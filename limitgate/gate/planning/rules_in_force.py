@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from limitgate.diagnostics import Diagnosis, Once
-from limitgate.gate.planner import Planner
+from limitgate.gate.planning.planner import Planner
 from limitgate.http.response import Fields, rate_fields
 from limitgate.limits.decision import Decision
 from limitgate.observing.counts import Counts

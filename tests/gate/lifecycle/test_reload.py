@@ -39,10 +39,10 @@ from limitgate import (
 )
 from limitgate.fastapi import RateLimit
 from limitgate.flask import LimitGate as FlaskLimitGate
-from limitgate.gate import build, reload
 from limitgate.gate.gate import Gate
-from limitgate.gate.looker import Looker
+from limitgate.gate.lifecycle import build, reload
 from limitgate.http.request import ASGIRequest, WSGIRequest
+from limitgate.process.looker import Looker
 from limitgate.rules.watch import WatchedRules
 from tests.support.clock import Clock
 from tests.support.django_app import WAYS

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from limitgate import Caller, LimitGateWSGI, MemoryStore, Rule, RuleSet, limit
-from limitgate.gate.cardinality import CardinalityGuard, Latest
+from limitgate.gate.planning.cardinality import CardinalityGuard, Latest
 from limitgate.http.request import ASGIRequest, Request, WSGIRequest
 from limitgate.keys import overflow
 from limitgate.rules.callers import KnownCaller
@@ -329,7 +329,7 @@ def test_any_number(site: Open) -> None:
 def test_buckets_are_earned_again(monkeypatch: pytest.MonkeyPatch, site: Open) -> None:
     """As time goes by, a source may open buckets again."""
     watch = Watch()
-    monkeypatch.setattr("limitgate.gate.build.time", type("time", (), {"monotonic": watch, "time": time.time}))
+    monkeypatch.setattr("limitgate.gate.lifecycle.build.time", type("time", (), {"monotonic": watch, "time": time.time}))
     store = MemoryStore(Clock())
     it = site(BY_ID, store=store, new_buckets=60)
     for _ in range(3):
@@ -373,7 +373,7 @@ def test_a_flood_is_told_once(site: Open, caplog: pytest.LogCaptureFixture) -> N
 def test_no_key_spells_an_overflow_bucket_property(value: str, source: str | None) -> None:
     """Whatever a client sends, its bucket is not an overflow bucket, not even that of its own address."""
     from limitgate.keys import Key
-    from tests.gate.test_planner import asked, planner
+    from tests.gate.planning.test_planner import asked, planner
 
     for part in ("header:overflow", "header:x-id", "host"):
         gate = planner(Rule("api", "9/s", key=[part]))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
-from limitgate.gate.compiled_rule import CompiledRule
+from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.http.request import Request
 from limitgate.rules.rule import unreplaced
 

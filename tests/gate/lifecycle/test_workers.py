@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from limitgate.gate import workers
+from limitgate.gate.lifecycle import workers
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from limitgate import Caller, Rule, RuleSet
-from limitgate.gate.identity import Identities
-from limitgate.gate.planner import Planner
-from limitgate.gate.request_plan import RequestPlan
+from limitgate.gate.planning.identity import Identities
+from limitgate.gate.planning.planner import Planner
+from limitgate.gate.planning.request_plan import RequestPlan
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.request import ASGIRequest, Request
 from limitgate.routes import NoRoutes, Route
@@ -210,7 +210,7 @@ def test_a_flood_of_paths_is_not_remembered_whole() -> None:
 
 def test_limits_that_callables_give_are_put_in_place_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a condition has each request planned, too. Of many only so many are remembered, and no long ones."""
-    monkeypatch.setattr("limitgate.gate.planner.REMEMBERED", 2)
+    monkeypatch.setattr("limitgate.gate.planning.planner.REMEMBERED", 2)
     gate = planner(Rule("a", lambda request: json.loads(request.headers["x-limits"]), when=lambda _: True), Rule("b", "9/s"))
 
     def rules(limits: object) -> Sequence[Any]:

@@ -10,8 +10,8 @@ from typing import Any, final
 
 from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import ConfigError
-from limitgate.gate.compiled_rule import CompiledRule
-from limitgate.gate.request_plan import AdaptiveMatch, PreparedPlan, RequestPlan, keep
+from limitgate.gate.planning.compiled_rule import CompiledRule
+from limitgate.gate.planning.request_plan import AdaptiveMatch, PreparedPlan, RequestPlan, keep
 from limitgate.http.request import Request
 from limitgate.limits.limit import Limit
 from limitgate.rules.callers import Caller

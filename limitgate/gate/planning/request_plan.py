@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from limitgate.gate.compiled_rule import CompiledRule
-from limitgate.gate.identity import Subject
+from limitgate.gate.planning.compiled_rule import CompiledRule
+from limitgate.gate.planning.identity import Subject
 from limitgate.keys import PreparedKey
 from limitgate.limits.plan import Charge, Plan
 from limitgate.limits.template import PlanTemplate

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Literal
 
-from limitgate.gate.adaptive_limits import AdaptiveLimits
-from limitgate.gate.cardinality import CardinalityGuard
-from limitgate.gate.identity import Subject
+from limitgate.gate.planning.adaptive_limits import AdaptiveLimits
+from limitgate.gate.planning.cardinality import CardinalityGuard
+from limitgate.gate.planning.identity import Subject
 from limitgate.keys import Key, PreparedKey, Value, given, overflow
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Charge
