@@ -29,6 +29,7 @@ LAYERS = (
     "httpx requests urllib3 testing",
     "replay",
     "command",
+    "command.verbs",
     "__main__",
 )
 LEVELS = {folder: place for place, layer in enumerate(LAYERS) for folder in layer.split()}

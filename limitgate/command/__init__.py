@@ -14,7 +14,7 @@ def main() -> None:
     """Run the command. Where the extra is missing, say in one line what installs it, and exit with 2."""
     try:
         with extra("cli", "click", "rich"):
-            from limitgate.command.verbs import limitgate  # noqa: PLC0415 - what it needs may not be installed
+            from limitgate.command.group import limitgate  # noqa: PLC0415 - what it needs may not be installed
     except ModuleNotFoundError as error:
         sys.exit(_told(error))
     limitgate(prog_name="limitgate")

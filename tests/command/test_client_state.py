@@ -16,8 +16,8 @@ import redis
 from click.testing import CliRunner, Result
 
 from limitgate import Limiter, LimitGateWSGI, open_sync_store
+from limitgate.command.group import limitgate
 from limitgate.command.journal import MOST_EVENTS, Journal
-from limitgate.command.verbs import limitgate
 from limitgate.stores.base import ConfigRequest
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_server import RedisServer

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 import limitgate
-from limitgate.command import verbs
+from limitgate.command import group
 from limitgate.errors import ConfigError, StoreError
 
 STARTS = {
@@ -36,8 +36,8 @@ def verb(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def give(does: Any) -> CliRunner:
         module = SimpleNamespace(verb=click.Command("probe", callback=does))
-        monkeypatch.setitem(verbs.VERBS, "probe", "Probe.")
-        monkeypatch.setitem(sys.modules, "limitgate.command.probe", module)
+        monkeypatch.setitem(group.VERBS, "probe", "Probe.")
+        monkeypatch.setitem(sys.modules, "limitgate.command.verbs.probe", module)
         return CliRunner()
 
     return give
@@ -48,7 +48,7 @@ def test_it_says_what_it_does(start: str) -> None:
     """Both ways to start it are the same, and list every verb with a line."""
     helped, versioned = run("--help", start=start), run("--version", start=start)
     assert helped.returncode == versioned.returncode == 0
-    assert all(name in helped.stdout and line in helped.stdout for name, line in verbs.VERBS.items())
+    assert all(name in helped.stdout and line in helped.stdout for name, line in group.VERBS.items())
     assert versioned.stdout == f"limitgate {version('limitgate')}\n"
 
 
@@ -65,7 +65,7 @@ def test_errors_are_a_line_and_a_status(verb: Any, error: Exception, status: int
     def does() -> None:
         raise error
 
-    result = verb(does).invoke(verbs.limitgate, ["probe"])
+    result = verb(does).invoke(group.limitgate, ["probe"])
     assert (result.exit_code, result.stdout, result.stderr) == (status, "", f"limitgate: {error}\n")
 
 
@@ -75,22 +75,22 @@ def test_every_mistake_is_a_line(verb: Any) -> None:
     def does() -> None:
         raise ConfigError.first_of([ConfigError("a.yaml:1: wrong"), ConfigError("a.yaml:2: wrong, too")])
 
-    result = verb(does).invoke(verbs.limitgate, ["probe"])
+    result = verb(does).invoke(group.limitgate, ["probe"])
     assert (result.exit_code, result.stderr) == (1, "limitgate: a.yaml:1: wrong\nlimitgate: a.yaml:2: wrong, too\n")
 
 
-@pytest.mark.parametrize("name", verbs.VERBS)
+@pytest.mark.parametrize("name", group.VERBS)
 def test_every_verb_is_helped_by_an_example(name: str) -> None:
     """With how it is called, which is a verb that there is."""
-    result = CliRunner().invoke(verbs.limitgate, [name, "--help"], terminal_width=200)
+    result = CliRunner().invoke(group.limitgate, [name, "--help"], terminal_width=200)
     assert result.exit_code == 0
     assert f"For example: limitgate {name}" in " ".join(result.stdout.split())
 
 
-@pytest.mark.parametrize("name", verbs.VERBS)
+@pytest.mark.parametrize("name", group.VERBS)
 def test_every_verb_has_a_form_for_programs(name: str) -> None:
     """What prints facts has ``--json``; a schema is JSON anyway."""
-    command = verbs.limitgate.get_command(click.Context(verbs.limitgate), name)
+    command = group.limitgate.get_command(click.Context(group.limitgate), name)
     assert command is not None
     assert name == "schema" or "--json" in [option for each in command.params for option in each.opts]
 
@@ -122,7 +122,7 @@ def test_an_interruption_finds_nothing(verb: Any) -> None:
     def does() -> None:
         raise KeyboardInterrupt
 
-    result = verb(does).invoke(verbs.limitgate, ["probe"])
+    result = verb(does).invoke(group.limitgate, ["probe"])
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "\n")
 
 
@@ -145,7 +145,7 @@ def test_without_its_extra_it_says_what_to_install() -> None:
 
 def test_it_starts_without_what_a_verb_may_need() -> None:
     """Redis' client, asyncio, pydantic and rich take longer to import than the command may take to start."""
-    code = "import sys, limitgate.command.verbs; print(*{'redis', 'pydantic', 'rich', 'asyncio'} & set(sys.modules))"
+    code = "import sys, limitgate.command.group; print(*{'redis', 'pydantic', 'rich', 'asyncio'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout == "\n"
 
@@ -155,14 +155,14 @@ def test_verbs_that_ask_no_store_need_no_client_of_redis(words: str, tmp_path: P
     """Nor the SDK of OpenTelemetry, which it imports where that is installed: half of the time in which they start."""
     (tmp_path / "LOG").write_text("")
     words = words.replace("LOG", str(tmp_path / "LOG"))
-    code = f"import sys; from limitgate.command.verbs import limitgate; limitgate({words.split()}, standalone_mode=False)"
+    code = f"import sys; from limitgate.command.group import limitgate; limitgate({words.split()}, standalone_mode=False)"
     code += "; print({'redis', 'opentelemetry'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout.endswith("\nset()\n")
 
 
 def test_a_misspelt_verb_is_told_with_the_one_that_is() -> None:
-    result = CliRunner().invoke(verbs.limitgate, ["chek", "config/"])
+    result = CliRunner().invoke(group.limitgate, ["chek", "config/"])
     assert (result.exit_code, "No such command 'chek', did you mean 'check'?" in result.stderr) == (2, True)
 
 

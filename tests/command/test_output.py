@@ -11,8 +11,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from limitgate.command.group import limitgate
 from limitgate.command.output import print_json, print_table, say
-from limitgate.command.verbs import limitgate
 from tests.support.redis_server import RedisServer
 
 HOSTILE = "\x1b]0 title\x07\x1b[31mred\x9b1m\u202e"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from limitgate.command.verbs import limitgate
+from limitgate.command.group import limitgate
 from tests.support.redis_server import RedisServer
 
 SHOP = """\

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command.test_check import check, found, written
+from tests.command.verbs.test_check import check, found, written
 
 CONFIG = Path(__file__).parents[2] / "config"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from limitgate.command.verbs import VERBS, limitgate
+from limitgate.command.group import VERBS, limitgate
 from tests.support.markdown import blocks, text_of
 
 PAGE = "docs/command.md"

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from limitgate import LimitGateWSGI
-from limitgate.command.verbs import limitgate
+from limitgate.command.group import limitgate
 from limitgate.observing import audit, episodes
 from tests.docs.test_docs import ROOT
 from tests.support.markdown import blocks, text_of

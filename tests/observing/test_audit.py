@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from limitgate import AsyncLimiter, Limiter, MemoryStore, Rule, StoreError
-from limitgate.command.verbs import limitgate
+from limitgate.command.group import limitgate
 from limitgate.observing import audit
 from tests.support.redis_server import RedisServer
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from limitgate.command import replay
-from limitgate.command.verbs import limitgate
+from limitgate.command.group import limitgate
+from limitgate.command.verbs import replay
 
-LOG = Path(__file__).parents[1] / "data" / "access.log.gz"
+LOG = Path(__file__).parents[2] / "data" / "access.log.gz"
 LINE = '{client} - - [17/May/2015:10:05:{second:02} +0000] "GET / HTTP/1.1" 200 1\n'
 
 
@@ -147,7 +147,7 @@ def test_mistakes_are_told(log: str, rules: str, words: list[str], status: int, 
 
 def test_the_documentation_shows_what_it_prints(tmp_path: Path) -> None:
     """The page's rules and command, to the letter."""
-    page = (Path(__file__).parents[2] / "docs" / "replay.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "replay.md").read_text()
     (tmp_path / "rules.yaml").write_text(page.split("```yaml\n")[1].split("```")[0])
     command = page.split("```sh\n")[1].split("```")[0]
     printed = page.split("```text\n")[1].split("```")[0]

@@ -7,7 +7,7 @@ import json
 from click.testing import CliRunner
 
 from handbook.schema import schema
-from limitgate.command.verbs import limitgate
+from limitgate.command.group import limitgate
 
 
 def test_the_schema_is_printed_as_one_json_value() -> None:

@@ -1,4 +1,4 @@
-"""The verbs of the command: their names, where each stands, and which errors become which exit status."""
+"""The command and the verbs that it knows: their names, and which errors become which exit status."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VERBS = {
     "pardon": "Lift a ban.",
     "bans": "List who is banned, and why.",
 }
-"""One line of help per verb. ``limitgate/command/VERB.py`` has the click command of the name ``verb``, with ``_`` for ``-``."""
+"""One line of help per verb. ``command/verbs/VERB.py`` has the click command of the name ``verb``, with ``_`` for ``-``."""
 
 
 class _Verbs(click.Group):
@@ -38,7 +38,7 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command: click.Command = import_module(f"limitgate.command.{cmd_name}").verb
+        command: click.Command = import_module(f"limitgate.command.verbs.{cmd_name}").verb
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:

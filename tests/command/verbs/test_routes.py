@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from limitgate.command.verbs import limitgate
+from limitgate.command.group import limitgate
 
 STARLETTE = """\
 from starlette.applications import Starlette

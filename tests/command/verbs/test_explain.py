@@ -14,11 +14,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from limitgate import LimitGateWSGI
-from limitgate.command.verbs import limitgate
+from limitgate.command.group import limitgate
 from limitgate.limits.refusal_id import refusal_id
 from tests.support.redis_server import RedisServer
 
-CONFIG = str(Path(__file__).parents[2] / "config")
+CONFIG = str(Path(__file__).parents[3] / "config")
 
 
 def run(*words: str, status: int = 0) -> Result:
@@ -241,7 +241,7 @@ def test_a_store_that_is_gone() -> None:
 
 def test_the_documentation_shows_what_it_prints() -> None:
     """The page's command, but for the fields, which depend on the time."""
-    page = (Path(__file__).parents[2] / "docs" / "explain.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "explain.md").read_text()
     command = page.split("```sh\n")[1].split("\n```")[0].replace(" config/ ", f" {CONFIG} ")
     printed = page.split("```text\n")[1].split("```")[0]
     text = run(*shlex.split(command)[2:]).stdout
