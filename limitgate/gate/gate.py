@@ -25,7 +25,7 @@ from limitgate.gate.load import InFlight, ProxyGuard
 from limitgate.gate.plain_admission import AnyAdmission, PlainAdmission, Shed, Unasked, whole_admission
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.given_limits import PendingPlan
-from limitgate.gate.planning.planner import Applying, Begin, ExtraRule
+from limitgate.gate.planning.planner import Applying, ExtraRule
 from limitgate.gate.planning.request_plan import UNLIMITED, AdaptiveMatch, PreparedPlan, RequestPlan
 from limitgate.gate.planning.rules_in_force import Loads, RulesInForce
 from limitgate.gate.refusal_log import RefusalLog
@@ -110,7 +110,7 @@ class Gate:
         self._client_of = client_of
         self._timeout = rules.timeout
         self._is_measured = rules.is_measured
-        self._can_prepare = identify is None and takes_plain(store)
+        self._can_prepare = takes_plain(store)
         self._answers_at_once = answers_at_once(store)
         self.identify = identify
         self._at_first_answer = at_first_answer
@@ -156,24 +156,20 @@ class Gate:
 
     def decide(self, request: Request, outer: Admission | None = None) -> AnyAdmission:
         """`check`, without more of an admission than is asked for."""
-        rules = self.rules
-        if rules.planner.adapts:
-            found = self._prepared(request, rules, self._begin_here)
-            if request.in_flight and request.in_flight.refusal:
+        rules, planner = self.rules, self.rules.planner
+        request.resolve_client = self._client_of
+        identified = None if self.identify is None else self._identified(request)
+        if self._can_prepare and request.comes_straight:
+            found = planner.prepared(request, identified, self._begin_here if planner.adapts else None)
+            if found is not None:
+                return self._check_prepared(request, rules, *found)
+            if request.in_flight is not None and request.in_flight.refusal is not None:
                 return self._shed(request, rules)
-        else:
-            found = self._prepared(request, rules)
-        if found is not None:
-            return self._check_prepared(request, rules, *found)
-        identified = self._identified(request)
-        if identified is not None and isawaitable(identified):
-            getattr(identified, "close", bool)()  # else the coroutine would warn, too, that nobody awaited it
-            raise TypeError("identify is async, expected a plain function under WSGI")
         applying = rules.planner.applying(request, identified)
         if applying is not None and applying.adaptive is not None and request.in_flight is None:
             may_go_on = self._begin_here(request, applying.adaptive, applying.subject.caller, outer)
             if not may_go_on:
-                return _nested_in(self._shed(request, rules).whole(), outer)
+                return self._shed_within(request, rules, outer)
         request_plan = UNLIMITED if applying is None else _made_at_once(rules.planner.plan_of(applying))
         admission = _admission(request, identified, rules, request_plan, outer)
         self._spend(admission, request_plan)
@@ -188,19 +184,32 @@ class Gate:
         asked = self.ask(request, outer)
         return whole_admission(asked if isinstance(asked, AnyAdmission) else await asked)
 
-    def ask(self, request: Request, outer: Admission | None = None) -> AnyAdmission | Coroutine[Any, Any, AnyAdmission]:
-        """`acheck`, without a coroutine where there is nothing to wait for."""
-        rules = self.rules
-        if self._can_prepare and request.comes_straight:  # `_prepared`, as almost all
-            request.resolve_client = self._client_of
-            planner = rules.planner
-            found = planner.prepared(request, self._begin) if planner.adapts else planner.prepared(request)
+    def ask(  # noqa: PLR0911 - each call more costs all requests
+        self, request: Request, outer: Admission | None = None, known: tuple[RulesInForce, Caller | None] | None = None
+    ) -> AnyAdmission | Coroutine[Any, Any, AnyAdmission]:
+        """`acheck`, without a coroutine where there is nothing to wait for.
+
+        ``known`` are the rules that the request goes by and the caller that ``identify`` found, where it was asked already.
+
+        There is a prepared plan unless there is a gate around, answered or not, and but for WebSockets, for a store that takes
+        no plain plans (`limitgate.gate.flow.takes_plain`), and where `Planner.prepared` says so: by the routes, the rules
+        (`CompiledRule.has_fixed_charge`) or the limits (`limitgate.limits.template.is_plain`). The store may still decline.
+        """
+        request.resolve_client = self._client_of
+        if known is not None:
+            rules, identified = known
+        elif self.identify is None:
+            rules, identified = self.rules, None
         else:
-            found = None
+            return self._ask_identifying(request, outer)
+        if not (self._can_prepare and request.comes_straight):
+            return self._acheck_planned(request, rules, outer, identified)
+        planner = rules.planner
+        found = planner.prepared(request, identified, self._begin if planner.adapts else None)
         if found is None:
             if request.in_flight is not None and request.in_flight.refusal is not None:
                 return self._shed(request, rules)
-            return self._acheck_planned(request, rules, outer)
+            return self._acheck_planned(request, rules, outer, identified)
         prepared, keys = found
         template = prepared.template
         if template is None:
@@ -213,17 +222,30 @@ class Gate:
             return admission
         return self._aspend_declined(request, rules, prepared, template.plan(keys), reading.waited)
 
-    async def _acheck_planned(self, request: Request, rules: RulesInForce, outer: Admission | None) -> Admission:
-        """`acheck` a request whose plan may be of any kind."""
-        identified = self._identified(request)
+    def _ask_identifying(self, request: Request, outer: Admission | None) -> AnyAdmission | Coroutine[Any, Any, AnyAdmission]:
+        """`ask` about a request whose caller ``identify`` may know."""
+        rules, identified = self.rules, self.identify(request) if self.identify is not None else None
         if identified is not None and isawaitable(identified):
-            identified = await identified
+            return self._aask(request, outer, rules, identified)
+        return self.ask(request, outer, (rules, identified))
+
+    async def _aask(
+        self, request: Request, outer: Admission | None, rules: RulesInForce, identified: Awaitable[Caller | None]
+    ) -> AnyAdmission:
+        """`ask` about a request whose caller is found by then. It goes by the rules of when it came."""
+        asked = self.ask(request, outer, (rules, await identified))
+        return asked if isinstance(asked, AnyAdmission) else await asked
+
+    async def _acheck_planned(
+        self, request: Request, rules: RulesInForce, outer: Admission | None, identified: Caller | None
+    ) -> AnyAdmission:
+        """`acheck` a request whose plan may be of any kind."""
         applying = rules.planner.applying(request, identified)
         if applying is not None and applying.adaptive is not None:
             if request.in_flight is None:
                 self._begin(request, applying.adaptive, applying.subject.caller, outer)
             if request.in_flight.refusal is not None:
-                return _nested_in(self._shed(request, rules).whole(), outer)
+                return self._shed_within(request, rules, outer)
             if request.in_flight.waits is not None:
                 admission = _admission(request, identified, rules, RequestPlan(None, (), applying.marks), outer)
                 admission.booking = PlaceWait(partial(self._acharge, admission, applying))
@@ -273,6 +295,11 @@ class Gate:
         in_flight: InFlight = request.in_flight
         self._note_shed(in_flight)
         return Shed(request, rules, in_flight.refusal or unavailable())
+
+    def _shed_within(self, request: Request, rules: RulesInForce, outer: Admission | None) -> AnyAdmission:
+        """`_shed` a request that may have come by other gates."""
+        shed = self._shed(request, rules)
+        return shed if request.comes_straight else _nested_in(shed.whole(), outer)
 
     def _shed_whole(self, admission: Admission, in_flight: InFlight) -> None:
         """`_shed` a request that has waited."""
@@ -581,23 +608,13 @@ class Gate:
         task.add_done_callback(self._under_way.discard)
         return task
 
-    def _identified(self, request: Request) -> Caller | Awaitable[Caller | None] | None:
-        request.resolve_client = self._client_of
-        return self.identify(request) if self.identify else None
-
-    def _prepared(
-        self, request: Request, rules: RulesInForce, begin: Begin | None = None
-    ) -> tuple[PreparedPlan, Sequence[str]] | None:
-        """The prepared plan of a request and its keys; None if it goes the way of all plans.
-
-        That is where there is a gate around, answered or not, or an ``identify``, for WebSockets, for a store that takes no
-        plain plans (`limitgate.gate.flow.takes_plain`), and where `Planner.prepared` says so: by the routes, the rules
-        (`CompiledRule.has_fixed_charge`) or the limits (`limitgate.limits.template.is_plain`). The store may still decline.
-        """
-        if not (self._can_prepare and request.comes_straight):
-            return None
-        request.resolve_client = self._client_of
-        return rules.planner.prepared(request, begin)
+    def _identified(self, request: Request) -> Caller | None:
+        """The caller that ``identify`` finds in this thread, if any. Raises `TypeError` where it is async."""
+        identified = None if self.identify is None else self.identify(request)
+        if identified is not None and isawaitable(identified):
+            getattr(identified, "close", bool)()  # else the coroutine would warn, too, that nobody awaited it
+            raise TypeError("identify is async, expected a plain function under WSGI")
+        return identified
 
     def _decide_prepared(
         self, request: Request, rules: RulesInForce, prepared: PreparedPlan, template: PlanTemplate, reading: AnyReading
@@ -933,7 +950,7 @@ def _admission_prepared(
     request: Request, rules: RulesInForce, prepared: PreparedPlan, waited: float = 0.0, settlement: Settlement | None = None
 ) -> Admission:
     """The admission of a request that has a prepared plan, after so many seconds in which the store was silent."""
-    admission = Admission(request, None, prepared.marks, rules, settlement)
+    admission = Admission(request, request.caller, prepared.marks, rules, settlement)
     if prepared.adaptive is not None:
         admission.in_flight = request.in_flight
     if waited:

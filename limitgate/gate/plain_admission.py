@@ -72,7 +72,7 @@ class PlainAdmission:
         """The same as an admission of any kind."""
         request = self.request
         settlement = OVER if request is None else request.open_settlement()
-        admission = Admission(request, None, self.prepared.marks, self.rules, settlement)
+        admission = Admission(request, None if request is None else request.caller, self.prepared.marks, self.rules, settlement)
         if request is None:
             del admission.request
         else:
@@ -124,7 +124,7 @@ class Shed:
 
     def whole(self) -> Admission:
         """The same as an admission of any kind."""
-        admission = Admission(self.request, None, (), self.rules)
+        admission = Admission(self.request, self.request.caller, (), self.rules)
         admission.in_flight = self.request.in_flight
         admission.shed()
         return admission

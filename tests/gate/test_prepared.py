@@ -17,7 +17,7 @@ from starlette.routing import Host, Mount, Route
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.routing import Rule as URLRule
 
-from limitgate import Limit, LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet, StoreError, exempt, limit
+from limitgate import Caller, Limit, LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet, StoreError, exempt, limit
 from limitgate.gate.admission import Admission
 from limitgate.http.request import ASGIRequest
 from limitgate.limits.template import DECLINED
@@ -29,6 +29,12 @@ from tests.support.stored import buckets
 KEY = "the key of a VIP"
 PROXY = "10.0.0.1"
 
+CALLERS = {
+    "ann": Caller("ann"),
+    "bob": Caller("bob", tier="vip"),
+    "eve": Caller("eve", tier="of nobody", priority="high"),
+    "own": Caller("own", limits={"all": "3/minute"}),
+}
 PLANS: dict[str, Any] = {
     "few": "2/minute",
     "many": Limit("5/minute burst 9"),
@@ -85,6 +91,17 @@ PATHS = (
     "/given",
     "/given/also",
 )
+
+
+def identify(request: Any) -> Caller | None:
+    """The caller that a header names."""
+    return CALLERS.get(request.headers.get("x-user"))
+
+
+async def aidentify(request: Any) -> Caller | None:
+    """`identify`, for which something is awaited."""
+    await asyncio.sleep(0)
+    return identify(request)
 
 
 class General(MemoryStore):
@@ -216,20 +233,28 @@ requests = st.tuples(
     st.sampled_from(PATHS),
     st.sampled_from(["GET", "GET", "GET", "HEAD", "POST", "OPTIONS"]),
     st.sampled_from([{}, {}, {"x-api-key": KEY}, {"x-api-key": "invented"}, {"x-forwarded-for": "198.51.100.7, 203.0.113.9"}])
-    | st.sampled_from([*PLANS]).map(lambda plan: {"x-plan": plan}),
+    | st.sampled_from([*PLANS]).map(lambda plan: {"x-plan": plan})
+    | st.sampled_from([*CALLERS]).map(lambda name: {"x-user": name}),
     st.sampled_from(["192.0.2.1", "192.0.2.2", "2001:db8::1", PROXY, None]),
     st.sampled_from([0, 0, 0.3, 1, 20]),
 )
 
 
-@DOORS
+@pytest.mark.parametrize(
+    ("door", "options"),
+    [
+        *[(door, {}) for door in (asgi, wsgi, dispatched)],
+        *[(door, {"identify": identify}) for door in (asgi, wsgi)],
+        (asgi, {"identify": aidentify}),
+    ],
+)
 @settings(deadline=None, max_examples=60)
 @given(visits=st.lists(requests, min_size=1, max_size=30))
-def test_a_prepared_plan_is_what_would_have_been_planned(door: Any, visits: list[Any]) -> None:
+def test_a_prepared_plan_is_what_would_have_been_planned(door: Any, options: Any, visits: list[Any]) -> None:
     """Property: responses, decisions and buckets are the same, whether a store takes plain plans or not."""
     clock = Clock()
     stores = MemoryStore(clock), General(clock)
-    prepared, planned = [door(store) for store in stores]
+    prepared, planned = [door(store, **options) for store in stores]
     for path, method, headers, peer, step in visits:
         clock.advance(step)
         one, other = (ask(path, method, headers, peer=peer) for ask in (prepared, planned))
@@ -261,6 +286,17 @@ def test_what_people_run_has_prepared_plans(door: Any, path: str, headers: Any, 
     for _ in range(12):
         ask(path, headers=headers, **options)
     assert (store.general, store.plain) == (1, 11)
+
+
+@pytest.mark.parametrize(("door", "finds"), [(asgi, identify), (asgi, aidentify), (wsgi, identify)])
+@pytest.mark.parametrize(("name", "plain"), [("ann", 3), ("bob", 3), ("eve", 3), ("nobody", 3), ("own", 0)])
+def test_who_is_identified_has_prepared_plans(door: Any, finds: Any, name: str, plain: int) -> None:
+    """By the rules of the caller's tier; not one with limits of its own."""
+    store = Counted(Clock())
+    ask = door(store, identify=finds)
+    for _ in range(4):
+        ask("/api/a", headers={"x-user": name})
+    assert (store.general, store.plain) == (4 - plain, plain)
 
 
 @DOORS

@@ -160,12 +160,16 @@ class Identities:
 
     def subject(self, request: Request, identified: Caller | None) -> Subject:
         """The subject of a request, given the caller that the application has named, if any."""
-        caller = identified
-        if caller is not None and not isinstance(caller, Caller):
-            raise TypeError(f"identify gave a {type(caller).__name__}, expected a Caller or None")
-        if caller is None and self._callers:
-            caller = self.listed(request)
+        caller = self.caller(request, identified)
         return Subject(request, caller, self.tier_of(caller), self)
+
+    def caller(self, request: Request, identified: Caller | None) -> Caller | None:
+        """The caller behind a request: the one that the application has named, else one that is listed, if any."""
+        if identified is None:
+            return self.listed(request) if self._callers else None
+        if not isinstance(identified, Caller):
+            raise TypeError(f"identify gave a {type(identified).__name__}, expected a Caller or None")
+        return identified
 
     def listed(self, request: Request) -> Caller | None:
         """The caller that a request comes from, if it is one of those that are listed."""

@@ -243,16 +243,16 @@ class Planner:
         return request_plan._replace(marks=marks) if marks else request_plan
 
     def prepared(  # noqa: C901, PLR0911 - each call more costs all requests
-        self, request: Request, begin: Begin | None = None
+        self, request: Request, identified: Caller | None, begin: Begin | None = None
     ) -> tuple[PreparedPlan, Sequence[str]] | None:
-        """Plan an HTTP request that comes by no other gate and has no caller by ``identify``: a prepared plan, and its keys.
+        """Plan an HTTP request that comes by no other gate: a prepared plan, and its keys.
 
-        None where its charges are not plain: then `plan` knows. If it has adaptive limits, ``begin`` is called with them
-        before any key is made; None if that refuses or makes wait.
+        ``identified`` is the caller that ``identify`` found, if any. If there are adaptive limits, ``begin`` is called with
+        them before any key is made. None if that refuses or makes wait, and where the charges are not plain: then `plan` knows.
         """
-        identities, caller, tier = self._identities, None, DEFAULT_TIER
-        if self._has_callers:
-            caller = identities.listed(request)
+        identities, caller, tier = self._identities, identified, DEFAULT_TIER
+        if self._has_callers or caller is not None:
+            request.caller = caller = identities.caller(request, identified)
             if caller is not None:
                 if caller.limits:
                     return None
@@ -434,7 +434,7 @@ class Planner:
         alike = tier, request.method, template, compiled_rules, match.adaptive_rules, tuple(map(id, marks))
         prepared = self._prepared.get(alike)
         if prepared is None:
-            prepare = partial(self._prepared_plan, template, marks, adaptive)
+            prepare = partial(self._prepared_plan, tier, template, marks, adaptive)
             if any(each.limits_by is not None for each in compiled_rules):
                 prepared = GivenPlans(self._given, compiled_rules, prepare, adaptive)
             else:
@@ -443,8 +443,9 @@ class Planner:
                 keep(self._prepared, alike, prepared, most=_PATHS)
         return prepared
 
-    def _prepared_plan(
+    def _prepared_plan(  # noqa: PLR0917 - all that tells one plan from another
         self,
+        tier: str,
         template: str | None,
         marks: tuple[Mark, ...],
         adaptive: AdaptiveMatch | None,
@@ -452,7 +453,7 @@ class Planner:
         compiled_rules: CompiledRules,
     ) -> PreparedPlan | None:
         """The plan of all requests that have the tier, method and route of this one; None if its charges are not plain."""
-        subject = self._identities.subject(request, None)
+        subject = Subject(request, None, tier, self._identities)
         subject.route = template
         with suppress(ValueError):
             return PreparedPlan(compiled_rules, subject, marks, adaptive)
