@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from limitgate import Limit
 from limitgate.limits.bucket import buckets_of
 from limitgate.limits.plan import Charge, Plan
-from limitgate.stores.redis import wire
+from limitgate.stores.redis.protocol import wire
 from tests.support.redis_server import RedisServer
 
 LIMITS: Mapping[str, tuple[Limit, ...]] = {

@@ -6,14 +6,14 @@ A request reads downwards: middleware > exchange > gate > rules, keys > stores >
     keys.py          the parts of a key become the digest that names a bucket
     algorithms/      how requests are counted; one module each, its twin in lua/; pure
     limits/          limit, bucket, plan, decision, refund, priority, duration; pure
-    overload/        how many requests this process can work on at the moment, and who is let in; pure
-    places.py        places in flight under such a limit, for threads and event loops; heartbeat.py, listen_queue.py: how
-                     late a loop is
+    overload/        how many requests this process can work on at the moment, and who is let in; pure, but for places.py and
+                     heartbeat.py, which join threads and event loops to it
     http/            request, client address, paths, response (header styles, 429, 503); pure
-    rules/           rule, tiers, callers, key parts, files (YAML), settings, decorators, lint
+    rules/           rule, tiers, callers, key parts, files (YAML), settings, decorators; review/: what is odd about rules
     observing/       what is told of a service while it runs: figures, episodes of refusals, audit
     routes/          what is known of a framework's routes; overview and OpenAPI
-    stores/          a plan becomes a reading, the only I/O; memory, and redis/ with aio/ and threads/
+    stores/          a plan becomes a reading, the only I/O; memory, and redis/: protocol/ (bytes), cluster/,
+                     dial/ (from a URL to a connection), aio/ and threads/
     gate/            a request becomes an answer: gate, admission, fallback, wait queues, slots, load, explanations;
                      planning/: which rules, whose bucket, what charge; lifecycle/: build, start, reload, workers
     exchange/        what passes between application and server: ASGI, WSGI; usage
@@ -23,8 +23,10 @@ A request reads downwards: middleware > exchange > gate > rules, keys > stores >
     command/         the command `limitgate`, a module for each verb in verbs/; also python -m limitgate, __main__.py
     replay/          access logs through rules
     testing.py       for tests of applications: nothing limited, a clock that stands still
-    process/         what belongs to the process and not to a request: threads that look for changes
-    errors.py, diagnostics.py (LG codes), extras.py, forking.py, gil.py, masking.py, own_errors.py, suggestions.py, waiting.py
+    process/         what belongs to the process and not to a request: forks, the GIL, clocks of those who wait, looking for
+                     changes, the listen queue
+    messages/        what is said to people: diagnostics (LG codes), own errors, masked names, suggestions, missing extras
+    errors.py        the errors that are raised
 """
 
 from __future__ import annotations

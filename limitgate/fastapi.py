@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequenc
 from types import UnionType
 from typing import Annotated, Any, NoReturn, Unpack, get_origin
 
-from limitgate.extras import extra
+from limitgate.messages.extras import extra
 
 with extra("fastapi", "fastapi", "starlette"):
     from fastapi import HTTPException, params

@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, Unpack
 
-from limitgate.extras import extra
+from limitgate.messages.extras import extra
 
 with extra("flask", "flask", "werkzeug", "click"):
     import click
@@ -16,11 +16,12 @@ with extra("flask", "flask", "werkzeug", "click"):
     from werkzeug.exceptions import HTTPException
     from werkzeug.routing import Map, RequestRedirect, Rule as URLRule
 
-from limitgate.diagnostics import Diagnosis
 from limitgate.errors import ConfigError, called_as
 from limitgate.exchange.wsgi import StartResponse
 from limitgate.gate.gate import Identify
 from limitgate.http.request import Request
+from limitgate.messages.diagnostics import Diagnosis
+from limitgate.messages.suggestions import expected_of
 from limitgate.middleware import LimitGateWSGI, WSGIOptions
 from limitgate.routes import NoRoutes
 from limitgate.routes.flask import pattern_of, wsgi_routes
@@ -29,7 +30,6 @@ from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import effective, marks_of, note_routed
 from limitgate.rules.options import check_is_plain
 from limitgate.rules.settings import PREFIX, GateSettings, Settings
-from limitgate.suggestions import expected_of
 
 NAME = "limitgate"
 """The extension's key in ``app.extensions``, and the name of its command."""

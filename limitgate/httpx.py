@@ -10,13 +10,12 @@ from functools import partial
 from types import TracebackType
 from typing import NoReturn, Self, Unpack, cast
 
-from limitgate.extras import extra
+from limitgate.messages.extras import extra
 
 with extra("httpx", "httpx", "http_sf"):
     import http_sf  # noqa: F401 - told here, by the name of this extra
     import httpx
 
-from limitgate import waiting
 from limitgate.limiter.limiter import AsyncLimiter, Limiter
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.limit import Limit
@@ -24,6 +23,7 @@ from limitgate.outbound.deadline import shut_after
 from limitgate.outbound.options import ClientOptions
 from limitgate.outbound.response_fields import Answer, answer_of
 from limitgate.outbound.throttle import LONGEST_READ, MOST_READ, OF_BODIES, ClientThrottle, arun, is_idempotent, run
+from limitgate.process import waiting
 
 __all__ = ["AsyncRateLimitTransport", "RateLimitTransport", "host", "repeatable"]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from limitgate.extras import extra
+from limitgate.messages.extras import extra
 
 with extra("opentelemetry", "opentelemetry"):
     from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider, Observation, get_meter
 
-from limitgate.forking import begin_anew_in_children
 from limitgate.observing.handover import handover
 from limitgate.observing.instruments import INSTRUMENTS, Instrument
+from limitgate.process.forking import begin_anew_in_children
 
 __all__ = ["OpenTelemetryObserver"]
 

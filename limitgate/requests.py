@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn, Unpack
 
-from limitgate.extras import extra
+from limitgate.messages.extras import extra
 
 with extra("requests", "requests", "urllib3", "http_sf"):
     import http_sf  # noqa: F401 - told here, by the name of this extra
@@ -15,7 +15,6 @@ with extra("requests", "requests", "urllib3", "http_sf"):
     from requests.exceptions import RetryError
     from urllib3.response import HTTPResponse
 
-from limitgate import waiting
 from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.limit import Limit
@@ -23,6 +22,7 @@ from limitgate.outbound.bodies import host_of, in_memory, kept
 from limitgate.outbound.options import ClientOptions
 from limitgate.outbound.response_fields import Answer, answer_of
 from limitgate.outbound.throttle import OF_BODIES, ClientThrottle, is_idempotent, run
+from limitgate.process import waiting
 
 __all__ = ["RateLimitAdapter", "host", "repeatable"]
 

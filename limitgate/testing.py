@@ -17,8 +17,7 @@ from threading import RLock, get_ident
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
-from limitgate import middleware, waiting
-from limitgate.forking import living
+from limitgate import middleware
 from limitgate.gate import nesting
 from limitgate.gate.admission import Admission
 from limitgate.gate.flow import ConfigFlow, Flow, arun, run
@@ -39,7 +38,9 @@ from limitgate.limits.decision import Decision, Window, decide
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import BucketReading, Plan, Reading
 from limitgate.limits.priority import Priority
-from limitgate.places import Places
+from limitgate.overload.places import Places
+from limitgate.process import waiting
+from limitgate.process.forking import living
 from limitgate.rules import decorators
 from limitgate.rules.decorators import EVERYTHING
 from limitgate.stores import MemoryStore

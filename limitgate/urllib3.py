@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Unpack, cast
 
-from limitgate.extras import extra
+from limitgate.messages.extras import extra
 
 with extra("urllib3", "urllib3", "http_sf"):
     import http_sf  # noqa: F401 - told here, by the name of this extra
@@ -23,7 +23,6 @@ with extra("urllib3", "urllib3", "http_sf"):
     from urllib3.util import Url
     from urllib3.util.request import set_file_position
 
-from limitgate import waiting
 from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.limit import Limit
@@ -31,6 +30,7 @@ from limitgate.outbound.bodies import host_of, in_memory, kept
 from limitgate.outbound.options import ClientOptions
 from limitgate.outbound.response_fields import Answer, answer_of
 from limitgate.outbound.throttle import ClientThrottle, is_idempotent, run
+from limitgate.process import waiting
 
 __all__ = ["RateLimitPoolManager", "Request", "host", "repeatable"]
 

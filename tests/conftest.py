@@ -16,8 +16,8 @@ import redis
 from hypothesis import HealthCheck, settings
 
 from limitgate import AsyncLimiter, Limiter
-from limitgate.forking import living
 from limitgate.observing.episodes import Episodes
+from limitgate.process.forking import living
 from tests.support.doors import PATIENCE
 from tests.support.effort import EXAMPLES, FUZZED
 from tests.support.redis_cluster import RedisCluster

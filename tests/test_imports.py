@@ -10,14 +10,13 @@ from pathlib import Path
 import limitgate
 
 LAYERS = (
-    "errors diagnostics extras forking gil masking own_errors process suggestions waiting",
+    "errors messages process",
     "algorithms",
     "limits",
     "overload",
-    "listen_queue",
-    "places heartbeat",
     "http",
     "rules",
+    "rules.review",
     "observing",
     "routes stores",
     "gate.planning keys",

@@ -41,12 +41,12 @@ from limitgate import (
     ausage,
     limit,
     usage,
-    waiting,
 )
 from limitgate.fastapi import RateLimit
 from limitgate.flask import LimitGate as FlaskLimitGate
 from limitgate.gate.gate import Gate
 from limitgate.limits.decision import Decision
+from limitgate.process import waiting
 from limitgate.testing import FrozenClock, frozen, off, reset
 from tests.support.clock import Clock
 from tests.support.django_app import WAYS, hello

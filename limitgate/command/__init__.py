@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from limitgate.extras import extra
+from limitgate.messages.extras import extra
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from limitgate.errors import ConfigError
 from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.rule_bucket import BucketParts
 from limitgate.limits.decision import Decision
-from limitgate.masking import masked, shown
+from limitgate.messages.masking import masked, shown
 from limitgate.rules.key_parts import check_part
 from limitgate.rules.rule import Rule, RuleSet
 from limitgate.stores import open_sync_store

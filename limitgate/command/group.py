@@ -12,7 +12,7 @@ import click
 from limitgate.command.exits import FOUND, INTERRUPTED, NO_READER, NO_STORE
 from limitgate.command.output import say
 from limitgate.errors import ConfigError, StoreError
-from limitgate.suggestions import meant
+from limitgate.messages.suggestions import meant
 
 VERBS = {
     "check": "Read rule files as the service would; print every mistake.",

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from limitgate.masking import printable
+from limitgate.messages.masking import printable
 
 
 def write(text: str, *, err: bool = False) -> None:

@@ -16,7 +16,7 @@ from limitgate.errors import ConfigError
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.plan import Charge, Plan
 from limitgate.limits.refusal_id import RefusalId, read_refusal_id, tag_of
-from limitgate.masking import printable
+from limitgate.messages.masking import printable
 from limitgate.rules.rule import Rule, RuleSet
 from limitgate.stores import open_sync_store
 from limitgate.stores.base import SyncConfigStore

@@ -108,7 +108,7 @@ def _shown(value: object) -> str:
 
 @contextmanager
 def _without_logs() -> Iterator[None]:
-    """Keep quiet what a gate logs about its rules: `limitgate.rules.review` tells it with file and line."""
+    """Keep quiet what a gate logs about its rules: `limitgate.rules.review.review` tells it with file and line."""
     log = logging.getLogger("limitgate")
     level = log.level
     log.setLevel(logging.CRITICAL)

@@ -9,8 +9,8 @@ from django.conf import settings
 
 from limitgate.errors import ConfigError
 from limitgate.gate.lifecycle.build import GateOptions
+from limitgate.messages.suggestions import expected_of
 from limitgate.rules.settings import PREFIX, Settings
-from limitgate.suggestions import expected_of
 
 DjangoOptions = GateOptions[Any, Any, Any]
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, cast
 
 from asgiref.sync import async_to_sync
 
-from limitgate.extras import extra
+from limitgate.messages.extras import extra
 
 with extra("rest", "rest_framework"):
     from django.core.exceptions import ImproperlyConfigured
@@ -30,11 +30,11 @@ from limitgate.exchange.base import EXCHANGE, Exchange
 from limitgate.keys import value_of
 from limitgate.limits.decision import Decision
 from limitgate.limits.limit import Limit
+from limitgate.messages.suggestions import expected_of
 from limitgate.rules.decorators import EVERYTHING, place_named, without_a_gate
 from limitgate.rules.options import ThrottleOptions
 from limitgate.rules.rule import Rule, note_placed
 from limitgate.stores import SyncStore
-from limitgate.suggestions import expected_of
 
 _NOT_THERE = object()
 _USER = "user"

@@ -8,8 +8,8 @@ from opcode import opmap
 from types import CodeType, FrameType
 from typing import Any, ClassVar, Self
 
-from limitgate.diagnostics import Diagnosis
 from limitgate.gate.gate import Gate
+from limitgate.messages.diagnostics import Diagnosis
 
 
 class Around:

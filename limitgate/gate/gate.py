@@ -14,8 +14,6 @@ from functools import partial
 from inspect import isawaitable
 from typing import Any
 
-from limitgate import waiting
-from limitgate.diagnostics import Diagnosis
 from limitgate.errors import StoreError
 from limitgate.gate import nesting
 from limitgate.gate.admission import Admission, Booking, Charged, PlaceWait, Refund, Verdict, outcome_of
@@ -31,7 +29,6 @@ from limitgate.gate.planning.rules_in_force import Loads, RulesInForce
 from limitgate.gate.refusal_log import RefusalLog
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.wait_queue import Waiter, WaitQueues, book
-from limitgate.heartbeat import heartbeats
 from limitgate.http.request import Request, UserWanted
 from limitgate.http.request_start import HEADER as REQUEST_START
 from limitgate.http.response import Refusal, forbidden, quota_exceeded, refusal as refused, unavailable
@@ -50,10 +47,13 @@ from limitgate.limits.decision import (
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.limits.refund import refund
 from limitgate.limits.template import AnyReading, PlainSpend, PlanTemplate, whole_reading
+from limitgate.messages.diagnostics import Diagnosis
 from limitgate.observing.counts import REFUSED, SHADOW_REFUSED, RuleRow, count_decision, counted_waiting
 from limitgate.observing.handover import handover
 from limitgate.overload.adaptive_limit import Guard
-from limitgate.places import WaitingTask, WaitingThread
+from limitgate.overload.heartbeat import heartbeats
+from limitgate.overload.places import WaitingTask, WaitingThread
+from limitgate.process import waiting
 from limitgate.process.looker import Looker
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING

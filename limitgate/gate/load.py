@@ -15,10 +15,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from threading import Lock
 from typing import Any
 
-from limitgate.forking import begin_anew_in_children
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.request_plan import AdaptiveMatch
-from limitgate.heartbeat import heartbeats
 from limitgate.http.request import Request
 from limitgate.http.request_start import waited_s
 from limitgate.http.response import Refusal, overloaded
@@ -26,9 +24,11 @@ from limitgate.limits.decision import Decision, InForce, Window, refused_in_flig
 from limitgate.limits.priority import NORMAL, Priority
 from limitgate.observing.counts import ADMITTED, REFUSED, SHADOW_REFUSED
 from limitgate.overload.adaptive_limit import AdaptiveLimit, Guard, Outcome, Ticket
+from limitgate.overload.heartbeat import heartbeats
 from limitgate.overload.lag_guard import LagGuard
+from limitgate.overload.places import Places, WaitingTask, WaitingThread
 from limitgate.overload.proxy_queue import ProxyQueue
-from limitgate.places import Places, WaitingTask, WaitingThread
+from limitgate.process.forking import begin_anew_in_children
 from limitgate.rules.callers import Caller
 
 _FAILED = frozenset({503, 504})

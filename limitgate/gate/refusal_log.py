@@ -10,7 +10,7 @@ from functools import partial
 from limitgate.gate.admission import Admission
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.limits.decision import Decision
-from limitgate.masking import Names
+from limitgate.messages.masking import Names
 from limitgate.observing.episodes import Episodes, log
 
 

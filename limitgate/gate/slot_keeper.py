@@ -22,10 +22,10 @@ from weakref import WeakSet, ref
 
 from limitgate.algorithms import concurrency
 from limitgate.errors import StoreError
-from limitgate.forking import begin_anew_in_children
 from limitgate.gate.flow import Flow, arun, run
 from limitgate.limits.plan import Charge, Plan, Reading
-from limitgate.own_errors import own_error, survived
+from limitgate.messages.own_errors import own_error, survived
+from limitgate.process.forking import begin_anew_in_children
 from limitgate.stores.redis.aio.loop_end import begin
 from limitgate.stores.redis.calls import calls_of
 

@@ -11,10 +11,10 @@ import asyncio
 from bisect import insort
 from operator import attrgetter
 
-from limitgate import waiting
 from limitgate.gate.admission import Booking, Charged
 from limitgate.limits.decision import is_booked
 from limitgate.limits.plan import Plan
+from limitgate.process import waiting
 
 Waiter = asyncio.Future[Booking]
 """A place in a queue; done when the waiter is called, with a turn."""

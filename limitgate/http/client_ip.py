@@ -12,10 +12,10 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, collap
 from socket import AF_INET, AF_INET6, inet_pton
 from typing import NamedTuple
 
-from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import ConfigError
 from limitgate.http.request import Request
 from limitgate.http.server_trust import trusts_anybody
+from limitgate.messages.diagnostics import Diagnosis, Once
 
 MAX_HOPS = 32
 """Elements of a forwarding header that are looked at, from the right."""

@@ -15,16 +15,16 @@ from types import TracebackType
 from typing import Any, NamedTuple, ParamSpec, TypedDict, TypeVar
 
 from limitgate.errors import ConfigError
-from limitgate.heartbeat import Heartbeats
 from limitgate.limits.decision import Decision, RateLimited, Window
 from limitgate.limits.duration import seconds_of
 from limitgate.limits.priority import NORMAL, RESERVES, Priority, share_of
+from limitgate.messages.suggestions import expected_of
 from limitgate.overload.adaptive_limit import Outcome, Ticket
+from limitgate.overload.heartbeat import Heartbeats
 from limitgate.overload.lag_guard import LagGuard
 from limitgate.overload.options import Adaptive, as_adaptive
-from limitgate.places import Places, Terms, WaitingTask, WaitingThread
+from limitgate.overload.places import Places, Terms, WaitingTask, WaitingThread
 from limitgate.rules.rule import MAX_DELAY
-from limitgate.suggestions import expected_of
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -10,8 +10,6 @@ from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar, Unpack
 
-from limitgate import waiting
-from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import LimitGateError, StoreError, called_as
 from limitgate.gate.admission import Booking, Charged
 from limitgate.gate.flow import Budget, ConfigFlow, arun, measures_silence, run, takes_plain
@@ -34,9 +32,11 @@ from limitgate.limiter.slot import Entry, aslot, at_once, slot
 from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.decision import Decision, RateLimited
 from limitgate.limits.limit import Limit
-from limitgate.masking import masked
+from limitgate.messages.diagnostics import Diagnosis, Once
+from limitgate.messages.masking import masked
 from limitgate.observing.audit import audited
 from limitgate.observing.observer import Observer
+from limitgate.process import waiting
 from limitgate.rules.rule import Rule
 from limitgate.stores import AsyncStore, SyncStore, open_store, open_sync_store, opened
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from limitgate import waiting
 from limitgate.algorithms import ban
 from limitgate.algorithms.gcra import MAX_OWED_US
 from limitgate.errors import ConfigError, StoreError
@@ -29,6 +28,7 @@ from limitgate.limits.template import AnyReading, PlanTemplate, whole_reading
 from limitgate.observing.counts import LimiterCounts, observe
 from limitgate.observing.observer import Observer, observers_of
 from limitgate.observing.store_calls import store_counts
+from limitgate.process import waiting
 from limitgate.rules.key_parts import check_secret
 from limitgate.stores.base import ConfigRequest, StoredConfig
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import uuid4
 
-from limitgate.forking import begin_anew_in_children
 from limitgate.limits.bucket import buckets_of
 from limitgate.limits.limit import Limit, as_limit
+from limitgate.process.forking import begin_anew_in_children
 
 FRESH = 0.5
 """Seconds for which limits are used without being read again."""

@@ -17,7 +17,7 @@ from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.algorithms.gcra import MAX_OWED_US
 from limitgate.errors import ConfigError, called_as
 from limitgate.limits.duration import seconds_of
-from limitgate.suggestions import expected_of
+from limitgate.messages.suggestions import expected_of
 
 SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604_800}
 """The units a limit can be written in. Those of other lengths are written as ``5 per 15 minutes``."""

@@ -1,9 +1,10 @@
 -- Carries out plain plans in a straight line: spends of GCRA buckets that fit now or do not. Of these it says the same as spend.lua
 -- with gcra.lua, which know every other kind of plan, too.
 --
--- limitgate/stores/redis/plain.py makes a script of it for plans of one shape: lines from "--bucket" to "--end" are repeated for
--- each bucket of a plan, with its place from 0 for $b, and within these each line that ends in "--window" for each window of that
--- bucket, with its place in the plan from 1 for $w; lines from "--ban" to "--end" for each ban, which must not be there.
+-- limitgate/stores/redis/protocol/plain.py makes a script of it for plans of one shape: lines from "--bucket" to "--end" are
+-- repeated for each bucket of a plan, with its place from 0 for $b, and within these each line that ends in "--window" for each
+-- window of that bucket, with its place in the plan from 1 for $w; lines from "--ban" to "--end" for each ban, which must not be
+-- there.
 --
 -- KEYS     the buckets, plan after plan, as many for each.
 -- ARGV[1]  for each plan the number of what is asked of its windows, 16 bits; nothing if all ask the same.

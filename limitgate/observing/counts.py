@@ -14,18 +14,18 @@ from typing import Any, Final, Protocol, get_args
 from weakref import ref
 
 from limitgate.algorithms import gcra
-from limitgate.diagnostics import Diagnosis, times_logged
-from limitgate.gil import yield_gil
-from limitgate.heartbeat import heartbeats
 from limitgate.limits.decision import Decision
 from limitgate.limits.limit import Limit, unit_of
 from limitgate.limits.plan import BucketReading, Charge, Source
+from limitgate.messages.diagnostics import Diagnosis, times_logged
 from limitgate.observing import instruments
 from limitgate.observing.handover import Counted, Figure, Row, handover, news
 from limitgate.observing.instruments import Outcome
 from limitgate.observing.observer import Observer
 from limitgate.observing.shed import SERIES, ShedRow
-from limitgate.places import Places
+from limitgate.overload.heartbeat import heartbeats
+from limitgate.overload.places import Places
+from limitgate.process.gil import yield_gil
 from limitgate.rules.callers import DEFAULT_TIER
 from limitgate.rules.digest import revision
 from limitgate.rules.rule import Rule, RuleSet

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from limitgate.forking import begin_anew_in_children
-from limitgate.own_errors import survived
+from limitgate.messages.own_errors import survived
+from limitgate.process.forking import begin_anew_in_children
 
 log = logging.getLogger("limitgate.refusals")
 

@@ -15,10 +15,10 @@ from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
-from limitgate.diagnostics import Diagnosis, Once
-from limitgate.forking import begin_anew_in_children, get_ready_for_forks
+from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.observing.instruments import STORE_UP, Instrument
 from limitgate.observing.observer import Observer
+from limitgate.process.forking import begin_anew_in_children, get_ready_for_forks
 
 PERIOD = 1.0
 """Seconds between two times that observers are handed what is new."""

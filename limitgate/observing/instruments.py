@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from limitgate.diagnostics import Diagnosis
 from limitgate.limits.plan import Source
 from limitgate.limits.priority import RESERVES
+from limitgate.messages.diagnostics import Diagnosis
 from limitgate.overload.shedding import Refusal
 
 Outcome = Literal["unlimited", "admitted", "shadow_refused", "delayed", "failed_open", "refused", "failed_closed"]

@@ -11,8 +11,8 @@ from limitgate.observing import instruments
 from limitgate.observing.handover import Figure, Row
 from limitgate.observing.observer import Observer
 from limitgate.overload.adaptive_limit import AdaptiveLimit
+from limitgate.overload.places import Places
 from limitgate.overload.shedding import Refusal
-from limitgate.places import Places
 
 _KINDS: Final = tuple(product(RESERVES, get_args(Refusal)))
 """Priorities and reasons of refusals."""

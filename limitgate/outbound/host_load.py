@@ -13,12 +13,12 @@ from collections import OrderedDict, deque
 from threading import Lock
 from typing import NamedTuple
 
-from limitgate import waiting
-from limitgate.forking import begin_anew_in_children
 from limitgate.overload.adaptive_limit import AdaptiveLimit, Outcome, Ticket
 from limitgate.overload.adaptive_throttle import WINDOW_S, AdaptiveThrottle
 from limitgate.overload.options import Adaptive
 from limitgate.overload.shedding import retry_after_s
+from limitgate.process import waiting
+from limitgate.process.forking import begin_anew_in_children
 
 MOST_HOSTS = 1000
 """Hosts whose load is remembered: those that were sent to last."""

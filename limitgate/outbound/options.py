@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypedDict, get_args
 
 from limitgate.errors import ConfigError
+from limitgate.messages.suggestions import expected_of
 from limitgate.observing.observer import Observer
 from limitgate.overload.options import Adaptive, as_adaptive
 from limitgate.rules.options import OnError
-from limitgate.suggestions import expected_of
 
 
 class ClientOptions(TypedDict, total=False):

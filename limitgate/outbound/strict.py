@@ -5,7 +5,7 @@ from __future__ import annotations
 from limitgate.algorithms.sliding_log import MAX_ENTRIES
 from limitgate.errors import ConfigError
 from limitgate.limits.limit import Limit, as_limit
-from limitgate.rules.lint import most_within
+from limitgate.rules.review.lint import most_within
 
 SHARE = 10
 """Divisor of a count that is too high for a log: so many of it may come at once."""

@@ -17,7 +17,6 @@ from contextlib import suppress
 from typing import Any, Generic, NoReturn, Protocol, TypeVar, Unpack
 from weakref import WeakSet
 
-from limitgate import waiting
 from limitgate.errors import ConfigError, StoreError
 from limitgate.gate.flow import adrive, drive
 from limitgate.limiter.limiter import AsyncLimiter, Limiter
@@ -31,6 +30,7 @@ from limitgate.outbound.options import CheckedOptions, ClientOptions
 from limitgate.outbound.response_fields import Answer
 from limitgate.outbound.strict import check_is_strict, strict as strictly
 from limitgate.overload.adaptive_limit import Outcome
+from limitgate.process import waiting
 from limitgate.stores import MemoryStore
 
 

@@ -1,6 +1,7 @@
 """Overload: how many requests this process can work on at the moment, and who is let in when not all can be.
 
-Everything here is a function of state, sample and time, in seconds: nobody reads a clock, sleeps or knows of asyncio or HTTP.
+All but the last two modules are functions of state, sample and time, in seconds: they read no clock, do not sleep, and know
+nothing of asyncio or HTTP.
 
     options.py          `Adaptive`: the bounds that a user sets
     adaptive_limit.py   `AdaptiveLimit`: begin -> ticket or refusal; done teaches; everything below put together
@@ -13,4 +14,6 @@ Everything here is a function of state, sample and time, in seconds: nobody read
     waiting_line.py     who waits for a place, in which order, and who has waited too long
     adaptive_throttle.py  `AdaptiveThrottle`: which requests a client keeps to itself, by how few the other side accepts
     shedding.py         counts of each priority; the share refused lately and the Retry-After that it gives
+    places.py           places in flight under an `AdaptiveLimit`, for threads and event loops: lock, clock and waiting
+    heartbeat.py        timers of event loops, and the queue of connections, that tell the `LagGuard` how late a loop is
 """

@@ -9,7 +9,7 @@ from typing import TypeGuard
 
 from limitgate.errors import ConfigError
 from limitgate.limits.duration import seconds_of
-from limitgate.suggestions import expected_of
+from limitgate.messages.suggestions import expected_of
 
 HIGHEST = 100_000
 """The largest limit; more requests than that are held in memory by no process."""

@@ -9,9 +9,9 @@ from functools import cached_property
 from operator import is_
 from typing import Any
 
-from limitgate.diagnostics import Diagnosis
 from limitgate.http.paths import ANY, REST
 from limitgate.http.request import Environ, Request, WSGIRequest
+from limitgate.messages.diagnostics import Diagnosis
 from limitgate.routes import NoRoutes, Pattern, Route, Routes
 from limitgate.rules.decorators import effective, has_marks, marks_of, note_routed
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
-from limitgate.diagnostics import Diagnosis
 from limitgate.http.paths import ANY, REST, PathIndex, below
 from limitgate.http.request import Request, Scope
+from limitgate.messages.diagnostics import Diagnosis
 from limitgate.routes import LitestarRoutes, NoRoutes, Pattern, Route, Routes
 from limitgate.rules.decorators import effective, has_marks, marks_of, note_routed
 

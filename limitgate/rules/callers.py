@@ -12,13 +12,13 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool, StrictStr, field_validator, model_validator
 
-from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import ConfigError
-from limitgate.gil import yield_gil
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.request import Headers, Request
 from limitgate.limits.limit import Limit
 from limitgate.limits.priority import NORMAL, RESERVES, Priority
+from limitgate.messages.diagnostics import Diagnosis, Once
+from limitgate.process.gil import yield_gil
 from limitgate.rules.options import Given, read_limits
 
 DEFAULT_TIER = "default"

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from limitgate.algorithms import STORED_AS
-from limitgate.gil import yield_gil
 from limitgate.limits.limit import Limit
+from limitgate.process.gil import yield_gil
 from limitgate.rules.callers import DEFAULT_TIER, KnownCaller
 from limitgate.rules.rule import Rule, RuleSet
 

@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel
 
-from limitgate.gil import yield_gil
 from limitgate.limits.limit import Limit
+from limitgate.process.gil import yield_gil
 from limitgate.rules.callers import DEFAULT_TIER, KnownCaller
 from limitgate.rules.rule import Rule, RuleSet
 

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from limitgate.errors import MOST_MISTAKES, ConfigError, Field
-from limitgate.gil import freed_in_pieces, yield_gil
+from limitgate.process.gil import freed_in_pieces, yield_gil
 
 MAX_BYTES = 1 << 20
 """Size of a rule file."""

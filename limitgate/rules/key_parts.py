@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 from limitgate.errors import ConfigError
-from limitgate.suggestions import expected_of
+from limitgate.messages.suggestions import expected_of
 
 PARTS = ("path", "ip", "api_key", "method", "host", "user", "caller", "tier", "global")
 _HEADER = r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}"

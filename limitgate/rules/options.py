@@ -13,8 +13,8 @@ from limitgate.errors import ConfigError
 from limitgate.http.request import Request
 from limitgate.limits.limit import Limit, as_limit
 from limitgate.limits.priority import Priority
+from limitgate.messages.suggestions import expected_of
 from limitgate.overload.options import Adaptive
-from limitgate.suggestions import expected_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 OnError = Literal["open", "closed", "local"]

@@ -27,7 +27,6 @@ from pydantic import (
 from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.algorithms.fixed_window import ALIGNED
 from limitgate.errors import MOST_MISTAKES, ConfigError, Field as Place
-from limitgate.gil import yield_gil
 from limitgate.http.client_ip import Networks
 from limitgate.http.paths import PathIndex, covers, segments
 from limitgate.http.request import Request
@@ -36,12 +35,13 @@ from limitgate.limits.duration import seconds_of
 from limitgate.limits.limit import NAMES, SECONDS, Limit, as_limit
 from limitgate.limits.plan import check_cost
 from limitgate.limits.priority import Priority, graded, share_of
+from limitgate.messages.suggestions import expected_of
 from limitgate.overload.options import Adaptive, as_adaptive
-from limitgate.places import Terms
+from limitgate.overload.places import Terms
+from limitgate.process.gil import yield_gil
 from limitgate.rules.callers import DEFAULT_TIER, Callers, KnownCaller, Text
 from limitgate.rules.key_parts import check_part
 from limitgate.rules.options import ChargeIf, Cost, LimitsBy, OnError, Per, RuleOptions, When, check_takes_request, gives_limits
-from limitgate.suggestions import expected_of
 
 T = TypeVar("T")
 Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9._-]{1,64}\z")]

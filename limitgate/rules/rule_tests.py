@@ -8,9 +8,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, S
 
 from limitgate.errors import ConfigError
 from limitgate.http.client_ip import canonical
+from limitgate.messages.suggestions import expected_of
 from limitgate.rules.callers import Text
 from limitgate.rules.rule import METHOD, Name
-from limitgate.suggestions import expected_of
 
 _FIELDS = ("given", "expect")
 _LATEST = 10 * 366 * 86400

@@ -15,14 +15,14 @@ from dotenv import dotenv_values
 from pydantic import BeforeValidator, Field, ImportString, SecretStr, StrictStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from limitgate.diagnostics import Diagnosis
 from limitgate.errors import ConfigError
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.response import STYLES
-from limitgate.masking import Names
+from limitgate.messages.diagnostics import Diagnosis
+from limitgate.messages.masking import Names
+from limitgate.messages.suggestions import expected_of, meant
 from limitgate.rules.key_parts import check_header, check_secret
 from limitgate.rules.options import OnError, check_takes_request
-from limitgate.suggestions import expected_of, meant
 
 PREFIX = "LIMITGATE_"
 ENV_FILE = f"{PREFIX}ENV_FILE"

@@ -22,13 +22,13 @@ from threading import RLock
 from typing import Any
 
 from limitgate.algorithms.base import State
-from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import StoreError
-from limitgate.forking import begin_anew_in_children
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Charge, Plan, Reading, read, with_bans
 from limitgate.limits.template import DECLINED, AnyReading, PlainSpend, PlanTemplate
+from limitgate.messages.diagnostics import Diagnosis, Once
+from limitgate.process.forking import begin_anew_in_children
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.packed import HEAD, Entry, Layout, Layouts, head, with_cost, written_at
 

@@ -1,7 +1,7 @@
 """The charge of a plain bucket in a straight line, for each number of windows.
 
-It is written out window by window, as the script for Redis is (limitgate/stores/redis/plain.py): a loop over three windows, and
-the lists that it would fill, take a third of what `MemoryStore` needs for a request.
+It is written out window by window, as the script for Redis is (limitgate/stores/redis/protocol/plain.py): a loop over three
+windows, and the lists that it would fill, take a third of what `MemoryStore` needs for a request.
 """
 
 from __future__ import annotations

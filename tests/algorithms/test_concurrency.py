@@ -22,8 +22,8 @@ from limitgate.limits.bucket import bucket_of
 from limitgate.limits.decision import decide
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, read
 from limitgate.limits.refund import full_refund, refund
-from limitgate.rules.lint import overshooting
-from limitgate.stores.redis import wire
+from limitgate.rules.review.lint import overshooting
+from limitgate.stores.redis.protocol import wire
 from tests.support.clock import Clock
 from tests.support.effort import HISTORIES
 from tests.support.redis_server import RedisServer

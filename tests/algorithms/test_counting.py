@@ -21,8 +21,8 @@ from limitgate.limits.bucket import Bucket, bucket_of
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, Verb
 from limitgate.limits.refund import refund
-from limitgate.rules.lint import most_within
-from limitgate.stores.redis import wire
+from limitgate.rules.review.lint import most_within
+from limitgate.stores.redis.protocol import wire
 from tests.support.clock import Clock
 from tests.support.effort import HISTORIES
 from tests.support.oracles import DAY, US, Answer, Counter, FixedWindow, SlidingLog, SlidingWindow, days_of, multiples_of

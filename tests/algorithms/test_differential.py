@@ -19,7 +19,7 @@ from limitgate.limits.bucket import MAX_AHEAD, Bucket, bucket_of
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, read
 from limitgate.limits.refund import full_refund
-from limitgate.stores.redis import wire
+from limitgate.stores.redis.protocol import wire
 from tests.support.clock import Clock
 from tests.support.effort import HISTORIES
 from tests.support.oracle import FIELDS, WINDOW_FIELDS, Answer, Oracle

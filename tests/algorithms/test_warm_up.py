@@ -26,7 +26,7 @@ from limitgate.limits.duration import seconds_of
 from limitgate.limits.limit import as_limit
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading
 from limitgate.limits.refund import full_refund
-from limitgate.stores.redis import wire
+from limitgate.stores.redis.protocol import wire
 from tests.algorithms.test_differential import HEADER
 from tests.support.clock import Clock
 from tests.support.effort import HISTORIES

@@ -36,11 +36,11 @@ from limitgate import (
     testing,
 )
 from limitgate.gate.load import ProxyGuard
-from limitgate.heartbeat import heartbeats
 from limitgate.http.request import WSGIRequest
 from limitgate.overload.adaptive_limit import Ticket
+from limitgate.overload.heartbeat import heartbeats
+from limitgate.overload.places import Places, WaitingThread
 from limitgate.overload.proxy_queue import CLOCKS_S
-from limitgate.places import Places, WaitingThread
 from tests.support.clock import Clock
 from tests.support.doors import (
     PATIENCE,

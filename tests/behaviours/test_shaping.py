@@ -788,7 +788,7 @@ def test_a_thread_that_is_interrupted_gives_its_turn_back(
     def interrupted(seconds: float) -> None:
         raise error
 
-    monkeypatch.setattr("limitgate.waiting.sleep", interrupted)
+    monkeypatch.setattr("limitgate.process.waiting.sleep", interrupted)
     with pytest.raises(error):
         it.ask()
     assert owed(store, world()) == before
@@ -796,7 +796,7 @@ def test_a_thread_that_is_interrupted_gives_its_turn_back(
 
 def test_a_sleep_that_ends_early_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody passes before the turn, whatever stands in for the interpreter's own sleep."""
-    monkeypatch.setattr("limitgate.waiting.sleep", lambda seconds: world.sleep(seconds / 2))
+    monkeypatch.setattr("limitgate.process.waiting.sleep", lambda seconds: world.sleep(seconds / 2))
     gate = LimitGateWSGI(validated(WSGISite.answering(200, PLAIN, b"", [])), rules=[ONE], store=MemoryStore(world))
     for _ in range(2):
         wsgi_reply(gate)

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from handbook import dashboard
-from limitgate.diagnostics import Diagnosis
+from limitgate.messages.diagnostics import Diagnosis
 from limitgate.observing.instruments import INSTRUMENTS, Instrument
 from tests.support.doors import PATIENCE, PROCESS_PATIENCE, until, uvicorn_process
 from tests.support.markdown import ROOT, rows

@@ -15,8 +15,8 @@ from fastapi.testclient import TestClient
 
 from limitgate import Adaptive, LimitGate, Rule, limit
 from limitgate.flask import LimitGate as FlaskLimitGate
-from limitgate.forking import living
-from limitgate.places import Places
+from limitgate.overload.places import Places
+from limitgate.process.forking import living
 from tests.support.django_app import WAYS, rate
 from tests.support.doors import PATIENCE
 

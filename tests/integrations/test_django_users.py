@@ -18,8 +18,8 @@ from django.urls import path
 from django.utils.functional import SimpleLazyObject
 
 from limitgate import Adaptive, Caller, ConfigError, Rule, ausage, exempt, limit, usage
-from limitgate.forking import living
-from limitgate.places import Places
+from limitgate.overload.places import Places
+from limitgate.process.forking import living
 from tests.support.django_app import (
     AUTHENTICATION,
     CHANGING,

@@ -28,9 +28,9 @@ from limitgate import (
     RateLimited,
     RedisStore,
     StoreError,
-    waiting,
 )
 from limitgate.limits.limit import NAMES
+from limitgate.process import waiting
 from tests.support.clock import Clock
 from tests.support.doors import PATIENCE
 from tests.support.outcomes import Watched

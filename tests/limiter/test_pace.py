@@ -26,9 +26,9 @@ from limitgate import (
     RateLimited,
     RedisStore,
     StoreError,
-    waiting,
 )
 from limitgate.limiter.pace import evenly
+from limitgate.process import waiting
 from tests.support.attempts import at_best
 from tests.support.doors import PATIENCE, PROCESS_PATIENCE
 from tests.support.redis_server import RedisServer

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from limitgate.forking import _begin_anew
 from limitgate.observing import episodes as module
 from limitgate.observing.episodes import MINUTE, MOST, QUIET, Episodes
+from limitgate.process.forking import _begin_anew
 
 SECOND = 1_000_000
 

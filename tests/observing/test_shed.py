@@ -8,11 +8,11 @@ import time
 from typing import Any
 
 from limitgate import Adaptive, LimitGate, LimitGateWSGI, Rule
-from limitgate.heartbeat import heartbeats
 from limitgate.observing.counts import series
 from limitgate.observing.shed import ShedRow
 from limitgate.overload.adaptive_limit import Ticket
-from limitgate.places import Places, Terms
+from limitgate.overload.heartbeat import heartbeats
+from limitgate.overload.places import Places, Terms
 from limitgate.rules.rule import RuleSet
 from tests.support.doors import ASGISite, WSGISite, asgi_reply, wsgi_reply
 from tests.support.observed import Recorder

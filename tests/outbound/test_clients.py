@@ -16,7 +16,8 @@ import pytest
 
 import limitgate.httpx
 import limitgate.outbound.bodies
-from limitgate import Adaptive, ConfigError, Limit, RateLimited, StoreError, waiting
+from limitgate import Adaptive, ConfigError, Limit, RateLimited, StoreError
+from limitgate.process import waiting
 from tests.limiter.test_limiter import left, visitors
 from tests.support.clients import CLIENTS, Client, Interrupted
 from tests.support.doors import PATIENCE, PROCESS_PATIENCE

@@ -13,22 +13,12 @@ from unittest import mock
 import pytest
 from hypothesis import given, strategies as st
 
-from limitgate import (
-    Adaptive,
-    AsyncLimiter,
-    ConfigError,
-    Configured,
-    Limit,
-    Limiter,
-    MemoryStore,
-    RateLimited,
-    StoreError,
-    waiting as waits,
-)
+from limitgate import Adaptive, AsyncLimiter, ConfigError, Configured, Limit, Limiter, MemoryStore, RateLimited, StoreError
 from limitgate.limits.decision import Window
 from limitgate.outbound import throttle
 from limitgate.outbound.response_fields import LONGEST, Answer
 from limitgate.outbound.throttle import ClientThrottle, arun, run
+from limitgate.process import waiting as waits
 from tests.support.observed import Recorder
 from tests.support.virtual import World
 

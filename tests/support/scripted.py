@@ -5,7 +5,7 @@ from __future__ import annotations
 import redis
 
 from limitgate.limits.plan import Plan, Reading
-from limitgate.stores.redis import wire
+from limitgate.stores.redis.protocol import wire
 from tests.support.clock import Clock
 
 CLOCK = """

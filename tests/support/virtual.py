@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from limitgate import MemoryStore, waiting
+from limitgate import MemoryStore
 from limitgate.outbound import throttle
+from limitgate.process import waiting
 
 T = TypeVar("T")
 _BEGAN = 1_790_000_000_000_000

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 from weakref import ref
 
-from limitgate.diagnostics import Diagnosis, clock_comparison
 from limitgate.errors import ConfigError
 from limitgate.gate.flow import measures_silence
 from limitgate.gate.gate import Gate
@@ -23,16 +22,17 @@ from limitgate.gate.planning.rules_in_force import RulesInForce
 from limitgate.gate.refusal_log import RefusalLog
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.limits.priority import RESERVES
-from limitgate.masking import Names
+from limitgate.messages.diagnostics import Diagnosis, clock_comparison
+from limitgate.messages.masking import Names
+from limitgate.messages.own_errors import survived
 from limitgate.observing.counts import Counts, observe
 from limitgate.observing.observer import Observer, observers_of
 from limitgate.observing.store_calls import store_counts
-from limitgate.own_errors import survived
 from limitgate.process.looker import Looker, Watched
 from limitgate.routes import Routes
-from limitgate.rules import lint
 from limitgate.rules.files import rules_of
 from limitgate.rules.options import OnError
+from limitgate.rules.review import lint
 from limitgate.rules.rule import Rule, RuleSet
 from limitgate.rules.settings import (
     GateSettings,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from limitgate.diagnostics import Diagnosis
+from limitgate.messages.diagnostics import Diagnosis
 from limitgate.rules.settings import seems_to_have_workers
 
 TOGETHER = 2.0

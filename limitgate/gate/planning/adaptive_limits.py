@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from limitgate.errors import ConfigError
-from limitgate.places import Places, Terms
+from limitgate.overload.places import Places, Terms
 from limitgate.rules.callers import DEFAULT_TIER
 from limitgate.rules.rule import Rule
 

@@ -11,10 +11,10 @@ from threading import RLock
 from typing import Generic, TypeVar
 
 from limitgate.algorithms import gcra
-from limitgate.diagnostics import Diagnosis, Once
-from limitgate.forking import begin_anew_in_children
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.limit import Limit
+from limitgate.messages.diagnostics import Diagnosis, Once
+from limitgate.process.forking import begin_anew_in_children
 
 V = TypeVar("V")
 

@@ -13,7 +13,7 @@ from limitgate.keys import Key, PreparedKey, Value, given, overflow
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Charge
 from limitgate.limits.priority import NORMAL, Priority
-from limitgate.masking import Names, shown
+from limitgate.messages.masking import Names, shown
 from limitgate.observing.counts import Counts
 from limitgate.rules.rule import Rule
 

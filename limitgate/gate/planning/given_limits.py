@@ -8,12 +8,12 @@ from functools import lru_cache
 from inspect import isawaitable
 from typing import Any, final
 
-from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import ConfigError
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.request_plan import AdaptiveMatch, PreparedPlan, RequestPlan, keep
 from limitgate.http.request import Request
 from limitgate.limits.limit import Limit
+from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.rules.callers import Caller
 from limitgate.rules.options import read_limits
 from limitgate.rules.rule import is_placed

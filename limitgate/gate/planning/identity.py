@@ -7,13 +7,13 @@ from itertools import count
 from operator import attrgetter
 from typing import Any
 
-from limitgate.diagnostics import Diagnosis
 from limitgate.http.client_ip import TrustedProxies, grouped
 from limitgate.http.request import HeaderNames, Request
 from limitgate.limits.priority import NORMAL, Priority
+from limitgate.messages.diagnostics import Diagnosis
+from limitgate.messages.suggestions import misspelt
 from limitgate.rules.callers import DEFAULT_TIER, Caller, Callers
 from limitgate.rules.options import Given
-from limitgate.suggestions import misspelt
 
 WITHOUT_USER = 100
 """Requests without a user that suffice to say that nobody sets one."""

@@ -8,7 +8,6 @@ from functools import lru_cache, partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import ConfigError
 from limitgate.gate.planning.adaptive_limits import AdaptiveLimits
 from limitgate.gate.planning.cardinality import CardinalityGuard
@@ -17,18 +16,19 @@ from limitgate.gate.planning.given_limits import REMEMBERED, GivenLimits, GivenP
 from limitgate.gate.planning.identity import Identities, Subject
 from limitgate.gate.planning.request_plan import UNLIMITED, AdaptiveMatch, PreparedPlan, RequestPlan, keep
 from limitgate.gate.planning.rule_match import EXEMPT, CompiledRules, RuleMatch
-from limitgate.gil import yield_gil
 from limitgate.http.client_ip import Hop
 from limitgate.http.paths import PathIndex, Reach, beyond, segments
 from limitgate.http.request import Request
 from limitgate.keys import Value, keys_of_client
 from limitgate.limits.plan import Charge, Plan
+from limitgate.messages.diagnostics import Diagnosis, Once
+from limitgate.messages.own_errors import survived
 from limitgate.observing.counts import Counts
-from limitgate.own_errors import survived
+from limitgate.process.gil import yield_gil
 from limitgate.routes import NoRoutes, Routes, has_cors_inside, mounts_of
-from limitgate.rules import lint
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.decorators import EVERYTHING, Mark, decided_marks
+from limitgate.rules.review import lint
 from limitgate.rules.rule import EVERY, Rule, RuleSet
 
 _PATHS, _SHORT = 512, 200

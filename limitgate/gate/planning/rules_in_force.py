@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from limitgate.diagnostics import Diagnosis, Once
 from limitgate.gate.planning.planner import Planner
 from limitgate.http.response import Fields, rate_fields
 from limitgate.limits.decision import Decision
+from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.observing.counts import Counts
 from limitgate.observing.handover import handover
 

@@ -19,8 +19,8 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from limitgate.diagnostics import Diagnosis
 from limitgate.errors import StoreError, StoreFault
+from limitgate.messages.diagnostics import Diagnosis
 
 Redirection = AskError | TryAgainError
 """Replies of a cluster's node about a hash slot that it does not hold (MOVED is an ASK in redis-py), or not all of."""

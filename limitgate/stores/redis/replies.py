@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import WeakSet
 
-from limitgate.diagnostics import Diagnosis, Once
 from limitgate.errors import StoreError, StoreFault
-from limitgate.forking import begin_anew_in_children
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import DECLINED, AnyPlan, AnyReading, PlainShape, whole
+from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.observing.instruments import Result
 from limitgate.observing.store_calls import CallsRow, StoreCounts
-from limitgate.stores.redis import plain, wire
+from limitgate.process.forking import begin_anew_in_children
 from limitgate.stores.redis.breaker import Breaker, Tally
 from limitgate.stores.redis.deny_cache import DenyCache
 from limitgate.stores.redis.dial.inspection import Inspection
 from limitgate.stores.redis.known_bans import KnownBans
 from limitgate.stores.redis.leases import Leases
+from limitgate.stores.redis.protocol import plain, wire
 from limitgate.stores.redis.server_clock import ServerClock
 
 Outcome = AnyReading | StoreError

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from limitgate.errors import StoreError
+from limitgate.messages.own_errors import OwnError, own_error, survived
 from limitgate.observing.instruments import Result
-from limitgate.own_errors import OwnError, own_error, survived
 from limitgate.stores.base import StoredConfig
 from limitgate.stores.redis.breaker import PROBE_TIMEOUT
 from limitgate.stores.redis.dial.url import Address, server_name
 from limitgate.stores.redis.errors import Redirection, store_error
+from limitgate.stores.redis.protocol.session import Answered, Redirected, Session
+from limitgate.stores.redis.protocol.wire import stored_config
 from limitgate.stores.redis.replies import Outcome, RedisReplies
 from limitgate.stores.redis.server_clock import ServerClock
-from limitgate.stores.redis.session import Answered, Redirected, Session
-from limitgate.stores.redis.wire import stored_config
 
 Answer = list[Outcome] | StoredConfig | StoreError | Redirection
 """Answer to a call: outcomes of its plans, configuration, a failure of the whole call, or a redirection to another node."""

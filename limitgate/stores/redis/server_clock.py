@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from limitgate.diagnostics import APART
+from limitgate.messages.diagnostics import APART
 
 DRIFT = 0.001
 """By how much faster than ours a clock may run: one that is slewed, beside one that is wrong."""

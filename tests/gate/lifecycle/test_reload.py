@@ -33,7 +33,6 @@ from limitgate import (
     RedisStore,
     Rule,
     ausage,
-    gil,
     load_rules,
     testing,
 )
@@ -42,6 +41,7 @@ from limitgate.flask import LimitGate as FlaskLimitGate
 from limitgate.gate.gate import Gate
 from limitgate.gate.lifecycle import build, reload
 from limitgate.http.request import ASGIRequest, WSGIRequest
+from limitgate.process import gil
 from limitgate.process.looker import Looker
 from limitgate.rules.watch import WatchedRules
 from tests.support.clock import Clock

@@ -17,8 +17,8 @@ from limitgate.limits.bucket import bucket_of, buckets_of
 from limitgate.limits.decision import decide
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading
 from limitgate.limits.refund import refund
-from limitgate.stores.redis import wire
 from limitgate.stores.redis.calls import MAX_BATCH, calls_of
+from limitgate.stores.redis.protocol import wire
 from tests.support.clock import Clock
 from tests.support.redis_server import RedisServer
 from tests.support.scripted import Scripted

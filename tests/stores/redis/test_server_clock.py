@@ -17,7 +17,7 @@ from redis.asyncio.connection import ConnectionPool as AsyncPool
 from redis.connection import ConnectionPool
 
 from limitgate import RedisStore
-from limitgate.diagnostics import APART
+from limitgate.messages.diagnostics import APART
 from limitgate.stores.redis.aio.batcher import Batcher
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.dial.dialer import Dialer

@@ -10,7 +10,7 @@ from typing import Any
 
 from limitgate.limits.template import AnyPlan, PlainShape, PlainSpend
 from limitgate.stores.base import ConfigRequest
-from limitgate.stores.redis import wire
+from limitgate.stores.redis.protocol import wire
 
 Request = tuple[AnyPlan, float, "asyncio.Future[Any]", float]
 """A plan, the silence of Redis at which it is overdue (see `Batcher`), its future reading, and its timeout in seconds. Beside

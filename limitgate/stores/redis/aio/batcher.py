@@ -18,9 +18,8 @@ from typing import Any, Protocol
 from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyPlan, whole
-from limitgate.own_errors import own_error, survived
+from limitgate.messages.own_errors import own_error, survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
-from limitgate.stores.redis import wire
 from limitgate.stores.redis.aio.batch import Batch, Request, RequestQueue
 from limitgate.stores.redis.aio.connection import AsyncConnection
 from limitgate.stores.redis.aio.listening import ListeningClock, Silence
@@ -30,9 +29,10 @@ from limitgate.stores.redis.calls import MAX_BATCH, Room
 from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT
 from limitgate.stores.redis.dial.url import Address
 from limitgate.stores.redis.errors import Redirection, no_room, store_error, unsendable
+from limitgate.stores.redis.protocol import wire
+from limitgate.stores.redis.protocol.session import CallEvent, Resend
 from limitgate.stores.redis.replies import Outcome, RedisReplies
 from limitgate.stores.redis.server import Server, blames_server
-from limitgate.stores.redis.session import CallEvent, Resend
 
 MAX_FLYING = 16
 """Calls that may be on their way at a time."""

@@ -24,19 +24,15 @@ from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.refund import full_refund
 from limitgate.limits.template import AnyPlan, whole, whole_reading
-from limitgate.own_errors import own_error, survived
+from limitgate.messages.own_errors import own_error, survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batch import Batch, Request
 from limitgate.stores.redis.aio.batcher import MAX_QUEUED, Batcher
 from limitgate.stores.redis.aio.listening import ListeningClock, Silence
 from limitgate.stores.redis.aio.loop_end import begin
 from limitgate.stores.redis.calls import MAX_BATCH
-from limitgate.stores.redis.dial.dialer import Dialer
-from limitgate.stores.redis.dial.url import Address
-from limitgate.stores.redis.errors import Redirection, store_error
-from limitgate.stores.redis.replies import Outcome, RedisReplies
-from limitgate.stores.redis.router import PAUSE, Router, Send, Split
-from limitgate.stores.redis.slot_map import (
+from limitgate.stores.redis.cluster.router import PAUSE, Router, Send, Split
+from limitgate.stores.redis.cluster.slot_map import (
     GIVE_BACK_TIMEOUT,
     MAP_PAUSE,
     Conclusion,
@@ -48,6 +44,10 @@ from limitgate.stores.redis.slot_map import (
     parts_of,
     unreachable,
 )
+from limitgate.stores.redis.dial.dialer import Dialer
+from limitgate.stores.redis.dial.url import Address
+from limitgate.stores.redis.errors import Redirection, store_error
+from limitgate.stores.redis.replies import Outcome, RedisReplies
 
 ABREAST = MAX_BATCH
 """Requests for the same buckets on several nodes that are under way at a time."""

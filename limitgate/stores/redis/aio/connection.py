@@ -12,7 +12,7 @@ from typing import Any
 
 from limitgate.stores.redis.aio.batch import Batch
 from limitgate.stores.redis.aio.listening import ListeningClock
-from limitgate.stores.redis.session import NEED_DATA, CallEvent, MustClose, Session
+from limitgate.stores.redis.protocol.session import NEED_DATA, CallEvent, MustClose, Session
 
 
 class AsyncConnection(asyncio.Protocol):

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 
-from limitgate.forking import begin_anew_in_children
+from limitgate.process.forking import begin_anew_in_children
 from limitgate.stores.redis import background
 
 Addresses = Sequence[str]

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from limitgate.errors import ConfigError
-from limitgate.suggestions import expected_of, meant
+from limitgate.messages.suggestions import expected_of, meant
 
 SINGLE = ("redis", "rediss", "unix")
 SEVERAL = ("redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel")

@@ -10,16 +10,11 @@ from functools import partial
 
 from limitgate.errors import StoreError
 from limitgate.limits.template import AnyPlan, common_shape
-from limitgate.own_errors import survived
+from limitgate.messages.own_errors import survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis import background
-from limitgate.stores.redis.dial.dialer import Dialer
-from limitgate.stores.redis.dial.url import Address
-from limitgate.stores.redis.errors import Redirection
-from limitgate.stores.redis.replies import Outcome, RedisReplies
-from limitgate.stores.redis.router import PAUSE, Router, Send, Split
-from limitgate.stores.redis.server import Answer, configuration, failure_by
-from limitgate.stores.redis.slot_map import (
+from limitgate.stores.redis.cluster.router import PAUSE, Router, Send, Split
+from limitgate.stores.redis.cluster.slot_map import (
     GIVE_BACK_TIMEOUT,
     MAP_PAUSE,
     Part,
@@ -29,9 +24,14 @@ from limitgate.stores.redis.slot_map import (
     parts_of,
     unreachable,
 )
+from limitgate.stores.redis.dial.dialer import Dialer
+from limitgate.stores.redis.dial.url import Address
+from limitgate.stores.redis.errors import Redirection
+from limitgate.stores.redis.protocol.wire import NO_PLAN, Call
+from limitgate.stores.redis.replies import Outcome, RedisReplies
+from limitgate.stores.redis.server import Answer, configuration, failure_by
 from limitgate.stores.redis.threads.node import Node, Sent
 from limitgate.stores.redis.threads.patience import Patience
-from limitgate.stores.redis.wire import NO_PLAN, Call
 
 
 class _Errand(Call):

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from redis.exceptions import RedisError
 
-from limitgate.stores.redis.session import NEED_DATA, Event, Session
+from limitgate.stores.redis.protocol.session import NEED_DATA, Event, Session
+from limitgate.stores.redis.protocol.wire import Call
 from limitgate.stores.redis.threads.patience import SLICE, Patience
-from limitgate.stores.redis.wire import Call
 
 T = TypeVar("T")
 

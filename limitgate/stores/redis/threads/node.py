@@ -14,20 +14,20 @@ from redis.exceptions import RedisError
 
 from limitgate.errors import StoreError
 from limitgate.limits.template import AnyPlan, common_shape
-from limitgate.own_errors import own_error, survived
+from limitgate.messages.own_errors import own_error, survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis import background
 from limitgate.stores.redis.breaker import Breaker
 from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dial
 from limitgate.stores.redis.dial.url import Address
 from limitgate.stores.redis.errors import store_error, unsendable
+from limitgate.stores.redis.protocol.session import MustClose, Resend, Session
+from limitgate.stores.redis.protocol.wire import NO_PLAN, UNSENDABLE, Call
 from limitgate.stores.redis.replies import Outcome, RedisReplies
 from limitgate.stores.redis.server import Answer, Server, blames_server, configuration, failure_by
-from limitgate.stores.redis.session import MustClose, Resend, Session
 from limitgate.stores.redis.threads.connection import SyncConnection
 from limitgate.stores.redis.threads.patience import Patience
 from limitgate.stores.redis.threads.pool import ConnectionPool
-from limitgate.stores.redis.wire import NO_PLAN, UNSENDABLE, Call
 
 
 def _nothing() -> None:

@@ -21,7 +21,7 @@ from limitgate.algorithms import script
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.dial.dialer import Dialer
 from limitgate.stores.redis.dial.inspection import INSPECT, Data, Inspection, Report, read_report
-from limitgate.stores.redis.wire import CONFIG
+from limitgate.stores.redis.protocol.wire import CONFIG
 from tests.stores.test_stores import PATIENT, REDIS, Door, a_plan
 from tests.support.impostor import HANG_UP, Impostor
 from tests.support.redis_server import RedisServer

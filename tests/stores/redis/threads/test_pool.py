@@ -18,11 +18,11 @@ from limitgate import RedisStore, StoreError
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge
 from limitgate.limits.template import PlanTemplate
+from limitgate.stores.redis.protocol.wire import Call
 from limitgate.stores.redis.threads import connection as connections, patience, pool as pools
 from limitgate.stores.redis.threads.connection import SyncConnection
 from limitgate.stores.redis.threads.patience import SLICE, Patience
 from limitgate.stores.redis.threads.pool import LOOK_EVERY, STARVED_TURNS, ConnectionPool, _WaitForConnection
-from limitgate.stores.redis.wire import Call
 from tests.support.crowds import a_plan, giving_back
 from tests.support.redis_server import RedisServer
 

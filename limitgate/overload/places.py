@@ -1,0 +1,215 @@
+"""Places in flight under an adaptive limit: what threads and tasks do to the same `AdaptiveLimit`.
+
+Whom to let in is decided in `limitgate.overload`; here are the clock, the lock and those who wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from fractions import Fraction
+from threading import Event, Lock
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakSet
+
+from limitgate.limits.priority import Priority
+from limitgate.overload.adaptive_limit import AdaptiveLimit, Guard, Outcome, Ticket
+from limitgate.overload.options import Adaptive
+from limitgate.process.forking import begin_anew_in_children
+from limitgate.process.waiting import SHORTEST
+
+
+class Terms(NamedTuple):
+    """What somebody wants of an adaptive limit."""
+
+    adaptive: Adaptive
+    max_delay: float = 0.0
+    """Seconds that somebody may wait for a place."""
+    reserve: Fraction | None = None
+    """Share of the limit that is kept for higher priorities."""
+
+
+class Waiter(Protocol):
+    """Whoever waits for a place."""
+
+    def wake(self) -> bool:
+        """Have it look what has become of its ticket. False if it cannot. Called from any thread."""
+
+
+class WaitingThread:
+    """A thread that waits."""
+
+    def __init__(self) -> None:
+        self._woken = Event()
+
+    def wake(self) -> bool:
+        """Have the thread go on."""
+        self._woken.set()
+        return True
+
+    def wait(self, seconds: float) -> None:
+        """Wait until somebody wakes it, but no longer than so many seconds."""
+        self._woken.wait(seconds)
+
+
+class WaitingTask:
+    """A task of the running event loop that waits."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.woken: asyncio.Future[None] = self.loop.create_future()
+
+    def wake(self) -> bool:
+        """Have the task go on. False if its event loop is closed."""
+        try:
+            self.loop.call_soon_threadsafe(self._set)
+        except RuntimeError:
+            return False
+        return True
+
+    def _set(self) -> None:
+        if not self.woken.done():
+            self.woken.set_result(None)
+
+
+class Places:
+    """The places under one adaptive limit in this process, for any number of threads and event loops.
+
+    ``clock`` gives seconds and never steps. It is not that of `limitgate.process.waiting`, as a test that stops that one
+    does not make the work any faster.
+    """
+
+    def __init__(self, terms: Terms, clock: Callable[[], float] = time.monotonic) -> None:
+        self.terms = terms
+        self._clock = clock
+        self.begin_anew()
+        begin_anew_in_children(self)
+
+    def begin_anew(self) -> None:
+        """Forget everything, in the child of a fork: a ticket of the parent is none of the new ``limit``."""
+        self._lock = Lock()
+        adaptive, max_delay, reserve = self.terms
+        self.limit = AdaptiveLimit(adaptive, wall_offset=self._wall_offset, reserve=reserve, max_delay=max_delay)
+        self._waiters: dict[Ticket, Waiter] = {}
+        self._timed: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+        """Event loops with a timer for those who wait there."""
+        self._abandoned: deque[Callable[[], None]] = deque()
+        """What is to be done with the lock as soon as somebody has it."""
+
+    def forget(self) -> None:
+        """Forget everything. Whoever waits gives way."""
+        with self._lock:
+            waiters = list(self._waiters.values())
+            self.begin_anew()
+        for waiter in waiters:
+            waiter.wake()
+
+    def reconfigure(self, terms: Terms) -> None:
+        """Go on under other terms, with everything that was learned."""
+        with self._lock:
+            if terms != self.terms:
+                self.terms = terms
+                self.limit.reconfigure(terms.adaptive, reserve=terms.reserve, max_delay=terms.max_delay)
+                self._serve(self._clock())
+
+    def begin(
+        self, request_class: Hashable, priority: Priority, guard: Guard | None, waiter: Callable[[], Waiter]
+    ) -> Ticket | None:
+        """Take a place, or a ticket that waits for one, see `waiter`; None if there is no room."""
+        with self._lock:
+            if self._abandoned:
+                self._end_abandoned()
+            ticket = self.limit.begin(self._clock(), request_class, priority, guard)
+            if type(ticket) is not Ticket:
+                return None
+            if ticket.began is None:
+                self._waiters[ticket] = waiter()
+            return ticket
+
+    def waiter(self, ticket: Ticket) -> Any:
+        """Whoever waits by a ticket, as ``waiter`` of `begin` has made it; None if the waiting is over."""
+        return self._waiters.get(ticket)
+
+    def look(self, ticket: Ticket) -> float:
+        """Seconds after which to look again for whoever waits; 0 if the waiting is over."""
+        with self._lock:
+            self._end_abandoned()
+            now = self._clock()
+            self._serve(now)
+            if ticket not in self._waiters:
+                return 0
+            return max(self.limit.due_at(now) - now, SHORTEST)
+
+    def wait(self, ticket: Ticket, thread: WaitingThread) -> bool:
+        """Wait in this thread. True if it has its place, False if it had to give way."""
+        while pause_s := self.look(ticket):
+            thread.wait(pause_s)
+        return ticket.began is not None
+
+    def has_to_wait(self, ticket: Ticket, task: WaitingTask) -> bool:
+        """True if a task has to wait until it is ``woken``, in time if it is to give way."""
+        if not self.look(ticket):
+            return False
+        if task.loop not in self._timed:
+            self._keep_time(task.loop)
+        return True
+
+    def end(self, ticket: Ticket, outcome: Outcome = "untaught") -> None:
+        """Give back a place, or wait for it no more. To do so twice changes nothing."""
+        with self._lock:
+            if self._waiters:
+                self._end(ticket, outcome)
+            else:
+                self.limit.done(ticket, self._clock(), outcome)
+
+    def abandon(self, ticket: Ticket, outcome: Outcome = "untaught") -> None:
+        """`end`, by the garbage collector or a `GeneratorExit` of its: in the midst of anything, so nobody may wait."""
+        self._abandon(lambda: self._end(ticket, outcome))
+
+    def _abandon(self, action: Callable[[], None]) -> None:
+        """Do something now if nobody has the lock, else as soon as somebody has it."""
+        self._abandoned.append(action)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._end_abandoned()
+            finally:
+                self._lock.release()
+
+    def _end(self, ticket: Ticket, outcome: Outcome) -> None:
+        self._waiters.pop(ticket, None)
+        now = self._clock()
+        self.limit.done(ticket, now, outcome)
+        self._serve(now)
+
+    def _serve(self, now: float) -> None:
+        """Wake those whose waiting is over. A place for which nobody is left goes to the next one."""
+        is_over = not self._waiters
+        while not is_over:
+            is_over = True
+            for ticket in [each for served in self.limit.serve(now) for each in served]:
+                waiter = self._waiters.pop(ticket, None)
+                if waiter is None or not waiter.wake():
+                    self.limit.done(ticket, now, "untaught")
+                    is_over = False
+
+    def _end_abandoned(self) -> None:
+        while self._abandoned:
+            self._abandoned.popleft()()
+
+    def _keep_time(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have those on an event loop give way in time. One timer does for all of them."""
+        with self._lock:
+            now = self._clock()
+            self._serve(now)
+            is_timed = any(isinstance(each, WaitingTask) and each.loop is loop for each in self._waiters.values())
+            pause_s = max(self.limit.due_at(now) - now, SHORTEST)
+        if is_timed:
+            self._timed.add(loop)
+            loop.call_later(pause_s, self._keep_time, loop)
+        else:
+            self._timed.discard(loop)
+
+    def _wall_offset(self) -> float:
+        return time.time() - self._clock()

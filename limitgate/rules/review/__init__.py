@@ -1,0 +1,1 @@
+"""What is odd about rules, though no mistake: found at start, and by ``limitgate check``."""

@@ -1,0 +1,173 @@
+"""Lint of rules: limits that admit more than they seem to, rules that no request reaches. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import chain
+
+from limitgate.algorithms import ALGORITHMS, gcra
+from limitgate.http.paths import covers, meet, segments
+from limitgate.limits.limit import Limit
+from limitgate.limits.priority import Priority
+from limitgate.process.gil import yield_gil
+from limitgate.rules.callers import DEFAULT_TIER
+from limitgate.rules.review.coverage import Coverage
+from limitgate.rules.rule import EVERY, Rule, RuleSet
+
+
+def most_within(period: int, limits: Sequence[Limit]) -> int:
+    """The most that limits which are checked together admit in any ``period`` seconds, its last moment left out."""
+    return min(_most_within(period, limit) for limit in limits if limit.period)
+
+
+def _most_within(period: int, limit: Limit) -> int:
+    periods = -(-period // limit.period)
+    if limit.algorithm == "sliding_log":
+        return limit.count * periods
+    if limit.algorithm in ("fixed_window", "sliding_window"):  # so many periods touch one more window of the calendar
+        return limit.count * (periods + 1)
+    return limit.burst + -(-period * limit.count // limit.period) - 1
+
+
+def overshooting(rule: Rule) -> Iterator[tuple[Limit, int, int]]:
+    """The limits of which more than the count may pass in one period, how many, and the burst with which no more would.
+
+    Those that have no burst are left out: there it is the algorithm's way, and no oversight. The rule's other limits are taken
+    into account. A burst below the rule's own cost is no remedy, so that is not told.
+    """
+    least = max(1, rule.cost) if isinstance(rule.cost, int) else 1
+    for limit in [limit for limit in rule.every_limit if limit.period]:
+        most = most_within(limit.period, rule.every_limit)
+        if most > limit.count and limit.burst > least and ALGORITHMS[limit.algorithm] is gcra:
+            yield limit, most, least
+
+
+def tiers_of_nobody(rules: RuleSet, known: Collection[str]) -> list[str]:
+    """The tiers whose rules never apply, where ``known`` are those that callers can be known to be of."""
+    return [tier for tier in rules.tiers if tier != DEFAULT_TIER and tier not in known]
+
+
+def reserves_of_nobody(rules: RuleSet, known: Collection[Priority]) -> list[str]:
+    """The rules, by name, that keep something for callers of high priority, where none of the ``known`` priorities is high."""
+    every = [] if "high" in known else [rule for of_tier in rules.tiers.values() for rule in of_tier]
+    high = {rule.name for rule in every if rule.priority == "high"}
+    return list(dict.fromkeys(rule.name for rule in every if rule.reserve and rule.name not in high))
+
+
+def without_route(rules: RuleSet, routes: Sequence[Sequence[str]]) -> list[Rule]:
+    """The rules with limits whose paths are those of no route; ``routes`` are patterns of `limitgate.http.paths.segments`."""
+    every = {id(rule): rule for of_tier in rules.tiers.values() for rule in of_tier if rule.has_limits}
+    return [rule for rule in every.values() if not any(_meets(segments(path), routes) for path in rule.paths)]
+
+
+def _meets(pattern: Sequence[str], routes: Sequence[Sequence[str]]) -> bool:
+    yield_gil()
+    return any(meet(pattern, route) is not None for route in routes)
+
+
+Find = Callable[[Rule, str], Sequence[Rule]]
+"""Finds the rules that may leave nothing for another one at one of its paths, in the order of their tier."""
+
+
+def shadowed(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
+    """The rules that an exempt rule leaves nothing for in any tier that they are of, with the first such exempt rule.
+
+    Tiers that are not ``known`` are left out: there nothing applies anyway.
+    """
+
+    def finder(of_tier: Sequence[Rule]) -> Find:
+        exempt = Coverage([rule for rule in of_tier if rule.exempt])
+        return lambda rule, path: [] if rule.exempt else exempt.around(rule, path)
+
+    return _switched_off(rules, known, finder)
+
+
+def denied(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
+    """`shadowed`, by rules that deny."""
+
+    def finder(of_tier: Sequence[Rule]) -> Find:
+        denying = Coverage([rule for rule in of_tier if rule.deny and not rule.shadow])
+        return lambda rule, path: denying.around(rule, path) if rule.has_limits else []
+
+    return _switched_off(rules, known, finder)
+
+
+def replaced(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
+    """`shadowed`, by rules that replace them and that no other one replaces."""
+    replacing = _Replacing([rule for of_tier in rules.tiers.values() for rule in of_tier if rule.replaces])
+
+    def finder(of_tier: Sequence[Rule]) -> Find:
+        certain = [rule for rule in of_tier if rule.replaces and not replacing.replace(rule)]
+        by_name = _Replacing(certain).by_name
+        every = Coverage([rule for rule in certain if EVERY in rule.replaces])
+        places = {id(rule): place for place, rule in enumerate(certain)}
+
+        def find(rule: Rule, path: str) -> list[Rule]:
+            found = [*by_name.get(rule.name, ()), *(every.around(rule, path) if rule.has_limits else ())]
+            return sorted([other for other in found if other is not rule], key=lambda other: places[id(other)])
+
+        return find
+
+    return _switched_off(rules, known, finder)
+
+
+class _Replacing:
+    """Rules that replace others, by the names of these."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.by_name: dict[str, list[Rule]] = {}
+        for rule in rules:
+            for name in rule.replaces:
+                self.by_name.setdefault(name, []).append(rule)
+
+    def replace(self, rule: Rule) -> bool:
+        """True if some other rule replaces one."""
+        every = self.by_name.get(EVERY, ()) if rule.has_limits else ()
+        return any(other is not rule for other in chain(self.by_name.get(rule.name, ()), every))
+
+
+def _switched_off(
+    rules: RuleSet, known: Collection[str], finder: Callable[[Sequence[Rule]], Find]
+) -> Iterator[tuple[Rule, Rule]]:
+    """The rules that others leave nothing for in any tier that they are of, with the first of these.
+
+    ``finder`` makes what finds these others among the rules of a tier.
+    """
+    found: dict[int, tuple[Rule, list[Rule | None]]] = {}
+    for tier, of_tier in rules.tiers.items():
+        if tier == DEFAULT_TIER or tier in known:
+            find = finder(of_tier)
+            for rule in of_tier:
+                found.setdefault(id(rule), (rule, []))[1].append(_shadow_of(rule, find))
+    for rule, by in found.values():
+        if by[0] is not None and None not in by:
+            yield rule, by[0]
+
+
+def admits_clients_of(rule: Rule, other: Rule) -> bool:
+    """True if a rule is for all clients that another one is for."""
+    return not rule.clients or (bool(other.clients) and rule.networks.cover(other.networks))
+
+
+def _shadow_of(rule: Rule, find: Find) -> Rule | None:
+    """One of the rules, such as exempt ones, that together cover all that a rule is for; None if something is left."""
+    yield_gil()
+    first = None
+    for path in rule.paths:
+        others = [other for other in find(rule, path) if not (other.when or other.exclude) and admits_clients_of(other, rule)]
+        shadow = _shadow_at(segments(path), rule, others)
+        if shadow is None:
+            return None
+        first = first or shadow
+    return first
+
+
+def _shadow_at(pattern: Sequence[str], rule: Rule, others: Sequence[Rule]) -> Rule | None:
+    """One of the rules that together cover all that a rule is for at one of its patterns."""
+    around = [other for other in others if any(covers(segments(path), pattern) for path in other.paths)]
+    for other in around:
+        if other.methods is None:
+            return other
+    methods = rule.methods or ()
+    covered = [next((other for other in around if other.applies_to(method)), None) for method in methods]
+    return covered[0] if covered and None not in covered else None

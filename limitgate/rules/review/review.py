@@ -1,0 +1,175 @@
+"""Review of a rule set: what is odd about it, though no mistake, each with the rule, caller or tier that it is about. Pure.
+
+`lint` and `idle` beside it find the facts; here is said what they mean and what was probably wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from ipaddress import IPv4Network, ip_network
+from itertools import chain
+from typing import NamedTuple
+
+from limitgate.algorithms import ALGORITHMS, gcra
+from limitgate.errors import Field
+from limitgate.limits.priority import RESERVES
+from limitgate.messages.diagnostics import Diagnosis
+from limitgate.messages.suggestions import meant
+from limitgate.rules.callers import DEFAULT_TIER, KnownCaller
+from limitgate.rules.key_parts import check_part
+from limitgate.rules.review import lint
+from limitgate.rules.review.coverage import Coverage
+from limitgate.rules.review.idle import idle_limits, idle_rules, is_for_all_of
+from limitgate.rules.rule import Rule, RuleSet
+
+_RESERVED = IPv4Network("240.0.0.0/4")
+_METHODS = ("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE")
+_METHODS_OF_WEBDAV = ("COPY", "LOCK", "MKCOL", "MOVE", "PROPFIND", "PROPPATCH", "REPORT", "SEARCH", "UNLOCK")
+
+
+class Oddity(NamedTuple):
+    """Something odd, and where."""
+
+    about: Rule | KnownCaller | str
+    """A rule, a listed caller, or a tier by its name."""
+    field: Field
+    """The field of it."""
+    message: str
+
+
+def review(rules: RuleSet, callers: Sequence[KnownCaller] = (), *, identifies: bool = False) -> Iterator[Oddity]:
+    """What is odd about rules and the callers listed with them.
+
+    ``identifies`` is true if the application names callers, too, by ``identify``.
+    """
+    known = set(rules.tiers) if identifies else rules.callers.tiers(by_header=True)
+    every = list({id(rule): rule for of_tier in rules.tiers.values() for rule in of_tier}.values())
+    for tier in lint.tiers_of_nobody(rules, known):
+        yield Oddity(
+            tier, ("tier",), f"no caller of tier {tier} is listed, expected some, or identify{_code('TIER_OF_NOBODY')}"
+        )
+    yield from _without_effect(rules, known)
+    for rule in every:
+        yield from chain(_limits(rule), _methods(rule), _clients(rule), _on_error(rule))
+        if rule.key_asks("caller") and not (rules.callers or identifies):
+            yield Oddity(rule, ("key",), f"counts by caller, but none are listed, expected some{_code('CALLER_OF_NOBODY')}")
+    yield from _callers(rules, callers)
+    yield from _inventable(rules, identifies=identifies)
+    priorities = RESERVES.keys() if identifies else rules.callers.priorities(by_header=True)
+    nobody = lint.reserves_of_nobody(rules, priorities)
+    for rule in (rule for rule in every if rule.name in nobody and rule.reserve):
+        message = f"no caller of high priority is listed, so it is kept for nobody{_code('RESERVE_OF_NOBODY')}"
+        yield Oddity(rule, ("reserve",), message)
+
+
+def _without_effect(rules: RuleSet, known: set[str]) -> Iterator[Oddity]:
+    """Rules that never apply, and those that never refuse."""
+    for rule, other in lint.shadowed(rules, known):
+        message = f"never applies: every request that it is for is exempt by {other.name}{_code('SHADOWED')}"
+        yield Oddity(rule, (), message)
+    for rule, other in lint.denied(rules, known):
+        yield Oddity(rule, (), f"never applies: every request that it is for is denied by {other.name}")
+    for rule, other in lint.replaced(rules, known):
+        yield Oddity(rule, (), f"never applies: {other.name} replaces it for every request that it is for")
+    told = set()
+    for tier, of_tier in rules.tiers.items():
+        for rule, other in idle_rules(of_tier):
+            if id(rule) not in told:
+                told.add(id(rule))
+                message = f"never refuses, as {other.name} counts its requests by the same key, and always does so before"
+                yield Oddity(rule, (), message if len(rules.tiers) == 1 else f"in tier {tier}, {message}")
+
+
+def _limits(rule: Rule) -> Iterator[Oddity]:
+    """Limits that never refuse, and bursts that admit twice the count."""
+    limits, fields = rule.every_limit, rule.limit_fields
+    for place, other in idle_limits(limits):
+        message = f"never refuses, as {other} always does so before"
+        yield Oddity(rule, fields[place], f"{limits[place]} {message}" if limits[place] != other else f"{other} is there twice")
+    for limit, field in zip(limits, fields):
+        most = lint.most_within(limit.period, limits) if limit.period else 0
+        if limit.burst > limit.count and most >= 2 * limit.count and ALGORITHMS[limit.algorithm] is gcra:
+            message = (
+                f"{limit} lets {most} pass within one period, twice its count or more, expected at most burst {limit.count}"
+            )
+            yield Oddity(rule, field, message)
+
+
+def _methods(rule: Rule) -> Iterator[Oddity]:
+    """Methods that look like slips of the pen: any name is allowed, and most are sent by nobody."""
+    for method in sorted((rule.methods or frozenset()).difference(_METHODS, _METHODS_OF_WEBDAV)):
+        if (near := meant(method, _METHODS)) is not None:
+            yield Oddity(rule, ("methods",), f"hardly any client sends {method!r}, did you mean {near!r}?")
+
+
+def _clients(rule: Rule) -> Iterator[Oddity]:
+    """Clients that nobody can be."""
+    for place, text in enumerate(rule.clients):
+        network = ip_network(text)
+        nobody = network.is_multicast or (network.is_unspecified and network.num_addresses == 1)
+        if nobody or (isinstance(network, IPv4Network) and network.subnet_of(_RESERVED)):
+            yield Oddity(rule, ("clients", place), f"{text} is the address of no client, expected those that clients send from")
+
+
+def _on_error(rule: Rule) -> Iterator[Oddity]:
+    """Answers to failures of the store that are never given, or that are more than they seem."""
+    if rule.on_error is None:
+        return
+    if rule.shadow or not rule.has_limits:
+        what = "is a shadow" if rule.shadow else "has no limits"
+        yield Oddity(rule, ("on_error",), f"has no effect, as the rule {what}, expected none")
+    elif rule.on_error == "local" and isinstance(rule.cost, int):
+        tight = next((limit for limit in rule.every_limit if limit.period and limit.burst < 2 * max(1, rule.cost)), None)
+        if tight is not None:
+            message = f"each process admits a request by {tight} while the store fails, expected closed where one is too many"
+            yield Oddity(rule, ("on_error",), message)
+
+
+def _callers(rules: RuleSet, callers: Sequence[KnownCaller]) -> Iterator[Oddity]:
+    """Callers' own limits into which a request never fits."""
+    for caller in callers:
+        of_tier = {rule.name: rule for rule in rules.tiers.get(caller.tier or DEFAULT_TIER, ())}
+        for name, limits in caller.limits.items():
+            cost = of_tier[name].cost
+            for limit in limits:
+                if isinstance(cost, int) and limit.period and cost > limit.most:
+                    message = f"cost {cost} of rule {name!r} never fits into {limit}, expected at least that much"
+                    yield Oddity(caller, ("limits", name), message)
+
+
+def _inventable(rules: RuleSet, *, identifies: bool) -> Iterator[Oddity]:
+    """Keys that clients can make up, where no other rule holds them."""
+    told = set()
+    for of_tier in rules.tiers.values():
+        bounding = Coverage(
+            [rule for rule in of_tier if not rule.shadow and _counts(rule) and not _invented(rule, rules, identifies)]
+        )
+        for rule in (rule for rule in of_tier if rule.has_limits and not rule.clients and id(rule) not in told):
+            for place, label in _invented(rule, rules, identifies):
+                if not any(is_for_all_of(other, rule) for other in bounding.covering(rule)):
+                    told.add(id(rule))
+                    code = _code("UNLISTED_KEYS") if label == "api_key" else ""
+                    expected = "callers with their keys" if label == "api_key" else "a rule by ip beside it, or key: [caller]"
+                    message = f"clients can make up {label}, and each value has a limit of its own, expected {expected}{code}"
+                    yield Oddity(rule, ("key", place), message)
+
+
+def _counts(rule: Rule) -> bool:
+    return rule.has_limits and rule.has_counts
+
+
+def _invented(rule: Rule, rules: RuleSet, identifies: bool) -> list[tuple[int, str]]:  # noqa: FBT001
+    """Places of a key's parts that clients can make up, and what these are."""
+    vouched = rules.callers.list_keys or identifies
+    found = []
+    for place, part in enumerate(rule.key):
+        for label in check_part(part):
+            if label == "host" or label.startswith("header:") or (label == "api_key" and not vouched):
+                found.append((place, label))
+                break
+    return found
+
+
+def _code(name: str) -> str:
+    """The code under which the service tells the same at start."""
+    return f" ({Diagnosis[name].code})"

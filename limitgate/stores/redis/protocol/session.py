@@ -1,0 +1,171 @@
+"""One connection's conversation with Redis without any I/O: calls become bytes to send, received bytes become events.
+
+Decided here, for asyncio and threads alike:
+
+* Replies come in the order of the calls. A call sent with ASKING has two, of which the last counts. A push message belongs to
+  no call.
+* NOSCRIPT is no answer: the call is sent again with the script's text, behind the calls on their way (`Resend`).
+* MOVED, ASK and TRYAGAIN are no answers either (`Redirected`): `router` says where the call goes next.
+* The connection ends (`MustClose`) at bytes that are no RESP, at bytes that no call waits for, at the end of the stream, and
+  once it is retired and its last call is answered.
+* A call on a connection that is lost is sent again on another one, once, if nothing was heard since it was sent: most likely
+  the connection was dead already. If Redis had carried the call out, it is charged twice, so too little is admitted, never too
+  much. For the same reason what gives back is never sent again (`wire.Call.repeated`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Generic, NamedTuple, TypeVar
+
+import hiredis
+from redis.exceptions import AskError, InvalidResponse, NoScriptError, TryAgainError
+
+from limitgate.stores.redis.errors import Redirection
+from limitgate.stores.redis.protocol import wire
+
+Call = TypeVar("Call", bound=wire.Call)
+
+_new = tuple.__new__  # half the time that a named tuple's own takes
+
+_NO_REPLY = object()
+"""Returned by hiredis while no reply has arrived whole."""
+
+
+class Answered(NamedTuple, Generic[Call]):
+    """Redis has answered a call, be it by an error."""
+
+    call: Call
+    reply: object
+
+
+class Redirected(NamedTuple, Generic[Call]):
+    """A node of a cluster has sent a call elsewhere, or asks for patience. It has not carried the call out."""
+
+    call: Call
+    reply: Redirection
+
+
+class Resend(NamedTuple, Generic[Call]):
+    """Redis does not know the script: `Session.send` the call again, now with the script's text."""
+
+    call: Call
+
+
+class MustClose(NamedTuple):
+    """Close the connection. Calls still in `Session.flying` get no reply."""
+
+    error: Exception
+
+
+NEED_DATA: Final = None
+"""Nothing more until further bytes are received."""
+
+CallEvent = Answered[Call] | Redirected[Call] | Resend[Call]
+Event = CallEvent[Call] | MustClose
+
+
+class Session(Generic[Call]):
+    """State of one connection: calls on their way, bytes not yet understood. ``parse_error`` is redis-py's."""
+
+    __slots__ = ("_end", "_has_rest", "_is_retired", "_is_unheard", "_reader", "flying", "is_settling")
+
+    def __init__(self, parse_error: Callable[[str], Exception]) -> None:
+        self.flying: deque[Call] = deque()
+        """Calls on their way, the oldest first."""
+        self.is_settling = False
+        """True while a call with the script's text is on its way: new calls wait, so as not to overtake it."""
+        self._has_rest = False
+        """True if bytes have arrived that are no whole reply yet."""
+        self._is_retired = False
+        self._is_unheard = True
+        """True if nothing has arrived since a call was sent while no other was on its way."""
+        self._end: MustClose | None = None
+        self._reader = hiredis.Reader(notEnoughData=_NO_REPLY, replyError=parse_error)
+
+    def send(self, call: Call) -> bytes:
+        """Put a call into bytes and on its way. Raises one of `wire.UNSENDABLE`, and nothing has happened."""
+        packed = call.packed()
+        if not self.flying:
+            self._is_unheard = True
+        if call.in_full:
+            self.is_settling = True
+        call.replies_due = 2 if call.asking else 1
+        self.flying.append(call)
+        return packed
+
+    def receive_data(self, data: bytes) -> None:
+        """Take bytes in. None at all (``b""``) are the end of the stream."""
+        if data:
+            self._is_unheard, self._has_rest = False, True
+            self._reader.feed(data)
+        else:
+            self.receive_end(ConnectionResetError("Redis closed the connection"))
+
+    def receive_end(self, error: Exception) -> None:
+        """Note that no further bytes will come."""
+        self._end = MustClose(error)
+
+    def next_event(self) -> Event[Call] | None:
+        """Return what the received bytes say next, `NEED_DATA` if nothing. `MustClose` is the last event."""
+        while self._has_rest and self._end is None:
+            try:
+                reply = self._reader.gets()
+            except Exception as error:  # noqa: BLE001 - besides hiredis' own, redis-py's about an error it cannot read, a map by lists
+                self.receive_end(InvalidResponse(f"no reply of Redis: {type(error).__name__}"))
+                break
+            if reply is _NO_REPLY:
+                break
+            self._has_rest = self._reader.has_data()
+            if isinstance(reply, hiredis.PushNotification):
+                continue
+            if not self.flying:
+                self.receive_end(InvalidResponse("Redis sent what nobody has asked for"))
+                break
+            call = self.flying[0]
+            call.replies_due -= 1
+            if not call.replies_due:
+                self.flying.popleft()
+                if not self.flying:
+                    self.is_settling = False
+                if isinstance(reply, Exception):
+                    return _error_event(call, reply)
+                answered: Answered[Call] = _new(Answered, (call, reply))
+                return answered
+        if self._is_retired and not self.flying:
+            self.receive_end(ConnectionResetError("an error of Redis ended the connection"))
+        return self._end or NEED_DATA
+
+    def retire(self) -> None:
+        """Take no further calls: the connection ends with the last reply."""
+        self._is_retired = True
+
+    def give_up(self) -> None:
+        """Wait for no further bytes, nor send any call again: Redis may only have been slow."""
+        self._is_unheard = False
+        self.receive_end(ConnectionResetError("the connection was given up"))
+
+    @property
+    def is_open(self) -> bool:
+        """True if further calls may be sent here."""
+        return self._end is None and not self._is_retired
+
+    def is_quiet(self) -> bool:
+        """True if the connection is fit for the next call: all calls are answered, and all bytes understood."""
+        if self._has_rest and self.next_event() is not NEED_DATA:
+            return False
+        return self._end is None and not (self._is_retired or self.flying or self._has_rest)
+
+    def may_repeat(self, call: Call) -> bool:
+        """True if a call that got no reply here may be sent again on another connection."""
+        return self._is_unheard and not call.is_repeated
+
+
+def _error_event(call: Call, error: Exception) -> CallEvent[Call]:
+    if isinstance(error, AskError | TryAgainError):
+        return Redirected(call, error)
+    if isinstance(error, NoScriptError) and not call.in_full:
+        call.in_full = True
+        return Resend(call)
+    return Answered(call, error)

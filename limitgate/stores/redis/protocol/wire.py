@@ -1,0 +1,205 @@
+"""Encoding of calls for the scripts in limitgate/lua/, and decoding of replies. Pure: bytes and numbers, no connection."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any, Final, NamedTuple
+
+import hiredis
+
+from limitgate.algorithms import NUMBERS, script
+from limitgate.algorithms.base import State
+from limitgate.errors import StoreError
+from limitgate.limits.bucket import Bucket
+from limitgate.limits.plan import Charge, Plan, Reading, Verb, read, with_bans
+from limitgate.limits.template import AnyPlan, PlainShape
+from limitgate.stores.base import ConfigRequest, StoredConfig
+from limitgate.stores.redis.protocol.plain import Script, packed as packed_plain, script_of
+
+SPEND: Final = Script.of(script())
+CONFIG: Final = Script.of((files("limitgate") / "lua" / "config.lua").read_text("utf-8"))
+
+UNSENDABLE = (ValueError, struct.error)
+"""Errors of a call that cannot be put into bytes: a key that is no Unicode, more buckets than can be numbered."""
+
+NO_PLAN: Final = Plan.peek(())
+"""Plan of a call for configuration: it touches no bucket."""
+
+_ASKING: Final = hiredis.pack_command(("ASKING",))
+_STORED = re.compile(rb"(\d{1,15}) (.*)", re.DOTALL)
+_MORE = struct.Struct("<dddd")
+_HEAD = 4  # the clock, unreadable values, clock steps, no memory
+
+
+class Answers(NamedTuple):
+    """The script's answers to several plans."""
+
+    readings: list[Reading]
+    unreadable: int
+    """Values that were not ours; each was replaced."""
+    clock_steps: int
+    """Buckets that were written in the server's future."""
+    unwritten: bool
+    """Redis is out of memory: whatever a plan takes was not taken."""
+
+
+class Call:
+    """Plans that are sent together, or a request for configuration, with `NO_PLAN`. On a cluster all keys are in one slot."""
+
+    __slots__ = ("asking", "config", "hops", "in_full", "is_repeated", "plans", "replies_due", "requested", "sent", "shape")
+
+    def __init__(self, plans: Sequence[AnyPlan], shape: PlainShape | None = None, config: ConfigRequest | None = None) -> None:
+        self.config = config
+        self.plans = self.requested = plans
+        """Plans as they are sent; `requested` are the same without what is taken in advance."""
+        self.shape = shape
+        """The shape of all the plans; None if they may be of any kind."""
+        self.sent = 0.0
+        """Time of sending, on a monotonic clock in seconds."""
+        self.in_full = False
+        """True if the script's text is sent, since Redis did not know its hash."""
+        self.asking = False
+        """True if it goes to a node that a slot is just moving to (ASK in the Redis Cluster specification)."""
+        self.hops = 0
+        """Redirections by nodes of a cluster so far."""
+        self.is_repeated = False
+        """True if it was sent before, on a connection that was lost."""
+        self.replies_due = 0
+        """Replies still to come, while it is on its way."""
+
+    @property
+    def first(self) -> AnyPlan | ConfigRequest:
+        """The first of its plans, or its request: on a cluster any of its keys says which node holds all."""
+        return self.plans[0] if self.config is None else self.config
+
+    @property
+    def is_wanted(self) -> bool:
+        """True if anybody still waits for it."""
+        return True
+
+    def follow(self, other: Call) -> None:
+        """Be sent as another call that it is a part of, but not to the target of a move: it would begin a bucket anew."""
+        self.config, self.sent, self.in_full, self.hops = other.config, other.sent, other.in_full, other.hops
+
+    def repeated(self) -> Call:
+        """The call to send once more, without what gives back: a charge may be made twice, that may not."""
+        again = Call([plan for plan in self.requested if not plan.has_adjustments], self.shape)
+        again.follow(self)
+        again.asking, again.is_repeated = self.asking, True
+        return again
+
+    def packed(self) -> bytes:
+        """The call in RESP, behind ASKING if need be: the last reply is the one that counts. Raises one of `UNSENDABLE`."""
+        if self.shape is not None:
+            plain: Any = self.plans
+            packed = packed_plain(script_of(self.shape).words(self.in_full), plain)
+        else:
+            script, asked = (SPEND, arguments(self.plans)) if self.config is None else (CONFIG, config_arguments(self.config))
+            packed = hiredis.pack_command((*script.words(self.in_full), *asked))  # type: ignore[arg-type]
+        return _ASKING + packed if self.asking else packed
+
+
+def arguments(plans: Sequence[AnyPlan]) -> list[str | bytes | int]:
+    """Arguments of EVALSHA or EVAL after the script's hash or text: the number of keys, the keys, the charges.
+
+    A crowd mostly asks for the same of different buckets, so each charge is sent once and every key says which one it gets.
+    """
+    keys: list[str | bytes | int] = [0]
+    distinct: dict[bytes, int] = {}
+    which = []
+    for plan in plans:
+        charges = plan.charges
+        last = len(charges) - 1
+        for place, charge in enumerate(charges):
+            keys.append(charge.key)
+            how = plan.verb, charge.enforced, place == last
+            packed = _packed(charge.bucket, charge.cost, charge.max_wait_us, how, _date(charge.bucket))
+            if plan.verb == "ban":
+                packed += _MORE.pack(plan.ban_us, 0, 0, 0)
+            elif charge.adjustment is not None or charge.slot or charge.max_wait_us:
+                packed += _more(charge)
+            which.append(distinct.setdefault(packed, len(distinct) + 1))
+    keys[0] = len(which)
+    return [*keys, struct.pack(f"<{len(which)}H", *which), *distinct]
+
+
+def config_arguments(request: ConfigRequest) -> list[str | bytes | int]:
+    """Arguments of EVALSHA or EVAL after the script's hash or text: one key, then the text and the version if given."""
+    key, text, version = request
+    return [1, key, *([] if text is None else [text]), *([] if text is None or version is None else [version])]
+
+
+def stored_config(reply: object) -> StoredConfig:
+    """Decode a reply to a request for configuration. Raises `StoreError` for a reply of any other shape."""
+    if reply is None:
+        return StoredConfig(0, None)
+    if not isinstance(reply, bytes):
+        raise StoreError(f"unexpected reply of {type(reply).__name__} from the script, expected text", "reply")
+    match = _STORED.fullmatch(reply)
+    return StoredConfig(int(match[1]), match[2].decode(errors="replace")) if match else StoredConfig(0, "")
+
+
+def answers(plans: Sequence[AnyPlan], reply: object) -> Answers:
+    """Decode a reply. Raises `StoreError` for a reply of any other shape."""
+    facts = sum([charge.bucket.facts for plan in plans for charge in plan.charges])
+    if not isinstance(reply, list) or len(reply) < _HEAD + facts or set(map(type, reply)) != {int}:
+        raise StoreError(f"unexpected reply of {type(reply).__name__} from the script", "reply")
+    bans = _bans(plans, reply[_HEAD + facts :]) if len(reply) > _HEAD + facts else {}
+    readings = []
+    at = _HEAD
+    for number, plan in enumerate(plans):
+        charges: Sequence[Charge] = plan.charges
+        states: list[Sequence[State]] = []
+        for charge in charges:
+            bucket = charge.bucket
+            states.append(bucket.algorithm.decode_state(reply[at : at + bucket.facts], bucket))
+            at += bucket.facts
+        if number in bans:
+            charges, states = with_bans(charges, states, bans[number])
+        readings.append(read(charges, reply[0], states))
+    return Answers(readings, reply[1], reply[2], bool(reply[3]))
+
+
+def _bans(plans: Sequence[AnyPlan], numbers: Sequence[int]) -> dict[int, dict[int, int]]:
+    """Decode the bans at the end of a reply: by plan, by charge, the rest in µs. Raises `StoreError` as `answers`."""
+    places = [(number, place) for number, plan in enumerate(plans) for place in range(len(plan.charges))]
+    bans: dict[int, dict[int, int]] = {}
+    try:
+        for at, left_us in zip(numbers[::2], numbers[1::2], strict=True):
+            number, place = places[at - 1]
+            bans.setdefault(number, {})[place] = left_us
+    except (ValueError, IndexError) as error:
+        raise StoreError("unexpected number of values from the script", "reply") from error
+    return bans
+
+
+@lru_cache(maxsize=4096)
+def _packed(bucket: Bucket, cost: int, ahead: int, how: tuple[Verb, bool, bool], date: int) -> bytes:
+    """One charge as the script reads it. ``how`` is the verb, whether it is binding, and whether it ends its plan."""
+    (verb, binding, last), algorithm = how, bucket.algorithm
+    charge = [struct.pack("<s4BH", verb.encode(), NUMBERS[algorithm], binding, cost > 0, last, len(bucket.ids))]
+    for limit, window in zip(bucket.limits, bucket.ids, strict=True):
+        numbers = algorithm.encode_charge(limit, window, cost, ahead, date)
+        charge.append(struct.pack(f"<{len(numbers)}d", *numbers))
+    return b"".join(charge)
+
+
+def _date(bucket: Bucket) -> int:
+    """The present date for the script, 0 where it does not matter."""
+    return bucket.algorithm.date(bucket.limits[0]) if bucket.is_dated else 0
+
+
+def _more(charge: Charge) -> bytes:
+    """Encode the slot, the longest wait and the adjustment that follow a charge."""
+    bucket, lease = charge.bucket, charge.adjustment
+    if lease is None:
+        return _MORE.pack(0, 0, charge.slot, charge.max_wait_us)
+    packed = [_MORE.pack(lease.most, lease.as_of, charge.slot, charge.max_wait_us)]
+    for limit, back, grace in zip(bucket.limits, lease.back, lease.grace, strict=True):
+        leased = bucket.algorithm.encode_adjustment(limit, back, grace)
+        packed.append(struct.pack(f"<{len(leased)}d", *leased))
+    return b"".join(packed)

@@ -1,0 +1,862 @@
+"""What is logged with a code: each in its situation, once, and not in the innocent one beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import fastapi
+import pytest
+from flask import Flask
+
+from limitgate import Caller, LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet, StoreError, limit
+from limitgate.gate.planning.identity import WITHOUT_USER
+from limitgate.messages.diagnostics import APART, PAGE, Diagnosis, Once, clock_comparison
+from limitgate.rules.callers import KnownCaller
+from tests.support.clock import Clock
+from tests.support.doors import PATIENCE, PEER, SITES, Site, asgi_reply, wsgi_reply
+from tests.support.redis_server import RedisServer, free_port
+
+ROOT = Path(__file__).parents[2]
+DOCS = (ROOT / PAGE).read_text()
+ACL = re.search(r"^ACL SETUSER .*$", (ROOT / "docs/deployment.md").read_text(), re.MULTILINE)[0].split()
+CODES = {diagnosis.code for diagnosis in Diagnosis}
+RULE = Rule("api", "99/minute burst 1", path="/api/**")
+ERRORS = {"LG021", "LG022", "LG023", "LG024", "LG025", "LG034"}
+"""What no waiting can cure, and rules that cannot be used."""
+DIGEST = f"sha256:{'0' * 64}"
+XFF = {"X-Forwarded-For": "203.0.113.77"}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No .env, no server and no variables of servers around the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["app"])
+    monkeypatch.delenv("WEB_CONCURRENCY", raising=False)
+    monkeypatch.delenv("FORWARDED_ALLOW_IPS", raising=False)
+
+
+def test_every_code_is_explained() -> None:
+    """The page has a section for each code, in order, with why it matters and what to do, and for no other."""
+    sections = re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", DOCS, re.MULTILINE | re.DOTALL)
+    assert [code for code, _ in sections] == sorted(CODES)
+    for _, text in sections:
+        assert re.search(r"\A\n\*\*.+?\*\*.*^\*Why it matters:\* .*^\*What to do:\* ", text, re.MULTILINE | re.DOTALL)
+
+
+def test_a_code_is_one_thing() -> None:
+    """No two diagnoses have the same code, and each line leads to its own place."""
+    assert len(CODES) == len(Diagnosis)
+    for diagnosis in Diagnosis:
+        assert re.fullmatch("LG[0-9]{3}", diagnosis.code)
+        assert diagnosis.line.startswith(f"{diagnosis.code} ")
+        assert diagnosis.line.endswith(f" (docs/diagnostics.md#{diagnosis.code.lower()})")
+        assert "\n" not in diagnosis.line
+
+
+CURES = {
+    "LG001": "use Redis",
+    "LG002": "name your proxies",
+    "LG003": "%s",  # the name that was probably meant
+    "LG004": "name your proxies",
+    "LG005": "list their digests under callers, or name callers by identify",
+    "LG006": "add its address to trusted_proxies",
+    "LG007": "'burst %d' would hold it",
+    "LG008": "narrow that one, or remove the other",
+    "LG009": "list callers in the tier's file, or name them by identify",
+    "LG010": "let NTP set both",
+    "LG011": "let NTP slew it",
+    "LG012": "belongs below",
+    "LG013": "add it to trusted_proxies, if it has as many customers, raise new_buckets",
+    "LG014": "give some priority: high, or take the reserve away",
+    "LG015": "bound what a process takes in, or add processes",
+    "LG016": "say set_by_proxy: true",
+    "LG017": "let NTP slew clocks",
+    "LG018": "let it be volatile-ttl or noeviction",
+    "LG019": "appendonly yes saves it",
+    "LG020": "please report it",
+    "LG021": "ACL SETUSER <user> %s",
+    "LG022": ": %s",  # what each hindrance says
+    "LG023": ": %s",
+    "LG024": ": %s",
+    "LG025": ": %s",
+    "LG026": ": %s",  # the message of the `ConfigError`
+    "LG027": "name one that there is, or '*' for all",
+    "LG028": "say how many by option processes",
+    "LG029": "use an AsyncLimiter",
+    "LG030": "correct or remove them",
+    "LG031": "authentication has to stand around LimitGate",
+    "LG032": "set trusted_proxies for headers, or name them by identify",
+    "LG033": "name one that there is",
+    "LG034": "cannot be used: %s",  # the message of the `ConfigError`
+    "LG036": "look into its own log",
+    "LG035": "takes effect with a restart",
+    "LG037": "add it after LimitGate",
+    "LG038": "did you mean",
+    "LG039": "expected %s",  # the code that keeps it
+    "LG040": "keep one of them, or give their rules different names",
+    "LG041": "their counterparts are in docs/migrating.md",
+}
+"""What each line says to do: who installs with pip has no folder of docs."""
+
+
+@pytest.mark.parametrize("diagnosis", Diagnosis, ids=attrgetter("code"))
+def test_a_line_carries_its_cure(diagnosis: Diagnosis) -> None:
+    assert CURES[diagnosis.code] in diagnosis.line
+
+
+# --- situations -------------------------------------------------------------------------------------------------------
+
+
+class FarAway:
+    """Stands for a store on another machine, whose clock differs by so many seconds."""
+
+    clock_steps = 0
+    healthy = True
+
+    def __init__(self, ahead: float) -> None:
+        self._store = MemoryStore(lambda: round((time.time() + ahead) * 1e6))
+
+    def spend(self, plan: Any, timeout: float) -> Any:
+        return self._store.spend(plan)
+
+    async def aspend(self, plan: Any, timeout: float) -> Any:
+        return self._store.spend(plan)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    async def aclose(self) -> None:
+        """Nothing to let go of."""
+
+
+class Failing(FarAway):
+    """Stands for a store that fails in one way."""
+
+    def __init__(self, fault: Any) -> None:
+        super().__init__(0)
+        self._fault = fault
+
+    def spend(self, plan: Any, timeout: float) -> Any:
+        raise StoreError("out of order", self._fault)
+
+    async def aspend(self, plan: Any, timeout: float) -> Any:
+        return self.spend(plan, timeout)
+
+
+class Stage:
+    """Where a situation is played: one door, an environment, a clock."""
+
+    def __init__(
+        self, door: Any, opened: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        self.caplog = caplog
+        self.setenv = monkeypatch.setenv
+        self.setattr = monkeypatch.setattr
+        self.clock = Clock()
+        self._door = door
+        self._opened = opened
+
+    def argv(self, *arguments: str) -> None:
+        self.setattr(sys, "argv", list(arguments))
+
+    def site(self, *rules: Rule, **options: Any) -> Site:
+        if not rules and "rules" not in options:
+            rules = (Rule("all", "99/minute"),)
+        return self._opened.enter_context(self._door(*rules, **options))
+
+    def redis(self, **options: str) -> RedisServer:
+        """A Redis for this situation alone."""
+        server = RedisServer(**options)
+        self._opened.callback(server.stop)
+        self._opened.callback(until_nobody_connects)
+        return server
+
+    def asked(self, *rules: Rule, peer: str | None = "192.0.2.1", headers: Any = (), **options: Any) -> Site:
+        it = self.site(*rules, **options)
+        for _ in range(3):
+            it.ask("/api", peer=peer, headers=headers)
+        return it
+
+
+def until_nobody_connects() -> None:
+    """Wait for threads that connect: Python leaves a socket open that is reset just before TLS begins."""
+    for thread in threading.enumerate():
+        if thread.name in ("limitgate-start", "limitgate-connect", "limitgate-probe", "limitgate-tls"):
+            thread.join(PATIENCE)
+
+
+Play = Callable[[Stage], object]
+
+
+def workers(stage: Stage, arguments: tuple[str, ...], store: Any = "memory://", **options: Any) -> None:
+    stage.argv(*arguments)
+    stage.asked(store=store, **options)
+
+
+def decorated(stage: Stage, arguments: tuple[str, ...], store: Any, **options: Any) -> None:
+    """Workers of an application whose rules are of this process in no failure, but a limit in its code may be."""
+    stage.argv(*arguments)
+    view: Any = limit("9/m", **options)(lambda: "hello")
+    app = Flask(__name__)
+    app.add_url_rule("/", view_func=view)
+    app.wsgi_app = LimitGateWSGI(app.wsgi_app, rules=[Rule("a", "99/m")], store=store)  # type: ignore[method-assign]
+    for _ in range(2):
+        app.test_client().get("/")
+
+
+def variable(stage: Stage, name: str, value: str) -> None:
+    stage.setenv(name, value)
+    stage.asked()
+
+
+def keeping(stage: Stage, *callers: KnownCaller, **options: Any) -> None:
+    """A rule that keeps something for high priority, and callers who may have it."""
+    stage.asked(rules=RuleSet([KEEPING], callers), **options)
+
+
+def tiered(stage: Stage, *callers: KnownCaller, **options: Any) -> None:
+    rules = [Rule("api", "9/m"), Rule("api", "99/m", tier="vip"), Rule("more", "99/m", tier="vip")]
+    stage.asked(rules=RuleSet(rules, callers), **options)
+
+
+def named(stage: Stage, headers: dict[str, str], trusted_proxies: Sequence[str] = (PEER,), **options: Any) -> None:
+    """A request that came through a proxy, and a caller who is listed by a header."""
+    known = KnownCaller(id="a", header={"X-A": "a"}, **options)
+    stage.asked(rules=RuleSet([Rule("api", "9/m")], [known]), headers=headers, trusted_proxies=trusted_proxies)
+
+
+def stepping(stage: Stage, seconds: float) -> None:
+    it = stage.site(store=MemoryStore(stage.clock))
+    for _ in range(3):
+        stage.clock.advance(seconds)
+        it.ask()
+
+
+def health(stage: Stage, exempt: list[Rule], *rules: Rule, **options: Any) -> None:
+    stage.asked(Rule("all", "9/m"), *rules, *exempt, **options)
+
+
+def inventing(stage: Stage, part: str, **options: Any) -> None:
+    it = stage.site(Rule("a", "9/m", key=[part]), **options)
+    for number in range(9):
+        it.ask(headers={"X-Id": f"203{number}", "X-API-Key": f"203{number}"})
+        it.ask(headers={"Host": f"203{number}"})
+
+
+def leaping(stage: Stage, *seconds: float) -> None:
+    """A Redis whose clock steps: ours does so the other way."""
+    it = stage.site(store=stage.redis().url, timeout=5)
+    it.ask()
+    for each in seconds:
+        stage.setattr(it.app.gate.store, "_clock", lambda each=each: time.monotonic() - each)
+        it.statuses(3)
+
+
+def filling(stage: Stage, maxmemory: str, policy: str) -> None:
+    stage.asked(store=stage.redis(maxmemory=maxmemory, maxmemory_policy=policy).url, timeout=5)
+
+
+def reconnecting(stage: Stage, end: Callable[[RedisServer], object]) -> None:
+    """Connections to a Redis that end, twice."""
+    server = stage.redis()
+    it = stage.site(store=server.url, timeout=5)
+    for _ in range(2):
+        assert it.ask().status == 200
+        end(server)
+    assert it.ask().status == 200
+
+
+def restart(server: RedisServer) -> None:
+    server.kill()
+    server.start()
+
+
+def disconnect(server: RedisServer) -> None:
+    with server.client() as client:
+        client.client_kill_filter(_type="normal")
+
+
+def permitted(stage: Stage, *words: str, **options: Any) -> None:
+    """A Redis user made with the words of the documentation and others."""
+    server = stage.redis()
+    with server.client() as client:
+        client.execute_command(*ACL, *words)
+    it = stage.site(store=f"{server.url}?username=limitgate&password=PASSWORD", timeout=5, **options)
+    it.statuses(9)
+
+
+def told(stage: Stage, url: str, code: str = "", timeout: float = 2, **options: Any) -> None:
+    """Three requests on a store, and then time for what is told without them, if a gate is there that asks the store."""
+    it = stage.asked(store=url, timeout=timeout, **options)
+    deadline = time.monotonic() + 20
+    is_awaited = code and it.app.gate is not None
+    while is_awaited and not any(code in message for message in stage.caplog.messages) and time.monotonic() < deadline:
+        it.idle(0.05)
+
+
+def listening(
+    stage: Stage, login: str = "", database: str = "", password: str = "", scheme: str = "redis", **options: Any
+) -> None:
+    """A Redis on a port, which may want a password, and requests to it by a URL."""
+    port = free_port()
+    while "203" in str(port):  # which stands for what a client has sent
+        port = free_port()
+    server = stage.redis(port=str(port), databases="4")
+    if password:
+        with server.client() as client:
+            client.config_set("requirepass", password)
+    told(stage, f"{scheme}://{login}127.0.0.1:{port}{database}", **options)
+
+
+def behind_tls(stage: Stage, folder: Path, scheme: str, trust: str = "", **options: Any) -> None:
+    """A Redis that speaks TLS with a certificate of its own, and requests to it by a URL."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    make += ["-keyout", "key.pem", "-out", "cert.pem", "-subj", "/CN=here", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(make, cwd=folder, check=True, capture_output=True)
+    port, files = free_port(), {"tls_cert_file": str(folder / "cert.pem"), "tls_key_file": str(folder / "key.pem")}
+    stage.redis(tls_port=str(port), tls_auth_clients="no", **files)
+    told(stage, f"{scheme}://127.0.0.1:{port}{trust.format(folder)}", **options)
+
+
+FREE = Rule("free", path="/health/**", exempt=True)
+LIVE = Rule("live", "9/m", path="/health/live")
+KEEPING = Rule("api", "9/m", reserve="9%")
+
+
+def replacing(stage: Stage, name: str) -> None:
+    """Two decorators on a Flask view, one of which replaces what has this name."""
+    app = Flask(__name__)
+    view: Any = limit("9/m", replaces=[name])(limit("99/m", name="big")(lambda: "hello"))
+    app.add_url_rule("/", "view", view)
+    app.wsgi_app = LimitGateWSGI(app.wsgi_app, rules=[Rule("all", "9/m")])  # type: ignore[method-assign]
+    for _ in range(3):
+        assert wsgi_reply(app).status == 200
+
+
+def without_user(stage: Stage, requests: int, key: str = "user", after: str | None = None, **named: Any) -> None:
+    """Requests without a user under a rule that counts by user, and afterwards, if ``after`` is given, one by that user."""
+    it = stage.site(Rule("a", "9999/m", key=[key]))
+    for _ in range(requests):
+        it.ask(**named)
+    if after is not None:
+        it.ask(**{"user" if it.door == "asgi" else "REMOTE_USER": after})
+
+
+def before_others(stage: Stage) -> None:
+    """A user, and then many requests without one."""
+    it = stage.site(Rule("a", "9999/m", key=["user"]))
+    it.ask(**{"user" if it.door == "asgi" else "REMOTE_USER": "ada"})
+    for _ in range(WITHOUT_USER + 9):
+        it.ask()
+
+
+def having(stage: Stage, *names: str) -> None:
+    """A caller with limits of its own by these names."""
+    stage.asked(Rule("api", "9/m"), identify=lambda _: Caller("a", limits=dict.fromkeys(names, "9/m")))
+
+
+def rewritten(stage: Stage, name: str, *texts: str, looks: int = 3) -> None:
+    """A rule file, or a file of variables, in which one text after the other is written while the gate looks."""
+    with TemporaryDirectory() as folder:
+        rules, variables = Path(folder, "rules.yaml"), Path(folder, "variables")
+        rules.write_text("rules: [{name: all, qpm: 99}]")
+        variables.write_text("LIMITGATE_KEY_PREFIX=one")
+        stage.setenv("LIMITGATE_ENV_FILE", str(variables))
+        it = stage.site(rules=rules, reload=86400)
+        for text in ("", *texts):
+            if text:
+                Path(folder, name).write_text(text)
+            for _ in range(looks):
+                it.app.gate.looker.look()
+
+
+LISTED_BY_HEADER = KnownCaller(id="a", header={"X-A": "a"})
+NAMED = limit("9/m", name="big-by-name")(lambda: "hello")
+"""A view that no gate has met, with a limit of a name."""
+BY_CALLER = Rule("a", "9/m", key=["caller"])
+
+
+def of_tier(stage: Stage, tier: str) -> None:
+    stage.asked(BY_CALLER, Rule("a", "9/m", tier="vip"), identify=lambda _: Caller("ann", tier))
+
+
+def within(stage: Stage, inner: Any, outer: Any, name: str = "all", **options: Any) -> None:
+    """A gate inside of another one, with the stores of both and the name of the outer one's rule."""
+    it = stage.site(Rule("all", "99/minute"), store=inner)
+    outermost = stage.site(Rule(name, "99/minute"), store=outer, **options)
+    outermost.app.app = it.app
+    for _ in range(3):
+        assert outermost.ask("/api").status == 200
+
+
+def on_redis(stage: Stage, **options: Any) -> None:
+    """A gate inside of another one on one server, where they have to name it differently."""
+    server = stage.redis()
+    within(stage, server.url, server.url, **options)
+
+
+SITUATIONS: dict[str, list[Play]] = {
+    "LG001": [
+        lambda stage: workers(stage, ("uvicorn", "app:app", "--workers", "4")),
+        lambda stage: workers(stage, ("gunicorn", "-w4", "app:app")),
+    ],
+    "LG002": [lambda stage: variable(stage, "FORWARDED_ALLOW_IPS", "*")],
+    "LG003": [lambda stage: variable(stage, "LIMITGATE_STOER", "memory://")],
+    "LG004": [
+        lambda stage: stage.asked(trusted_proxies=["0.0.0.0/0"]),
+        lambda stage: stage.asked(trusted_proxies=["::/0"]),
+        lambda stage: stage.asked(trusted_proxies=["10.0.0.0/8", "0.0.0.0/1", "128.0.0.0/1"]),
+        lambda stage: stage.asked(trusted_proxies=["::ffff:0:0/96"]),
+        lambda stage: stage.asked(trusted_proxies=["2000::/4", "3000::/4"]),
+    ],
+    "LG005": [
+        lambda stage: stage.asked(Rule("a", "9/m", key=["api_key"]), Rule("b", "9/m", key=["ip", "api_key|ip"])),
+        lambda stage: stage.asked(
+            rules=RuleSet([Rule("a", "9/m", key=["api_key"])], [KnownCaller(id="a", header={"X-A": "a"})])
+        ),
+    ],
+    "LG006": [
+        lambda stage: stage.asked(headers=XFF),
+        lambda stage: stage.asked(headers=XFF, trusted_proxies=["10.0.0.0/8"]),
+        lambda stage: stage.asked(headers=XFF, peer=None),
+        lambda stage: stage.asked(headers=XFF, peer="testclient"),
+        lambda stage: stage.asked(headers={"Forwarded": "for=203.0.113.77"}),
+        lambda stage: stage.asked(headers={"CF-Connecting-IP": "203.0.113.77"}, forwarded_header="CF-Connecting-IP"),
+        lambda stage: stage.asked(headers={"Forwarded": "for=203.0.113.77"}, forwarded_header="forwarded"),
+    ],
+    "LG007": [
+        lambda stage: stage.asked(Rule("api", "60/minute"), strict=True),
+        lambda stage: variable(stage, "LIMITGATE_STRICT", "true"),
+        lambda stage: stage.asked(Rule("api", "60/minute", "1/second burst 1", "100/hour"), strict=True),
+        lambda stage: stage.asked(
+            rules=RuleSet([Rule("api", "60/minute")], tiers=["vip"]), identify=lambda _: None, strict=True
+        ),
+    ],
+    "LG008": [
+        lambda stage: health(stage, [FREE], LIVE),
+        lambda stage: health(stage, [FREE], Rule("r", "9/m", path="/health", methods=["POST"])),
+        lambda stage: health(stage, [FREE], Rule("r", "9/m", path="/health/{x}/y/**")),
+        lambda stage: health(
+            stage,
+            [Rule("f", path="/x", methods=["GET"], exempt=True), Rule("g", path="/**", methods=["HEAD", "POST"], exempt=True)],
+            Rule("r", "9/m", path="/x", methods=["GET", "POST"]),
+        ),
+        lambda stage: health(stage, [FREE, Rule("free", tier="vip", exempt=True)], LIVE, identify=lambda _: None),
+        lambda stage: stage.asked(rules=RuleSet([FREE, LIVE], tiers=["vip"]), identify=lambda _: None),
+    ],
+    "LG009": [
+        tiered,
+        lambda stage: tiered(stage, KnownCaller(id="a", api_key=DIGEST)),
+        lambda stage: tiered(stage, KnownCaller(id="a", header={"X-A": "a"}, tier="vip")),
+    ],
+    "LG010": [
+        lambda stage: stage.asked(store=FarAway(60)),
+        lambda stage: stage.asked(store=FarAway(-60)),
+    ],
+    "LG011": [lambda stage: stepping(stage, -5)],
+    "LG013": [
+        lambda stage: inventing(stage, "header:x-id", new_buckets=2),
+        lambda stage: inventing(stage, "host", new_buckets=2),
+        lambda stage: inventing(stage, "api_key", new_buckets=2),
+        lambda stage: inventing(stage, "header:x-id", new_buckets=2, trusted_proxies=["10.0.0.0/8"]),
+    ],
+    "LG014": [
+        keeping,
+        lambda stage: keeping(stage, KnownCaller(id="a", api_key=DIGEST)),
+        lambda stage: keeping(stage, KnownCaller(id="a", header={"X-A": "a"}, priority="high")),
+    ],
+    "LG015": [lambda stage: stage.asked(store=Failing("overload"))],
+    "LG016": [lambda stage: named(stage, {"X-A": "a"} | XFF)],
+    "LG017": [lambda stage: leaping(stage, 60), lambda stage: leaping(stage, 3600, 7200)],
+    "LG018": [
+        lambda stage: filling(stage, "100mb", "allkeys-lru"),
+        lambda stage: filling(stage, "100mb", "allkeys-random"),
+        lambda stage: filling(stage, "100mb", "volatile-lru"),
+    ],
+    "LG019": [lambda stage: reconnecting(stage, restart)],
+    "LG021": [
+        lambda stage: permitted(stage, "-get"),
+        lambda stage: permitted(stage, "-eval"),
+        lambda stage: permitted(stage, "-evalsha"),
+        lambda stage: permitted(stage, "resetkeys", "~other:*"),
+        lambda stage: permitted(stage, key_prefix="mine"),
+    ],
+    "LG022": [
+        lambda stage: listening(stage, password="p"),
+        lambda stage: listening(stage, ":q@", password="p"),
+        lambda stage: listening(stage, "u:p@", password="p"),
+        lambda stage: listening(stage, password="p", scheme="redis+cluster"),
+        lambda stage: listening(stage, database="/m", password="p", scheme="redis+sentinel"),
+    ],
+    "LG023": [lambda stage: listening(stage, database="/4"), lambda stage: listening(stage, ":p@", "/9", password="p")],
+    "LG024": [
+        lambda stage: listening(stage, scheme="rediss", code="LG024", timeout=0.5),
+        lambda stage: behind_tls(stage, Path.cwd(), "redis", code="LG024"),
+        lambda stage: behind_tls(stage, Path.cwd(), "rediss", code="LG024"),
+    ],
+    "LG025": [lambda stage: listening(stage, database="/m", scheme="redis+sentinel")],
+    "LG026": [
+        lambda stage: stage.asked(Rule("a", lambda _: "often", qpm=9)),
+        lambda stage: stage.asked(Rule("a", "9/m"), identify=lambda _: Caller("b", limits={"a": "often"})),
+    ],
+    "LG027": [lambda stage: replacing(stage, "al"), lambda stage: replacing(stage, "other")],
+    "LG028": [
+        lambda stage: workers(stage, ("uvicorn", "--workers", "4"), FarAway(0), on_error="local"),
+        lambda stage: workers(stage, ("uvicorn", "-w4"), FarAway(0), rules=[Rule("a", "9/m", on_error="local")]),
+        lambda stage: decorated(stage, ("uvicorn", "-w4"), FarAway(0), on_error="local"),
+    ],
+    "LG031": [
+        lambda stage: without_user(stage, WITHOUT_USER * 2 + 9),
+        lambda stage: without_user(stage, WITHOUT_USER, after="ada"),
+        lambda stage: without_user(stage, WITHOUT_USER, "user|ip"),
+    ],
+    "LG032": [
+        lambda stage: stage.asked(BY_CALLER, Rule("b", "9/m", key=["ip", "caller|ip"])),
+        lambda stage: stage.asked(rules=RuleSet([BY_CALLER], [LISTED_BY_HEADER])),
+    ],
+    "LG033": [lambda stage: having(stage, "apii"), lambda stage: having(stage, "api", "a", "b")],
+    "LG034": [
+        lambda stage: rewritten(stage, "rules.yaml", "rules: ["),
+        lambda stage: rewritten(stage, "rules.yaml", "tier: default"),
+    ],
+    "LG035": [
+        lambda stage: rewritten(stage, "variables", "LIMITGATE_KEY_PREFIX=two"),
+        lambda stage: rewritten(stage, "variables", "LIMITGATE_IPV6_PREFIX=often"),
+    ],
+    "LG038": [lambda stage: of_tier(stage, "VIP"), lambda stage: of_tier(stage, "vips")],
+    "LG040": [lambda stage: within(stage, *[MemoryStore()] * 2), on_redis],
+}
+
+INNOCENT: dict[str, list[Play]] = {
+    "LG001": [
+        lambda stage: workers(stage, ("uvicorn", "app:app", "--workers", "1")),
+        lambda stage: workers(stage, ("uvicorn", "app:app")),
+        lambda stage: workers(stage, ("uvicorn", "--workers", "4"), "redis://127.0.0.1:1"),
+    ],
+    "LG002": [lambda stage: variable(stage, "FORWARDED_ALLOW_IPS", "10.0.0.1")],
+    "LG003": [
+        lambda stage: variable(stage, "LIMITGATE_STORE", "memory://"),
+        lambda stage: variable(stage, "LIMITGATED", "1"),
+    ],
+    "LG004": [
+        lambda stage: stage.asked(trusted_proxies=["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "127.0.0.0/8", "unix"]),
+        lambda stage: stage.asked(trusted_proxies=["fc00::/7", "::1", "fe80::/10"]),
+        lambda stage: stage.asked(trusted_proxies=["0.0.0.0/1"]),
+        lambda stage: stage.asked(trusted_proxies=["2000::/4"]),
+        lambda stage: stage.asked(),
+    ],
+    "LG005": [
+        lambda stage: stage.asked(Rule("a", "9/m", key=["header:x-api-key"])),
+        lambda stage: stage.asked(Rule("a", "9/m", key=["api_key"]), identify=lambda _: None),
+        lambda stage: stage.asked(rules=RuleSet([Rule("a", "9/m", key=["api_key"])], [KnownCaller(id="a", api_key=DIGEST)])),
+    ],
+    "LG006": [
+        lambda stage: stage.asked(),
+        lambda stage: stage.asked(headers={"X-Forwarded-For": ""}),
+        lambda stage: stage.asked(headers={"X-Real-IP": "203.0.113.77"}),
+        lambda stage: stage.asked(headers=XFF, trusted_proxies=["192.0.2.0/24"]),
+        lambda stage: stage.asked(headers=XFF, peer=None, trusted_proxies=["unix"]),
+        # the server has believed its proxy already, and put the client in the peer's place
+        lambda stage: stage.asked(headers=XFF, peer="203.0.113.77"),
+        lambda stage: stage.asked(headers={"X-Forwarded-For": "198.51.100.1, 203.0.113.77"}, peer="::ffff:203.0.113.77"),
+        lambda stage: stage.asked(headers={"Forwarded": "for=203.0.113.77;proto=https"}, peer="203.0.113.77"),
+        # nobody asks for the address
+        lambda stage: stage.asked(Rule("all", "9/m", key=["global"]), headers=XFF),
+    ],
+    "LG007": [
+        lambda stage: stage.asked(Rule("api", "60/minute")),
+        lambda stage: stage.asked(RULE, Rule("b", "1/day"), strict=True),
+        lambda stage: stage.asked(Rule("api", "60/minute", "1/second burst 1"), strict=True),
+        lambda stage: stage.asked(Rule("api", "60/minute burst 5", cost=5), strict=True),
+        lambda stage: stage.asked(Rule("free", exempt=True), strict=True),
+    ],
+    "LG008": [
+        lambda stage: health(stage, [FREE]),
+        lambda stage: health(stage, [], LIVE),
+        lambda stage: health(stage, [FREE], Rule("r", "9/m", path="/healthy")),
+        lambda stage: health(stage, [FREE], Rule("r", "9/m", path="/{x}/live")),
+        lambda stage: health(stage, [Rule("f", path="/health", exempt=True)], Rule("r", "9/m", path="/health/**")),
+        lambda stage: health(stage, [Rule("f", path="/health/{x}", exempt=True)], Rule("r", "9/m", path="/health")),
+        lambda stage: health(
+            stage, [Rule("f", path="/health", methods=["GET"], exempt=True)], Rule("r", "9/m", path="/health")
+        ),
+        lambda stage: health(stage, [FREE, Rule("also", path="/health", exempt=True)]),
+        # it applies to one tier
+        lambda stage: health(stage, [FREE], LIVE, Rule("free", "9/m", tier="vip"), identify=lambda _: None),
+        # staff are let off everything
+        lambda stage: health(stage, [Rule("off", tier="staff", exempt=True)], LIVE, identify=lambda _: Caller("a", "staff")),
+    ],
+    "LG009": [
+        lambda stage: tiered(stage, identify=lambda _: None),
+        lambda stage: tiered(stage, KnownCaller(id="a", api_key=DIGEST, tier="vip")),
+        lambda stage: tiered(stage, KnownCaller(id="a", header={"X-A": "a"}, tier="vip"), trusted_proxies=["10.0.0.0/8"]),
+        lambda stage: tiered(stage, KnownCaller(id="a", header={"X-A": "a"}, tier="vip"), trusted_proxies=["unix"]),
+        lambda stage: stage.asked(Rule("api", "9/m", tier="default")),
+    ],
+    "LG010": [
+        lambda stage: stage.asked(store=FarAway(0)),
+        lambda stage: stage.asked(store=FarAway(1.5)),
+        lambda stage: stage.asked(store=FarAway(-1.5)),
+        lambda stage: stage.asked(store=FarAway(-5), timeout=10),  # so long it may have been on its way
+        lambda stage: stage.asked(store=MemoryStore(stage.clock)),
+    ],
+    "LG011": [lambda stage: stepping(stage, 5), lambda stage: stepping(stage, -0.5)],
+    "LG013": [
+        lambda stage: inventing(stage, "header:x-id"),
+        lambda stage: inventing(stage, "header:x-id", new_buckets=0),
+        lambda stage: inventing(stage, "header:x-id", new_buckets=2, trusted_proxies=["192.0.2.1"]),
+        lambda stage: inventing(stage, "api_key", new_buckets=2, identify=lambda _: None),
+        lambda stage: inventing(stage, "ip", new_buckets=2),
+        lambda stage: stage.asked(Rule("a", "9/m", key=["header:x-id"]), headers={"X-Id": "203"}, new_buckets=2),
+    ],
+    "LG014": [
+        lambda stage: keeping(stage, identify=lambda _: None),
+        lambda stage: keeping(stage, KnownCaller(id="a", api_key=DIGEST, priority="high")),
+        lambda stage: keeping(stage, KnownCaller(id="a", header={"X-A": "a"}, priority="high"), trusted_proxies=["10.0.0.0/8"]),
+        lambda stage: stage.asked(rules=RuleSet([KEEPING, Rule("api", "9/m", reserve="9%", priority="high", tier="vip")])),
+        lambda stage: stage.asked(Rule("api", "9/m")),
+    ],
+    "LG016": [
+        lambda stage: named(stage, {"X-A": "b"} | XFF),
+        lambda stage: named(stage, {"X-A": "a"}),
+        lambda stage: named(stage, {"X-A": "a"} | XFF, set_by_proxy=True),
+        lambda stage: named(stage, {"X-A": "a"} | XFF, trusted_proxies=["198.51.100.1"]),
+    ],
+    "LG017": [
+        leaping,
+        lambda stage: leaping(stage, 1.5),
+        lambda stage: leaping(stage, -3600),  # as after a pause of an hour: it may have stood still meanwhile
+    ],
+    "LG018": [
+        lambda stage: filling(stage, "100mb", "noeviction"),
+        lambda stage: filling(stage, "100mb", "volatile-ttl"),
+        lambda stage: filling(stage, "0", "allkeys-lru"),
+        permitted,
+    ],
+    "LG019": [lambda stage: reconnecting(stage, disconnect), lambda stage: permitted(stage, "-info")],
+    "LG021": [
+        permitted,
+        lambda stage: permitted(stage, "-info"),
+        lambda stage: permitted(stage, "+@all", "~*"),
+        lambda stage: permitted(stage, "resetkeys", "~mine:*", key_prefix="mine"),
+    ],
+    "LG022": [
+        lambda stage: listening(stage, ":p@", password="p"),
+        lambda stage: told(stage, f"redis://127.0.0.1:{free_port()}"),
+    ],
+    "LG023": [lambda stage: listening(stage, database="/3"), listening],
+    "LG024": [
+        lambda stage: behind_tls(stage, Path.cwd(), "rediss", "?ssl_ca_certs={}/cert.pem"),
+        lambda stage: told(stage, f"rediss://127.0.0.1:{free_port()}"),
+        listening,
+    ],
+    "LG025": [listening],
+    "LG026": [
+        lambda stage: stage.asked(Rule("a", lambda _: "9/m")),
+        lambda stage: stage.asked(Rule("a", lambda _: None)),
+        lambda stage: stage.asked(Rule("a", "9/m"), identify=lambda _: Caller("b", limits={"c": "often"})),
+    ],
+    "LG027": [
+        lambda stage: replacing(stage, "all"),
+        lambda stage: replacing(stage, "*"),
+        lambda stage: replacing(stage, "big"),
+    ],
+    "LG028": [
+        lambda stage: workers(stage, ("uvicorn", "--workers", "4"), FarAway(0), on_error="local", processes=4),
+        lambda stage: workers(stage, ("uvicorn", "--workers", "4"), FarAway(0), on_error="closed"),
+        lambda stage: workers(stage, ("uvicorn", "--workers", "4"), on_error="local"),
+        lambda stage: workers(stage, ("uvicorn",), FarAway(0), on_error="local"),
+        lambda stage: decorated(stage, ("uvicorn", "-w4"), FarAway(0), on_error="closed"),
+        lambda stage: decorated(stage, ("uvicorn", "-w4"), MemoryStore(), on_error="local"),
+    ],
+    "LG031": [
+        lambda stage: without_user(stage, WITHOUT_USER - 1, after="ada"),
+        lambda stage: without_user(stage, WITHOUT_USER * 2, "ip"),
+        lambda stage: without_user(stage, WITHOUT_USER * 2, "api_key|user", headers={"X-API-Key": "a"}),
+        before_others,
+    ],
+    "LG032": [
+        lambda stage: stage.asked(BY_CALLER, identify=lambda _: None),
+        lambda stage: stage.asked(rules=RuleSet([BY_CALLER], [KnownCaller(id="a", api_key=DIGEST)])),
+        lambda stage: stage.asked(rules=RuleSet([BY_CALLER], [LISTED_BY_HEADER]), trusted_proxies=["10.0.0.0/8"]),
+        lambda stage: stage.asked(Rule("a", "9/m", key=["tier"])),
+    ],
+    "LG033": [lambda stage: having(stage, "api"), lambda stage: having(stage, "big-by-name"), having],
+    "LG034": [
+        lambda stage: rewritten(stage, "rules.yaml", "rules: [{name: all, qpm: 9}]"),
+        lambda stage: rewritten(stage, "rules.yaml", "rules: [", looks=1),
+    ],
+    "LG035": [
+        lambda stage: rewritten(stage, "variables", "LIMITGATE_KEY_PREFIX=one\nOTHER=1"),
+        lambda stage: rewritten(stage, "rules.yaml", "rules: [{name: all, qpm: 9}]"),
+    ],
+    "LG038": [
+        lambda stage: of_tier(stage, "vip"),
+        lambda stage: of_tier(stage, "free"),
+        lambda stage: of_tier(stage, "default"),
+    ],
+    "LG040": [
+        lambda stage: within(stage, "memory://", "memory://"),
+        lambda stage: within(stage, MemoryStore(), MemoryStore()),
+        lambda stage: within(stage, *[MemoryStore()] * 2, name="other"),
+        lambda stage: on_redis(stage, key_prefix="other"),
+    ],
+    "LG015": [lambda stage: stage.asked(store=Failing("timeout")), lambda stage: stage.asked(store=Failing("oom"))],
+}
+
+
+@pytest.fixture(params=SITES, ids=attrgetter("door"))
+def stage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Stage]:
+    with contextlib.ExitStack() as opened:
+        yield Stage(request.param, opened, monkeypatch, caplog)
+
+
+def cases(plays: dict[str, list[Play]]) -> list[Any]:
+    """All situations, named by their code and number."""
+    return [pytest.param(code, play, id=f"{code}-{n}") for code, several in plays.items() for n, play in enumerate(several)]
+
+
+def codes(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The codes in the log."""
+    return [message.split()[0] for message in caplog.messages if message.startswith("LG")]
+
+
+@pytest.mark.parametrize(("code", "play"), cases(SITUATIONS))
+def test_it_is_said_once(stage: Stage, caplog: pytest.LogCaptureFixture, code: str, play: Play) -> None:
+    """In its situation a diagnosis is one line, however many requests come, and it holds nothing that a client sent."""
+    with caplog.at_level(logging.DEBUG, "limitgate"):
+        play(stage)
+    assert codes(caplog).count(code) == 1
+    (record,) = [record for record in caplog.records if record.getMessage().startswith(code)]
+    assert (record.name, record.levelname) == ("limitgate", "ERROR" if code in ERRORS else "WARNING")
+    assert not re.search("203|192[.]0|testclient", record.getMessage())
+
+
+@pytest.mark.parametrize(("code", "play"), cases(INNOCENT))
+def test_it_is_not_said_in_vain(stage: Stage, caplog: pytest.LogCaptureFixture, code: str, play: Play) -> None:
+    """In an innocent situation that looks much the same nothing is said."""
+    with caplog.at_level(logging.DEBUG, "limitgate"):
+        play(stage)
+    assert code not in codes(caplog)
+
+
+def above(where: str) -> Any:
+    """An application whose ``@limit`` stands above or below its route."""
+    app = fastapi.FastAPI()
+    if where == "above":
+
+        @limit("9/minute")
+        @app.get("/api")
+        def api() -> str:
+            return "hello"
+
+    else:
+
+        @app.get("/api")
+        @limit("9/minute")
+        def api() -> str:
+            return "hello"
+
+    return LimitGate(app, rules=[])
+
+
+async def asked_thrice(where: str) -> None:
+    gate = above(where)
+    for _ in range(3):
+        await asgi_reply(gate, "/api")
+
+
+@pytest.mark.parametrize("where", ["above", "below"])
+def test_a_limit_above_the_route(caplog: pytest.LogCaptureFixture, where: str) -> None:
+    """Where ``@limit`` stands above its route that is said, once, and not where it stands below."""
+    asyncio.run(asked_thrice(where))
+    assert codes(caplog) == (["LG012"] if where == "above" else [])
+
+
+def test_every_code_has_its_situation() -> None:
+    """No diagnosis is left without a test."""
+    assert SITUATIONS.keys() == INNOCENT.keys()
+    assert (
+        SITUATIONS.keys() | {"LG012", "LG020", "LG029", "LG030", "LG036", "LG037", "LG039", "LG041"} == CODES
+    )  # those are in tests of their own
+
+
+@pytest.mark.parametrize("play", [play for code in sorted(SITUATIONS) for play in SITUATIONS[code]])
+def test_nothing_is_said_where_it_is_switched_off(stage: Stage, caplog: pytest.LogCaptureFixture, play: Play) -> None:
+    """A gate that is not enabled looks at nothing."""
+    stage.setenv("LIMITGATE_ENABLED", "false")
+    with caplog.at_level(logging.DEBUG, "limitgate"), contextlib.suppress(AttributeError):
+        play(stage)
+    assert [code for code in codes(caplog) if code != "LG011"] == []
+
+
+@pytest.mark.parametrize("ahead", [0, 60])
+def test_the_clock_of_redis_is_compared(
+    redis_server: RedisServer, stage: Stage, caplog: pytest.LogCaptureFixture, ahead: float
+) -> None:
+    """A real Redis on this machine has this machine's clock; where this machine's is another one, that is said."""
+    clocks = {"time": lambda: time.time() + ahead, "monotonic": time.monotonic}
+    stage.setattr("limitgate.gate.lifecycle.build.time", type("time", (), clocks))
+    stage.asked(store=redis_server.url, timeout=5)
+    assert codes(caplog) == (["LG010"] if ahead else [])
+
+
+def test_it_says_which_clock_is_ahead(caplog: pytest.LogCaptureFixture) -> None:
+    """The line on two clocks says by how much they differ and in which direction."""
+    for now in (1_000_000_000, 1_002_500_000, 997_000_000):
+        clock_comparison(lambda: 1000.0, late=0.1)(now)
+    assert [re.search(r"clock is (.*) this", message)[1] for message in caplog.messages] == [
+        "2.5 seconds ahead of",
+        "3.0 seconds behind",
+    ]
+    assert APART == 2
+
+
+def test_once_is_once_under_threads(caplog: pytest.LogCaptureFixture) -> None:
+    """Of many threads that find the same at once, one says it."""
+    once = Once(Diagnosis.SERVER_TRUSTS_ALL)
+    with ThreadPoolExecutor(20) as threads:
+        for _ in range(100):
+            threads.submit(once.log)
+    assert codes(caplog) == ["LG002"]
+
+
+def test_a_proxy_is_missed_only_for_a_while(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    """A proxy that comes after other requests is noticed; after the first thousand nobody looks any more."""
+    it = stage.site(Rule("all", "9999/second"))
+    for _ in range(999):
+        it.ask()
+    it.ask(headers=XFF)
+    assert codes(caplog) == ["LG006"]
+    caplog.clear()
+    it = stage.site(Rule("all", "9999/second"))
+    for _ in range(1000):
+        it.ask()
+    it.ask(headers=XFF)
+    assert codes(caplog) == []
+
+
+def test_a_client_that_names_itself_hides_no_proxy(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    """A request whose header names its own peer, as servers leave it that have resolved it, does not end the search."""
+    it = stage.site(Rule("all", "9999/second"))
+    it.ask(headers={"x-forwarded-for": PEER})
+    assert codes(caplog) == []
+    it.ask(headers=XFF)
+    assert codes(caplog) == ["LG006"]

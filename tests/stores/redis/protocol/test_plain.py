@@ -1,0 +1,507 @@
+"""Plain plans on Redis: a script in a straight line says and keeps what the one for all plans does, and crowds share calls."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from typing import Any
+
+import hiredis
+import pytest
+import redis
+from hypothesis import given, strategies as st
+
+from limitgate import AsyncRedisStore, MemoryStore, RedisStore, StoreError
+from limitgate.limits.bucket import Bucket, bucket_of
+from limitgate.limits.plan import Charge, Plan, Reading
+from limitgate.limits.template import DECLINED, PlainSpend, PlanTemplate
+from limitgate.stores.redis.aio.batch import RequestQueue
+from limitgate.stores.redis.aio.batcher import MAX_BATCH
+from limitgate.stores.redis.breaker import FAILURES
+from limitgate.stores.redis.protocol import plain
+from limitgate.stores.redis.protocol.wire import UNSENDABLE
+from tests.limits.test_template import BAN, plain_charges
+from tests.support.clock import Clock
+from tests.support.clusters import key_on
+from tests.support.proxy import Proxy, calls_to, in_a_loop
+from tests.support.redis_cluster import RedisCluster
+from tests.support.redis_server import RedisServer
+from tests.support.scripted import CLOCK, TTL_SUFFIX, Scripted
+
+NAMES = count()
+STEPS = (0, 0, 1, 999, 10**5, 10**6, 10**7, 86_400 * 10**6, -1)
+PATIENT = 20.0
+README = bucket_of("5/second", "100/minute", "2000/day")
+
+
+def template(*limits: str, cost: int = 1, enforced: bool = True) -> PlanTemplate:
+    """One charge of these limits, of README's own where there are none."""
+    return PlanTemplate([Charge("", bucket_of(*limits) if limits else README, cost, enforced, "api")])
+
+
+def fresh(size: int = 1) -> list[str]:
+    """Keys that nobody has used."""
+    return [f"plain:{next(NAMES)}" for _ in range(size)]
+
+
+class Twins:
+    """Both scripts on a real Redis under one clock, each with keys of its own, which must come to hold the same."""
+
+    def __init__(self, client: redis.Redis, charges: Sequence[Charge]) -> None:
+        self.client = client
+        self.clock = Clock()
+        self.template = PlanTemplate(charges)
+        on_set = f"server.call('SET', key .. '{TTL_SUFFIX}', ttl)"
+        self.general = Scripted(client, self.clock, on_set)
+        self.sha = client.script_load(CLOCK.replace("ON_SET", on_set) + plain.script_of(self.template.shape).text)
+
+    def plain(self, plans: Sequence[Sequence[str]], *templates: PlanTemplate) -> Sequence[int]:
+        """Carry out plans of our template, or each of one of others of its shape, and return the verdicts."""
+        self.readings = [of.asked(keys) for of, keys in zip(templates or [self.template] * len(plans), plans, strict=True)]
+        reader = hiredis.Reader()
+        reader.feed(plain.packed(("EVALSHA", self.sha), self.readings))
+        reply = self.client.execute_command(*reader.gets(), self.clock())
+        return plain.answers(self.template.shape, self.readings, reply)[2]
+
+    def kept(self, keys: Sequence[str]) -> list[tuple[Any, Any]]:
+        return [(self.client.get(key), self.client.get(key + TTL_SUFFIX)) for key in keys]
+
+
+@given(plain_charges(), st.lists(st.tuples(st.integers(0, 2), st.sampled_from(STEPS)), min_size=1, max_size=20))
+def test_both_scripts_say_and_keep_the_same(client: redis.Redis, charges: list[Charge], visits: list[Any]) -> None:
+    """Property: verdicts, debts, bytes in Redis and how long they stay are the same, unless it is left to the other one."""
+    twins = Twins(client, charges)
+    name = fresh()[0]
+    for visitor, step in visits:
+        twins.clock.advance(us=step)
+        keys = [[f"{name}:{kind}:{visitor}:{number}" for number in range(len(charges))] for kind in "gp"]
+        expected = twins.general.spend(twins.template.plan(keys[0]), 1.0)
+        verdicts = twins.plain([keys[1]])
+        if verdicts == [plain.NOT_CARRIED_OUT]:
+            twins.general.spend(twins.template.plan(keys[1]), 1.0)
+        else:
+            (found,) = twins.readings
+            assert found.admitted == expected.admitted
+            assert (verdicts == [plain.ADMITTED]) == all(bucket.after is not None for bucket in expected.buckets)
+            assert [each[1:] for each in found.buckets] == [(list(before), after) for _, before, after in expected.buckets]
+        assert twins.kept(keys[0]) == twins.kept(keys[1])
+
+
+def test_a_key_that_comes_twice_in_a_call_is_charged_twice(client: redis.Redis) -> None:
+    """Plans of a call are carried out one after the other."""
+    twins = Twins(client, [Charge("", bucket_of("3/day"), 1, enforced=True, rule=None)])
+    assert twins.plain([fresh()] * 5) == [1, 1, 1, 0, 0]
+
+
+def test_plans_of_several_rules_share_a_call(client: redis.Redis) -> None:
+    """Each plan of a call is held to its own limits, in whatever order they come."""
+    twins = Twins(client, [Charge("", bucket_of("2/day"), 1, enforced=True, rule=None)])
+    two, four = template("2/day"), template("4/day")
+    few, many = fresh(), fresh()
+    plans = [(few, two), (many, four), (many, four), (few, two), (few, two), (many, four), (many, four), (many, four)]
+    assert twins.plain([keys for keys, _ in plans], *[of for _, of in plans]) == [1, 1, 1, 1, 0, 1, 1, 0]
+    assert [each.buckets[0].before[0] // (86_400 * 10**6) for each in twins.readings] == [0, 0, 1, 1, 2, 2, 3, 4]
+
+
+def packed(bucket: Bucket, written: int, *owed: tuple[int, int]) -> bytes:
+    """A bucket as the script for all plans writes it."""
+    head = b"\x01" + written.to_bytes(7, "little")
+    rows = zip(bucket.ids, bucket.counts, owed, strict=True)
+    sizes = (6, 6, 7, 6)
+    return head + b"".join(
+        number.to_bytes(size, "little") for id_, count_, debt in rows for number, size in zip((id_, count_, *debt), sizes)
+    )
+
+
+ODD = {
+    "nothing in it": b"",
+    "another version": b"\x02" + packed(README, 0, (0, 0), (0, 0), (0, 0))[1:],
+    "too short": packed(README, 0, (0, 0), (0, 0), (0, 0))[:-1],
+    "too long": packed(README, 0, (0, 0), (0, 0), (0, 0)) + b"\0",
+    "of the future": packed(README, 2**53, (0, 0), (0, 0), (0, 0)),
+    "another count": packed(bucket_of("6/second", "100/minute", "2000/day"), 0, (0, 0), (0, 0), (0, 0)),
+    "another window": packed(bucket_of("5/second", "100/minute", "2000/hour"), 0, (0, 0), (0, 0), (0, 0)),
+    "a window less": packed(bucket_of("5/second", "100/minute"), 0, (0, 0), (0, 0)),
+    "a rest above the count": packed(README, 0, (1, 5), (0, 0), (0, 0)),
+    "a debt beyond all": packed(README, 0, (2**52 + 1, 0), (0, 0), (0, 0)),
+}
+
+
+@pytest.mark.parametrize("value", ODD.values(), ids=ODD)
+def test_an_odd_bucket_is_left_to_the_other_script(client: redis.Redis, value: bytes) -> None:
+    """Nothing of a plan is carried out where a bucket is not as it is written; others of the same call are."""
+    twins = Twins(client, [Charge("", README, 1, enforced=True, rule=None)] * 2)
+    first, odd, other, another = fresh(4)
+    client.set(odd, value)
+    assert twins.plain([[first, odd], [other, another]]) == [plain.NOT_CARRIED_OUT, plain.ADMITTED]
+    assert client.mget(first, odd) == [None, value]
+    assert client.exists(other, another) == 2
+
+
+def test_a_ban_is_left_to_the_other_script(client: redis.Redis) -> None:
+    """Nothing of a plan is carried out where one of the keys that it looks at is banned; others of the same call are."""
+    twins = Twins(client, [Charge("", README, 1, enforced=True, rule=None), BAN])
+    banned, other = fresh(2), fresh(2)
+    client.set(banned[1], "any")
+    assert twins.plain([banned, other]) == [plain.NOT_CARRIED_OUT, plain.ADMITTED]
+    assert client.mget(*banned) == [None, b"any"]
+    assert [client.exists(key) for key in other] == [1, 0]
+
+
+def test_a_key_of_another_type_is_left_to_the_other_script(redis_server: RedisServer, client: redis.Redis) -> None:
+    """A list under a bucket's key is replaced by the script for all plans, and counted."""
+
+    async def run() -> tuple[Reading, int]:
+        store = AsyncRedisStore(redis_server.url)
+        key = fresh()
+        client.rpush(key[0], "x")
+        try:
+            untold = await store.aspend_plain(template(), key, PATIENT)
+            await store.aspend(template().plan(key), PATIENT)
+            assert (await store.aspend_plain(template(), key, PATIENT)).buckets
+            return untold, store.unreadable
+        finally:
+            await store.aclose()
+
+    reading, unreadable = asyncio.run(run())
+    assert (reading.having_waited(0.0), unreadable) == (DECLINED, 1)
+
+
+@pytest.mark.parametrize(
+    "reply", [None, 1, [1, 0, 1], b"", b"x", struct.pack("<3q", 1, 0, 1), struct.pack("<10q", *range(10)), "text"]
+)
+def test_a_reply_of_another_shape_is_an_error(reply: object) -> None:
+    """Whatever is not as many numbers as were asked for is told, and nothing is made of it."""
+    with pytest.raises(StoreError, match="unexpected reply"):
+        plain.answers(template().shape, [template().asked(["a"])], reply)
+
+
+KEYS = st.sampled_from(["a", "b", "limitgate:0", "limitgate:1", "über", "\N{SNOWMAN}", "", "\r\n$1\r\n"])
+
+
+@given(st.lists(st.tuples(st.booleans(), KEYS, KEYS), min_size=1, max_size=5))
+def test_calls_are_packed_as_redis_expects(plans: list[tuple[bool, str, str]]) -> None:
+    """Property: bytes are those of hiredis for the same words, whatever the keys, by one template or by several."""
+    one, other = (PlanTemplate([Charge("", bucket_of(limit), 1, enforced=True, rule=None)] * 2) for limit in ("1/day", "2/day"))
+    asked = [(other if by_other else one).asked(keys) for by_other, *keys in plans]
+    reader = hiredis.Reader()
+    reader.feed(plain.packed(("EVALSHA", "sha"), asked))
+    words = reader.gets()
+    assert hiredis.pack_command(tuple(words)) == plain.packed(("EVALSHA", "sha"), asked)
+    keys = [key.encode() for plan in asked for key in plan.keys]
+    assert words[: 3 + len(keys)] == [b"EVALSHA", b"sha", b"%d" % len(keys), *keys]
+    numbers, *texts = words[3 + len(keys) :]
+    places = struct.unpack(f"<{len(plans)}H", numbers) if numbers else [1] * len(plans)
+    alone = {of: plain.packed(("EVALSHA", "sha"), [of.asked(["a", "b"])]) for of in (one, other)}
+    assert all(texts[place - 1] in alone[plan.template] for place, plan in zip(places, asked))
+    assert len(texts) == len({plan.template for plan in asked})
+
+
+def test_a_key_that_is_no_unicode_cannot_be_sent() -> None:
+    """It is told before anything is on its way."""
+    with pytest.raises(UNSENDABLE):
+        plain.packed(("EVALSHA", "sha"), [template().asked(["\ud800"])])
+
+
+def test_scripts_are_few(client: redis.Redis) -> None:
+    """Redis keeps every script: plans of the same number of windows have one, whatever their limits, costs and rules."""
+    scripts = {plain.script_of(template(f"{n}/second", f"{n}/day", cost=1 + n % 2).shape).sha for n in range(2, 50)}
+    assert len(scripts) == 1
+    most = PlanTemplate(
+        [Charge("", bucket_of("5/second", "5/minute", "5/hour"), 1, enforced=bool(m % 2), rule=str(m)) for m in range(4)]
+    )
+    assert Twins(client, most.charges).plain([fresh(4)]) == [1]
+
+
+# --- the store --------------------------------------------------------------------------------------------------------
+
+
+async def spend(store: AsyncRedisStore, plans: Sequence[tuple[PlanTemplate, Sequence[str]]]) -> list[Any]:
+    """What becomes of plain plans that come in one turn: true or false, None, or the class of an error."""
+
+    async def one(of: PlanTemplate, keys: Sequence[str]) -> Any:
+        try:
+            reading = await store.aspend_plain(of, keys, 5.0)
+        except StoreError as error:
+            return error.fault
+        return reading.admitted if reading.buckets else None
+
+    return await asyncio.gather(*[one(*each) for each in plans])
+
+
+@in_a_loop
+async def test_plain_plans_of_a_turn_share_calls(redis_server: RedisServer) -> None:
+    """Plans of one shape go together, whatever their limits; those of another in a call of their own, as do other kinds."""
+    store, one, other = AsyncRedisStore(redis_server.url), template(), template("9/hour")
+    alike = template("6/second", "7/minute", "8/day", cost=2)
+    await spend(store, [(one, fresh()), (other, fresh())])
+    await store.aspend(Plan.spend(one.plan(fresh()).charges), 5.0)
+    before = calls_to(redis_server)
+    mixed = [(each, fresh()) for _ in range(9) for each in (one, other, alike)]
+    general = [store.aspend(one.plan(fresh()), 5.0) for _ in range(3)]
+    admitted, *_ = await asyncio.gather(spend(store, mixed), *general)
+    assert admitted == [True] * 27
+    assert calls_to(redis_server) - before == 3
+    await store.aclose()
+
+
+@in_a_loop
+async def test_a_crowd_is_served_in_the_order_in_which_it_came(redis_server: RedisServer) -> None:
+    """Of many plain plans at once for one bucket exactly those are admitted that came first, in as few calls as they fill."""
+    store, of, key = AsyncRedisStore(redis_server.url, local_refusals=False), template("100/day"), fresh()
+    await spend(store, [(of, fresh())])
+    before = calls_to(redis_server)
+    assert await spend(store, [(of, key)] * 200) == [True] * 100 + [False] * 100
+    assert calls_to(redis_server) - before == -(-200 // MAX_BATCH)
+    await store.aclose()
+
+
+@in_a_loop
+async def test_a_script_that_redis_has_forgotten_is_sent_again(own_redis: RedisServer) -> None:
+    """NOSCRIPT costs a round trip and nobody a decision."""
+    store, of, key = AsyncRedisStore(own_redis.url), template("3/day"), fresh()
+    assert await spend(store, [(of, key)]) == [True]
+    with own_redis.client() as client:
+        client.script_flush()
+    assert await spend(store, [(of, key)] * 3) == [True, True, False]
+    assert store.failures == 0
+    await store.aclose()
+
+
+@in_a_loop
+async def test_a_refusal_that_holds_asks_nobody(redis_server: RedisServer) -> None:
+    """Once refused, the next plans are refused without a call, until the moment that was promised."""
+    store, of, key = AsyncRedisStore(redis_server.url), template("1/day"), fresh()
+    assert await spend(store, [(of, key)] * 2) == [True, False]
+    before = calls_to(redis_server)
+    assert await spend(store, [(of, key)] * 5) == [False] * 5
+    assert not (await store.aspend(of.plan(key), 5.0)).admitted
+    assert calls_to(redis_server) == before
+    await store.aclose()
+
+
+@in_a_loop
+async def test_who_goes_away_hurts_nobody(redis_server: RedisServer) -> None:
+    """Requests that are cancelled while they wait, or while they are on their way, leave the others what they have."""
+    store, of, key = AsyncRedisStore(redis_server.url), template("50/day"), fresh()
+    await spend(store, [(of, fresh())])
+    tasks = [asyncio.ensure_future(store.aspend_plain(of, key, 5.0)) for _ in range(20)]
+    await asyncio.sleep(0)
+    for task in tasks[::2]:
+        task.cancel()
+    done = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [isinstance(each, asyncio.CancelledError) for each in done] == [True, False] * 10
+    assert all(each.admitted for each in done[1::2])  # type: ignore[union-attr]
+    await store.aclose()
+
+
+@in_a_loop
+async def test_who_comes_after_the_breaker_opened_does_not_wait(redis_server: RedisServer) -> None:
+    """Requests of a turn are sent together; if Redis is given up in its midst, those waiting and those to come fail at once."""
+    store, of = AsyncRedisStore(redis_server.url), template()
+    await spend(store, [(of, fresh())])
+    waiting = asyncio.ensure_future(store.aspend_plain(of, fresh(), 5.0))
+    here: Any = store._loops[asyncio.get_running_loop()].servers
+    for _ in range(FAILURES):
+        here._failed(StoreError("it is gone", "connection"))
+    for _ in range(2):
+        with pytest.raises(StoreError, match="is not asked until it answers again"):
+            await store.aspend_plain(of, fresh(), 5.0)
+    with pytest.raises(StoreError, match="it is gone"):
+        await waiting
+    async with asyncio.timeout(PATIENT):
+        while not store.healthy:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+    assert await spend(store, [(of, fresh())]) == [True]
+    await store.aclose()
+
+
+@in_a_loop
+async def test_no_memory_is_told(own_redis: RedisServer) -> None:
+    """Without memory a plan that would be charged fails, and nothing is kept of it."""
+    store, of, keys = AsyncRedisStore(own_redis.url), template(), fresh()
+    assert await spend(store, [(of, fresh())]) == [True]
+    with own_redis.client() as client:
+        client.config_set("maxmemory", 1)
+        assert await spend(store, [(of, keys)] * 2) == ["oom"] * 2
+        client.config_set("maxmemory", 0)
+        assert client.get(keys[0]) is None
+    assert await spend(store, [(of, keys)]) == [True]
+    await store.aclose()
+
+
+@in_a_loop
+async def test_a_silent_server_is_a_timeout(redis_server: RedisServer) -> None:
+    """A server that does not answer in time fails the requests that wait, each with an error of its own."""
+    async with Proxy(redis_server) as proxy:
+        store, of = AsyncRedisStore(proxy.url), template()
+        await spend(store, [(of, fresh())])
+        proxy.hold()
+        errors = await asyncio.gather(*[store.aspend_plain(of, fresh(), 0.05) for _ in range(3)], return_exceptions=True)
+        assert [getattr(error, "fault", error) for error in errors] == ["timeout"] * 3
+        assert len(set(map(id, errors))) == 3
+        await store.aclose()
+
+
+@in_a_loop
+async def test_what_is_for_the_other_script_is_told_after_a_wait_too(redis_server: RedisServer, client: redis.Redis) -> None:
+    """However long Redis was silent before, a plan that was not carried out is no refusal."""
+    async with Proxy(redis_server) as proxy:
+        store, of, odd = AsyncRedisStore(proxy.url), template(), fresh()
+        await spend(store, [(of, fresh())])
+        client.set(odd[0], "odd")
+        proxy.hold()
+        asked = asyncio.ensure_future(store.aspend_plain(of, odd, 20.0))
+        await asyncio.sleep(0.1)
+        proxy.release()
+        assert not (await asked).buckets
+        await store.aclose()
+
+
+@in_a_loop
+async def test_plans_that_wait_are_kept_in_order() -> None:
+    """A queue gives requests back in the order in which they came, plain plans with those of their template."""
+    queue = RequestQueue(2)
+    one, other = template(), template("9/hour")
+    loop = asyncio.get_running_loop()
+
+    def request(of: PlanTemplate | None) -> Any:
+        made = template().plan(fresh()) if of is None else of.asked(fresh())
+        return made, 0.0, loop.create_future(), 1.0
+
+    requests = [request(of) for of in (one, None, one, other, one, None)]
+    for each in requests:
+        queue.append(each)
+    first = request(None)
+    queue.appendleft(first)
+    assert queue.size == 7
+    assert queue.pop_plain() is None
+    assert queue.popleft() is first
+    batch = queue.pop_plain()
+    assert batch is not None
+    assert (batch.requests, batch.shape) == ([requests[0], requests[2]], one.shape)
+    queue.keep([each for each in queue if each is not requests[3]])
+    assert list(queue) == [requests[1], requests[4], requests[5]]
+    assert queue.first() is requests[1]
+    queue.popleft()
+    assert queue.first() is None
+    assert queue.pop_plain().requests == [requests[4]]  # type: ignore[union-attr]
+    assert queue.popleft() is requests[5]
+    assert (queue.size, queue.first(), queue.pop_plain()) == (0, None, None)
+
+
+def test_a_memory_store_and_redis_decide_alike(client: redis.Redis) -> None:
+    """A plain plan's decision does not depend on where its buckets are."""
+    twins = Twins(client, [Charge("", README, 2, enforced=True, rule="api")])
+    memory = MemoryStore(twins.clock)
+    key = fresh()
+    for step in (0, 0, 10**5, 10**6, 0, 0):
+        twins.clock.advance(us=step)
+        twins.plain([key])
+        assert list(twins.readings[0].buckets) == list(memory.spend(twins.template.plan(key)).buckets)
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+def test_threads_share_calls_whatever_they_ask(redis_server: RedisServer) -> None:
+    """Plain plans of several shapes, and plans of other kinds, are decided alike if they happen to share a call."""
+    store = RedisStore(redis_server.url, local_refusals=False)
+    templates = [template("40/day"), template("40/day", "90/hour"), template("40/day", "90/hour", cost=2)]
+    keys = [fresh() for _ in templates]
+
+    def one(number: int) -> tuple[int, bool | None]:
+        of = number % 3
+        if number % 4 == 3:
+            return of, store.spend(templates[of].plan(keys[of]), 5.0).admitted
+        reading = store.spend_plain(templates[of], keys[of], 5.0)
+        return of, reading.admitted
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = Counter(pool.map(one, range(300)))
+    assert answers == {(0, True): 40, (0, False): 60, (1, True): 40, (1, False): 60, (2, True): 20, (2, False): 80}
+    store.close()
+
+
+def test_a_thread_is_told_what_is_for_the_other_script(client: redis.Redis, redis_server: RedisServer) -> None:
+    """An odd bucket is left to the way of all plans; one that is known to refuse is answered without a call."""
+    store, of, key, odd = RedisStore(redis_server.url), template("1/day"), fresh(), fresh()
+    client.set(odd[0], "odd")
+    assert store.spend_plain(of, odd, 5.0).having_waited(0.0) == DECLINED
+    assert [store.spend_plain(of, key, 5.0).admitted for _ in range(2)] == [True, False]
+    before = calls_to(redis_server)
+    assert not store.spend_plain(of, key, 5.0).admitted
+    assert calls_to(redis_server) == before
+    assert not store.spend(of.plan(key), 5.0).admitted
+    store.close()
+
+
+# --- clusters ---------------------------------------------------------------------------------------------------------
+
+
+def spenders(url: str, stack: contextlib.ExitStack) -> Iterator[Any]:
+    """Functions that send plain plans together, by threads and by tasks of an event loop, and return their readings."""
+    store = stack.enter_context(contextlib.closing(RedisStore(url)))
+    pool = stack.enter_context(ThreadPoolExecutor(32))
+    yield lambda plans: list(pool.map(lambda each: store.spend_plain(*each, 5.0), plans))
+    runner = stack.enter_context(asyncio.Runner())
+    aio = AsyncRedisStore(url)
+    stack.callback(lambda: runner.run(aio.aclose()))
+
+    async def together(plans: Sequence[Any]) -> list[Reading]:
+        return await asyncio.gather(*[aio.aspend_plain(*each, 5.0) for each in plans])
+
+    yield lambda plans: runner.run(together(plans))
+
+
+def test_on_a_cluster_plans_of_one_hash_slot_are_plain(redis_cluster: RedisCluster) -> None:
+    """They go to their nodes as they are; one whose buckets are on several nodes is carried out like any other there."""
+    alone, two = template("5/day"), PlanTemplate([*template("5/day").charges, *template("7/day").charges])
+    with contextlib.ExitStack() as stack:
+        for spend_together in spenders(redis_cluster.url, stack):
+            name = fresh()[0]
+            one_slot = [f"{{{name}}}:{place}" for place in "ab"]
+            several = [key_on(place) for place in (0, 1)]
+            single = [[key_on(place)] for place in (0, 1, 2)]
+            for number in range(3):
+                asked = [(two, one_slot), (two, several), *[(alone, keys) for keys in single]]
+                readings = spend_together(asked)
+                assert [reading.admitted for reading in readings] == [True] * 5
+                assert [isinstance(reading, PlainSpend) for reading in readings] == [True, False, True, True, True]
+                for reading in readings:
+                    charged = [bucket.after[0] - bucket.before[0] for bucket in reading.buckets]
+                    assert charged == [bucket.charge.bucket.weights[0] for bucket in reading.buckets]
+                    assert all(bucket.before[0] // bucket.charge.bucket.weights[0] <= number for bucket in reading.buckets)
+
+
+def test_on_a_cluster_a_crowd_of_one_bucket_shares_calls(redis_cluster: RedisCluster) -> None:
+    """Requests of a turn for one hash slot share a call, and exactly as many as fit are admitted, the first ones."""
+    of, key, other = template("40/day"), [key_on(1)], [key_on(1)]
+
+    async def run() -> None:
+        store = AsyncRedisStore(redis_cluster.url, local_refusals=False)
+        for each in (key, other):  # so that the store knows who holds their slots
+            await store.aspend_plain(of, each, PATIENT)
+        before = calls_to(redis_cluster.masters[1])
+        readings = await asyncio.gather(*[store.aspend_plain(of, key if n % 2 else other, PATIENT) for n in range(120)])
+        assert calls_to(redis_cluster.masters[1]) - before == 4
+        for of_one_bucket in (readings[::2], readings[1::2]):
+            assert [reading.admitted for reading in of_one_bucket] == [True] * 39 + [False] * 21
+        await store.aclose()
+
+    asyncio.run(run())
+
+
+def test_on_a_cluster_what_is_for_the_other_script_is_told(redis_cluster: RedisCluster) -> None:
+    """An odd bucket is left to the way of all plans, and its neighbours in the call are not."""
+    of, name = template("5/day"), fresh()[0]
+    odd, well = ([f"{{{name}}}:{each}"] for each in ("odd", "well"))
+    with contextlib.ExitStack() as stack:
+        redis_cluster.say(redis_cluster.master_of(odd[0]), "SET", odd[0], "odd")
+        for spend_together in spenders(redis_cluster.url, stack):
+            assert [bool(reading.buckets) for reading in spend_together([(of, odd), (of, well)] * 2)] == [False, True] * 2
