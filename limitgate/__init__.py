@@ -25,8 +25,8 @@ A request reads downwards: middleware > exchange > gate > rules, keys > stores >
     testing.py       for tests of applications: nothing limited, a clock that stands still
     process/         what belongs to the process and not to a request: forks, the GIL, clocks of those who wait, looking for
                      changes, the listen queue
-    messages/        what is said to people: diagnostics (LG codes), own errors, masked names, suggestions, missing extras
-    errors.py        the errors that are raised
+    messages/        what is said to people: diagnostics (LG codes), masked names, suggestions, missing extras
+    errors.py        the errors that are raised; own_errors.py: unforeseen ones
 """
 
 from __future__ import annotations

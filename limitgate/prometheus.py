@@ -27,10 +27,10 @@ with extra("prometheus", "prometheus_client"):
     from prometheus_client.samples import Sample
     from prometheus_client.utils import floatToGoString
 
-from limitgate.messages.own_errors import survived
 from limitgate.observing.handover import handover
 from limitgate.observing.instruments import INSTRUMENTS, Instrument
 from limitgate.observing.worker_files import Family, Series, WorkerFiles, can_join
+from limitgate.own_errors import survived
 
 __all__ = ["MultiProcessCollector", "PrometheusObserver", "child_exit", "generate_latest", "make_asgi_app", "make_wsgi_app"]
 

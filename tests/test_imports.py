@@ -10,7 +10,8 @@ from pathlib import Path
 import limitgate
 
 LAYERS = (
-    "errors messages process",
+    "messages",
+    "errors own_errors process",
     "algorithms",
     "limits",
     "overload",

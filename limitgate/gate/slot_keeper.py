@@ -24,7 +24,7 @@ from limitgate.algorithms import concurrency
 from limitgate.errors import StoreError
 from limitgate.gate.flow import Flow, arun, run
 from limitgate.limits.plan import Charge, Plan, Reading
-from limitgate.messages.own_errors import own_error, survived
+from limitgate.own_errors import own_error, survived
 from limitgate.process.forking import begin_anew_in_children
 from limitgate.stores.redis.aio.loop_end import begin
 from limitgate.stores.redis.calls import calls_of

@@ -1,1 +1,1 @@
-"""What LimitGate says to people: diagnoses, mistakes of its own, and the words in which errors help."""
+"""What LimitGate says to people: diagnoses, masked names, and the words in which errors help."""

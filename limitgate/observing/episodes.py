@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from limitgate.messages.own_errors import survived
+from limitgate.own_errors import survived
 from limitgate.process.forking import begin_anew_in_children
 
 log = logging.getLogger("limitgate.refusals")

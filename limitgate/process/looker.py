@@ -8,7 +8,7 @@ from threading import Event, Thread
 from typing import Protocol
 from weakref import ref
 
-from limitgate.messages.own_errors import survived
+from limitgate.own_errors import survived
 from limitgate.process.forking import begin_anew_in_children
 
 

@@ -13,10 +13,9 @@ from uuid import uuid4
 
 import pytest
 
-from limitgate import AsyncLimiter, AsyncRedisStore, Limit, Limiter, MemoryStore, RedisStore, StoreError
+from limitgate import AsyncLimiter, AsyncRedisStore, Limit, Limiter, MemoryStore, RedisStore, StoreError, own_errors
 from limitgate.gate import slot_keeper
 from limitgate.limits.plan import Plan
-from limitgate.messages import own_errors
 from limitgate.stores.redis import breaker, calls, replies
 from limitgate.stores.redis.aio import batcher, cluster, listening
 from limitgate.stores.redis.dial.resolver import Resolver

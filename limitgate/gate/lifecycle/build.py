@@ -24,10 +24,10 @@ from limitgate.http.client_ip import TrustedProxies
 from limitgate.limits.priority import RESERVES
 from limitgate.messages.diagnostics import Diagnosis, clock_comparison
 from limitgate.messages.masking import Names
-from limitgate.messages.own_errors import survived
 from limitgate.observing.counts import Counts, observe
 from limitgate.observing.observer import Observer, observers_of
 from limitgate.observing.store_calls import store_counts
+from limitgate.own_errors import survived
 from limitgate.process.looker import Looker, Watched
 from limitgate.routes import Routes
 from limitgate.rules.files import rules_of

@@ -14,8 +14,8 @@ from limitgate.errors import ConfigError
 from limitgate.gate.gate import Gate
 from limitgate.gate.planning.rules_in_force import RulesInForce
 from limitgate.messages.diagnostics import Diagnosis
-from limitgate.messages.own_errors import own_error
 from limitgate.observing.audit import rules_changed
+from limitgate.own_errors import own_error
 from limitgate.process.gil import free_in_pieces, in_pieces
 from limitgate.rules.changes import changes
 from limitgate.rules.digest import revision

@@ -22,8 +22,8 @@ from limitgate.http.request import Request
 from limitgate.keys import Value, keys_of_client
 from limitgate.limits.plan import Charge, Plan
 from limitgate.messages.diagnostics import Diagnosis, Once
-from limitgate.messages.own_errors import survived
 from limitgate.observing.counts import Counts
+from limitgate.own_errors import survived
 from limitgate.process.gil import yield_gil
 from limitgate.routes import NoRoutes, Routes, has_cors_inside, mounts_of
 from limitgate.rules.callers import DEFAULT_TIER, Caller

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from limitgate.messages.own_errors import survived
+from limitgate.own_errors import survived
 
 
 class _ThreadState(threading.local):

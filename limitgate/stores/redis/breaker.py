@@ -15,7 +15,7 @@ from limitgate.errors import StoreError, StoreFault
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge, Plan
 from limitgate.limits.template import AnyPlan
-from limitgate.messages.own_errors import survived
+from limitgate.own_errors import survived
 from limitgate.stores.base import ConfigRequest
 
 log = logging.getLogger("limitgate.store")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from limitgate.errors import StoreError
-from limitgate.messages.own_errors import OwnError, own_error, survived
 from limitgate.observing.instruments import Result
+from limitgate.own_errors import OwnError, own_error, survived
 from limitgate.stores.base import StoredConfig
 from limitgate.stores.redis.breaker import PROBE_TIMEOUT
 from limitgate.stores.redis.dial.url import Address, server_name

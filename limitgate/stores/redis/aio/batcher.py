@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyPlan, whole
-from limitgate.messages.own_errors import own_error, survived
+from limitgate.own_errors import own_error, survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batch import Batch, Request, RequestQueue
 from limitgate.stores.redis.aio.connection import AsyncConnection

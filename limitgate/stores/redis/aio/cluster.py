@@ -24,7 +24,7 @@ from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.refund import full_refund
 from limitgate.limits.template import AnyPlan, whole, whole_reading
-from limitgate.messages.own_errors import own_error, survived
+from limitgate.own_errors import own_error, survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batch import Batch, Request
 from limitgate.stores.redis.aio.batcher import MAX_QUEUED, Batcher

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Protocol
 
-from limitgate.messages.own_errors import survived
+from limitgate.own_errors import survived
 
 GRAIN, SHORTEST = 0.01, 0.004
 """Seconds between two looks, at most and at least."""

@@ -14,7 +14,7 @@ from redis.asyncio.connection import ConnectionPool
 
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import DECLINED, AnyPlan, AnyReading, PlainSpend, PlanTemplate
-from limitgate.messages.own_errors import survived
+from limitgate.own_errors import survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis.aio.batcher import Batcher
 from limitgate.stores.redis.aio.cluster import AsyncCluster

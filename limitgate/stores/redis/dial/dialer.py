@@ -25,7 +25,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from limitgate.errors import ConfigError
-from limitgate.messages.own_errors import survived
+from limitgate.own_errors import survived
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.dial.inspection import Inspection
 from limitgate.stores.redis.dial.resolver import Resolver

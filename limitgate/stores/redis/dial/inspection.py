@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from redis.exceptions import NoPermissionError
 
 from limitgate.messages.diagnostics import Diagnosis, Once
-from limitgate.messages.own_errors import survived
+from limitgate.own_errors import survived
 from limitgate.stores.redis.errors import hindrance_of
 
 INSPECT = (files("limitgate") / "lua" / "inspect.lua").read_text("utf-8")

@@ -10,7 +10,7 @@ from functools import partial
 
 from limitgate.errors import StoreError
 from limitgate.limits.template import AnyPlan, common_shape
-from limitgate.messages.own_errors import survived
+from limitgate.own_errors import survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis import background
 from limitgate.stores.redis.cluster.router import PAUSE, Router, Send, Split

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from limitgate.errors import StoreError
 from limitgate.limits.template import AnyPlan, common_shape
-from limitgate.messages.own_errors import own_error, survived
+from limitgate.own_errors import own_error, survived
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis import background
 from limitgate.stores.redis.breaker import Breaker

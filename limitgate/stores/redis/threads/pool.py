@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any
 
 from limitgate.errors import StoreError
-from limitgate.messages.own_errors import own_error
+from limitgate.own_errors import own_error
 from limitgate.stores.redis import background
 from limitgate.stores.redis.dial.dialer import Dial
 from limitgate.stores.redis.errors import store_error

@@ -14,7 +14,7 @@ from redis.connection import ConnectionPool
 from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import DECLINED, AnyPlan, AnyReading, PlanTemplate, whole_reading
-from limitgate.messages.own_errors import survived
+from limitgate.own_errors import survived
 from limitgate.process.forking import get_ready_for_forks
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.redis import background
