@@ -130,6 +130,17 @@ _ELSEWHERE = {
 }
 """Module of each name that is imported from there, as it needs an extra."""
 
+_STAND_INS = {
+    "FastAPILimiter": "LimitGate, with app.add_middleware(LimitGate, rules=[...], store='redis://...')",
+    "RateLimitExceeded": "RateLimited",
+    "RateLimitMiddleware": "LimitGate",
+    "RateLimiter": "AsyncLimiter or Limiter; as a dependency of FastAPI: from limitgate.fastapi import RateLimit",
+    "RateLimiterMiddleware": "LimitGate",
+    "SlowAPIMiddleware": "LimitGate",
+    "get_remote_address": "nothing, as limits count by the client's address unless they have another key",
+}
+"""What stands for the names that are imported from other limiters."""
+
 
 if not TYPE_CHECKING:  # else any name would be one to type checkers
 
@@ -138,6 +149,8 @@ if not TYPE_CHECKING:  # else any name would be one to type checkers
         home = _HOMES.get(name)
         if name in _ELSEWHERE:
             raise ImportError(f"{name} is not in limitgate, expected: from limitgate.{_ELSEWHERE[name]} import {name}")
+        if name in _STAND_INS:
+            raise ImportError(f"{name} is not in limitgate, expected {_STAND_INS[name]}")
         if home is None:
             raise AttributeError(f"module 'limitgate' has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(f"limitgate.{home}"), name)

@@ -17,11 +17,12 @@ with extra("flask", "flask", "werkzeug", "click"):
     from werkzeug.routing import Map, RequestRedirect, Rule as URLRule
 
 from limitgate.errors import ConfigError, called_as
+from limitgate.exchange.around import OF_LIMITERS
 from limitgate.exchange.wsgi import StartResponse
 from limitgate.gate.gate import Identify
 from limitgate.http.request import Request
 from limitgate.messages.diagnostics import Diagnosis
-from limitgate.messages.suggestions import expected_of
+from limitgate.messages.suggestions import expected_of, lacking
 from limitgate.middleware import LimitGateWSGI, WSGIOptions
 from limitgate.routes import NoRoutes
 from limitgate.routes.flask import pattern_of, wsgi_routes
@@ -35,6 +36,7 @@ NAME = "limitgate"
 """The extension's key in ``app.extensions``, and the name of its command."""
 
 
+@lacking("LimitGate", {**OF_LIMITERS, "gate": f"app.extensions[{NAME!r}].gate"})
 class LimitGate:
     """Flask extension: ``LimitGate(app, rules="config/")``, or ``gate = LimitGate()`` and then ``gate.init_app(app)``.
 

@@ -38,6 +38,7 @@ from limitgate.limits.decision import Decision, Window, decide
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import BucketReading, Plan, Reading
 from limitgate.limits.priority import Priority
+from limitgate.messages.suggestions import lacking
 from limitgate.overload.places import Places
 from limitgate.process import waiting
 from limitgate.process.forking import living
@@ -98,6 +99,7 @@ def reset() -> None:
         throttle.forget()
 
 
+@lacking("the clock", dict.fromkeys(("move_to", "shift", "tick"), "clock.advance(seconds)"))
 class FrozenClock:
     """A clock that goes on only when told. Called, it gives Unix time in integer microseconds, as `MemoryStore` takes it."""
 

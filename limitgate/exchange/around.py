@@ -10,8 +10,22 @@ from typing import Any, ClassVar, Self
 
 from limitgate.gate.gate import Gate
 from limitgate.messages.diagnostics import Diagnosis
+from limitgate.messages.suggestions import lacking
+
+OF_LIMITERS = {
+    "check": "nothing, as requests are checked before the application runs; in its midst limitgate.Limiter.hit",
+    "current_limit": "usage(request) of limitgate, under ASGI await ausage(request)",
+    "enabled": "the option enabled; in tests off() of limitgate.testing",
+    "exempt": "@exempt of limitgate",
+    "limit": "@limit('5/minute') of limitgate, below the route decorator",
+    "request_filter": "Rule('monitoring', exempt=True, when=...) among the rules",
+    "reset": "reset() of limitgate.testing in tests, limitgate.Limiter.bucket(...).reset() for one client",
+    "shared_limit": "@limit('10/minute', name='database') of limitgate, below the route decorator",
+}
+"""What stands for the attributes of other limiters that are made of an application."""
 
 
+@lacking("LimitGate", OF_LIMITERS)
 class Around:
     """Base of middleware that is made of an application and kept in its place."""
 

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 from limitgate.errors import ConfigError
 from limitgate.http.paths import first_interpretation
 from limitgate.limits.decision import Settlement
+from limitgate.messages.suggestions import lacking
 
 Scope = MutableMapping[str, Any]
 Environ = MutableMapping[str, Any]
@@ -339,21 +340,46 @@ class UserWanted(BaseException):
     """Raised for a user whom `Request.find_user` has yet to look up. No `Exception`, so that nobody else catches it."""
 
 
-class _OfFrameworks:
-    """An attribute that requests of frameworks have, which says how to come by it."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, request: object, kind: type | None = None) -> Any:
-        if request is None:
-            return self
-        raise AttributeError(
-            f"a request has no {self._name!r} here, expected method, path, headers, client, query, caller, scope or environ; "
-            "the framework's own has the rest: starlette.requests.Request(request.scope), werkzeug.Request(request.environ)"
-        )
+_HERE = "method, path, headers, client, query, caller, scope or environ"
+_FRAMEWORKS = (
+    f"{_HERE}; the framework's own has the rest: starlette.requests.Request(request.scope), werkzeug.Request(request.environ)"
+)
+_HEADER = "request.headers.get('authorization'), with any header's name"
+_QUERY = "request.query.get('page'), with any field's name"
 
 
+@lacking(
+    "a request",
+    {
+        "GET": _QUERY,
+        "META": _FRAMEWORKS,
+        "api_key": _HEADER,
+        "app": _FRAMEWORKS,
+        "args": f"{_QUERY}; {_FRAMEWORKS}",
+        "auth": _HEADER,
+        "authorization": _HEADER,
+        "body": _FRAMEWORKS,
+        "client_ip": "client, the address behind trusted proxies",
+        "cookies": _FRAMEWORKS,
+        "data": _FRAMEWORKS,
+        "endpoint": _FRAMEWORKS,
+        "form": _FRAMEWORKS,
+        "header": _HEADER,
+        "ip": "client, the address behind trusted proxies",
+        "json": _FRAMEWORKS,
+        "params": _QUERY,
+        "path_params": _FRAMEWORKS,
+        "query_params": f"{_QUERY}; {_FRAMEWORKS}",
+        "query_string": _QUERY,
+        "remote_addr": f"client, the address behind trusted proxies; {_FRAMEWORKS}",
+        "route": _FRAMEWORKS,
+        "session": _FRAMEWORKS,
+        "state": _FRAMEWORKS,
+        "tier": "caller.tier, where request.caller is not None",
+        "url": _FRAMEWORKS,
+        "user_id": "user, or caller.id where request.caller is not None",
+    },
+)
 class Request:
     """A request, as rules, keys, ``identify`` and ``cost`` see it.
 
@@ -391,18 +417,6 @@ class Request:
     """Computes ``client`` on first use; None once it has."""
     _headers: Headers | None = None
     _client: str | None = None
-
-    META = _OfFrameworks()
-    args = _OfFrameworks()
-    body = _OfFrameworks()
-    cookies = _OfFrameworks()
-    form = _OfFrameworks()
-    json = _OfFrameworks()
-    query_params = _OfFrameworks()
-    remote_addr = _OfFrameworks()
-    session = _OfFrameworks()
-    state = _OfFrameworks()
-    url = _OfFrameworks()
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: object) -> NoReturn:

@@ -25,6 +25,7 @@ from limitgate.limits.limit import Limit, as_limit, kept_as
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, Source, Verb, check_cost, wait_us
 from limitgate.limits.refund import full_refund, refund
 from limitgate.limits.template import AnyReading, PlanTemplate, whole_reading
+from limitgate.messages.suggestions import lacking
 from limitgate.observing.counts import LimiterCounts, observe
 from limitgate.observing.observer import Observer, observers_of
 from limitgate.observing.store_calls import store_counts
@@ -85,6 +86,32 @@ class ChargedOperation:
             return  # the charge then drains by itself
 
 
+_HIT = "limiter.hit('user:42', '5/minute'), whose decision says allowed"
+_PEEK = "limiter.peek('user:42', '5/minute'), whose decision has allowed, remaining and windows"
+_WAIT = "limiter.wait('user:42', '5/minute')"
+_LIMITED = (
+    "@limiter.limited('5/minute') above a function, limiter.hit('user:42', '5/minute') in one, @limitgate.limit on an endpoint"
+)
+
+
+@lacking(
+    "a limiter",
+    {
+        "acquire": _WAIT,
+        "check": f"{_HIT}; or without a charge {_PEEK}",
+        "clear": "limiter.reset('user:42', '5/minute')",
+        "exempt": "@limitgate.exempt on an endpoint",
+        "get_window_stats": _PEEK,
+        "init_app": "limitgate.flask.LimitGate",
+        "is_allowed": _HIT,
+        "limit": _LIMITED,
+        "release": "with limiter.slot('user:42', 20), which releases at the end of the block",
+        "shared_limit": _LIMITED,
+        "test": _PEEK,
+        "try_acquire": _HIT,
+        "unban": "limiter.pardon('user:42')",
+    },
+)
 class Operations:
     """Plans of a limiter's calls, and decisions from the store's readings."""
 

@@ -1,10 +1,13 @@
-"""Names that were probably meant by unknown ones, for messages about mistakes. Pure."""
+"""Names that were probably meant by unknown ones, and what stands for those of others, for messages about mistakes. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from difflib import SequenceMatcher, get_close_matches
+from typing import NoReturn, TypeVar
+
+Kind = TypeVar("Kind", bound=type)
 
 _ELSEWHERE = {
     "application_limits": "rules",
@@ -93,3 +96,29 @@ def expected_of(name: object, known: Iterable[str], prefix: str = "") -> str:
     near = meant(name, names)
     guess = "" if near is None else f"did you mean {prefix + near!r}? "
     return f"{guess}expected one of {', '.join(prefix + each for each in names)}"
+
+
+class _Lacking:
+    """Attribute that a class has not, though others have it: whoever asks for it is told what to write instead."""
+
+    def __init__(self, of: str, name: str, instead: str) -> None:
+        self._said = f"{of} has no {name!r}, expected {instead}"
+        self.__doc__ = f"Not here, expected {instead}."
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        raise AttributeError(self._said)
+
+
+def lacking(of: str, instead: Mapping[str, str]) -> Callable[[Kind], Kind]:
+    """Decorate a class whose users know these names from elsewhere, each with what to write instead; ``of`` is one of its kind.
+
+    Type checkers and ``dir`` of an object do not see the names. Attributes that there are cost nothing more by it.
+    """
+
+    def decorate(kind: Kind) -> Kind:
+        for name, cure in instead.items():
+            setattr(kind, name, _Lacking(of, name, cure))
+        setattr(kind, "__dir__", lambda self: [name for name in object.__dir__(self) if name not in instead])  # noqa: B010
+        return kind
+
+    return decorate

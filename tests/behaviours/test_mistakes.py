@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -441,7 +442,34 @@ WITHOUT_HTTP = {
     "a clock by the wrong unit": (lambda: frozen(1_700_000_000_000).__enter__(), "expected"),
 }
 
-TOLD = {**LIMITS, **IN_PYTHON, **OPTIONS, **STORES, **PLACES, **WITHOUT_HTTP}
+OF_OTHERS = {
+    "limiter.limit": (lambda: Limiter("memory://").limit, "expected @limiter.limited('5/minute') above a function"),
+    "limiter.check": (lambda: AsyncLimiter("memory://").check, "expected limiter.hit('user:42', '5/minute')"),
+    "limiter.test": (lambda: Limiter("memory://").test, "expected limiter.peek('user:42', '5/minute')"),
+    "limiter.acquire": (lambda: AsyncLimiter("memory://").acquire, "expected limiter.wait('user:42', '5/minute')"),
+    "limiter.unban": (lambda: Limiter("memory://").unban, "expected limiter.pardon('user:42')"),
+    "limit of a gate": (lambda: gate().limit, "expected @limit('5/minute') of limitgate, below the route decorator"),
+    "limit of the middleware": (lambda: LimitGateWSGI.limit, "expected @limit('5/minute') of limitgate"),
+    "limit of an extension": (lambda: FlaskLimitGate().limit, "expected @limit('5/minute') of limitgate"),
+    "reset of an extension": (lambda: FlaskLimitGate().reset, "expected reset() of limitgate.testing in tests"),
+    "the gate of an extension": (lambda: FlaskLimitGate().gate, "expected app.extensions['limitgate'].gate"),
+    "request.ip": (lambda: asked(Rule("a", "5/m", when=lambda request: request.ip)), "a request has no 'ip', expected client"),
+    "request.remote_addr": (
+        lambda: asked_wsgi(Rule("a", "5/m", cost=lambda request: request.remote_addr)),
+        "expected client, the address behind trusted proxies",
+    ),
+    "request.query_params": (
+        lambda: asked(Rule("a", "5/m", cost=lambda request: request.query_params)),
+        "expected request.query.get('page')",
+    ),
+    "request.cookies": (
+        lambda: asked(identify=lambda request: request.cookies),
+        "starlette.requests.Request(request.scope)",
+    ),
+    "clock.tick": (lambda: FrozenClock().tick(60), "the clock has no 'tick', expected clock.advance(seconds)"),
+}
+
+TOLD = {**LIMITS, **IN_PYTHON, **OPTIONS, **STORES, **PLACES, **WITHOUT_HTTP, **OF_OTHERS}
 
 
 @pytest.mark.parametrize(("mistake", "cure"), TOLD.values(), ids=TOLD)
@@ -631,6 +659,29 @@ def test_a_file_for_other_callers_that_names_no_tier_is_told(tmp_path: Path) -> 
         (tmp_path / name).write_text("rules:\n  - {name: api, qpm: 5}\n")
     with pytest.raises(ConfigError, match=r"vip\.yaml:1: tier: .* and tier: NAME in those for other callers"):
         load_rules(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("RateLimitExceeded", "expected RateLimited"),
+        ("RateLimiter", "from limitgate.fastapi import RateLimit"),
+        ("SlowAPIMiddleware", "expected LimitGate"),
+        ("get_remote_address", "expected nothing, as limits count by the client's address"),
+    ],
+)
+def test_a_name_of_another_limiter_that_is_imported_is_told_with_what_stands_for_it(name: str, cure: str) -> None:
+    with pytest.raises(ImportError, match=re.escape(f"{name} is not in limitgate, ")) as caught:
+        exec(f"from limitgate import {name}")
+    assert cure in str(caught.value)
+
+
+def test_names_that_there_are_not_are_in_no_list_of_an_object() -> None:
+    """Editors complete from it what is typed."""
+    limiter = Limiter("memory://")
+    assert "hit" in dir(limiter)
+    assert {"limit", "check"}.isdisjoint(dir(limiter))
+    assert not hasattr(limiter, "check")
 
 
 def test_there_are_sixty_and_more() -> None:
