@@ -38,7 +38,7 @@ class Caller:
     """
 
     id: str
-    """The identity, which the part ``caller`` of keys goes by: of a user, a customer, an application."""
+    """The identity, which the part ``caller`` of keys goes by, of a user, a customer, an application: text, not empty."""
     tier: str = DEFAULT_TIER
     """The tier whose rules apply; ``default`` if not given, and for one that no rule names."""
     limits: Mapping[str, Given] = field(default_factory=dict, hash=False)
@@ -54,6 +54,8 @@ class Caller:
             )
         if not isinstance(self.id, str) or not isinstance(self.tier, str):
             raise TypeError(f"a Caller of {type(self.id).__name__} and {type(self.tier).__name__}, expected both to be text")
+        if not self.id:
+            raise ConfigError("a Caller without an id, expected text that tells it from others, or None in place of the Caller")
         if self.priority not in RESERVES:
             raise ValueError(f"a Caller of priority {self.priority!r:.40}, expected one of {', '.join(RESERVES)}")
 

@@ -290,6 +290,10 @@ OPTIONS = {
     ),
     "limits by async code on WSGI": (lambda: asked_wsgi(Rule("api", later)), "expected a plain function under WSGI"),
     "a caller's id that is a number": (lambda: Caller(42), "expected both to be text"),
+    "a caller's id that is empty": (
+        lambda: Caller(""),
+        "expected text that tells it from others, or None in place of the Caller",
+    ),
     "a caller's limits without rules": (lambda: Caller("a", limits="5/m"), "such as {'api': '500/minute'}"),
     "rules for their path": (lambda: load_rules(RULES), "rules in Python make a RuleSet([...])"),
     "a file for a rule set": (lambda: RuleSet("config/"), "load_rules reads files"),
