@@ -162,6 +162,7 @@ class Diagnosis(Enum):
         "LG041",
         "%s has settings of another limiter, which are ignored: %s; their counterparts are in docs/migrating.md",
     )
+    METHOD_MISSPELT = "LG042", "%s is for method %r, which hardly any client sends; did you mean %s?"
 
     def __init__(self, code: str, text: str, level: int = logging.WARNING) -> None:
         self.code = code

@@ -35,7 +35,8 @@ from limitgate.limits.duration import seconds_of
 from limitgate.limits.limit import NAMES, SECONDS, Limit, as_limit
 from limitgate.limits.plan import check_cost
 from limitgate.limits.priority import Priority, graded, share_of
-from limitgate.messages.suggestions import expected_of
+from limitgate.messages.diagnostics import Diagnosis
+from limitgate.messages.suggestions import expected_of, meant
 from limitgate.overload.options import Adaptive, as_adaptive
 from limitgate.overload.places import Terms
 from limitgate.process.gil import yield_gil
@@ -55,6 +56,9 @@ EVERY = "*"
 """Stands in ``replaces`` for every rule that has limits."""
 
 METHOD = re.compile(r"[A-Za-z][A-Za-z-]*", re.ASCII)
+_METHODS = ("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE")
+_METHODS_OF_WEBDAV = ("COPY", "LOCK", "MKCOL", "MOVE", "PROPFIND", "PROPPATCH", "REPORT", "SEARCH", "UNLOCK")
+_EVERY_METHOD = ("ALL", "ANY")
 _NEED_COUNTS = ("key", "cost", "on_error", "charge_if", "lease", "algorithm", "align")
 """Options about what is counted in buckets, of which a rule that is only adaptive has none."""
 _QUICK = {"qps": "{}/second", "qpm": "{}/minute", "qph": "{}/hour", "qpd": "{}/day", "concurrency": "{} at once"}
@@ -379,6 +383,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     def placed(self, given_parts: tuple[str, ...] = ()) -> Self:
         """Note that it is the limit of a decorator, a dependency or a throttle. Returns it."""
+        self.tell_of_methods()
         vars(self).update(kind="limit", given_parts=given_parts)
         note_placed(self.name)
         _placed_rules[id(self)] = self
@@ -451,6 +456,19 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     def applies_to(self, method: str) -> bool:
         """True if the rule is for this method, HEAD having become GET."""
         return self.methods is None or method in self.methods
+
+    def misspelt_methods(self) -> Iterator[tuple[str, str]]:
+        """Its methods that look like slips of the pen, each with what was probably meant: any name may be one."""
+        for method in sorted((self.methods or frozenset()).difference(_METHODS, _METHODS_OF_WEBDAV)):
+            if method in _EVERY_METHOD:
+                yield method, "no methods, which is all of them"
+            elif (near := meant(method, _METHODS)) is not None:
+                yield method, repr(near)
+
+    def tell_of_methods(self) -> None:
+        """Log its methods that look like slips of the pen (LG042)."""
+        for method, wanted in self.misspelt_methods():
+            Diagnosis.METHOD_MISSPELT.log(self.name, method, wanted)
 
     @property
     def has_own_cost(self) -> bool:

@@ -110,6 +110,7 @@ CURES = {
     "LG039": "expected %s",  # the code that keeps it
     "LG040": "keep one of them, or give their rules different names",
     "LG041": "their counterparts are in docs/migrating.md",
+    "LG042": "did you mean",
 }
 """What each line says to do: who installs with pip has no folder of docs."""
 
@@ -350,6 +351,15 @@ def replacing(stage: Stage, name: str) -> None:
         assert wsgi_reply(app).status == 200
 
 
+def limited_for(stage: Stage, method: str) -> None:
+    """A decorator for one method on a Flask view."""
+    app = Flask(__name__)
+    app.add_url_rule("/", "view", limit("9/m", methods=[method])(lambda: "hello"))
+    app.wsgi_app = LimitGateWSGI(app.wsgi_app, rules=[])  # type: ignore[method-assign]
+    for _ in range(3):
+        assert wsgi_reply(app).status == 200
+
+
 def without_user(stage: Stage, requests: int, key: str = "user", after: str | None = None, **named: Any) -> None:
     """Requests without a user under a rule that counts by user, and afterwards, if ``after`` is given, one by that user."""
     it = stage.site(Rule("a", "9999/m", key=[key]))
@@ -542,6 +552,12 @@ SITUATIONS: dict[str, list[Play]] = {
     ],
     "LG038": [lambda stage: of_tier(stage, "VIP"), lambda stage: of_tier(stage, "vips")],
     "LG040": [lambda stage: within(stage, *[MemoryStore()] * 2), on_redis],
+    "LG042": [
+        lambda stage: stage.asked(Rule("a", "9/m", methods=["POST", "GTE"])),
+        lambda stage: stage.asked(Rule("a", "9/m", methods=["ALL"])),
+        lambda stage: stage.asked(rules=RuleSet([Rule("a", "9/m", methods=["GTE"])], tiers=["vip"]), identify=lambda _: None),
+        lambda stage: limited_for(stage, "POTS"),
+    ],
 }
 
 INNOCENT: dict[str, list[Play]] = {
@@ -719,6 +735,10 @@ INNOCENT: dict[str, list[Play]] = {
         lambda stage: on_redis(stage, key_prefix="other"),
     ],
     "LG015": [lambda stage: stage.asked(store=Failing("timeout")), lambda stage: stage.asked(store=Failing("oom"))],
+    "LG042": [
+        lambda stage: stage.asked(Rule("a", "9/m", methods=["GET", "PURGE", "PROPFIND", "M-SEARCH"])),
+        lambda stage: limited_for(stage, "post"),
+    ],
 }
 
 
@@ -800,11 +820,11 @@ def test_every_code_has_its_situation() -> None:
 
 @pytest.mark.parametrize("play", [play for code in sorted(SITUATIONS) for play in SITUATIONS[code]])
 def test_nothing_is_said_where_it_is_switched_off(stage: Stage, caplog: pytest.LogCaptureFixture, play: Play) -> None:
-    """A gate that is not enabled looks at nothing."""
+    """A gate that is not enabled looks at nothing. A store and a decorator have looked before."""
     stage.setenv("LIMITGATE_ENABLED", "false")
     with caplog.at_level(logging.DEBUG, "limitgate"), contextlib.suppress(AttributeError):
         play(stage)
-    assert [code for code in codes(caplog) if code != "LG011"] == []
+    assert [code for code in codes(caplog) if code not in ("LG011", "LG042")] == []
 
 
 @pytest.mark.parametrize("ahead", [0, 60])

@@ -180,6 +180,7 @@ class Planner:
         self._unknown_callers = Once(Diagnosis.CALLER_OF_NOBODY)
         for rule in every:
             self._review(rule)
+            rule.tell_of_methods()
 
     def plan(self, request: Request, identified: Caller | None) -> RequestPlan | PendingPlan:
         """Plan the charges of a request. ``identified`` is the caller that ``identify`` found, if any.

@@ -14,7 +14,6 @@ from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.errors import Field
 from limitgate.limits.priority import RESERVES
 from limitgate.messages.diagnostics import Diagnosis
-from limitgate.messages.suggestions import meant
 from limitgate.rules.callers import DEFAULT_TIER, KnownCaller
 from limitgate.rules.key_parts import check_part
 from limitgate.rules.review import lint
@@ -23,8 +22,6 @@ from limitgate.rules.review.idle import idle_limits, idle_rules, is_for_all_of
 from limitgate.rules.rule import Rule, RuleSet
 
 _RESERVED = IPv4Network("240.0.0.0/4")
-_METHODS = ("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE")
-_METHODS_OF_WEBDAV = ("COPY", "LOCK", "MKCOL", "MOVE", "PROPFIND", "PROPPATCH", "REPORT", "SEARCH", "UNLOCK")
 
 
 class Oddity(NamedTuple):
@@ -97,9 +94,9 @@ def _limits(rule: Rule) -> Iterator[Oddity]:
 
 def _methods(rule: Rule) -> Iterator[Oddity]:
     """Methods that look like slips of the pen: any name is allowed, and most are sent by nobody."""
-    for method in sorted((rule.methods or frozenset()).difference(_METHODS, _METHODS_OF_WEBDAV)):
-        if (near := meant(method, _METHODS)) is not None:
-            yield Oddity(rule, ("methods",), f"hardly any client sends {method!r}, did you mean {near!r}?")
+    for method, wanted in rule.misspelt_methods():
+        message = f"hardly any client sends {method!r}, did you mean {wanted}?{_code('METHOD_MISSPELT')}"
+        yield Oddity(rule, ("methods",), message)
 
 
 def _clients(rule: Rule) -> Iterator[Oddity]:
