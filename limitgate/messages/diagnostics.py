@@ -53,7 +53,10 @@ class Diagnosis(Enum):
     )
     CLOCKS_DIFFER = "LG010", "the store's clock is %.1f seconds %s this machine's; let NTP set both"
     CLOCK_STEPPED = "LG011", "the clock of %s stepped back; let NTP slew it; further steps are only counted"
-    LIMIT_ABOVE_ROUTE = "LG012", "@limit stands above the route decorator of %s; it applies, but belongs below"
+    LIMIT_ABOVE_ROUTE = (
+        "LG012",
+        "@limit stands above the route decorator of %s; it applies only under a LimitGate, and belongs below",
+    )
     TOO_MANY_BUCKETS = (
         "LG013",
         (

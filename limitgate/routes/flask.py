@@ -11,9 +11,8 @@ from typing import Any
 
 from limitgate.http.paths import ANY, REST
 from limitgate.http.request import Environ, Request, WSGIRequest
-from limitgate.messages.diagnostics import Diagnosis
 from limitgate.routes import NoRoutes, Pattern, Route, Routes
-from limitgate.rules.decorators import effective, has_marks, marks_of, note_routed
+from limitgate.rules.decorators import effective, has_marks, marks_of, note_routed, tell_of_limit_above
 
 LONGEST_HOST = 260
 """Characters of a host that any name has (RFC 1035 section 2.3.4), and of its port."""
@@ -41,9 +40,7 @@ class FlaskRoutes:
             for view in self._views.values():
                 note_routed(view)
             for rule in self._app.url_map.iter_rules():
-                view = self._views.get(rule.endpoint)
-                if effective(view) is not view:
-                    Diagnosis.LIMIT_ABOVE_ROUTE.log(rule.rule)
+                tell_of_limit_above(rule.rule, self._views.get(rule.endpoint))
             self._decorated = any(has_marks(view) or has_marks(effective(view)) for view in self._views.values())
         return self._decorated
 

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 from limitgate.http.paths import ANY, REST, PathIndex, below
 from limitgate.http.request import Request, Scope
-from limitgate.messages.diagnostics import Diagnosis
 from limitgate.routes import LitestarRoutes, NoRoutes, Pattern, Route, Routes
-from limitgate.rules.decorators import effective, has_marks, marks_of, note_routed
+from limitgate.rules.decorators import effective, has_marks, marks_of, note_routed, tell_of_limit_above
 
 _WITHIN_A_SEGMENT = re.compile(r"(?:[^{}]|\{\w+(?::(?:str|int|float|uuid))?\})*")
 """Route segment that surely stays within one segment of a path; other convertors may go on."""
@@ -260,8 +259,7 @@ def _are_decorated(tables: Iterable[_Table]) -> bool:
     for entry in entries:
         note_routed(entry.endpoint)
     for entry in entries:
-        if effective(entry.endpoint) is not entry.endpoint:
-            Diagnosis.LIMIT_ABOVE_ROUTE.log(entry.path)
+        tell_of_limit_above(entry.path, entry.endpoint)
     return any(has_marks(entry.endpoint) or has_marks(effective(entry.endpoint)) for entry in entries)
 
 

@@ -20,7 +20,9 @@ from typing import Any, Literal, NoReturn, TypeVar, Unpack, cast
 
 from limitgate.errors import ConfigError
 from limitgate.limits.limit import Limit, as_limit
+from limitgate.messages.diagnostics import Diagnosis
 from limitgate.rules.options import LimitOptions, LimitsBy, check_names, check_takes_request, gives_limits, show_options
+from limitgate.rules.routed import path_just_routed
 from limitgate.rules.rule import DEFAULTS, Rule
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,6 +35,8 @@ _STACKED = "__limitgate_stacked__"
 """On a wrapper: only decorators below ours can have the function that it wraps."""
 _ROUTED = "__limitgate_routed__"
 """On a wrapper: some application routes to it."""
+_TOLD = "__limitgate_told__"
+"""On a function: it was logged that a decorator of ours stands above its route."""
 _DISPATCHERS = ("dispatch", "dispatch_request")
 """The methods through which class-based endpoints are run: Starlette's and Flask's."""
 
@@ -88,6 +92,8 @@ def limit(*limits: Limit | str | LimitsBy, name: str | None = None, **options: U
         if any(isinstance(mark, Rule) and mark.name == rule.name for mark in _marks_within(endpoint)):
             raise ConfigError(f"limit {rule.name!r} is on {_name_of(endpoint)} twice, expected different names")
         guarded: F = _guarded(endpoint, rule, is_stacked=is_stacked)
+        if is_stacked:
+            _tell_of_route(endpoint, inspect.currentframe())
         return guarded
 
     decorate.__annotations__["endpoint"] = _Endpoint
@@ -120,6 +126,20 @@ def exempt(endpoint: F = _NO_ENDPOINT) -> F:
     if is_stacked and marked is not endpoint:
         _note_outer(endpoint, marked, is_stacked=True)
     return cast("F", marked)
+
+
+def _tell_of_route(endpoint: Any, frame: FrameType | None) -> None:
+    """Log that the decorator in ``frame`` stands above a route decorator (LG012); without a gate nobody else would."""
+    path = path_just_routed(endpoint, frame and frame.f_back)
+    if path is not None and inspect.isfunction(endpoint):
+        setattr(endpoint, _TOLD, True)
+        Diagnosis.LIMIT_ABOVE_ROUTE.log(path)
+
+
+def tell_of_limit_above(path: str, endpoint: Any) -> None:
+    """Log that a decorator of ours stands above the route decorator of ``path`` (LG012), unless it does not, or was told."""
+    if effective(endpoint) is not endpoint and not hasattr(endpoint, _TOLD):
+        Diagnosis.LIMIT_ABOVE_ROUTE.log(path)
 
 
 def _twin(endpoint: Any) -> Any:
@@ -259,7 +279,7 @@ def _note_outer(endpoint: Any, made: Any, *, is_stacked: bool) -> None:
 
 def _without_notes(made: F) -> F:
     """A wrapper without the notes that are about the wrapped function alone."""
-    for note in (_OUTER, _STACKED, _ROUTED):
+    for note in (_OUTER, _STACKED, _ROUTED, _TOLD):
         vars(made).pop(note, None)
     return made
 

@@ -1546,9 +1546,53 @@ def test_a_limit_above_the_route_is_told(caplog: pytest.LogCaptureFixture) -> No
     app = gated(fa_above(limit("1/minute")))
     with caplog.at_level(logging.WARNING, "limitgate"):
         assert statuses(app, "/limited", "/limited") == [200, 429]
-    assert [record.getMessage() for record in caplog.records if "above" in record.getMessage()] == [
-        "LG012 @limit stands above the route decorator of /limited; it applies, but belongs below (docs/diagnostics.md#lg012)"
+    (line,) = [record.getMessage() for record in caplog.records if "above" in record.getMessage()]
+    assert line.startswith("LG012 @limit stands above the route decorator of /limited; it applies only under a LimitGate, and ")
+
+
+@pytest.mark.parametrize(
+    ("make", "decorator", "path"),
+    [
+        (fastapi.FastAPI, "get", "/limited"),
+        (fastapi.APIRouter, "post", "/limited"),
+        (fastapi.FastAPI, "websocket", "/limited"),
+        (lambda: flask.Flask("app"), "get", "/limited"),
+        (lambda: flask.Blueprint("shop", "shop", url_prefix="/shop"), "post", "/limited"),
+    ],
+    ids=["FastAPI", "APIRouter", "WebSocket", "Flask", "Blueprint"],
+)
+def test_a_limit_above_the_route_is_told_without_a_gate(
+    make: Callable[[], Any], decorator: str, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is told when it is applied, as no request would tell: the route leads past it."""
+    app = make()
+
+    @limit("1/minute")
+    @getattr(app, decorator)(path)
+    def view() -> str:
+        return HELLO
+
+    @getattr(app, decorator)("/below")
+    @limit("1/minute")
+    def below() -> str:
+        return HELLO
+
+    assert [record.getMessage().partition(";")[0] for record in caplog.records] == [
+        f"LG012 @limit stands above the route decorator of {path}"
     ]
+
+
+def test_a_function_that_is_routed_and_limited_by_its_name_is_not_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Two routes, one of them limited, are no mistake; nor is anything around that cannot be looked at."""
+    app, unbound = fastapi.FastAPI(), flask.request
+
+    def view() -> str:
+        return HELLO
+
+    app.get("/free")(view)
+    app.get("/limited")(limit("1/minute")(view))
+    assert unbound is flask.request
+    assert caplog.messages == []
 
 
 def test_decorated_functions_keep_their_looks() -> None:
