@@ -142,7 +142,7 @@ class LimitGate(Around):
             if token is not None:
                 decided_marks.reset(token)
             if exchange.end_now():
-                await gate.asettle(exchange.admission)
+                await gate.refunds.asettle(exchange.admission)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass through what is no request, and where the gate is switched off, requests too."""

@@ -80,7 +80,7 @@ class _Bench:
         if now > self._now:
             for admission in self._in_flight:
                 if admission.end():
-                    self._gate.settle(admission)
+                    self._gate.refunds.settle(admission)
             self._in_flight.clear()
             self._now = now
 

@@ -241,7 +241,7 @@ def _end_of_loop(exchange: Exchange) -> None:
         async_to_sync(exchange.aend)()
     else:
         if exchange.admission.end():
-            exchange.gate.settle_soon(exchange.admission)
+            exchange.gate.refunds.settle_soon(exchange.admission)
 
 
 def _when_closed(response: Any, end: Callable[[], None]) -> None:

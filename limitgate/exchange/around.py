@@ -49,7 +49,7 @@ class Around:
 
     def __del__(self) -> None:
         """Log that it was never used, if it is dropped by the code that has made it as a statement by itself (LG039)."""
-        if self.gate is None or self.gate.has_answered or sys.is_finalizing():
+        if self.gate is None or self.gate.store_health.has_answered or sys.is_finalizing():
             return
         dropping: FrameType | None = sys._getframe().f_back  # noqa: SLF001
         if dropping is None or dropping.f_code is not self._made_by:

@@ -182,7 +182,7 @@ class ASGIExchange(Exchange):
                 message["headers"] = [*(message.get("headers") or ()), *fields]
             await self._send(message)
             if admission.is_by_outcome and admission.may_need_refund():  # a response may take long
-                await self.gate.asettle(admission)
+                await self.gate.refunds.asettle(admission)
         elif self._is_closed:
             if admission.refusal is None and kind != "websocket.close":
                 raise OSError("the WebSocket was closed, as its messages came too fast")
@@ -208,11 +208,11 @@ class ASGIExchange(Exchange):
         if message["type"] == "websocket.close":
             self._has_hung_up = True
         if admission.settlement.has_news:
-            await self.gate.asettle(admission)
+            await self.gate.refunds.asettle(admission)
         if admission.has_slots:  # to send it may take long
             await self._send_wholly(message)
             admission.is_sent = True
-            await self.gate.asettle(admission)
+            await self.gate.refunds.asettle(admission)
         else:
             await self._send(message)
 
@@ -323,7 +323,7 @@ class ASGIExchange(Exchange):
         return None if decision is None else self._denials.find(self.scope, refusal, decision)
 
     def end_now(self) -> bool:
-        """End the request. True if something may have to be refunded, by `Gate.asettle`."""
+        """End the request. True if something may have to be refunded, by `Refunds.asettle`."""
         needs_refund = self.admission.end()
         self._detach()
         return needs_refund
@@ -331,7 +331,7 @@ class ASGIExchange(Exchange):
     async def aend(self) -> None:
         """End the request, and refund what has to be refunded."""
         if self.end_now():
-            await self.gate.asettle(self.admission)
+            await self.gate.refunds.asettle(self.admission)
 
     def _detach(self) -> None:
         """Undo what leads in a circle from the application's scope to here and back, and stop listening."""

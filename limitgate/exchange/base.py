@@ -72,7 +72,7 @@ class Exchange:
         admission = self.admission
         if admission.booking is None:
             return True
-        stays = await self.gate.await_booking(admission, self.stays_until)
+        stays = await self.gate.turns.await_booking(admission, self.stays_until)
         if admission.in_flight is not None:  # there was nothing but a place to wait for so far
             admission.show_in_flight()
             self.show_outcome()
@@ -101,17 +101,17 @@ class Exchange:
     def settle(self) -> None:
         """Refund whatever is known by now to be charged wrongly."""
         if self.admission.may_need_refund():
-            self.gate.settle(self.admission)
+            self.gate.refunds.settle(self.admission)
 
     async def asettle(self) -> None:
         """`settle`, by an `AsyncStore`."""
         if self.admission.may_need_refund():
-            await self.gate.asettle(self.admission)
+            await self.gate.refunds.asettle(self.admission)
 
     def end(self) -> None:
         """End the request, and refund what has to be refunded: the application has nothing more to do."""
         if self.admission.end():
-            self.gate.settle(self.admission)
+            self.gate.refunds.settle(self.admission)
 
     def end_sized(self) -> None:
         """`end` a request whose response is all there, for the server to send."""
@@ -122,7 +122,7 @@ class Exchange:
     async def aend(self) -> None:
         """`end`, by an `AsyncStore`."""
         if self.admission.end():
-            await self.gate.asettle(self.admission)
+            await self.gate.refunds.asettle(self.admission)
 
     @property
     def decision(self) -> Decision | None:

@@ -186,7 +186,7 @@ class PlainASGIExchange(PlainExchange, ASGIExchange):
         return self._has_begun or ASGIExchange.has_begun(self)
 
     def end_now(self) -> bool:
-        """End the request. True if something may have to be refunded, by `Gate.asettle`."""
+        """End the request. True if something may have to be refunded, by `Refunds.asettle`."""
         if not (self._has_begun and self._plain.end()):
             return ASGIExchange.end_now(self)
         if len(self.scope) == self._shown:  # `_detach`, of a request that the application has heard no more of

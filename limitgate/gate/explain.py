@@ -120,7 +120,7 @@ def _end(gate: Gate, admission: Admission) -> None:
     if admission.has_slots:
         admission.begun(200)
         admission.end()
-        gate.settle(admission)
+        gate.refunds.settle(admission)
 
 
 def _reasons(planner: Planner, request: Request, tier: str) -> list[RuleReason]:

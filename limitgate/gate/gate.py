@@ -18,7 +18,7 @@ from limitgate.errors import StoreError
 from limitgate.gate import nesting
 from limitgate.gate.admission import Admission, Booking, Charged, PlaceWait, Refund, Verdict, outcome_of
 from limitgate.gate.fallback import Fallback
-from limitgate.gate.flow import Budget, Flow, T, answers_at_once, arun, run, takes_plain
+from limitgate.gate.flow import Budget, Flow, answers_at_once, arun, run, takes_plain
 from limitgate.gate.load import InFlight, ProxyGuard
 from limitgate.gate.plain_admission import AnyAdmission, PlainAdmission, Shed, Unasked, whole_admission
 from limitgate.gate.planning.compiled_rule import CompiledRule
@@ -26,9 +26,11 @@ from limitgate.gate.planning.given_limits import PendingPlan
 from limitgate.gate.planning.planner import Applying, ExtraRule
 from limitgate.gate.planning.request_plan import UNLIMITED, AdaptiveMatch, PreparedPlan, RequestPlan
 from limitgate.gate.planning.rules_in_force import Loads, RulesInForce
+from limitgate.gate.refunds import Refunds
 from limitgate.gate.refusal_log import RefusalLog
-from limitgate.gate.slot_keeper import SlotKeeper
-from limitgate.gate.wait_queue import Waiter, WaitQueues, book
+from limitgate.gate.store_health import StoreHealth
+from limitgate.gate.turns import Stay, Turns
+from limitgate.gate.wait_queue import book
 from limitgate.http.request import Request, UserWanted
 from limitgate.http.request_start import HEADER as REQUEST_START
 from limitgate.http.response import Refusal, forbidden, quota_exceeded, refusal as refused, unavailable
@@ -44,16 +46,13 @@ from limitgate.limits.decision import (
     joined,
     under_places,
 )
-from limitgate.limits.plan import Charge, Plan, Reading
-from limitgate.limits.refund import refund
+from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyReading, PlainSpend, PlanTemplate, whole_reading
-from limitgate.messages.diagnostics import Diagnosis
-from limitgate.observing.counts import REFUSED, SHADOW_REFUSED, RuleRow, count_decision, counted_waiting
+from limitgate.observing.counts import REFUSED, SHADOW_REFUSED, count_decision
 from limitgate.observing.handover import handover
 from limitgate.overload.adaptive_limit import Guard
 from limitgate.overload.heartbeat import heartbeats
 from limitgate.overload.places import WaitingTask, WaitingThread
-from limitgate.process import waiting
 from limitgate.process.looker import Looker
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING
@@ -62,14 +61,7 @@ from limitgate.stores import is_async_redis, is_redis
 
 log = logging.getLogger("limitgate")
 
-CALM = 0.5
-"""Seconds without a failure until it is logged that the store answers again: a full one answers every other request."""
-AGAIN = 60.0
-"""Seconds between two logs that this process is overloaded."""
-
 Identify = Callable[[Request], Caller | Awaitable[Caller | None] | None]
-Stay = Callable[[Waiter], Awaitable[bool]]
-"""Waits until a waiter is called; False if the client left before."""
 
 
 class Gate:
@@ -93,12 +85,6 @@ class Gate:
         refusal_log: RefusalLog | None = None,
     ) -> None:
         self.store = store
-        self.failures = 0
-        """Number of times the store did not answer."""
-        self.overloaded = 0
-        """Number of times this process had no room to ask the store, and limited by itself."""
-        self.uncorrected = 0
-        """Number of times a refund was lost, as the store did not answer."""
         self.rules = rules
         """The rules that requests begin with. Each takes them once, so that others may come to stand here at any time."""
         self.loads = Loads()
@@ -113,28 +99,37 @@ class Gate:
         self._can_prepare = takes_plain(store)
         self._answers_at_once = answers_at_once(store)
         self.identify = identify
-        self._at_first_answer = at_first_answer
         self._refusal_log = refusal_log
         self._fallback = Fallback(store, on_error, processes)
-        self._slot_keeper = SlotKeeper(store, rules.timeout)
+        self.store_health = StoreHealth(
+            store, None if at_first_answer is None else partial(self._note_first_answer, at_first_answer)
+        )
+        self.refunds = Refunds(store, self._fallback, self.store_health, rules.timeout)
+        self.turns = Turns(self.refunds, refusal_log)
         if rules.counts is not None:
-            rules.counts.look_at(self._slot_keeper, self._fallback.slot_keeper)
+            rules.counts.look_at(self.refunds.slot_keeper, self._fallback.slot_keeper)
         self._proxy_guard = ProxyGuard()
-        self._failing, self._failed = False, 0.0
-        self._said_overloaded = -AGAIN
-        self._under_way: set[asyncio.Future[Any]] = set()
-        self._wait_queues = WaitQueues()
+
+    @property
+    def failures(self) -> int:
+        """Number of times the store did not answer."""
+        return self.store_health.failures
+
+    @property
+    def overloaded(self) -> int:
+        """Number of times this process had no room to ask the store, and limited by itself."""
+        return self.store_health.overloaded
+
+    @property
+    def uncorrected(self) -> int:
+        """Number of times a refund was lost, as the store did not answer."""
+        return self.refunds.uncorrected
 
     @property
     def overflowed(self) -> int:
         """Number of times a request shared its source's overflow bucket, as the source had opened too many others."""
         cardinality = self.rules.planner.cardinality
         return cardinality.overflowed if cardinality else 0
-
-    @property
-    def has_answered(self) -> bool:
-        """True if a store has decided about a request."""
-        return self._at_first_answer is None
 
     def enforce(self, rules: RulesInForce) -> None:
         """Have requests that begin from now on go by other rules. What was taken in advance is given back at once."""
@@ -176,7 +171,7 @@ class Gate:
         if request_plan.denying is not None:
             _deny(admission, request_plan.denying)
         if isinstance(admission.booking, Booking):
-            self._wait_for_turn(admission, admission.booking)
+            self.turns.wait_for(admission, admission.booking)
         return admission
 
     async def acheck(self, request: Request, outer: Admission | None = None) -> Admission:
@@ -293,23 +288,14 @@ class Gate:
     def _shed(self, request: Request, rules: RulesInForce) -> Shed:
         """Refuse a request for which there is no place in flight."""
         in_flight: InFlight = request.in_flight
-        self._note_shed(in_flight)
+        if self._refusal_log is not None:
+            self._refusal_log.note_shed(in_flight)
         return Shed(request, rules, in_flight.refusal or unavailable())
 
     def _shed_within(self, request: Request, rules: RulesInForce, outer: Admission | None) -> AnyAdmission:
         """`_shed` a request that may have come by other gates."""
         shed = self._shed(request, rules)
         return shed if request.comes_straight else _nested_in(shed.whole(), outer)
-
-    def _shed_whole(self, admission: Admission, in_flight: InFlight) -> None:
-        """`_shed` a request that has waited."""
-        admission.shed()
-        self._note_shed(in_flight)
-
-    def _note_shed(self, in_flight: InFlight) -> None:
-        """Have it logged that there is no place in flight for a request."""
-        if self._refusal_log is not None:
-            self._refusal_log.note_shed(in_flight.in_force[-1][0])  # type: ignore[arg-type]  # that of a rule
 
     def _begin_here(
         self, request: Request, adaptive: AdaptiveMatch, caller: Caller | None, outer: Admission | None = None
@@ -381,7 +367,7 @@ class Gate:
             admission.budget.deduct(error, began)
             self._go_without_store(admission, request_plan, error)
         except BaseException:
-            self._release_later(plan)
+            self.refunds.release_later(plan)
             raise
         else:
             admission.budget.deduct(reading, began)
@@ -399,7 +385,7 @@ class Gate:
             admission.budget.deduct(error, began)
             await self._ago_without_store(admission, request_plan, error)
         except BaseException:
-            self._release_later(plan)
+            self.refunds.release_later(plan)
             raise
         else:
             admission.budget.deduct(reading, began)
@@ -410,50 +396,13 @@ class Gate:
         admission.booking = self._apply(
             admission, request_plan, run(self.store, self._without_store(request_plan, error), admission.budget)
         )
-        self._refund_if_refused(admission)
+        self.refunds.settle_refused(admission)
 
     async def _ago_without_store(self, admission: Admission, request_plan: RequestPlan, error: StoreError) -> None:
         """`_go_without_store`, by an `AsyncStore`."""
         verdict = await arun(self.store, self._without_store(request_plan, error), admission.budget)
         admission.booking = self._apply(admission, request_plan, verdict)
-        await self._arefund_if_refused(admission)
-
-    async def await_booking(self, admission: Admission, stay: Stay) -> bool:
-        """Wait until the turn of a request comes. False if the client left before: then it is refused and refunded."""
-        if isinstance(admission.booking, PlaceWait) and not await self._await_places(admission, admission.booking, stay):
-            return False
-        booking, in_flight = admission.booking, admission.in_flight
-        if not isinstance(booking, Booking):
-            return True
-        if in_flight is not None:  # others may have its places until its turn comes
-            in_flight.end("untaught")
-        if not await self._await(admission, booking, stay):
-            return False
-        if in_flight is not None:
-            try:
-                stays = await in_flight.begin_again(stay)
-            except BaseException as error:
-                await self._aundo(admission, error)
-                raise
-            if not stays:
-                admission.refusal = unavailable()
-            elif in_flight.refusal is not None:
-                self._shed_whole(admission, in_flight)
-            await self._arefund_if_refused(admission)
-        return admission.refusal is None
-
-    async def _await_places(self, admission: Admission, wait: PlaceWait, stay: Stay) -> bool:
-        """Wait for places in flight, and decide about all else then. False if the client left before, or it is refused."""
-        admission.booking, in_flight = None, admission.in_flight
-        if in_flight is None:
-            return True
-        if not await in_flight.await_places(stay):
-            admission.refusal = unavailable()
-        elif in_flight.refusal is not None:
-            self._shed_whole(admission, in_flight)
-        else:
-            await wait.go_on()
-        return admission.refusal is None
+        await self.refunds.asettle_refused(admission)
 
     def further(self, admission: Admission, extra_rules: Sequence[ExtraRule]) -> Decision | None:
         """Decide about further rules while a request is under way; if one refuses, all charges of the request are refunded.
@@ -465,8 +414,8 @@ class Gate:
         if request_plan is not None:
             booking = run(self.store, self._decide_further(admission, _made_at_once(request_plan)), admission.budget)
         if booking is not None:
-            self._wait(admission, booking)
-        self._refund_if_refused(admission)
+            self.turns.wait_for_further(admission, booking)
+        self.refunds.settle_refused(admission)
         return nesting.overall_decision(admission)
 
     async def afurther(self, admission: Admission, extra_rules: Sequence[ExtraRule], stay: Stay) -> Decision | None:
@@ -480,8 +429,8 @@ class Gate:
             booking = await arun(self.store, self._decide_further(admission, request_plan), budget)
         admission.budget.left = min(admission.budget.left, budget.left)  # others may have been asked at the same time
         if booking is not None:
-            await self._await(admission, booking, stay)
-        await self._arefund_if_refused(admission)
+            await self.turns.await_further(admission, booking, stay)
+        await self.refunds.asettle_refused(admission)
         return nesting.overall_decision(admission)
 
     def usage(self, admission: Admission, names: Sequence[str], path: str | None) -> tuple[Window, ...]:
@@ -505,31 +454,19 @@ class Gate:
 
     def message(self, admission: Admission, messages: RequestPlan) -> asyncio.Future[Refusal | None]:
         """Charge a message over a WebSocket, by an `AsyncStore`, even if nobody waits for it; a refusal if it must not pass."""
-        return self._soon(self._decide_message(admission, messages), Budget(self._timeout, measured=self._is_measured))
-
-    def settle(self, admission: Admission) -> None:
-        """Refund a request by its outcome and by the costs that `Decision.settle` noted, as far as these are known."""
-        run(
-            self.store,
-            self._apply_refunds(_refunds_of(admission)),
-            admission.budget,
-        )
-
-    async def asettle(self, admission: Admission) -> None:
-        """`settle`, by an `AsyncStore`; to the end, even if the request is cancelled meanwhile or cannot wait any longer."""
-        refunds = _refunds_of(admission)
-        if refunds:
-            await asyncio.wait([self._soon(self._apply_refunds(refunds))], timeout=max(0.0, admission.budget.left))
-
-    def settle_soon(self, admission: Admission) -> asyncio.Future[None]:
-        """`settle`, by an `AsyncStore`, in a task of the running event loop."""
-        return self._soon(self._apply_refunds(_refunds_of(admission)))
+        return self.refunds.soon(self._decide_message(admission, messages), Budget(self._timeout, measured=self._is_measured))
 
     async def abegin(self) -> None:
         """Begin to serve on the running event loop: look for other rules, if that is wanted, and connect."""
         if self.looker is not None:
             self.looker.start()
         await self.aconnect()
+
+    def _note_first_answer(self, at_first_answer: Callable[[int], None], now: int) -> None:
+        """Tell of the first reading, and look for other rules: who is asked serves. uWSGI forks, or does not, unsaid."""
+        at_first_answer(now)
+        if self.looker is not None:
+            self.looker.start()
 
     async def aconnect(self) -> None:
         """Have the store connect in the background, if it is one that does."""
@@ -540,73 +477,9 @@ class Gate:
         """Serve no more: look for no other rules, wait for what is under way, and hand over what was counted."""
         if self.looker is not None:
             self.looker.stop()
-        await self.asettled()
+        await self.refunds.asettled()
         if self.rules.counts is not None:
             handover.hand_over()
-
-    async def asettled(self) -> None:
-        """Wait for all refunds and charges under way in this event loop that nobody else waits for."""
-        here = asyncio.get_running_loop()
-        if under_way := [each for each in list(self._under_way) if each.get_loop() is here]:
-            await asyncio.wait(under_way)
-
-    def _wait_for_turn(self, admission: Admission, booking: Booking) -> None:
-        """Wait for a turn in this thread; others may have the places of the request until it comes."""
-        in_flight = admission.in_flight
-        if in_flight is not None:
-            in_flight.end("untaught")
-        self._wait(admission, booking)
-        if in_flight is not None:
-            try:
-                in_flight.begin_again_here()
-            except BaseException:
-                admission.refusal = unavailable()
-                self.settle(admission)
-                raise
-            if in_flight.refusal is not None:
-                self._shed_whole(admission, in_flight)
-                self._refund_if_refused(admission)
-
-    def _wait(self, admission: Admission, booking: Booking) -> None:
-        """Wait for a turn in this thread. An interruption, by a signal's handler or by gevent, refunds it."""
-        admission.booking = None
-        try:
-            with counted_waiting(_rows(booking)):
-                waiting.sleep_until(booking.due_at)
-        except BaseException:
-            admission.booking_ended(booking, stays=False)
-            self.settle(admission)
-            raise
-        admission.booking_ended(booking, stays=True)
-
-    async def _await(self, admission: Admission, booking: Booking, stay: Stay) -> bool:
-        """Wait for a turn on the event loop. False if the client left; then, or if it is cancelled, the request is refunded."""
-        admission.booking = None
-        waiter = self._wait_queues.join(booking)
-        try:
-            with counted_waiting(_rows(booking)):
-                stays = await stay(waiter)
-        except BaseException as error:
-            admission.booking_ended(self._wait_queues.leave(booking, waiter), stays=False)
-            await self._aundo(admission, error)
-            raise
-        admission.booking_ended(self._wait_queues.leave(booking, waiter), stays=stays)
-        return stays
-
-    async def _aundo(self, admission: Admission, error: BaseException) -> None:
-        """Refund a request whose waiting was ended by an error."""
-        admission.refusal = unavailable()
-        if isinstance(error, GeneratorExit):  # the event loop is gone, and nothing can be awaited any more
-            admission.abandon()
-        else:
-            await self.asettle(admission)
-
-    def _soon(self, flow: Flow[T], budget: Budget | None = None) -> asyncio.Future[T]:
-        """Run a flow on the running event loop, to its end, whoever waits for it."""
-        task = asyncio.ensure_future(arun(self.store, flow, budget))
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
-        return task
 
     def _identified(self, request: Request) -> Caller | None:
         """The caller that ``identify`` finds in this thread, if any. Raises `TypeError` where it is async."""
@@ -627,8 +500,8 @@ class Gate:
             and template.is_enforced
             and (in_flight is None or not in_flight.would_refuse)
         ):
-            if self._failing or self._at_first_answer is not None:
-                self._note_answer(reading.now)
+            if not self.store_health.is_known:
+                self.store_health.answered(reading.now)
             if prepared.counter is not None:
                 prepared.counter.charged(reading.debts)
             admitted = PlainAdmission()
@@ -658,8 +531,8 @@ class Gate:
             plan = Plan.spend([bucket.charge for bucket in reading.buckets])
             self._admit(admission, prepared.request_plan(plan), plan, whole_reading(reading))
             return admission
-        if self._failing or self._at_first_answer is not None:
-            self._note_answer(reading.now)
+        if not self.store_health.is_known:
+            self.store_health.answered(reading.now)
         counter = prepared.counter
         if not decision.allowed:
             if counter is not None:
@@ -701,7 +574,7 @@ class Gate:
 
     def _admit(self, admission: Admission, request_plan: RequestPlan, plan: Plan, reading: Reading) -> None:
         """Let the store's reading of a plan of any kind have its effect on a request that comes."""
-        self._note_answer(reading.now)
+        self.store_health.answered(reading.now)
         admission.decision = decision = decide(plan, reading, admission.settlement)
         admission.decide(outcome_of(decision), reading.source)
         if admission.rules.counts is not None:
@@ -711,7 +584,7 @@ class Gate:
             admission.charged = (Charged(request_plan, plan, reading),)
             admission.is_by_outcome = request_plan.is_by_outcome
             if request_plan.has_slots:
-                self._hold(admission, admission.charged)
+                self.refunds.hold(admission, admission.charged)
             if decision.delay:
                 admission.charged, admission.booking = book(admission.charged, reading.now, decision.delay)
         else:
@@ -753,7 +626,7 @@ class Gate:
         verdict = yield from self._decide(messages, messages.plan)
         if verdict.refusal is not None:
             self._note_refusal(admission, verdict.decision, verdict.now, verdict.refusal, messages)
-            yield from self._apply_refunds([Refund(each, [0] * len(each.plan.charges)) for each in verdict.charged])
+            yield from self.refunds.apply([Refund(each, [0] * len(each.plan.charges)) for each in verdict.charged])
         return verdict.refusal
 
     def _decide(self, request_plan: RequestPlan, plan: Plan) -> Flow[Verdict]:
@@ -763,26 +636,26 @@ class Gate:
         except StoreError as error:
             return (yield from self._without_store(request_plan, error))
         except BaseException:  # the request was cancelled
-            self._release_later(plan)
+            self.refunds.release_later(plan)
             raise
-        self._note_answer(reading.now)
+        self.store_health.answered(reading.now)
         charged = (Charged(request_plan, plan, reading),) if reading.admitted else ()
         return _counted(request_plan, Verdict(decide(plan, reading), reading.now, charged, reading.source))
 
     def _without_store(self, request_plan: RequestPlan, error: StoreError) -> Flow[Verdict]:
         """Decide without the store, or without a part of it."""
-        self._note_failure(error)
-        self._release_later(request_plan.plan, error.keys)
+        self.store_health.failed(error)
+        self.refunds.release_later(request_plan.plan, error.keys)
         outcome = self._fallback.without_store(request_plan, error)
         if isinstance(outcome, Verdict):
             return _counted(request_plan, outcome)
         try:
             reading = yield outcome.rest, self._timeout
         except StoreError as further:
-            self._release_later(outcome.rest, further.keys)
+            self.refunds.release_later(outcome.rest, further.keys)
             return _counted(request_plan, self._fallback.wholly_without_store(request_plan, further))
         except BaseException:  # the request was cancelled
-            self._release_later(request_plan.plan)
+            self.refunds.release_later(request_plan.plan)
             raise
         return _counted(request_plan, self._fallback.with_rest(request_plan, outcome, reading))
 
@@ -793,7 +666,7 @@ class Gate:
         """
         decision, charged, booking = verdict.decision, verdict.charged, None
         if any(each.request_plan.has_slots for each in charged):
-            self._hold(admission, charged)
+            self.refunds.hold(admission, charged)
         if decision.delay and verdict.now is not None and admission.refusal is None:
             charged, booking = book(charged, verdict.now, decision.delay)
         admission.charged += charged
@@ -820,81 +693,6 @@ class Gate:
         if self._refusal_log is not None and now is not None and refusal is not None:
             compiled_rules = request_plan.compiled_rules
             self._refusal_log.note(admission, decision, decision.refusing_key, now, refusal.id, compiled_rules)
-
-    def _refund_if_refused(self, admission: Admission) -> None:
-        if admission.has_to_refund:
-            self.settle(admission)
-
-    async def _arefund_if_refused(self, admission: Admission) -> None:
-        if admission.has_to_refund:
-            await self.asettle(admission)
-
-    def _apply_refunds(self, refunds: Sequence[Refund]) -> Flow[None]:
-        """Give back to buckets, or charge more. Where the store fails, they stay as they are."""
-        charges: list[Charge] = []
-        slots: list[Charge] = []
-        for charged, costs in refunds:
-            plan = refund(charged.plan, charged.reading, costs)
-            if charged.request_plan.has_slots:
-                over = [charge for charge, cost in zip(charged.plan.charges, costs) if not cost]
-                self._slot_keeper_of(charged).release(over)
-                slots += [] if charged.is_local else over
-            if charged.is_local:
-                self._fallback.apply_refund(plan)
-            else:
-                charges += plan.charges
-        if charges:
-            try:
-                yield Plan.adjust(charges), self._timeout
-            except StoreError as error:
-                self.uncorrected += 1
-                self._note_failure(error)
-                self._slot_keeper.release_later(slots)
-            except BaseException:  # an interruption
-                self._slot_keeper.release_later(slots)
-                raise
-
-    def _hold(self, admission: Admission, charged: Sequence[Charged]) -> None:
-        """Keep the slots of a request until they are given back."""
-        admission.has_slots = True
-        for each in charged:
-            slots = [charge for charge, _, after in each.reading.buckets if after is not None]
-            self._slot_keeper_of(each).hold(slots, admission)
-
-    def _slot_keeper_of(self, charged: Charged) -> SlotKeeper:
-        return self._fallback.slot_keeper if charged.is_local else self._slot_keeper
-
-    def _release_later(self, plan: Plan | None, keys: frozenset[str] = frozenset()) -> None:
-        """Schedule the release of slots in these buckets, or in all: the reply was lost, so they may be taken."""
-        charges = plan.charges if plan else ()
-        self._slot_keeper.release_later([charge for charge in charges if not keys or charge.key in keys])
-
-    def _note_answer(self, now: int) -> None:
-        if self._failing and getattr(self.store, "healthy", True) and time.monotonic() - self._failed > CALM:
-            self._failing = False
-            log.warning("the store answers again")
-        tell = self._at_first_answer
-        if tell is not None:
-            self._at_first_answer = None
-            tell(now)
-            if self.looker is not None:  # who is asked serves: uWSGI forks, or does not, without telling anybody
-                self.looker.start()
-
-    def _note_failure(self, error: StoreError) -> None:
-        if error.fault == "overload":
-            self._note_overload(error)
-            return
-        self.failures += 1
-        self._failed = time.monotonic()
-        if not self._failing:
-            self._failing = True
-            log.warning("the store failed, on_error decides until it answers again: %s", error)
-
-    def _note_overload(self, error: StoreError) -> None:
-        self.overloaded += 1
-        if time.monotonic() - self._said_overloaded > AGAIN:
-            self._said_overloaded = time.monotonic()
-            Diagnosis.OVERLOADED.log(error)
 
 
 def _admitted_unasked(request: Request, rules: RulesInForce, prepared: PreparedPlan) -> AnyAdmission:
@@ -980,18 +778,8 @@ def _adaptive_windows(admission: Admission, names: Sequence[str]) -> tuple[Windo
     return tuple([window for window in in_flight.windows() if not names or window.rule in names])
 
 
-def _rows(booking: Booking) -> list[RuleRow]:
-    """The figures of the rules that make a request wait for its turn."""
-    rows = [charged.request_plan.row(charge) for charged in booking.charged for charge in charged.plan.charges]
-    return [row for row in dict.fromkeys(rows) if row is not None]
-
-
 def _counted(request_plan: RequestPlan, verdict: Verdict) -> Verdict:
     """A verdict about these rules, counted if they are."""
     if request_plan.compiled_rules and request_plan.compiled_rules[0].row is not None:
         count_decision(verdict.decision, request_plan.row)
     return verdict
-
-
-def _refunds_of(admission: Admission) -> list[Refund]:
-    return admission.refunds(any_has_own_cost=nesting.any_has_own_cost(admission))

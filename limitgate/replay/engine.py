@@ -66,7 +66,7 @@ class Engine:
             if status is not None and is_admitted and admission.is_by_outcome:
                 admission.begun(status)
                 if admission.end():
-                    self._gate.settle(admission)
+                    self._gate.refunds.settle(admission)
         return is_admitted
 
     def advance(self, at: int) -> None:

@@ -628,7 +628,7 @@ def test_a_request_that_waits_for_its_turn_holds_no_place() -> None:
         limit = places_of(app).limit
         assert (await asgi_reply(app, "/turn")).status == 200
         waiting = asyncio.create_task(asgi_reply(app, "/turn"))
-        await until(lambda: len(app.gate._wait_queues) == 1)  # type: ignore[union-attr]
+        await until(lambda: len(app.gate.turns.queues) == 1)  # type: ignore[union-attr]
         assert limit.in_flight == 0
         assert (await asgi_reply(app)).status == 200
         waiting.cancel()
@@ -738,7 +738,7 @@ def test_a_turn_without_a_place_is_given_back() -> None:
         app = LimitGate(held, rules=rules)
         assert (await asgi_reply(app, "/turn")).status == 200
         waiting = asyncio.create_task(asgi_reply(app, "/turn"))
-        await until(lambda: len(app.gate._wait_queues) == 1)  # type: ignore[union-attr]
+        await until(lambda: len(app.gate.turns.queues) == 1)  # type: ignore[union-attr]
         ticket = places_of(app).limit.begin(0.0, "other")
         check_refusal(await waiting)
         assert isinstance(ticket, Ticket)

@@ -86,12 +86,12 @@ def gated(app: Any, *rules: Rule, **options: Any) -> LimitGate:
 
 def held(gate: Any) -> int:
     """How many requests hold something, by what their gate knows of it."""
-    return len(gate._slot_keeper) + len(gate._fallback.slot_keeper)
+    return len(gate.refunds.slot_keeper) + len(gate._fallback.slot_keeper)
 
 
 async def over(gate: Any) -> None:
     """Wait until nobody has anything to do any more."""
-    await gate.asettled()
+    await gate.refunds.asettled()
     assert held(gate) == 0
 
 
@@ -363,7 +363,7 @@ def test_a_place_is_kept_until_the_last_message_is_sent(ending: str, chunks: int
         is_read.set()
         await asyncio.wait([asked])
         asked.cancelled() or asked.exception()
-        await gate.gate.asettled()
+        await gate.gate.refunds.asettled()
         assert (await asgi_reply(gate)).status == 200
 
     asyncio.run(scene())

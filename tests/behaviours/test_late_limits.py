@@ -424,7 +424,7 @@ def test_a_refusal_that_is_cancelled_gives_everything_back() -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await task
         store.hold.set()
-        await gate.gate.asettled()
+        await gate.gate.refunds.asettled()
 
     asyncio.run(scene())
     assert store.owed == {}

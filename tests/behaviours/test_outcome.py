@@ -453,7 +453,7 @@ def test_what_is_to_be_put_right_is_put_right_though_the_request_is_cancelled(ti
         gate = gated(app, NEVER, Rule("cost", "9/minute", cost=2), store=store)
         await cancelled(gate, Wire(), sent=1, times=times)
         store.may_go_on.set()
-        await gate.gate.asettled()
+        await gate.gate.refunds.asettled()
 
     asyncio.run(scene())
     gc.collect()

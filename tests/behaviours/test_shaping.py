@@ -257,7 +257,7 @@ def test_fifty_at_once_pass_in_order_and_evenly(world: World) -> None:
 
     world.run(main())
     assert crowd.passed == [(round(number / 10, 5), str(number)) for number in range(51)]
-    assert len(crowd.app.gate._wait_queues) == 0
+    assert len(crowd.app.gate.turns.queues) == 0
 
 
 def test_waiting_costs_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,7 +335,7 @@ def test_a_crowd_that_is_gone_leaves_nothing_behind(world: World, how: str) -> N
 
     world.run(main())
     assert crowd.passed == [(0, "0")]
-    assert len(crowd.app.gate._wait_queues) == 0
+    assert len(crowd.app.gate.turns.queues) == 0
 
 
 def test_requests_of_different_callers_move_up_in_what_they_share(world: World) -> None:
@@ -588,7 +588,7 @@ def test_shutting_down_waits_until_turns_are_given_back(world: World) -> None:
         living.cancel()
         with pytest.raises(asyncio.CancelledError):
             await living
-        await gate.gate.asettled()
+        await gate.gate.refunds.asettled()
         assert not owed(store, world())
 
     world.run(main())
@@ -608,7 +608,7 @@ def test_a_loop_that_is_gone_takes_its_line_along(world: World) -> None:
     loop.run_until_complete(asyncio.sleep(0.01))
     loop.close()
     second.close()
-    assert len(crowd.app.gate._wait_queues) == 0
+    assert len(crowd.app.gate.turns.queues) == 0
     world.advance(1)
     world.run(asgi_reply(crowd.app, "/c"))
     assert [name for _, name in crowd.passed] == ["a", "c"]

@@ -174,7 +174,7 @@ def test_a_turn_that_would_be_waited_for(folder: Path) -> None:
     assert said.decision.delay == 60
     for _ in range(5):
         assert world.explain("GET", "/slots").status is None
-    assert not world.looking._slot_keeper.held
+    assert not world.looking.refunds.slot_keeper.held
 
 
 def test_a_ban_is_seen() -> None:

@@ -360,12 +360,12 @@ def test_what_is_held_for_somebody_who_is_gone_is_given_back(in_haste: None) -> 
     gate = LimitGateWSGI(lambda _, start: start("200 OK", []) and iter([b"x"]), rules=[Rule("a", "1 at once")], store=store)
     chunks = gate(wsgi_environ(), lambda *_: print)
     time.sleep(2 * RENEW)
-    assert len(gate.gate._slot_keeper) == 1
+    assert len(gate.gate.refunds.slot_keeper) == 1
     plan = store.plans[0]._replace(verb="peek")
     assert not store.spend(plan._replace(charges=tuple([charge._replace(slot=0) for charge in plan.charges]))).admitted
     del chunks
     gc.collect()
-    waited(lambda: len(gate.gate._slot_keeper) == 0)
+    waited(lambda: len(gate.gate.refunds.slot_keeper) == 0)
     waited(lambda: store.spend(plan).buckets[0].before[0].taken == 0)
 
 

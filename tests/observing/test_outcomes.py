@@ -359,7 +359,7 @@ def test_websockets_are_counted_when_they_begin() -> None:
         told = recorder.new("requests"), recorder.of("rule.in_flight")
         end.set()
         await task
-        await gate.gate.asettled()
+        await gate.gate.refunds.asettled()
         return told
 
     requests, in_flight = asyncio.run(connect())

@@ -1,0 +1,133 @@
+"""Turns: requests wait for what they have booked, and for places in flight, in a thread or on an event loop.
+
+Whoever leaves, or is interrupted, is refunded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from limitgate.gate.admission import Admission, Booking, PlaceWait
+from limitgate.gate.load import InFlight
+from limitgate.gate.refunds import Refunds
+from limitgate.gate.refusal_log import RefusalLog
+from limitgate.gate.wait_queue import Waiter, WaitQueues
+from limitgate.http.response import unavailable
+from limitgate.observing.counts import RuleRow, counted_waiting
+from limitgate.process import waiting
+
+Stay = Callable[[Waiter], Awaitable[bool]]
+"""Waits until a waiter is called; False if the client left before."""
+
+
+class Turns:
+    """The turns of one gate's requests."""
+
+    def __init__(self, refunds: Refunds, refusal_log: RefusalLog | None) -> None:
+        self.queues = WaitQueues()
+        """Who waits on an event loop."""
+        self._refunds = refunds
+        self._refusal_log = refusal_log
+
+    def wait_for(self, admission: Admission, booking: Booking) -> None:
+        """Wait for the turn of a request in this thread; others may have its places in flight until it comes."""
+        in_flight = admission.in_flight
+        if in_flight is not None:
+            in_flight.end("untaught")
+        self.wait_for_further(admission, booking)
+        if in_flight is not None:
+            try:
+                in_flight.begin_again_here()
+            except BaseException:
+                admission.refusal = unavailable()
+                self._refunds.settle(admission)
+                raise
+            if in_flight.refusal is not None:
+                self._shed(admission, in_flight)
+                self._refunds.settle_refused(admission)
+
+    def wait_for_further(self, admission: Admission, booking: Booking) -> None:
+        """`wait_for` the turn of a limit that was asked for while the request was under way: it keeps its places in flight.
+
+        An interruption, by a signal's handler or by gevent, refunds it.
+        """
+        admission.booking = None
+        try:
+            with counted_waiting(_rows(booking)):
+                waiting.sleep_until(booking.due_at)
+        except BaseException:
+            admission.booking_ended(booking, stays=False)
+            self._refunds.settle(admission)
+            raise
+        admission.booking_ended(booking, stays=True)
+
+    async def await_booking(self, admission: Admission, stay: Stay) -> bool:
+        """Wait until the turn of a request comes. False if the client left before: then it is refused and refunded."""
+        if isinstance(admission.booking, PlaceWait) and not await self._await_places(admission, admission.booking, stay):
+            return False
+        booking, in_flight = admission.booking, admission.in_flight
+        if not isinstance(booking, Booking):
+            return True
+        if in_flight is not None:  # others may have its places until its turn comes
+            in_flight.end("untaught")
+        if not await self.await_further(admission, booking, stay):
+            return False
+        if in_flight is not None:
+            try:
+                stays = await in_flight.begin_again(stay)
+            except BaseException as error:
+                await self._undo(admission, error)
+                raise
+            if not stays:
+                admission.refusal = unavailable()
+            elif in_flight.refusal is not None:
+                self._shed(admission, in_flight)
+            await self._refunds.asettle_refused(admission)
+        return admission.refusal is None
+
+    async def await_further(self, admission: Admission, booking: Booking, stay: Stay) -> bool:
+        """`wait_for_further`, on the event loop. False if the client left; then, or if it is cancelled, it is refunded."""
+        admission.booking = None
+        waiter = self.queues.join(booking)
+        try:
+            with counted_waiting(_rows(booking)):
+                stays = await stay(waiter)
+        except BaseException as error:
+            admission.booking_ended(self.queues.leave(booking, waiter), stays=False)
+            await self._undo(admission, error)
+            raise
+        admission.booking_ended(self.queues.leave(booking, waiter), stays=stays)
+        return stays
+
+    async def _await_places(self, admission: Admission, wait: PlaceWait, stay: Stay) -> bool:
+        """Wait for places in flight, and decide about all else then. False if the client left before, or it is refused."""
+        admission.booking, in_flight = None, admission.in_flight
+        if in_flight is None:
+            return True
+        if not await in_flight.await_places(stay):
+            admission.refusal = unavailable()
+        elif in_flight.refusal is not None:
+            self._shed(admission, in_flight)
+        else:
+            await wait.go_on()
+        return admission.refusal is None
+
+    async def _undo(self, admission: Admission, error: BaseException) -> None:
+        """Refund a request whose waiting was ended by an error."""
+        admission.refusal = unavailable()
+        if isinstance(error, GeneratorExit):  # the event loop is gone, and nothing can be awaited any more
+            admission.abandon()
+        else:
+            await self._refunds.asettle(admission)
+
+    def _shed(self, admission: Admission, in_flight: InFlight) -> None:
+        """Refuse a request that has waited, as there is no place in flight for it."""
+        admission.shed()
+        if self._refusal_log is not None:
+            self._refusal_log.note_shed(in_flight)
+
+
+def _rows(booking: Booking) -> list[RuleRow]:
+    """The figures of the rules that make a request wait for its turn."""
+    rows = [charged.request_plan.row(charge) for charged in booking.charged for charge in charged.plan.charges]
+    return [row for row in dict.fromkeys(rows) if row is not None]
