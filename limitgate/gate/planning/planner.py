@@ -252,12 +252,15 @@ class Planner:
         them before any key is made. None if that refuses or makes wait, and where the charges are not plain: then `plan` knows.
         """
         identities, caller, tier = self._identities, identified, DEFAULT_TIER
-        if self._has_callers or caller is not None:
-            request.caller = caller = identities.caller(request, identified)
-            if caller is not None:
-                if caller.limits:
-                    return None
-                tier = identities.tier_of(caller)
+        if caller is not None:
+            caller = identities.caller(request, caller)
+        elif self._has_callers:
+            caller = identities.listed(request)
+        if caller is not None:
+            if caller.limits:
+                return None
+            request.caller = caller
+            tier = identities.tier_of(caller)
         version = self._routes.version(request)
         known, prepared = self._ways.get((tier, request.sent_method, request.sent, request.root), _UNKNOWN)
         if known is not version:
