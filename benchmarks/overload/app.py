@@ -1,7 +1,8 @@
-"""The applications that uvicorn serves: work that keeps the loop busy or waits for the backend, with and without a limit."""
+"""The applications that uvicorn serves: work that keeps the loop busy, awaits, or waits for the backend, with any limit."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,6 +21,8 @@ from limitgate.limits.priority import RESERVES
 
 CPU_S = 0.002
 """Seconds of CPU for which a handler keeps the loop."""
+AWAIT_S = 0.005
+"""Seconds that a handler waits for others in the midst of that, if it does."""
 KEPT = "10%"
 """Of the limit for higher priorities, where priorities are measured."""
 CALLERS = {f"/{priority}": Caller(priority, priority=priority) for priority in RESERVES}
@@ -60,10 +63,21 @@ def _caller(request: Identified) -> Caller:
 
 
 async def _loop(request: Request) -> PlainTextResponse:
-    until = time.thread_time() + CPU_S
+    _work(CPU_S)
+    return _answer(request)
+
+
+async def _awaiting(request: Request) -> PlainTextResponse:
+    _work(CPU_S / 2)
+    await asyncio.sleep(AWAIT_S)
+    _work(CPU_S / 2)
+    return _answer(request)
+
+
+def _work(cpu_s: float) -> None:
+    until = time.thread_time() + cpu_s
     while time.thread_time() < until:
         pass
-    return _answer(request)
 
 
 async def _pool(request: Request) -> PlainTextResponse:
@@ -77,4 +91,4 @@ def _answer(request: Request) -> PlainTextResponse:
     return PlainTextResponse(f"{decision.limit if decision else 0}")
 
 
-_WORK: dict[str, Callable[[Request], Awaitable[Any]]] = {"loop": _loop, "pool": _pool}
+_WORK: dict[str, Callable[[Request], Awaitable[Any]]] = {"loop": _loop, "awaiting": _awaiting, "pool": _pool}

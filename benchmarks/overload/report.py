@@ -97,12 +97,13 @@ def _steady_bars(results: Results) -> Iterator[Bar]:
 
 
 def _fixed_bars(results: Results) -> Iterator[Bar]:
-    for load in FIXED:
-        best, ours = best_fixed(results, load), results.limited.get(("pool", load))
+    for work, load in [(work, load) for work, by_load in FIXED.items() for load in by_load]:
+        best, ours = best_fixed(results, work, load), results.limited.get((work, load))
         if best is not None and ours is not None:
-            rate = results.capacity["pool"].rate
-            share = ours.share(rate) / results.fixed[load, best].share(rate)
-            yield Bar(f"pool at {load:g}: of the goodput of the best fixed limit, {best}", 100 * _OF_FIXED, 100 * share)
+            rate = results.capacity[work].rate
+            share = ours.share(rate) / results.fixed[work, load, best].share(rate)
+            what = f"{WORKS[work].name} at {load:g}: of the goodput of the best fixed limit, {best}"
+            yield Bar(what, 100 * _OF_FIXED, 100 * share)
 
 
 def _step_bars(results: Results) -> Iterator[Bar]:
@@ -145,13 +146,13 @@ def k_of(results: Results, work: str) -> float | None:
     return known[-1] / results.capacity[work].request_s if known else None
 
 
-def best_fixed(results: Results, load: float) -> int | None:
+def best_fixed(results: Results, work: str, load: float) -> int | None:
     """The fixed limit with most goodput of those that keep the bar of latency."""
-    bound_s = _p99_bound_ms(results, "pool") / 1000 if "pool" in results.idle else math.inf
+    bound_s = _p99_bound_ms(results, work) / 1000 if work in results.idle else math.inf
     kept = {
         limit: run
-        for (at, limit), run in results.fixed.items()
-        if at == load and run.quantile_s(0.99) <= bound_s and run.goodput
+        for (of, at, limit), run in results.fixed.items()
+        if (of, at) == (work, load) and run.quantile_s(0.99) <= bound_s and run.goodput
     }
     return max(kept, key=lambda limit: kept[limit].goodput, default=None)
 
@@ -216,8 +217,8 @@ def _others(results: Results) -> str:
                 most = results.capacity[work].rate * (1 if way == NONE else most_of(results, work, max(1, load)))
                 rows.append([f"{WORKS[work].name}, at {load:g}, {_WAYS[way]}", _cell(run, most)])
     pool = results.capacity.get("pool", Capacity(0.0, 0.0))
-    for (load, limit), run in results.fixed.items():
-        rows.append([f"pool at {load:g}, fixed limit of {limit}", _cell(run, pool.rate)])
+    for (work, load, limit), run in results.fixed.items():
+        rows.append([f"{WORKS[work].name} at {load:g}, fixed limit of {limit}", _cell(run, results.capacity[work].rate)])
     for way, run in results.steps.items():
         up, down = run.rate(STEP_UP_S + 2, STEP_DOWN_S), run.rate(STEP_DOWN_S + 2, STEPS_END_S)
         rows.append([f"capacity x {STEP}, then back, {_WAYS[way]}: answered in time", f"{up:.0f}/s, then {down:.0f}/s"])

@@ -13,20 +13,27 @@ from benchmarks.overload.runs import CONNECTIONS, Bench, Load, Run, is_good
 
 LOADS = (0.5, 1, 2, 5, 10)
 """How many times its capacity a server is offered."""
+AWAITING = "awaiting"
 NEW_CONNECTIONS = "connections"
 STEADY = ("loop", "pool")
 """Works that are measured under all loads."""
+AWAITING_LOADS = (1, 2)
 NEW_CONNECTIONS_LOADS = (2,)
 IDLE = 0.1
 """Load of an idle server."""
-FIXED = {1: (24, 35), 2: (14, 17, 24)}
-"""Fixed limits that are tried by hand on the pool, by load."""
+FIXED: Mapping[str, Mapping[float, Sequence[int]]] = {
+    "pool": {1: (24, 35), 2: (14, 17, 24)},
+    AWAITING: {1: (14, 24, 35), 2: (8, 14, 24)},
+}
+"""Fixed limits that are tried by hand, by work and load."""
 STEP_RATE = 1200
 """Requests per second under which the capacity of the backend changes."""
 STEP_UP_S, STEP_DOWN_S, STEPS_END_S = 4.0, 14.0, 24.0
 STEP = 3
 """How many times the capacity it has in between."""
 PROCESSES = 4
+PROCESSES_WARM_S = 30
+"""Seconds until their limits have settled: a process that starts into a full pool takes a queue for the time of the work."""
 SHARES = {"high": 0.2, "normal": 0.3, "low": 0.5}
 HIGH_LOADS = {2: (5, 7), 4.5: (13, 8)}
 """Loads with priorities, with the seconds until who is thinned has settled, and those that count. At the second one, high alone
@@ -47,6 +54,7 @@ class Work(NamedTuple):
 
 WORKS = {
     "loop": Work("event loop", "loop", 430.0),
+    AWAITING: Work("event loop, 5 ms awaited", "awaiting", 400.0),
     "pool": Work("pool", "pool", 200.0),
     NEW_CONNECTIONS: Work("event loop, a connection for each request", "loop", 400.0, keep_alive=False),
 }
@@ -71,8 +79,8 @@ class Results:
     limited: dict[tuple[str, float], Run] = field(default_factory=dict)
     """By work and load."""
     unlimited: dict[tuple[str, float], Run] = field(default_factory=dict)
-    fixed: dict[tuple[float, int], Run] = field(default_factory=dict)
-    """Of the pool, by load and limit."""
+    fixed: dict[tuple[str, float, int], Run] = field(default_factory=dict)
+    """By work, load and limit."""
     steps: dict[str, Run] = field(default_factory=dict)
     """Of the pool, by limit."""
     processes: Run | None = None
@@ -91,10 +99,12 @@ def _steady(results: Results, bench: Bench, work: str, loads: Sequence[float] = 
 
 def _fixed(results: Results, bench: Bench) -> None:
     """Fixed limits, of which the best is what the adaptive one has to come near to."""
-    _capacity(results, bench, "pool")
-    for load, limits in FIXED.items():
-        for limit in limits:
-            results.fixed[load, limit] = bench.run(_load(results, "pool", f"{limit}", load, (2, 10 if load == 1 else 6)))
+    for work, by_load in FIXED.items():
+        _capacity(results, bench, work)
+        for load, limits in by_load.items():
+            for limit in limits:
+                seconds = (2, 10 if load == 1 else 6)
+                results.fixed[work, load, limit] = bench.run(_load(results, work, f"{limit}", load, seconds))
 
 
 def _steps(results: Results, bench: Bench) -> None:
@@ -109,8 +119,9 @@ def _steps(results: Results, bench: Bench) -> None:
 def _processes(results: Results, bench: Bench) -> None:
     """Four processes on one backend, under twice what it can do."""
     capacity = _capacity(results, bench, "pool")
-    arrivals = _arrivals(2 * capacity.rate, 10, 16, servers=PROCESSES)
-    results.processes = bench.run(Load("pool", ADAPTIVE, arrivals, 10, 26, servers=PROCESSES))
+    warm_s, counted_s = PROCESSES_WARM_S, 16
+    arrivals = _arrivals(2 * capacity.rate, warm_s, counted_s, servers=PROCESSES)
+    results.processes = bench.run(Load("pool", ADAPTIVE, arrivals, warm_s, warm_s + counted_s, servers=PROCESSES))
 
 
 def _priorities(results: Results, bench: Bench) -> None:
@@ -138,6 +149,7 @@ Row = Callable[[Results, Bench], None]
 ROWS: Mapping[str, Row] = {
     "loop": lambda results, bench: _steady(results, bench, "loop"),
     "pool": lambda results, bench: _steady(results, bench, "pool"),
+    AWAITING: lambda results, bench: _steady(results, bench, AWAITING, AWAITING_LOADS),
     NEW_CONNECTIONS: lambda results, bench: _steady(results, bench, NEW_CONNECTIONS, NEW_CONNECTIONS_LOADS),
     "fixed": _fixed,
     "steps": _steps,

@@ -62,7 +62,7 @@ def measured() -> Results:
     results.capacity[NEW_CONNECTIONS], results.idle[NEW_CONNECTIONS] = Capacity(CAPACITY, REQUEST_S), run_of(0.1, took_s=0.06)
     results.limited[NEW_CONNECTIONS, 2], results.unlimited[NEW_CONNECTIONS, 2] = run_of(2), run_of(2, goodput=0)
     for limit, goodput in ((24, 0.9), (35, 0.98), (46, 0.97)):
-        results.fixed[1, limit] = run_of(1, goodput=goodput, took_s=0.5 if limit == 46 else 0.1)
+        results.fixed["pool", 1, limit] = run_of(1, goodput=goodput, took_s=0.5 if limit == 46 else 0.1)
     results.steps = {ADAPTIVE: stepped(1.0), NONE: stepped(0.0)}
     results.processes = run_of(2, servers=4, limits=(6,))
     return results
@@ -234,8 +234,8 @@ def test_bars_that_are_missed() -> None:
 
 
 def test_the_best_fixed_limit_is_one_that_keeps_the_bar_of_latency() -> None:
-    assert report.best_fixed(measured(), 1) == 35
-    assert report.best_fixed(measured(), 2) is None
+    assert report.best_fixed(measured(), "pool", 1) == 35
+    assert report.best_fixed(measured(), "pool", 2) is None
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_a_row_is_reported_alone(work) -> None:
 def test_a_machine_that_was_busy_is_named() -> None:
     results = measured()
     assert report.disturbed(results) == ""
-    results.fixed[1, 24] = Run(10.0, [], 1.0, 3.0, 0.0, [])
+    results.fixed["pool", 1, 24] = Run(10.0, [], 1.0, 3.0, 0.0, [])
     assert "up to 30%" in report.disturbed(results)
 
 
