@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from limitgate import middleware
+from limitgate.errors import called_as
 from limitgate.gate import nesting
 from limitgate.gate.admission import Admission
 from limitgate.gate.flow import ConfigFlow, Flow, arun, run
@@ -61,6 +62,7 @@ _LATEST = 2**33
 _MISSING = object()
 
 
+@called_as("a with block, with off():, or the fixture limitgate_off of pytest")
 def off() -> AbstractContextManager[None]:
     """Limit nothing for the length of a ``with`` block. Stores are not asked, and need not be there.
 

@@ -22,6 +22,7 @@ from limitgate.limiter.operations import (
     Limits,
     Operations,
     ask_again_in,
+    check_key_of,
     key_of,
     seconds_left,
 )
@@ -259,6 +260,7 @@ class AsyncLimiter(Operations):
 
             return limited
 
+        check_key_of(key)
         self.validate("", *limits, cost=cost, timeout=timeout)
         return decorate
 
@@ -512,6 +514,7 @@ class Limiter(Operations):
 
             return limited
 
+        check_key_of(key)
         self.validate("", *limits, cost=cost, timeout=timeout)
         return decorate
 

@@ -364,6 +364,8 @@ class Operations:
             buckets = _buckets(*limits)
         except TypeError:  # unhashable, so no limit either
             buckets = buckets_of(tuple(as_limit(limit) for limit in limits))
+        except ConfigError as error:
+            raise _in_their_order(key, error) from None
         if verb == "spend":
             _check_are_no_slots(buckets)
         counted = name if process is None else self._name(f"{key}:{process}")
@@ -397,6 +399,21 @@ def ask_again_in(decision: Decision, left: float | None) -> float:
     longest = max([math.inf if wait is None else wait / SECOND for wait in waits])
     is_in_time = longest < math.inf if left is None else longest <= left + _ROUNDING
     return min(decision.retry_after, LOOK_AGAIN) if is_in_time else 0.0
+
+
+def _in_their_order(key: str, error: ConfigError) -> ConfigError:
+    """Return the error about something that is no limit, which says so if it is the key that stands behind the limit."""
+    try:
+        Limit(key)
+    except ConfigError:
+        return error
+    return ConfigError(f"{error}; the key {key!r:.80} is one, expected the key before its limits: 'user:42', {key!r:.80}")
+
+
+def check_key_of(key: object) -> None:
+    """Raise `TypeError` for what can be no key of a limited function's calls."""
+    if not (key is None or isinstance(key, str) or callable(key)):
+        raise TypeError(f"key is {key!r:.80}, expected text, or a function of the call's arguments that gives it")
 
 
 def key_of(key: KeyOf, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -237,8 +237,16 @@ def as_limit(value: object) -> Limit:
         return Limit(value["limit"], **{name: option for name, option in value.items() if name != "limit"})
     if isinstance(value, list | tuple):
         raise ConfigError(f"{value!r:.80} is a list, expected each limit by itself, such as '5/second', '100/minute'")
-    parentheses = "; a decorator takes its limits in parentheses" if callable(value) else ""
-    raise ConfigError(f"{value!r:.80} is not a limit, {_EXPECTED}{parentheses}")
+    cure = "; a decorator takes its limits in parentheses" if callable(value) else ""
+    if hasattr(value, "every_limit"):
+        cure = "; one client's bucket of a rule is limiter.bucket(rule, ip='203.0.113.7')"
+    raise ConfigError(f"{_shown(value)} is not a limit, {_EXPECTED}{cure}")
+
+
+def _shown(value: object) -> str:
+    """What stands where a limit should, if it is short, else its kind."""
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"an object of {type(value).__qualname__}"
 
 
 def kept_as(algorithm: str) -> Limit:

@@ -11,20 +11,29 @@ Kind = TypeVar("Kind", bound=type)
 
 _ELSEWHERE = {
     "application_limits": "rules",
+    "async+memory": "memory",
+    "async+redis": "redis",
+    "async+redis+cluster": "redis+cluster",
+    "async+rediss": "rediss",
     "backend": "store",
     "burst": "limits",
     "client_ip": "ip",
+    "days": "limits",
     "deduct_when": "charge_if",
     "default_limits": "rules",
     "exempt_when": "when",
     "fail_open": "on_error",
+    "hours": "limits",
     "key_func": "key",
     "limit": "limits",
+    "milliseconds": "limits",
+    "minutes": "limits",
     "override_defaults": "replaces",
     "per_method": "key",
     "rate": "limits",
     "rates": "limits",
     "redis": "store",
+    "redis+unix": "unix",
     "redis_url": "store",
     "remote_addr": "ip",
     "rpd": "qpd",
@@ -33,6 +42,7 @@ _ELSEWHERE = {
     "rps": "qps",
     "seconds": "limits",
     "storage_uri": "store",
+    "store": "limiter",
     "strategy": "algorithm",
     "swallow_errors": "on_error",
     "times": "limits",
@@ -41,6 +51,9 @@ _ELSEWHERE = {
     "valkeys": "rediss",
 }
 """Names that other rate limiters and servers have for what is called otherwise here, and looks too different to be found."""
+
+_TEXT = "limits are text such as '5 per 15 minutes' or '10/s burst 20'; "
+"""Said of names that are of limits elsewhere."""
 
 _ALIKE = 0.8
 """Likeness of a misspelt name: ``premum`` and ``premium`` have 0.92, ``basic`` and ``basic-plus`` 0.67."""
@@ -56,6 +69,8 @@ def meant(name: object, known: Iterable[str]) -> str | None:
     parts = {part: each for part, each in parts.items() if len(part) >= _LONG}
     wrong = _letters(name)
     elsewhere = _ELSEWHERE.get(wrong)
+    if elsewhere is not None and elsewhere not in names:
+        elsewhere = _ELSEWHERE.get(elsewhere)
     if elsewhere in names:
         return names[elsewhere]
     for named in (names, parts):
@@ -95,6 +110,7 @@ def expected_of(name: object, known: Iterable[str], prefix: str = "") -> str:
     names = list(known)
     near = meant(name, names)
     guess = "" if near is None else f"did you mean {prefix + near!r}? "
+    guess += _TEXT if _ELSEWHERE.get(_letters(name)) == "limits" else ""
     return f"{guess}expected one of {', '.join(prefix + each for each in names)}"
 
 

@@ -344,6 +344,11 @@ PLACES = {
     "one name on one view": (lambda: limit("1/s", name="a")(limit("9/m", name="a")(view)), "expected different names"),
     "a dependency without a gate": (awaited_in_a_dependency, "expected app.add_middleware(LimitGate, rules=...)"),
     "a dependency that is no list": (lambda: RateLimit("5/minute", key=view), "expected a list, for example [current_user]"),
+    "times and seconds of a dependency": (
+        lambda: RateLimit(times=2, seconds=5),
+        "unexpected keyword argument 'times', limits are text such as '5 per 15 minutes' or '10/s burst 20'; expected one of",
+    ),
+    "minutes of a decorator": (lambda: limit(5, minutes=1), "limits are text such as"),
     "a misspelt option of a dependency": (lambda: RateLimit("5/minute", coost=2), "did you mean 'cost'?"),
     "ASGI middleware around Flask": (lambda: LimitGate(flask.Flask("app"), rules=RULES), "limitgate.flask.LimitGate(app)"),
     "ASGI middleware around WSGI": (lambda: LimitGate(wsgi, rules=RULES), "expected LimitGateWSGI around it"),
@@ -376,6 +381,18 @@ WITHOUT_HTTP = {
     "no key": (lambda: Limiter("memory://").hit("5/minute"), "expected at least one, for example '10/second'"),
     "a number for a key": (lambda: Limiter("memory://").hit(42, "5/minute"), "key is 42, expected text"),
     "a list of limits": (lambda: Limiter("memory://").hit("ann", ["5/m"]), A_LIST_OF_LIMITS),
+    "a limit before its key": (
+        lambda: Limiter("memory://").hit("5/minute", "user", "42"),
+        "expected the key before its limits: 'user:42', '5/minute'",
+    ),
+    "a rule for a limit": (
+        lambda: Limiter("memory://").hit("ann", RULES[0]),
+        "an object of Rule is not a limit, expected for example '100/minute'",
+    ),
+    "a list of parts for a function's key": (
+        lambda: Limiter("memory://").limited("5/m", key=["ip"]),
+        "expected text, or a function of the call's arguments that gives it",
+    ),
     "half a request": (lambda: Limiter("memory://").hit("ann", "5/m", cost=0.5), "expected an integer"),
     "a duration as text": (lambda: Limiter("memory://").ban("ann", "1h"), "seconds is '1h', expected a number"),
     "a timeout as text": (lambda: Limiter("memory://", timeout="1s"), "expected seconds above 0"),
@@ -403,6 +420,7 @@ WITHOUT_HTTP = {
     ),
     "a frozen clock told in text": (lambda: FrozenClock().advance("1m"), "seconds is '1m', expected a number"),
     "a context manager for a decorator": (lambda: by(off()), "expected a with block, or the fixtures of pytest"),
+    "a context manager for a decorator, without parentheses": (lambda: by(off), "expected a with block, with off():"),
     "a name that nobody configured": (
         lambda: Limiter("memory://").hit("a", Configured("x")),
         "expected limits: call configure",
@@ -416,6 +434,9 @@ WITHOUT_HTTP = {
         lambda: Limiter("memory://").bucket(Rule("api", "5/m", key=["caller"])),
         "expected caller=, or ip=",
     ),
+    "a store for a limiter": (lambda: AsyncRateLimitTransport("5/m", store="redis://h"), "did you mean 'limiter'?"),
+    "another limiter's name of a store": (lambda: RateLimitAdapter("5/m", storage_uri="redis://h"), "did you mean 'limiter'?"),
+    "an async scheme": (lambda: Limiter("async+redis://localhost:6379"), "did you mean redis://?"),
     "a limiter of the other kind": (
         lambda: AsyncRateLimitTransport("5/m", limiter=Limiter("memory://")),
         "expected AsyncLimiter or the URL of a store",
@@ -514,7 +535,7 @@ IN_YAML = {
     "a burst by itself": (
         "rules:\n  - name: api\n    qpm: 5\n    burst: 9\n",
         4,
-        "rules[0].burst: unknown field, did you mean 'limits'?",
+        "rules[0].burst: unknown field, did you mean 'limits'? limits are text such as '5 per 15 minutes' or '10/s burst 20'",
     ),
     "a limit that is none": (
         "rules:\n  - name: api\n    limits: [5/m, 5/year]\n",
