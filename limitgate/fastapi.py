@@ -167,8 +167,23 @@ def _signature(dependencies: Mapping[str, Any]) -> inspect.Signature:
     return inspect.Signature([connection, *[_parameter(*named) for named in dependencies.items()]])
 
 
+def _check_takes_request(part: Any) -> None:
+    """Raise `ConfigError` for a dependency whose request FastAPI would read from the query, and answer 422 where it is not."""
+    try:
+        parameters = inspect.signature(_dependency(part)).parameters
+    except (TypeError, ValueError):
+        return
+    request = parameters.get("request")
+    if request is not None and request.annotation is request.default is inspect.Parameter.empty:
+        raise ConfigError(
+            f"key part {_name_of(part)}: its parameter request has no annotation, so that FastAPI takes it for a field of the "
+            "query, expected a function (request: fastapi.Request)"
+        )
+
+
 def _parameter(name: str, part: Any) -> inspect.Parameter:
     keyword = inspect.Parameter.KEYWORD_ONLY
+    _check_takes_request(part)
     if get_origin(part) is Annotated:
         if not _annotated_with(part):
             raise ConfigError(f"key part {part!r:.80} is no dependency, expected Annotated[..., Depends(...)]")
@@ -180,10 +195,16 @@ def _annotated_with(part: Any) -> list[params.Depends]:
     return [each for each in getattr(part, "__metadata__", ()) if isinstance(each, params.Depends)]
 
 
-def _name_of(part: Any) -> str:
-    """The name of a dependency among the parts of a key."""
+def _dependency(part: Any) -> Any:
+    """What FastAPI calls for a dependency among the parts of a key."""
     for depends in [part] if isinstance(part, params.Depends) else _annotated_with(part):
         part = depends.dependency or getattr(part, "__origin__", part)
+    return part
+
+
+def _name_of(part: Any) -> str:
+    """The name of a dependency among the parts of a key."""
+    part = _dependency(part)
     return getattr(part, "__qualname__", type(part).__qualname__)
 
 

@@ -343,6 +343,14 @@ PLACES = {
     "@exempt with parentheses": (lambda: exempt("health"), "expected a function or class"),
     "one name on one view": (lambda: limit("1/s", name="a")(limit("9/m", name="a")(view)), "expected different names"),
     "a dependency without a gate": (awaited_in_a_dependency, "expected app.add_middleware(LimitGate, rules=...)"),
+    "a function of the request for a dependency": (
+        lambda: RateLimit("5/minute", key=[lambda request: request.client.host]),
+        "expected a function (request: fastapi.Request)",
+    ),
+    "a function of the request within Depends": (
+        lambda: RateLimit("5/minute", key=["ip", Depends(lambda request: request.client.host)]),
+        "expected a function (request: fastapi.Request)",
+    ),
     "a dependency that is no list": (lambda: RateLimit("5/minute", key=view), "expected a list, for example [current_user]"),
     "times and seconds of a dependency": (
         lambda: RateLimit(times=2, seconds=5),
