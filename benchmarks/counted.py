@@ -38,6 +38,8 @@ REFUSING = Rule("api", path="/api/**", key=["path", "ip"], qps=5, qpm=100, qpd=1
 """README's rule, but that a client's second request of a day is refused."""
 ADAPTIVE = Rule("api", path="/api/**", key=["path", "ip"], qps=5, qpm=100, qpd=1000, adaptive=True)
 """README's rule, but that it limits the requests in flight, too."""
+IN_FLIGHT = Rule("api", path="/api/**", key=["path", "ip"], qps=5, qpm=100, qpd=1000, concurrency=10)
+"""README's rule, but that it takes a slot for each request in flight, as well. It goes the way of all plans, and back again."""
 
 
 class Case(NamedTuple):
@@ -64,6 +66,7 @@ BARE: Mapping[str, str] = {
     "ASGI, memory, observed": _STARLETTE,
     "ASGI, memory, refused, observed": "",
     "ASGI, memory, adaptive": _STARLETTE,
+    "ASGI, memory, concurrency": _STARLETTE,
 }
 """The cases that are kept, each with the one that is taken off; "" for none, where no application is reached."""
 OBSERVED: Mapping[str, str] = {
@@ -93,6 +96,7 @@ def cases(url: str, crowd_of: Crowds) -> Mapping[str, Case]:
         Case(asgi(_observed())),
         Case(crowd_of.asgi(_observed(REFUSING), clients=1), expected=429),
         Case(asgi(_gated(memory(), ADAPTIVE))),
+        Case(asgi(_gated(memory(), IN_FLIGHT))),
     )
     return {
         _STARLETTE: Case(bare),

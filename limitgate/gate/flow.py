@@ -39,7 +39,7 @@ def takes_plain(store: object) -> bool:
 
 
 def answers_at_once(store: object) -> bool:
-    """True if nobody waits for a store, so that ``spend_plain`` serves an event loop, too: told beside ``spend``, as above."""
+    """True if nobody waits for a store, so that ``spend`` serves an event loop, too: told beside it, as above."""
     return bool(_beside_spend(store).get("answers_at_once", False))
 
 

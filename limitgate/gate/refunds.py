@@ -10,7 +10,7 @@ from limitgate.errors import StoreError
 from limitgate.gate import nesting
 from limitgate.gate.admission import Admission, Charged, Refund
 from limitgate.gate.fallback import Fallback
-from limitgate.gate.flow import Budget, Flow, T, arun, run
+from limitgate.gate.flow import Budget, Flow, T, answers_at_once, arun, run
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.store_health import StoreHealth
 from limitgate.limits.plan import Charge, Plan
@@ -26,6 +26,7 @@ class Refunds:
         self.slot_keeper = SlotKeeper(store, timeout)
         """Keeps the slots that were taken in the store."""
         self._store = store
+        self._answers_at_once = answers_at_once(store)
         self._timeout = timeout
         self._fallback = fallback
         self._store_health = store_health
@@ -38,7 +39,11 @@ class Refunds:
     async def asettle(self, admission: Admission) -> None:
         """`settle`, by an `AsyncStore`; to the end, even if the request is cancelled meanwhile or cannot wait any longer."""
         refunds = _refunds_of(admission)
-        if refunds:
+        if not refunds:
+            return
+        if self._answers_at_once:
+            run(self._store, self.apply(refunds), admission.budget)
+        else:
             await asyncio.wait([self.soon(self.apply(refunds))], timeout=max(0.0, admission.budget.left))
 
     def settle_soon(self, admission: Admission) -> asyncio.Future[None]:

@@ -388,7 +388,8 @@ def test_nothing_is_asked_where_no_rule_applies(door: Any) -> None:
     assert (store.general, store.plain) == (0, 0)
 
 
-def test_routes_that_come_later_are_seen() -> None:
+@pytest.mark.parametrize("more", [{}, {"charge_if": {"status": [200]}}], ids=["prepared", "planned anew"])
+def test_routes_that_come_later_are_seen(more: Any) -> None:
     """A route that is added, or decorated anew, is limited from its first request on."""
     store = Counted(Clock())
 
@@ -396,7 +397,7 @@ def test_routes_that_come_later_are_seen() -> None:
         return PlainTextResponse("")
 
     app = Starlette(routes=[])
-    gate = LimitGate(app, rules=[Rule("api", "9/minute", key=["path", "ip"])], store=store)
+    gate = LimitGate(app, rules=[Rule("api", "9/minute", key=["path", "ip"], **more)], store=store)
     ask = lambda path: asyncio.run(asgi_reply(gate, path)).headers.get("x-ratelimit-limit")  # noqa: E731
     assert [ask("/later/1"), ask("/later/2")] == ["9", "9"]
     app.router.routes.append(Route("/later/{n}", limit("2/minute")(answer)))
@@ -436,7 +437,8 @@ def test_a_request_that_passed_a_gate_is_planned_anew() -> None:
     assert (store.general, store.plain) == (3, 1)
 
 
-def test_a_route_by_host_is_not_taken_from_another_request() -> None:
+@pytest.mark.parametrize("more", [{}, {"charge_if": {"status": [200]}}], ids=["plain", "by outcome"])
+def test_a_route_by_host_is_not_taken_from_another_request(more: Any) -> None:
     """Where a route depends on more than method and path, nothing is prepared."""
 
     async def answer(request: Any) -> PlainTextResponse:
@@ -445,7 +447,7 @@ def test_a_route_by_host_is_not_taken_from_another_request() -> None:
     inner = Starlette(routes=[Route("/{n}", limit("2/minute", name="inner")(answer))])
     app = Starlette(routes=[Host("a.example", inner), Route("/{n}", answer)])
     store = Counted(Clock())
-    gate = LimitGate(app, rules=[Rule("api", "9/minute", key=["path", "ip"])], store=store)
+    gate = LimitGate(app, rules=[Rule("api", "9/minute", key=["path", "ip"], **more)], store=store)
 
     def ask(host: str) -> Reply:
         return asyncio.run(asgi_reply(gate, "/x", headers={"host": host}))

@@ -152,6 +152,8 @@ class Planner:
         """Shared by all paths at which the same rules apply: clients choose paths."""
         self._ways: dict[tuple[str, str, str, str], tuple[object, PreparedPlan | GivenPlans | None]] = {}
         """By tier, method, path and root path the version of the routes, and the prepared plan; None where there is none."""
+        self._templates: dict[tuple[str, str, str, str], tuple[object, str | None, tuple[Mark, ...]]] = {}
+        """By the same, where there is no prepared plan, the version of the routes, and template and decorators of the route."""
         self._prepared: dict[Any, PreparedPlan | GivenPlans] = {}
         """By tier, method, template of the route, rules and decorators."""
         self._decorated: dict[int, CompiledRule] = {}
@@ -391,16 +393,23 @@ class Planner:
         match = self._match(subject.tier, request.method, request.sent, request.root)
         marks: tuple[Mark, ...] = ()
         if match is not EXEMPT and (match.asks_route or self._routes.decorated()):
-            route = self._routes.find(request)
-            if route is not None:
-                subject.route, marks = route.template, route.marks
-                if "exempt" in marks:
-                    return EXEMPT, marks
-                if marks:
-                    match = self._match_of(match.compiled_rules + self._compiled_marks(marks, request), match.exempting)
+            subject.route, marks = self._template(subject.tier, request)
+            if "exempt" in marks:
+                return EXEMPT, marks
+            if marks:
+                match = self._match_of(match.compiled_rules + self._compiled_marks(marks, request), match.exempting)
         if match.is_conditional:
             match = EXEMPT if match.exempts(request) else self._match_of(match.narrowed(request))
         return match, marks
+
+    def _template(self, tier: str, request: Request) -> tuple[str | None, tuple[Mark, ...]]:
+        """Template and decorators of the route of a request; none where it is not known."""
+        if self._templates and request.comes_straight:  # then `prepared` was asked before
+            known = self._templates.get((tier, request.sent_method, request.sent, request.root))
+            if known is not None and known[0] is self._routes.version(request):
+                return known[1:]
+        route = self._routes.find(request)
+        return (None, ()) if route is None else (route.template, route.marks)
 
     def _prepare(self, tier: str, request: Request, version: object) -> PreparedPlan | GivenPlans | None:
         """Find what the requests of a tier, method, path and root path have in common, and remember it unless they are long.
@@ -411,13 +420,16 @@ class Planner:
         match = self._match(tier, request.method, request.sent, request.root)
         template: str | None = None
         marks: tuple[Mark, ...] = ()
-        if version is not None and (match.asks_route or self._routes.decorated()):
+        asks_route = version is not None and (match.asks_route or self._routes.decorated())
+        if asks_route:
             route = self._routes.find(request)
             if route is not None:
                 template, marks = route.template, route.marks
         prepared = self._preparable(tier, request, version, match, template, marks)
         if sum(map(len, way)) <= _SHORT:
             keep(self._ways, way, (version, prepared), most=self._most_paths)
+            if asks_route and prepared is None:
+                keep(self._templates, way, (version, template, marks), most=self._most_paths)
         return prepared
 
     def _preparable(  # noqa: PLR0917 - all that tells one plan from another
