@@ -16,6 +16,7 @@ from limitgate.errors import ConfigError
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.plan import Charge, Plan
 from limitgate.limits.refusal_id import RefusalId, read_refusal_id, tag_of
+from limitgate.messages.listed import listed
 from limitgate.messages.masking import printable
 from limitgate.rules.rule import Rule, RuleSet
 from limitgate.stores import open_sync_store
@@ -112,9 +113,10 @@ def show(resolved: Resolved) -> None:
     at = resolved.id.at
     say(f"refused {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC, {_ago(time.time() - at)}")
     for place, (rule, tiers, key, decision, ban) in enumerate(resolved.found):
-        limits = ", ".join(map(str, rule.every_limit)) or "limits from a callable"
+        limits = listed([*map(str, rule.every_limit)]) or "limits from a callable"
         by = "or by" if place else "by"
-        say(f"\n{by} rule {rule.name} of tier {' and '.join(tiers)}: {limits}, counted by {', '.join(rule.counted_by)}\n{key}")
+        say(f"\n{by} rule {rule.name} of tier {listed(tiers, ' and ')}: {limits}, counted by {', '.join(rule.counted_by)}")
+        say(key)
         if decision is not None:
             print_decision(decision)
         if ban is not None:

@@ -15,6 +15,7 @@ from django.utils.module_loading import import_string
 from limitgate.django.middleware import LimitGateMiddleware
 from limitgate.django.options import options
 from limitgate.errors import ConfigError
+from limitgate.messages.listed import listed
 from limitgate.routes.django import all_marks, views
 from limitgate.rules.decorators import Mark
 from limitgate.rules.files import rules_of
@@ -96,7 +97,7 @@ def _order(behind: Sequence[Any], rules: Sequence[Rule], marks: Sequence[Mark]) 
     limits = [*rules, *(mark for mark in marks if isinstance(mark, Rule))]
     by_user = sorted({rule.name for rule in limits if rule.key_asks("user")})
     if by_user and any(_is(each, _AUTHENTICATION) for each in behind):
-        message = f"LimitGateMiddleware stands before AuthenticationMiddleware, but {', '.join(by_user)} goes by the user."
+        message = f"LimitGateMiddleware stands before AuthenticationMiddleware, but {listed(by_user)} goes by the user."
         hint = f"Move {_OURS!r} below {_AUTHENTICATION!r} in MIDDLEWARE."
         yield Error(message, hint=hint, id="limitgate.E006")
     if marks and any(_is(each, _LOCALE) for each in behind) and is_language_prefix_patterns_used(settings.ROOT_URLCONF)[0]:

@@ -23,6 +23,7 @@ from limitgate.http.request import Request
 from limitgate.http.response import Fields
 from limitgate.limits.decision import Decision
 from limitgate.limits.plan import Plan, Reading
+from limitgate.messages.listed import listed
 from limitgate.overload.options import Adaptive
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.decorators import EVERYTHING
@@ -166,7 +167,7 @@ def _matched(rule: Rule, request: Request) -> str:
     if rule.clients:
         conditions.append(f"client {request.client}")
     adapts = f"; {adaptive_text(rule.adaptive)}" if rule.adaptive is not None else ""
-    return f"{what} {' of '.join(conditions)}: path {_listed(rule.paths)}{_for_methods(rule)}{adapts}"
+    return f"{what} {' of '.join(conditions)}: path {listed(rule.paths)}{_for_methods(rule)}{adapts}"
 
 
 def adaptive_text(adaptive: Adaptive) -> str:
@@ -186,7 +187,7 @@ def _other_tier(rule: Rule, of_tier: Sequence[Rule], tier: str) -> str | None:
 def _first_reason(rule: Rule, request: Request, paths: Sequence[str] | None) -> str | None:
     """The first condition of a rule that a request does not meet; None if it meets all."""
     if not rule.applies_to(request.method):
-        return f"is for {_listed(sorted(rule.methods or ()))}, not {request.method}"
+        return f"is for {listed(sorted(rule.methods or ()))}, not {request.method}"
     why = _path_reason(rule, paths)
     if why is None and not rule.admits(request):
         return _client_reason(rule, request)
@@ -201,9 +202,9 @@ def _path_reason(rule: Rule, paths: Sequence[str] | None) -> str | None:
         index.add(segments(pattern), rule)
     matching = [path for path in paths if index.find(path)]
     if not matching:
-        return f"path {paths[0]} does not match {_listed(rule.paths)}"
+        return f"path {paths[0]} does not match {listed(rule.paths)}"
     if all(rule.excludes(path) for path in matching):
-        return f"path {matching[0]} is excluded by {_listed(rule.exclude)}"
+        return f"path {matching[0]} is excluded by {listed(rule.exclude)}"
     if rule.exempt and len(matching) < len(paths):
         other = next(path for path in paths if path not in matching)
         return f"the path could also be read as {other}, which it does not exempt"
@@ -212,7 +213,7 @@ def _path_reason(rule: Rule, paths: Sequence[str] | None) -> str | None:
 
 def _client_reason(rule: Rule, request: Request) -> str:
     if rule.clients and not Networks(rule.clients).hold(request.client):
-        return f"client {request.client or 'without an address'} is none of {_listed(rule.clients)}"
+        return f"client {request.client or 'without an address'} is none of {listed(rule.clients)}"
     return "its condition (when) is not met"
 
 
@@ -231,8 +232,4 @@ def _superseded(rule: Rule, exempting: Rule | None, planned: RequestPlan, reques
 
 
 def _for_methods(rule: Rule) -> str:
-    return f", for {_listed(sorted(rule.methods))}" if rule.methods else ""
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names)
+    return f", for {listed(sorted(rule.methods))}" if rule.methods else ""

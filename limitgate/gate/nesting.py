@@ -14,6 +14,7 @@ from weakref import ref
 from limitgate.gate.admission import Admission
 from limitgate.http.response import Fields, RawFields, rate_fields, raw
 from limitgate.limits.decision import Decision, joined
+from limitgate.messages.listed import listed
 from limitgate.observing.counts import outweighs
 from limitgate.observing.instruments import Outcome
 
@@ -95,7 +96,7 @@ def _tell_of_shared_buckets(admission: Admission) -> None:
     for outer in _outers(admission):
         if outer.rules.kept_in == rules.kept_in and (shared := names.keys() & _charged_buckets(outer).keys()):
             rules.looks_at_nesting = 0
-            rules.charged_twice.log(", ".join(sorted({names[key] for key in shared})))
+            rules.charged_twice.log(listed(sorted({names[key] for key in shared})))
 
 
 def _charged_buckets(admission: Admission) -> dict[str, str]:

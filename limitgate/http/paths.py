@@ -17,6 +17,7 @@ from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 from limitgate.errors import ConfigError
+from limitgate.messages.listed import shortened
 
 T = TypeVar("T")
 
@@ -216,7 +217,7 @@ def _may_climb(path: str) -> bool:
 def segments(pattern: str) -> tuple[str, ...]:
     """Split a rule's pattern into segments, `ANY` for a placeholder, `REST` for the end of a prefix. Raises `ConfigError`."""
     if not pattern.startswith("/"):
-        raise ConfigError(f"path {pattern!r} does not begin with '/', {_EXPECTED}")
+        raise ConfigError(f"path {pattern!r:.80} does not begin with '/', {_EXPECTED}")
     parts = pattern.removesuffix("/").split("/")[1:]
     found = []
     for place, part in enumerate(parts):
@@ -226,10 +227,10 @@ def segments(pattern: str) -> tuple[str, ...]:
             found.append(ANY)
         elif _FOREIGN.fullmatch(part) or _ESCAPE.search(part):
             raise ConfigError(
-                f"path {pattern!r} has the segment {part!r} that no request can match, {_expected_instead_of(parts)}"
+                f"path {pattern!r:.80} has the segment {part!r:.80} that no request can match, {_expected_instead_of(parts)}"
             )
         elif part in ("", ".", "..") or re.search(r"[{}*;?#]|<.*>|[\ud800-\udfff]", part) or _CONTROLS.search(part):
-            raise ConfigError(f"path {pattern!r} has the segment {part!r} that no request can match, {_EXPECTED}")
+            raise ConfigError(f"path {pattern!r:.80} has the segment {part!r:.80} that no request can match, {_EXPECTED}")
         else:
             found.append(part)
     return tuple(found)
@@ -240,7 +241,7 @@ def _expected_instead_of(parts: Iterable[str]) -> str:
     meant = "/" + "/".join([_meant(part) for part in parts])
     with suppress(ConfigError):
         if not _ESCAPE.search(meant) and segments(meant):
-            return f"expected {meant!r}"
+            return f"expected {shortened(repr(meant))}"
     return _EXPECTED
 
 

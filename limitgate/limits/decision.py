@@ -14,6 +14,7 @@ from limitgate.algorithms.base import State
 from limitgate.errors import LimitGateError
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import BucketReading, Charge, Plan, Reading, check_cost, wait_us
+from limitgate.messages.listed import listed
 
 SECOND = 1_000_000
 
@@ -212,7 +213,7 @@ class Decision:
         return _unpickled, (type(self), shown, self.windows)
 
     def _rules(self) -> str:
-        return ", ".join(dict.fromkeys(repr(bucket.charge.rule) for bucket in self.evidence))
+        return listed(dict.fromkeys(repr(bucket.charge.rule) for bucket in self.evidence))
 
     def __repr__(self) -> str:
         shown = self._shown() | {"windows": self.windows}

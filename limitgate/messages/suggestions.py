@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import SequenceMatcher, get_close_matches
 from typing import NoReturn, TypeVar
 
+from limitgate.messages.listed import MOST, listed
+
 Kind = TypeVar("Kind", bound=type)
 
 _ELSEWHERE = {
@@ -57,6 +59,9 @@ _TEXT = "limits are text such as '5 per 15 minutes' or '10/s burst 20'; "
 
 _ALIKE = 0.8
 """Likeness of a misspelt name: ``premum`` and ``premium`` have 0.92, ``basic`` and ``basic-plus`` 0.67."""
+
+_MOST = 100
+"""Names that are all told: fields and options are fewer, names of rules may be more, of which none is likelier than others."""
 
 _LONG = 5
 """Letters of a part of a name by which the whole of it can be meant, as ``socket_timeout`` by ``timout``."""
@@ -111,7 +116,7 @@ def expected_of(name: object, known: Iterable[str], prefix: str = "") -> str:
     near = meant(name, names)
     guess = "" if near is None else f"did you mean {prefix + near!r}? "
     guess += _TEXT if _ELSEWHERE.get(_letters(name)) == "limits" else ""
-    return f"{guess}expected one of {', '.join(prefix + each for each in names)}"
+    return f"{guess}expected one of {listed([prefix + each for each in names], most=_MOST if len(names) <= _MOST else MOST)}"
 
 
 class _Lacking:

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from limitgate.http.paths import ANY, REST, covers, meet, segments
 from limitgate.limits.priority import percent
+from limitgate.messages.listed import listed
 from limitgate.rules.decorators import Mark
 from limitgate.rules.rule import Rule, RuleSet, unreplaced
 
@@ -67,7 +68,7 @@ def overview(gates: Sequence[RuleSet], routes: Sequence[Listed], mounted: Sequen
     """Table of the routes with their limits by the rules of each gate, and below these the rules that match none of them."""
     parts = [_aligned(_HEADS, _rows(gates, routes, mounted))] if routes else []
     idle = [
-        (rule.name, ", ".join(rule.paths), ", ".join(sorted(rule.methods or ())), _tier_cell([tier], rules))
+        (rule.name, listed(rule.paths), ", ".join(sorted(rule.methods or ())), _tier_cell([tier], rules))
         for rules, its_routes in [*[(each, routes) for each in gates], *mounted]
         for tier, rule in unmatched(rules, its_routes)
     ]
@@ -196,7 +197,7 @@ def _cells(each: Applied | None) -> Row:
     rule = each.rule
     if rule == "exempt":
         return ("@exempt", "exempt", "", "")
-    limits = ", ".join(map(str, rule.every_limit))
+    limits = listed([*map(str, rule.every_limit)])
     if rule.limits_by is not None:
         limits = f"by code, else {limits}" if limits else "by code"
     key = ", ".join(rule.counted_by) if limits else ""
@@ -233,19 +234,19 @@ def notes_on(each: Applied) -> list[str]:
 
 def _on_paths(rule: Rule) -> list[str]:
     """Notes on the paths of a rule that is not for all of a route."""
-    only = f"only {', '.join(rule.paths)}"
-    return [f"{only} but not {', '.join(rule.exclude)}" if rule.exclude else only]
+    only = f"only {listed(rule.paths)}"
+    return [f"{only} but not {listed(rule.exclude)}" if rule.exclude else only]
 
 
 def _on_requests(rule: Rule) -> list[str]:
     """Notes on the requests that a rule is for, and on the rules that it replaces there."""
     notes = []
     if rule.clients:
-        notes.append(f"only clients {', '.join(rule.clients)}")
+        notes.append(f"only clients {listed(rule.clients)}")
     if rule.when is not None:
         notes.append(f"only when {getattr(rule.when, '__name__', type(rule.when).__name__)}")
     if rule.replaces:
-        notes.append(f"replaces {', '.join(rule.replaces)}")
+        notes.append(f"replaces {listed(rule.replaces)}")
     return notes
 
 
@@ -258,7 +259,7 @@ def _on_priorities(rule: Rule) -> list[str]:
 def _tier_cell(names: Sequence[str], rules: RuleSet) -> str:
     if len(rules.tiers) == 1:
         return ""
-    return "all" if len(names) == len(rules.tiers) else ", ".join(names)
+    return "all" if len(names) == len(rules.tiers) else listed(names)
 
 
 def _new(row: Row, above: Row) -> Row:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from limitgate.algorithms import STORED_AS
 from limitgate.limits.limit import Limit
+from limitgate.messages.listed import listed
 from limitgate.process.gil import yield_gil
 from limitgate.rules.callers import DEFAULT_TIER, KnownCaller
 from limitgate.rules.rule import Rule, RuleSet
@@ -31,7 +32,7 @@ class Changes(NamedTuple):
             "begun anew": self.begun_anew,
             "callers changed": self.callers,
         }
-        return "; ".join([f"{what} {', '.join(names)}" for what, names in named.items() if names]) or "no rule has changed"
+        return "; ".join([f"{what} {listed(names)}" for what, names in named.items() if names]) or "no rule has changed"
 
 
 def changes(before: RuleSet, after: RuleSet) -> Changes:

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from limitgate.errors import MOST_MISTAKES, ConfigError, Field
+from limitgate.messages.listed import shortened
 from limitgate.process.gil import freed_in_pieces, yield_gil
 
 MAX_BYTES = 1 << 20
@@ -93,7 +94,7 @@ class Document:
             raise self._mistake(None, message) from error
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
-            problem = str(getattr(error, "problem", None) or error).partition("\n")[0]
+            problem = shortened(str(getattr(error, "problem", None) or error).partition("\n")[0])
             line = mark.line + 1 if mark else None
             if isinstance(error, yaml.reader.ReaderError):
                 line = text.count(b"\n", 0, error.position) + 1

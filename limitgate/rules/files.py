@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from limitgate.errors import MOST_MISTAKES, ConfigError, Field
+from limitgate.messages.listed import listed
 from limitgate.process.gil import yield_gil
 from limitgate.rules.callers import DEFAULT_TIER, KnownCaller, Text
 from limitgate.rules.document import Document
@@ -260,7 +261,7 @@ def _contradictions(files: Sequence[RuleFile]) -> Iterator[ConfigError]:
             for place, entry in entries.items():
                 yield_gil()
                 if entry.tier not in known:
-                    message = f"no file describes tier {entry.tier!r}, expected one of {', '.join(known)}"
+                    message = f"no file describes tier {entry.tier!r}, expected one of {listed(known)}"
                     yield file.document.mistake((kind, place, "tier"), message)
 
 

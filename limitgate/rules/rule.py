@@ -262,7 +262,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         if methods is None:
             return None
         if not methods or not all(METHOD.fullmatch(method) for method in methods):
-            raise ConfigError(f"{sorted(methods)} are no methods, expected for example [GET, POST]")
+            raise ConfigError(f"{sorted(methods)!s:.80} are no methods, expected for example [GET, POST]")
         upper = {method.upper() for method in methods}
         return frozenset(upper - {"HEAD"} | ({"GET"} if "HEAD" in upper else set()))
 

@@ -16,6 +16,7 @@ from typing import Any
 from limitgate.errors import StoreError
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge, Plan
+from limitgate.messages.listed import listed
 from limitgate.rules.rule import RuleSet
 from limitgate.rules.settings import Settings
 from limitgate.stores import AsyncStore, SyncStore, is_redis
@@ -40,7 +41,7 @@ def announce(settings: Settings, rules: RuleSet | None) -> None:
             f", looked at every {settings.reload:g} s" if settings.reload else "",
             shown(settings.store),
             settings.on_error,
-            ", ".join(settings.trusted_proxies) or "none",
+            listed(settings.trusted_proxies) or "none",
             "; shadow, nothing is refused" if settings.shadow else "",
         )
 
@@ -55,7 +56,7 @@ def _version() -> str:
 def _counted(rules: RuleSet) -> str:
     """Number of the rules in force for each tier: ``3 rules for tier default, 4 for vip``."""
     tiers = [f"{len(of_tier)} for tier {tier}" for tier, of_tier in rules.tiers.items()]
-    return f"rules: {', '.join(tiers)}"
+    return f"rules: {listed(tiers)}"
 
 
 def require(store: Any, key_prefix: str) -> None:

@@ -22,6 +22,7 @@ from limitgate.http.request import Request
 from limitgate.keys import Value, keys_of_client
 from limitgate.limits.plan import Charge, Plan
 from limitgate.messages.diagnostics import Diagnosis, Once
+from limitgate.messages.listed import listed
 from limitgate.observing.counts import Counts
 from limitgate.own_errors import survived
 from limitgate.process.gil import yield_gil
@@ -332,7 +333,7 @@ class Planner:
         """The rule of a name, for a request that was charged by ``own`` rules."""
         compiled_rule = of_tier.get(name)
         if compiled_rule is None:
-            known = ", ".join(sorted({*of_tier, *[each for each in own if each is not None]}))
+            known = listed(sorted({*of_tier, *[each for each in own if each is not None]}))
             raise ConfigError(f"there is no rule {name!r:.80} for this caller, expected some of {known or 'none'}")
         if path is None and compiled_rule.rule.key_asks("path") and not isinstance(self._routes, NoRoutes):
             raise ConfigError(f"rule {name!r} counts by path, expected path= as a route's template, such as '/items/{{id}}'")
@@ -523,7 +524,7 @@ class Planner:
             routes = self._routes.patterns()
             idle = [] if routes is None else lint.without_route(self.rule_set, routes)
             if idle:
-                self._without_route.log("; ".join([f"{rule.name} ({', '.join(rule.paths)})" for rule in idle]))
+                self._without_route.log(listed([f"{rule.name} ({listed(rule.paths)})" for rule in idle], "; "))
 
     def _for_any_path(self, tier: str, method: str) -> CompiledRules:
         """All rules of a tier that are for a method, but for exempt ones: those of a path that may be any."""
