@@ -117,10 +117,15 @@ def files_at(path: Path) -> list[Path]:
         in_folder = sorted(path.iterdir()) if path.is_dir() else None
     except OSError as error:
         raise ConfigError.in_file(str(path), None, (), f"{error.strerror}, expected a folder that can be read") from error
-    files = [path] if in_folder is None else [file for file in in_folder if file.suffix in SUFFIXES and _is_file(file)]
+    files = [path] if in_folder is None else [file for file in in_folder if _is_named_so(file) and _is_file(file)]
     if not files:
         raise ConfigError.in_file(str(path), None, (), "no rule file in this folder, expected *.yaml or *.yml")
     return files
+
+
+def _is_named_so(file: Path) -> bool:
+    """True for the name of a rule file. Hidden ones are none: Emacs locks files by them, macOS keeps attributes in them."""
+    return file.suffix in SUFFIXES and not file.name.startswith(".")
 
 
 def _is_file(file: Path) -> bool:

@@ -88,9 +88,11 @@ def test_one_file_is_a_rule_set(tmp_path: Path, name: str) -> None:
 
 
 def test_in_a_folder_yaml_and_yml_are_read_and_nothing_else(tmp_path: Path) -> None:
-    """Other files in the folder are left alone, broken or not, and so are folders in it."""
+    """Other files in the folder are left alone, broken or not, and so are folders in it, and what is hidden."""
     written(tmp_path, default__yaml=DEFAULT, vip__yml=VIP, notes__txt="{", old__yaml__bak="{", README__md="{")
     (tmp_path / "more.yaml").mkdir()
+    (tmp_path / ".#default.yaml").symlink_to("ann@host.1234:5678")  # the lock of Emacs
+    (tmp_path / "._vip.yml").write_bytes(b"\x00\x05\x16\x07")  # what macOS adds on other file systems
     assert set(load_rules(tmp_path).tiers) == {"default", "vip"}
 
 

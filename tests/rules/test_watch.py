@@ -232,6 +232,7 @@ def test_what_is_no_rule_file_is_not_looked_at(folder: Path) -> None:
     files = watched(folder)
     (folder / "default.yaml~").write_text(NEW)
     (folder / ".default.yaml.swp").write_text(NEW)
+    (folder / ".#default.yaml").symlink_to("ann@host.1234:5678")
     (folder / "notes.txt").write_text("x")
     (folder / "folder.yaml").mkdir()
     assert not any(files.has_changed() for _ in range(3))
