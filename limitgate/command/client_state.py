@@ -18,12 +18,18 @@ from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.rule_bucket import BucketParts
 from limitgate.limits.decision import Decision
 from limitgate.messages.masking import masked, shown
+from limitgate.messages.suggestions import expected_of
+from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.key_parts import check_part
 from limitgate.rules.rule import Rule, RuleSet
 from limitgate.stores import open_sync_store
 from limitgate.stores.base import SyncConfigStore
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""A token of RFC 9110 section 5.6.2."""
+_NO_VALUE = frozenset("\r\n\0")
+"""Characters that no server hands on in a value (RFC 9110 section 5.5)."""
 
 
 class StoreOptions(TypedDict):
@@ -201,7 +207,7 @@ def state_of(limiter: Limiter, options: StateOptions, *, needs_limits: bool) -> 
         raise click.UsageError(
             "expected whose state it is: --rules PATH --rule NAME and the parts of its key, or KEY and limits"
         )
-    chosen = _rule(rules_named(rules), rules, rule, options["tier"])
+    chosen = _rule(rules_named(rules), rule, options)
     try:
         return _state_of_rule(limiter, chosen, options)
     except ConfigError as error:
@@ -241,9 +247,14 @@ def _state_of_rule(limiter: Limiter, rule: Rule, options: StateOptions) -> Clien
     )
 
 
-def _rule(rules: RuleSet, path: str, name: str, tier: str | None) -> Rule:
+def _rule(rules: RuleSet, name: str, options: StateOptions) -> Rule:
+    """The rule of a name that limits the client: that of the client's tier, as far as it is known."""
+    path, tier = options["rules"], options["tier"]
     if tier is not None and tier not in rules.tiers:
-        raise click.UsageError(f"{path}: no file describes tier {tier!r:.80}, expected one of {', '.join(rules.tiers)}")
+        raise click.UsageError(f"{path}: no file describes tier {tier!r:.80}, {expected_of(tier, rules.tiers)}")
+    caller = _listed_caller(rules, options)
+    if tier is None and caller is not None:
+        tier = caller.tier if caller.tier in rules.tiers else DEFAULT_TIER
     tiers = [tier] if tier is not None else list(rules.tiers)
     for of_tier in tiers:
         for rule in rules.tiers[of_tier]:
@@ -251,7 +262,14 @@ def _rule(rules: RuleSet, path: str, name: str, tier: str | None) -> Rule:
                 return rule
     known = dict.fromkeys(rule.name for of_tier in tiers for rule in rules.tiers[of_tier])
     in_code = "for a limit in code, limiter.bucket in Python"
-    raise click.UsageError(f"{path}: there is no rule {name!r:.80}, expected one of {', '.join(known)}; {in_code}")
+    raise click.UsageError(f"{path}: there is no rule {name!r:.80}, {expected_of(name, known)}; {in_code}")
+
+
+def _listed_caller(rules: RuleSet, options: StateOptions) -> Caller | None:
+    """The caller of the rule files that the options name, by id or by API key."""
+    if options["caller"] is not None:
+        return rules.callers.named(options["caller"])
+    return None if options["api_key"] is None else rules.callers.with_key(options["api_key"])
 
 
 def _parts(options: StateOptions) -> BucketParts:
@@ -297,7 +315,7 @@ def tell_of_routes(rule: Rule, expected: str) -> None:
 def header_of(text: str) -> tuple[str, str]:
     """Name and value of ``Name: value``. Raises `click.UsageError` for anything else."""
     name, colon, value = text.partition(":")
-    if not (colon and name.strip()):
+    if not (colon and _HEADER_NAME.fullmatch(name.strip())) or _NO_VALUE & set(value.strip()):
         raise click.UsageError(f"{text!r:.80} is no header, expected 'Name: value'")
     return name.strip(), value.strip()
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,23 @@ def test_what_changes_something_asks_first(redis_server: RedisServer, tmp_path: 
         assert peeked["retry_after"] is None
         assert [window["retry_after"] for window in peeked["windows"]] == [None]
     assert "would be refused, for ever" in world.run("peek", *whom).stdout
+
+
+def test_a_listed_caller_has_the_rule_of_its_tier(redis_server: RedisServer, tmp_path: Path) -> None:
+    """By its id or by its API key; others have that of everybody, and ``--tier`` says another."""
+    world = World(redis_server.url, tmp_path)
+    (tmp_path / "vip.yaml").write_text(
+        f"tier: vip\ncallers: [{{id: acme, api_key: 'sha256:{sha256(KEY.encode()).hexdigest()}'}}]\n"
+        "rules: [{name: api, path: /api/**, key: [caller], qpd: 2}]"
+    )
+    world.rules = tmp_path
+    world.gate = LimitGateWSGI(_app, rules=tmp_path, store=world.url, key_prefix=world.prefix, timeout=5)
+    assert [world.request(HTTP_X_API_KEY=KEY) for _ in range(3)] == ["200", "200", "429"]
+    for whom in (["--caller", "acme"], ["--api-key", KEY], ["--caller", "acme", "--tier", "vip"]):
+        assert world.json("peek", *world.of("api", *whom), status=1)["limit"] == 2
+    assert world.json("peek", *world.of("api", "--ip", IP, "--api-key", "other"))["limit"] == 3
+    assert world.json("peek", *world.of("api", "--caller", "acme", "--ip", IP, "--tier", "default"))["limit"] == 3
+    assert world.json("reset", *world.of("api", "--caller", "acme"), "-y")["remaining"] == 2
 
 
 def test_where_nobody_can_be_asked_a_yes_is_wanted() -> None:
