@@ -11,6 +11,7 @@ import click
 
 from limitgate.command.exits import FOUND, INTERRUPTED, NO_READER, NO_STORE
 from limitgate.command.output import say
+from limitgate.command.service_log import told_at_the_end
 from limitgate.errors import ConfigError, StoreError
 from limitgate.messages.suggestions import meant
 
@@ -54,7 +55,8 @@ class _Verbs(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run a verb. Mistakes in rules exit with 1, a store that does not answer with 3, an end from outside as in shells."""
         try:
-            return super().invoke(ctx)
+            with told_at_the_end():
+                return super().invoke(ctx)
         except ConfigError as error:
             for mistake in error.every:
                 say(f"limitgate: {mistake}", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
@@ -67,6 +68,25 @@ def test_errors_are_a_line_and_a_status(verb: Any, error: Exception, status: int
 
     result = verb(does).invoke(group.limitgate, ["probe"])
     assert (result.exit_code, result.stdout, result.stderr) == (status, "", f"limitgate: {error}\n")
+
+
+def test_warnings_of_the_service_are_told_unless_the_error_says_the_same(verb: Any) -> None:
+    """One line about a store that does not answer is enough; what else is odd is told at the end."""
+    log = logging.getLogger("limitgate.store")
+
+    def warns() -> None:
+        log.warning("odd: %s", "\x1b[31m")
+        log.info("not odd")
+        click.echo("found")
+
+    def fails() -> None:
+        log.error("LG022 Redis refuses the login")
+        raise StoreError("Redis refuses the login")
+
+    result = verb(warns).invoke(group.limitgate, ["probe"])
+    assert (result.exit_code, result.output) == (0, "found\nodd: \\x1b[31m\n")
+    result = verb(fails).invoke(group.limitgate, ["probe"])
+    assert (result.exit_code, result.output) == (3, "limitgate: Redis refuses the login\n")
 
 
 def test_every_mistake_is_a_line(verb: Any) -> None:

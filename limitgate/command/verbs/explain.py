@@ -76,11 +76,12 @@ def verb(  # noqa: PLR0917 - click gives them by name
     options: dict[str, Any] = {"rules": rules_named(named)}
     if trusted_proxy:
         options["trusted_proxies"] = _checked_proxies(trusted_proxy)
+    settings = _settings(options)
     if refused is not None:
         if described["method"] is not None:
             raise click.UsageError("expected either METHOD and PATH, or --id, not both")
         in_code = () if app is None else limits_in_code(app)
-        _explain_refusal(ctx, refused, GateSettings(**options), in_code, store, timeout, as_json=as_json)
+        _explain_refusal(ctx, refused, settings, in_code, store, timeout, as_json=as_json)
         return
     try:
         opened: Any = MemoryStore() if store is None else open_sync_store(store)
@@ -111,6 +112,14 @@ def _checked_proxies(trusted: tuple[str, ...]) -> tuple[str, ...]:
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
     return trusted
+
+
+def _settings(options: dict[str, Any]) -> GateSettings:
+    """The service's settings. Raises `click.UsageError` for a variable that makes no sense."""
+    try:
+        return GateSettings(**options)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _tell_of_routes(found: Explanation, rules: RuleSet) -> None:

@@ -211,6 +211,8 @@ def test_an_id_without_a_store() -> None:
         (["GET", "/"], 2, "--rules"),
         (["GET", "/", "--rules", CONFIG, "--ip", "nowhere"], 2, "'nowhere' is no address"),
         (["GET", "/", "--rules", CONFIG, "-H", "nonsense"], 2, "expected 'Name: value'"),
+        (["GET", "/", "--rules", CONFIG, "-H", "X Tenant: a"], 2, "expected 'Name: value'"),
+        (["GET", "/", "--rules", CONFIG, "-H", "X-Tenant: a\nX-Other: b"], 2, "expected 'Name: value'"),
         (["GET", "/", "--rules", CONFIG, "--app", "nonsense"], 2, "expected MODULE:APP"),
         (["GET", "/", "--rules", CONFIG, "--app", "no.such:app"], 2, "expected MODULE:APP"),
         (["GET", "/", "--rules", CONFIG, "--app", "json:nope"], 2, "expected MODULE:APP"),
@@ -232,11 +234,19 @@ def test_mistakes_are_told(words: list[str], status: int, message: str) -> None:
     assert message in run(*words, status=status).stderr
 
 
+def test_a_variable_that_makes_no_sense_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is for the verbs about one client: exit status 1 would say that the request is refused."""
+    monkeypatch.setenv("LIMITGATE_IPV6_PREFIX", "7")
+    told = run("GET", "/", "--rules", CONFIG, status=2).stderr
+    assert "expected at least 32, not '7' (by the variable LIMITGATE_IPV6_PREFIX)" in told
+
+
 def test_a_store_that_is_gone() -> None:
     """Exit status 3: what `on_error` would do is no explanation."""
     gone = "--rules", CONFIG, "--store", "redis://127.0.0.1:1", "--timeout", "1"
-    run("GET", "/api/x", *gone, status=3)
-    run("--id", "a" * 32, *gone, status=3)
+    for words in (("GET", "/api/x"), ("--id", "a" * 32)):
+        (line,) = run(*words, *gone, status=3).stderr.splitlines()
+        assert line.startswith("limitgate: cannot reach Redis")
 
 
 def test_the_documentation_shows_what_it_prints() -> None:
