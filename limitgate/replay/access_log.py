@@ -9,6 +9,7 @@ import gzip
 import json
 import re
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -21,14 +22,16 @@ from limitgate.errors import ConfigError
 Format = Literal["combined", "common", "json"]
 
 LONGEST_LINE = 1 << 20
-"""Bytes of a line that are read; a longer one is none of a request."""
+"""Bytes of a line; a longer one is none of a request."""
+_TOO_LONG = b"-"
+"""Stands for a line that is too long: no format reads it as a request."""
 _TEXT = re.compile(rb'(\S+) \S+ .*?\[([^]"]{20,32})\] "([A-Z]{1,20}) (\S+)(?: HTTP/[0-9.]+)?"(?: ([0-9]{3})(?= |$))?')
 """Client, time, method, target and status; the user between the first two may have blanks."""
 _MONTHS = {name: number for number, name in enumerate(b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)}
 _SECOND = 1_000_000
 _LATEST = 253_402_300_800 * _SECOND
 """End of the year 9999 in Unix microseconds. Times in milliseconds are later."""
-_BLOCK = 1 << 20
+_BLOCK = LONGEST_LINE
 """Bytes that are read at a time."""
 _DAYS = 100
 """Days and zones that are remembered."""
@@ -141,18 +144,23 @@ class Log:
             with open(0 if self.name == "-" else self.name, "rb") as raw:  # noqa: PTH123 - 0 is standard input
                 is_gzip = raw.peek(2)[:2] == b"\x1f\x8b"
                 lines: Any = gzip.GzipFile(fileobj=raw) if is_gzip else raw
-                rest = b""
+                rest, mark = b"", BOM_UTF8
                 while block := lines.read(_BLOCK):
                     self._at = raw.tell() if raw.seekable() else 0  # a pipe may have a name, too
-                    *whole, rest = (rest + block).split(b"\n")
-                    rest = rest[:LONGEST_LINE]
+                    *whole, rest = (rest + block.removeprefix(mark)).split(b"\n")
+                    mark, rest = b"", rest[: LONGEST_LINE + 1]
                     if whole:
+                        whole[0] = _bounded(whole[0])  # no other one is longer than a block
                         yield whole
                 if rest:
-                    yield [rest]
+                    yield [_bounded(rest)]
         except (OSError, EOFError, zlib.error) as error:  # a compressed file that was cut off, for one
             message = f"{self.name}: {getattr(error, 'strerror', None) or error}, expected an access log that can be read"
             raise ConfigError(message) from error
+
+
+def _bounded(line: bytes) -> bytes:
+    return line if len(line) <= LONGEST_LINE else _TOO_LONG
 
 
 class _Clock:

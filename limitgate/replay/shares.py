@@ -69,7 +69,7 @@ def replay(
             if entry is not None:
                 for each in order.push(entry):
                     lane.decide(each)
-            elif line:
+            elif line.strip():
                 lane.skip()
         if progress is not None:
             progress(read)

@@ -116,14 +116,32 @@ def test_files_are_read_in_blocks(tmp_path: Path, *, compressed: bool) -> None:
     assert lines_of(Log(str(file))) == whole.split(b"\n")
 
 
-def test_a_line_without_an_end_is_cut(tmp_path: Path) -> None:
-    """No more of it is kept than the longest line has, and the next one is read."""
-    file = tmp_path / "log"
+@pytest.mark.parametrize("more", [1, LONGEST_LINE, 3 * LONGEST_LINE + 7])
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_line_that_is_too_long_is_of_no_request(tmp_path: Path, more: int, end: bytes) -> None:
+    """Whatever it begins like, and wherever it stands; one that is just as long as may be is read."""
     line = b'h - - %b "GET / HTTP/1.1" 200 1' % TIME
-    file.write_bytes(line + b"\n" + b"x" * (5 * LONGEST_LINE) + b"\n" + line)
-    first, long, last = lines_of(Log(str(file)))
-    assert first == last == line
-    assert len(long) <= 2 * LONGEST_LINE
+    longest = line + b" " * (LONGEST_LINE - len(line))
+    too_long = longest + b"x" * more
+    file = tmp_path / "log"
+    file.write_bytes(b"\n".join([line, too_long, line, longest, too_long]) + end)
+    log = Log(str(file))
+    parse = parser_of(log.format)
+    read = lines_of(log)
+    assert [parse(each) is not None for each in read] == [True, False, True, True, False]
+    assert max(map(len, read)) == LONGEST_LINE
+
+
+@pytest.mark.parametrize(
+    "line", [b'h - - %b "GET / HTTP/1.1" 200 1' % TIME, b'{"time": 1, "client": "h", "method": "GET", "path": "/"}']
+)
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path, line: bytes) -> None:
+    """Nor of its client."""
+    file = tmp_path / "log"
+    file.write_bytes(b"\xef\xbb\xbf" + line + b"\n" + line)
+    log = Log(str(file))
+    parse = parser_of(log.format)
+    assert [entry.client for each in lines_of(log) if (entry := parse(each))] == [b"h", b"h"]
 
 
 def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from limitgate.command.output import print_json, print_table, say
-from limitgate.messages.masking import printable
+from limitgate.messages.listed import shortened
 from limitgate.replay.access_log import Format, Log
 from limitgate.replay.engine import Engine
 from limitgate.replay.figures import Figures, name_of
@@ -161,7 +161,7 @@ def _summary(figures: Figures) -> str:
 def _print_peaks(figures: Figures) -> None:
     for unit, peak in figures.peaks.as_json().items():
         if peak["requests"]:
-            say(f"Highest rate of one client: {peak['requests']:,} in a {unit} ({printable(peak['client'])})")
+            say(f"Highest rate of one client: {peak['requests']:,} in a {unit} ({shortened(peak['client'])})")
 
 
 def _print_rules(figures: Figures, tried: Figures | None) -> None:
@@ -180,13 +180,11 @@ def _numbers(figures: Figures, rule: str) -> tuple[str, str]:
 
 def _print_clients(figures: Figures, tried: Figures | None, most: int) -> None:
     if tried is None:
-        rows = [(each.client, f"{each.requests:,}", f"{each.refused:,}") for each in figures.clients(most)]
+        rows = [(shortened(each.client), f"{each.requests:,}", f"{each.refused:,}") for each in figures.clients(most)]
         print_table(("Client", "Requests", "Refused"), rows)
         return
-    both = [
-        (name_of(each), f"{tried.requests_by[each]:,}", f"{figures.refused_by[each]:,}", f"{tried.refused_by[each]:,}")
-        for each in tried.first_clients(most)
-    ]
+    numbers = tried.requests_by, figures.refused_by, tried.refused_by
+    both = [(shortened(name_of(each)), *(f"{by[each]:,}" for by in numbers)) for each in tried.first_clients(most)]
     print_table(("Client", "Requests", "Refused", "Refused against"), both)
 
 

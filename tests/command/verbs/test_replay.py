@@ -50,6 +50,23 @@ def test_json(log: str, rules: str) -> None:
     assert {"against", "suggest"}.isdisjoint(found)
 
 
+def test_empty_lines_are_no_lines(rules: str, tmp_path: Path) -> None:
+    """Whatever ends them."""
+    file = tmp_path / "access.log"
+    file.write_text("\r\n".join(["", LINE.format(client="::1", second=1).strip(), " ", ""]) + "\n", newline="")
+    found = json.loads(run(str(file), "--rules", rules, "--json"))
+    assert (found["lines"], found["skipped"], found["requests"]) == (1, 0, 1)
+
+
+def test_clients_that_no_table_has_room_for(rules: str, tmp_path: Path) -> None:
+    """They are cut for people; JSON has them as they stand in the log."""
+    file, client = tmp_path / "access.log", "h" * 5_000
+    file.write_text("".join(LINE.format(client=client, second=number) for number in range(5)))
+    assert max(map(len, run(str(file), "--rules", rules).splitlines())) < 300
+    assert max(map(len, run(str(file), "--rules", rules, "--against", rules).splitlines())) < 300
+    assert json.loads(run(str(file), "--rules", rules, "--json"))["clients"][0]["client"] == client
+
+
 def test_rules_to_try_and_limits_to_suggest(log: str, rules: str, tmp_path: Path) -> None:
     """Figures of the others stand beside, with what would be new; the smallest limits per rule and unit."""
     other = tmp_path / "other.yaml"
