@@ -28,6 +28,10 @@ TESTS = Path(__file__).parent
 LONG = {"test_failover.py", "test_instructions.py", "test_testing.py", "test_typing.py", "test_worker.py", "test_yaml.py"}
 """Modules with tests of many seconds, which begin first: begun last, one would run while the other processes have ended."""
 
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = str(TESTS / "data")
+"""No certificates: nobody's server but our own is asked, and each client of httpx would read those of all authorities."""
+
 settings.register_profile(
     "limitgate",
     max_examples=EXAMPLES,
