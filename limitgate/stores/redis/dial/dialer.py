@@ -112,7 +112,7 @@ class Dialer:
             )
             check_options(where.url, _options_of(pool.connection_class))
             _check_files(pool.connection_kwargs)
-            pool.connection_class(**pool.connection_kwargs)
+            made = pool.connection_class(**pool.connection_kwargs)
         except ConfigError:
             raise
         except (AttributeError, ValueError, TypeError, RedisError) as error:
@@ -120,7 +120,8 @@ class Dialer:
             raise ConfigError(f"store: {said}, expected a URL and options that redis-py understands") from error
         if where.nodes and pool.connection_kwargs.get("db"):
             raise ConfigError("store: a Redis Cluster has one database, expected no other than 0")
-        self._class, self._options = pool.connection_class, pool.connection_kwargs
+        self._class = pool.connection_class
+        self._options = {**pool.connection_kwargs, "driver_info": made.driver_info}  # else each reads a version from disk
         self._sentinels = where.sentinels
         self._resolver = Resolver()
         self._inspection = inspection

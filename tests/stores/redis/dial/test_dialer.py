@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from importlib import metadata
 from typing import Any
 
 import pytest
@@ -115,6 +116,16 @@ def test_tls(url: str, pool: Any) -> None:
     for connection in (dialer._connection(("h2", 2)), dialer._sentinel(("h2", 2))):
         assert "SSL" in type(connection).__name__
         assert connection.host == "h2"
+
+
+@pytest.mark.parametrize("pool", POOLS.values(), ids=POOLS)
+def test_no_file_is_read_for_a_connection(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What redis-py tells servers about itself it looks up once and not for each connection, while an event loop waits."""
+    dialer = Dialer("redis://h1?client_name=me", pool, Inspection(), socket_timeout=None)
+    version = metadata.version("redis")
+    monkeypatch.setattr(metadata, "version", None)
+    connection = dialer._connection(None)
+    assert (connection.driver_info.formatted_name, connection.driver_info.lib_version) == ("redis-py", version)
 
 
 BAD_URLS = [
