@@ -73,8 +73,8 @@ class RedisServer:
         self.start()
 
     def client(self) -> redis.Redis:
-        """A plain redis-py client of this server, to look behind the store's back; it does not try twice."""
-        return redis.Redis(unix_socket_path=str(self.socket), retry=Retry(NoBackoff(), 0))
+        """A plain redis-py client of this server, to look behind the store's back; it does not try twice, nor say who it is."""
+        return redis.Redis(unix_socket_path=str(self.socket), retry=Retry(NoBackoff(), 0), driver_info=None)
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
