@@ -124,7 +124,8 @@ class Outcome:
     @property
     def relapsed(self) -> float:
         """The share of requests that ``on_error`` decided after Redis was back, 0 where the machine is too slow to tell."""
-        after, free = ([each for each in told if each.sent > self.ended + self.recovery] for told in (self.samples, self.free))
+        back = self.ended + self.recovery
+        after, free = ([each for each in told if each.sent > back] for told in (self.samples, self.free))
         return 0.0 if slow_share(free) else degraded_share(after)
 
     @property
