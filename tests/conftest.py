@@ -61,9 +61,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Have the garbage collector look through what tests make, and not each time through thousands of tests."""
+    """Have the garbage collector look through what tests make, and not each time through thousands of tests; and seldom."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000)
 
 
 def _start_no_process(*_: object, **__: object) -> None:
