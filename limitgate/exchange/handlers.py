@@ -7,7 +7,7 @@ say, are not asked: what they answer is no refusal.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from inspect import isawaitable, iscoroutinefunction
+from inspect import isawaitable
 from typing import Any, NamedTuple
 
 from limitgate.exchange.raising import RaisingApp
@@ -17,6 +17,7 @@ from limitgate.http.request import Scope
 from limitgate.http.response import Refusal
 from limitgate.limits.decision import Decision, RateLimited
 from limitgate.routes.handlers import application_behind, handler_of_refusals
+from limitgate.rules.options import is_async
 
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -82,8 +83,7 @@ async def _response_of_starlette(handler: Callable[..., Any], error: RateLimited
     """Call a handler of Starlette's or FastAPI's, in a thread if it does not await."""
     from starlette.concurrency import run_in_threadpool  # noqa: PLC0415
 
-    awaits = iscoroutinefunction(handler) or iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
-    response: ASGIApp = await (handler(request, error) if awaits else run_in_threadpool(handler, request, error))
+    response: ASGIApp = await (handler(request, error) if is_async(handler) else run_in_threadpool(handler, request, error))
     return response
 
 

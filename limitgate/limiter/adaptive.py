@@ -9,12 +9,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import partial, wraps
-from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
+from inspect import isasyncgenfunction, isgeneratorfunction
 from threading import get_ident
 from types import TracebackType
 from typing import Any, NamedTuple, ParamSpec, TypedDict, TypeVar
 
 from limitgate.errors import ConfigError
+from limitgate.limiter.functions import check_async, check_plain
 from limitgate.limits.decision import Decision, RateLimited, Window
 from limitgate.limits.duration import seconds_of
 from limitgate.limits.priority import NORMAL, RESERVES, Priority, share_of
@@ -269,8 +270,7 @@ class AsyncAdaptiveWork(_Around):
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         """Have each call of an async function be such a block."""
-        if not iscoroutinefunction(function):
-            raise TypeError(f"{function!r:.80} is no async function, expected one, or a Limiter instead of an AsyncLimiter")
+        check_async(function)
 
         @wraps(function)
         async def adaptive(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -295,8 +295,7 @@ class AdaptiveWork(_Around):
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         """Have each call of a function be such a block."""
-        if iscoroutinefunction(function):
-            raise TypeError(f"{function!r:.80} is async, expected a plain function, or an AsyncLimiter instead of a Limiter")
+        check_plain(function)
         if isgeneratorfunction(function) or isasyncgenfunction(function):
             raise TypeError(f"{function!r:.80} is a generator, expected a function whose work is done when it returns")
 

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from functools import partial, wraps
-from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar, Unpack
 
@@ -16,14 +15,12 @@ from limitgate.gate.flow import Budget, ConfigFlow, arun, measures_silence, run,
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.wait_queue import WaitQueues
 from limitgate.limiter.adaptive import AdaptiveOptions, AdaptiveWork, AsyncAdaptiveWork, adaptive_work
+from limitgate.limiter.functions import KeyOf, check_async, check_key_of, check_named, check_plain, key_of
 from limitgate.limiter.operations import (
     ChargedOperation,
-    KeyOf,
     Limits,
     Operations,
     ask_again_in,
-    check_key_of,
-    key_of,
     seconds_left,
 )
 from limitgate.limiter.pace import AsyncPace, Pace, Spacing
@@ -248,8 +245,8 @@ class AsyncLimiter(Operations):
         """
 
         def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-            if not iscoroutinefunction(function):
-                raise TypeError(f"{function!r:.80} is no async function, expected one, or a Limiter instead of an AsyncLimiter")
+            check_async(function)
+            check_named(function, key)
 
             @wraps(function)
             async def limited(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -500,10 +497,8 @@ class Limiter(Operations):
         """
 
         def decorate(function: Callable[P, T]) -> Callable[P, T]:
-            if iscoroutinefunction(function):
-                raise TypeError(
-                    f"{function!r:.80} is async, expected a plain function, or an AsyncLimiter instead of a Limiter"
-                )
+            check_plain(function)
+            check_named(function, key)
 
             @wraps(function)
             def limited(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 from limitgate.algorithms import ban
 from limitgate.algorithms.gcra import MAX_OWED_US
@@ -34,8 +33,6 @@ from limitgate.rules.key_parts import check_secret
 from limitgate.stores.base import ConfigRequest, StoredConfig
 
 Limits = tuple[Limit | str | Configured, ...]
-KeyOf = str | Callable[..., str] | None
-"""Key of a limited function's calls: text, or a function of their arguments."""
 
 _BANS = Bucket((kept_as("ban"),))
 LOOK_AGAIN = 1.0
@@ -408,19 +405,6 @@ def _in_their_order(key: str, error: ConfigError) -> ConfigError:
     except ConfigError:
         return error
     return ConfigError(f"{error}; the key {key!r:.80} is one, expected the key before its limits: 'user:42', {key!r:.80}")
-
-
-def check_key_of(key: object) -> None:
-    """Raise `TypeError` for what can be no key of a limited function's calls."""
-    if not (key is None or isinstance(key, str) or callable(key)):
-        raise TypeError(f"key is {key!r:.80}, expected text, or a function of the call's arguments that gives it")
-
-
-def key_of(key: KeyOf, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return the key that a call of a limited function counts under. Raises `TypeError` if it is no text."""
-    if key is None:
-        return f"{function.__module__}.{function.__qualname__}"
-    return key(*args, **kwargs) if callable(key) else key
 
 
 def _check_are_no_slots(buckets: Iterable[Bucket]) -> None:

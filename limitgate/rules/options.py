@@ -172,6 +172,12 @@ def gives_limits(value: object) -> TypeGuard[LimitsBy]:
     return callable(value) and not isclass(value)
 
 
+def is_async(function: object) -> bool:
+    """True for an async function, and for an object that is called like one."""
+    call = None if isclass(function) else getattr(function, "__call__", None)  # noqa: B004 - a class has that of its objects
+    return iscoroutinefunction(function) or iscoroutinefunction(call)
+
+
 def accepts(function: Callable[..., Any], count: int) -> bool:
     """True if a callable can be called with so many arguments, and where it does not tell."""
     try:
@@ -203,7 +209,7 @@ def check_refuses(on_denied: Function | None, *parameters: str) -> Function | No
 
 def check_is_plain(function: object, what: str) -> None:
     """Raise `ConfigError` for an async callable, which WSGI cannot await."""
-    if iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+    if is_async(function):
         raise ConfigError(f"{what} is async, expected a plain function under WSGI")
 
 

@@ -216,6 +216,35 @@ def test_functions_of_the_other_kind_are_mistakes() -> None:
             on_asyncio(generator)  # type: ignore[arg-type]
 
 
+def test_what_is_no_function_is_told_at_the_decorator() -> None:
+    """Else a class is one no more, a class method fails when it is called, and async work ends before it has begun."""
+
+    class Query:
+        async def __call__(self, number: int) -> int:
+            return number
+
+    plain, on_asyncio = sync_work(), AsyncLimiter(NOWHERE).adaptive("db", min=1, max=1)
+    with pytest.raises(TypeError, match="is a class, expected a function, such as one of its methods"):
+        plain(Query)
+    with pytest.raises(TypeError, match="cannot be called, expected a function, or @classmethod above this decorator"):
+        plain(classmethod(lambda cls: cls))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"5 cannot be called, expected a function$"):
+        plain(5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="is async, expected a plain function, or an AsyncLimiter"):
+        plain(Query())
+    with pytest.raises(TypeError, match="is no async function"):
+        on_asyncio(Query)  # type: ignore[arg-type]
+
+    async def main() -> None:
+        query = on_asyncio(Query())
+        assert await query(1) == 1
+        async with on_asyncio:
+            with pytest.raises(RateLimited):
+                await query(2)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [

@@ -588,6 +588,19 @@ def test_an_async_function_is_limited() -> None:
     asyncio.run(story())
 
 
+def test_what_is_no_function_with_a_name_is_told_at_the_decorator() -> None:
+    limited, alimited = Limiter(MemoryStore()).limited, AsyncLimiter(MemoryStore()).limited
+    with pytest.raises(TypeError, match="is a class, expected a function, such as one of its methods"):
+        limited("1/minute")(dict)
+    with pytest.raises(TypeError, match="cannot be called, expected a function"):
+        limited("1/minute", key="k")("send")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="has no name to count by, expected key="):
+        limited("1/minute")(partial(print, "hello"))
+    with pytest.raises(TypeError, match="has no name to count by, expected key="):
+        alimited("1/minute")(partial(asyncio.sleep, 0))
+    limited("1/minute", key="hello")(partial(print, end=""))()
+
+
 def test_a_limited_function_may_wait_for_its_turn() -> None:
     """With a timeout calls are spaced instead of refused."""
     limiter = Limiter(MemoryStore())
