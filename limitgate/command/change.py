@@ -19,13 +19,20 @@ _LONGEST = FOR_EVER / 1e6
 def confirm(question: str, *, yes: bool) -> None:
     """Ask whether to go on, unless it was said already.
 
-    Raises `click.Abort` unless the answer is yes, `click.UsageError` where standard input is closed.
+    Raises `click.Abort` unless the answer is yes, `click.UsageError` where standard input is closed or at its end.
     """
     if yes:
         return
+    nobody = click.UsageError(f"{question} Nobody can be asked, expected -y")
     if sys.stdin is None:
-        raise click.UsageError(f"{question} Nobody can be asked, expected -y")
-    click.confirm(question, abort=True, err=True)
+        raise nobody
+    try:
+        click.confirm(question, abort=True, err=True)
+    except click.Abort as abort:
+        if isinstance(abort.__context__, EOFError):
+            click.echo(err=True)  # the question stands on a line of its own
+            raise nobody from None
+        raise
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic in every click

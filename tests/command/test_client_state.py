@@ -140,9 +140,10 @@ def test_what_changes_something_asks_first(redis_server: RedisServer, tmp_path: 
     world = World(redis_server.url, tmp_path)
     assert [world.request() for _ in range(3)] == ["200"] * 3
     whom = world.of("api", "--ip", IP)
-    for result in (world.run(verb, *whom, feed="n\n"), world.run(verb, *whom), world.run(verb, *whom, "--dry-run")):
-        assert result.exit_code == (0 if "would be" in result.stdout else 1)
-        assert "20….7" in result.output
+    refused, unanswered, dry = world.run(verb, *whom, feed="n\n"), world.run(verb, *whom), world.run(verb, *whom, "--dry-run")
+    assert [result.exit_code for result in (refused, unanswered, dry)] == [1, 2, 0]
+    assert "Nobody can be asked, expected -y" in unanswered.output
+    assert all("20….7" in result.output for result in (refused, unanswered, dry))
     assert world.json("peek", *whom, status=1)["remaining"] == 0
     assert world.json("bans", "--log") == []
     world.json("ban", *whom, "-y")
