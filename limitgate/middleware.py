@@ -61,8 +61,7 @@ class LimitGate(Around):
     @called_as(f"{PUT_AROUND}: options have names")
     def __init__(self, app: ASGIApp, **options: Unpack[ASGIOptions]) -> None:
         self.app = app
-        if isinstance(app, str):
-            raise ConfigError(f"{app!r:.80} is no application, expected {self.PUT_AROUND}")
+        _check_is_application(app, self.PUT_AROUND)
         if hasattr(getattr(app, "__self__", app), "wsgi_app"):
             raise ConfigError(
                 "this is a Flask application, expected limitgate.flask.LimitGate(app), or LimitGateWSGI around it"
@@ -210,6 +209,14 @@ def _forget(token: Token[Container[Mark] | None] | None) -> None:
             decided_marks.reset(token)
 
 
+def _check_is_application(app: Any, put_around: str) -> None:
+    """Raise `ConfigError` for the name of an application, and for what Django puts its middleware around."""
+    if isinstance(app, str):
+        raise ConfigError(f"{app!r:.80} is no application, expected {put_around}")
+    if getattr(app, "__globals__", {}).get("__name__") == "django.core.handlers.exception":
+        raise ConfigError("this is in MIDDLEWARE of Django, expected 'limitgate.django.LimitGateMiddleware' there")
+
+
 def _name_of(app: Any) -> str:
     return getattr(app, "__qualname__", None) or type(app).__qualname__
 
@@ -236,8 +243,7 @@ class LimitGateWSGI(Around):
     @called_as(f"{PUT_AROUND}: options have names")
     def __init__(self, app: WSGIApp, **options: Unpack[WSGIOptions]) -> None:
         self.app = app
-        if isinstance(app, str):
-            raise ConfigError(f"{app!r:.80} is no application, expected {self.PUT_AROUND}")
+        _check_is_application(app, self.PUT_AROUND)
         if accepts(app, 3) and not accepts(app, 2):
             error = ConfigError(f"{_name_of(app)} is called as ASGI has it, expected app.add_middleware(LimitGate, rules=...)")
             _tell_server(error)

@@ -85,10 +85,12 @@ def meant(name: object, known: Iterable[str]) -> str | None:
 
 
 def misspelt(name: str, known: Iterable[str]) -> str | None:
-    """The name out of ``known`` that is the same but for capitals, hyphens or a letter or two; None if there is none."""
+    """The name out of ``known`` that is the same but for capitals, hyphens, a letter or two or their order; else None."""
     names = {_letters(each): each for each in known}
-    near = get_close_matches(_letters(name), names, n=1, cutoff=_ALIKE)
-    return names[near[0]] if near else None
+    wrong = _letters(name)
+    if near := get_close_matches(wrong, names, n=1, cutoff=_ALIKE):
+        return names[near[0]]
+    return next((each for letters, each in names.items() if sorted(letters) == sorted(wrong)), None)
 
 
 def _by_length(named: tuple[str, str]) -> int:

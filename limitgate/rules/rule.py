@@ -487,7 +487,9 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         cost = self.cost(request)
         if type(cost) is not int:
             raise TypeError(f"the cost of rule {self.name!r} gave a {type(cost).__name__}, expected an integer")
-        return check_cost(cost)
+        if cost < 0:
+            raise ValueError(f"the cost of rule {self.name!r} gave {cost}, expected at least 0")
+        return cost
 
     def _check(self) -> None:
         mistakes = []

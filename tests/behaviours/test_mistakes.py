@@ -17,6 +17,7 @@ import httpx
 import pytest
 import redis
 import requests
+from django.core.handlers.exception import convert_exception_to_response
 from fastapi import Depends
 from pydantic import ValidationError
 from starlette.applications import Starlette
@@ -272,6 +273,10 @@ OPTIONS = {
         "expected a callable (request)",
     ),
     "identify that gives text": (lambda: asked(identify=lambda _: "ann"), "identify gave a str, expected a Caller or None"),
+    "a cost below nothing": (
+        lambda: asked(Rule("api", "5/m", cost=lambda _: -1)),
+        "the cost of rule 'api' gave -1, expected at",
+    ),
     "a parameter by a framework's name": (lambda: asked(identify=lambda r: Caller(r.query_params["u"])), "query, caller"),
     "a cookie by a framework's name": (
         lambda: asked_wsgi(Rule("api", "5/m", when=lambda r: "a" in r.cookies)),
@@ -359,6 +364,14 @@ PLACES = {
     "minutes of a decorator": (lambda: limit(5, minutes=1), "limits are text such as"),
     "a misspelt option of a dependency": (lambda: RateLimit("5/minute", coost=2), "did you mean 'cost'?"),
     "ASGI middleware around Flask": (lambda: LimitGate(flask.Flask("app"), rules=RULES), "limitgate.flask.LimitGate(app)"),
+    "ASGI middleware in Django": (
+        lambda: LimitGate(convert_exception_to_response(view), rules=RULES),
+        "expected 'limitgate.django.LimitGateMiddleware' there",
+    ),
+    "WSGI middleware in Django": (
+        lambda: LimitGateWSGI(convert_exception_to_response(view), rules=RULES),
+        "expected 'limitgate.django.LimitGateMiddleware' there",
+    ),
     "ASGI middleware around WSGI": (lambda: LimitGate(wsgi, rules=RULES), "expected LimitGateWSGI around it"),
     "WSGI middleware around FastAPI": (lambda: LimitGateWSGI(fastapi.FastAPI(), rules=RULES), "app.add_middleware(LimitGate"),
     "WSGI middleware in FastAPI": (lambda: added(LimitGateWSGI), "app.add_middleware(LimitGate, rules=...)"),

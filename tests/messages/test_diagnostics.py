@@ -550,7 +550,7 @@ SITUATIONS: dict[str, list[Play]] = {
         lambda stage: rewritten(stage, "variables", "LIMITGATE_KEY_PREFIX=two"),
         lambda stage: rewritten(stage, "variables", "LIMITGATE_IPV6_PREFIX=often"),
     ],
-    "LG038": [lambda stage: of_tier(stage, "VIP"), lambda stage: of_tier(stage, "vips")],
+    "LG038": [lambda stage: of_tier(stage, "VIP"), lambda stage: of_tier(stage, "vips"), lambda stage: of_tier(stage, "vpi")],
     "LG040": [lambda stage: within(stage, *[MemoryStore()] * 2), on_redis],
     "LG042": [
         lambda stage: stage.asked(Rule("a", "9/m", methods=["POST", "GTE"])),
