@@ -45,7 +45,7 @@ def verb(ctx: click.Context, paths: tuple[Path, ...], form: str, *, strict: bool
     """Read rule files and folders as the service would, and print what is wrong with them and what is odd.
 
     Each PATH is a rule set of its own: a file, a folder with a file for each tier, or MODULE:NAME of an application or a list
-    of rules in Python. Below it says how many metric series the rules make. Exit status 0: no mistake; 1: some.
+    of rules in Python. Below it says how many there are, and metric series of the rules. Exit status 0: no mistake; 1: some.
 
     For example: limitgate check config/
     """
@@ -54,10 +54,19 @@ def verb(ctx: click.Context, paths: tuple[Path, ...], form: str, *, strict: bool
     _FORMS[form](findings)
     for each in checked:
         if each.series is not None:
-            say(f"{each.path}: {each.series:,} metric series", err=form != "text")  # a program reads findings alone
+            say(f"{each.path}: {_sum(each)}", err=form != "text")  # a program reads findings alone
     if sum(each.level == "error" for each in findings) >= MOST_MISTAKES:
         say(f"limitgate: there may be more, as no more than {MOST_MISTAKES} mistakes of a set are looked for", err=True)
     ctx.exit(FOUND if any(strict or each.level == "error" for each in findings) else 0)
+
+
+def _sum(checked: _Checked) -> str:
+    """How many mistakes and warnings there are, and metric series: ``no mistakes, 1 warning, 15 metric series``."""
+    levels = [finding.level for finding in checked.findings]
+    mistakes, warnings = levels.count("error"), levels.count("warning")
+    parts = [f"{mistakes or 'no'} mistake{'' if mistakes == 1 else 's'}"]
+    parts += [f"{warnings} warning{'' if warnings == 1 else 's'}"] if warnings else []
+    return ", ".join([*parts, f"{checked.series:,} metric series"])
 
 
 def _look_at(path: Path, *, identifies: bool) -> _Checked:

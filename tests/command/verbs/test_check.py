@@ -145,11 +145,12 @@ def test_github_is_told_by_annotations_with_escapes(tmp_path: Path) -> None:
 
 
 def test_fine_rules_print_nothing_to_mend(tmp_path: Path) -> None:
-    """An empty list as JSON, and exit status 0; how many metric series there are stands beside the findings."""
+    """An empty list as JSON, and exit status 0; the line that counts them, and metric series, stands beside."""
     written(tmp_path, rules="rules: [{name: api, qps: 5}]")
     assert found(tmp_path) == []
-    assert check(tmp_path).stdout == f"{tmp_path}: 15 metric series\n"
-    assert check("--json", tmp_path).stderr == check("--format", "github", tmp_path).stderr == f"{tmp_path}: 15 metric series\n"
+    line = f"{tmp_path}: no mistakes, 15 metric series\n"
+    assert check(tmp_path).stdout == line
+    assert check("--json", tmp_path).stderr == check("--format", "github", tmp_path).stderr == line
     assert check("--format", "github", tmp_path).stdout == ""
     assert check("--json", tmp_path).stdout == check("--format", "json", tmp_path).stdout == "[]\n"
 
@@ -162,7 +163,9 @@ def test_series_are_counted_for_each_rule_set(tmp_path: Path) -> None:
     written(tmp_path / "b", rules="rules: [{name: 5}]")
     written(tmp_path / "a", vip="tier: vip\nrules: [{name: api, concurrency: 3}]")
     lines = check(tmp_path / "a", tmp_path / "b").stdout.splitlines()
-    assert [line for line in lines if line.endswith(" metric series")] == [f"{tmp_path / 'a'}: 33 metric series"]
+    assert [line for line in lines if line.endswith(" metric series")] == [
+        f"{tmp_path / 'a'}: no mistakes, 2 warnings, 33 metric series"
+    ]
 
 
 def test_what_is_found_is_bounded(tmp_path: Path) -> None:
