@@ -9,7 +9,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from types import UnionType
-from typing import Annotated, Any, NoReturn, Unpack, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Unpack, get_origin
 
 from limitgate.messages.extras import extra
 
@@ -24,6 +24,7 @@ from limitgate.http.response import Refusal
 from limitgate.keys import Value, value_of
 from limitgate.limits.decision import Decision, RateLimited
 from limitgate.limits.limit import Limit
+from limitgate.messages.suggestions import not_of
 from limitgate.routes import fastapi_openapi
 from limitgate.rules.decorators import decided_marks, note_none, place_named, without_a_gate
 from limitgate.rules.options import DependencyOptions, LimitsBy, check_names, show_options
@@ -220,3 +221,17 @@ def _module_of_caller() -> str:
 
 
 fastapi_openapi.document()
+
+
+if not TYPE_CHECKING:  # else any name would be one to type checkers
+    __getattr__ = not_of(
+        __name__,
+        {
+            "FastAPILimiter": "app.add_middleware(LimitGate, rules=[...], store=...): from limitgate import LimitGate",
+            "LimitGate": "from limitgate import LimitGate",
+            "RateLimiter": "from limitgate.fastapi import RateLimit, whose limits are text: RateLimit('2 per 5 seconds')",
+            "WebSocketRateLimiter": "@limit('2/second', per='message'): from limitgate import limit",
+            "exempt": "from limitgate import exempt",
+            "limit": "from limitgate import limit",
+        },
+    )

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Awaitable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from limitgate.messages.extras import extra
 
@@ -22,7 +22,7 @@ from limitgate.exchange.wsgi import StartResponse
 from limitgate.gate.gate import Identify
 from limitgate.http.request import Request
 from limitgate.messages.diagnostics import Diagnosis
-from limitgate.messages.suggestions import expected_of, lacking
+from limitgate.messages.suggestions import expected_of, lacking, not_of
 from limitgate.middleware import LimitGateWSGI, WSGIOptions
 from limitgate.routes import NoRoutes
 from limitgate.routes.flask import pattern_of, wsgi_routes
@@ -44,6 +44,7 @@ class LimitGate:
     and so on, then from ``LIMITGATE_*`` variables. ``identify`` runs in a request context of the application.
     """
 
+    @called_as("LimitGate(app, rules=...): keys are of rules, Rule('all', '100/minute', key=['ip'])")
     def __init__(self, app: Flask | None = None, **options: Unpack[WSGIOptions]) -> None:
         if isinstance(rules := options.get("rules"), Iterator):
             options["rules"] = list(rules)
@@ -185,3 +186,14 @@ def _takes(routes: Map, rule: URLRule, method: str, path: str) -> bool:
     except HTTPException:
         return False
     return matched is rule
+
+
+if not TYPE_CHECKING:  # else any name would be one to type checkers
+    __getattr__ = not_of(
+        __name__,
+        {
+            "Limiter": "from limitgate.flask import LimitGate, or from limitgate import Limiter for what is no request",
+            "exempt": "from limitgate import exempt",
+            "limit": "from limitgate import limit",
+        },
+    )

@@ -145,3 +145,14 @@ def lacking(of: str, instead: Mapping[str, str]) -> Callable[[Kind], Kind]:
         return kind
 
     return decorate
+
+
+def not_of(module: str, instead: Mapping[str, str]) -> Callable[[str], NoReturn]:
+    """Make the ``__getattr__`` of a module (PEP 562) where these names are looked for by mistake, each with what to write."""
+
+    def missing(name: str) -> NoReturn:
+        if name in instead:
+            raise ImportError(f"{name} is not in {module}, expected {instead[name]}")
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return missing

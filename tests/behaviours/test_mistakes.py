@@ -394,6 +394,10 @@ PLACES = {
         lambda: served(by_function(fastapi.FastAPI())),
         "expected app.add_middleware(LimitGate, rules=...)",
     ),
+    "a key for all of Flask": (
+        lambda: FlaskLimitGate(view, app=flask.Flask("app")),  # type: ignore[misc]
+        "expected LimitGate(app, rules=...): keys are of rules",
+    ),
     "twice in Flask": (twice_in_flask, "expected one init_app for each application"),
 }
 
@@ -708,18 +712,26 @@ def test_a_file_for_other_callers_that_names_no_tier_is_told(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "cure"),
+    ("module", "name", "cure"),
     [
-        ("RateLimitExceeded", "expected RateLimited"),
-        ("RateLimiter", "from limitgate.fastapi import RateLimit"),
-        ("SlowAPIMiddleware", "expected LimitGate"),
-        ("get_remote_address", "expected nothing, as limits count by the client's address"),
+        ("limitgate", "RateLimitExceeded", "expected RateLimited"),
+        ("limitgate", "RateLimiter", "from limitgate.fastapi import RateLimit"),
+        ("limitgate", "SlowAPIMiddleware", "expected LimitGate"),
+        ("limitgate", "get_remote_address", "expected nothing, as limits count by the client's address"),
+        ("limitgate.fastapi", "RateLimiter", "import RateLimit, whose limits are text: RateLimit('2 per 5 seconds')"),
+        ("limitgate.fastapi", "limit", "expected from limitgate import limit"),
+        ("limitgate.flask", "Limiter", "expected from limitgate.flask import LimitGate"),
     ],
 )
-def test_a_name_of_another_limiter_that_is_imported_is_told_with_what_stands_for_it(name: str, cure: str) -> None:
-    with pytest.raises(ImportError, match=re.escape(f"{name} is not in limitgate, ")) as caught:
-        exec(f"from limitgate import {name}")
+def test_a_name_that_is_not_where_it_is_imported_from_is_told_with_what_stands_for_it(
+    module: str, name: str, cure: str
+) -> None:
+    """What another limiter calls so, or what is in another module."""
+    with pytest.raises(ImportError, match=re.escape(f"{name} is not in {module}, ")) as caught:
+        exec(f"from {module} import {name}")
     assert cure in str(caught.value)
+    with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
+        exec(f"from {module} import Nothing")
 
 
 def test_names_that_there_are_not_are_in_no_list_of_an_object() -> None:
