@@ -14,7 +14,7 @@ CALLS: dict[str, Callable[[Limiter], object]] = {
     "hit": lambda limiter: limiter.hit("a", "9/s"),
     "peek": lambda limiter: limiter.peek("a", "9/s"),
     "wait": lambda limiter: limiter.wait("a", "9/s"),
-    "limited": lambda limiter: limiter.limited("9/s")(dict)(),
+    "limited": lambda limiter: limiter.limited("9/s")(lambda: None)(),
     "ban": lambda limiter: limiter.ban("b", 1),
 }
 
