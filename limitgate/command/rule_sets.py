@@ -45,20 +45,31 @@ def rules_around(app: Any) -> RuleSet | None:
 
 def gates_around(app: Any) -> Iterator[RuleSet]:
     """The rules of all gates around an application, from the outside: in front of it, and among its middleware."""
+    return (rules for rules, _ in _gates(app))
+
+
+def is_identifying(app: Any) -> bool:
+    """True if the first gate around an application has an ``identify``."""
+    return next((identifies for _, identifies in _gates(app)), False)
+
+
+def _gates(app: Any) -> Iterator[tuple[RuleSet, bool]]:
+    """The rules of each gate around an application, and true if it has an ``identify``."""
     from limitgate.rules.settings import GateSettings  # noqa: PLC0415 - takes long to import, and files need none
 
     for each in inwards(app):
         gate = getattr(each, "gate", None)
         if gate is not None:
-            rules: RuleSet = gate.rules.rule_set
-            yield rules
+            yield gate.rules.rule_set, gate.identify is not None
         if is_of_django(each):
             from limitgate.django.options import options  # noqa: PLC0415 - needs the settings
 
-            yield rules_of(GateSettings(**options()).rules)
+            settings = GateSettings(**options())
+            yield rules_of(settings.rules), settings.identify is not None
         for entry in getattr(each, "user_middleware", ()):
             if getattr(entry.cls, "__module__", None) == "limitgate.middleware":
-                yield rules_of(GateSettings(**entry.kwargs).rules)
+                settings = GateSettings(**entry.kwargs)
+                yield rules_of(settings.rules), settings.identify is not None
 
 
 def limits_in_code(name: str) -> list[Rule]:

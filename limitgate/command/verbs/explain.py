@@ -10,12 +10,12 @@ from urllib.parse import unquote
 import click
 
 from limitgate.command import refusal
-from limitgate.command.applications import routes_of
+from limitgate.command.applications import application, routes_of
 from limitgate.command.client_state import header_of, tell_of_routes, timeout_option
 from limitgate.command.decisions import decision_fields, print_decision, window_fields
 from limitgate.command.exits import FOUND
 from limitgate.command.output import print_json, print_table, say
-from limitgate.command.rule_sets import RULES, limits_in_code, rules_named
+from limitgate.command.rule_sets import RULES, is_identifying, is_in_python, limits_in_code, rules_named
 from limitgate.errors import ConfigError
 from limitgate.gate.explain import Explanation, LookingStore, explain
 from limitgate.gate.lifecycle.build import build_gate
@@ -89,6 +89,8 @@ def verb(  # noqa: PLR0917 - click gives them by name
         raise click.UsageError(str(error)) from error
     try:
         routes, is_wsgi = routes_of(app)
+        if (in_python := app or named) and is_in_python(in_python) and is_identifying(application(in_python)):
+            options["identify"] = _nobody
         looking = LookingStore(opened)
         gate = build_gate(routes, open_sync_store, store=looking, timeout=timeout, refusal_logs=0, **options).gate
         if gate is None:
@@ -103,6 +105,10 @@ def verb(  # noqa: PLR0917 - click gives them by name
     else:
         _print(found)
     ctx.exit(0 if found.status is None else FOUND)
+
+
+def _nobody(_: Request) -> None:
+    """Stands for the ``identify`` of the service, which is not asked: whom it alone names is a stranger."""
 
 
 def _checked_proxies(trusted: tuple[str, ...]) -> tuple[str, ...]:

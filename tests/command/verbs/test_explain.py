@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse
 
-from limitgate import LimitGateWSGI
+from limitgate import Caller, LimitGate, LimitGateWSGI, Request, Rule
 from limitgate.command.group import limitgate
 from limitgate.limits.refusal_id import refusal_id
 from tests.support.redis_server import RedisServer
@@ -71,6 +74,28 @@ def test_a_bucket_for_each_route_is_told_of(redis_server: RedisServer) -> None:
     assert told_of not in run("POST", "/login", *words).stderr
     assert told_of not in run("GET", "/api/x", *words, "--app", "example_app.main:app").stderr
     assert told_of not in run("GET", "/api/x", "--rules", CONFIG).stderr
+
+
+async def known(_: Request) -> Caller:
+    return Caller("ann", tier="paid")
+
+
+RULES = [Rule("api", "1/minute", key=["api_key"]), Rule("mine", "5/minute", key=["caller"], tier="paid")]
+GATE = LimitGate(PlainTextResponse("hello"), rules=RULES, identify=known)
+BEHIND = Starlette(middleware=[Middleware(LimitGate, rules=RULES, identify=known)])
+STRANGERS = LimitGate(PlainTextResponse("hello"), rules=RULES)
+
+
+@pytest.mark.parametrize("name", ["GATE", "BEHIND"])
+def test_the_service_may_name_callers(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody is told that it has no identify; as it is not asked, a key that it might know is no more than none."""
+    assert told("GET", "/", "--app", f"{__name__}:{name}", "-H", "X-API-Key: k")["caller"] is None
+    words = "GET", "/", "--rules", f"{__name__}:{name}"
+    (key,) = told(*words)["buckets"]
+    assert told(*words, "-H", "X-API-Key: k")["buckets"] == [key]
+    assert "there is no identify" not in caplog.text
+    told("GET", "/", "--rules", f"{__name__}:STRANGERS")
+    assert "there is no identify" in caplog.text
 
 
 def test_behind_a_proxy() -> None:
