@@ -18,6 +18,6 @@ def listed(entries: Collection[str], between: str = ", ", *, most: int = MOST) -
     return f"{text}{between}… and {left_out:,} more" if left_out else text
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, longest: int = LONGEST) -> str:
     """Cut a text that is too long for a line."""
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"

@@ -80,13 +80,18 @@ def test_warnings_of_the_service_are_told_unless_the_error_says_the_same(verb: A
         click.echo("found")
 
     def fails() -> None:
-        log.error("LG022 Redis refuses the login")
-        raise StoreError("Redis refuses the login")
+        log.error("LG022 %s refuses the login: %s", "Redis", "the password is wrong")
+        log.error("LG024 %s and its URL do not agree on TLS: %s", "Redis", "use rediss://")
+        raise StoreError("no connection to Redis: the password is wrong")
 
     result = verb(warns).invoke(group.limitgate, ["probe"])
     assert (result.exit_code, result.output) == (0, "found\nodd: \\x1b[31m\n")
     result = verb(fails).invoke(group.limitgate, ["probe"])
-    assert (result.exit_code, result.output) == (3, "limitgate: Redis refuses the login\n")
+    assert result.exit_code == 3
+    assert result.output.splitlines() == [
+        "LG024 Redis and its URL do not agree on TLS: use rediss://",
+        "limitgate: no connection to Redis: the password is wrong",
+    ]
 
 
 def test_every_mistake_is_a_line(verb: Any) -> None:

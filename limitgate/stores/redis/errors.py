@@ -21,6 +21,7 @@ from redis.exceptions import (
 
 from limitgate.errors import StoreError, StoreFault
 from limitgate.messages.diagnostics import Diagnosis
+from limitgate.messages.listed import shortened
 
 Redirection = AskError | TryAgainError
 """Replies of a cluster's node about a hash slot that it does not hold (MOVED is an ASK in redis-py), or not all of."""
@@ -28,6 +29,10 @@ Redirection = AskError | TryAgainError
 
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """Errors of the kernel where this process, or this machine, has no file descriptor or no memory for a connection."""
+
+
+_LONGEST = 500
+"""Characters of what a server says that are repeated."""
 
 
 class Hindrance(NamedTuple):
@@ -126,5 +131,5 @@ def _meaning(error: Exception) -> StoreError:
     hindrance = hindrance_of(error)
     if hindrance is not None and hindrance.diagnosis is not Diagnosis.RIGHTS:
         return StoreError(f"no connection to Redis: {hindrance.reason}", fault)
-    refused = f"Redis refused the call ({type(error).__name__}): {error}"
-    return StoreError(refused if fault == "reply" else f"cannot reach Redis: {error}", fault)
+    what = f"Redis refused the call ({type(error).__name__})" if fault == "reply" else "cannot reach Redis"
+    return StoreError(f"{what}: {shortened(str(error), _LONGEST)}", fault)

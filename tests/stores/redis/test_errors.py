@@ -1,0 +1,15 @@
+"""Errors of redis-py and the network, as they are told."""
+
+from __future__ import annotations
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError, ResponseError
+
+from limitgate.stores.redis.errors import store_error
+
+
+@pytest.mark.parametrize("kind", [ResponseError, RedisConnectionError, OSError])
+def test_what_a_server_says_is_repeated_as_far_as_it_fits_into_a_line(kind: type[Exception]) -> None:
+    """Whoever answers at its address may say anything."""
+    assert "no such thing" in str(store_error(kind("no such thing")))
+    assert len(str(store_error(kind("x" * 1_000_000)))) < 600
