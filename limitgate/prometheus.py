@@ -191,24 +191,41 @@ class _Collected:
         return (self._metric,)
 
 
-def _beginnings(places: Iterable[tuple[str, dict[str, str]]]) -> Sequence[str]:
-    """What comes before the value of each sample in the text format, by its name and labels."""
-    return [f"{name}{_label_text(labels)}" for name, labels in places]
+_Shape = tuple[tuple[str, str | None], ...]
+"""Samples of a series: the name of each, and the upper bound of a bucket."""
 
 
-def _lines(beginnings: Iterable[str], values: Iterable[float]) -> str:
-    """Samples in the text format."""
-    return "".join([f"{beginning} {_number(value)}\n" for beginning, value in zip(beginnings, values)])
+def _places(shape: _Shape, labels: dict[str, str]) -> Iterable[tuple[str, dict[str, str]]]:
+    """Name and labels of each sample of a series with these labels."""
+    return [(name, labels if bound is None else {**labels, "le": bound}) for name, bound in shape]
 
 
-def _label_text(labels: Mapping[str, str]) -> str:
-    """Labels in the text format."""
-    pairs = [f'{name}="{_escaped(value)}"' for name, value in sorted(labels.items())]
-    return f"{{{','.join(pairs)}}}" if pairs else ""
+def _lines(shape: _Shape, labels: Mapping[str, str]) -> str:
+    """The lines of a series in the text format, with ``%s`` in the place of each value."""
+    values = {name: _escaped(value).replace("%", "%%") for name, value in labels.items()}
+    return _any_lines(shape, tuple(labels)) % values
+
+
+@lru_cache(256)
+def _any_lines(shape: _Shape, names: tuple[str, ...]) -> str:
+    """`_lines` of any series with labels of these names, with ``%(name)s`` in the place of their values."""
+    lines = []
+    for name, bound in shape:
+        own = {each: f"%({each})s" for each in names} | ({} if bound is None else {"le": _escaped(bound)})
+        pairs = ",".join([f'{each}="{own[each]}"' for each in sorted(own)])
+        lines.append(f"{name}{{{pairs}}} %%s\n" if pairs else f"{name} %%s\n")
+    return "".join(lines)
 
 
 def _escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+@lru_cache(256)
+def _of_histogram(name: str, bounds: Sequence[float], more: tuple[str, ...]) -> _Shape:
+    """The samples of a histogram: its buckets, and ``more``."""
+    buckets = [(f"{name}_bucket", str(floatToGoString(bound))) for bound in bounds]  # type: ignore[no-untyped-call]
+    return (*buckets, *((f"{name}_{each}", None) for each in more))
 
 
 class _PresentSeries(Protocol):
@@ -261,7 +278,8 @@ class _UpToDate(MetricWrapperBase):
         """The samples of one series, or of the buckets of one histogram."""
         changes = self.changes
         if self._kept_samples[0] != changes:
-            samples = [Sample(name, labels, value) for (name, labels), value in zip(self._places, self.values())]
+            places = _places(self.shape(), self.named)
+            samples = [Sample(name, labels, value) for (name, labels), value in zip(places, self.values())]
             self._kept_samples = changes, samples
         return self._kept_samples[1]
 
@@ -269,11 +287,11 @@ class _UpToDate(MetricWrapperBase):
         """`present_samples` in the text format."""
         changes = self.changes
         if self._kept_text[0] != changes:
-            self._kept_text = changes, _lines(self._beginnings, self.values())
+            self._kept_text = changes, self._lines % tuple(map(_number, self.values()))
         return self._kept_text[1]
 
-    def places(self) -> Iterable[tuple[str, dict[str, str]]]:
-        """Name and labels of each sample."""
+    def shape(self) -> _Shape:
+        """Its samples."""
         raise NotImplementedError
 
     def values(self) -> Iterable[float]:
@@ -286,12 +304,8 @@ class _UpToDate(MetricWrapperBase):
         return dict(zip(self._labelnames, self._labelvalues))
 
     @cached_property
-    def _places(self) -> Sequence[tuple[str, dict[str, str]]]:
-        return tuple(self.places())
-
-    @cached_property
-    def _beginnings(self) -> Sequence[str]:
-        return _beginnings(self.places())
+    def _lines(self) -> str:
+        return _lines(self.shape(), self.named)
 
     def children(self) -> Iterable[Any]:
         """Its series, each of which is a metric for prometheus-client."""
@@ -360,23 +374,20 @@ class _JoinedSeries:
 
     def present_samples(self) -> Sequence[Sample]:
         """The samples of one series, or of the buckets of one histogram."""
-        return [Sample(name, labels, value) for (name, labels), value in zip(self._places(), self._values())]
+        places = _places(self._shape(), dict(self._series.labels))
+        return [Sample(name, labels, value) for (name, labels), value in zip(places, self._values())]
 
     def present_text(self) -> str:
         """`present_samples` in the text format."""
         found = self._series.found()
         if found != self._kept_text[0]:
-            self._kept_text = found, _lines(self._beginnings, self._values())
+            self._kept_text = found, self._lines % tuple(map(_number, self._values()))
         return self._kept_text[1]
 
-    def _places(self) -> Iterable[tuple[str, dict[str, str]]]:
-        """Name and labels of each sample."""
-        labels, bounds = dict(self._series.labels), self._series.bounds
-        yield from [(name, labels) for name in self._series.names]
-        for bound in bounds:
-            yield self._metric + "_bucket", {**labels, "le": floatToGoString(bound)}  # type: ignore[no-untyped-call]
-        if bounds:
-            yield self._metric + "_count", labels
+    def _shape(self) -> _Shape:
+        """Its samples."""
+        names, bounds = tuple((name, None) for name in self._series.names), tuple(self._series.bounds)
+        return names + (_of_histogram(self._metric, bounds, ("count",)) if bounds else ())
 
     def _values(self) -> Sequence[float]:
         """Value of each sample; the count of a histogram is what all its buckets have."""
@@ -384,21 +395,21 @@ class _JoinedSeries:
         return [*values, values[-1]] if self._series.bounds else values
 
     @cached_property
-    def _beginnings(self) -> Sequence[str]:
-        return _beginnings(self._places())
+    def _lines(self) -> str:
+        return _lines(self._shape(), dict(self._series.labels))
 
 
 class _Counter(_UpToDate, Counter):
-    def places(self) -> Iterable[tuple[str, dict[str, str]]]:
-        return ((self._name + "_total", self.named),)
+    def shape(self) -> _Shape:
+        return ((f"{self._name}_total", None),)
 
     def values(self) -> Iterable[float]:
         return (self._value.get(),)
 
 
 class _Gauge(_UpToDate, Gauge):
-    def places(self) -> Iterable[tuple[str, dict[str, str]]]:
-        return ((self._name, self.named),)
+    def shape(self) -> _Shape:
+        return ((self._name, None),)
 
     def values(self) -> Iterable[float]:
         return (self._value.get(),)
@@ -414,12 +425,9 @@ class _Histogram(_UpToDate, Histogram):
                 bucket.inc(count)
         self._sum.inc(total)
 
-    def places(self) -> Iterable[tuple[str, dict[str, str]]]:
+    def shape(self) -> _Shape:
         """Its buckets, and their count and sum."""
-        for bound in self._upper_bounds:
-            yield self._name + "_bucket", {**self.named, "le": floatToGoString(bound)}  # type: ignore[no-untyped-call]
-        yield self._name + "_count", self.named
-        yield self._name + "_sum", self.named
+        return _of_histogram(self._name, tuple(self._upper_bounds), ("count", "sum"))
 
     def values(self) -> Iterable[float]:
         """What is in its buckets, each with all that is in those before, and their count and sum."""

@@ -116,7 +116,12 @@ class WorkerFiles:
         """
         known, self._files = self._files, {path: self._files.get(path) or _WorkerFile(path) for path in paths}
         keys = _Keys()
-        are_new = [file.read(_content(path), keys) for path, file in self._files.items()]
+        latest: dict[str, _Layout] = {}
+        are_new = []
+        for path, file in self._files.items():
+            kind = _file_kind(path)
+            are_new.append(file.read(_content(path), keys, latest.get(kind, _EMPTY)))
+            latest[kind] = file.layout
         found = [value for file in self._files.values() for value in file.values]
         if any(are_new) or list(known) != list(self._files):
             self._found = found
@@ -130,7 +135,7 @@ class WorkerFiles:
         arranged: dict[str, Family] = {}
         first = 0
         for file in self._files.values():
-            for place, key in enumerate(file.keys, first):
+            for place, key in enumerate(file.layout.keys, first):
                 family = arranged.get(key.family)
                 if family is None:
                     family = arranged[key.family] = Family(key.family, key.meaning, file.kind, {})
@@ -139,7 +144,7 @@ class WorkerFiles:
                 if series is None:
                     series = family.series[labels] = Series(labels, file.join, self._found)
                 series.add(key.sample, key.bound, place)
-            first += len(file.keys)
+            first += len(file.layout.keys)
         return [*arranged.values()]
 
 
@@ -159,10 +164,37 @@ class _Keys(dict[tuple[bytes, str | None], _Key]):
 
     def __missing__(self, key: tuple[bytes, str | None]) -> _Key:
         text, apart = key
-        family, sample, labels, meaning = json.loads(text)
+        family, sample, labels, meaning = json.loads(text.decode())
         bound = labels.pop(apart, None)
         found = self[key] = _Key(family, sample, tuple(sorted(labels.items())), bound if apart == "le" else None, meaning)
         return found
+
+
+class _Layout(NamedTuple):
+    """Places of the values in a file, and what they are of."""
+
+    keys: Sequence[_Key]
+    places: Sequence[int]
+    """Places of the values, in words. The word behind each is a time."""
+    rest: int
+    """Hash of all that is no value."""
+
+    @classmethod
+    def of(cls, content: bytes, keys: _Keys, apart: str | None) -> _Layout:
+        """The layout of a content, for files whose series have samples that this label tells apart."""
+        entries = [*_entries(content)]
+        places = [place for _, place in entries]
+        return cls([keys[text, apart] for text, _ in entries], places, _taken(content, places)[1])
+
+    def values(self, content: bytes) -> Sequence[float] | None:
+        """The values in a content that has this layout; None for another one."""
+        if not self.places or len(content) != (self.places[-1] + 2) * _WORD:
+            return None
+        values, rest = _taken(content, self.places)
+        return values if rest == self.rest else None
+
+
+_EMPTY = _Layout([], [], 0)
 
 
 class _WorkerFile:
@@ -173,34 +205,34 @@ class _WorkerFile:
         self.join = _JOINS[_file_kind(path)]
         self.more_labels = (("pid", path.stem.rpartition("_")[2]),) if joined.endswith("all") else ()
         """Label of gauges that are not joined."""
-        self.keys: list[_Key] = []
+        self.layout = _EMPTY
         self.values: Sequence[float] = ()
         self._apart = "le" if self.kind == "histogram" else "pid" if joined and not self.more_labels else None
-        self._places: Sequence[int] = ()
-        """Places of the values in the file, in words. The word behind each is a time."""
-        self._rest: int | None = None
-        """Hash of all that is no value."""
 
-    def read(self, content: bytes, keys: _Keys) -> bool:
-        """Take the values out of the content. True if its keys are others than before."""
-        words = array("d", content)
-        if self._places and self._places[-1] < len(words):
-            self._take(words)
-            if hash(words.tobytes()) == self._rest:
-                return False
-        before, entries = self.keys, [*_entries(content)]
-        self.keys = [keys[text, self._apart] for text, _ in entries]
-        self._places = [place for _, place in entries]
-        words = array("d", content)
-        self._take(words)
-        self._rest = hash(words.tobytes())
-        return before != self.keys
+    def read(self, content: bytes, keys: _Keys, other: _Layout) -> bool:
+        """Take the values out of the content. True if its keys are others than before.
 
-    def _take(self, words: array[float]) -> None:
-        """Take the values out of the words of the file, so that its keys are left."""
-        self.values = [words[place] for place in self._places]
-        for place in self._places:
-            words[place] = words[place + 1] = 0.0
+        They are taken apart unless they have been, in this file or in that of another worker, which mostly has the same.
+        """
+        before = self.layout
+        for layout in (before, other):
+            values = layout.values(content)
+            if values is not None:
+                self.layout, self.values = layout, values
+                break
+        else:
+            self.layout = _Layout.of(content, keys, self._apart)
+            self.values = _taken(content, self.layout.places)[0]
+        return before.keys != self.layout.keys
+
+
+def _taken(content: bytes, places: Sequence[int]) -> tuple[Sequence[float], int]:
+    """Values that a content has at these places, and a hash of all else."""
+    words = array("d", content)
+    values = [words[place] for place in places]
+    for place in places:
+        words[place] = words[place + 1] = 0.0
+    return values, hash(words.tobytes())
 
 
 def _content(path: Path) -> bytes:

@@ -189,12 +189,12 @@ def test_the_text_is_that_of_prometheus_client() -> None:
     Gauge("before", "Of somebody else.", ["path"], registry=registry).labels('a"b\\c\n').set(1)
     app = gate(registry)
     Counter("after", "Of somebody else,\nby \\.", registry=registry).inc()
-    PrometheusObserver(registry).add(RULE_DECISIONS, ("odd", 'a"b\\c\n', "admitted"), 1)
+    PrometheusObserver(registry).add(RULE_DECISIONS, ("odd", 'a"b\\c\n%s', "admitted"), 1)
     for path in ("/api/x", "/api/x", "/api/x", "/api/x", "/slow", "/healthz"):
         wsgi_reply(app, path)
         text = prometheus.generate_latest(registry)
         assert text == generate_latest(registry)
-    assert rb'{outcome="admitted",rule="odd",tier="a\"b\\c\n"} 1.0' in text
+    assert rb'{outcome="admitted",rule="odd",tier="a\"b\\c\n%s"} 1.0' in text
 
 
 def test_the_text_is_served() -> None:

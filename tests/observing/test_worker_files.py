@@ -29,7 +29,7 @@ class Worker:
     def count(self) -> None:
         """Write some value, of a key that was there before or a further one."""
         chance = self._chance
-        rule = chance.choice(["a", 'b"\\', "ü\n", "d"])
+        rule = chance.choice(["a", 'b"\\', "ü\n", "5%s%(rule)s%%"])
         kind = chance.choice(["counter", "histogram", "summary", *[f"gauge_{mode}" for mode in GAUGES]])
         family = f"{chance.choice(['limitgate', 'shop'])}_{kind}"
         if kind == "histogram":
@@ -115,8 +115,9 @@ def test_a_file_in_the_place_of_another_is_read_anew(tmp_path: Path) -> None:
 def test_keys_are_taken_apart_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of all workers the first time, and again only where there are others; lines are kept until a value changes."""
     apart: list[bytes] = []
-    loads = worker_files.json.loads
+    loads, entries, files_apart = worker_files.json.loads, worker_files._entries, []
     monkeypatch.setattr(worker_files.json, "loads", lambda text: apart.append(text) or loads(text))
+    monkeypatch.setattr(worker_files, "_entries", lambda content: files_apart.append(content) or entries(content))
     _, ours = both(tmp_path)
     files = [MmapedDict(str(tmp_path / f"counter_{pid}.db")) for pid in (1, 2, 3)]
     keys = [mmap_key("limitgate_x", "limitgate_x_total", ["rule"], [rule], "X.") for rule in "abcd"]
@@ -125,12 +126,14 @@ def test_keys_are_taken_apart_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             file.write_value(key, 1, 0)
     assert b'{rule="a"} 3.0\n' in ours()
     assert len(apart) == 3
+    assert len(files_apart) == 1
     files[1].write_value(keys[0], 5, 0)
     assert b'{rule="a"} 7.0\n' in ours()
     assert len(apart) == 3
     files[1].write_value(keys[3], 5, 0)
     assert b'{rule="d"} 5.0\n' in ours()
     assert len(apart) == 3 + 4
+    assert len(files_apart) == 1 + 1
     for file in files:
         file.close()
 
