@@ -115,15 +115,13 @@ def arrivals(random: Random, rate: Rate, end: float) -> Iterator[float]:
     now = 0.0
     while now < end:
         wanted = rate(now)
-        now += random.expovariate(wanted) if wanted > 0 else 0.01
+        now += -math.log(1.0 - random.random()) / wanted if wanted > 0 else 0.01
         if wanted > 0 and now < end:
             yield now
 
 
 def priority_of(random: Random, shares: Sequence[float]) -> Priority:
-    """A priority by the shares of high and normal; all others are low. Without shares it is normal."""
-    if not shares:
-        return "normal"
+    """A priority by the shares of high and normal; all others are low."""
     high, normal = shares
     drawn = random.random()
     if drawn < high:
@@ -144,8 +142,9 @@ class Events:
 
     def run(self, until: float) -> None:
         """Have everything happen until a time, and then be at it."""
-        while self._heap and self._heap[0][0] <= until:
-            self.now, _, call, args = heapq.heappop(self._heap)
+        heap = self._heap
+        while heap and heap[0][0] <= until:
+            self.now, _, call, args = heapq.heappop(heap)
             call(*args)
         self.now = until
 
@@ -269,10 +268,13 @@ def pool(
         if now < starts[place]:
             continue
         events.run(now)
-        priority = priority_of(random, priorities)
-        drawn = random.random() if kinds else 0.0
-        kind = sum(drawn >= share for share in kinds)
-        processes[place].come(Request(now, priority, kind))
+        request = Request(now)
+        if priorities:
+            request.priority = priority_of(random, priorities)
+        if kinds:
+            drawn = random.random()
+            request.kind = sum([drawn >= share for share in kinds])
+        processes[place].come(request)
         if now >= next_look:
             next_look = now + LOOK_S
             for process in processes:
@@ -372,5 +374,5 @@ def event_loop(
 ) -> Results:
     """Handlers on an event loop; ``priorities`` are the shares of high and normal."""
     random, loop = Random(seed), EventLoop(Results(warm_s, end), cpu_s, await_s, reserve, accepts)
-    loop.run(Request(at, priority_of(random, priorities)) for at in arrivals(random, rate, end))
+    loop.run(Request(at, priority_of(random, priorities) if priorities else "normal") for at in arrivals(random, rate, end))
     return loop.results
