@@ -61,9 +61,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Have the garbage collector look through what tests make, and not each time through thousands of tests; and seldom."""
-    gc.collect()
-    gc.freeze()
+    """Have the garbage collector look at what tests make, and seldom by itself."""
     gc.set_threshold(20_000)
 
 
@@ -82,6 +80,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if wrong := [item.nodeid for item in items if re.search(r" at 0x\w*", item.nodeid)]:
         raise pytest.UsageError(f"tests are named by addresses, expected other ids: {wrong[:3]}")
     items.sort(key=lambda item: item.path.name not in LONG)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _only_garbage_of_this_module() -> None:
+    """Spare the collector what was there before, such as thousands of tests: many tests have it look at everything."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
