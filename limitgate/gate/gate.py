@@ -83,6 +83,7 @@ class Gate:
         identify: Identify | None = None,
         at_first_answer: Callable[[int], None] | None = None,
         refusal_log: RefusalLog | None = None,
+        refusal: Callable[[tuple[str | None, ...], float, int, str | None, str], Refusal] = quota_exceeded,
     ) -> None:
         self.store = store
         self.rules = rules
@@ -100,6 +101,8 @@ class Gate:
         self._answers_at_once = answers_at_once(store)
         self.identify = identify
         self._refusal_log = refusal_log
+        self._refusal = refusal
+        """Makes the refusal by a prepared plan."""
         self._fallback = Fallback(store, on_error, processes)
         self.store_health = StoreHealth(
             store, None if at_first_answer is None else partial(self._note_first_answer, at_first_answer)
@@ -564,7 +567,7 @@ class Gate:
         template = reading.template
         admission = _admission_prepared(request, rules, prepared, reading.waited, decision.settlement)
         key = template.refusing_key(decision, reading)
-        refusal = quota_exceeded(template.refusing(decision), decision.retry_after, reading.now, decision.rule, key)
+        refusal = self._refusal(template.refusing(decision), decision.retry_after, reading.now, decision.rule, key)
         admission.refuse(reading.now, decision, refusal)
         if self._refusal_log is not None:
             self._refusal_log.note(admission, decision, key, reading.now, refusal.id, prepared.compiled_rules)

@@ -10,6 +10,7 @@ from limitgate.gate.planning.planner import Planner
 from limitgate.gate.planning.rules_in_force import RulesInForce
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.request import Request
+from limitgate.http.response import Refusal, forbidden
 from limitgate.routes import NoRoutes
 from limitgate.rules.rule import RuleSet
 from limitgate.rules.settings import Settings
@@ -33,7 +34,12 @@ def offline_gate(rules: RuleSet, store: MemoryStore, settings: Settings | None =
     )
     planner = Planner(rules, NoRoutes(), identities, key_prefix="limitgate", secret=b"", shadow=False, paths=_PATHS)
     in_force = RulesInForce(planner, (), timeout=1.0, is_measured=True)
-    return Gate(in_force, store, proxies.client, on_error="open", processes=1)
+    return Gate(in_force, store, proxies.client, on_error="open", processes=1, refusal=_unsent)
+
+
+def _unsent(*_: object) -> Refusal:
+    """A refusal, whatever stands in it, as it is sent to nobody."""
+    return forbidden()
 
 
 def decide_at_once(gate: Gate, request: Request) -> Admission:

@@ -213,3 +213,15 @@ def test_a_network_is_of_one_share() -> None:
         near = [share.has(f"2001:db8:0:{number:x}::{host}".encode()) for share in shares for host in (1, 2)]
         assert near[::2] == near[1::2]
         assert near.count(True) == 2
+
+
+def test_refusals_that_nobody_is_sent_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their ids and bodies would take a tenth of the time."""
+
+    def written(*_: object) -> bytes:
+        raise AssertionError("an id of a refusal was made")
+
+    monkeypatch.setattr("limitgate.http.response.refusal_id", written)
+    engine = engine_of(Rule("all", "2/minute"))
+    assert [engine.decide(entry(0, "203.0.113.7")) for _ in range(3)] == [True, True, False]
+    assert engine.finish().rules == {"all": [2, 1]}
