@@ -141,8 +141,7 @@ def kept(store: MemoryStore, now: int) -> dict[str, Any]:
     return {
         key: (written, cost, bucket.limits, *owed)
         for key, (written, cost, bucket, owed) in buckets(store).items()
-        if bucket.limits[0].algorithm != "gcra"
-        or any(debt > (now - written) * count for debt, count in zip(owed, bucket.counts))
+        if written + max(map(bucket.algorithm.ttl_us, owed, bucket.limits)) > now
     }
 
 
