@@ -51,7 +51,7 @@ def listening(text: str) -> bool:
 def test_workers_of_gunicorn_ask_and_the_master_does_not(tmp_path: Path, guarded: str, options: list[str]) -> None:
     """Without any request each worker has told what is wrong with the store, also where the master has loaded it."""
     log = tmp_path / "gunicorn.log"
-    command = [*GUNICORN, "--workers", "2", *options, "tests.e2e.at_start:flask_app"]
+    command = [*GUNICORN, "--workers", "2", *options, "tests.e2e.flask_at_start:app"]
     with server_process(command, log, listening, {"LIMITGATE_STORE": guarded}) as url:
         pids = {pid for pid, _ in told(log, "LG022", 2)}
         assert len(pids) == 2
@@ -76,8 +76,8 @@ def test_uvicorn_tells_before_any_request(tmp_path: Path, guarded: str) -> None:
     "command",
     [
         [sys.executable, "-m", "uvicorn", "--port", "0", "tests.e2e.at_start:app"],
-        [*GUNICORN, "tests.e2e.at_start:flask_app"],
-        [*GUNICORN, "--preload", "tests.e2e.at_start:flask_app"],
+        [*GUNICORN, "tests.e2e.flask_at_start:app"],
+        [*GUNICORN, "--preload", "tests.e2e.flask_at_start:app"],
         [sys.executable, "-m", "hypercorn", "--bind", "127.0.0.1:0", "tests.e2e.at_start:app"],
     ],
     ids=["uvicorn", "gunicorn", "gunicorn --preload", "hypercorn"],
@@ -93,7 +93,7 @@ def test_servers_do_not_start_without_a_required_store(command: list[str]) -> No
 @pytest.mark.parametrize("options", [["--preload"], []], ids=" ".join)
 def test_a_required_store_that_answers(tmp_path: Path, redis_server: RedisServer, options: list[str]) -> None:
     """The server starts, and its workers limit together, by connections of their own."""
-    command = [*GUNICORN, "--workers", "2", *options, "tests.e2e.at_start:flask_app"]
+    command = [*GUNICORN, "--workers", "2", *options, "tests.e2e.flask_at_start:app"]
     environment = {
         "LIMITGATE_STORE": redis_server.url,
         "LIMITGATE_REQUIRE_STORE": "1",
@@ -152,13 +152,13 @@ def test_a_server_that_believes_its_proxies_is_not(tmp_path: Path, way: str) -> 
 # --- workers ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", ["flask_app", "app"])
+@pytest.mark.parametrize("target", ["flask_at_start", "at_start"])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_workers_in_a_file_are_counted(tmp_path: Path, target: str, workers: int) -> None:
     """Several workers on memory:// are told of by each, whatever has started them; one is not."""
-    worker = "worker_class = 'uvicorn_worker.UvicornWorker'\n" if target == "app" else ""
+    worker = "worker_class = 'uvicorn_worker.UvicornWorker'\n" if target == "at_start" else ""
     (tmp_path / "conf.py").write_text(f"workers = {workers}\n{worker}")
-    command = [*GUNICORN, "--config", str(tmp_path / "conf.py"), f"tests.e2e.at_start:{target}"]
+    command = [*GUNICORN, "--config", str(tmp_path / "conf.py"), f"tests.e2e.{target}:app"]
     log = tmp_path / "gunicorn.log"
     with server_process(command, log, lambda text: text.count("Booting worker") == workers, {}) as url:
         served = {httpx.get(url, timeout=PATIENCE).text.split()[0] for _ in range(3)}
@@ -174,7 +174,7 @@ def test_local_limits_of_workers_that_are_not_divided(
 ) -> None:
     """Under ``on_error: local`` several workers have to be told how many they are."""
     (tmp_path / "conf.py").write_text("workers = 2\n")
-    command = [*GUNICORN, "--config", str(tmp_path / "conf.py"), "tests.e2e.at_start:flask_app"]
+    command = [*GUNICORN, "--config", str(tmp_path / "conf.py"), "tests.e2e.flask_at_start:app"]
     environment = {
         "LIMITGATE_STORE": redis_server.url,
         "LIMITGATE_ON_ERROR": "local",
