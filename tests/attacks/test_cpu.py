@@ -90,6 +90,7 @@ def test_four_times_the_input_takes_no_more_steps(kind: str, piece: bytes, site:
     """An input four times as long costs hardly more than the shorter one, counted in steps."""
     short, long = (Attack(kind, b"", piece, b"", size) for size in (16_000, 64_000))
     server = "uvicorn, httptools"
+    cpu.milliseconds(cpu.call_of(short, server, site), 1)  # what is said once of such an input is said by then
     assert steps(cpu.call_of(long, server, site)) <= steps(cpu.call_of(short, server, site)) + 2_000
 
 
