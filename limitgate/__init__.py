@@ -149,10 +149,10 @@ if not TYPE_CHECKING:  # else any name would be one to type checkers
         home = _HOMES.get(name)
         if name in _ELSEWHERE:
             raise ImportError(f"{name} is not in limitgate, expected: from limitgate.{_ELSEWHERE[name]} import {name}")
-        if name in _STAND_INS:
-            raise ImportError(f"{name} is not in limitgate, expected {_STAND_INS[name]}")
         if home is None:
-            raise AttributeError(f"module 'limitgate' has no attribute {name!r}")
+            from limitgate.messages.suggestions import not_of  # noqa: PLC0415 - only mistakes need it
+
+            not_of("limitgate", _STAND_INS)(name)
         value = globals()[name] = getattr(import_module(f"limitgate.{home}"), name)
         return value
 

@@ -6,7 +6,6 @@ All middleware goes through here. Some awaits the store and some does not, so mo
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
@@ -58,8 +57,6 @@ from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING
 from limitgate.rules.options import OnError
 from limitgate.stores import is_async_redis, is_redis
-
-log = logging.getLogger("limitgate")
 
 Identify = Callable[[Request], Caller | Awaitable[Caller | None] | None]
 

@@ -38,12 +38,9 @@ class Refunds:
 
     async def asettle(self, admission: Admission) -> None:
         """`settle`, by an `AsyncStore`; to the end, even if the request is cancelled meanwhile or cannot wait any longer."""
-        refunds = _refunds_of(admission)
-        if not refunds:
-            return
         if self._answers_at_once:
-            run(self._store, self.apply(refunds), admission.budget)
-        else:
+            self.settle(admission)
+        elif refunds := _refunds_of(admission):
             await asyncio.wait([self.soon(self.apply(refunds))], timeout=max(0.0, admission.budget.left))
 
     def settle_soon(self, admission: Admission) -> asyncio.Future[None]:

@@ -14,7 +14,6 @@ from limitgate.gate.planning.request_plan import AdaptiveMatch, PreparedPlan, Re
 from limitgate.http.request import Request
 from limitgate.limits.limit import Limit
 from limitgate.messages.diagnostics import Diagnosis, Once
-from limitgate.rules.callers import Caller
 from limitgate.rules.options import read_limits
 from limitgate.rules.rule import is_placed
 
@@ -153,9 +152,8 @@ class GivenPlans:
         self._plans: dict[tuple[Any, ...], PreparedPlan | None] = {}
         """By what each callable gives."""
 
-    def plan_of(self, request: Request, caller: Caller | None) -> PreparedPlan | None:
+    def plan_of(self, request: Request) -> PreparedPlan | None:
         """The plan of a request; None where its limits have yet to be awaited, or their charges are not plain."""
-        request.caller = caller
         given: dict[int, Any] = {}
         request.given_limits = given
         for key, limits_by in self._callables:

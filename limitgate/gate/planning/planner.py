@@ -275,7 +275,7 @@ class Planner:
         if begin is not None and prepared.adaptive is not None and not begin(request, prepared.adaptive, caller):
             return None
         if type(prepared) is GivenPlans:
-            prepared = prepared.plan_of(request, caller)
+            prepared = prepared.plan_of(request)
             if prepared is None:
                 return None
         if prepared.is_by_address:
