@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.doors import PATIENCE, server_process, uvicorn_process
+from tests.support.doors import MOMENT, PATIENCE, server_process, uvicorn_process
 from tests.support.redis_server import RedisServer, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +58,7 @@ def test_workers_of_gunicorn_ask_and_the_master_does_not(tmp_path: Path, guarded
         deadline, served = time.monotonic() + PATIENCE, set[int]()
         while served != pids and time.monotonic() < deadline:
             served.add(int(httpx.get(url, timeout=PATIENCE).text))
+            time.sleep(MOMENT)
         assert served == pids
         assert len(told(log, "LG022")) == 2
 
@@ -232,6 +233,7 @@ def until_served_by(url: str, log: Path, *, others: set[int], many: int) -> set[
         assert time.monotonic() < deadline, log.read_text()
         with suppress(httpx.TransportError):  # a worker that is about to go
             found |= {int(httpx.get(url, timeout=PATIENCE).text)} - others
+        time.sleep(MOMENT)
     return found
 
 

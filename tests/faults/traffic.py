@@ -18,7 +18,7 @@ from typing import NamedTuple, Self
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-PER_SECOND = 150
+PER_SECOND = 100
 """Requests each second, all streams together."""
 HANG = 3.0
 """Seconds after which a request counts as hanging."""
