@@ -48,7 +48,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Show progress at once where the output is no terminal, too."""
+    """Show progress at once where the output is no terminal, too, and have the garbage collector begin by itself less often."""
+    gc.set_threshold(20_000)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(write_through=True)
 
@@ -58,11 +59,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     parts = collection_path.relative_to(TESTS).parts if collection_path.is_relative_to(TESTS) else ()
     is_unit = not parts or parts[0].endswith(".py") or (TESTS.parent / "limitgate" / parts[0]).is_dir()
     return True if config.getoption("quick") and not is_unit else None
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Have the garbage collector look at what tests make, and seldom by itself."""
-    gc.set_threshold(20_000)
 
 
 def _start_no_process(*_: object, **__: object) -> None:
