@@ -55,10 +55,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Quick are unit tests: they stand where their modules do in the package."""
+    """Quick are unit tests: they stand where their modules do in the package. Alone are few: other modules are not imported."""
     parts = collection_path.relative_to(TESTS).parts if collection_path.is_relative_to(TESTS) else ()
     is_unit = not parts or parts[0].endswith(".py") or (TESTS.parent / "limitgate" / parts[0]).is_dir()
-    return True if config.getoption("quick") and not is_unit else None
+    if config.getoption("quick") and not is_unit:
+        return True
+    is_test = collection_path.name.startswith("test_") and collection_path.is_file()
+    return True if config.option.markexpr == "alone" and is_test and "mark.alone" not in collection_path.read_text() else None
 
 
 def _start_no_process(*_: object, **__: object) -> None:
