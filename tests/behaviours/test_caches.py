@@ -137,9 +137,9 @@ def test_nothing_is_remembered_of_clients(kind: type[Site], headers: dict[str, s
                 for made in requests(numbers):
                     it.app.gate.check(WSGIRequest(made))
 
-        ask(range(1_500))
-        with growing_less_than(20_000):
-            ask(range(1_500, 4_000))
+        ask(range(600))
+        with growing_less_than(10_000):
+            ask(range(600, 1_800))
 
 
 def test_many_sources_take_a_bounded_number_of_bytes() -> None:
