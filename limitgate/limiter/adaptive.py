@@ -23,8 +23,8 @@ from limitgate.messages.suggestions import expected_of
 from limitgate.overload.adaptive_limit import Outcome, Ticket
 from limitgate.overload.heartbeat import Heartbeats
 from limitgate.overload.lag_guard import LagGuard
-from limitgate.overload.options import Adaptive, as_adaptive
-from limitgate.overload.places import Places, Terms, WaitingTask, WaitingThread
+from limitgate.overload.options import Adaptive, Terms, as_adaptive
+from limitgate.overload.places import Places, WaitingTask, WaitingThread
 from limitgate.rules.rule import MAX_DELAY
 
 P = ParamSpec("P")

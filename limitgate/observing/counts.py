@@ -15,14 +15,14 @@ from weakref import ref
 
 from limitgate.algorithms import gcra
 from limitgate.limits.decision import Decision
-from limitgate.limits.limit import Limit, unit_of
 from limitgate.limits.plan import BucketReading, Charge, Source
 from limitgate.messages.diagnostics import Diagnosis, times_logged
 from limitgate.observing import instruments
 from limitgate.observing.handover import Counted, Figure, Row, handover, news
 from limitgate.observing.instruments import Outcome
 from limitgate.observing.observer import Observer
-from limitgate.observing.shed import SERIES, ShedRow
+from limitgate.observing.series import takes_slots, windows_of, written
+from limitgate.observing.shed import ShedRow
 from limitgate.overload.heartbeat import heartbeats
 from limitgate.overload.places import Places
 from limitgate.process.gil import yield_gil
@@ -85,7 +85,7 @@ class RuleRow(Row):
     def take(self, rule: Rule) -> None:
         """Take over what a rule says of itself."""
         self._windows = windows_of(rule.every_limit)
-        self._has_slots = _takes_slots(rule)
+        self._has_slots = takes_slots(rule)
         self._has_turns = bool(rule.max_delay)
 
     def retire(self, windows: Iterable[str]) -> None:
@@ -187,10 +187,10 @@ class Counts:
 
     def retire(self, before: RuleSet, after: RuleSet) -> None:
         """Tell of the limits in the set before that are not in the one after."""
-        written = _written(after)
-        for labels, rule in _written(before).items():
+        present = written(after)
+        for labels, rule in written(before).items():
             yield_gil()
-            kept = windows_of(written[labels].every_limit) if labels in written else {}
+            kept = windows_of(present[labels].every_limit) if labels in present else {}
             self.named(*labels).retire([window for window in windows_of(rule.every_limit) if window not in kept])
 
     def named(self, name: str, tier: str = DEFAULT_TIER) -> RuleRow:
@@ -365,34 +365,3 @@ _process_counts = ProcessCounts()
 def observe(observers: Iterable[Observer], *counted: tuple[Counted, object]) -> None:
     """Hand over what is counted, each for as long as its owner lives, and what is counted in this process as a whole."""
     handover.attach(observers, *counted, (_process_counts, _process_counts))
-
-
-def windows_of(limits: Iterable[Limit]) -> dict[str, int]:
-    """The counts of limits by the names of their periods, the least of equal ones."""
-    windows: dict[str, int] = {}
-    for limit in limits:
-        window = (unit_of(limit.period) or f"{limit.period}s") if limit.period else "at_once"
-        windows[window] = min(limit.count, windows.get(window, limit.count))
-    return windows
-
-
-def series(rules: RuleSet) -> int:
-    """The number of Prometheus series that the rules of a set make in a process. Keys, callers and paths make none."""
-    rest = len(_RULE_OUTCOMES) + _BUCKETS + len(("sum", "count"))
-    return sum(rest + len(windows_of(rule.every_limit)) + _gauges(rule) for rule in _written(rules).values())
-
-
-def _gauges(rule: Rule) -> int:
-    """The number of series of what is in flight and waits, and of an adaptive limit."""
-    adapts = rule.adaptive is not None
-    return (_takes_slots(rule) or adapts) + bool(rule.max_delay) + (SERIES if adapts else 0)
-
-
-def _written(rules: RuleSet) -> dict[tuple[str, str], Rule]:
-    """Rules that have figures, by their labels, each once."""
-    of_tiers = rules.tiers.values()
-    return {(rule.name, rule.tier or DEFAULT_TIER): rule for of_tier in of_tiers for rule in of_tier if not rule.exempt}
-
-
-def _takes_slots(rule: Rule) -> bool:
-    return any(bucket.has_slots for bucket in rule.buckets)

@@ -16,8 +16,6 @@ from limitgate.overload.shedding import Refusal
 
 _KINDS: Final = tuple(product(RESERVES, get_args(Refusal)))
 """Priorities and reasons of refusals."""
-SERIES: Final = len(_KINDS) + len((instruments.RULE_ADAPTIVE_LIMIT, instruments.RULE_ADAPTIVE_BASE))
-"""Series that an adaptive rule makes, but for what is in flight and waits."""
 
 
 class ShedRow(Row):

@@ -1,11 +1,12 @@
-"""`Adaptive`: the bounds of a limit that adapts to load, as users set them."""
+"""`Adaptive`: the bounds of a limit that adapts to load, as users set them; and with what else belongs to it, `Terms`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import TypeGuard
+from fractions import Fraction
+from typing import NamedTuple, TypeGuard
 
 from limitgate.errors import ConfigError
 from limitgate.limits.duration import seconds_of
@@ -57,6 +58,16 @@ class Adaptive:
     def allowed_queue_s(self, base_s: float) -> float:
         """Seconds in a queue that are allowed to a request which takes ``base_s`` on an idle server."""
         return max((self.tolerance - 1) * base_s, self.delay)
+
+
+class Terms(NamedTuple):
+    """What somebody wants of an adaptive limit."""
+
+    adaptive: Adaptive
+    max_delay: float = 0.0
+    """Seconds that somebody may wait for a place."""
+    reserve: Fraction | None = None
+    """Share of the limit that is kept for higher priorities."""
 
 
 def as_adaptive(value: object) -> Adaptive | None:

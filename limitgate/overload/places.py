@@ -9,26 +9,15 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from fractions import Fraction
 from threading import Event, Lock
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 from weakref import WeakSet
 
 from limitgate.limits.priority import Priority
 from limitgate.overload.adaptive_limit import AdaptiveLimit, Guard, Outcome, Ticket
-from limitgate.overload.options import Adaptive
+from limitgate.overload.options import Terms
 from limitgate.process.forking import begin_anew_in_children
 from limitgate.process.waiting import SHORTEST
-
-
-class Terms(NamedTuple):
-    """What somebody wants of an adaptive limit."""
-
-    adaptive: Adaptive
-    max_delay: float = 0.0
-    """Seconds that somebody may wait for a place."""
-    reserve: Fraction | None = None
-    """Share of the limit that is kept for higher priorities."""
 
 
 class Waiter(Protocol):

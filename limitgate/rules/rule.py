@@ -37,8 +37,7 @@ from limitgate.limits.plan import check_cost
 from limitgate.limits.priority import Priority, graded, share_of
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.suggestions import expected_of, meant
-from limitgate.overload.options import Adaptive, as_adaptive
-from limitgate.overload.places import Terms
+from limitgate.overload.options import Adaptive, Terms, as_adaptive
 from limitgate.process.gil import yield_gil
 from limitgate.rules.callers import DEFAULT_TIER, Callers, KnownCaller, Text
 from limitgate.rules.key_parts import check_part

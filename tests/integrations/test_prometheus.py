@@ -18,7 +18,6 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from limitgate import Limiter, LimitGateWSGI, MemoryStore, Rule, RuleSet, prometheus
-from limitgate.observing.counts import series
 from limitgate.observing.handover import handover
 from limitgate.observing.instruments import (
     INSTRUMENTS,
@@ -28,6 +27,7 @@ from limitgate.observing.instruments import (
     RULE_UTILIZATION,
     RULE_WAITING,
 )
+from limitgate.observing.series import series
 from limitgate.prometheus import PrometheusObserver
 from tests.support.clock import Clock
 from tests.support.doors import asgi_reply, wsgi_reply

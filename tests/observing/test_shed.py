@@ -8,11 +8,12 @@ import time
 from typing import Any
 
 from limitgate import Adaptive, LimitGate, LimitGateWSGI, Rule
-from limitgate.observing.counts import series
+from limitgate.observing.series import series
 from limitgate.observing.shed import ShedRow
 from limitgate.overload.adaptive_limit import Ticket
 from limitgate.overload.heartbeat import heartbeats
-from limitgate.overload.places import Places, Terms
+from limitgate.overload.options import Terms
+from limitgate.overload.places import Places
 from limitgate.rules.rule import RuleSet
 from tests.support.doors import ASGISite, WSGISite, asgi_reply, wsgi_reply
 from tests.support.observed import Recorder

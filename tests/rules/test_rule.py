@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from limitgate import Adaptive, Limit, Rule, RuleSet
 from limitgate.errors import ConfigError
 from limitgate.http.request import ASGIRequest
-from limitgate.overload.places import Terms
+from limitgate.overload.options import Terms
 
 
 def asked(method: str = "GET", path: str = "/", query: str = "") -> ASGIRequest:

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Literal
 
 from limitgate.errors import ConfigError
-from limitgate.overload.places import Places, Terms
+from limitgate.overload.options import Terms
+from limitgate.overload.places import Places
 from limitgate.rules.callers import DEFAULT_TIER
 from limitgate.rules.rule import Rule
 
