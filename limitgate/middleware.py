@@ -16,7 +16,7 @@ from limitgate.exchange.around import Around
 from limitgate.exchange.asgi import ASGIExchange, Receive, Send, inner_scope, show_outside
 from limitgate.exchange.base import EXCHANGE, OUTCOME, Exchange, admission_around
 from limitgate.exchange.handlers import denials
-from limitgate.exchange.plain import PlainASGIExchange, PlainExchange, PlainWSGIExchange
+from limitgate.exchange.plain import PlainASGIExchange, PlainBody, PlainWSGIExchange
 from limitgate.exchange.raising import RaisingApp
 from limitgate.exchange.receive_buffer import Message
 from limitgate.exchange.shed import turn_away, turn_away_here
@@ -271,20 +271,21 @@ class LimitGateWSGI(Around):
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
-        if self.gate is None:
+        gate = self.gate
+        if gate is None:
             return self._pass(environ, start_response)
         request = WSGIRequest(environ)
         try:
-            admission = self.gate.decide(request, None if request.comes_straight else admission_around(environ))
+            admission = gate.decide(request, None if request.comes_straight else admission_around(environ))
         except BaseException:
             end_undecided(request)
             raise
         if type(admission) is PlainAdmission:  # almost all requests
-            plain = PlainWSGIExchange(self.gate, admission, environ)
+            plain = PlainWSGIExchange(gate, admission, environ)
             return self._respond(plain, admission.prepared.marks, environ, plain.starting(start_response))
         if isinstance(admission, Shed):
             return turn_away_here(admission, environ, start_response)
-        exchange = Exchange(self.gate, admission)
+        exchange = Exchange(gate, admission)
         environ["limitgate"], environ[EXCHANGE] = overall_decision(admission), exchange
         environ[OUTCOME] = overall_outcome(admission) if admission.is_nested else admission.outcome
         refusal = admission.refusal
@@ -308,24 +309,25 @@ class LimitGateWSGI(Around):
         self, exchange: Exchange, marks: Container[Mark], environ: dict[str, Any], start_response: StartResponse
     ) -> Iterable[bytes]:
         """Have the application answer a request that was let in."""
+        is_noted = marks or decorators.notes_none
         try:
-            chunks = self._run(marks, environ, start_response)
+            chunks = self._run(marks, environ, start_response) if is_noted else self.app(environ, start_response)
         except BaseException as error:
             if isinstance(error, Exception):
                 exchange.admission.failed()
             exchange.end()
             raise
-        is_plain = isinstance(exchange, PlainExchange)
+        kind = type(chunks)
+        is_plain = type(exchange) is PlainWSGIExchange
         if not is_plain and exchange.admission.has_slots:  # until the server is done with it, as to send it may take long
             exchange.settle()
             return SizedBody(chunks, exchange) if hasattr(chunks, "__len__") else Body(chunks, exchange)
         is_limited = is_plain or exchange.admission.decision is not None
-        has_yet_to_run = isinstance(chunks, GeneratorType)
-        if (marks and has_yet_to_run) or (is_limited and not _is_all_there(chunks, environ)):
-            exchange.settle()
-            return Body(chunks, exchange)
-        exchange.end_sized()
-        return chunks
+        if kind is list or not (is_limited or (marks and kind is GeneratorType)) or _is_all_there(chunks, environ):
+            exchange.end_sized()
+            return chunks
+        exchange.settle()
+        return Body(chunks, exchange) if is_noted or exchange.in_flight is not None else PlainBody(chunks, exchange)
 
     def _pass(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         if admission_around(environ) is None:
@@ -333,8 +335,6 @@ class LimitGateWSGI(Around):
         return self._run(EVERYTHING, environ, start_response)
 
     def _run(self, marks: Container[Mark], environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        if not (marks or decorators.notes_none):
-            return self.app(environ, start_response)
         token = decided_marks.set(marks)
         try:
             return self.app(environ, start_response)

@@ -6,7 +6,7 @@ then on the exchange is one like any other. Property tests hold both ways equal.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator
 from typing import Any, ClassVar
 
 from limitgate.exchange.asgi import ASGIExchange, Receive, Send
@@ -36,8 +36,8 @@ class PlainExchange(Exchange):
     gate: Gate
     _plain: PlainAdmission
     _has_begun: bool
-    _status: int | None
-    """Response status; None before the response starts, and if that is no number."""
+    _status: int | str | None
+    """Response status, or the line that begins with it; None before the response starts, and if that is no number."""
     WHOLE: ClassVar[type[Exchange]] = Exchange
     """Class that it becomes, one of `_WHOLE`."""
 
@@ -61,8 +61,9 @@ class PlainExchange(Exchange):
     def _tell(self, admission: Admission) -> None:
         """Have an admission know what has become of the request."""
         if self._has_begun:
+            status = self._status
             admission.is_counted = True
-            admission.begun(self._status)
+            admission.begun(status_code(status) if isinstance(status, str) else status)
         if admission.settlement.is_over:
             admission.is_sent = admission.is_counted = True
 
@@ -80,14 +81,6 @@ class PlainExchange(Exchange):
         in_flight: InFlight | None = self.admission.in_flight if request is None else request.in_flight
         return in_flight
 
-    def begun(self, status: int | None) -> None:
-        """Note that a response has begun with this status, None if that is no number."""
-        has_begun = self._has_begun
-        self._status = status  # first, as other threads read it once a response has begun
-        self._has_begun = True
-        if not has_begun and (self._plain.rules.counts is not None or type(self) in _WHOLE):
-            PlainExchange.note_begun(self)
-
     def note_begun(self) -> None:
         """Count the request, whose response has just begun, and have an admission know of it that was asked for meanwhile."""
         rules = self._plain.rules
@@ -98,28 +91,28 @@ class PlainExchange(Exchange):
 
     def sent(self) -> None:
         """Note that the application has given all of its response: but for places in flight nothing is held."""
-        if self._plain.prepared.adaptive is not None and (in_flight := self.in_flight) is not None:
+        plain = self._plain
+        if plain.prepared.adaptive is not None and (in_flight := self.in_flight) is not None:
             in_flight.end()
-        self.settle()
+        if type(plain.decision) is not DeferredDecision and plain.has_news():
+            Exchange.settle(self)
 
     def settle(self) -> None:
         """Refund whatever is known by now to be charged wrongly."""
-        if self._plain.has_news():
+        plain = self._plain
+        if type(plain.decision) is not DeferredDecision and plain.has_news():  # asked here, without a call for most
             Exchange.settle(self)
 
     def end(self) -> None:
         """End the request, and refund what has to be refunded."""
-        if not PlainExchange.ends_plainly(self):
+        if not (self._has_begun and self._plain.end()):
             Exchange.end(self)
 
     def end_sized(self) -> None:
         """`end` a request whose response is all there, for the server to send."""
-        if self._plain.prepared.adaptive is not None or not PlainExchange.ends_plainly(self):
+        plain = self._plain
+        if plain.prepared.adaptive is not None or not (self._has_begun and plain.end()):
             Exchange.end_sized(self)
-
-    def ends_plainly(self) -> bool:
-        """End the request if it has answered and nothing more was heard of it. False if it has to be ended like any other."""
-        return self._has_begun and self._plain.end()
 
 
 class PlainASGIExchange(PlainExchange, ASGIExchange):
@@ -151,7 +144,7 @@ class PlainASGIExchange(PlainExchange, ASGIExchange):
             if kind == "http.response.body":
                 return self._send(message)
             if kind == "http.response.start" and not self._has_begun:
-                self._status = message.get("status") or 200  # `begun`, without a call for what mostly is not due
+                self._status = message.get("status") or 200  # first, as other threads read it once a response has begun
                 self._has_begun = True
                 if plain.rules.counts is not None or type(self) in _WHOLE:
                     PlainExchange.note_begun(self)
@@ -213,11 +206,54 @@ class PlainWSGIExchange(PlainExchange):
         def start(status: str, headers: Fields, *exc_info: Any) -> Callable[[bytes], object]:
             if type(self) in _WHOLE:  # somebody has asked for more
                 return starting(self.admission, start_response)(status, headers, *exc_info)
-            write = start_response(status, [*headers, *self._plain.fields()], *exc_info)
-            code = status_code(status)
-            PlainExchange.begun(self, code)
-            if self._plain.prepared.adaptive is not None and (in_flight := self.in_flight) is not None:
-                in_flight.starts(code, raw(headers))
+            plain = self._plain
+            fields = [*headers, *plain.fields()]
+            write = start_response(status, fields, *exc_info) if exc_info else start_response(status, fields)
+            has_begun = self._has_begun
+            self._status = status  # first, as other threads read it once a response has begun
+            self._has_begun = True
+            if not has_begun and (plain.rules.counts is not None or type(self) in _WHOLE):
+                PlainExchange.note_begun(self)
+            if plain.prepared.adaptive is not None and (in_flight := self.in_flight) is not None:
+                in_flight.starts(status_code(status), raw(headers))
             return write
 
         return start
+
+
+class PlainBody:
+    """The chunks of a WSGI response, for whose making no decorator has to be noted and no place in flight is held.
+
+    Like `Body`, but the request is like any other by the end of it only if somebody has asked for more.
+    """
+
+    __slots__ = ("_chunks", "_exchange", "_iterator")
+
+    def __init__(self, chunks: Iterable[bytes], exchange: Exchange) -> None:
+        self._chunks: Any = chunks
+        self._exchange = exchange
+        self._iterator = _noted(chunks, exchange)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._iterator
+
+    def __next__(self) -> bytes:
+        return next(self._iterator)
+
+    def close(self) -> None:
+        """The server is done with it."""
+        try:
+            getattr(self._chunks, "close", bool)()
+        finally:
+            self._exchange.end()
+
+
+def _noted(chunks: Iterable[bytes], exchange: Exchange) -> Iterator[bytes]:
+    """The chunks of a response, whose end is noted. What breaks off leaves them for `PlainBody.close`."""
+    try:
+        for chunk in chunks:  # noqa: UP028 - `yield from` would close them as soon as nobody reads on
+            yield chunk
+    except Exception:
+        exchange.admission.failed()
+        raise
+    exchange.sent()

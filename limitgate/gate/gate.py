@@ -157,7 +157,19 @@ class Gate:
         if self._can_prepare and request.comes_straight:
             found = planner.prepared(request, identified, self._begin_here if planner.adapts else None)
             if found is not None:
-                return self._check_prepared(request, rules, *found)
+                prepared, keys = found
+                template = prepared.template
+                if template is None:
+                    return _admitted_unasked(request, rules, prepared)
+                try:
+                    reading: AnyReading = self.store.spend_plain(template, keys, self._timeout)
+                except StoreError as error:
+                    admission = _admission_prepared(request, rules, prepared, error.waited)
+                    self._go_without_store(admission, prepared.request_plan(template.plan(keys)), error)
+                    return admission
+                return self._decide_prepared(request, rules, prepared, template, reading) or self._spend_declined(
+                    request, rules, prepared, template.plan(keys), reading.waited
+                )
             if request.in_flight is not None and request.in_flight.refusal is not None:
                 return self._shed(request, rules)
         applying = rules.planner.applying(request, identified)
@@ -312,26 +324,6 @@ class Gate:
             in_flight.wait()
         return in_flight.refusal is None
 
-    def _check_prepared(
-        self, request: Request, rules: RulesInForce, prepared: PreparedPlan, keys: Sequence[str]
-    ) -> AnyAdmission:
-        """`check` a request that has a prepared plan."""
-        template = prepared.template
-        if template is None:
-            return _admitted_unasked(request, rules, prepared)
-        try:
-            reading: AnyReading = self.store.spend_plain(template, keys, self._timeout)
-        except StoreError as error:
-            admission = _admission_prepared(request, rules, prepared, error.waited)
-            self._go_without_store(admission, prepared.request_plan(template.plan(keys)), error)
-            return admission
-        decided = self._decide_prepared(request, rules, prepared, template, reading)
-        if decided is not None:
-            return decided
-        admission = _admission_prepared(request, rules, prepared, reading.waited)
-        self._spend(admission, prepared.request_plan(template.plan(keys)))
-        return admission
-
     async def _acheck_prepared(
         self, request: Request, rules: RulesInForce, prepared: PreparedPlan, template: PlanTemplate, keys: Sequence[str]
     ) -> AnyAdmission:
@@ -346,6 +338,14 @@ class Gate:
         if decided is not None:
             return decided
         return await self._aspend_declined(request, rules, prepared, template.plan(keys), reading.waited)
+
+    def _spend_declined(
+        self, request: Request, rules: RulesInForce, prepared: PreparedPlan, plan: Plan, waited: float
+    ) -> Admission:
+        """Charge a request whose prepared plan a `SyncStore` has declined, after so many seconds of silence."""
+        admission = _admission_prepared(request, rules, prepared, waited)
+        self._spend(admission, prepared.request_plan(plan))
+        return admission
 
     async def _aspend_declined(
         self, request: Request, rules: RulesInForce, prepared: PreparedPlan, plan: Plan, waited: float

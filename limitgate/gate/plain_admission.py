@@ -89,10 +89,11 @@ class PlainAdmission:
 
     def fields(self) -> Fields:
         """Rate fields."""
-        rules, decision, reading = self.rules, self.decision, self.reading
-        if not rules.has_commonest_style:
-            return rules.fields(decision, reading.now)
-        if type(decision) is DeferredDecision and type(reading) is PlainSpend:
+        decision = self.decision
+        reading: Any = self.reading
+        if not self.rules.has_commonest_style:
+            return self.rules.fields(decision, reading.now)
+        if type(decision) is DeferredDecision:  # then the reading is a `PlainSpend`
             limit, remaining, refill_us, _ = reading.template.tightest(reading.debts)
             if self.prepared.adaptive is not None and (fewest := fewest_places(decision.in_force, remaining)) is not None:
                 _, limit, remaining = fewest

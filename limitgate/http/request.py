@@ -548,7 +548,8 @@ class WSGIRequest(Request):
         self.environ = environ
         self.sent_method = method
         self.method = method if method in _METHODS else _method(method)
-        self.sent = _text(environ.get("PATH_INFO", ""))
+        path = environ.get("PATH_INFO", "")
+        self.sent = path if path.isascii() else _text(path)
         self.peer = environ.get("REMOTE_ADDR") or None
         self.comes_straight = "limitgate" not in environ
 
@@ -573,8 +574,6 @@ def _method(method: str) -> str:
 
 def _text(native: str) -> str:
     """Decode a WSGI native string, which holds the UTF-8 bytes of a path as latin-1. Other text is left as it is."""
-    if native.isascii():
-        return native
     try:
         return native.encode("latin-1").decode("utf-8", "replace")
     except UnicodeEncodeError:

@@ -29,20 +29,26 @@ class FlaskRoutes:
         self._is_wrapped = is_wrapped
         """True if middleware is around it that may answer by itself, or change paths."""
         self._views: dict[str, Any] | None = None
-        self._version: tuple[Any, int] | None = None
+        self._rules = 0
+        """Number of URL rules, by which `version` knows of one that was added."""
+        self._version: object = object()
         self._decorated = False
 
     def decorated(self) -> bool:
         """True if any view carries a decorator; looked up anew when views have changed."""
-        views = self._app.view_functions
-        if self._views != views:
-            self._views = dict(views)
-            for view in self._views.values():
-                note_routed(view)
-            for rule in self._app.url_map.iter_rules():
-                tell_of_limit_above(rule.rule, self._views.get(rule.endpoint))
-            self._decorated = any(has_marks(view) or has_marks(effective(view)) for view in self._views.values())
+        if self._views != self._app.view_functions:
+            self._read_views()
         return self._decorated
+
+    def _read_views(self) -> None:
+        views = dict(self._app.view_functions)
+        for view in views.values():
+            note_routed(view)
+        for rule in self._app.url_map.iter_rules():
+            tell_of_limit_above(rule.rule, views.get(rule.endpoint))
+        self._decorated = any(has_marks(view) or has_marks(effective(view)) for view in views.values())
+        self._version = object()
+        self._views = views  # last, as other threads take all else for read then
 
     def find(self, request: Request) -> Route | None:
         """The route that Werkzeug's map will choose. Where it fails, by a converter that cannot read a path, there is none."""
@@ -56,15 +62,17 @@ class FlaskRoutes:
         return Route(rule.rule, marks_of(view, environ["REQUEST_METHOD"]))
 
     def version(self, _: Request) -> object:
-        """The views as they were read last, None if the host of a request matters, too."""
+        """One for as long as there are the same views and as many URL rules, None if the host of a request matters, too."""
         app = self._app
-        if app.url_map.host_matching or app.subdomain_matching or app.config.get("TRUSTED_HOSTS"):
+        url_map = app.url_map
+        if url_map.host_matching or app.subdomain_matching or app.config.get("TRUSTED_HOSTS"):
             return None
-        self.decorated()
-        by_endpoint = app.url_map._rules_by_endpoint  # noqa: SLF001 - all that Werkzeug tells of a rule that was added
-        rules = sum(map(len, by_endpoint.values()))
-        if self._version is None or self._version[0] is not self._views or self._version[1] != rules:
-            self._version = self._views, rules
+        if self._views != app.view_functions:
+            self._read_views()
+        rules = sum(map(len, url_map._rules_by_endpoint.values()))  # noqa: SLF001 - all that Werkzeug tells of one that was added
+        if rules != self._rules:
+            self._version = object()
+            self._rules = rules  # last, as above
         return self._version
 
     def patterns(self) -> list[Pattern] | None:

@@ -239,7 +239,7 @@ def overtaken(step: str) -> dict[str, Any]:
     return kept(store)
 
 
-@pytest.mark.parametrize("step", ["settle", "sent", "end", "end_sized", "ends_plainly"])
+@pytest.mark.parametrize("step", ["settle", "sent", "end", "end_sized"])
 def test_another_thread_may_make_a_request_like_any_other_in_the_midst_of_a_step(step: str) -> None:
     """The step is taken all the same, and the cost is charged."""
     assert overtaken(step) == overtaken("nothing")
@@ -272,6 +272,41 @@ def test_a_body_is_closed_twice(use: Any, *, is_adaptive: bool) -> None:
         once = kept(store)
         body.close()
         assert kept(store) == once
+
+
+class Chunks:
+    """Chunks whose number is not known, which note how often they are closed."""
+
+    closed = 0
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> bytes:
+        return b"one"
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize("read", [next, lambda body: next(iter(body))], ids=["itself", "its iterator"])
+def test_chunks_are_closed_once_whoever_stops_reading_them(read: Any) -> None:
+    """And not before the server does it, as their closing may be the application's work after the response."""
+    given: list[Chunks] = []
+
+    def app(_: Any, start_response: Any) -> Any:
+        start_response("200 OK", [])
+        given.append(Chunks())
+        return given[-1]
+
+    gate = LimitGateWSGI(app, rules=RULES, store=MemoryStore(Clock()))
+    for _ in range(2):
+        body: Any = gate(wsgi_environ(), lambda *_: None)
+        assert read(body) == b"one"
+        assert given[-1].closed == 0
+        body.close()
+        del body
+        assert given[-1].closed == 1
 
 
 class Held:
