@@ -17,7 +17,7 @@ from benchmarks.drive import CLIENTS, Crowd, Crowds, Visit, address, scope
 from benchmarks.figures import Outcomes
 from benchmarks.readme import CONFIG, PROXY, bare_example, example, options, visit
 from benchmarks.rounds import Plan, alternate
-from limitgate import Caller, LimitGate, Rule, limit
+from limitgate import Adaptive, Caller, LimitGate, Rule, limit
 from tests.support.redis_server import RedisServer
 
 PLAIN = "README's rule"
@@ -64,6 +64,7 @@ def variants() -> Mapping[str, _Build]:
         ),
         "charge_if": partial(_gated, rules=[_with(charge_if={"status_not": ["5xx"]})]),
         "concurrency": partial(_gated, rules=[_with(concurrency=100)]),
+        "adaptive": partial(_gated, rules=[_with(adaptive=Adaptive(min=100))]),
         "identify": partial(_gated, rules=[plain], identify=_identify),
         "shadow": partial(_gated, rules=[_with(shadow=True)]),
         "draft-11 headers besides": partial(_gated, rules=[plain], headers=["x-ratelimit", "draft-11"]),

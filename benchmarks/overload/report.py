@@ -140,10 +140,14 @@ def most_of(results: Results, work: str, load: float) -> float:
 
 
 def k_of(results: Results, work: str) -> float | None:
-    """Cost of a refusal over that of a request, from the run with most refusals."""
+    """Cost of a refusal over that of a request, from the run with most refusals.
+
+    None where that cannot be told: requests that await cost more the more of them there are, and under the backlog by which the
+    capacity is measured there are so many that refusals seem to give time back.
+    """
     costs_s = [refusal_s(results, work, load) for load in LOADS]
     known = [cost_s for cost_s in costs_s if cost_s is not None]
-    return known[-1] / results.capacity[work].request_s if known else None
+    return known[-1] / results.capacity[work].request_s if known and known[-1] > 0 else None
 
 
 def best_fixed(results: Results, work: str, load: float) -> int | None:

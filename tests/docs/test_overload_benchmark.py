@@ -203,6 +203,15 @@ def test_a_refusal_costs_what_the_server_spent_besides_its_answers() -> None:
     assert report.k_of(Results(), "loop") is None
 
 
+def test_no_bar_is_above_the_capacity_where_refusals_seem_to_cost_less_than_nothing() -> None:
+    """Its capacity was measured under a backlog that made requests slower than they are with a limit."""
+    results = measured()
+    results.capacity["loop"] = Capacity(CAPACITY, 2 * REQUEST_S)
+    assert (refusal_s(results, "loop", 10) or 0) < 0
+    assert report.k_of(results, "loop") is None
+    assert report.most_of(results, "loop", 10) == 1
+
+
 def test_all_bars_are_met_where_all_is_well() -> None:
     bars = report.bars(measured())
     assert len(bars) == len({bar.what for bar in bars}) >= 30
