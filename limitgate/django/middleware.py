@@ -15,15 +15,19 @@ from django.utils.module_loading import import_string
 
 from limitgate.django.options import options
 from limitgate.django.request import DjangoRequest
-from limitgate.exchange.base import EXCHANGE, Exchange, admission_around
+from limitgate.exchange.base import EXCHANGE, OUTCOME, Exchange, admission_around
+from limitgate.exchange.plain import PlainExchange
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate, Identify
 from limitgate.gate.lifecycle.build import build_gate
 from limitgate.gate.load import end_undecided
 from limitgate.gate.nesting import overall_decision, response_fields
+from limitgate.gate.plain_admission import AnyAdmission, PlainAdmission, whole_admission
 from limitgate.http.request import UserWanted
 from limitgate.http.response import Refusal, raw
+from limitgate.limits.decision import Decision
 from limitgate.routes.django import DjangoRoutes
+from limitgate.rules import decorators
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING, decided_marks
 from limitgate.rules.options import check_refuses
@@ -63,13 +67,14 @@ class LimitGateMiddleware:
             return self._acall(request)
         exchange = _decide(self.gate, self._gate_request(request)) if self.gate else None
         _leave(exchange, request)
-        refusal = exchange.admission.refusal if exchange else None
+        refusal = _refusal(exchange)
         if exchange is not None and refusal is not None:
             deny = self._deny if refusal.status == 429 else None
             refused = deny(request) if deny else _refusing(refusal, request)
             exchange.admission.end()
             return _completed(refused, exchange)
-        token = decided_marks.set(exchange.admission.marks if exchange else EVERYTHING)
+        marks = exchange.marks if exchange else EVERYTHING
+        token = decided_marks.set(marks) if marks or decorators.notes_none else None
         try:
             response = self.get_response(request)
         except BaseException:  # Django makes a 500 of everything else
@@ -77,7 +82,10 @@ class LimitGateMiddleware:
                 exchange.end()
             raise
         finally:
-            decided_marks.reset(token)
+            if token is not None:
+                decided_marks.reset(token)
+        if type(exchange) is _PlainExchange and exchange.completes(response):
+            return response
         if exchange is not None:
             _begun(exchange.admission, response)
             if response.streaming:
@@ -96,13 +104,14 @@ class LimitGateMiddleware:
     async def _acall(self, request: Any) -> Any:
         exchange = await _adecide(self.gate, self._gate_request(request)) if self.gate else None
         _leave(exchange, request)
-        refusal = exchange.admission.refusal if exchange else None
+        refusal = _refusal(exchange)
         if exchange is not None and refusal is not None:
             deny = self._deny if refusal.status == 429 else None
             refused = await deny(request) if deny else _refusing(refusal, request)
             exchange.admission.end()
             return _completed(refused, exchange)
-        token = decided_marks.set(exchange.admission.marks if exchange else EVERYTHING)
+        marks = exchange.marks if exchange else EVERYTHING
+        token = decided_marks.set(marks) if marks or decorators.notes_none else None
         try:
             response = await self.get_response(request)
         except GeneratorExit:  # the event loop is gone, and nothing can be awaited any more
@@ -112,7 +121,10 @@ class LimitGateMiddleware:
                 await exchange.aend()
             raise
         finally:
-            decided_marks.reset(token)
+            if token is not None:
+                decided_marks.reset(token)
+        if type(exchange) is _PlainExchange and exchange.completes(response):
+            return response
         if exchange is not None:
             _begun(exchange.admission, response)
             if response.streaming:
@@ -138,16 +150,53 @@ def _behind(ours: type) -> list[str] | None:
     return None
 
 
+class _PlainExchange(PlainExchange):
+    """One request that has a `PlainAdmission` without adaptive limits."""
+
+    def __init__(self, gate: Gate, plain: PlainAdmission) -> None:
+        self.gate = gate
+        self._plain = plain
+        self._has_begun = False
+
+    @property
+    def decision(self) -> Decision:
+        """The decision that the application is told."""
+        return self._plain.decision
+
+    def completes(self, response: Any) -> bool:
+        """Add rate fields to a response, and end the request. False if more is due than that."""
+        plain = self._plain
+        if response.streaming or plain.has_news():
+            return False
+        self._status = response.status_code  # first, as other threads read it once a response has begun
+        self._has_begun = True
+        if plain.rules.counts is not None or type(self) is not _PlainExchange:
+            PlainExchange.note_begun(self)
+        headers = response.headers
+        for name, value in plain.fields():
+            headers[name] = value
+        return plain.end()
+
+
+def _exchange(gate: Gate, request: DjangoRequest, admission: AnyAdmission) -> Exchange:
+    """The exchange of a request that was decided about."""
+    if type(admission) is PlainAdmission and admission.prepared.adaptive is None:  # almost all requests
+        place: Any = request.environ if request.scope is None else request.scope
+        place[OUTCOME] = "admitted"
+        return _PlainExchange(gate, admission)
+    exchange = Exchange(gate, whole_admission(admission))
+    exchange.show_outcome()
+    return exchange
+
+
 def _decide(gate: Gate, request: DjangoRequest) -> Exchange:
     """Have a gate decide about a request."""
     try:
-        admission = gate.check(request, admission_around(_place_of(request.django)))
+        admission = gate.decide(request, admission_around(_place_of(request.django)))
     except BaseException:
         end_undecided(request)
         raise
-    exchange = Exchange(gate, admission)
-    exchange.show_outcome()
-    return exchange
+    return _exchange(gate, request, admission)
 
 
 async def _adecide(gate: Gate, request: DjangoRequest) -> Exchange:
@@ -160,18 +209,29 @@ async def _adecide(gate: Gate, request: DjangoRequest) -> Exchange:
     outer = admission_around(_place_of(request.django))
     try:
         try:
-            admission = await gate.acheck(request, outer)
+            admission = await _asked(gate, request, outer)
         except UserWanted:
             await request.find_user()
-            admission = await gate.acheck(request, outer)
-        exchange = Exchange(gate, admission)
+            admission = await _asked(gate, request, outer)
+        exchange = _exchange(gate, request, admission)
         exchange.awaits = True
-        exchange.show_outcome()
-        await exchange.await_booking()
+        if type(exchange) is not _PlainExchange:
+            await exchange.await_booking()
     except BaseException:
         end_undecided(request)
         raise
     return exchange
+
+
+async def _asked(gate: Gate, request: DjangoRequest, outer: Admission | None) -> AnyAdmission:
+    """The decision of a gate about a request."""
+    asked = gate.ask(request, outer)
+    return asked if isinstance(asked, AnyAdmission) else await asked
+
+
+def _refusal(exchange: Exchange | None) -> Refusal | None:
+    """The response to send instead of the application's; None to let the request pass."""
+    return None if exchange is None or type(exchange) is _PlainExchange else exchange.admission.refusal
 
 
 def _place_of(request: Any) -> Mapping[str, Any]:

@@ -36,7 +36,8 @@ class DjangoRoutes:
     def note(self, urlconf: Any) -> None:
         """Add a URLconf that a request brings along in place of ``ROOT_URLCONF``."""
         with contextlib.suppress(Exception):  # it is Django's to raise, after the request was charged
-            self._table(urlconf)
+            if urlconf not in self._tables:
+                self._table(urlconf)
 
     def decorated(self) -> bool:
         """True if any view carries a decorator, or if that cannot be known."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from django.conf.urls.i18n import i18n_patterns
-from django.http import HttpResponse
+from django.http import HttpResponse, StreamingHttpResponse, UnreadablePostError
 from django.test import override_settings
 from django.urls import URLPattern, converters, include, path, re_path, register_converter
 from django.urls.resolvers import RoutePattern
@@ -16,6 +16,10 @@ from django.views import View
 from hypothesis import given, settings, strategies as st
 
 from limitgate import MemoryStore, exempt, limit
+from limitgate.exchange.base import EXCHANGE, OUTCOME
+from limitgate.exchange.plain import PlainExchange
+from limitgate.limits.decision import DeferredDecision
+from tests.exchange.test_plain import RULES, stepped
 from tests.gate.test_prepared import KEY, Counted, General, kept, rules
 from tests.support.clock import Clock
 from tests.support.django_app import CHANGING, WAYS, Changing, Way
@@ -173,3 +177,52 @@ def test_urls_that_are_put_in_place_of_others_are_seen(way: Way) -> None:
         with override_settings(ROOT_URLCONF=(path("it", limit("1/minute", name="swapped")(answer)),)):
             assert project.statuses("/it", "/it") == [200, 429]
         assert project.statuses("/it") == [200]
+
+
+STEPS = ("ask", "look", "settle", "settle a rule", "stream", "raise", "client left")
+
+
+@settings(deadline=None, max_examples=30)
+@given(steps=st.lists(st.sampled_from(STEPS), max_size=5))
+@pytest.mark.parametrize("name", ["wsgi", "asgi"])
+def test_whatever_a_view_does_a_request_with_a_prepared_plan_ends_like_any_other(name: str, steps: list[str]) -> None:
+    """Property: responses, outcomes and buckets are the same. A request that nobody asks about stays a short one."""
+    kinds: list[Any] = []
+
+    def view(request: Any) -> Any:
+        place = getattr(request, "scope", request.META)
+        exchange, decision = place[EXCHANGE], request.limitgate
+        kinds.append((type(exchange), type(decision)))
+        took = steps.index("stream") if "stream" in steps else len(steps)
+
+        def takes(some: list[str]) -> None:
+            for step in some:
+                if step == "look":
+                    assert decision.remaining >= 0
+                elif step == "client left":
+                    raise UnreadablePostError
+                stepped(exchange, decision, step)
+
+        def chunks() -> Iterator[bytes]:
+            yield place[OUTCOME].encode()
+            takes(steps[took:])
+
+        takes(steps[:took])
+        return StreamingHttpResponse(chunks()) if "stream" in steps else HttpResponse(place[OUTCOME])
+
+    def told(kind: type[MemoryStore]) -> Iterator[Any]:
+        clock = Clock()
+        store = kind(clock)
+        with WAYS[name].project(path("it", view), LIMITGATE={"RULES": RULES, "STORE": store}) as project:
+            project.client.raise_request_exception = False
+            for _ in range(2):
+                try:
+                    response = project.ask("/it")
+                    yield response.status_code, dict(response.items()), response.body
+                except (LookupError, UnreadablePostError):  # in the midst of a stream
+                    yield "error"
+                yield kept(store, clock())
+
+    assert list(told(MemoryStore)) == list(told(General))
+    assert [issubclass(exchange, PlainExchange) for exchange, _ in kinds] == [False, True, False, False]
+    assert [decision is DeferredDecision for _, decision in kinds] == [False, True, False, False]
