@@ -13,6 +13,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from limitgate.limits.bucket import bucket_of
 from limitgate.limits.decision import decide
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, Verb
 from limitgate.limits.refund import refund
+from limitgate.stores import memory
 from tests.support.clock import Clock
 from tests.support.doors import wsgi_reply
 from tests.support.stored import buckets
@@ -474,6 +477,34 @@ def test_threads_share_a_store() -> None:
         assert sum(pool.map(visit, range(16))) == 100
     assert len(subject.store) == 20
     assert len(subject.kept()) == 20
+
+
+@pytest.mark.parametrize("turns", [3, 1_000])
+def test_a_thread_lets_others_run_while_one_of_them_is_in_the_midst_of_a_call(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not wait for the lock: it would be given it in its sleep, for others to run into. In the end it does."""
+    inside, go_on, slept = Event(), Event(), list[float]()
+
+    def clock() -> int:
+        inside.set()
+        return 10**15 if go_on.wait(60) else 0
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == turns:
+            go_on.set()
+            if turns == 3:
+                other.join()
+
+    store = MemoryStore(clock)
+    other = Thread(target=store.spend, args=[a_plan("key", "1/day")])
+    other.start()
+    assert inside.wait(60)
+    monkeypatch.setattr(memory, "time", SimpleNamespace(sleep=sleep))
+    assert not store.spend(a_plan("key", "1/day")).admitted
+    assert slept == [0] * turns
+    other.join()
 
 
 def test_a_bucket_moved_while_its_plan_is_carried_out_still_expires() -> None:
