@@ -81,9 +81,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: item.path.name not in LONG)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _only_garbage_of_this_module() -> None:
-    """Spare the collector what was there before, such as thousands of tests: many tests have it look at everything."""
+@pytest.fixture(autouse=True, scope="session")
+def _only_garbage_of_tests() -> None:
+    """Spare the collector what was there before, such as thousands of tests: many tests have it look at everything.
+
+    Later is too late: what a test has left behind for a moment, such as a store whose thread still looks for Redis, would never
+    be let go of again.
+    """
     gc.collect()
     gc.freeze()
 

@@ -38,6 +38,7 @@ from tests.support.outcomes import Watched
 from tests.support.proxy import in_a_loop, until
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_server import RedisServer
+from tests.support.threads import Began
 
 PATIENT = 10.0
 RENEW, HELD = 0.08, 1.5
@@ -226,7 +227,7 @@ def test_a_slot_whose_store_fails_at_the_beginning(in_haste: None) -> None:
 
 def test_threads_renew_what_they_hold(redis_server: RedisServer, in_haste: None) -> None:
     """A place that is held for longer than a lease lasts stays taken; the thread that renews it ends with the last one."""
-    key, before = uuid4().hex, set(threading.enumerate())
+    key, threads = uuid4().hex, Began()
     with Limiter(redis_server.url, timeout=PATIENT) as limiter:
         with limiter.slot(key, 1):
             began = time.monotonic()
@@ -235,7 +236,7 @@ def test_threads_renew_what_they_hold(redis_server: RedisServer, in_haste: None)
                 time.sleep(0.01)
         assert taken(limiter, key, "1 at once") == 0
         waited(lambda: not limiter._slot_keeper._in_threads._runs)
-    waited(lambda: not {thread.name for thread in {*threading.enumerate()} - before})
+    waited(lambda: not threads.names())
 
 
 def test_an_event_loop_renews_what_it_holds(redis_server: RedisServer, in_haste: None) -> None:

@@ -28,6 +28,7 @@ from limitgate.stores.redis.errors import store_error
 from limitgate.stores.redis.protocol import wire
 from limitgate.stores.redis.protocol.plain import Script
 from tests.support.redis_server import RedisServer
+from tests.support.threads import Began
 
 PATIENT = 20.0
 """Seconds, where a test is not about time."""
@@ -429,11 +430,10 @@ def test_an_idle_store_has_no_task(redis_server: RedisServer) -> None:
 
 def test_a_forked_child_makes_its_own_connections(own_redis: RedisServer) -> None:
     """After a fork, parent and child share the buckets but no connection."""
-    door = Door(RedisStore(own_redis.url))
+    began, door = Began(), Door(RedisStore(own_redis.url))
     hit(door, "50/day", key="family")
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread():
-            thread.join(PATIENT)
+    for thread in began.running():
+        thread.join(PATIENT)
     child = os.fork()
     if not child:
         with contextlib.suppress(BaseException):

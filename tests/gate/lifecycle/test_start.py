@@ -7,7 +7,6 @@ import logging
 import re
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -27,6 +26,7 @@ from limitgate import ConfigError, LimitGate, LimitGateWSGI, MemoryStore, Rule, 
 from tests.support.doors import PATIENCE, PROCESS_PATIENCE, ASGISite, Wire, asgi_reply
 from tests.support.impostor import Impostor
 from tests.support.redis_server import RedisServer, free_port
+from tests.support.threads import Began
 
 RULES = [Rule("all", "9/minute"), Rule("all", "99/minute", tier="vip"), Rule("more", "9/minute", tier="vip")]
 
@@ -266,9 +266,9 @@ def test_without_lifespan_the_first_request_asks(redis_server: RedisServer) -> N
 
 def test_no_thread_is_left(redis_server: RedisServer) -> None:
     """Once the store has answered, all that is left is a connection for the first request."""
-    gate = LimitGateWSGI(app, rules=RULES, store=redis_server.url)
+    began, gate = Began(), LimitGateWSGI(app, rules=RULES, store=redis_server.url)
     gate.gate.store._connecting.join(PATIENCE)
-    assert not any(thread.name == "limitgate-start" for thread in threading.enumerate())
+    assert "limitgate-start" not in began.names()
     gate.gate.store.close()
 
 

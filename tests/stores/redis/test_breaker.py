@@ -22,6 +22,7 @@ from limitgate import AsyncRedisStore, RedisStore, StoreError
 from limitgate.stores.redis.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Breaker, Tally
 from tests.support.crowds import a_plan
 from tests.support.redis_server import RedisServer
+from tests.support.threads import Began
 
 PATIENT = 20.0
 """Seconds within which a store finds Redis again however busy the machine is; how long it pauses is a matter of `Breaker`."""
@@ -270,11 +271,12 @@ def test_each_change_is_said_once(it: Store, own_redis: RedisServer, caplog: pyt
 
 def test_one_probe_at_a_time(it: Store, own_redis: RedisServer) -> None:
     """While Redis is frozen, no more than one connection at a time is on its way to it."""
+    began = Began()
     with own_redis.frozen():
         fail(it, 4 * FAILURES)
         for _ in range(20):
             it.idle(0.05)
-            assert sum(thread.name == "limitgate-probe" for thread in threading.enumerate()) <= 1
+            assert began.names().count("limitgate-probe") <= 1
     until(it, lambda: it.store.healthy)
     with own_redis.client() as client:
         assert len(client.client_list()) <= 3
@@ -282,6 +284,7 @@ def test_one_probe_at_a_time(it: Store, own_redis: RedisServer) -> None:
 
 def test_a_closed_store_stops_probing(it: Store, own_redis: RedisServer) -> None:
     """Nothing is left that would look for Redis, and the store can be used again."""
+    began = Began()
     own_redis.kill()
     fail(it)
     if isinstance(it, AsyncStore):
@@ -289,21 +292,21 @@ def test_a_closed_store_stops_probing(it: Store, own_redis: RedisServer) -> None
     else:
         it.store.close()
     assert it.store.healthy
-    until(it, lambda: "limitgate-probe" not in [thread.name for thread in threading.enumerate()])
+    until(it, lambda: "limitgate-probe" not in began.names())
     own_redis.start()
     assert it.fault(5) is None
 
 
 def test_a_forgotten_store_stops_probing(own_redis: RedisServer) -> None:
     """The thread that probes does not keep a store alive that nobody has any more."""
-    it = Store(own_redis.url)
+    began, it = Began(), Store(own_redis.url)
     assert it.fault(5) is None
     own_redis.kill()
     fail(it)
     forgotten = weakref.ref(it.store)
     del it
     deadline = time.monotonic() + PATIENT
-    while forgotten() is not None or "limitgate-probe" in [thread.name for thread in threading.enumerate()]:
+    while forgotten() is not None or "limitgate-probe" in began.names():
         assert time.monotonic() < deadline
         gc.collect()
         time.sleep(0.01)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import os
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,6 +19,7 @@ from tests.support.clusters import KINDS, charge, ends, key_on, nodes_of, plan, 
 from tests.support.crowds import ask, begin
 from tests.support.proxy import PATIENT, in_a_loop, until
 from tests.support.redis_cluster import RedisCluster
+from tests.support.threads import Began
 
 
 @pytest.fixture(params=KINDS.values(), ids=KINDS)
@@ -31,7 +31,7 @@ def door(request: pytest.FixtureRequest, redis_cluster: RedisCluster) -> Iterato
 
 def test_a_closed_store_leaves_nothing(door: Door, redis_cluster: RedisCluster) -> None:
     """After closing there is no connection to any node, no thread and no task; the store can be used again."""
-    mine = set(threading.enumerate())
+    began = Began()
     before = visitors(redis_cluster)
     charges = [charge(key_on(place)) for place in (0, 1, 2)]
     for _ in range(2):
@@ -44,7 +44,7 @@ def test_a_closed_store_leaves_nothing(door: Door, redis_cluster: RedisCluster) 
         else:
             door.close()
         assert settled(door, lambda: visitors(redis_cluster) <= before)
-    assert settled(door, lambda: not [thread for thread in threading.enumerate() if _is_ours(thread) and thread not in mine])
+    assert settled(door, lambda: not _ours(began))
     gc.collect()
 
 
@@ -52,8 +52,8 @@ async def _tasks() -> list[Any]:
     return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 
 
-def _is_ours(thread: threading.Thread) -> bool:
-    return thread.name.startswith("limitgate")
+def _ours(began: Began) -> list[str]:
+    return [name for name in began.names() if name.startswith("limitgate")]
 
 
 @in_a_loop
@@ -122,10 +122,10 @@ def test_loops_side_by_side(redis_cluster: RedisCluster) -> None:
 
 def test_a_forked_child_makes_its_own_connections(redis_cluster: RedisCluster) -> None:
     """After a fork, parent and child share the buckets of a cluster but no connection."""
-    door = Door(RedisStore(redis_cluster.url))
+    began, door = Began(), Door(RedisStore(redis_cluster.url))
     charges = [charge(key_on(place)) for place in (0, 1, 2)]
     door.spend(plan(*charges))
-    assert settled(door, lambda: not [thread for thread in threading.enumerate() if _is_ours(thread)])
+    assert settled(door, lambda: not _ours(began))
     child = os.fork()
     if not child:
         with contextlib.suppress(BaseException):

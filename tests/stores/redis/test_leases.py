@@ -31,6 +31,7 @@ from tests.support.effort import EXAMPLES
 from tests.support.lease_world import START, History, Process, World
 from tests.support.proxy import calls_to
 from tests.support.redis_server import RedisServer
+from tests.support.threads import Began
 
 SEEDS = 4 * EXAMPLES
 BLOCKS = 4
@@ -577,14 +578,13 @@ async def silent_after(store: AsyncRedisStore, requests: int) -> None:
 
 def test_a_lease_goes_back_when_a_process_falls_silent(door: Door, own_redis: RedisServer) -> None:
     """About a second after it was taken, what is left of a lease is back, and nothing goes on running for it."""
-    start = time.monotonic()
-
+    start, began = time.monotonic(), Began()
     if isinstance(door, AsyncDoor):
         door.run(silent_after(door.store, 20))
     else:
         for _ in range(20):
             door.spend(a_plan())
-        assert eventually(lambda: "limitgate-leases" not in [thread.name for thread in threading.enumerate()])
+        assert eventually(lambda: "limitgate-leases" not in began.names())
     assert 0.9 < time.monotonic() - start < 1.1 + SLACK
     assert owed(own_redis) == 20
 
