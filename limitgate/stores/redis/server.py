@@ -69,7 +69,7 @@ class Server:
         """
         call, reply, breaker = event.call, event.reply, self.breaker
         try:
-            if isinstance(event, Redirected) and self.address is not None:
+            if self.address is not None and isinstance(event, Redirected):
                 answer: Answer = event.reply
             elif isinstance(reply, Exception):
                 raise store_error(reply) from reply  # noqa: TRY301 - as what is read of a reply does

@@ -21,7 +21,7 @@ from limitgate.stores.redis.breaker import Breaker
 from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dial
 from limitgate.stores.redis.dial.url import Address
 from limitgate.stores.redis.errors import store_error, unsendable
-from limitgate.stores.redis.protocol.session import MustClose, Resend, Session
+from limitgate.stores.redis.protocol.session import Answered, MustClose, Redirected, Session
 from limitgate.stores.redis.protocol.wire import NO_PLAN, UNSENDABLE, Call
 from limitgate.stores.redis.replies import Outcome, RedisReplies
 from limitgate.stores.redis.server import Answer, Server, blames_server, configuration, failure_by
@@ -108,7 +108,7 @@ class Node:
         """Send calls together, to be followed by `hear`."""
         sent, data = Sent(calls), b""
         try:
-            sent.connection = connection = self._connections.take(patience, by_looking=not all(map(_may_be_repeated, calls)))
+            sent.connection = connection = self._connections.take(patience, by_looking=any(map(_may_not_be_repeated, calls)))
             for call in calls:
                 try:
                     data += connection.session.send(call)
@@ -128,14 +128,14 @@ class Node:
             try:
                 while len(answers) < len(calls):
                     event = connection.next_event(patience)
-                    if isinstance(event, MustClose):
-                        self._lose(sent, session, event.error, patience)
-                    elif isinstance(event, Resend):
-                        connection.send(session.send(event.call), patience)
-                    else:
+                    if isinstance(event, (Answered, Redirected)):
                         answer = answers[event.call] = self._server.judge(session, event)
                         if isinstance(answer, StoreError) and blames_server(answer):
                             self._note(answer, event.call)
+                    elif isinstance(event, MustClose):
+                        self._lose(sent, session, event.error, patience)
+                    else:
+                        connection.send(session.send(event.call), patience)
             except BaseException as error:  # noqa: BLE001 - what interrupts this thread is raised again
                 self._fail(sent, error)
             if session.is_quiet():
@@ -249,9 +249,9 @@ class Node:
         self._probe_due = None if pause is None else now + pause
 
 
-def _may_be_repeated(call: Call) -> bool:
-    """True if all of a call may be sent once more on another connection, see `Call.repeated`."""
-    return call.shape is not None or not any(plan.has_adjustments for plan in call.requested)
+def _may_not_be_repeated(call: Call) -> bool:
+    """True if a part of a call must not be sent once more on another connection, see `Call.repeated`."""
+    return call.shape is None and any(plan.has_adjustments for plan in call.requested)
 
 
 def _joined(call: Call, answer: Answer, error: Exception) -> Answer:
