@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry
 
-from benchmarks.contenders import starlette
+from benchmarks.contenders import flask, starlette
 from benchmarks.drive import CLIENTS, Crowd, Crowds, trouble
 from benchmarks.readme import RULE, bare_example, example, visit
 from limitgate import Limiter, LimitGate, LimitGateWSGI, MemoryStore, Rule
+from limitgate.flask import LimitGate as Extension
 from limitgate.observing.handover import handover
 from limitgate.prometheus import PrometheusObserver
 
@@ -51,6 +52,7 @@ class Case(NamedTuple):
 
 
 _STARLETTE, _STARLETTE_CROWDED, _WSGI, _EXAMPLE = "Starlette", "Starlette, 32 at once", "a WSGI application", "README's routes"
+_FLASK = "Flask"
 BARE: Mapping[str, str] = {
     "ASGI, memory": _STARLETTE,
     "ASGI, Redis, 1 at once": _STARLETTE,
@@ -67,6 +69,7 @@ BARE: Mapping[str, str] = {
     "ASGI, memory, refused, observed": "",
     "ASGI, memory, adaptive": _STARLETTE,
     "ASGI, memory, concurrency": _STARLETTE,
+    "Flask, memory": _FLASK,
 }
 """The cases that are kept, each with the one that is taken off; "" for none, where no application is reached."""
 OBSERVED: Mapping[str, str] = {
@@ -97,11 +100,13 @@ def cases(url: str, crowd_of: Crowds) -> Mapping[str, Case]:
         Case(crowd_of.asgi(_observed(REFUSING), clients=1), expected=429),
         Case(asgi(_gated(memory(), ADAPTIVE))),
         Case(asgi(_gated(memory(), IN_FLIGHT))),
+        Case(wsgi(_gated_flask(memory()))),
     )
     return {
         _STARLETTE: Case(bare),
         _STARLETTE_CROWDED: Case(bare, CROWDED),
         _WSGI: Case(wsgi(_bare_wsgi)),
+        _FLASK: Case(wsgi(flask())),
         _EXAMPLE: Case(crowd_of.asgi(bare_example(), visit=visits), CROWDED),
         **dict(zip(BARE, crowds)),
     }
@@ -150,6 +155,12 @@ def _observed(rule: Rule = RULE) -> LimitGate:
 
 def _gated_wsgi(store: Any) -> LimitGateWSGI:
     return LimitGateWSGI(_bare_wsgi, rules=[RULE], store=store, **OPTIONS)
+
+
+def _gated_flask(store: Any) -> Any:
+    app = flask()
+    Extension(app, rules=[RULE], store=store, **OPTIONS)
+    return app
 
 
 def _limited_wsgi(store: Any) -> Any:
