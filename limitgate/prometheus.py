@@ -12,7 +12,7 @@ import re
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -29,7 +29,7 @@ with extra("prometheus", "prometheus_client"):
 
 from limitgate.observing.handover import handover
 from limitgate.observing.instruments import INSTRUMENTS, Instrument
-from limitgate.observing.worker_files import Family, Series, WorkerFiles, can_join
+from limitgate.observing.worker_files import Family, Run, WorkerFiles, can_join
 from limitgate.own_errors import survived
 
 __all__ = ["MultiProcessCollector", "PrometheusObserver", "child_exit", "generate_latest", "make_asgi_app", "make_wsgi_app"]
@@ -40,6 +40,8 @@ _FIRST = INSTRUMENTS[0].prometheus_name.removesuffix("_total")
 """Name of the first metric of ours, with which a collection of a whole registry begins."""
 _OURS = "limitgate_"
 """With which the names of all metrics of ours begin."""
+_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
+"""A name that stands in the text format as it is."""
 _RECENT = 0.1
 """Seconds for which a collection goes on, or less: for its later metrics nothing new is handed over."""
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -202,23 +204,42 @@ def _places(shape: _Shape, labels: dict[str, str]) -> Iterable[tuple[str, dict[s
 
 def _lines(shape: _Shape, labels: Mapping[str, str]) -> str:
     """The lines of a series in the text format, with ``%s`` in the place of each value."""
-    values = {name: _escaped(value).replace("%", "%%") for name, value in labels.items()}
-    return _any_lines(shape, tuple(labels)) % values
+    names = tuple(sorted(labels))
+    return _any_lines(shape, names) % (tuple([_escaped(labels[name]) for name in names]) * len(shape))
 
 
 @lru_cache(256)
 def _any_lines(shape: _Shape, names: tuple[str, ...]) -> str:
-    """`_lines` of any series with labels of these names, with ``%(name)s`` in the place of their values."""
+    """`_lines` of any series with labels of these names, which are sorted, with ``%s`` in the place of their values, too."""
     lines = []
     for name, bound in shape:
-        own = {each: f"%({each})s" for each in names} | ({} if bound is None else {"le": _escaped(bound)})
+        own = dict.fromkeys(names, "%s") | ({} if bound is None else {"le": _escaped(bound)})
         pairs = ",".join([f'{each}="{own[each]}"' for each in sorted(own)])
         lines.append(f"{name}{{{pairs}}} %%s\n" if pairs else f"{name} %%s\n")
     return "".join(lines)
 
 
+def _lines_of_run(shape: _Shape, run: Run) -> str:
+    """`_lines` of all series of a run."""
+    places = {name: place for place, name in enumerate(run.names)}
+    names = tuple(sorted(places))
+    labels: Iterable[tuple[str, ...]] = run.values
+    if names != run.names:
+        labels = [tuple([values[places[name]] for name in names]) for values in labels]
+    if _ODD.search("".join([*chain.from_iterable(labels)])):
+        labels = [tuple(map(_escaped, values)) for values in labels]
+    if len(shape) > 1:
+        labels = [values * len(shape) for values in labels]
+    return _any_lines(shape, names) * len(run.values) % tuple(chain.from_iterable(labels))
+
+
+_ODD = re.compile(r'[\\\n"%]')
+"""A character that does not stand in the text format as it is, or not before values are put in."""
+
+
 def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    """The value of a label in the text format, for ``%``."""
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"").replace("%", "%%")
 
 
 @lru_cache(256)
@@ -333,22 +354,27 @@ class _Family(Metric):
     def text(self) -> Iterable[str]:
         """The metric in the text format, in parts."""
         name = self.name + ("_total" if self.type == "counter" else "")
-        yield f"# HELP {name} {self.documentation}\n# TYPE {name} {self.type}\n"
+        meaning = self.documentation.replace("\\", r"\\").replace("\n", r"\n")
+        yield f"# HELP {name} {meaning}\n# TYPE {name} {self.type}\n"
         for child in self._metric.children():
             yield child.present_text()
 
 
 class _JoinedMetric:
-    """A metric of several workers."""
+    """A metric of several workers, whose text is kept until a value changes."""
 
     def __init__(self, family: Family) -> None:
         self._family = family
-        self._children = [_JoinedSeries(family.name, series) for series in family.series.values()]
+        self._shapes = [_shape_of(family.name, run) for run in family.runs]
+        names = [family.name, *[name for run in family.runs for name in (*run.samples, *run.names)]]
+        self._is_ours = family.name.startswith(_OURS) and all(map(_NAME.fullmatch, names))
+        self._kept_text: tuple[Sequence[float] | None, str] = (None, "")
+        """Its lines in the text format, and the values that are in them."""
 
     def collected(self) -> Metric:
         """The metric as it is collected; its text is made here if it is one of LimitGate's."""
-        present = _Family(self)
-        if present.name.startswith(_OURS):
+        present = _Family(_JoinedValues(self, self._family.values))
+        if self._is_ours:
             return present
         metric = self.family()
         metric.samples = present.samples
@@ -358,45 +384,58 @@ class _JoinedMetric:
         """Its name, meaning and type, without samples."""
         return Metric(self._family.name, self._family.meaning, self._family.kind)
 
-    def children(self) -> Iterable[_PresentSeries]:
-        """Its series."""
-        return self._children
+    def samples(self, values: Sequence[float]) -> Sequence[Sample]:
+        """All its samples with these values."""
+        places = [
+            place
+            for shape, run in zip(self._shapes, self._family.runs)
+            for labels in run.values
+            for place in _places(shape, dict(zip(run.names, labels)))
+        ]
+        return [Sample(name, labels, value) for (name, labels), value in zip(places, values)]
 
-
-class _JoinedSeries:
-    """A series of several workers, whose text is kept until the value of one of them changes."""
-
-    def __init__(self, metric: str, series: Series) -> None:
-        self._metric = metric
-        self._series = series
-        self._kept_text: tuple[object, str] = (None, "")
-        """Its lines in the text format, and the values that are in them."""
-
-    def present_samples(self) -> Sequence[Sample]:
-        """The samples of one series, or of the buckets of one histogram."""
-        places = _places(self._shape(), dict(self._series.labels))
-        return [Sample(name, labels, value) for (name, labels), value in zip(places, self._values())]
-
-    def present_text(self) -> str:
-        """`present_samples` in the text format."""
-        found = self._series.found()
-        if found != self._kept_text[0]:
-            self._kept_text = found, self._lines % tuple(map(_number, self._values()))
-        return self._kept_text[1]
-
-    def _shape(self) -> _Shape:
-        """Its samples."""
-        names, bounds = tuple((name, None) for name in self._series.names), tuple(self._series.bounds)
-        return names + (_of_histogram(self._metric, bounds, ("count",)) if bounds else ())
-
-    def _values(self) -> Sequence[float]:
-        """Value of each sample; the count of a histogram is what all its buckets have."""
-        values = self._series.values()
-        return [*values, values[-1]] if self._series.bounds else values
+    def text(self, values: Sequence[float]) -> str:
+        """All its lines with these values."""
+        kept, text = self._kept_text
+        if kept != values:
+            text = self._lines % tuple(map(_number, values))
+            self._kept_text = values, text
+        return text
 
     @cached_property
     def _lines(self) -> str:
-        return _lines(self._shape(), dict(self._series.labels))
+        return "".join([*map(_lines_of_run, self._shapes, self._family.runs)])
+
+
+class _JoinedValues:
+    """A metric of several workers, and its values when it was collected."""
+
+    def __init__(self, metric: _JoinedMetric, values: Sequence[float]) -> None:
+        self._metric = metric
+        self._values = values
+
+    def family(self) -> Metric:
+        """Its name, meaning and type, without samples."""
+        return self._metric.family()
+
+    def children(self) -> Iterable[_PresentSeries]:
+        """All its series, at once."""
+        return (self,)
+
+    def present_samples(self) -> Sequence[Sample]:
+        """The samples of all series."""
+        return self._metric.samples(self._values)
+
+    def present_text(self) -> str:
+        """`present_samples` in the text format."""
+        return self._metric.text(self._values)
+
+
+def _shape_of(metric: str, run: Run) -> _Shape:
+    """The samples of each series of a run."""
+    return tuple((name, None) for name in run.samples) + (
+        _of_histogram(metric, tuple(run.bounds), ("count",)) if run.bounds else ()
+    )
 
 
 class _Counter(_UpToDate, Counter):

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
+from hypothesis import given, strategies as st
 from prometheus_client import CollectorRegistry, generate_latest, multiprocess
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
@@ -113,29 +119,112 @@ def test_a_file_in_the_place_of_another_is_read_anew(tmp_path: Path) -> None:
 
 
 def test_keys_are_taken_apart_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of all workers the first time, and again only where there are others; lines are kept until a value changes."""
-    apart: list[bytes] = []
-    loads, entries, files_apart = worker_files.json.loads, worker_files._entries, []
-    monkeypatch.setattr(worker_files.json, "loads", lambda text: apart.append(text) or loads(text))
-    monkeypatch.setattr(worker_files, "_entries", lambda content: files_apart.append(content) or entries(content))
+    """Those of all workers the first time, and again only such as are new; one of each form is read as JSON."""
+    read: list[str] = []
+    taken: list[int] = []
+    loads, take_apart = worker_files.json.loads, worker_files._Forms.take_apart
+
+    def counting(self: Any, content: bytes, start: int, sizes: list[int], series: Any) -> None:
+        known = len(sizes)
+        take_apart(self, content, start, sizes, series)
+        taken.append(len(sizes) - known)
+
+    monkeypatch.setattr(worker_files.json, "loads", lambda text: read.append(text) or loads(text))
+    monkeypatch.setattr(worker_files._Forms, "take_apart", counting)
     _, ours = both(tmp_path)
     files = [MmapedDict(str(tmp_path / f"counter_{pid}.db")) for pid in (1, 2, 3)]
-    keys = [mmap_key("limitgate_x", "limitgate_x_total", ["rule"], [rule], "X.") for rule in "abcd"]
+    keys = [mmap_key("limitgate_x", "limitgate_x_total", ["rule"], [rule], "X.") for rule in ("a", "b", "c", "d", "é")]
     for file in files:
         for key in keys[:3]:
             file.write_value(key, 1, 0)
     assert b'{rule="a"} 3.0\n' in ours()
-    assert len(apart) == 3
-    assert len(files_apart) == 1
+    assert (taken, len(read)) == ([3], 1)
     files[1].write_value(keys[0], 5, 0)
     assert b'{rule="a"} 7.0\n' in ours()
-    assert len(apart) == 3
-    files[1].write_value(keys[3], 5, 0)
-    assert b'{rule="d"} 5.0\n' in ours()
-    assert len(apart) == 3 + 4
-    assert len(files_apart) == 1 + 1
+    assert (taken, len(read)) == ([3], 1)
+    for file in files[1:]:
+        file.write_value(keys[3], 5, 0)
+    assert b'{rule="d"} 10.0\n' in ours()
+    assert (taken, len(read)) == ([3, 1], 1)
+    files[0].write_value(keys[4], 2, 0)  # in JSON with a backslash
+    assert '{rule="é"} 2.0\n'.encode() in ours()
+    assert (taken, len(read)) == ([3, 1, 1], 2)
     for file in files:
         file.close()
+
+
+TEXTS = st.one_of(
+    st.sampled_from(
+        ["a", "b", "default", "", "a b", '"', "\\", "\n", "%s", "%", '": "', '", "', "{", "}", "\x7f", "é", "\u2028", "🙂"]
+    ),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
+)
+LABELS = ({"rule": TEXTS, "tier": TEXTS}, {"code": TEXTS, "rule": TEXTS}, {"zone": TEXTS}, {})
+"""Labels that stand before that of a bucket's bound, behind it, or nowhere."""
+
+
+@st.composite
+def entries(draw: st.DrawFn) -> list[tuple[str, str, float]]:
+    """Entries of a series: the kind of the file, the key and the value. Names of labels are mostly sorted."""
+    kind = draw(st.sampled_from(["counter", "histogram", "histogram", "gauge_livemax", "gauge_liveall", "gauge_livesum"]))
+    family = draw(st.sampled_from(["limitgate_x", "limitgate_y", "shop_x"])) + f"_{kind}"
+    labels = draw(st.fixed_dictionaries(draw(st.sampled_from(LABELS))))
+    samples = [(f"{family}_sum", labels), *[(f"{family}_bucket", {**labels, "le": bound}) for bound in BOUNDS]]
+    if kind != "histogram":
+        samples = [(family + "_total" * (kind == "counter"), labels)]
+    meaning = draw(st.sampled_from(["X.", 'Of "a", \\ and }, "b"]']))
+    write: Callable[..., str] = draw(
+        st.sampled_from([json.dumps, partial(json.dumps, sort_keys=True), partial(json.dumps, ensure_ascii=False)])
+    )
+    values = st.one_of(st.integers(0, 9).map(float), st.floats(-1e3, 1e3))
+    return [(kind, write([family, name, of, meaning]), draw(values)) for name, of in samples]
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), entries()), max_size=30), st.integers(1, 9))
+def test_keys_of_all_kinds_are_those_of_prometheus_client(
+    written: list[tuple[int, list[tuple[str, str, float]]]], every: int
+) -> None:
+    """Whatever stands in labels, in whatever order, while files grow: by a collector that knows some, and by a new one."""
+    with TemporaryDirectory() as folder, ExitStack() as opened:
+        files: dict[str, MmapedDict] = {}
+        theirs, ours = both(Path(folder))
+        for number, (pid, series) in enumerate(written, 1):
+            for kind, key, value in series:
+                name = f"{kind}_{pid}.db"
+                if name not in files:
+                    files[name] = MmapedDict(str(Path(folder) / name))
+                    opened.callback(files[name].close)
+                files[name].write_value(key, value, 0)
+            if number % every == 0 or number == len(written):
+                assert metrics_in(ours()) == metrics_in(theirs()) == metrics_in(both(Path(folder))[1]())
+
+
+@given(st.data())
+def test_a_damaged_file_is_told_or_read_as_by_prometheus_client(data: st.DataObject) -> None:
+    """Never with figures of its own, whether the file was read before or not."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "histogram_1.db"
+        file = MmapedDict(str(path))
+        for rule in data.draw(st.lists(st.sampled_from(["a", "b", "cc", "é"]), min_size=1, max_size=4, unique=True)):
+            for bound in BOUNDS:
+                labels = {"rule": rule, "le": bound}
+                file.write_value(mmap_key("limitgate_x", "limitgate_x_bucket", [*labels], [*labels.values()], "X."), 1, 0)
+        used = file._used
+        file.close()
+        theirs, ours = both(Path(folder))
+        assert ours() == theirs()
+        content = bytearray(path.read_bytes())
+        for _ in range(data.draw(st.integers(1, 3))):
+            content[data.draw(st.integers(0, used - 1))] = data.draw(
+                st.one_of(st.sampled_from(b'"{}[],: 5\\'), st.integers(0, 255))
+            )
+        path.write_bytes(content)
+        for read in (ours, both(Path(folder))[1]):
+            try:
+                text = read()
+            except ValueError:
+                continue
+            assert text == theirs()
 
 
 def test_scrapes_beside_one_another(tmp_path: Path) -> None:
