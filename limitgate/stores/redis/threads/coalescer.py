@@ -86,6 +86,8 @@ class CallCoalescer:
     def _wait(self, mine: _Request) -> None:
         """Wait for an answer, or for this thread's turn, or until Redis has been silent for too long."""
         while not mine.wake.acquire(timeout=max(mine.due - self.listening.spent, SHORTEST)):
+            if mine.outcome is not None:  # whoever went was interrupted while it woke others
+                return
             if self.listening.spent >= mine.due:
                 self._give_up(mine)
                 return
@@ -116,12 +118,12 @@ class CallCoalescer:
             self._withdraw(mine)  # else the turn might be passed on to this thread
             raise
         finally:
-            try:
-                self._pass_on(mine)
-            finally:
+            try:  # those that have an answer first: they may come again in time for the next call
                 for request in together:
                     if request is not mine:
                         request.wake.release()
+            finally:
+                self._pass_on(mine)
 
     def _gather(self, due: float, together: list[_Request]) -> None:
         """Take the requests of the next call out of those that wait."""

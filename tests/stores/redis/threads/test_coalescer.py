@@ -99,6 +99,42 @@ def test_a_thread_that_fails_as_it_goes_passes_the_turn_on(failure: BaseExceptio
     assert line.calls.spend(plan, PATIENT).admitted
 
 
+class Unwoken:
+    """The lock of a waiting thread; who is about to wake it is interrupted."""
+
+    def __init__(self, lock: Any) -> None:
+        self.lock = lock
+        self.acquire = lock.acquire
+
+    def release(self) -> None:
+        raise Interrupted
+
+
+def test_a_thread_that_is_interrupted_while_it_wakes_others_leaves_none_waiting() -> None:
+    """Whoever has an answer finds it, woken or not, and the turn is passed on."""
+    unwoken: list[Unwoken] = []
+
+    def keep_from_waking() -> None:
+        hasty = min(line.calls._waiting, key=lambda request: request.due)
+        unwoken.append(Unwoken(hasty.wake))
+        hasty.wake = unwoken[0]  # type: ignore[assignment]
+
+    line, plan = Line(2, keep_from_waking), Plan(())
+    with ThreadPoolExecutor(3) as pool:
+        leading = pool.submit(line.calls.spend, plan, PATIENT)
+        while not line.sent:
+            time.sleep(0.001)
+        patient, hasty = (pool.submit(line.calls.spend, plan, timeout) for timeout in (PATIENT, 0.05))
+        assert leading.result(PATIENT).admitted
+        with pytest.raises(Interrupted):
+            patient.result(PATIENT)
+        try:
+            assert hasty.result(PATIENT).admitted
+        finally:
+            unwoken[0].lock.release()
+        assert line.calls.spend(plan, PATIENT).admitted
+
+
 def test_who_may_wait_longest_goes_for_all() -> None:
     """A short timeout is nobody else's: of those that share a call the one with the latest deadline makes it, in order."""
     line = Line(5)
