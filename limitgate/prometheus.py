@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain
 from pathlib import Path
@@ -202,10 +202,16 @@ def _places(shape: _Shape, labels: dict[str, str]) -> Iterable[tuple[str, dict[s
     return [(name, labels if bound is None else {**labels, "le": bound}) for name, bound in shape]
 
 
-def _lines(shape: _Shape, labels: Mapping[str, str]) -> str:
-    """The lines of a series in the text format, with ``%s`` in the place of each value."""
-    names = tuple(sorted(labels))
-    return _any_lines(shape, names) % (tuple([_escaped(labels[name]) for name in names]) * len(shape))
+def _lines(shape: _Shape, names: tuple[str, ...], values: Sequence[tuple[str, ...]]) -> str:
+    """The lines of series in the text format, by the names and values of their labels, with ``%s`` for each value."""
+    places = {name: place for place, name in enumerate(names)}
+    in_order = tuple(sorted(places))
+    labels = values if in_order == names else [tuple([each[places[name]] for name in in_order]) for each in values]
+    if _ODD.search("".join([*chain.from_iterable(labels)])):
+        labels = [tuple(map(_escaped, each)) for each in labels]
+    if len(shape) > 1:
+        labels = [each * len(shape) for each in labels]
+    return _any_lines(shape, in_order) * len(values) % tuple(chain.from_iterable(labels))
 
 
 @lru_cache(256)
@@ -217,20 +223,6 @@ def _any_lines(shape: _Shape, names: tuple[str, ...]) -> str:
         pairs = ",".join([f'{each}="{own[each]}"' for each in sorted(own)])
         lines.append(f"{name}{{{pairs}}} %%s\n" if pairs else f"{name} %%s\n")
     return "".join(lines)
-
-
-def _lines_of_run(shape: _Shape, run: Run) -> str:
-    """`_lines` of all series of a run."""
-    places = {name: place for place, name in enumerate(run.names)}
-    names = tuple(sorted(places))
-    labels: Iterable[tuple[str, ...]] = run.values
-    if names != run.names:
-        labels = [tuple([values[places[name]] for name in names]) for values in labels]
-    if _ODD.search("".join([*chain.from_iterable(labels)])):
-        labels = [tuple(map(_escaped, values)) for values in labels]
-    if len(shape) > 1:
-        labels = [values * len(shape) for values in labels]
-    return _any_lines(shape, names) * len(run.values) % tuple(chain.from_iterable(labels))
 
 
 _ODD = re.compile(r'[\\\n"%]')
@@ -249,40 +241,33 @@ def _of_histogram(name: str, bounds: Sequence[float], more: tuple[str, ...]) -> 
     return (*buckets, *((f"{name}_{each}", None) for each in more))
 
 
-class _PresentSeries(Protocol):
-    """Samples with the same labels, as they are now."""
-
-    def present_samples(self) -> Sequence[Sample]:
-        """The samples of one series, or of the buckets of one histogram."""
-
-    def present_text(self) -> str:
-        """`present_samples` in the text format."""
-
-
 class _Present(Protocol):
     """A metric as it is now."""
 
     def family(self) -> Metric:
         """Its name, meaning and type, without samples."""
 
-    def children(self) -> Iterable[_PresentSeries]:
-        """Its series."""
+    def all_samples(self) -> list[Sample]:
+        """The samples of all its series."""
+
+    def all_lines(self) -> str:
+        """`all_samples` in the text format."""
 
 
 class _UpToDate(MetricWrapperBase):
     """A metric that is brought up to date before it is collected.
 
-    What one of its series gives is kept until that changes: to put thousands together anew takes most of the time of a
-    collection, and sets Python's collector off. None says when its series was created, as that would be a fourth of all, for
-    what nobody asks.
+    The samples of one of its series are kept until that changes, and its text until one of them does: to put thousands together
+    anew takes most of the time of a collection, and sets Python's collector off. None says when its series was created, as that
+    would be a fourth of all, for what nobody asks.
     """
 
     changes = 0
     """Number of times that it was changed, counted after the change; one thread at a time does so."""
     _kept_samples: tuple[int, Sequence[Sample]] = (-1, ())
     """Its samples, and the changes that are in them."""
-    _kept_text: tuple[int, str] = (-1, "")
-    """Its lines in the text format, and the changes that are in them."""
+    _kept_text: tuple[Sequence[Any], str, Sequence[int], str] = ((), "", (), "")
+    """Its series, and their lines in the text format with ``%s`` for each value; the changes of each, and lines with values."""
 
     def collect(self) -> Iterable[Metric]:
         """Collect. Where one of the others was collected just before, nothing new is looked for."""
@@ -304,12 +289,31 @@ class _UpToDate(MetricWrapperBase):
             self._kept_samples = changes, samples
         return self._kept_samples[1]
 
-    def present_text(self) -> str:
-        """`present_samples` in the text format."""
-        changes = self.changes
-        if self._kept_text[0] != changes:
-            self._kept_text = changes, self._lines % tuple(map(_number, self.values()))
-        return self._kept_text[1]
+    def all_samples(self) -> list[Sample]:
+        """The samples of all its series."""
+        return [sample for child in self.children() for sample in child.present_samples()]
+
+    def all_lines(self) -> str:
+        """`all_samples` in the text format."""
+        children = self.children()
+        changes = [child.changes for child in children]
+        known, lines, kept, text = self._kept_text
+        if known != children:
+            labels = [child.label_values for child in children]
+            lines = _lines(children[0].shape(), tuple(self._labelnames), labels) if children else ""
+        elif kept == changes:
+            return text
+        values: list[float] = []
+        for child in children:
+            values += child.values()
+        text = lines % tuple(map(_number, values))
+        self._kept_text = children, lines, changes, text
+        return text
+
+    @property
+    def label_values(self) -> tuple[str, ...]:
+        """The values of its labels."""
+        return tuple(self._labelvalues)
 
     def shape(self) -> _Shape:
         """Its samples."""
@@ -322,13 +326,9 @@ class _UpToDate(MetricWrapperBase):
     @property
     def named(self) -> dict[str, str]:
         """Its labels by their names."""
-        return dict(zip(self._labelnames, self._labelvalues))
+        return dict(zip(self._labelnames, self.label_values))
 
-    @cached_property
-    def _lines(self) -> str:
-        return _lines(self.shape(), self.named)
-
-    def children(self) -> Iterable[Any]:
+    def children(self) -> Sequence[Any]:
         """Its series, each of which is a metric for prometheus-client."""
         if not self._is_parent():  # type: ignore[no-untyped-call]
             return (self,)
@@ -348,7 +348,7 @@ class _Family(Metric):
     @cached_property
     def samples(self) -> list[Sample]:  # type: ignore[override]
         """The samples of all its series."""
-        return [sample for child in self._metric.children() for sample in child.present_samples()]
+        return self._metric.all_samples()
 
     @property
     def text(self) -> Iterable[str]:
@@ -356,8 +356,7 @@ class _Family(Metric):
         name = self.name + ("_total" if self.type == "counter" else "")
         meaning = self.documentation.replace("\\", r"\\").replace("\n", r"\n")
         yield f"# HELP {name} {meaning}\n# TYPE {name} {self.type}\n"
-        for child in self._metric.children():
-            yield child.present_text()
+        yield self._metric.all_lines()
 
 
 class _JoinedMetric:
@@ -384,7 +383,7 @@ class _JoinedMetric:
         """Its name, meaning and type, without samples."""
         return Metric(self._family.name, self._family.meaning, self._family.kind)
 
-    def samples(self, values: Sequence[float]) -> Sequence[Sample]:
+    def samples(self, values: Sequence[float]) -> list[Sample]:
         """All its samples with these values."""
         places = [
             place
@@ -404,7 +403,7 @@ class _JoinedMetric:
 
     @cached_property
     def _lines(self) -> str:
-        return "".join([*map(_lines_of_run, self._shapes, self._family.runs)])
+        return "".join([_lines(shape, run.names, run.values) for shape, run in zip(self._shapes, self._family.runs)])
 
 
 class _JoinedValues:
@@ -418,16 +417,12 @@ class _JoinedValues:
         """Its name, meaning and type, without samples."""
         return self._metric.family()
 
-    def children(self) -> Iterable[_PresentSeries]:
-        """All its series, at once."""
-        return (self,)
-
-    def present_samples(self) -> Sequence[Sample]:
-        """The samples of all series."""
+    def all_samples(self) -> list[Sample]:
+        """The samples of all its series."""
         return self._metric.samples(self._values)
 
-    def present_text(self) -> str:
-        """`present_samples` in the text format."""
+    def all_lines(self) -> str:
+        """`all_samples` in the text format."""
         return self._metric.text(self._values)
 
 

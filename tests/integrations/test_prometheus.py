@@ -197,6 +197,47 @@ def test_the_text_is_that_of_prometheus_client() -> None:
     assert rb'{outcome="admitted",rule="odd",tier="a\"b\\c\n%s"} 1.0' in text
 
 
+def test_the_text_has_series_that_come_and_go() -> None:
+    """Those of decorators begin with the first request, and an application may clear a metric."""
+    registry = CollectorRegistry()
+    observer = PrometheusObserver(registry)
+    for rule in ("a", "b", "b", "c"):
+        observer.add(RULE_DECISIONS, (rule, "default", "admitted"), 1)
+        assert prometheus.generate_latest(registry) == generate_latest(registry)
+    (decisions,) = [each for each in registry._collector_to_names if each._name == "limitgate_rule_decisions"]  # type: ignore[attr-defined]
+    decisions.remove("a", "default", "admitted")  # type: ignore[attr-defined]
+    assert prometheus.generate_latest(registry) == generate_latest(registry)
+    decisions.clear()  # type: ignore[attr-defined]
+    assert prometheus.generate_latest(registry) == generate_latest(registry)
+
+
+def test_texts_are_made_in_threads_while_series_come() -> None:
+    """Under WSGI: each has whole lines, and the last one all series."""
+    registry = CollectorRegistry()
+    observer = PrometheusObserver(registry)
+    done = threading.Event()
+    failed: list[BaseException] = []
+
+    def scrape() -> None:
+        try:
+            while not done.is_set():
+                list(text_string_to_metric_families(prometheus.generate_latest(registry).decode()))
+        except BaseException as error:  # noqa: BLE001 - for the test to tell
+            failed.append(error)
+
+    threads = [threading.Thread(target=scrape) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for number in range(300):
+        observer.add(RULE_DECISIONS, (str(number), "default", "admitted"), 1)
+    done.set()
+    for thread in threads:
+        thread.join(60)
+    assert not failed
+    assert prometheus.generate_latest(registry) == generate_latest(registry)
+    assert prometheus.generate_latest(registry).count(b'tier="default"} 1.0\n') == 300
+
+
 def test_the_text_is_served() -> None:
     """By ASGI and by WSGI, up to date, with the type that Prometheus asks for."""
     registry = CollectorRegistry()
