@@ -5,25 +5,26 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest, multiprocess
+from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from limitgate import LimitGate, LimitGateWSGI, Rule
+from limitgate.prometheus import MultiProcessCollector, generate_latest
 
 RULES = [
     Rule("api", "20/day", "1000/second", path="/api"),
     Rule("around", path="/metrics", exempt=True),
     Rule("pid", path="/pid", exempt=True),
 ]
+registry = CollectorRegistry()
+MultiProcessCollector(registry)  # that of prometheus-client fails at a file that another worker is just making
 
 
 def metrics() -> bytes:
     """The figures of all workers."""
-    registry = CollectorRegistry()
-    multiprocess.MultiProcessCollector(registry)
     return generate_latest(registry)
 
 
