@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from operator import is_
+from time import monotonic
 from typing import Any
 
 from limitgate.http.paths import ANY, REST
@@ -14,6 +16,8 @@ from limitgate.http.request import Environ, Request, WSGIRequest
 from limitgate.routes import NoRoutes, Pattern, Route, Routes
 from limitgate.rules.decorators import effective, has_marks, marks_of, note_routed, tell_of_limit_above
 
+LOOK_EVERY = 1.0
+"""Seconds between two looks at all views, once Flask has handled a request and so takes no further ones."""
 LONGEST_HOST = 260
 """Characters of a host that any name has (RFC 1035 section 2.3.4), and of its port."""
 _VARIABLE = re.compile(r"<(?:(?P<converter>\w+)(?:\(.*?\))?:)?\w+>")
@@ -31,6 +35,10 @@ class FlaskRoutes:
         self._views: dict[str, Any] | None = None
         self._rules = 0
         """Number of URL rules, by which `version` knows of one that was added."""
+        self._endpoints = 0
+        """Number of endpoints that have any."""
+        self._looks_at = -math.inf
+        """When to look at all of them again."""
         self._version: object = object()
         self._decorated = False
 
@@ -62,18 +70,32 @@ class FlaskRoutes:
         return Route(rule.rule, marks_of(view, environ["REQUEST_METHOD"]))
 
     def version(self, _: Request) -> object:
-        """One for as long as there are the same views and as many URL rules, None if the host of a request matters, too."""
+        """One for as long as there are the same views and as many URL rules, None if the host of a request matters, too.
+
+        What is added counts at once. Who puts another view in the place of one while requests come, which Flask has no way for,
+        is heard of within `LOOK_EVERY` seconds.
+        """
         app = self._app
         url_map = app.url_map
         if url_map.host_matching or app.subdomain_matching or app.config.get("TRUSTED_HOSTS"):
             return None
-        if self._views != app.view_functions:
+        endpoints, views = url_map._rules_by_endpoint, self._views  # noqa: SLF001 - all that Werkzeug tells of a rule that was added
+        now = monotonic()
+        if now >= self._looks_at or len(endpoints) != self._endpoints or views is None or len(app.view_functions) != len(views):
+            self._look(endpoints, now)
+        return self._version
+
+    def _look(self, endpoints: Mapping[str, Sequence[Any]], now: float) -> None:
+        """Look at all views and URL rules."""
+        self._endpoints = len(endpoints)
+        if self._views != self._app.view_functions:
             self._read_views()
-        rules = sum(map(len, url_map._rules_by_endpoint.values()))  # noqa: SLF001 - all that Werkzeug tells of one that was added
+        rules = sum(map(len, endpoints.values()))
         if rules != self._rules:
             self._version = object()
             self._rules = rules  # last, as above
-        return self._version
+        if getattr(self._app, "_got_first_request", False):
+            self._looks_at = now + LOOK_EVERY
 
     def patterns(self) -> list[Pattern] | None:
         """Patterns of all routes; None where something around them may answer."""

@@ -26,8 +26,10 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Host, Mount, Route, Router, WebSocketRoute
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.middleware.proxy_fix import ProxyFix
+from werkzeug.routing import Rule as URLRule
 
 from limitgate import ConfigError, Limit, LimitGate, LimitGateWSGI, MemoryStore, Rule, exempt, limit
+from limitgate.routes.flask import LOOK_EVERY
 from limitgate.rules.decorators import marks_of
 from tests.support.clock import Clock
 from tests.support.doors import (
@@ -2067,6 +2069,22 @@ def test_a_view_replaced_in_flask_is_seen() -> None:
     assert ask(gate).status == 200
     app.view_functions["view"] = limit("1/minute")(app.view_functions["view"])
     assert statuses(gate, "/limited", "/limited") == [200, 429]
+
+
+def test_a_view_replaced_in_flask_while_requests_come_is_seen_within_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All views are not looked at for each request; one that is added, or a URL rule of its own, counts at once."""
+    now = 100.0
+    monkeypatch.setattr("limitgate.routes.flask.monotonic", lambda: now)
+    app = fl_function(lambda view: view)
+    gate = gated(app)
+    assert statuses(gate, "/limited", "/limited") == [200, 200]
+    app.view_functions["added"] = limit("1/minute")(lambda: HELLO)
+    app.url_map.add(URLRule("/added", endpoint="added"))
+    assert statuses(gate, "/added", "/added", "/limited") == [200, 429, 200]
+    app.view_functions["view"] = limit("1/minute")(app.view_functions["view"])
+    app.url_map.add(URLRule("/again", endpoint="added"))
+    now += LOOK_EVERY
+    assert statuses(gate, "/limited", "/limited", "/again") == [200, 429, 429]
 
 
 @pytest.mark.parametrize("build", [fa_included_twice, st_nested_mount, fl_nested_blueprints], ids=lambda build: build.__name__)
