@@ -136,7 +136,7 @@ class WorkerFiles:
     def __init__(self) -> None:
         self._files: dict[Path, _WorkerFile] = {}
         self._forms = {apart: _Forms(apart) for apart in (None, "le", "pid")}
-        self._totals = _Totals(())
+        self._totals = _Totals([])
 
     def read(self, paths: Sequence[Path]) -> Sequence[Family]:
         """Read files, each of a kind that can be joined, into the same object each time, until there are further keys or files.
@@ -146,32 +146,35 @@ class WorkerFiles:
         known = self._files
         self._files = {path: known.get(path) or _WorkerFile(path, self._forms) for path in paths}
         latest: dict[object, _Layout] = {}
-        are_new = [_read(path, file, latest) for path, file in self._files.items()]
-        if any(are_new) or list(known) != list(self._files):
-            self._totals = _Totals(self._files.values())
+        for path, file in self._files.items():
+            _read(path, file, latest)
+        made_of = [(file, file.layout) for file in self._files.values()]
+        if made_of != self._totals.made_of:
+            self._totals = _Totals(made_of)
         self._totals.join()
         return self._totals.families
 
 
-def _read(path: Path, file: _WorkerFile, latest: dict[object, _Layout]) -> bool:
-    """Read a file, given the latest layouts of others, by their kind, and by that and their size. True if it has other keys."""
+def _read(path: Path, file: _WorkerFile, latest: dict[object, _Layout]) -> None:
+    """Read a file, given the latest layouts of others, by their kind, and by that and their size."""
     kind, content = _file_kind(path), _content(path)
-    is_new = file.read(content, latest.get((kind, len(content))) or latest.get(kind, _EMPTY))
+    file.read(content, latest.get((kind, len(content))) or latest.get(kind, _EMPTY))
     latest[kind] = latest[kind, len(content)] = file.layout
-    return is_new
 
 
 class _Totals:
     """Totals of all files, and the metrics whose they are."""
 
-    def __init__(self, files: Iterable[_WorkerFile]) -> None:
+    def __init__(self, made_of: Sequence[tuple[_WorkerFile, _Layout]]) -> None:
+        self.made_of = made_of
+        """Each file, and the layout that it had: others may be known by now, though a later file could not be read."""
         self._families: dict[str, Family] = {}
         self._initial: list[float | None] = []
         """What every total begins with, None if that is the first value."""
         self._files: list[tuple[_WorkerFile, Sequence[int]]] = []
         """Each file, and the places of its values among the totals: a range where one total of sums comes after the other."""
         alike: dict[tuple[object, ...], Sequence[int]] = {}
-        for file in files:
+        for file, _ in made_of:
             same = file.layout, file.kind, file.join, file.more_labels
             if same not in alike:
                 alike[same] = self._places(file)
@@ -459,10 +462,10 @@ class _WorkerFile:
         self.values: Sequence[float] = ()
         self._forms = forms["le" if self.kind == "histogram" else "pid" if joined and not self.more_labels[0] else None]
 
-    def read(self, content: bytes, other: _Layout) -> bool:
-        """Take the values out of the content. True if its keys are others than before.
+    def read(self, content: bytes, other: _Layout) -> None:
+        """Take the values out of the content.
 
-        They are taken apart unless they have been, in this file or in that of another worker, which mostly has the same.
+        Its keys are taken apart unless they have been, in this file or in that of another worker, which mostly has the same.
         """
         before = self.layout
         for layout in (before, other):
@@ -472,7 +475,6 @@ class _WorkerFile:
         else:
             layout, values = (other if before is _EMPTY else before).of(content, self._forms)
         self.layout, self.values = layout, values
-        return layout is not before
 
 
 def _content(path: Path) -> bytes:

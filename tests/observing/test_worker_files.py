@@ -118,6 +118,30 @@ def test_a_file_in_the_place_of_another_is_read_anew(tmp_path: Path) -> None:
     assert ours() == theirs() == b""
 
 
+@pytest.mark.parametrize("damaged", [1, 2])
+def test_after_a_scrape_that_failed_nothing_is_missing(tmp_path: Path, damaged: int) -> None:
+    """The keys and files that were met before the one that could not be read count as soon as it can be."""
+    theirs, ours = both(tmp_path)
+
+    def write(pid: int, rule: str) -> None:
+        file = MmapedDict(str(tmp_path / f"counter_{pid}.db"))
+        file.write_value(mmap_key("limitgate_x", "limitgate_x_total", ["rule"], [rule], "X."), pid, 0)
+        file.close()
+
+    for pid in (1, 2):
+        write(pid, "a")
+    assert ours() == theirs()
+    for pid in {1, 2, 3} - {damaged}:
+        write(pid, "b")
+    path = tmp_path / f"counter_{damaged}.db"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:8] + b"\xff\xff\xff\x7f" + whole[12:])
+    with pytest.raises(ValueError, match="is damaged"):
+        ours()
+    path.write_bytes(whole)
+    assert ours() == theirs()
+
+
 def test_keys_are_taken_apart_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of all workers the first time, and again only such as are new; one of each form is read as JSON."""
     read: list[str] = []
