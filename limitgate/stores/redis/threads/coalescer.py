@@ -115,7 +115,8 @@ class CallCoalescer:
                 request.outcome = StoreError(str(error), error.fault)
             raise
         except BaseException:
-            self._withdraw(mine)  # else the turn might be passed on to this thread
+            for request in (mine, *together):  # else the turn might be passed on to a thread that goes on without it
+                self._withdraw(request)
             raise
         finally:
             try:  # those that have an answer first: they may come again in time for the next call

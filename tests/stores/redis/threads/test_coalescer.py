@@ -6,8 +6,9 @@ import itertools
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
@@ -133,6 +134,50 @@ def test_a_thread_that_is_interrupted_while_it_wakes_others_leaves_none_waiting(
         finally:
             unwoken[0].lock.release()
         assert line.calls.spend(plan, PATIENT).admitted
+
+
+class Unmoved(deque[_Request]):
+    """Requests that wait; who is about to take the first one out is interrupted."""
+
+    def remove(self, value: _Request) -> None:
+        self.remove = super().remove  # type: ignore[method-assign]
+        raise Interrupted
+
+
+class Hasty:
+    """The lock of a waiting thread, which is done as soon as it is woken."""
+
+    def __init__(self, request: _Request, asking: Future[Any]) -> None:
+        self._lock, self._asking = request.wake, asking
+        self.acquire = self._lock.acquire
+        request.wake = self  # type: ignore[assignment]
+
+    def release(self) -> None:
+        self._lock.release()
+        wait([self._asking], PATIENT)
+
+
+def test_a_thread_that_is_interrupted_while_it_takes_others_along_gives_none_a_turn_that_is_gone() -> None:
+    """Whoever is told that the call was interrupted stands in the queue no more."""
+
+    def keep_from_moving() -> None:
+        line.calls._waiting = Unmoved(line.calls._waiting)
+        Hasty(line.calls._waiting[0], asking[1])
+
+    line, plan, asking = Line(2, keep_from_moving), Plan(()), list[Future[Any]]()
+    with ThreadPoolExecutor(3) as pool:
+        for timeout, waiting in ((PATIENT, 0), (PATIENT / 2, 1), (PATIENT, 0)):
+            asking.append(pool.submit(line.calls.spend, plan, timeout))
+            while not line.sent:
+                time.sleep(0.001)
+            line.wait_for(waiting)
+        assert asking[0].result(PATIENT).admitted
+        with pytest.raises(StoreError, match="was interrupted"):
+            asking[1].result(PATIENT)
+        with pytest.raises(Interrupted):
+            asking[2].result(PATIENT)
+        assert not line.calls._waiting
+        assert not line.calls._somebody_goes
 
 
 def test_who_may_wait_longest_goes_for_all() -> None:
