@@ -84,7 +84,7 @@ class LimitGateMiddleware:
         finally:
             if token is not None:
                 decided_marks.reset(token)
-        if type(exchange) is _PlainExchange and exchange.completes(response):
+        if type(exchange) is _PlainExchange and _PlainExchange.completes(exchange, response):
             return response
         if exchange is not None:
             _begun(exchange.admission, response)
@@ -123,7 +123,7 @@ class LimitGateMiddleware:
         finally:
             if token is not None:
                 decided_marks.reset(token)
-        if type(exchange) is _PlainExchange and exchange.completes(response):
+        if type(exchange) is _PlainExchange and _PlainExchange.completes(exchange, response):
             return response
         if exchange is not None:
             _begun(exchange.admission, response)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,13 +17,15 @@ from django.views import View
 from hypothesis import given, settings, strategies as st
 
 from limitgate import MemoryStore, exempt, limit
-from limitgate.exchange.base import EXCHANGE, OUTCOME
+from limitgate.django.middleware import LimitGateMiddleware, _PlainExchange
+from limitgate.exchange.base import EXCHANGE, OUTCOME, Exchange
 from limitgate.exchange.plain import PlainExchange
 from limitgate.limits.decision import DeferredDecision
 from tests.exchange.test_plain import RULES, stepped
 from tests.gate.test_prepared import KEY, Counted, General, kept, rules
 from tests.support.clock import Clock
-from tests.support.django_app import CHANGING, WAYS, Changing, Way
+from tests.support.django_app import CHANGING, WAYS, Changing, Way, rate
+from tests.support.observed import Recorder
 
 
 def answer(request: Any, **_: Any) -> HttpResponse:
@@ -226,3 +229,48 @@ def test_whatever_a_view_does_a_request_with_a_prepared_plan_ends_like_any_other
     assert list(told(MemoryStore)) == list(told(General))
     assert [issubclass(exchange, PlainExchange) for exchange, _ in kinds] == [False, True, False, False]
     assert [decision is DeferredDecision for _, decision in kinds] == [False, True, False, False]
+
+
+STEPPED = [each.__code__ for each in (LimitGateMiddleware.__call__, LimitGateMiddleware._acall, _PlainExchange.completes)]
+
+
+@pytest.mark.parametrize("name", ["wsgi", "asgi"])
+def test_another_thread_may_make_a_request_like_any_other_at_each_step_of_the_middleware(name: str) -> None:
+    """Its response has its rate fields, and it is counted once."""
+
+    def told(place: int) -> tuple[bool, Any]:
+        """What came of two requests, for the second of which the admission is asked for at a step. True if it came so far."""
+        steps, recorder = 0, Recorder()
+
+        def step(frame: Any, event: str, _: Any) -> Any:
+            nonlocal steps
+            exchange = frame.f_locals.get("exchange") or frame.f_locals.get("self")
+            if event == "opcode" and isinstance(exchange, Exchange):
+                steps += 1
+                if steps == place:
+                    assert exchange.admission
+            return step
+
+        def called(frame: Any, *_: Any) -> Any:
+            frame.f_trace_opcodes = frame.f_code in STEPPED
+            return step if frame.f_trace_opcodes else None
+
+        options = {"RULES": RULES, "STORE": MemoryStore(Clock()), "OBSERVERS": [recorder]}
+        with WAYS[name].project(path("it", lambda _: HttpResponse("it")), LIMITGATE=options) as project:
+            project.ask("/it")
+            before = sys.gettrace()
+            sys.settrace(called)
+            try:
+                response = project.ask("/it")
+            finally:
+                sys.settrace(before)
+            return steps >= place, (response.status_code, rate(response), recorder.new("requests"))
+
+    _, expected = told(0)
+    assert len(expected[1]) == 3
+    place, goes_on = 1, True
+    while goes_on:
+        goes_on, found = told(place)
+        assert found == expected, place
+        place += 1
+    assert place > 100
