@@ -32,11 +32,9 @@ class FlaskRoutes:
         self._app = app
         self._is_wrapped = is_wrapped
         """True if middleware is around it that may answer by itself, or change paths."""
-        self._views: dict[str, Any] | None = None
+        self._views: dict[str, Any] = {}
         self._rules = 0
         """Number of URL rules, by which `version` knows of one that was added."""
-        self._endpoints = 0
-        """Number of endpoints that have any."""
         self._looks_at = -math.inf
         """When to look at all of them again."""
         self._version: object = object()
@@ -79,18 +77,17 @@ class FlaskRoutes:
         url_map = app.url_map
         if url_map.host_matching or app.subdomain_matching or app.config.get("TRUSTED_HOSTS"):
             return None
-        endpoints, views = url_map._rules_by_endpoint, self._views  # noqa: SLF001 - all that Werkzeug tells of a rule that was added
         now = monotonic()
-        if now >= self._looks_at or len(endpoints) != self._endpoints or views is None or len(app.view_functions) != len(views):
-            self._look(endpoints, now)
+        is_added_to = url_map._remap  # noqa: SLF001 - true from when a rule is added until the next path is looked up
+        if is_added_to or now >= self._looks_at or len(app.view_functions) != len(self._views):
+            self._look(now)
         return self._version
 
-    def _look(self, endpoints: Mapping[str, Sequence[Any]], now: float) -> None:
+    def _look(self, now: float) -> None:
         """Look at all views and URL rules."""
-        self._endpoints = len(endpoints)
         if self._views != self._app.view_functions:
             self._read_views()
-        rules = sum(map(len, endpoints.values()))
+        rules = sum(map(len, self._app.url_map._rules_by_endpoint.values()))  # noqa: SLF001 - all that Werkzeug tells of its rules
         if rules != self._rules:
             self._version = object()
             self._rules = rules  # last, as above
