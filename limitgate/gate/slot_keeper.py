@@ -37,7 +37,9 @@ AGAIN = 1.0
 """Seconds after which what has failed is tried again."""
 SOON = 0.05
 """Seconds after which what was abandoned is given back, together with what else is by then."""
-MAX_RELEASES = 1_000
+MANY_RELEASES = 100
+"""Slots to be given back from which on they are given back `SOON`: thousands of requests may be cancelled in a second."""
+MAX_RELEASES = 10_000
 """Slots that are given back later, at most; where there are more of them they end by themselves."""
 
 
@@ -65,6 +67,8 @@ class _Renewer:
         """Slots that have yet to be given back, by bucket and name."""
         self.due_at: float | None = None
         """Time of the next `renewal`, on the monotonic clock in seconds; None while nothing is held."""
+        self._has_failed = False
+        """True if the store failed in the latest `renewal`, so that more haste is of no use."""
 
     @property
     def is_idle(self) -> bool:
@@ -87,7 +91,10 @@ class _Renewer:
             if len(self.releases) < MAX_RELEASES:
                 self.releases[charge.key, charge.slot] = _Release(charge.released(), until)
         if charges:
-            self.schedule(AGAIN)
+            self._schedule_releases()
+
+    def _schedule_releases(self) -> None:
+        self.schedule(SOON if len(self.releases) >= MANY_RELEASES and not self._has_failed else AGAIN)
 
     def renewal(self) -> Flow[None]:
         """Renew all that is held, and give back what is to be given back. What fails is tried again soon."""
@@ -104,7 +111,10 @@ class _Renewer:
             if release.until < now:
                 self.releases.pop(place, None)
         failed |= yield from self._sending([release.charge for release in self.releases.copy().values()])
-        if not self.is_idle:
+        self._has_failed = failed
+        if self.releases:  # in an event loop, the timer of those that came meanwhile may have rung in vain
+            self._schedule_releases()
+        elif self.held:
             self.schedule(AGAIN if failed else RENEW)
 
     def ending(self) -> Flow[None]:

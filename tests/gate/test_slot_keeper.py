@@ -28,6 +28,7 @@ from limitgate import (
     Rule,
     StoreError,
 )
+from limitgate.gate.flow import run
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.limits.plan import Plan, Reading
 from limitgate.stores.redis.protocol import wire
@@ -43,6 +44,9 @@ from tests.support.threads import Began
 PATIENT = 10.0
 RENEW, HELD = 0.08, 1.5
 """Seconds, in tests that wait for them: on a busy machine, who renews a place may well be late."""
+
+LONG = 1_000.0
+"""Seconds that no test waits for."""
 
 
 @pytest.fixture
@@ -386,6 +390,79 @@ def test_releases_end_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(holding._in_threads.releases) == 3
     assert list(holding._in_threads.renewal()) == []
     assert holding._in_threads.releases == {}
+
+
+def test_many_releases_are_made_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where thousands are cancelled in a second, places go back before there are too many, unless the store fails."""
+    monkeypatch.setattr("limitgate.gate.slot_keeper.MANY_RELEASES", 3)
+    monkeypatch.setattr("limitgate.gate.slot_keeper.AGAIN", LONG)
+    store = Watched()
+    limiter, holding = Limiter(store), SlotKeeper(store, 1.0)
+    renewer = holding._in_threads
+    monkeypatch.setattr(renewer, "_set_timer", lambda: None)
+    for number in range(3):
+        with limiter.slot(f"key {number}", 1):
+            pass
+    takings = [asked.charges for asked in store.plans if asked.verb == "spend"]
+    begun = time.monotonic()
+
+    def is_soon() -> bool:
+        assert renewer.due_at is not None
+        return renewer.due_at < begun + LONG
+
+    for charges in takings[:2]:
+        holding.release_later(charges)
+    assert not is_soon()
+    holding.release_later(takings[2])
+    assert is_soon()
+    renewer.due_at, store.fails = None, ("correct",)
+    run(store, renewer.renewal())
+    holding.release_later(takings[2])
+    assert not is_soon()
+    store.fails = ()
+    run(store, renewer.renewal())
+    assert renewer.releases == {}
+
+
+def test_a_release_that_comes_during_a_renewal_does_not_wait_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its timer may ring while the renewal is not over, for nothing."""
+    monkeypatch.setattr("limitgate.gate.slot_keeper.RENEW", LONG)
+    store = Watched()
+    limiter, holding = Limiter(store), SlotKeeper(store, 1.0)
+    renewer = holding._in_threads
+    monkeypatch.setattr(renewer, "_set_timer", lambda: None)
+    with limiter.slot("first", 1), limiter.slot("second", 1):
+        first, second = [asked.charges for asked in store.plans]
+    holding.release_later(first)
+    renewal = renewer.renewal()
+    plan, _ = next(renewal)
+    holding.release_later(second)
+    renewer.due_at, begun = None, time.monotonic()
+    with pytest.raises(StopIteration):
+        renewal.send(store.spend(plan))
+    assert [key for key, _ in renewer.releases] == [second[0].key]
+    assert renewer.due_at is not None
+    assert renewer.due_at < begun + LONG
+
+
+def test_thousands_that_are_cancelled_at_once_leave_no_place_behind(redis_server: RedisServer) -> None:
+    """All of them have their places when they are cancelled, and do not know it yet."""
+    key, crowd = uuid4().hex, 2_000
+
+    async def scene() -> None:
+        async with AsyncLimiter(redis_server.url, timeout=PATIENT) as limiter:
+            await limiter.peek(key, f"{crowd} at once")
+            tasks = [asyncio.create_task(limiter.slot(key, crowd).__aenter__()) for _ in range(crowd)]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            (keeper,) = limiter._slot_keeper._in_loops.values()
+            await until(lambda: not keeper.releases)
+            assert (await limiter.peek(key, f"{crowd} at once")).remaining == crowd
+
+    asyncio.run(scene())
 
 
 def test_without_threads_it_is_tried_again(monkeypatch: pytest.MonkeyPatch, in_haste: None) -> None:
