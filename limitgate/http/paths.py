@@ -260,6 +260,11 @@ def beyond(mounts: Iterable[str], paths: Iterable[str]) -> list[str]:
     return [f"{mount}/{rest}" for mount, rest in found if rest and not rest.startswith("/")]
 
 
+def with_empty_segments(path: str, root: str = "") -> list[str]:
+    """Interpretations of a router whose placeholders match empty segments: as sent but for slashes at the beginning."""
+    return [f"/{each.lstrip('/')}" for each in dict.fromkeys((below(path, root), path)) if "//" in each or each.endswith("/")]
+
+
 def covers(pattern: Sequence[str], other: Sequence[str]) -> bool:
     """True if a pattern of `segments` matches every path that another one matches."""
     for place, segment in enumerate(pattern):

@@ -46,6 +46,12 @@ def mounts_of(routes: Routes) -> list[str]:
     return mounts()
 
 
+def fills_with_nothing(routes: Routes) -> bool:
+    """True if placeholders of the application's routes stand for empty segments, too: ``/items/`` is led to ``/items/{id}``."""
+    fills: bool = getattr(routes, "fills_with_nothing", False)
+    return fills
+
+
 def has_cors_inside(routes: Routes) -> bool:
     """True if the application adds fields of CORS to its own responses, and so to none of those that the gate makes."""
     is_inside: Callable[[], bool] = getattr(routes, "has_cors_inside", bool)
@@ -82,3 +88,14 @@ class LitestarRoutes(NoRoutes):
         """Paths of mounts; Litestar leads ``/filesadmin`` to one at ``/files``, too."""
         handlers = [(route.path, getattr(route, "route_handler", None)) for route in self._app.routes]
         return [path for path, handler in handlers if getattr(handler, "is_mount", False) and path != "/"]
+
+
+class FalconRoutes(NoRoutes):
+    """The routes of a Falcon application, which are left to rules. It leads ``/by//login`` to ``/by/{who}/login``."""
+
+    fills_with_nothing = True
+
+
+def is_falcon(app: object) -> bool:
+    """True if this is a Falcon application, under WSGI or ASGI."""
+    return any(kind.__module__.partition(".")[0] == "falcon" for kind in type(app).__mro__)

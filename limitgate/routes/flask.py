@@ -13,7 +13,7 @@ from typing import Any
 
 from limitgate.http.paths import ANY, REST
 from limitgate.http.request import Environ, Request, WSGIRequest
-from limitgate.routes import NoRoutes, Pattern, Route, Routes
+from limitgate.routes import FalconRoutes, NoRoutes, Pattern, Route, Routes, is_falcon
 from limitgate.rules.decorators import effective, has_marks, marks_of, note_routed, tell_of_limit_above
 
 LOOK_EVERY = 1.0
@@ -203,6 +203,8 @@ def _routes(app: Any, known: dict[int, Routes]) -> Routes:
         passed.append(step)
         if id(app) in known:
             return known[id(app)]
+        if is_falcon(owner):
+            return FalconRoutes()
         is_wrapped |= not _passes(type(owner), "__call__")
         if isinstance(mounts := getattr(app, "mounts", None), Mapping):
             return _dispatched(app, mounts, known, is_wrapped=is_wrapped)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from limitgate.http.paths import ANY, REST, PathIndex, below
 from limitgate.http.request import Request, Scope
-from limitgate.routes import LitestarRoutes, NoRoutes, Pattern, Route, Routes
+from limitgate.routes import FalconRoutes, LitestarRoutes, NoRoutes, Pattern, Route, Routes, is_falcon
 from limitgate.rules.decorators import effective, has_marks, marks_of, note_routed, tell_of_limit_above
 
 _WITHIN_A_SEGMENT = re.compile(r"(?:[^{}]|\{\w+(?::(?:str|int|float|uuid))?\})*")
@@ -269,6 +269,8 @@ def asgi_routes(app: Any) -> Routes:
     if router is not None:
         return StarletteRoutes(router, app)
     while app is not None and not _is_litestar(app):
+        if is_falcon(app):
+            return FalconRoutes()
         app = getattr(app, "app", None)
     return NoRoutes() if app is None else LitestarRoutes(app)
 

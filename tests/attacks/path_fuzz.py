@@ -44,7 +44,12 @@ PLAIN = ["/login", "/items/7", "/files", "/files/a", "/v1/by/me/login", "/v1/fil
 PREFIXES = ["", "", "", "x", "h:", "//h", "http://h", "/app", "/x/app", "%3f", "/../", "\t", " "]
 ROOTS = ["", "", "", "/app", "/app/", "/v1", "/"]
 SPELLED = [form for path in PLAIN for form in (path, *(spellings(path) if path.startswith("/") else ()))]
-SEEDS = [*dict.fromkeys(start + form.lstrip(cut) for start, cut in (("", ""), ("", "/"), ("h:", "/")) for form in SPELLED)]
+EMPTY = ["/items/", "//items/", "/v1/by//login"]
+"""Placeholders that stand for nothing, as Falcon has them."""
+SEEDS = [
+    *EMPTY,
+    *dict.fromkeys(start + form.lstrip(cut) for start, cut in (("", ""), ("", "/"), ("h:", "/")) for form in SPELLED),
+]
 RAW = [*(seed.encode() for seed in SEEDS), *TOKENS]
 
 Ran = list[str]

@@ -17,7 +17,7 @@ from limitgate.gate.planning.identity import Identities, Subject
 from limitgate.gate.planning.request_plan import UNLIMITED, AdaptiveMatch, PreparedPlan, RequestPlan, keep
 from limitgate.gate.planning.rule_match import EXEMPT, CompiledRules, RuleMatch
 from limitgate.http.client_ip import Hop
-from limitgate.http.paths import PathIndex, Reach, beyond, segments
+from limitgate.http.paths import PathIndex, Reach, beyond, segments, with_empty_segments
 from limitgate.http.request import Request
 from limitgate.keys import Value, keys_of_client
 from limitgate.limits.plan import Charge, Plan
@@ -26,7 +26,7 @@ from limitgate.messages.listed import listed
 from limitgate.observing.counts import Counts
 from limitgate.own_errors import survived
 from limitgate.process.gil import yield_gil
-from limitgate.routes import NoRoutes, Routes, has_cors_inside, mounts_of
+from limitgate.routes import NoRoutes, Routes, fills_with_nothing, has_cors_inside, mounts_of
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.decorators import EVERYTHING, Mark, decided_marks
 from limitgate.rules.review import lint
@@ -515,6 +515,8 @@ class Planner:
         paths = self._reach.interpretations(sent, root)
         if paths is not None and (mounts := mounts_of(self._routes)):
             return (*paths, *beyond(mounts, paths))
+        if paths is not None and fills_with_nothing(self._routes):
+            return (*paths, *with_empty_segments(sent, root))
         return paths
 
     def review_paths(self) -> None:
