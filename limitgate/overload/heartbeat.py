@@ -7,12 +7,14 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from typing import Protocol
-from weakref import WeakKeyDictionary, WeakSet, ref
+from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary, ref
 
 from limitgate.overload.lag_guard import LagGuard
 from limitgate.process.forking import begin_anew_in_children
 from limitgate.process.listen_queue import ListenQueue
+
+T = TypeVar("T")
 
 _unaccepted = ListenQueue()
 _Loop = asyncio.AbstractEventLoop
@@ -83,7 +85,7 @@ class Heartbeats:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._others: WeakSet[Lagging] = WeakSet()
+        self._others: WeakKeyDictionary[Lagging, None] = WeakKeyDictionary()
         self.begin_anew()
         begin_anew_in_children(self)
 
@@ -115,13 +117,13 @@ class Heartbeats:
 
     def note(self, other: Lagging) -> None:
         """Tell of the lag of something else, too, for as long as it lives."""
-        self._others.add(other)
+        self._others[other] = None
 
     def lags_s(self) -> list[float]:
         """Lag of each event loop that has a heartbeat, and of whatever else is late, in seconds."""
-        others = [other.lag_s for other in list(self._others)]
-        lags_s = [guard.lag_s for guard in list(self._guards.values()) if guard.due_at != math.inf]
-        return lags_s + [lag_s for lag_s in others if lag_s is not None]
+        others = [other.lag_s for other in _alive(self._others)]
+        guards = [self._guards[loop] for loop in _alive(self._guards)]
+        return [guard.lag_s for guard in guards if guard.due_at != math.inf] + [lag_s for lag_s in others if lag_s is not None]
 
     def _set(self, loop: _Loop, guard: LoopGuard, pause_s: float) -> None:
         loop.call_later(max(pause_s, 0), self._beat, loop, guard)
@@ -131,6 +133,11 @@ class Heartbeats:
         due_at = guard.beat(now)
         if due_at is not None:
             self._set(loop, guard, due_at - now)
+
+
+def _alive(weakly: WeakKeyDictionary[T, Any]) -> list[T]:
+    """The keys that are there. Their references are listed at once, as other threads may add further ones meanwhile."""
+    return [key for each in weakly.keyrefs() if (key := each()) is not None]
 
 
 heartbeats = Heartbeats()

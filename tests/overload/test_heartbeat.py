@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
+import weakref
 from collections.abc import Callable
+from threading import Thread
+from typing import Any
 
 import pytest
 import uvloop
@@ -145,3 +149,44 @@ def test_the_first_request_after_a_stall_is_let_in(new_loop: Callable[[], asynci
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(main())
+
+
+class Late:
+    """Something that is late, of which nothing is heard."""
+
+    lag_s = None
+
+
+def test_lags_are_read_while_other_threads_meet_event_loops() -> None:
+    """At whatever line of it. Whoever reads them hands all figures over."""
+    heartbeats, met = Heartbeats(), list[Any]()
+
+    async def meet() -> None:
+        guard_of(heartbeats)
+
+    def meet_another() -> None:
+        met.extend([asyncio.new_event_loop(), Late()])
+        met[-2].run_until_complete(meet())
+        heartbeats.note(met[-1])
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename not in {sys.modules[Heartbeats.__module__].__file__, *of_weakref}:
+            return None
+        if event == "line":
+            thread = Thread(target=meet_another)
+            thread.start()
+            thread.join()
+        return trace
+
+    of_weakref = {each.__init__.__code__.co_filename for each in (weakref.WeakKeyDictionary, weakref.WeakSet)}
+    meet_another()
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        lags_s = heartbeats.lags_s()
+    finally:
+        sys.settrace(before)
+    assert len(lags_s) > 1
+    assert len(heartbeats.lags_s()) == len(met) / 2
+    for loop in met[::2]:
+        loop.close()
