@@ -159,13 +159,16 @@ class RedisReplies:
         return outcomes
 
     def understood_plain(self, call: wire.Call, shape: PlainShape, reply: object, clock: ServerClock) -> list[Outcome]:
-        """`understood` for a call of plain plans. `DECLINED` for one of which a bucket is not as it asks for."""
+        """`understood` for a call of plain plans. `DECLINED` for one of which a bucket is not as it asks for.
+
+        Mostly these are the plans themselves, each of which is its own reading.
+        """
         plans: Any = call.plans
+        outcomes: list[Outcome] = plans
         now, unwritten, verdicts = plain.answers(shape, plans, reply)
         sent, heard, cache = call.sent, self._clock(), self.deny_cache
         if leap := clock.leap(now, sent, heard):
             self._note_leap(clock, leap)
-        outcomes: list[Outcome] = [*plans]
         if self._bans.ends:
             self._bans.drop_ended(heard)
             for plan, verdict in zip(plans, verdicts):
@@ -173,6 +176,7 @@ class RedisReplies:
                     self._bans.forget(plan.keys, now)
         if not (unwritten or (cache is not None and cache.refusals)) and verdicts.count(plain.ADMITTED) == len(verdicts):
             return outcomes  # mostly there is nothing to note
+        outcomes = [*plans]
         for place, (plan, verdict) in enumerate(zip(plans, verdicts)):
             if verdict == plain.NOT_CARRIED_OUT:
                 outcomes[place] = DECLINED

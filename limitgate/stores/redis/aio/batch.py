@@ -21,6 +21,7 @@ class Batch(wire.Call):
     """Requests that share a call; one alone for configuration."""
 
     __slots__ = ("_due", "requests", "silence", "since")
+    plans: list[AnyPlan]
 
     def __init__(self, requests: list[Request], shape: PlainShape | None = None, config: ConfigRequest | None = None) -> None:
         wire.Call.__init__(self, [request[0] for request in requests], shape, config)  # ``super()`` takes longer
@@ -96,15 +97,16 @@ class RequestQueue:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._entries: deque[Request | list[Request]] = deque()
-        self._open: dict[PlainShape, list[Request]] = {}
+        self._entries: deque[Request | Batch] = deque()
+        self._open: dict[PlainShape, Batch] = {}
+        """The batches that plain plans may still join."""
         self.size = 0
         """Number of requests."""
 
     def __iter__(self) -> Iterator[Request]:
         for entry in self._entries:
-            if isinstance(entry, list):
-                yield from entry
+            if isinstance(entry, Batch):
+                yield from entry.requests
             else:
                 yield entry
 
@@ -116,11 +118,13 @@ class RequestQueue:
             self._entries.append(request)
             return
         shape = plan.template.shape
-        together = self._open.get(shape)
-        if together is None or len(together) >= self._most:
-            self._open[shape] = together = []
-            self._entries.append(together)
-        together.append(request)
+        batch = self._open.get(shape)
+        if batch is None or len(batch.plans) >= self._most:
+            self._open[shape] = batch = Batch([request], shape)
+            self._entries.append(batch)
+        else:
+            batch.requests.append(request)
+            batch.plans.append(plan)
 
     def appendleft(self, request: Request) -> None:
         """Add a request that goes before all others."""
@@ -130,28 +134,26 @@ class RequestQueue:
     def first(self) -> Request | None:
         """The request of any kind that is next; None if plain plans are, or nothing."""
         entry = self._entries[0] if self._entries else None
-        return None if isinstance(entry, list) else entry
+        return None if isinstance(entry, Batch) else entry
 
     def popleft(self) -> Request:
         """Take out the request that is `first`."""
         entry = self._entries.popleft()
-        if isinstance(entry, list):
+        if isinstance(entry, Batch):
             raise TypeError("plain plans are next, expected first() to be asked before")
         self.size -= 1
         return entry
 
     def pop_plain(self) -> Batch | None:
         """Take out the plain plans that are next and share a call; None if a request of any kind is, or nothing."""
-        together = self._entries[0] if self._entries else None
-        if not isinstance(together, list):
+        entries = self._entries
+        if not entries or type(batch := entries[0]) is not Batch:
             return None
-        self._entries.popleft()
-        self.size -= len(together)
-        plan = together[0][0]
-        shape = plan.template.shape if isinstance(plan, PlainSpend) else None
-        if shape is not None and self._open.get(shape) is together:
-            del self._open[shape]
-        return Batch(together, shape)
+        entries.popleft()
+        self.size -= len(batch.requests)
+        if batch.shape is not None and self._open.get(batch.shape) is batch:
+            del self._open[batch.shape]
+        return batch
 
     def keep(self, requests: Iterable[Request]) -> None:
         """Keep these requests only."""

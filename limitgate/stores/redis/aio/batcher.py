@@ -82,6 +82,7 @@ class Batcher:
         self._replies = replies
         self._clock = clock
         self._cluster = cluster
+        self._send_new = self._send_first if cluster is None else self._send_apart
         self._loop = asyncio.get_running_loop()  # kept, as to ask for it costs a system call up to Python 3.11
         self._queue = RequestQueue(MAX_BATCH)
         self._queue_is_due = math.inf
@@ -234,13 +235,10 @@ class Batcher:
                 self._send_new(Batch(requests), connection)
         connection.flush()
 
-    def _send_new(self, batch: Batch, connection: AsyncConnection) -> None:
-        """Send requests for the first time: in one call, or on a cluster in one for each slot."""
-        if self._cluster is None:
-            self._send_first(batch, connection)
-            return
+    def _send_apart(self, batch: Batch, connection: AsyncConnection) -> None:
+        """Send requests for the first time, on a cluster: in one call for each slot."""
         try:
-            batches = self._cluster.apart(batch)
+            batches = [batch] if self._cluster is None else self._cluster.apart(batch)
         except Exception as error:  # noqa: BLE001 - they are in no queue any more
             _fail(batch.requests, own_error(error), self._silence.seconds)
             return
@@ -281,7 +279,7 @@ class Batcher:
     def _send(self, batch: Batch, connection: AsyncConnection) -> None:
         """Send a batch that somebody waits for."""
         try:
-            if batch.is_wanted:
+            if not batch.requests[0][2].done() or batch.is_wanted:
                 connection.send(batch)
             else:
                 self._replies.unanswered(batch)
@@ -321,6 +319,12 @@ class Batcher:
             self._failed(failure)
 
     def _hand_out(self, batch: Batch, outcomes: Sequence[Outcome | StoredConfig], silence: float) -> None:
+        if outcomes is batch.plans:  # mostly each plan is its own reading
+            for plan, due, waiting, timeout in batch.requests:
+                if not waiting.done():
+                    waited = silence - due + timeout
+                    waiting.set_result(plan.having_waited(waited) if waited > 0 else plan)  # type: ignore[union-attr]
+            return
         for request, outcome in zip(batch.requests, outcomes):
             plan, due, waiting, timeout = request
             if isinstance(outcome, StoreError):

@@ -70,7 +70,7 @@ class AsyncConnection(asyncio.Protocol):
         """Pass on what has arrived whole."""
         session = self.session
         session.receive_data(data)
-        while (event := session.next_event()) is not NEED_DATA:
+        while session.has_more and (event := session.next_event()) is not NEED_DATA:
             if isinstance(event, MustClose):
                 if not self.given_up:
                     self.give_up()

@@ -69,15 +69,15 @@ Event = CallEvent[Call] | MustClose
 class Session(Generic[Call]):
     """State of one connection: calls on their way, bytes not yet understood. ``parse_error`` is redis-py's."""
 
-    __slots__ = ("_end", "_has_rest", "_is_retired", "_is_unheard", "_reader", "flying", "is_settling")
+    __slots__ = ("_end", "_is_retired", "_is_unheard", "_reader", "flying", "has_more", "is_settling")
 
     def __init__(self, parse_error: Callable[[str], Exception]) -> None:
         self.flying: deque[Call] = deque()
         """Calls on their way, the oldest first."""
         self.is_settling = False
         """True while a call with the script's text is on its way: new calls wait, so as not to overtake it."""
-        self._has_rest = False
-        """True if bytes have arrived that are no whole reply yet."""
+        self.has_more = False
+        """True if `next_event` may have something to say: bytes have arrived that are no whole reply yet, or the end."""
         self._is_retired = False
         self._is_unheard = True
         """True if nothing has arrived since a call was sent while no other was on its way."""
@@ -98,7 +98,7 @@ class Session(Generic[Call]):
     def receive_data(self, data: bytes) -> None:
         """Take bytes in. None at all (``b""``) are the end of the stream."""
         if data:
-            self._is_unheard, self._has_rest = False, True
+            self._is_unheard, self.has_more = False, True
             self._reader.feed(data)
         else:
             self.receive_end(ConnectionResetError("Redis closed the connection"))
@@ -106,10 +106,11 @@ class Session(Generic[Call]):
     def receive_end(self, error: Exception) -> None:
         """Note that no further bytes will come."""
         self._end = MustClose(error)
+        self.has_more = True
 
     def next_event(self) -> Event[Call] | None:
         """Return what the received bytes say next, `NEED_DATA` if nothing. `MustClose` is the last event."""
-        while self._has_rest and self._end is None:
+        while self.has_more and self._end is None:
             try:
                 reply = self._reader.gets()
             except Exception as error:  # noqa: BLE001 - besides hiredis' own, redis-py's about an error it cannot read, a map by lists
@@ -117,8 +118,8 @@ class Session(Generic[Call]):
                 break
             if reply is _NO_REPLY:
                 break
-            self._has_rest = self._reader.has_data()
-            if isinstance(reply, hiredis.PushNotification):
+            self.has_more = self._is_retired or self._reader.has_data()
+            if type(reply) is not bytes and isinstance(reply, hiredis.PushNotification):
                 continue
             if not self.flying:
                 self.receive_end(InvalidResponse("Redis sent what nobody has asked for"))
@@ -129,7 +130,7 @@ class Session(Generic[Call]):
                 self.flying.popleft()
                 if not self.flying:
                     self.is_settling = False
-                if isinstance(reply, Exception):
+                if type(reply) is not bytes and isinstance(reply, Exception):
                     return _error_event(call, reply)
                 answered: Answered[Call] = _new(Answered, (call, reply))
                 return answered
@@ -139,7 +140,7 @@ class Session(Generic[Call]):
 
     def retire(self) -> None:
         """Take no further calls: the connection ends with the last reply."""
-        self._is_retired = True
+        self._is_retired = self.has_more = True
 
     def give_up(self) -> None:
         """Wait for no further bytes, nor send any call again: Redis may only have been slow."""
@@ -153,9 +154,9 @@ class Session(Generic[Call]):
 
     def is_quiet(self) -> bool:
         """True if the connection is fit for the next call: all calls are answered, and all bytes understood."""
-        if self._has_rest and self.next_event() is not NEED_DATA:
+        if self.has_more and self.next_event() is not NEED_DATA:
             return False
-        return self._end is None and not (self._is_retired or self.flying or self._has_rest)
+        return self._end is None and not (self._is_retired or self.flying or self.has_more)
 
     def may_repeat(self, call: Call) -> bool:
         """True if a call that got no reply here may be sent again on another connection."""
