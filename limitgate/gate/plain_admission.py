@@ -105,7 +105,8 @@ class PlainAdmission:
         """Rate fields as ASGI wants them."""
         if type(self.decision) is DeferredDecision and self.rules.has_commonest_style:
             reading: Any = self.reading  # a `PlainSpend`, as nothing else is deferred
-            limit, remaining, refill_us, _ = reading.template.tightest(reading.debts)
+            tightest = reading.template.tightest  # no method, so called by a name of its own
+            limit, remaining, refill_us, _ = tightest(reading.debts)
             if self.prepared.adaptive is not None and (fewest := fewest_places(self.decision.in_force, remaining)) is not None:
                 _, limit, remaining = fewest
                 refill_us = 0

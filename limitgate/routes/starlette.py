@@ -56,7 +56,8 @@ class StarletteRoutes:
 
     def version(self, _: Request) -> object:
         """The present tables, unless any of their routes looks at more than method and path, as one by host does."""
-        if self._routes_of(self._router) is not self._root or self._lists != self._contents:  # as `_current` says
+        routes_of = self._routes_of  # no method, so called by a name of its own
+        if routes_of(self._router) is not self._root or self._lists != self._contents:  # as `_current` says
             self._current()
         return self._tables if self._by_path else None
 

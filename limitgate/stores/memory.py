@@ -166,7 +166,8 @@ class MemoryStore:
                 return DECLINED
             self._busy = True
             try:
-                self._now = now = self._clock()
+                clock = self._clock  # no method, so called by a name of its own
+                self._now = now = clock()
                 reading = self._carry_out_plain(template, keys, now)
                 while self._late:
                     self._carry_out(self._late.popleft(), now)
@@ -214,7 +215,8 @@ class MemoryStore:
         value = shard.get(key)
         if value is None or layout is None:
             return self._charge_plain(template, keys, now)
-        charged = layout.charge(value, now, layout.number, cost, rows)
+        charge = layout.charge  # as the clock
+        charged = charge(value, now, layout.number, cost, rows)
         if charged is None:
             return DECLINED
         debts, after = charged

@@ -120,7 +120,8 @@ class RedisReplies:
 
     def outgoing(self, call: wire.Call) -> None:
         """Make the plans of a call ready to be sent."""
-        call.sent = now = self._clock()
+        clock = self._clock
+        call.sent = now = clock()
         if call.shape is not None:
             return
         call.plans = [self.leases.extend(whole(plan), now) for plan in call.plans]
@@ -166,7 +167,8 @@ class RedisReplies:
         plans: Any = call.plans
         outcomes: list[Outcome] = plans
         now, unwritten, verdicts = plain.answers(shape, plans, reply)
-        sent, heard, cache = call.sent, self._clock(), self.deny_cache
+        our_clock = self._clock
+        sent, heard, cache = call.sent, our_clock(), self.deny_cache
         if leap := clock.leap(now, sent, heard):
             self._note_leap(clock, leap)
         if self._bans.ends:

@@ -220,7 +220,7 @@ class Batcher:
     def _flush(self) -> None:
         """Send what waits, as far as there is a connection and not too much is on its way."""
         self._is_gathering = False
-        connection, queue, resends = self._connection, self._queue, self._resends
+        connection, queue, resends, send_new = self._connection, self._queue, self._resends, self._send_new
         if connection is None or connection.is_closing():
             if queue.size or resends:
                 self._begin_to_connect()
@@ -230,9 +230,9 @@ class Batcher:
             if resends:
                 self._send(resends.popleft(), connection)
             elif (plain := queue.pop_plain()) is not None:
-                self._send_new(plain, connection)
+                send_new(plain, connection)
             elif requests := self._next_requests():
-                self._send_new(Batch(requests), connection)
+                send_new(Batch(requests), connection)
         connection.flush()
 
     def _send_apart(self, batch: Batch, connection: AsyncConnection) -> None:

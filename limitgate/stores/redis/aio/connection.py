@@ -68,7 +68,7 @@ class AsyncConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Pass on what has arrived whole."""
-        session = self.session
+        session, heard = self.session, self._heard
         session.receive_data(data)
         while session.has_more and (event := session.next_event()) is not NEED_DATA:
             if isinstance(event, MustClose):
@@ -76,7 +76,7 @@ class AsyncConnection(asyncio.Protocol):
                     self.give_up()
                 return
             self._since = self._clock.seconds
-            self._heard(self, event)
+            heard(self, event)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Let go of the connection and say so."""

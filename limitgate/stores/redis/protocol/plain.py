@@ -63,6 +63,10 @@ def packed(words: tuple[str, str], plans: Sequence[PlainSpend]) -> bytes:
             keys += plan.keys
             if plan.template is not first:
                 is_mixed = True
+    elif len(keys) == 1:
+        key = keys[0].encode()
+        before, after = _around_key(words, len(key), first)
+        return before + key + after
     if not is_mixed:
         before, after = _around_keys(words, len(keys), first)
         return before + _packed_keys(keys) + after
@@ -91,10 +95,15 @@ def _around_keys(words: tuple[str, str], keys: int, template: PlanTemplate) -> t
     return _head(words, keys, 1), _EMPTY + _asked(template)
 
 
+@lru_cache(maxsize=1024)
+def _around_key(words: tuple[str, str], size: int, template: PlanTemplate) -> tuple[bytes, bytes]:
+    """Pack what stands around the only key of a command, of so many bytes."""
+    before, after = _around_keys(words, 1, template)
+    return before + b"$%d\r\n" % size, b"\r\n" + after
+
+
 def _packed_keys(keys: Sequence[str]) -> bytes:
     """Pack keys as `_bulk` does, all at once if they are of one length, as ours mostly are: digests behind one prefix."""
-    if len(keys) == 1:
-        return _bulk(keys[0].encode())
     between = f"\r\n${len(keys[0])}\r\n"
     text = f"{between}{between.join(keys)}\r\n"
     if text.isascii() and len(set(map(len, keys))) == 1:
