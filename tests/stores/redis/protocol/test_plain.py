@@ -202,6 +202,19 @@ def test_calls_are_packed_as_redis_expects(plans: list[tuple[bool, str, str]]) -
     assert len(texts) == len({plan.template for plan in asked})
 
 
+@pytest.mark.parametrize("key", ["", "k", "k" * 300, "\u0436:\r\n"])
+def test_a_call_for_one_key_is_packed_as_all_are(key: str) -> None:
+    """A lone plan of one bucket, as most are where requests are few: its words are those of two, less the other's key."""
+    words, of = ("EVALSHA", "sha"), template()
+    reader = hiredis.Reader()
+    reader.feed(plain.packed(words, [of.asked([key])]) + plain.packed(words, [of.asked([key])] * 2))
+    alone, both = reader.gets(), reader.gets()
+    assert alone[2:4] == [b"1", key.encode()]
+    assert both[2:5] == [b"2", key.encode(), key.encode()]
+    assert alone[:2] + alone[4:] == both[:2] + both[5:]
+    assert plain.packed(words, [of.asked([key])]) == hiredis.pack_command(tuple(alone))
+
+
 def test_a_key_that_is_no_unicode_cannot_be_sent() -> None:
     """It is told before anything is on its way."""
     with pytest.raises(UNSENDABLE):

@@ -197,6 +197,27 @@ def test_a_retired_connection_ends_with_its_last_answer() -> None:
     assert isinstance(end, MustClose)
 
 
+def test_whoever_asks_only_while_there_may_be_more_misses_no_event() -> None:
+    """Nothing is asked after an answer that was all there was; the end of a connection that was retired by it is heard."""
+    session = a_session()
+    first, second = on_its_way(session, 2)
+    assert not session.has_more
+    session.receive_data(b":1\r\n")
+    assert session.has_more
+    assert session.next_event() == Answered(first, 1)
+    assert not session.has_more
+    session.receive_data(b":2\r\n")
+    assert session.next_event() == Answered(second, 2)
+    session.retire()
+    assert session.has_more
+    assert isinstance(session.next_event(), MustClose)
+    for end in (Session.give_up, lambda each: each.receive_data(b"")):
+        lost = a_session()
+        end(lost)
+        assert lost.has_more
+        assert isinstance(lost.next_event(), MustClose)
+
+
 # --- lost connections -------------------------------------------------------------------------------------------------
 
 
