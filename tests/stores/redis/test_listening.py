@@ -522,13 +522,14 @@ class Names:
         self.may_answer.set()
         self.asked = 0
         self.error: OSError | None = None
+        self.addresses = ["127.0.0.1"] * 2
 
     def getaddrinfo(self, host: str, *_: Any, **__: Any) -> list[Any]:
         self.asked += 1
         assert self.may_answer.wait(PATIENT)
         if self.error:
             raise self.error
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))] * 2
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in self.addresses]
 
 
 @pytest.fixture
@@ -617,6 +618,40 @@ async def test_a_name_server_that_needs_a_descriptor(names: Names) -> None:
             failure = error
     assert failure is not None
     assert not isinstance(failure, socket.gaierror)
+
+
+@in_a_loop
+async def test_addresses_that_were_of_no_help_come_last(names: Names) -> None:
+    """The latest is the very last, whatever else is found, and those that are not found any more are forgotten."""
+    names.addresses = ["::1", "::2", "::3"]
+    resolver = Resolver()
+    resolver.pass_over("127.0.0.1", "127.0.0.1")
+    assert await resolver.addresses(HOST) == ("::1", "::2", "::3")
+    for address in ("::1", "::2", "::1"):
+        resolver.pass_over(HOST, address)
+    assert await resolver.addresses(HOST) == ("::3", "::2", "::1")
+    names.addresses = ["::1", "::4"]
+    assert await resolver.addresses(HOST) == ("::4", "::1")
+    resolver.pass_over(HOST, "::4")
+    assert await resolver.addresses(HOST) == ("::1", "::4")
+    assert resolver._passed_over == {HOST: ["::1", "::4"]}
+
+
+@in_a_loop
+async def test_a_silent_address_does_not_keep_the_others_out(
+    names: Names, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name has two addresses, and the first never says a word: the second serves once the first has had its time."""
+    monkeypatch.setattr("limitgate.stores.redis.aio.batcher.CONNECT_TIMEOUT", 0.2)
+    names.addresses = ["127.0.0.2", "127.0.0.1"]
+    async with Proxy(redis_server) as proxy:
+        port = int(proxy.url.rpartition(":")[2].partition("/")[0])
+        url = f"redis://{HOST}:{port}/0"
+        with socket.create_server(("127.0.0.2", port)):  # takes connections, and that is all
+            async with store_at(url) as store, asyncio.timeout(PATIENT):
+                while await ask(store, a_plan()) != [True]:  # noqa: ASYNC110 - nobody is there to set an event
+                    await asyncio.sleep(0.01)
+        assert proxy.lines
 
 
 @pytest.mark.parametrize("scheme", ["redis", "rediss"])

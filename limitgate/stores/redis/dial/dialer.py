@@ -222,7 +222,11 @@ class Dialer:
             try:
                 return await _aconnected(made)
             except (RedisConnectionError, RedisTimeoutError, OSError) as error:
+                self._resolver.pass_over(host, address)
                 failure = error
+            except CancelledError:  # mostly because it took too long
+                self._resolver.pass_over(host, address)
+                raise
         raise failure or OSError(f"{host} has no address")
 
     def _connection(self, address: Address | None, **options: Any) -> Any:

@@ -2,6 +2,9 @@
 
 A name server may take as long as it likes. In the default executor every attempt would hold a thread that the application needs
 for its own work. Here one daemon thread looks a name up, and all attempts meanwhile wait for what it finds.
+
+An address that does not answer may use up all the time of an attempt, and is the last to be tried from then on: so another one
+has its turn in the next attempt.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ class Resolver:
 
     def __init__(self) -> None:
         self._known: dict[str, Addresses] = {}
+        self._passed_over: dict[str, Addresses] = {}
+        """Addresses that were of no help, the latest last, by host."""
         self.begin_anew()
         begin_anew_in_children(self)
 
@@ -36,12 +41,19 @@ class Resolver:
         self._waiting: dict[str, list[asyncio.Future[Addresses]]] = {}
 
     async def addresses(self, host: str) -> Addresses:
-        """The addresses of a host, at least one. Raises `OSError`."""
+        """The addresses of a host, at least one, in the order in which to try them. Raises `OSError`."""
         try:
             ip_address(host)
         except ValueError:
-            return await self._look_up(host)
+            found, last = await self._look_up(host), self._passed_over.get(host, ())
+            return tuple(sorted(found, key=lambda address: last.index(address) if address in last else -1))
         return (host,)
+
+    def pass_over(self, host: str, address: str) -> None:
+        """Have an address of a host tried last the next time."""
+        if host in self._known:
+            others = [each for each in self._passed_over.get(host, ()) if each in self._known[host] and each != address]
+            self._passed_over[host] = [*others, address]
 
     async def _look_up(self, host: str) -> Addresses:
         answer: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
