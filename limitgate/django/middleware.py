@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from inspect import isawaitable
 from typing import Any
@@ -181,8 +181,7 @@ class _PlainExchange(PlainExchange):
 def _exchange(gate: Gate, request: DjangoRequest, admission: AnyAdmission) -> Exchange:
     """The exchange of a request that was decided about."""
     if type(admission) is PlainAdmission and admission.prepared.adaptive is None:  # almost all requests
-        place: Any = request.environ if request.scope is None else request.scope
-        place[OUTCOME] = "admitted"
+        _place_of(request.django)[OUTCOME] = "admitted"
         return _PlainExchange(gate, admission)
     exchange = Exchange(gate, whole_admission(admission))
     exchange.show_outcome()
@@ -209,10 +208,10 @@ async def _adecide(gate: Gate, request: DjangoRequest) -> Exchange:
     outer = admission_around(_place_of(request.django))
     try:
         try:
-            admission = await _asked(gate, request, outer)
+            admission = await gate.adecide(request, outer)
         except UserWanted:
             await request.find_user()
-            admission = await _asked(gate, request, outer)
+            admission = await gate.adecide(request, outer)
         exchange = _exchange(gate, request, admission)
         exchange.awaits = True
         if type(exchange) is not _PlainExchange:
@@ -223,20 +222,14 @@ async def _adecide(gate: Gate, request: DjangoRequest) -> Exchange:
     return exchange
 
 
-async def _asked(gate: Gate, request: DjangoRequest, outer: Admission | None) -> AnyAdmission:
-    """The decision of a gate about a request."""
-    asked = gate.ask(request, outer)
-    return asked if isinstance(asked, AnyAdmission) else await asked
-
-
 def _refusal(exchange: Exchange | None) -> Refusal | None:
     """The response to send instead of the application's; None to let the request pass."""
     return None if exchange is None or type(exchange) is _PlainExchange else exchange.admission.refusal
 
 
-def _place_of(request: Any) -> Mapping[str, Any]:
+def _place_of(request: Any) -> dict[str, Any]:
     """The scope or environ of a request."""
-    place: Mapping[str, Any] = getattr(request, "scope", request.META)
+    place: dict[str, Any] = getattr(request, "scope", request.META)
     return place
 
 

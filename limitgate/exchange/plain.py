@@ -94,8 +94,7 @@ class PlainExchange(Exchange):
         plain = self._plain
         if plain.prepared.adaptive is not None and (in_flight := self.in_flight) is not None:
             in_flight.end()
-        if type(plain.decision) is not DeferredDecision and plain.has_news():
-            Exchange.settle(self)
+        self.settle()
 
     def settle(self) -> None:
         """Refund whatever is known by now to be charged wrongly."""

@@ -188,8 +188,14 @@ class Gate:
 
     async def acheck(self, request: Request, outer: Admission | None = None) -> Admission:
         """Decide about a request by an `AsyncStore`; ``identify`` may be async. Its turn is for `await_booking`."""
-        asked = self.ask(request, outer)
-        return whole_admission(asked if isinstance(asked, AnyAdmission) else await asked)
+        return whole_admission(await self.adecide(request, outer))
+
+    async def adecide(
+        self, request: Request, outer: Admission | None = None, known: tuple[RulesInForce, Caller | None] | None = None
+    ) -> AnyAdmission:
+        """`decide`, by an `AsyncStore`: what `ask` says, once it is known."""
+        asked = self.ask(request, outer, known)
+        return asked if isinstance(asked, AnyAdmission) else await asked
 
     def ask(  # noqa: PLR0911 - each call more costs all requests
         self, request: Request, outer: Admission | None = None, known: tuple[RulesInForce, Caller | None] | None = None
@@ -240,8 +246,7 @@ class Gate:
         self, request: Request, outer: Admission | None, rules: RulesInForce, identified: Awaitable[Caller | None]
     ) -> AnyAdmission:
         """`ask` about a request whose caller is found by then. It goes by the rules of when it came."""
-        asked = self.ask(request, outer, (rules, await identified))
-        return asked if isinstance(asked, AnyAdmission) else await asked
+        return await self.adecide(request, outer, (rules, await identified))
 
     async def _acheck_planned(
         self, request: Request, rules: RulesInForce, outer: Admission | None, identified: Caller | None

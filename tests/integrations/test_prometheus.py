@@ -31,6 +31,7 @@ from limitgate.observing.series import series
 from limitgate.prometheus import PrometheusObserver
 from tests.support.clock import Clock
 from tests.support.doors import asgi_reply, wsgi_reply
+from tests.support.threads import repeated
 
 RULES = [
     Rule("api", "3/minute", "100/day", path="/api/**"),
@@ -215,25 +216,9 @@ def test_texts_are_made_in_threads_while_series_come() -> None:
     """Under WSGI: each has whole lines, and the last one all series."""
     registry = CollectorRegistry()
     observer = PrometheusObserver(registry)
-    done = threading.Event()
-    failed: list[BaseException] = []
-
-    def scrape() -> None:
-        try:
-            while not done.is_set():
-                list(text_string_to_metric_families(prometheus.generate_latest(registry).decode()))
-        except BaseException as error:  # noqa: BLE001 - for the test to tell
-            failed.append(error)
-
-    threads = [threading.Thread(target=scrape) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for number in range(300):
-        observer.add(RULE_DECISIONS, (str(number), "default", "admitted"), 1)
-    done.set()
-    for thread in threads:
-        thread.join(60)
-    assert not failed
+    with repeated(lambda: list(text_string_to_metric_families(prometheus.generate_latest(registry).decode()))):
+        for number in range(300):
+            observer.add(RULE_DECISIONS, (str(number), "default", "admitted"), 1)
     assert prometheus.generate_latest(registry) == generate_latest(registry)
     assert prometheus.generate_latest(registry).count(b'tier="default"} 1.0\n') == 300
 

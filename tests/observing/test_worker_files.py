@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -20,6 +19,7 @@ from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
 from limitgate import prometheus
 from limitgate.observing import worker_files
+from tests.support.threads import repeated
 
 BOUNDS = ("0.5", "1.0", "10.0", "+Inf")
 GAUGES = ("livesum", "livemin", "livemax", "liveall", "sum", "min", "max", "all", "mostrecent", "livemostrecent")
@@ -255,25 +255,9 @@ def test_scrapes_beside_one_another(tmp_path: Path) -> None:
     """Under WSGI threads may ask at the same time, while a worker's keys grow."""
     _, ours = both(tmp_path)
     file = MmapedDict(str(tmp_path / "counter_1.db"))
-    failed: list[BaseException] = []
-    done = threading.Event()
-
-    def scrape() -> None:
-        try:
-            while not done.is_set():
-                ours()
-        except BaseException as error:  # noqa: BLE001 - for the test to tell
-            failed.append(error)
-
-    threads = [threading.Thread(target=scrape) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for number in range(300):
-        file.write_value(mmap_key("limitgate_x", "limitgate_x_total", ["rule"], [str(number)], "X."), 1, 0)
-    done.set()
-    for thread in threads:
-        thread.join(60)
-    assert not failed
+    with repeated(ours):
+        for number in range(300):
+            file.write_value(mmap_key("limitgate_x", "limitgate_x_total", ["rule"], [str(number)], "X."), 1, 0)
     assert ours().count(b"} 1.0\n") == 300
     file.close()
 

@@ -513,9 +513,11 @@ class Planner:
     def interpretations(self, sent: str, root: str) -> Sequence[str] | None:
         """Paths that a path as sent may be read as, all of which rules are looked for at; None if it may be any."""
         paths = self._reach.interpretations(sent, root)
-        if paths is not None and (mounts := mounts_of(self._routes)):
+        if paths is None:
+            return None
+        if mounts := mounts_of(self._routes):
             return (*paths, *beyond(mounts, paths))
-        if paths is not None and fills_with_nothing(self._routes):
+        if fills_with_nothing(self._routes):
             return (*paths, *with_empty_segments(sent, root))
         return paths
 

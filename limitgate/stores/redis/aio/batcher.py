@@ -13,6 +13,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from limitgate.errors import StoreError
@@ -82,7 +83,7 @@ class Batcher:
         self._replies = replies
         self._clock = clock
         self._cluster = cluster
-        self._send_new = self._send_first if cluster is None else self._send_apart
+        self._send_new = self._send_first if cluster is None else partial(self._send_apart, cluster)
         self._loop = asyncio.get_running_loop()  # kept, as to ask for it costs a system call up to Python 3.11
         self._queue = RequestQueue(MAX_BATCH)
         self._queue_is_due = math.inf
@@ -235,10 +236,10 @@ class Batcher:
                 send_new(Batch(requests), connection)
         connection.flush()
 
-    def _send_apart(self, batch: Batch, connection: AsyncConnection) -> None:
+    def _send_apart(self, cluster: ClusterOfNode, batch: Batch, connection: AsyncConnection) -> None:
         """Send requests for the first time, on a cluster: in one call for each slot."""
         try:
-            batches = [batch] if self._cluster is None else self._cluster.apart(batch)
+            batches = cluster.apart(batch)
         except Exception as error:  # noqa: BLE001 - they are in no queue any more
             _fail(batch.requests, own_error(error), self._silence.seconds)
             return
