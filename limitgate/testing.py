@@ -326,7 +326,7 @@ def _nothing_limited() -> _Wanted[None]:
     return _Wanted(None, replacements)
 
 
-def _check(gate: Gate, request: Request, outer: Admission | None = None) -> Admission:
+def _check(gate: Gate, request: Request, outer: Admission | None = None, known: object = None) -> Admission:  # noqa: ARG001
     """`Gate.check`, `Gate.decide` and `Gate.ask`, as if the request were exempt."""
     admission = Admission(request, None, EVERYTHING, gate.rules)
     if outer is not None:
