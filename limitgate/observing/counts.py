@@ -44,6 +44,7 @@ _USUAL: Final = frozenset(
         ("admitted", "nobody"),
         ("refused", "cache"),
         ("refused", "nobody"),
+        ("shadow_refused", "nobody"),
     }
 )
 """Pairs of labels that exist from the start with 0: all that happen."""

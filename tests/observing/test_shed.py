@@ -62,7 +62,9 @@ def test_requests_are_counted_by_what_an_adaptive_limit_says_of_them() -> None:
 
 
 def test_a_shadow_has_not_refused() -> None:
+    """The series that tells so is there before."""
     recorder, app = gated(Rule("all", adaptive=Adaptive(min=1, max=1), shadow=True))
+    assert recorder.of("requests")["shadow_refused", "nobody"] == 0
     places_of(app).limit.begin(0.0, "other")
     assert wsgi_reply(app).status == 200
     assert recorder.new("requests") == {("shadow_refused", "nobody"): 1}
