@@ -18,7 +18,7 @@ from limitgate.errors import ConfigError
 from limitgate.limiter.functions import check_async, check_plain
 from limitgate.limits.decision import Decision, RateLimited, Window
 from limitgate.limits.duration import seconds_of
-from limitgate.limits.priority import NORMAL, RESERVES, Priority, share_of
+from limitgate.limits.priority import NORMAL, RESERVES, Priority, is_priority, share_of
 from limitgate.messages.suggestions import expected_of
 from limitgate.overload.adaptive_limit import Outcome, Ticket
 from limitgate.overload.heartbeat import Heartbeats
@@ -322,6 +322,6 @@ def adaptive_work(known: dict[str, A], kind: Callable[[Work], A], name: str, giv
 
 
 def _checked(priority: object) -> Any:
-    if priority not in RESERVES:
+    if not is_priority(priority):
         raise ConfigError(f"{priority!r:.80} is no priority, expected one of {', '.join(map(repr, RESERVES))}")
     return priority

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Final, Literal
+from typing import Final, Literal, TypeGuard
 
 from limitgate.errors import ConfigError
 from limitgate.limits.bucket import Bucket
@@ -20,6 +20,11 @@ MOST = Fraction(49, 100)
 """The largest reserve: twice that leaves something."""
 
 _PERCENT = re.compile(r"\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%\s*", re.ASCII)
+
+
+def is_priority(value: object) -> TypeGuard[Priority]:
+    """True for the name of a priority."""
+    return isinstance(value, str) and value in RESERVES
 
 
 def share_of(value: object) -> Fraction:

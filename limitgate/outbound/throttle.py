@@ -22,7 +22,7 @@ from limitgate.gate.flow import adrive, drive
 from limitgate.limiter.limiter import AsyncLimiter, Limiter
 from limitgate.limiter.operations import LOOK_AGAIN
 from limitgate.limiter.stored_limits import Configured
-from limitgate.limits.decision import Decision, RateLimited
+from limitgate.limits.decision import Decision, RateLimited, refused_in_flight
 from limitgate.limits.limit import Limit
 from limitgate.observing.observer import Observer
 from limitgate.outbound.host_load import HostLoad, HostLoads, Refusal, outcome_of
@@ -360,8 +360,9 @@ def _pause(answer: Answer, full_in: float) -> float:
 
 def _refusal(wait: float, limit: int = 0) -> Decision:
     """Decision of the service, for `RateLimited`, or for its sake. ``limit`` is that of requests in flight, if that decided."""
-    in_force = ((None, limit, 0),) if limit else ()
-    return Decision(False, limit, 0, float(wait), float(wait), 0, None, in_force=in_force)
+    if limit:
+        return refused_in_flight(((None, limit, 0),), float(wait))
+    return Decision(False, 0, 0, float(wait), float(wait), 0, None)
 
 
 def _backoff(refusals: int) -> float:

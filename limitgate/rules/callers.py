@@ -16,7 +16,7 @@ from limitgate.errors import ConfigError
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.request import Headers, Request
 from limitgate.limits.limit import Limit
-from limitgate.limits.priority import NORMAL, RESERVES, Priority
+from limitgate.limits.priority import NORMAL, RESERVES, Priority, is_priority
 from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.process.gil import yield_gil
 from limitgate.rules.options import Given, read_limits
@@ -56,7 +56,7 @@ class Caller:
             raise TypeError(f"a Caller of {type(self.id).__name__} and {type(self.tier).__name__}, expected both to be text")
         if not self.id:
             raise ConfigError("a Caller without an id, expected text that tells it from others, or None in place of the Caller")
-        if self.priority not in RESERVES:
+        if not is_priority(self.priority):
             raise ValueError(f"a Caller of priority {self.priority!r:.40}, expected one of {', '.join(RESERVES)}")
 
 

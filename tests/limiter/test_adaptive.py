@@ -141,10 +141,11 @@ def test_a_name_is_text(name: Any) -> None:
         Limiter(NOWHERE).adaptive(name)
 
 
+@pytest.mark.parametrize("priority", ["urgent", None, ["high"]])
 @pytest.mark.parametrize("kind", [AsyncLimiter, Limiter])
-def test_a_priority_is_one_of_three(kind: Any) -> None:
-    with pytest.raises(ConfigError, match="'urgent' is no priority, expected one of 'high', 'normal', 'low'"):
-        kind(NOWHERE).adaptive("db").with_priority("urgent")
+def test_a_priority_is_one_of_three(kind: Any, priority: Any) -> None:
+    with pytest.raises(ConfigError, match="is no priority, expected one of 'high', 'normal', 'low'"):
+        kind(NOWHERE).adaptive("db").with_priority(priority)
 
 
 def test_a_reserve_is_kept_for_higher_priorities() -> None:

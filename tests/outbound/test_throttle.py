@@ -910,7 +910,7 @@ def test_places_in_flight_come_back_whatever_happens(world: World) -> None:
             with pytest.raises(RateLimited) as refused:
                 await ask()
             decision = refused.value.decision
-            assert (decision.limit, refused.value.response) == (2, None)
+            assert (decision.limit, decision.reset_after, refused.value.response) == (2, 0.0, None)
             assert decision.windows == (Window(None, 2, 0, 0, 2, 0.0, decision.retry_after),)
 
         tasks = [ask(), ask()]
