@@ -16,10 +16,11 @@ from handbook.fields import docstrings
 from limitgate import Limit, Rule
 from limitgate.limits.limit import ABBREVIATIONS, NAMES, SECONDS
 from limitgate.limits.priority import MOST, RESERVES
-from limitgate.overload.options import HIGHEST, LARGEST_TOLERANCE, Adaptive
+from limitgate.overload.options import HIGHEST, LARGEST_TOLERANCE, LONGEST_DELAY_S, Adaptive
 from limitgate.rules.callers import KnownCaller
 from limitgate.rules.key_parts import PARTS
 from limitgate.rules.options import ChargeIf
+from limitgate.rules.rule import MAX_DELAY
 from limitgate.rules.rule_tests import Expected, Given
 
 FILE = Path(__file__).parent.parent / "limitgate" / "rules" / "schema.json"
@@ -59,9 +60,12 @@ _LIMIT_TEXT: Schema = {
     "pattern": rf"^\s*(?:{_RATE}|{_AT_ONCE})\s*$",
     "examples": ["100/minute", "10/s burst 20", "5 per 15 minutes", "20 at once"],
 }
-_DURATION: Schema = {
-    "anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": r"^\s*[0-9]+(?:\.[0-9]+)?\s*(?:ms|s|m|h)\s*$"}]
-}
+
+
+def _duration(**bounds: float) -> Schema:
+    """A duration; ``bounds`` are those of numbers of seconds, as text has units."""
+    text = {"type": "string", "pattern": r"^\s*[0-9]+(?:\.[0-9]+)?\s*(?:ms|s|m|h)\s*$"}
+    return {"anyOf": [{"type": "number", **bounds}, text]}
 
 
 def _ref(name: str) -> Schema:
@@ -88,7 +92,7 @@ _LIMITS = {
     "lease": _AMOUNT,
     "align": _or_null({"type": "string"}),
     "borrow": _FLAG,
-    "warm_up": _or_null(_DURATION),
+    "warm_up": _or_null(_duration(minimum=0)),
 }
 
 _IN_FLIGHT: Schema = {**_COUNT, "maximum": HIGHEST}
@@ -96,7 +100,7 @@ _BOUNDS = {
     "min": _IN_FLIGHT,
     "max": _IN_FLIGHT,
     "tolerance": {"type": "number", "exclusiveMinimum": 1, "maximum": LARGEST_TOLERANCE},
-    "delay": _DURATION,
+    "delay": _duration(exclusiveMinimum=0, maximum=LONGEST_DELAY_S),
 }
 
 FORMS: dict[type, dict[str, Schema]] = {
@@ -121,7 +125,7 @@ FORMS: dict[type, dict[str, Schema]] = {
         "lease": _AMOUNT,
         "algorithm": {"enum": [*NAMES, None]},
         "align": _or_null({"type": "string"}),
-        "max_delay": _or_null(_DURATION),
+        "max_delay": _or_null(_duration(minimum=0, maximum=MAX_DELAY)),
         "priority": {"enum": [*RESERVES, None]},
         "reserve": {
             "anyOf": [

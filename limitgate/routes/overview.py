@@ -222,7 +222,7 @@ def notes_on(each: Applied) -> list[str]:
         notes.append(f"{rule.adaptive.min} to {rule.adaptive.max} in flight in a process")
     if rule.charge_if is not None:
         notes.append(f"charged {rule.charge_if}")
-    if rule.max_delay is not None:
+    if rule.max_delay:
         notes.append(f"waits up to {rule.max_delay:g} s")
     if rule.shadow:
         notes.append("shadow")

@@ -50,6 +50,7 @@ Count = Annotated[int, Field(strict=True, ge=1)]
 
 MAX_DELAY = 60.0
 """Seconds that a request may be made to wait for its turn."""
+_DELAY_EXPECTED = f"expected more than 0 and at most {MAX_DELAY:g} seconds"
 
 EVERY = "*"
 """Stands in ``replaces`` for every rule that has limits."""
@@ -72,9 +73,9 @@ def _cost_or_callable(value: object) -> Cost:
 
 
 def _delay(value: object) -> float | None:
-    if value is None or 0 < (seconds := seconds_of(value)) <= MAX_DELAY:
+    if value is None or (seconds := seconds_of(value)) <= MAX_DELAY:
         return None if value is None else seconds
-    raise ConfigError(f"{value!r:.80} is no delay, expected more than 0 and at most {MAX_DELAY:g} seconds")
+    raise ConfigError(f"{value!r:.80} is no delay, {_DELAY_EXPECTED}")
 
 
 def _paths(value: object) -> str | tuple[str, ...]:
@@ -205,7 +206,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     align: StrictStr | None = None
     """Where a ``fixed_window`` begins, as a limit's own; of a time zone only windows of whole days do, if there are any."""
     max_delay: Annotated[float | None, PlainValidator(_delay)] = None
-    """For how long a request may wait for its turn instead of being refused: seconds, ``2s``, ``500ms``."""
+    """For how long a request may wait for its turn instead of being refused: seconds, ``2s``; beside ``adaptive`` also 0."""
     priority: Priority | None = None
     """The priority under this rule; that of the caller if not given, which is normal for those who have none."""
     reserve: Annotated[Fraction, PlainValidator(share_of)] | None = None
@@ -581,13 +582,18 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             what = "has a lease, which is taken for any priority"
         elif any(limit.borrow for limit in self.every_limit):
             what = "has a limit that lets borrow, so that any priority may take everything"
-        elif self.max_delay is not None and self.has_counts:
+        elif self.max_delay and self.has_counts:
             what = "has a max_delay, and turns come one after the other, whatever their priority"
         if what is not None:
             raise ConfigError(f"rule {self.name!r} {what}, expected no reserve", ("reserve",))
 
     def _check_delay(self) -> None:
         """True if requests can wait: their turns have to be booked, one by one, in a bucket that can make them wait."""
+        if not self.max_delay:
+            if self.adaptive is None:
+                message = f"rule {self.name!r}: max_delay: {self.max_delay:g} is no delay, {_DELAY_EXPECTED}"
+                raise ConfigError(message, ("max_delay",))
+            return  # that of `Limiter.adaptive`, where it is the default
         unable = next((limit for limit in self.every_limit if not ALGORITHMS[limit.algorithm].CAN_WAIT), None)
         if unable is not None:
             able = ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.CAN_WAIT)

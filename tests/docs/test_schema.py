@@ -102,11 +102,14 @@ def test_what_the_schema_refuses_is_a_mistake(tmp_path: Path, text: str, where: 
         {"name": "a", "qps": 5, "charge_if": {"status": ["6xx"]}},
         {"name": "a", "qps": 5, "charge_if": {}},
         {"name": "a", "qps": 5, "max_delay": "soon"},
+        {"name": "a", "qps": 5, "max_delay": 61},
         {"name": "a", "qps": 5, "reserve": "half"},
         {"name": "a", "adaptive": 7},
         {"name": "a", "adaptive": {"min": 0}},
         {"name": "a", "adaptive": {"most": 5}},
         {"name": "a", "adaptive": {"tolerance": 1}},
+        {"name": "a", "adaptive": {"delay": 0}},
+        {"name": "a", "adaptive": {"delay": 10.5}},
     ],
 )
 def test_a_mistake_in_one_field_is_underlined(rule: dict[str, Any]) -> None:

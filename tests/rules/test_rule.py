@@ -213,6 +213,9 @@ def test_options_that_go_with_an_adaptive_limit() -> None:
     assert rule.terms == Terms(Adaptive(min=2, delay=0.01), 0.05, Fraction(1, 10))
     assert (rule.has_limits, rule.has_counts, rule.buckets, rule.every_limit) == (True, False, (), ())
     assert Rule("all", adaptive=True, max_delay=1, priority="low").priority == "low"
+    daily = Limit("9/day", algorithm="fixed_window")
+    at_once = Rule("all", "9/minute", daily, adaptive=True, max_delay=0, reserve="10%", shadow=True)
+    assert (at_once.terms.max_delay, at_once.max_wait_us) == (0.0, 0)
     both = Rule("api", "5/s", adaptive=True, key=["api_key"], cost=2, on_error="closed", charge_if={"status": [200]})
     assert (both.has_counts, both.terms) == (True, Terms(Adaptive()))
     assert Rule("api", "5/s", adaptive=False) == Rule("api", "5/s")
