@@ -165,20 +165,21 @@ class RedisReplies:
         Mostly these are the plans themselves, each of which is its own reading.
         """
         plans: Any = call.plans
-        outcomes: list[Outcome] = plans
         now, unwritten, verdicts = plain.answers(shape, plans, reply)
-        our_clock = self._clock
-        sent, heard, cache = call.sent, our_clock(), self.deny_cache
+        our_clock = self._clock  # no method, so called by a name of its own
+        sent, heard, cache, has_bans = call.sent, our_clock(), self.deny_cache, self._bans.ends
         if leap := clock.leap(now, sent, heard):
             self._note_leap(clock, leap)
-        if self._bans.ends:
+        if verdicts is None:
+            if not (unwritten or has_bans or (cache is not None and cache.refusals)):
+                return plans  # type: ignore[no-any-return] # mostly there is nothing to note
+            verdicts = [plain.ADMITTED] * len(plans)
+        if has_bans:
             self._bans.drop_ended(heard)
             for plan, verdict in zip(plans, verdicts):
                 if verdict != plain.NOT_CARRIED_OUT:
                     self._bans.forget(plan.keys, now)
-        if not (unwritten or (cache is not None and cache.refusals)) and verdicts.count(plain.ADMITTED) == len(verdicts):
-            return outcomes  # mostly there is nothing to note
-        outcomes = [*plans]
+        outcomes: list[Outcome] = [*plans]
         for place, (plan, verdict) in enumerate(zip(plans, verdicts)):
             if verdict == plain.NOT_CARRIED_OUT:
                 outcomes[place] = DECLINED

@@ -67,27 +67,27 @@ class Server:
 
         An answer that comes too late for everybody is no sign that the server answers.
         """
-        call, reply, breaker = event.call, event.reply, self.breaker
+        (call, reply), breaker, replies = event, self.breaker, self._replies
         try:
-            if self.address is not None and isinstance(event, Redirected):
+            if type(reply) is not bytes and isinstance(reply, Exception):
+                if self.address is None or not isinstance(event, Redirected):
+                    raise store_error(reply) from reply  # noqa: TRY301 - as what is read of a reply does
                 answer: Answer = event.reply
-            elif isinstance(reply, Exception):
-                raise store_error(reply) from reply  # noqa: TRY301 - as what is read of a reply does
             elif call.shape is not None:
-                answer = self._replies.understood_plain(call, call.shape, reply, self._clock)
+                answer = replies.understood_plain(call, call.shape, reply, self._clock)
             elif call.config is not None:
                 answer = stored_config(reply)
             else:
-                answer = self._replies.understood(call, reply, self._clock)
+                answer = replies.understood(call, reply, self._clock)
             if breaker.in_trouble and call.is_wanted:
                 breaker.succeeded()
-            if self._replies.calls is not None and not isinstance(event, Redirected):
-                self._replies.note_call(call, _result(answer))
+            if replies.calls is not None and not isinstance(event, Redirected):
+                replies.note_call(call, _result(answer))
         except Exception as error:  # noqa: BLE001 - the answer is read, and others have theirs
             failure = own_error(error)
-            self._replies.note_call(call, failure.fault)
+            replies.note_call(call, failure.fault)
             with survived():
-                self._replies.unanswered(call)
+                replies.unanswered(call)
             if blames_server(failure):
                 session.retire()
             elif call.is_wanted:

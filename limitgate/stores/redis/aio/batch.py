@@ -22,15 +22,19 @@ class Batch(wire.Call):
 
     __slots__ = ("_due", "requests", "silence", "since")
     plans: list[AnyPlan]
+    requests: list[Request]
+    since: float
+    """Time of the first sending, or of the latest answer that has asked for another one, by the `ListeningClock`."""
+    silence: float
+    """Seconds for which Redis had been silent until then."""
+    _due: float | None
 
     def __init__(self, requests: list[Request], shape: PlainShape | None = None, config: ConfigRequest | None = None) -> None:
-        wire.Call.__init__(self, [request[0] for request in requests], shape, config)  # ``super()`` takes longer
+        plans = [requests[0][0]] if len(requests) == 1 else [plan for plan, _, _, _ in requests]
+        wire.Call.__init__(self, plans, shape, config)  # ``super()`` takes longer
         self.requests = requests
-        self.since = 0.0
-        """Time of the first sending, or of the latest answer that has asked for another one, by the `ListeningClock`."""
-        self.silence = 0.0
-        """Seconds for which Redis had been silent until then."""
-        self._due: float | None = None
+        self.since = self.silence = 0.0
+        self._due = None
 
     @property
     def is_wanted(self) -> bool:
@@ -115,17 +119,16 @@ class RequestQueue:
         """Add a request."""
         self.size += 1
         plan = request[0]
-        if type(plan) is not PlainSpend:
-            self._entries.append(request)
-            return
-        shape = plan.template.shape
-        batch = self._open.get(shape)
-        if batch is None or len(batch.plans) >= self._most:
-            self._open[shape] = batch = Batch([request], shape)
-            self._entries.append(batch)
-        else:
-            batch.requests.append(request)
-            batch.plans.append(plan)
+        entry: Request | Batch = request
+        if type(plan) is PlainSpend:
+            shape = plan.template.shape
+            batch = self._open.get(shape)
+            if batch is not None and len(batch.plans) < self._most:
+                batch.requests.append(request)
+                batch.plans.append(plan)
+                return
+            self._open[shape] = entry = Batch([request], shape)
+        self._entries.append(entry)
 
     def appendleft(self, request: Request) -> None:
         """Add a request that goes before all others."""
@@ -147,14 +150,14 @@ class RequestQueue:
 
     def pop_plain(self) -> Batch | None:
         """Take out the plain plans that are next and share a call; None if a request of any kind is, or nothing."""
-        entries = self._entries
+        entries, still_open = self._entries, self._open
         if not entries or type(batch := entries[0]) is not Batch:
             return None
         entries.popleft()
-        self.size -= len(batch.requests)
+        self.size -= len(batch.plans)
         shape: Any = batch.shape
-        if self._open.get(shape) is batch:
-            del self._open[shape]
+        if still_open.get(shape) is batch:
+            del still_open[shape]
         return batch
 
     def keep(self, requests: Iterable[Request]) -> None:

@@ -221,13 +221,13 @@ class Batcher:
     def _flush(self) -> None:
         """Send what waits, as far as there is a connection and not too much is on its way."""
         self._is_gathering = False
-        connection, queue, resends, send_new = self._connection, self._queue, self._resends, self._send_new
+        connection, queue, resends = self._connection, self._queue, self._resends
         if connection is None or connection.is_closing():
             if queue.size or resends:
                 self._begin_to_connect()
             return
-        session = connection.session
-        while (queue.size or resends) and len(session.flying) < MAX_FLYING and not session.is_settling:
+        session, flying, send_new = connection.session, connection.session.flying, self._send_new
+        while (queue.size or resends) and len(flying) < MAX_FLYING and not session.is_settling:
             if resends:
                 self._send(resends.popleft(), connection)
             elif (plain := queue.pop_plain()) is not None:

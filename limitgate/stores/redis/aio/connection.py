@@ -44,16 +44,17 @@ class AsyncConnection(asyncio.Protocol):
 
     def send(self, batch: Batch) -> None:
         """Send a batch with the next `flush`. Raises one of `wire.UNSENDABLE`, and nothing has happened."""
-        is_first = not self.session.flying
-        self._unsent.append(self.session.send(batch))
-        if is_first:
+        session = self.session
+        if not session.flying:
             self._since = self._clock.seconds
+        self._unsent.append(session.send(batch))
 
     def flush(self) -> None:
         """Send what waits to be sent, together."""
-        if self._unsent:
-            self._transport.write(b"".join(self._unsent))
-            self._unsent.clear()
+        unsent = self._unsent
+        if unsent:
+            self._transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
+            unsent.clear()
 
     def silence(self) -> float:
         """Seconds for which calls have been waiting and none was answered."""

@@ -19,6 +19,7 @@ from limitgate.limits.written_out import compiled, each_window
 _LINES = (files("limitgate") / "lua" / "plain.lua").read_text("utf-8").splitlines()
 """Read at once: when the first request comes, no file may be left to open."""
 _HEAD = struct.Struct("<2q")  # the clock, no memory
+_HEAD_SIZE = _HEAD.size
 NOT_CARRIED_OUT, ADMITTED = -1, 1
 """Of a plan: a bucket was not as expected, so nothing was charged; it was admitted, and every charge fitted."""
 
@@ -48,6 +49,12 @@ class Script(NamedTuple):
 def script_of(shape: PlainShape) -> Script:
     """Script for the plans of a shape."""
     return Script.of(_script(shape))
+
+
+@cache
+def words_of(shape: PlainShape, in_full: bool) -> tuple[str, str]:  # noqa: FBT001 - as `Script.words`
+    """The `Script.words` for plans of a shape."""
+    return script_of(shape).words(in_full)
 
 
 def packed(words: tuple[str, str], plans: Sequence[PlainSpend]) -> bytes:
@@ -128,37 +135,41 @@ def _packed_window(window: int, count: int, *numbers: int) -> bytes:
     return window.to_bytes(6, "little") + count.to_bytes(6, "little") + struct.pack("<5d", count, *numbers)
 
 
-PlainAnswers = tuple[int, bool, Sequence[int]]
+PlainAnswers = tuple[int, bool, Sequence[int] | None]
 """Clock of the server in Unix µs; true if Redis is out of memory, so that nothing was charged; and per plan `ADMITTED`,
-`NOT_CARRIED_OUT`, or 0 or 2 where a charge did not fit."""
+`NOT_CARRIED_OUT`, or 0 or 2 where a charge did not fit: None where all plans were admitted."""
 
 
 def answers(shape: PlainShape, plans: Sequence[PlainSpend], reply: object) -> PlainAnswers:
     """Decode the reply to plans of a shape, and note in each what it read. Raises `StoreError` for any other reply."""
     layout, note = _layout(shape)
-    if not isinstance(reply, bytes) or len(reply) != _HEAD.size + len(plans) * layout.size:
+    if type(reply) is not bytes or len(reply) != _HEAD_SIZE + len(plans) * layout.size:
         raise StoreError(f"unexpected reply of {type(reply).__name__} from the script", "reply")
     now, unwritten = _HEAD.unpack_from(reply)
-    return now, unwritten > 0, note(plans, layout.iter_unpack(reply[_HEAD.size :]), now)
+    numbers = reply[_HEAD_SIZE:]
+    if note(plans, layout.iter_unpack(numbers), now):
+        return now, unwritten > 0, None
+    return now, unwritten > 0, [verdict for verdict, *_ in layout.iter_unpack(numbers)]
 
 
-_Note = Callable[[Sequence[PlainSpend], Iterator[Sequence[int]], int], Sequence[int]]
+_Note = Callable[[Sequence[PlainSpend], Iterator[Sequence[int]], int], bool]
 _NOTE = """
 def note(plans, each, now):
-    verdicts = []
+    all_admitted = True
     for plan, (verdict, {numbers}) in zip(plans, each):
         {counts} = plan.template.counts
         plan.now = now
         plan.debts = {debts}
         plan.admitted = verdict > 0
-        verdicts.append(verdict)
-    return verdicts
+        if verdict != 1:
+            all_admitted = False
+    return all_admitted
 """
 
 
 @cache
 def _layout(shape: PlainShape) -> tuple[struct.Struct, _Note]:
-    """Layout of the reply to a plan, and the function that notes replies in plans and returns their verdicts.
+    """Layout of the reply to a plan, and the function that notes replies in plans. It returns true if all were `ADMITTED`.
 
     It is written out window by window, as the script is: a loop takes twice as long.
     """

@@ -91,14 +91,15 @@ class Session(Generic[Call]):
             self._is_unheard = True
         if call.in_full:
             self.is_settling = True
-        call.replies_due = 2 if call.asking else 1
+        call.is_granted = not call.asking
         self.flying.append(call)
         return packed
 
     def receive_data(self, data: bytes) -> None:
         """Take bytes in. None at all (``b""``) are the end of the stream."""
         if data:
-            self._is_unheard, self.has_more = False, True
+            self._is_unheard = False
+            self.has_more = True
             self._reader.feed(data)
         else:
             self.receive_end(ConnectionResetError("Redis closed the connection"))
@@ -121,19 +122,21 @@ class Session(Generic[Call]):
             self.has_more = self._is_retired or self._reader.has_data()
             if type(reply) is not bytes and isinstance(reply, hiredis.PushNotification):
                 continue
-            if not self.flying:
+            flying = self.flying
+            if not flying:
                 self.receive_end(InvalidResponse("Redis sent what nobody has asked for"))
                 break
-            call = self.flying[0]
-            call.replies_due -= 1
-            if not call.replies_due:
-                self.flying.popleft()
-                if not self.flying:
-                    self.is_settling = False
-                if type(reply) is not bytes and isinstance(reply, Exception):
-                    return _error_event(call, reply)
-                answered: Answered[Call] = _new(Answered, (call, reply))
-                return answered
+            call = flying[0]
+            if not call.is_granted:
+                call.is_granted = True
+                continue
+            flying.popleft()
+            if self.is_settling and not flying:
+                self.is_settling = False
+            if type(reply) is not bytes and isinstance(reply, Exception):
+                return _error_event(call, reply)
+            answered: Answered[Call] = _new(Answered, (call, reply))
+            return answered
         if self._is_retired and not self.flying:
             self.receive_end(ConnectionResetError("an error of Redis ended the connection"))
         return self._end or NEED_DATA

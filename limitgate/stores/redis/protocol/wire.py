@@ -18,7 +18,7 @@ from limitgate.limits.bucket import Bucket
 from limitgate.limits.plan import Charge, Plan, Reading, Verb, read, with_bans
 from limitgate.limits.template import AnyPlan, PlainShape
 from limitgate.stores.base import ConfigRequest, StoredConfig
-from limitgate.stores.redis.protocol.plain import Script, packed as packed_plain, script_of
+from limitgate.stores.redis.protocol.plain import Script, packed as packed_plain, words_of
 
 SPEND: Final = Script.of(script())
 CONFIG: Final = Script.of((files("limitgate") / "lua" / "config.lua").read_text("utf-8"))
@@ -50,7 +50,7 @@ class Answers(NamedTuple):
 class Call:
     """Plans that are sent together, or a request for configuration, with `NO_PLAN`. On a cluster all keys are in one slot."""
 
-    __slots__ = ("asking", "config", "hops", "in_full", "is_repeated", "plans", "replies_due", "requested", "sent", "shape")
+    __slots__ = ("asking", "config", "hops", "in_full", "is_granted", "is_repeated", "plans", "requested", "sent", "shape")
 
     def __init__(self, plans: Sequence[AnyPlan], shape: PlainShape | None = None, config: ConfigRequest | None = None) -> None:
         self.config = config
@@ -68,8 +68,8 @@ class Call:
         """Redirections by nodes of a cluster so far."""
         self.is_repeated = False
         """True if it was sent before, on a connection that was lost."""
-        self.replies_due = 0
-        """Replies still to come, while it is on its way."""
+        self.is_granted = False
+        """True once it is on its way and no answer to ASKING is due before its own."""
 
     @property
     def first(self) -> AnyPlan | ConfigRequest:
@@ -96,7 +96,7 @@ class Call:
         """The call in RESP, behind ASKING if need be: the last reply is the one that counts. Raises one of `UNSENDABLE`."""
         if self.shape is not None:
             plain: Any = self.plans
-            packed = packed_plain(script_of(self.shape).words(self.in_full), plain)
+            packed = packed_plain(words_of(self.shape, self.in_full), plain)
         else:
             script, asked = (SPEND, arguments(self.plans)) if self.config is None else (CONFIG, config_arguments(self.config))
             packed = hiredis.pack_command((*script.words(self.in_full), *asked))  # type: ignore[arg-type]

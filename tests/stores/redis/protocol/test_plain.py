@@ -66,7 +66,8 @@ class Twins:
         reader = hiredis.Reader()
         reader.feed(plain.packed(("EVALSHA", self.sha), self.readings))
         reply = self.client.execute_command(*reader.gets(), self.clock())
-        return plain.answers(self.template.shape, self.readings, reply)[2]
+        verdicts = plain.answers(self.template.shape, self.readings, reply)[2]
+        return [plain.ADMITTED] * len(plans) if verdicts is None else verdicts
 
     def kept(self, keys: Sequence[str]) -> list[tuple[Any, Any]]:
         return [(self.client.get(key), self.client.get(key + TTL_SUFFIX)) for key in keys]
