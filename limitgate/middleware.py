@@ -98,7 +98,16 @@ class LimitGate(Around):
         outer = None if request.comes_straight else admission_around(scope)
         try:
             asked: Any = gate.ask(request, outer)
-            admission: AnyAdmission = await asked if type(asked) is CoroutineType else asked
+            admission: AnyAdmission
+            if type(asked) is PlainAdmission and asked.coming is not None:  # `Gate.adecide`, a coroutine more
+                try:
+                    reading = await asked.coming
+                except StoreError as error:
+                    admission = await gate.ago_on(asked, error)
+                else:
+                    admission = gate.answered(asked, reading) or await gate.ago_on(asked, reading)
+            else:
+                admission = await asked if type(asked) is CoroutineType else asked
         except BaseException:
             end_undecided(request)
             raise

@@ -46,7 +46,7 @@ from limitgate.limits.decision import (
     under_places,
 )
 from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.template import AnyReading, PlainSpend, PlanTemplate, whole_reading
+from limitgate.limits.template import AnyReading, PlainSpend, whole_reading
 from limitgate.observing.counts import REFUSED, SHADOW_REFUSED, count_decision
 from limitgate.observing.handover import handover
 from limitgate.overload.adaptive_limit import Guard
@@ -161,13 +161,18 @@ class Gate:
                 template = prepared.template
                 if template is None:
                     return _admitted_unasked(request, rules, prepared)
+                admitted = PlainAdmission()
+                admitted.request = request
+                admitted.rules = rules
+                admitted.prepared = prepared
+                admitted.coming = None
                 try:
                     reading: AnyReading = self.store.spend_plain(template, keys, self._timeout)
                 except StoreError as error:
                     admission = _admission_prepared(request, rules, prepared, error.waited)
                     self._go_without_store(admission, prepared.request_plan(template.plan(keys)), error)
                     return admission
-                return self._decide_prepared(request, rules, prepared, template, reading) or self._spend_declined(
+                return self.answered(admitted, reading) or self._spend_declined(
                     request, rules, prepared, template.plan(keys), reading.waited
                 )
             if request.in_flight is not None and request.in_flight.refusal is not None:
@@ -195,14 +200,21 @@ class Gate:
     ) -> AnyAdmission:
         """`decide`, by an `AsyncStore`: what `ask` says, once it is known."""
         asked = self.ask(request, outer, known)
+        if type(asked) is PlainAdmission and asked.coming is not None:
+            try:
+                reading = await asked.coming
+            except StoreError as error:
+                return await self.ago_on(asked, error)
+            return self.answered(asked, reading) or await self.ago_on(asked, reading)
         return asked if isinstance(asked, AnyAdmission) else await asked
 
     def ask(  # noqa: PLR0911 - each call more costs all requests
         self, request: Request, outer: Admission | None = None, known: tuple[RulesInForce, Caller | None] | None = None
     ) -> AnyAdmission | Coroutine[Any, Any, AnyAdmission]:
-        """`acheck`, without a coroutine where there is nothing to wait for.
+        """`acheck`, without a coroutine where there is nothing to wait for, or nothing but the store's reading of a plain plan.
 
-        ``known`` are the rules that the request goes by and the caller that ``identify`` found, where it was asked already.
+        That is ``coming`` then, and the admission goes on as in `adecide`. ``known`` are the rules that the request goes by and
+        the caller that ``identify`` found, where it was asked already.
 
         There is a prepared plan unless there is a gate around, answered or not, and but for WebSockets, for a store that takes
         no plain plans (`limitgate.gate.flow.takes_plain`), and where `Planner.prepared` says so: by the routes, the rules
@@ -227,13 +239,24 @@ class Gate:
         template = prepared.template
         if template is None:
             return _admitted_unasked(request, rules, prepared)
-        if not self._answers_at_once:
-            return self._acheck_prepared(request, rules, prepared, template, keys)
-        reading: AnyReading = self.store.spend_plain(template, keys, self._timeout)
-        admission = self._decide_prepared(request, rules, prepared, template, reading)
-        if admission is not None:
-            return admission
-        return self._aspend_declined(request, rules, prepared, template.plan(keys), reading.waited)
+        admitted = PlainAdmission()
+        admitted.request = request
+        admitted.rules = rules
+        admitted.prepared = prepared
+        admitted.coming = None
+        if self._answers_at_once:
+            reading: AnyReading = self.store.spend_plain(template, keys, self._timeout)
+            decided = self.answered(admitted, reading)
+            if decided is not None:
+                return decided
+            admitted.keys = keys
+            return self.ago_on(admitted, reading)
+        admitted.keys = keys
+        try:
+            admitted.coming = self.store.aspend_plain(template, keys, self._timeout)
+        except StoreError as error:
+            return self.ago_on(admitted, error)
+        return admitted
 
     def _ask_identifying(self, request: Request, outer: Admission | None) -> AnyAdmission | Coroutine[Any, Any, AnyAdmission]:
         """`ask` about a request whose caller ``identify`` may know."""
@@ -329,20 +352,15 @@ class Gate:
             in_flight.wait()
         return in_flight.refusal is None
 
-    async def _acheck_prepared(
-        self, request: Request, rules: RulesInForce, prepared: PreparedPlan, template: PlanTemplate, keys: Sequence[str]
-    ) -> AnyAdmission:
-        """Carry out a prepared plan by an `AsyncStore`."""
-        try:
-            reading: AnyReading = await self.store.aspend_plain(template, keys, self._timeout)
-        except StoreError as error:
-            admission = _admission_prepared(request, rules, prepared, error.waited)
-            await self._ago_without_store(admission, prepared.request_plan(template.plan(keys)), error)
-            return admission
-        decided = self._decide_prepared(request, rules, prepared, template, reading)
-        if decided is not None:
-            return decided
-        return await self._aspend_declined(request, rules, prepared, template.plan(keys), reading.waited)
+    async def ago_on(self, asked: PlainAdmission, answer: AnyReading | StoreError) -> Admission:
+        """Go on with a request whose prepared plan an `AsyncStore` has declined, or failed to carry out."""
+        admission = _admission_prepared(asked.request, asked.rules, asked.prepared, answer.waited)
+        request_plan = asked.prepared.request_plan(asked.template.plan(asked.keys))
+        if isinstance(answer, StoreError):
+            await self._ago_without_store(admission, request_plan, answer)
+        else:
+            await self._aspend(admission, request_plan)
+        return admission
 
     def _spend_declined(
         self, request: Request, rules: RulesInForce, prepared: PreparedPlan, plan: Plan, waited: float
@@ -350,14 +368,6 @@ class Gate:
         """Charge a request whose prepared plan a `SyncStore` has declined, after so many seconds of silence."""
         admission = _admission_prepared(request, rules, prepared, waited)
         self._spend(admission, prepared.request_plan(plan))
-        return admission
-
-    async def _aspend_declined(
-        self, request: Request, rules: RulesInForce, prepared: PreparedPlan, plan: Plan, waited: float
-    ) -> Admission:
-        """Charge a request whose prepared plan an `AsyncStore` has declined, after so many seconds of silence."""
-        admission = _admission_prepared(request, rules, prepared, waited)
-        await self._aspend(admission, prepared.request_plan(plan))
         return admission
 
     def _spend(self, admission: Admission, request_plan: RequestPlan) -> None:
@@ -494,41 +504,35 @@ class Gate:
             raise TypeError("identify is async, expected a plain function under WSGI")
         return identified
 
-    def _decide_prepared(
-        self, request: Request, rules: RulesInForce, prepared: PreparedPlan, template: PlanTemplate, reading: AnyReading
-    ) -> AnyAdmission | None:
+    def answered(self, asked: PlainAdmission, reading: AnyReading) -> AnyAdmission | None:
         """`_admit` by a prepared plan: the short way, which almost all requests go. None if the store has declined it."""
+        request, prepared = asked.request, asked.prepared
         in_flight: InFlight | None = None if prepared.adaptive is None else request.in_flight
         if (
             type(reading) is PlainSpend
             and reading.admitted
-            and template.is_enforced
+            and reading.template.is_enforced
             and (in_flight is None or not in_flight.would_refuse)
         ):
             if not self.store_health.is_known:
                 self.store_health.answered(reading.now)
             if prepared.counter is not None:
                 prepared.counter.charged(reading.debts)
-            admitted = PlainAdmission()
-            admitted.request = request
-            admitted.rules = rules
-            admitted.prepared = prepared
-            admitted.reading = reading
+            asked.reading = reading
             if in_flight is None:
-                admitted.decision = deferred(reading, request)
+                asked.decision = deferred(reading, request)
             else:
-                admitted.decision = deferred_under_places(reading, request, in_flight.in_force)
-                if rules.counts is not None:
+                asked.decision = deferred_under_places(reading, request, in_flight.in_force)
+                if asked.rules.counts is not None:
                     in_flight.count()
-            return admitted
-        return self._decide_worked_out(request, rules, prepared, template, reading)
+            return asked
+        return self._answered_worked_out(asked, reading)
 
-    def _decide_worked_out(
-        self, request: Request, rules: RulesInForce, prepared: PreparedPlan, template: PlanTemplate, reading: AnyReading
-    ) -> AnyAdmission | None:
-        """`_decide_prepared` where the decision is needed: of refusals and of plans with shadows."""
+    def _answered_worked_out(self, asked: PlainAdmission, reading: AnyReading) -> AnyAdmission | None:
+        """`answered` where the decision is needed: of refusals and of plans with shadows."""
+        request, rules, prepared = asked.request, asked.rules, asked.prepared
         settlement = request.open_settlement()
-        decision = template.decide(reading, settlement)
+        decision = asked.template.decide(reading, settlement)
         if decision is None or not isinstance(reading, PlainSpend):
             if not reading.buckets:
                 return None
@@ -554,13 +558,9 @@ class Gate:
             under_places(decision, in_flight.in_force)
             if rules.counts is not None:
                 in_flight.count()
-        admitted = PlainAdmission()
-        admitted.request = request
-        admitted.rules = rules
-        admitted.prepared = prepared
-        admitted.reading = reading
-        admitted.decision = decision
-        return admitted
+        asked.reading = reading
+        asked.decision = decision
+        return asked
 
     def _refuse_prepared(
         self, request: Request, rules: RulesInForce, prepared: PreparedPlan, reading: PlainSpend, decision: Decision
@@ -711,6 +711,7 @@ def _admitted_unasked(request: Request, rules: RulesInForce, prepared: PreparedP
     admitted.request = request
     admitted.rules = rules
     admitted.prepared = prepared
+    admitted.coming = None
     admitted.reading = Unasked(time.time_ns() // 1000)
     admitted.decision = admitted_in_flight(in_flight.in_force, request.open_settlement())
     return admitted

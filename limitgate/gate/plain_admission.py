@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Sequence
 from typing import Any, final
 
 from limitgate.gate.admission import Admission
@@ -11,7 +12,7 @@ from limitgate.http.request import Request
 from limitgate.http.response import Fields, RawFields, Refusal, full_at, raw, raw_x_ratelimit, x_ratelimit
 from limitgate.limits.decision import OVER, Decision, DeferredDecision, fewest_places, set_settlement
 from limitgate.limits.plan import Source
-from limitgate.limits.template import PlainSpend
+from limitgate.limits.template import AnyReading, PlainSpend, PlanTemplate
 
 
 class Unasked:
@@ -34,14 +35,26 @@ class PlainAdmission:
     """
 
     # without an `__init__`, which takes as long as all the rest
-    __slots__ = ("decision", "prepared", "reading", "request", "rules")
+    __slots__ = ("coming", "decision", "keys", "prepared", "reading", "request", "rules")
+    coming: Awaitable[AnyReading] | None
+    """The store's reading where it has to be awaited: nothing is decided until `Gate.answered` is told. None elsewhere."""
     decision: Decision
+    keys: Sequence[str]
+    """Keys of what is asked; only where the reading is ``coming``."""
     prepared: PreparedPlan
     reading: PlainSpend | Unasked
     request: Any
     """The `Request`; None once it is over, or an `Admission` has it."""
     rules: RulesInForce
     """The rules that it began with, and ends with."""
+
+    @property
+    def template(self) -> PlanTemplate:
+        """The template of the plan that is asked for."""
+        template = self.prepared.template
+        if template is None:
+            raise TypeError("the request is charged nothing, expected one for which a store was asked")
+        return template
 
     def has_news(self) -> bool:
         """True if the decision was told a cost that is not put into effect yet. Nobody told one that nobody has looked at."""

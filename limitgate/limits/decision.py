@@ -292,8 +292,10 @@ class DeferredDecision(Decision):
 
 _SLOTS: Any = vars(Decision)
 """The descriptors of a decision's slots."""
-set_settlement: Callable[[Decision, Settlement], None] = _SLOTS["settlement"].__set__
+set_settlement: Callable[[Decision, Settlement | SettlementOwner], None] = _SLOTS["settlement"].__set__
 """Has a deferred decision lead to a settlement, in the place of the request that would open one."""
+_set_evidence: Callable[[Decision, Sequence[BucketReading]], None] = _SLOTS["evidence"].__set__
+_new = object.__new__
 OVER = Settlement()
 """The settlement of decisions that nobody has looked at until their requests were over."""
 OVER.is_over = True
@@ -320,22 +322,16 @@ def _worked_out(decision: Decision) -> Decision:
 
 def deferred(evidence: Sequence[BucketReading], owner: SettlementOwner) -> Decision:
     """Make a `DeferredDecision`, of evidence whose method ``decision`` gives the decision for a settlement."""
-    draft: Any = _Draft()
-    draft.evidence = evidence
-    draft.settlement = owner
-    draft.__class__ = DeferredDecision
-    decision: Decision = draft
+    decision = _new(DeferredDecision)
+    _set_evidence(decision, evidence)
+    set_settlement(decision, owner)
     return decision
 
 
 def deferred_under_places(evidence: Sequence[BucketReading], owner: SettlementOwner, in_force: tuple[InForce, ...]) -> Decision:
     """Make a `deferred` decision about a request that has places under adaptive limits, see `under_places`."""
-    draft: Any = _Draft()
-    draft.evidence = evidence
-    draft.settlement = owner
-    draft.in_force = in_force
-    draft.__class__ = DeferredDecision
-    decision: Decision = draft
+    decision = deferred(evidence, owner)
+    _SLOTS["in_force"].__set__(decision, in_force)
     return decision
 
 

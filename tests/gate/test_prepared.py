@@ -20,6 +20,7 @@ from werkzeug.routing import Rule as URLRule
 
 from limitgate import Caller, Limit, LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet, StoreError, exempt, limit
 from limitgate.gate.admission import Admission
+from limitgate.gate.plain_admission import PlainAdmission
 from limitgate.http.request import ASGIRequest
 from limitgate.limits.template import DECLINED
 from limitgate.rules.callers import KnownCaller
@@ -542,10 +543,13 @@ def test_where_nobody_waits_the_gate_decides_at_once() -> None:
     async def remaining(store: MemoryStore) -> int:
         gate = LimitGate(app, rules=rules(), store=store).gate
         await gate.acheck(ASGIRequest(http_scope("/api/a")))  # the first plan of a kind is carried out like any other
-        admission = gate.ask(ASGIRequest(http_scope("/api/a")))
-        assert isinstance(admission, Admission) == (type(store) is MemoryStore)
-        decision = (admission if isinstance(admission, Admission) else await admission).decision
-        return decision.remaining
+        asked = gate.ask(ASGIRequest(http_scope("/api/a")))
+        assert isinstance(asked, Admission) == (type(store) is MemoryStore)
+        if isinstance(asked, Admission):
+            return asked.decision.remaining
+        assert isinstance(asked, PlainAdmission)
+        admission = gate.answered(asked, await asked.coming)
+        return admission.decision.remaining
 
     assert [asyncio.run(remaining(store)) for store in (MemoryStore(Clock()), Counted(Clock()))] == [0, 0]
 

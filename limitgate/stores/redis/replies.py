@@ -174,13 +174,11 @@ class RedisReplies:
             if not (unwritten or has_bans or (cache is not None and cache.refusals)):
                 return plans  # type: ignore[no-any-return] # mostly there is nothing to note
             verdicts = [plain.ADMITTED] * len(plans)
-        if has_bans:
-            self._bans.drop_ended(heard)
-            for plan, verdict in zip(plans, verdicts):
-                if verdict != plain.NOT_CARRIED_OUT:
-                    self._bans.forget(plan.keys, now)
+        self._bans.drop_ended(heard)
         outcomes: list[Outcome] = [*plans]
         for place, (plan, verdict) in enumerate(zip(plans, verdicts)):
+            if has_bans and verdict != plain.NOT_CARRIED_OUT:
+                self._bans.forget(plan.keys, now)
             if verdict == plain.NOT_CARRIED_OUT:
                 outcomes[place] = DECLINED
             elif unwritten and verdict:
