@@ -49,8 +49,25 @@ class Interrupted:
         self._lock.release()
 
 
+class InterruptedTurn(dict[str, object]):
+    """In place of the turn to ask: each time that it is taken something happens."""
+
+    def __init__(self, turn: dict[str, object], happens: Callable[[], object]) -> None:
+        super().__init__()
+        self._lock = turn
+        self._happens = happens
+        self.times = 0
+
+    def setdefault(self, key: str, mine: object = None) -> object:
+        holder = super().setdefault(key, mine)
+        if holder is mine:
+            self.times += 1
+            self._happens()
+        return holder
+
+
 LOCKS: dict[str, Callable[[Limiter], tuple[Any, str]]] = {
-    "calls that are shared": lambda limiter: (limiter._store._calls, "_lock"),  # type: ignore[attr-defined]
+    "the turn to ask": lambda limiter: (limiter._store._calls, "_turn"),  # type: ignore[attr-defined]
     "connections": lambda limiter: (limiter._store._servers._connections, "_lock"),  # type: ignore[attr-defined]
     "refusals": lambda limiter: (limiter._store.deny_cache, "_lock"),  # type: ignore[attr-defined]
     "leases": lambda limiter: (limiter._store.leases, "_lock"),  # type: ignore[attr-defined]
@@ -121,7 +138,7 @@ def test_no_lock_is_waited_for_by_whom_it_is_held(
                     limiter.close()
 
         where, name = place(limiter)
-        lock = Interrupted(getattr(where, name), happens)
+        lock = (InterruptedTurn if name == "_turn" else Interrupted)(getattr(where, name), happens)
         setattr(where, name, lock)
         ends(lambda: use(limiter, f"{key}:others"))
         assert lock.times > 0

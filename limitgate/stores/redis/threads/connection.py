@@ -6,11 +6,10 @@ redis-py would give each piece of a reply as long as the whole, so that a trickl
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from ssl import SSLWantReadError
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any
 
 from redis.exceptions import RedisError
 
@@ -18,9 +17,7 @@ from limitgate.stores.redis.protocol.session import NEED_DATA, Event, Session
 from limitgate.stores.redis.protocol.wire import Call
 from limitgate.stores.redis.threads.patience import SLICE, Patience
 
-T = TypeVar("T")
-
-_CHUNK = 65_536
+_CHUNK = 16_384
 """Bytes to read at a time."""
 
 
@@ -49,62 +46,53 @@ class SyncConnection:
 
     def send(self, data: bytes, patience: Patience) -> None:
         """Send what the session has packed. Raises `TimeoutError`; any other `OSError` is the session's next event."""
-        try:
-            sent = self._send_at_once(data, patience)
-            left = memoryview(data)[sent:] if sent < len(data) else b""
-            while left:
-                sent = self._waiting(patience, self._socket.send, left)
-                left = memoryview(left)[sent:] if sent < len(left) else b""
-        except TimeoutError:
-            raise
-        except OSError as error:
-            self.session.receive_end(error)
-
-    def _send_at_once(self, data: bytes, patience: Patience) -> int:
-        """Send what there is room for and return its length: almost always that is all, so that no time has to be counted."""
-        if self._timeout != SLICE or patience.left < SLICE:
-            return 0
-        try:
-            sent: int = self._socket.send(data)
-        except TimeoutError:
-            patience.waited_in_vain(SLICE)
-            return 0
-        return sent
+        left: bytes | memoryview = data
+        while left:
+            if self._timeout != SLICE or patience.left < SLICE:
+                self._set_timeout(patience.slice())
+            began = monotonic()
+            try:
+                sent = self._socket.send(left)
+            except TimeoutError:
+                self._waited_in_vain(patience)
+            except OSError as error:
+                self.session.receive_end(error)
+                return
+            else:
+                if sent == len(left):
+                    return  # almost always at once, so that no time has to be counted
+                patience.waited_since(began, self._timeout)
+                left = memoryview(left)[sent:]
 
     def next_event(self, patience: Patience) -> Event[Call]:
         """Wait for what Redis says next. Raises `TimeoutError`."""
-        while (event := self.session.next_event()) is NEED_DATA:
-            if patience.is_exhausted:
-                raise TimeoutError
+        session = self.session
+        while not session.has_more or (event := session.next_event()) is NEED_DATA:
+            if self._timeout != SLICE or patience.left < SLICE:  # else it stays as it is, from call to call
+                if patience.is_exhausted:
+                    raise TimeoutError
+                self._set_timeout(patience.slice())
+            began = monotonic()
             try:
-                data = self._waiting(patience, self._socket.recv, _CHUNK)
+                data = self._socket.recv(_CHUNK)
             except TimeoutError:
-                raise
+                self._waited_in_vain(patience)
             except OSError as error:
-                self.session.receive_end(error)
+                session.receive_end(error)
             else:
-                self.session.receive_data(data)
+                patience.waited_since(began, self._timeout)
+                session.receive_data(data)
         return event
 
     def close(self) -> None:
         """Close the connection."""
         self._connection.disconnect()
 
-    def _waiting(self, patience: Patience, operation: Callable[[Any], T], given: object) -> T:
-        """Do something with the socket as soon as it is ready. Raises `TimeoutError` if it is not, and patience is over."""
-        while True:
-            if self._timeout != SLICE or patience.left < SLICE:  # else it stays as it is, from call to call
-                self._set_timeout(patience.slice())
-            began = monotonic()
-            try:
-                result = operation(given)
-            except TimeoutError:
-                patience.waited_in_vain(self._timeout)
-                if patience.is_over:
-                    raise
-            else:
-                patience.waited_since(began, self._timeout)
-                return result
+    def _waited_in_vain(self, patience: Patience) -> None:
+        """The socket was not ready in time. Raises `TimeoutError` once patience is over."""
+        patience.waited_in_vain(self._timeout)
+        if patience.is_over:
+            raise TimeoutError
 
     def _set_timeout(self, seconds: float) -> None:
         if seconds != self._timeout:

@@ -1,6 +1,7 @@
 """One Redis server as threads see it: its connections, whether it is worth waiting for, and calls of the script.
 
-To send and to hear are two steps, so that several nodes of a cluster can be asked side by side.
+To send and to hear are two steps, so that several nodes of a cluster can be asked side by side. A call that goes alone, as
+almost all do, takes both at once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from limitgate.stores.redis.breaker import Breaker
 from limitgate.stores.redis.dial.dialer import CONNECT_TIMEOUT, Dial
 from limitgate.stores.redis.dial.url import Address
 from limitgate.stores.redis.errors import store_error, unsendable
-from limitgate.stores.redis.protocol.session import Answered, MustClose, Redirected, Session
+from limitgate.stores.redis.protocol.session import Answered, Event, MustClose, Redirected, Session
 from limitgate.stores.redis.protocol.wire import NO_PLAN, UNSENDABLE, Call
 from limitgate.stores.redis.replies import Outcome, RedisReplies
 from limitgate.stores.redis.server import Answer, Server, blames_server, configuration, failure_by
@@ -39,9 +40,9 @@ class Sent:
 
     __slots__ = ("answers", "calls", "connection")
 
-    def __init__(self, calls: Sequence[Call]) -> None:
+    def __init__(self, calls: Sequence[Call], connection: SyncConnection | None = None) -> None:
         self.calls = calls
-        self.connection: SyncConnection | None = None
+        self.connection = connection
         self.answers: dict[Call, Answer] = {}
 
 
@@ -76,7 +77,9 @@ class Node:
         """Raise a `StoreError` if nobody is to wait for this server."""
         if self._probe_due is not None:
             self.look()
-        self._server.breaker.check()
+        breaker = self._server.breaker
+        if breaker.state != "closed":
+            breaker.check()
 
     def look(self) -> None:
         """Probe in this thread if it is time to, as no other could be started for it; others do not wait meanwhile."""
@@ -92,8 +95,12 @@ class Node:
 
     def exchange(self, plans: Sequence[AnyPlan], patience: Patience) -> list[Outcome]:
         """Carry out plans that share a call. Raises `StoreError` once ``patience`` is over."""
-        self._server.breaker.check()
-        answer = self._carry_out(plans, patience)
+        breaker = self._server.breaker
+        if breaker.state != "closed":
+            breaker.check()
+        call = Call(plans, common_shape(plans))
+        self._replies.outgoing(call)
+        answer = self._ask(call, patience)
         if isinstance(answer, list):
             return answer
         raise answer if isinstance(answer, StoreError) else failure_by(answer)
@@ -102,7 +109,7 @@ class Node:
         """Carry out a request for configuration. Raises `StoreError`, once ``patience`` is over at the latest."""
         self.look()
         self._server.breaker.check()
-        return configuration(self.hear(self.send([Call([NO_PLAN], config=request)], patience), patience)[0])
+        return configuration(self._ask(Call([NO_PLAN], config=request), patience))
 
     def send(self, calls: Sequence[Call], patience: Patience) -> Sent:
         """Send calls together, to be followed by `hear`."""
@@ -120,28 +127,27 @@ class Node:
             self._fail(sent, error)
         return sent
 
-    def hear(self, sent: Sent, patience: Patience) -> list[Answer]:
-        """Wait for the answers to calls. Those on a connection that was lost may be sent once more, see `session`."""
+    def hear(self, sent: Sent, patience: Patience, first: Event[Call] | None = None) -> list[Answer]:
+        """Wait for the answers to calls. Those on a connection that was lost may be sent once more, see `session`.
+
+        ``first`` is the first event, if it has been waited for.
+        """
         calls, answers, connection = sent.calls, sent.answers, sent.connection
         if connection is not None:
             session = connection.session
             try:
                 while len(answers) < len(calls):
-                    event = connection.next_event(patience)
+                    event, first = first or connection.next_event(patience), None
                     if isinstance(event, (Answered, Redirected)):
                         answer = answers[event.call] = self._server.judge(session, event)
-                        if isinstance(answer, StoreError) and blames_server(answer):
-                            self._note(answer, event.call)
+                        self._note_failure(answer, event.call)
                     elif isinstance(event, MustClose):
                         self._lose(sent, session, event.error, patience)
                     else:
                         connection.send(session.send(event.call), patience)
             except BaseException as error:  # noqa: BLE001 - what interrupts this thread is raised again
                 self._fail(sent, error)
-            if session.is_quiet():
-                self._connections.give(connection)
-            else:
-                connection.close()
+            self._connections.give(connection)
         return list(map(answers.__getitem__, calls))
 
     def abandon(self, sent: Sent) -> None:
@@ -175,12 +181,43 @@ class Node:
         except StoreError as error:
             self._note(error)
         else:
-            self._carry_out([probe], Patience(self._server.probe_timeout))
+            call = Call([probe])
+            self._replies.outgoing(call)
+            self._ask(call, Patience(self._server.probe_timeout))
 
-    def _carry_out(self, plans: Sequence[AnyPlan], patience: Patience) -> Answer:
-        call = Call(plans, common_shape(plans))
-        self._replies.outgoing(call)
-        return self.hear(self.send([call], patience), patience)[0]
+    def _ask(self, call: Call, patience: Patience) -> Answer:
+        """`send` and `hear` for a call that goes alone, as almost all do: straight on, unless the first event is no answer."""
+        connection, event = None, None
+        answer: Answer | None = None
+        try:
+            by_looking = call.shape is None and _may_not_be_repeated(call)
+            connection = self._connections.take(patience, by_looking=by_looking)
+            session = connection.session
+            try:
+                data = session.send(call)
+            except UNSENDABLE as error:
+                answer = unsendable(error)
+                self._unanswered([call])
+            else:
+                connection.send(data, patience)
+                event = connection.next_event(patience)
+                if isinstance(event, Answered):
+                    answer = self._server.judge(session, event)
+                    if not isinstance(answer, list):
+                        self._note_failure(answer, call)
+        except BaseException as error:  # noqa: BLE001 - what interrupts this thread is raised again
+            sent = Sent([call], connection)
+            self._fail(sent, error)
+            return sent.answers[call]
+        if answer is None:
+            return self.hear(Sent([call], connection), patience, event)[0]
+        self._connections.give(connection)
+        return answer
+
+    def _note_failure(self, answer: Answer, call: Call) -> None:
+        """`_note` an answer that is a failure of the server's."""
+        if isinstance(answer, StoreError) and blames_server(answer):
+            self._note(answer, call)
 
     def _lose(self, sent: Sent, session: Session[Call], error: Exception, patience: Patience) -> None:
         """Send the calls of a lost connection on another one, or fail them."""
@@ -208,8 +245,7 @@ class Node:
             if call not in sent.answers:
                 self._replies.note_call(call, failure.fault)
                 sent.answers[call] = failure
-        if blames_server(failure):
-            self._note(failure, sent.calls[0])
+        self._note_failure(failure, sent.calls[0])
 
     def _explained(self, error: Exception) -> StoreError:
         if not isinstance(error, OSError | RedisError):

@@ -71,14 +71,20 @@ class ConnectionPool:
         That is looked at if nobody has within `LOOK_EVERY` seconds, or ``by_looking``: a call that was sent on a connection
         that has ended since is sent again, as a rule (`Session.may_repeat`).
         """
-        while (connection := self._pop()) is not None:
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return self._made(patience)
             if (not by_looking and monotonic() - connection.looked_at < LOOK_EVERY) or connection.is_quiet():
                 return connection
             connection.close()
-        return self._made(patience)
 
     def give(self, connection: SyncConnection) -> None:
-        """Leave a connection for the next call."""
+        """Leave a connection for the next call, or close it if it is not fit for one."""
+        if not connection.session.is_quiet():
+            connection.close()
+            return
         self._idle.append(connection)
         if self._wanted:  # whoever begins to wait after this look finds it among the idle ones
             with self._lock:

@@ -13,7 +13,7 @@ from redis.connection import ConnectionPool
 
 from limitgate.errors import StoreError
 from limitgate.limits.plan import Plan, Reading
-from limitgate.limits.template import DECLINED, AnyPlan, AnyReading, PlanTemplate, whole_reading
+from limitgate.limits.template import DECLINED, AnyPlan, AnyReading, PlainSpend, PlanTemplate, whole_reading
 from limitgate.own_errors import survived
 from limitgate.process.forking import get_ready_for_forks
 from limitgate.stores.base import ConfigRequest, StoredConfig
@@ -52,11 +52,13 @@ class SyncServers(Protocol):
 class _Use:
     """A thread's use of a store."""
 
-    __slots__ = ("closes", "is_asking")
+    __slots__ = ("closes", "is_asking", "is_background")
 
     def __init__(self) -> None:
         self.is_asking = self.closes = False
         """True in the midst of a call; True if to close the store afterwards."""
+        self.is_background = background.this_thread.is_background
+        """True in a thread that works for stores."""
 
 
 class _ThreadState(threading.local):
@@ -132,10 +134,11 @@ class RedisStore(RedisReplies):
     def _ask(self, plan: AnyPlan, timeout: float) -> AnyReading:
         check_patches()
         use = self._this_thread.use
-        _check_is_outermost(use)
+        if use.is_asking or use.is_background:
+            raise _interrupted()
         try:
             use.is_asking = True
-            reading: AnyReading | None = self.locally(plan) if isinstance(plan, Plan) else None
+            reading: AnyReading | None = None if type(plan) is PlainSpend else self.locally(plan)
             if reading is None:
                 self.patience = timeout
                 self._servers.check(plan)
@@ -150,7 +153,8 @@ class RedisStore(RedisReplies):
         """Carry out ``request`` in one round trip. Raises `StoreError` within about ``timeout`` seconds."""
         check_patches()
         use = self._this_thread.use
-        _check_is_outermost(use)
+        if use.is_asking or use.is_background:
+            raise _interrupted()
         patience = Patience(timeout)
         try:
             use.is_asking = True
@@ -224,7 +228,6 @@ def _connect(store: ref[RedisStore]) -> None:
             connecting._servers.connect()  # noqa: SLF001 - a thread of the store's own
 
 
-def _check_is_outermost(use: _Use) -> None:
-    """Raise `StoreError` in the midst of another call of this thread, or in a thread that works for the store."""
-    if use.is_asking or background.this_thread.is_background:
-        raise StoreError("a call of this thread was interrupted by one to the same store, expected it from outside", "timeout")
+def _interrupted() -> StoreError:
+    """The failure of a call in the midst of another one of its thread, or in a thread that works for stores."""
+    return StoreError("a call of this thread was interrupted by one to the same store, expected it from outside", "timeout")

@@ -177,7 +177,7 @@ def test_a_thread_that_is_interrupted_while_it_takes_others_along_gives_none_a_t
         with pytest.raises(Interrupted):
             asking[2].result(PATIENT)
         assert not line.calls._waiting
-        assert not line.calls._somebody_goes
+        assert not line.calls._turn
 
 
 def test_who_may_wait_longest_goes_for_all() -> None:
@@ -208,8 +208,6 @@ def test_nobody_fails_for_the_haste_of_others() -> None:
         chosen(mine)
         if len(line.sent) == 1:  # the hasty one has been chosen, and does not have the interpreter yet
             request = _Request(patient, calls.listening.spent + 3 * PATIENT)
-            request.wake = threading.Lock()
-            request.wake.acquire()
             calls._waiting.append(request)
 
     calls._pass_on = late  # type: ignore[method-assign]
