@@ -39,6 +39,8 @@ MOST_PROXIES = 1000
 """Proxies whose clocks are known. Of more the one that was met first is forgotten."""
 BUFFERED = 65_536
 """Bytes of a body after which servers wait for the client, whose slowness is no load."""
+MOST_DIGITS = 20
+"""Digits of a length that a body may have. An application may hand on any, and Python refuses to read thousands."""
 
 Stay = Callable[[Any], Awaitable[bool]]
 """Waits until a future is done; False if the client left before."""
@@ -320,14 +322,14 @@ class InFlight:
                 remaining = max(0, room - limit.in_flight)
                 yield Window(compiled_rule.name, limit.limit, 0, remaining, limit.limit - remaining, 0.0, 0.0)
 
-    def starts(self, status: int | None, fields: Sequence[tuple[bytes, bytes]]) -> None:
+    def starts(self, status: object, fields: Sequence[tuple[bytes, bytes]]) -> None:
         """Note how the response starts. A stream of events gives the places back at once."""
         self._is_paused = False
         self._fields = fields
         if status != 200:
             if status in _FAILED:
                 self._outcome = "failed"
-            elif status is None or status < 200 or status == 304 or status >= 400:
+            elif not isinstance(status, int) or status < 200 or status == 304 or status >= 400:  # servers may take any
                 self._outcome = "untaught"
         for name, value in fields:
             if len(name) == 12 and value[:17].lower() == _STREAM and name.lower() == b"content-type":  # what is rare first
@@ -347,7 +349,7 @@ class InFlight:
     def _declared(self) -> int | None:
         """Bytes that the body is to have; None if the response does not say."""
         lengths = [value for name, value in self._fields if name.lower() == b"content-length"]
-        return int(lengths[-1]) if lengths and lengths[-1].isdigit() else None
+        return int(lengths[-1]) if lengths and lengths[-1].isdigit() and len(lengths[-1]) <= MOST_DIGITS else None
 
     def end(self, outcome: Outcome | None = None) -> None:
         """Give back all places; with the outcome by the response unless there is another one."""

@@ -378,6 +378,42 @@ def test_what_is_a_sample_under_wsgi(parts: list[bytes], samples: int) -> None:
     assert len(places_of(gated).limit.base_s_by_class) == samples
 
 
+ODD = [
+    {"status": "200", "headers": []},
+    {"status": None, "headers": []},
+    {"status": 200, "headers": [(b"content-length", b"9" * 5000)]},
+    {"status": 200, "headers": [(b"content-length", "²".encode())]},
+]
+"""Starts of responses as no application should send them."""
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_an_odd_response_is_handed_on_as_without_a_limit(odd: dict[str, Any]) -> None:
+    """What to make of it is for the server to say. It is no sample."""
+    messages = [{"type": "http.response.start", **odd}]
+    messages += [{"type": "http.response.body", "body": b"done", "more_body": more} for more in (True, False)]
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        for message in messages:
+            await send(message)
+
+    gated = LimitGate(app, rules=[one_place()], headers=())
+    wire = Wire({"type": "http.request"})
+    asyncio.run(wire.call(gated, http_scope()))
+    assert wire.sent == messages
+    assert (places_of(gated).limit.in_flight, places_of(gated).limit.base_s_by_class) == (0, {})
+
+
+def test_an_odd_length_is_handed_on_under_wsgi() -> None:
+    def app(_environ: Any, start_response: Any) -> Any:
+        start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "9" * 5000)])
+        return iter([b"do", b"ne"])
+
+    gated = LimitGateWSGI(app, rules=[one_place()], headers=())
+    assert wsgi_reply(gated).body == b"done"
+    assert places_of(gated).limit.in_flight == 0
+
+
 def test_a_head_is_no_sample() -> None:
     """Its time is not that of a GET, whose class it shares."""
     with ASGISite(one_place()) as site:
