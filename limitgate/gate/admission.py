@@ -217,9 +217,17 @@ class Admission:
             under_places(decision, in_flight.in_force)
             if decision.allowed and not decision.degraded:  # their tightest window may be another one now
                 self._fields_are_due = True
-        if in_flight.would_refuse and self.refusal is None:
-            self.decision = replace(decision, shadow=True)
+        if self.refusal is None and (in_flight.would_refuse or in_flight.waited_s):
+            self._show_places(in_flight, decision)
+
+    def _show_places(self, in_flight: InFlight, decision: Decision) -> None:
+        """Add to a decision that shadows had no place for the request, and how long it has waited for those of others."""
+        delay, is_shadow = decision.delay + in_flight.waited_s, decision.shadow or bool(in_flight.would_refuse)
+        self.decision = replace(decision, delay=delay, shadow=is_shadow)
+        if in_flight.would_refuse:
             self.decide("shadow_refused", "nobody")
+        if in_flight.waited_s and self.outcome != "delayed":  # else it has waited for its turn, too
+            self.decide("delayed", "nobody")
 
     def admit_in_flight(self, decision: Decision, now: int) -> None:
         """Note that a request has its places under adaptive limits, ``now`` in Unix µs, and that nothing else is decided."""

@@ -178,10 +178,8 @@ class Gate:
             if request.in_flight is not None and request.in_flight.refusal is not None:
                 return self._shed(request, rules)
         applying = rules.planner.applying(request, identified)
-        if applying is not None and applying.adaptive is not None and request.in_flight is None:
-            may_go_on = self._begin_here(request, applying.adaptive, applying.subject.caller, outer)
-            if not may_go_on:
-                return self._shed_within(request, rules, outer)
+        if applying is not None and not self._has_places(request, applying, outer):
+            return self._shed_within(request, rules, outer)
         request_plan = UNLIMITED if applying is None else _made_at_once(rules.planner.plan_of(applying))
         admission = _admission(request, identified, rules, request_plan, outer)
         self._spend(admission, request_plan)
@@ -310,10 +308,10 @@ class Gate:
         return admission
 
     def _begin(self, request: Request, adaptive: AdaptiveMatch, caller: Caller | None, outer: Admission | None = None) -> bool:
-        """Take places in flight for a request on the running event loop. False if it has to wait, or is refused."""
+        """Take places in flight for a request on the running event loop. False if it has to wait or did, or is refused."""
         in_flight: InFlight | None = request.in_flight
         if in_flight is not None:  # it was here before, see `limitgate.django.middleware`
-            return in_flight.waits is None is in_flight.refusal
+            return in_flight.waits is None is in_flight.refusal and not in_flight.waited_s
         guard: Guard | None = None
         if outer is None or outer.in_flight is None:  # else it has been asked about this request
             guard = heartbeats.guard()
@@ -337,10 +335,18 @@ class Gate:
         shed = self._shed(request, rules)
         return shed if request.comes_straight else _nested_in(shed.whole(), outer)
 
+    def _has_places(self, request: Request, applying: Applying, outer: Admission | None) -> bool:
+        """Take places in flight for a request in this thread unless it has some. False if it is refused."""
+        if applying.adaptive is None:
+            return True
+        if request.in_flight is None:
+            self._begin_here(request, applying.adaptive, applying.subject.caller, outer)
+        return request.in_flight.refusal is None
+
     def _begin_here(
         self, request: Request, adaptive: AdaptiveMatch, caller: Caller | None, outer: Admission | None = None
     ) -> bool:
-        """Take places in flight for a request in this thread, and wait for them. False if it is refused."""
+        """Take places in flight for a request in this thread, and wait for them. False if it has waited, or is refused."""
         guard = None
         is_first, planner = outer is None or outer.in_flight is None, self.rules.planner
         if is_first and planner.trusts_proxies and planner.believes(request, REQUEST_START):
@@ -350,7 +356,7 @@ class Gate:
         request.in_flight = in_flight
         if in_flight.waits is not None:
             in_flight.wait()
-        return in_flight.refusal is None
+        return in_flight.refusal is None and not in_flight.waited_s
 
     async def ago_on(self, asked: PlainAdmission, answer: AnyReading | StoreError) -> Admission:
         """Go on with a request whose prepared plan an `AsyncStore` has declined, or failed to carry out."""

@@ -128,6 +128,7 @@ class InFlight:
         "held",
         "in_force",
         "refusal",
+        "waited_s",
         "waits",
         "would_refuse",
     )
@@ -148,6 +149,8 @@ class InFlight:
     """The limits as the request has found them."""
     refusal: Refusal | None
     """The response to a request for which there is no place."""
+    waited_s: float
+    """Seconds that the request has waited for its places."""
     waits: WaitingTask | WaitingThread | None
     """Who waits for a place; None if nobody has to."""
     would_refuse: tuple[CompiledRule, ...]
@@ -168,7 +171,7 @@ class InFlight:
         self.held = []
         self.in_force = ()
         self._outcome = "untaught" if request.sent_method == "HEAD" else "ok"
-        self._sent = 0
+        self._sent = self.waited_s = 0
         self._fields = self.would_refuse = ()
         self._is_paused = False
         self.refusal = self.waits = None
@@ -290,6 +293,8 @@ class InFlight:
         waiter, self.waits = type(self.waits), None
         compiled_rules, asked = self._adaptive.compiled_rules, len(self.in_force)
         if has_place:
+            ticket = self.held[-1][2]
+            self.waited_s += (ticket.began or ticket.came) - ticket.came
             self._take(compiled_rules[asked:], waiter)  # type: ignore[arg-type]  # of one kind or the other
         else:
             self._refuse(compiled_rules[asked - 1], self.held[-1][1])

@@ -124,27 +124,25 @@ class Work(Places):
         ticket, thread = self._begun(priority, None, WaitingThread)
         if thread is None:
             return self._entered(get_ident(), ticket)
-        came = self._clock()
         try:
             has_place = self.wait(ticket, thread)
         except BaseException as error:
             self._give_up(ticket, error)
             raise
-        return self._served(get_ident(), ticket, came, has_place=has_place)
+        return self._served(get_ident(), ticket, has_place=has_place)
 
     async def aenter(self, priority: Priority) -> Decision:
         """Begin a block in this task, which waits for its place. Raises `RateLimited`."""
         ticket, task = self._begun(priority, self._heartbeats.guard(), WaitingTask)
         if task is None:
             return self._entered(asyncio.current_task(), ticket)
-        came = self._clock()
         try:
             if self.has_to_wait(ticket, task):
                 await task.woken
         except BaseException as error:
             self._give_up(ticket, error)
             raise
-        return self._served(asyncio.current_task(), ticket, came, has_place=ticket.began is not None)
+        return self._served(asyncio.current_task(), ticket, has_place=ticket.began is not None)
 
     def enter_unlimited(self, owner: Hashable) -> Decision:
         """Begin a block that does not count."""
@@ -172,10 +170,10 @@ class Work(Places):
         """Wait no more, or give back a place that has just come free."""
         (self.abandon if isinstance(error, GeneratorExit) else self.end)(ticket)
 
-    def _served(self, owner: Hashable, ticket: Ticket, came: float, *, has_place: bool) -> Decision:
+    def _served(self, owner: Hashable, ticket: Ticket, *, has_place: bool) -> Decision:
         if not has_place:
             raise RateLimited(self._refusal(ticket.priority))
-        return self._entered(owner, ticket, max(0.0, (ticket.began or came) - came))
+        return self._entered(owner, ticket, (ticket.began or ticket.came) - ticket.came)
 
     def _entered(self, owner: Hashable, ticket: Ticket, delay: float = 0.0) -> Decision:
         with self._lock:

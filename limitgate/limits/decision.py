@@ -128,8 +128,9 @@ class Decision:
     shadow: bool = False
     """Only shadow rules refused, so the request passes."""
     delay: float = 0.0
-    """Seconds until the turn that was booked, where requests may wait for it; 0 where it is now. The request has waited as long
-    when the application sees it, or less if others before it have left."""
+    """Seconds until the turn that was booked, where requests may wait for it, and those that it has waited for its place under
+    adaptive limits before; 0 where there was nothing to wait for. The request has waited as long when the application sees it,
+    or less if others before it have left."""
     evidence: Sequence[BucketReading] = field(default=(), compare=False)
     """Source of `Decision.standings` and ``windows``."""
     is_charged: bool = field(default=False, compare=False)

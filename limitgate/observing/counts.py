@@ -45,6 +45,7 @@ _USUAL: Final = frozenset(
         ("refused", "cache"),
         ("refused", "nobody"),
         ("shadow_refused", "nobody"),
+        ("delayed", "nobody"),
     }
 )
 """Pairs of labels that exist from the start with 0: all that happen."""

@@ -51,7 +51,9 @@ class Ticket:
     """A request that has begun or waits for its place."""
 
     # without an `__init__`, which takes as long as all the rest
-    __slots__ = ("baseline", "began", "era", "priority")
+    __slots__ = ("baseline", "began", "came", "era", "priority")
+    came: float
+    """When it came, if it had to wait; else it has none."""
     began: float | None
     """When its work began, None while it waits and when it is over."""
     baseline: Baseline
@@ -266,7 +268,8 @@ class AdaptiveLimit:
         self._has_refused = self._has_no_room = True
         if self._line is not None and self._line.max_delay:  # else those give way who waited under other options
             ticket = Ticket()
-            ticket.began, ticket.baseline, ticket.priority = None, self._baselines[request_class], level.priority
+            ticket.came, ticket.began = now, None
+            ticket.baseline, ticket.priority = self._baselines[request_class], level.priority
             ticket.era = self._era
             displaced = self._line.join(now, ticket, level.priority)
             if displaced is not ticket:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+import pytest
 
 from limitgate import Adaptive, LimitGate, LimitGateWSGI, Rule
 from limitgate.observing.series import series
@@ -13,9 +16,9 @@ from limitgate.observing.shed import ShedRow
 from limitgate.overload.adaptive_limit import Ticket
 from limitgate.overload.heartbeat import heartbeats
 from limitgate.overload.options import Terms
-from limitgate.overload.places import Places
+from limitgate.overload.places import Places, WaitingThread
 from limitgate.rules.rule import RuleSet
-from tests.support.doors import ASGISite, WSGISite, asgi_reply, wsgi_reply
+from tests.support.doors import SITES, ASGISite, Site, WSGISite, asgi_reply, until, wsgi_reply
 from tests.support.observed import Recorder
 
 ALL = ("all", "default")
@@ -69,6 +72,26 @@ def test_a_shadow_has_not_refused() -> None:
     assert wsgi_reply(app).status == 200
     assert recorder.new("requests") == {("shadow_refused", "nobody"): 1}
     assert recorder.new("rule.decisions") == {(*ALL, "shadow_refused"): 1}
+
+
+@pytest.mark.parametrize("rates", [(), ("9/minute",)])
+@pytest.mark.parametrize("door", SITES, ids=[site.door for site in SITES])
+def test_a_request_that_has_waited_for_its_place_is_delayed(door: type[Site], rates: tuple[str, ...]) -> None:
+    """The decision says how long, the outcome and the figures that it did, and no store has made it wait."""
+    recorder = Recorder()
+    rules = [Rule("all", adaptive=Adaptive(min=1, max=1), max_delay=60), *(Rule("api", rate) for rate in rates)]
+    with door(*rules, observers=[recorder]) as site, ThreadPoolExecutor() as threads:
+        assert recorder.of("requests")["delayed", "nobody"] == 0
+        places = site.app.gate.rules.planner._every["default"][0].places
+        ticket = places.begin("other", "normal", None, WaitingThread)
+        waiting = threads.submit(site.ask)
+        until(lambda: places.limit.waiting == 1)
+        places.end(ticket)
+        assert waiting.result().status == 200
+        assert site.seen[0].delay > 0
+        assert recorder.new("requests") == {("delayed", "nobody"): 1}
+        assert recorder.new("rule.decisions") == {(each.name, "default", "admitted"): 1 for each in rules}
+        assert (places.limit.in_flight, places.limit.waiting) == (0, 0)
 
 
 def test_a_request_that_another_rule_refuses_is_not_counted() -> None:
