@@ -47,10 +47,10 @@ class SyncConnection:
     def send(self, data: bytes, patience: Patience) -> None:
         """Send what the session has packed. Raises `TimeoutError`; any other `OSError` is the session's next event."""
         left: bytes | memoryview = data
-        while left:
+        began = 0.0  # the first wait is not counted unless it is in vain: almost always all is sent at once
+        while True:
             if self._timeout != SLICE or patience.left < SLICE:
                 self._set_timeout(patience.slice())
-            began = monotonic()
             try:
                 sent = self._socket.send(left)
             except TimeoutError:
@@ -60,9 +60,10 @@ class SyncConnection:
                 return
             else:
                 if sent == len(left):
-                    return  # almost always at once, so that no time has to be counted
+                    return
                 patience.waited_since(began, self._timeout)
                 left = memoryview(left)[sent:]
+            began = monotonic()
 
     def next_event(self, patience: Patience) -> Event[Call]:
         """Wait for what Redis says next. Raises `TimeoutError`."""

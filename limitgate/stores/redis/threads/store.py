@@ -26,7 +26,7 @@ from limitgate.stores.redis.replies import Outcome, RedisReplies
 from limitgate.stores.redis.threads.cluster import SyncCluster
 from limitgate.stores.redis.threads.coalescer import CallCoalescer
 from limitgate.stores.redis.threads.node import Node
-from limitgate.stores.redis.threads.patches import check_patches
+from limitgate.stores.redis.threads.patches import LOCK, check_patches
 from limitgate.stores.redis.threads.patience import Patience
 
 
@@ -132,7 +132,8 @@ class RedisStore(RedisReplies):
         return self._ask(template.asked(keys), timeout)
 
     def _ask(self, plan: AnyPlan, timeout: float) -> AnyReading:
-        check_patches()
+        if threading.Lock is not LOCK:
+            check_patches()
         use = self._this_thread.use
         if use.is_asking or use.is_background:
             raise _interrupted()

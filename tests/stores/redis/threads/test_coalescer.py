@@ -16,7 +16,7 @@ import pytest
 from limitgate import StoreError
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge, Plan, Reading
-from limitgate.stores.redis.threads.coalescer import CallCoalescer, _Request
+from limitgate.stores.redis.threads.coalescer import _GOES, CallCoalescer, _Request
 from limitgate.stores.redis.threads.patience import Patience
 
 PATIENT = 20.0
@@ -178,6 +178,41 @@ def test_a_thread_that_is_interrupted_while_it_takes_others_along_gives_none_a_t
             asking[2].result(PATIENT)
         assert not line.calls._waiting
         assert not line.calls._turn
+
+
+class GivenUp(deque[_Request]):
+    """Requests that wait; by the time that one has joined them, the turn to ask was given up."""
+
+    turn: dict[str, object]
+
+    def append(self, value: _Request) -> None:
+        self.turn.clear()
+        super().append(value)
+
+
+def test_who_begins_to_wait_as_the_turn_is_given_up_goes() -> None:
+    """A thread that has found another one on its way does not wait for one that is back by then."""
+    line = Line(0)
+    line.calls._turn[_GOES] = "another one"
+    line.calls._waiting = GivenUp()
+    line.calls._waiting.turn = line.calls._turn
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(line.calls.spend, Plan(()), PATIENT)
+        try:
+            assert asking.result(PATIENT / 2).admitted
+        finally:
+            line.calls.listening.spent = PATIENT
+    assert not line.calls._turn
+
+
+def test_nobody_goes_before_those_who_wait() -> None:
+    """Who comes when it is nobody's turn, but others wait already, takes its place behind them."""
+    line, first, second = Line(0), Plan((), "peek"), Plan((), "reset")
+    waiting = _Request(first, PATIENT / 2)
+    line.calls._waiting.append(waiting)
+    assert line.calls.spend(second, PATIENT).admitted
+    assert [list(plans) for plans, _ in line.sent] == [[first, second]]
+    assert isinstance(waiting.outcome, Reading)
 
 
 def test_who_may_wait_longest_goes_for_all() -> None:
