@@ -6,7 +6,6 @@ and no server.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -212,7 +211,7 @@ class Admission:
             in_flight.count()
         if decision is None:
             decision = admitted_in_flight(in_flight.in_force, self.settlement)
-            self.admit_in_flight(decision, time.time_ns() // 1000)
+            self.admit_in_flight(decision, self.rules.clock())
         else:
             under_places(decision, in_flight.in_force)
             if decision.allowed and not decision.degraded:  # their tightest window may be another one now

@@ -718,7 +718,7 @@ def _admitted_unasked(request: Request, rules: RulesInForce, prepared: PreparedP
     admitted.rules = rules
     admitted.prepared = prepared
     admitted.coming = None
-    admitted.reading = Unasked(time.time_ns() // 1000)
+    admitted.reading = Unasked(rules.clock())
     admitted.decision = admitted_in_flight(in_flight.in_force, request.open_settlement())
     return admitted
 

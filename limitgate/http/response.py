@@ -184,12 +184,16 @@ _REMAINING: dict[int, tuple[bytes, bytes]] = {}
 _RESET: dict[int, tuple[bytes, bytes]] = {}
 
 
+_UNITS = ("second", "minute", "hour", "day")
+"""Units that the convention has fields for."""
+
+
 def _x_ratelimit_windows(decision: Decision, _: int, __: frozenset[str]) -> Fields:
     """Two fields for each unit of time; of several windows of a unit the one with the least remaining."""
     tightest: dict[str, Window] = {}
     for window in decision.windows:
         unit = unit_of(window.period)
-        if unit and (unit not in tightest or window.remaining < tightest[unit].remaining):
+        if unit in _UNITS and (unit not in tightest or window.remaining < tightest[unit].remaining):
             tightest[unit] = window
     fields: Fields = []
     for unit, window in tightest.items():

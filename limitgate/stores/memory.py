@@ -125,6 +125,10 @@ class MemoryStore:
         """Number of buckets."""
         return self._count
 
+    def now(self) -> int:
+        """Its clock, Unix µs."""
+        return self._clock()
+
     def __repr__(self) -> str:
         return f"MemoryStore(max_buckets={self._max_buckets})"
 

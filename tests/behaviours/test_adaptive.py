@@ -156,6 +156,18 @@ def test_the_decision_and_the_fields_are_those_of_the_tightest_window(door: type
             assert (decision.limit, decision.remaining) == (int(expected[0]), int(expected[1]))
 
 
+@pytest.mark.parametrize("is_shadow", [False, True])
+@pytest.mark.parametrize("door", SITES, ids=[site.door for site in SITES])
+def test_the_reset_goes_by_the_clock_of_a_store_that_need_not_be_asked(door: type[Site], *, is_shadow: bool) -> None:
+    """Of a store in memory, also for a request that only a shadow has no place for."""
+    clock = Clock(1_700_000_000_250_000)
+    with door(one_place(shadow=is_shadow), store=MemoryStore(clock)) as site:
+        ticket = places_of(site.app).limit.begin(0.0, "other") if is_shadow else None
+        reply = site.ask()
+        assert (reply.status, reply.rate["x-ratelimit-reset"]) == (200, "1700000001")
+        assert (ticket is not None, site.seen[0].shadow) == (is_shadow, is_shadow)
+
+
 def test_a_refusal_by_a_rate_gives_the_place_back_and_is_429() -> None:
     with ASGISite(Rule("all", "1/hour", adaptive=True)) as site:
         assert site.statuses(3) == [200, 429, 429]

@@ -142,6 +142,7 @@ def test_x_ratelimit_windows_has_two_fields_per_unit() -> None:
     ("rules", "expected"),
     [
         ([Rule("a", "5 per 15 minutes")], {}),
+        ([Rule("a", "5/week")], {}),
         ([Rule("a", "5 per 2 seconds", "9/hour")], {"x-ratelimit-limit-hour": "9", "x-ratelimit-remaining-hour": "8"}),
         ([Rule("a", "5 per 60 seconds")], {"x-ratelimit-limit-minute": "5", "x-ratelimit-remaining-minute": "4"}),
         ([Rule("a", "5 per 24 hours")], {"x-ratelimit-limit-day": "5", "x-ratelimit-remaining-day": "4"}),

@@ -44,6 +44,7 @@ from limitgate.rules.settings import (
 )
 from limitgate.rules.watch import WatchedFiles, WatchedRules
 from limitgate.stores import MemoryStore, Opener, opened
+from limitgate.stores.memory import system_clock
 from limitgate.stores.redis.dial.url import shown
 
 Store = TypeVar("Store")
@@ -234,6 +235,7 @@ def _compiler(
             is_measured=measures_silence(store),
             counts=counts,
             kept_in=kept_in,
+            clock=store.now if isinstance(store, MemoryStore) else system_clock,
         )
 
     return compiled

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from limitgate.gate.planning.planner import Planner
 from limitgate.http.response import Fields, rate_fields
@@ -10,6 +11,7 @@ from limitgate.limits.decision import Decision
 from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.observing.counts import Counts
 from limitgate.observing.handover import handover
+from limitgate.stores.memory import system_clock
 
 _LOOKS = 1000
 
@@ -40,7 +42,7 @@ class RulesInForce:
 
     ``timeout`` is the seconds that a request may wait for the store, and ``is_measured`` is true if the store says for how long
     it was silent. ``counts`` are the figures of its gate, None without observers. ``kept_in`` is its store, or the URL of
-    one that other gates may have, too.
+    one that other gates may have, too. ``clock`` gives Unix µs where no store is asked.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class RulesInForce:
         is_measured: bool,
         counts: Counts | None = None,
         kept_in: object = None,
+        clock: Callable[[], int] = system_clock,
     ) -> None:
         self.planner = planner
         self.rule_set = planner.rule_set
@@ -64,6 +67,7 @@ class RulesInForce:
         self.is_measured = is_measured
         self.counts = counts
         self.kept_in = kept_in
+        self.clock = clock
         self.looks_at_nesting = _LOOKS
         """Requests inside of another gate in which it is still looked whether both charge the same buckets."""
         self.charged_twice = Once(Diagnosis.CHARGED_TWICE)
