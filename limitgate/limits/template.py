@@ -7,7 +7,7 @@ It is the same as what `limitgate.limits.plan.read` and `limitgate.limits.decisi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -372,17 +372,16 @@ def whole_reading(reading: AnyReading) -> Reading:
 AnyPlan = Plan | PlainSpend
 
 
-def common_shape(plans: Iterable[AnyPlan]) -> PlainShape | None:
-    """The shape of plans that are plain and all of one, None if they are not."""
-    common: PlainShape | None = None
-    for plan in plans:
-        if not isinstance(plan, PlainSpend):
-            return None
-        shape = plan.template.shape
-        if common is None:
-            common = shape
-        elif common is not shape:
-            return None
+def common_shape(plans: Sequence[AnyPlan]) -> PlainShape | None:
+    """The shape of plans that are plain and all of one, None if they are not. There is at least one."""
+    first = plans[0]
+    if not isinstance(first, PlainSpend):
+        return None
+    common = first.template.shape
+    if len(plans) > 1:
+        for plan in plans:
+            if not isinstance(plan, PlainSpend) or plan.template.shape is not common:
+                return None
     return common
 
 
