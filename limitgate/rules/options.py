@@ -101,7 +101,9 @@ class ThrottleOptions(TypedDict, total=False):
     Default: ``None``.
     """
     max_delay: float | str | None
-    """For how long a request may wait for its turn instead of being refused: seconds, ``2s``, ``500ms``. Default: ``None``."""
+    """For how long a request may wait for its turn instead of being refused: seconds, ``2s``; beside ``adaptive`` also 0.
+    Default: ``None``.
+    """
 
 
 class DependencyOptions(ThrottleOptions, total=False):
