@@ -11,6 +11,7 @@ import io
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -36,8 +37,8 @@ PROCESS_PATIENCE = 120.0
 MOMENT = 0.02
 """Seconds between two looks at whether something has happened."""
 
-PLAIN = ("--loop", "asyncio", "--http", "h11")
-"""What every uvicorn has."""
+PLAIN = ("--loop", "asyncio", "--http", "h11", "--timeout-worker-healthcheck", str(int(PROCESS_PATIENCE)))
+"""What every uvicorn has: a worker that is slow to answer on a busy machine is not replaced by another."""
 
 Lines = Mapping[str, str] | Sequence[tuple[str, str]]
 
@@ -394,7 +395,10 @@ def server_process(
     environment: Mapping[str, str],
     cwd: Path = Path(__file__).parents[2],
 ) -> Iterator[str]:
-    """A server in a process of its own, once it is ready by its log; gives the URL that it logs, stops it by its pid."""
+    """A server in a process of its own, once it is ready by its log; gives the URL that it logs, stops it by its pid.
+
+    Some log the URL, and that workers have started, a moment before they listen there, so a connection is tried, too.
+    """
     outside = {name: value for name, value in os.environ.items() if not name.startswith("LIMITGATE_")}
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=cwd, env=outside | environment, stdout=output, stderr=output)
@@ -406,7 +410,9 @@ def server_process(
     guard = Guard("limitgate-server-", process.pid)
     try:
         until(up, PROCESS_PATIENCE)
-        found = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", log.read_text())
+        if found:
+            until(lambda: _listens(int(found[1])), PROCESS_PATIENCE)
         yield found[0] if found else "http://testserver"
     finally:
         process.terminate()
@@ -418,6 +424,12 @@ def server_process(
         finally:
             guard.dismiss()
     assert "Traceback" not in log.read_text(), log.read_text()
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), PATIENCE):
+        return True
+    return False
 
 
 class _Quiet(WSGIRequestHandler):
