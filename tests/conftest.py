@@ -81,6 +81,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: item.path.name not in LONG)
 
 
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Let go of the reports of earlier tests where another process shows them.
+
+    They would become 200,000 objects, which each test that calls the collector would have it look at.
+    """
+    if hasattr(item.config, "workerinput"):
+        item.config.pluginmanager.get_plugin("terminalreporter").stats.clear()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _only_garbage_of_tests() -> None:
     """Spare the collector what was there before, such as thousands of tests: many tests have it look at everything.
