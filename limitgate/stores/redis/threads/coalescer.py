@@ -65,8 +65,10 @@ class CallCoalescer:
         try:
             if not self._waiting and self._turn.setdefault(_GOES, alone) is alone:
                 listening.left = timeout if timeout > SHORTEST else SHORTEST  # noqa: FURB136 - in a tenth of the time
-                outcome = self._exchange(alone, listening)[0]
-                self._pass_on(alone)
+                try:
+                    outcome = self._exchange(alone, listening)[0]
+                finally:  # and once more below, if just this is interrupted
+                    self._pass_on(alone)
             else:
                 outcome = self._shared(_Request(plan, began + timeout))
             waited = listening.spent - began
@@ -173,8 +175,13 @@ class CallCoalescer:
         with self._lock:
             if self._waiting and _GOES not in self._turn:
                 following = max(self._next(), key=_due)
-                if self._turn.setdefault(_GOES, following) is following:
-                    following.wake.release()
+                try:
+                    if self._turn.setdefault(_GOES, following) is following:
+                        following.wake.release()
+                except BaseException:  # a signal's handler may raise in between; to wake it twice does no harm
+                    if self._turn.get(_GOES) is following and following.wake.locked():
+                        following.wake.release()
+                    raise
 
     def _withdraw(self, mine: _Request) -> None:
         with self._lock:

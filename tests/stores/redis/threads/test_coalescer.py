@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dis
 import itertools
 import signal
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -16,6 +20,7 @@ import pytest
 from limitgate import StoreError
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge, Plan, Reading
+from limitgate.stores.redis.threads import coalescer
 from limitgate.stores.redis.threads.coalescer import _GOES, CallCoalescer, _Request
 from limitgate.stores.redis.threads.patience import Patience
 
@@ -178,6 +183,115 @@ def test_a_thread_that_is_interrupted_while_it_takes_others_along_gives_none_a_t
             asking[2].result(PATIENT)
         assert not line.calls._waiting
         assert not line.calls._turn
+
+
+class Steps:
+    """Interrupts a thread in the coalescer, when so many times Python would have looked for signals there."""
+
+    def __init__(self, left: int) -> None:
+        self._left = left
+        self._last: dict[FrameType, str] = {}
+        self.was_interrupted = False
+
+    def __enter__(self) -> None:
+        self._before = sys.gettrace()
+        sys.settrace(self._called)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+    def _called(self, frame: FrameType, _: str, __: object) -> Any:
+        frame.f_trace_opcodes = frame.f_code.co_filename == coalescer.__file__
+        return self._stepped if frame.f_trace_opcodes else None
+
+    def _stepped(self, frame: FrameType, event: str, _: object) -> Any:
+        last = self._last.get(frame, "RESUME")
+        if event == "exception":
+            self._last[frame] = ""
+        elif event == "opcode":
+            self._last[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+            if last.startswith(("CALL", "RESUME", "JUMP_BACKWARD")):
+                self._left -= 1
+                if self._left < 0 and not self.was_interrupted:
+                    self.was_interrupted = True
+                    raise Interrupted
+        return self._stepped
+
+
+class Crowd:
+    """Threads that wait for others, briefly; their calls reach nobody, and that of this thread fails if it is to."""
+
+    def __init__(self, size: int, failure: StoreError | None, *, joins: bool) -> None:
+        self.calls = CallCoalescer(self._exchange, 64)
+        self._size = size
+        self._failure = failure
+        self._ours = threading.get_ident()
+        self._joins = joins
+        self._has_come = threading.Event()
+        self._threads: list[threading.Thread] = []
+        if joins:
+            self.calls._turn[_GOES] = self
+            self._gather()
+            self._start(self._give_turn)
+
+    def _exchange(self, plans: Sequence[Any], _: Patience) -> list[Any]:
+        if threading.get_ident() == self._ours:
+            if not self._joins:
+                self._gather()
+            if self._failure is not None:
+                raise self._failure
+        return [Reading(0, [], admitted=True)] * len(plans)
+
+    def _start(self, target: Callable[[], object]) -> None:
+        self._threads.append(threading.Thread(target=target, daemon=True))
+        self._threads[-1].start()
+
+    def _gather(self) -> None:
+        for _ in range(self._size):
+            self._start(self._ask)
+        self._wait_for(self._size)
+
+    def _give_turn(self) -> None:
+        self._wait_for(self._size + 1)
+        self.calls._pass_on(self)
+
+    def _wait_for(self, waiting: int) -> None:
+        deadline = time.monotonic() + PATIENT
+        while len(self.calls._waiting) < waiting and not self._has_come.is_set():
+            assert time.monotonic() < deadline
+            time.sleep(0)
+
+    def _ask(self) -> None:
+        with suppress(StoreError):
+            self.calls.spend(Plan(()), 0.01)
+
+    def end(self) -> None:
+        """Wait until all have what they waited for. Fails if one waits for ever."""
+        self._has_come.set()
+        for thread in self._threads:
+            thread.join(PATIENT)
+            assert not thread.is_alive(), "it waits for ever"
+
+
+@pytest.mark.parametrize("failure", [None, StoreError("none", "connection")], ids=["answered", "failed"])
+@pytest.mark.parametrize("joins", [False, True], ids=["alone", "for all"])
+@pytest.mark.parametrize("others", [0, 2])
+def test_a_thread_that_is_interrupted_anywhere_stops_nobody(
+    others: int,
+    joins: bool,  # noqa: FBT001 - a parameter of the test
+    failure: StoreError | None,
+) -> None:
+    """Wherever an exception strikes a thread that asks, the others come to an end, and the next ones go as before."""
+    for step in itertools.count():
+        steps, crowd = Steps(step), Crowd(others, failure, joins=joins)
+        with suppress(Interrupted, StoreError), steps:
+            crowd.calls.spend(Plan(()), PATIENT)
+        crowd.end()
+        assert not crowd.calls._turn, f"the turn is lost at step {step}"
+        assert not crowd.calls._waiting
+        if not steps.was_interrupted:
+            break
+    assert step > 5, "it was never interrupted"
 
 
 class GivenUp(deque[_Request]):
