@@ -360,6 +360,7 @@ class Gate:
 
     async def ago_on(self, asked: PlainAdmission, answer: AnyReading | StoreError) -> Admission:
         """Go on with a request whose prepared plan an `AsyncStore` has declined, or failed to carry out."""
+        asked.coming = None  # whose error leads to the request by its traceback: else both wait for the garbage collector
         admission = _admission_prepared(asked.request, asked.rules, asked.prepared, answer.waited)
         request_plan = asked.prepared.request_plan(asked.template.plan(asked.keys))
         if isinstance(answer, StoreError):

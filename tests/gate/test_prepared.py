@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 from functools import cache
 from typing import Any
+from weakref import ref
 
 import pytest
 from flask import Flask
@@ -486,6 +488,52 @@ class Failing(MemoryStore):
     def check(self) -> None:
         if self.is_down:
             raise StoreError("down")
+
+
+class FailingLater(Failing):
+    """A memory store that says so by a future, as Redis does."""
+
+    def aspend_plain(self, template: Any, keys: Any, timeout: float = 0) -> Any:
+        return asyncio.ensure_future(super().aspend_plain(template, keys, timeout))
+
+
+class Held:
+    """Something that a request leads to."""
+
+
+@pytest.mark.parametrize("is_down", [False, True])
+def test_an_asgi_request_leaves_no_circle_behind(*, is_down: bool) -> None:
+    """What it leads to is gone with it, without the garbage collector, also where the store fails while it waits."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        """Nobody reads it."""
+
+    async def held_by_the_last() -> Held | None:
+        store, left = FailingLater(Clock()), []
+        gate = LimitGate(app, rules=rules(), store=store)
+        await gate(http_scope("/api/a"), receive, send)
+        store.is_down = is_down
+        for _ in range(2):
+            scope = http_scope("/api/b")
+            scope["server.held"] = held = Held()
+            left.append(ref(held))
+            await gate(scope, receive, send)
+            del held, scope
+            await asyncio.sleep(0)
+        return left[-1]()  # the failure of the first is told in the log, which keeps it
+
+    gc.disable()
+    try:
+        assert asyncio.run(held_by_the_last()) is None
+    finally:
+        gc.enable()
 
 
 @DOORS
