@@ -1,7 +1,8 @@
 """CPU per request for all contenders, on ASGI and on WSGI, under README's own rule.
 
-Beside them stands what they could at best be made of: one redis-py call. It is made where a limiter makes its own, in front of
-the application: after a process has waited for Redis, all that it does is slower than in a loop that makes nothing but calls.
+Beside them stands what they could at best be made of: one redis-py call, or ready-made calls that requests share, see
+`benchmarks.floor`. They are made where a limiter makes its own, in front of the application: after a process has waited for
+Redis, all that it does is slower than in a loop that makes nothing but calls.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from redis.asyncio import Redis
 from benchmarks.contenders import BARE, EASY, LIMITGATE, PEERS, README, WSGI, Contender, Quotas, flask, limitgate_by_address
 from benchmarks.drive import CLIENTS, CROWD, FEW_CLIENTS, Crowd, Crowds
 from benchmarks.figures import Failed, Outcome, Outcomes
+from benchmarks.floor import Floor
 from benchmarks.redis_side import Command, overheard
 from benchmarks.rounds import Plan, alternate, numbers_of
 from tests.support.redis_server import RedisServer
@@ -23,6 +25,10 @@ NO_OP = "one evalsha of `return 1`"
 CALLER = "Starlette"
 """The application that they are made in front of."""
 SCRIPT = "one evalsha of LimitGate's script"
+FLOOR = "calls of LimitGate's script that were packed before, shared"
+FLOOR_MEMORY = "the same, with LimitGate in memory behind it"
+CALLS = (NO_OP, SCRIPT, FLOOR, FLOOR_MEMORY)
+"""What limiters could at best be made of."""
 Naming = Callable[[str], str]
 """`on_redis` or `in_memory`."""
 _FILLING = 32
@@ -34,6 +40,8 @@ def gate(server: RedisServer, concurrencies: Sequence[int], plan: Plan) -> dict[
     with Crowds() as crowd_of:
         crowds, broken = _crowds(server, crowd_of, (LIMITGATE, *PEERS), CLIENTS)
         crowds |= _calls(server, crowds[on_redis(LIMITGATE.name)], crowd_of)
+        for name, app in ((FLOOR, BARE[CALLER]()), (FLOOR_MEMORY, LIMITGATE.build("", README))):
+            crowds[name] = crowd_of.asgi(Floor(app, server))
         return {concurrency: {**broken, **alternate(crowds, concurrency, plan, server)} for concurrency in concurrencies}
 
 

@@ -8,7 +8,7 @@ from itertools import product
 
 from benchmarks.attack import AT_ONCE, Attack, Rush
 from benchmarks.contenders import BARE, PEERS, WSGI, Contender
-from benchmarks.cpu import CALLER, NO_OP, SCRIPT, in_memory, on_redis
+from benchmarks.cpu import CALLER, CALLS, in_memory, on_redis
 from benchmarks.drive import CROWD
 from benchmarks.end_to_end import CONNECTIONS
 from benchmarks.extras import BARE_EXAMPLE, BUSY, EXAMPLE, LEASED, PLAIN, variants
@@ -42,6 +42,10 @@ Redis stands beside, on a unix socket; its CPU is that of its process, as INFO h
 a turn that is not timed. "All or nothing" is that a refused request is charged to no window; smooth windows let no more than
 their burst through at once, fixed ones twice as many around an edge. All use the redis-py named above with its defaults: its
 pool refuses the 101st connection that is wanted at once."""
+_CALLS = """\
+Below the limiters stand calls that limit nothing, in front of the same application: redis-py's, one for each request, and calls
+of LimitGate's script that were packed before and that the requests of a turn share, which is the least that asking Redis takes
+here. LimitGate in memory behind these does all of its work for a request but asking Redis."""
 _KINDS = """\
 The whole example is `config/` with its tiers, a trusted proxy whose header names the client, and a login that is decorated
 besides its rule. Of 32 requests one is of a VIP's API key, three are logins (two limits in two buckets), one is a health check,
@@ -151,12 +155,10 @@ def _fine(figure: float) -> str:
 def _gate(results: Results) -> str:
     if not results.gate:
         return ""
-    calls = [
-        [name, *[_over(outcomes, name, CALLER) for outcomes in results.gate.values()], NOTHING] for name in (NO_OP, SCRIPT)
-    ]
+    calls = [[name, *[_over(outcomes, name, CALLER) for outcomes in results.gate.values()], NOTHING] for name in CALLS]
     tables = _on_both(results.gate, ASGI, calls)
     rows = [[name, *[_raw(outcomes, name) for outcomes in results.gate.values()]] for name in BARE]
-    return "\n\n".join([*tables, table(["to compare with, not over anything, at once", *map(str, results.gate)], rows)])
+    return "\n\n".join([*tables, _CALLS, table(["to compare with, not over anything, at once", *map(str, results.gate)], rows)])
 
 
 def _on_both(
@@ -221,7 +223,7 @@ def _easy(results: Results) -> str:
 def _server(results: Results) -> str:
     if not results.gate:
         return ""
-    names = [*[on_redis(contender.name) for contender in ASGI], NO_OP, SCRIPT]
+    names = [*[on_redis(contender.name) for contender in ASGI], *CALLS[:-1]]
     tables: dict[str, Cell] = {
         "CPU of its process, in brackets the time inside commands, µs; at once": _in_redis,
         "commands that clients send; at once": _commands,

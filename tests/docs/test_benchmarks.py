@@ -14,9 +14,10 @@ import pytest
 
 from benchmarks import algorithms, attack, cpu, end_to_end, extras, frameworks, growth, instructions, memory_use, pacing, readme
 from benchmarks.chart import Row, chart
-from benchmarks.contenders import LIMITGATE, PEERS, WSGI
+from benchmarks.contenders import LIMITGATE, PEERS, README, WSGI, starlette
 from benchmarks.drive import Crowds, trouble
 from benchmarks.figures import Bar, Failed, Taken, Turn, best, over, ratio
+from benchmarks.floor import Floor
 from benchmarks.redis_side import overheard, parsed
 from benchmarks.report import BEGIN, END, inserted, number, page, summary
 from benchmarks.results import Results, bars
@@ -251,6 +252,19 @@ def test_what_algorithms_cost_redis(own_redis) -> None:
     assert min(cost.time for cost in costs.values()) > 0
     assert costs["gcra"].memory < costs["sliding_log, 10"].memory < costs["sliding_log, 100"].memory
     assert costs["gcra"].memory < costs["10 at once"].memory < costs["100 at once"].memory
+
+
+def test_the_floor_asks_redis_for_what_limitgate_asks_for(redis_server) -> None:
+    """Requests at the same time share a call of the script that LimitGate runs, which charges a bucket for each."""
+    with Crowds() as crowd_of:
+        crowds = [crowd_of.asgi(app) for app in (Floor(starlette(), redis_server), LIMITGATE.build(redis_server.url, README))]
+        for crowd in crowds:
+            assert trouble(crowd(iter(range(8)), 8)) == ""
+        floor, ours = [overheard(redis_server, partial(crowd, iter(range(8, 24)), 8)) for crowd in crowds]
+    assert [command[:3] for command in floor] == [command[:3] for command in ours] == [(b"EVALSHA", floor[0][1], b"8")] * 2
+    keys = [key for command in floor for key in command[3:11]]
+    with redis_server.client() as client:
+        assert client.exists(*keys) == len(set(keys)) == 16
 
 
 def test_commands_are_heard_without_those_of_scripts(redis_server) -> None:
