@@ -197,7 +197,7 @@ def test_probes_go_on(own_redis: RedisServer, kind: str, times: int, monkeypatch
     with contextlib.closing(KINDS[kind](own_redis.url)) as door:
         door.spend(a_plan())
         own_redis.kill()
-        where = (node.Node, "_carry_out") if kind == "threads" else (batcher.Batcher, "spend")
+        where = (node.Node, "_ask") if kind == "threads" else (batcher.Batcher, "spend")
         while door.store.healthy:
             with contextlib.suppress(StoreError):
                 door.spend(a_plan())

@@ -203,7 +203,7 @@ async def test_who_fails_while_the_clock_goes_stops_nobody() -> None:
 
     clock, broken = ListeningClock(), Broken()
     clock.watch(broken)
-    waiter = Waiter(clock, 0.03)
+    waiter = Waiter(clock, 2 * LONGEST)  # of which one look counts half at most
     clock.watch(waiter)
     await asyncio.wait_for(waiter.is_over, PATIENT)
     clock.forget(broken)
