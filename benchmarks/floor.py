@@ -14,6 +14,7 @@ from typing import Any
 
 import hiredis
 
+from benchmarks.contenders import README, quota_texts
 from benchmarks.drive import CLIENTS
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge
@@ -21,9 +22,6 @@ from limitgate.limits.template import PlanTemplate
 from limitgate.stores.redis.aio.loop_end import LoopEnd
 from limitgate.stores.redis.protocol import plain
 from tests.support.redis_server import RedisServer
-
-_LIMITS = ("5/second", "100/minute", "2000/day")
-"""Those of README's rule."""
 
 
 class Floor:
@@ -34,17 +32,19 @@ class Floor:
         self._socket = str(server.socket)
         self._calls: _Calls | None = None
         self._connecting: asyncio.Task[_Calls] | None = None
-        template = PlanTemplate([Charge("", bucket_of(*_LIMITS), 1, enforced=True, rule=None)])
-        words = plain.script_of(template.shape).words(in_full=False)
+        template = PlanTemplate([Charge("", bucket_of(*quota_texts(README)), 1, enforced=True, rule=None)])
+        script = plain.script_of(template.shape)
         with server.client() as untyped:
             client: Any = untyped
-            client.script_load(plain.script_of(template.shape).text)
+            client.script_load(script.text)
 
         @cache
         def packed(size: int) -> cycle[bytes]:
             keys = [f"floor:{number:032x}" for number in range(CLIENTS)]
             crowds = [keys[start : start + size] for start in range(0, CLIENTS - size + 1, size)]
-            return cycle([plain.packed(words, [template.asked([key]) for key in crowd]) for crowd in crowds])
+            return cycle(
+                [plain.packed(script.words(in_full=False), [template.asked([key]) for key in crowd]) for crowd in crowds]
+            )
 
         self._packed = packed
 

@@ -165,16 +165,12 @@ class Gate:
                 admitted.request = request
                 admitted.rules = rules
                 admitted.prepared = prepared
-                admitted.coming = None
+                admitted.keys = keys
                 try:
                     reading: AnyReading = self.store.spend_plain(template, keys, self._timeout)
                 except StoreError as error:
-                    admission = _admission_prepared(request, rules, prepared, error.waited)
-                    self._go_without_store(admission, prepared.request_plan(template.plan(keys)), error)
-                    return admission
-                return self.answered(admitted, reading) or self._spend_declined(
-                    request, rules, prepared, template.plan(keys), reading.waited
-                )
+                    return self._go_on(admitted, error)
+                return self.answered(admitted, reading) or self._go_on(admitted, reading)
             if request.in_flight is not None and request.in_flight.refusal is not None:
                 return self._shed(request, rules)
         applying = rules.planner.applying(request, identified)
@@ -241,15 +237,11 @@ class Gate:
         admitted.request = request
         admitted.rules = rules
         admitted.prepared = prepared
+        admitted.keys = keys
         admitted.coming = None
         if self._answers_at_once:
             reading: AnyReading = self.store.spend_plain(template, keys, self._timeout)
-            decided = self.answered(admitted, reading)
-            if decided is not None:
-                return decided
-            admitted.keys = keys
-            return self.ago_on(admitted, reading)
-        admitted.keys = keys
+            return self.answered(admitted, reading) or self.ago_on(admitted, reading)
         try:
             admitted.coming = self.store.aspend_plain(template, keys, self._timeout)
         except StoreError as error:
@@ -311,7 +303,7 @@ class Gate:
         """Take places in flight for a request on the running event loop. False if it has to wait or did, or is refused."""
         in_flight: InFlight | None = request.in_flight
         if in_flight is not None:  # it was here before, see `limitgate.django.middleware`
-            return in_flight.waits is None is in_flight.refusal and not in_flight.waited_s
+            return in_flight.had_room
         guard: Guard | None = None
         if outer is None or outer.in_flight is None:  # else it has been asked about this request
             guard = heartbeats.guard()
@@ -356,25 +348,25 @@ class Gate:
         request.in_flight = in_flight
         if in_flight.waits is not None:
             in_flight.wait()
-        return in_flight.refusal is None and not in_flight.waited_s
+        return in_flight.had_room
+
+    def _go_on(self, asked: PlainAdmission, answer: AnyReading | StoreError) -> Admission:
+        """Go on with a request whose prepared plan a `SyncStore` has declined, or failed to carry out."""
+        admission, request_plan = _planned(asked, answer.waited)
+        if isinstance(answer, StoreError):
+            self._go_without_store(admission, request_plan, answer)
+        else:
+            self._spend(admission, request_plan)
+        return admission
 
     async def ago_on(self, asked: PlainAdmission, answer: AnyReading | StoreError) -> Admission:
-        """Go on with a request whose prepared plan an `AsyncStore` has declined, or failed to carry out."""
+        """`_go_on`, by an `AsyncStore`."""
         asked.coming = None  # whose error leads to the request by its traceback: else both wait for the garbage collector
-        admission = _admission_prepared(asked.request, asked.rules, asked.prepared, answer.waited)
-        request_plan = asked.prepared.request_plan(asked.template.plan(asked.keys))
+        admission, request_plan = _planned(asked, answer.waited)
         if isinstance(answer, StoreError):
             await self._ago_without_store(admission, request_plan, answer)
         else:
             await self._aspend(admission, request_plan)
-        return admission
-
-    def _spend_declined(
-        self, request: Request, rules: RulesInForce, prepared: PreparedPlan, plan: Plan, waited: float
-    ) -> Admission:
-        """Charge a request whose prepared plan a `SyncStore` has declined, after so many seconds of silence."""
-        admission = _admission_prepared(request, rules, prepared, waited)
-        self._spend(admission, prepared.request_plan(plan))
         return admission
 
     def _spend(self, admission: Admission, request_plan: RequestPlan) -> None:
@@ -767,6 +759,12 @@ def _admission_prepared(
     if waited:
         admission.budget.left -= waited
     return admission
+
+
+def _planned(asked: PlainAdmission, waited: float) -> tuple[Admission, RequestPlan]:
+    """The admission of a request that a prepared plan does not decide about, and its plan as one of any kind."""
+    admission = _admission_prepared(asked.request, asked.rules, asked.prepared, waited)
+    return admission, asked.prepared.request_plan(asked.template.plan(asked.keys))
 
 
 def _deny(admission: Admission, denying: CompiledRule) -> None:

@@ -156,6 +156,11 @@ class InFlight:
     would_refuse: tuple[CompiledRule, ...]
     """Shadows that had no place."""
 
+    @property
+    def had_room(self) -> bool:
+        """True if the request was given its places at once."""
+        return self.waits is None is self.refusal and not self.waited_s
+
     def begin(
         self,
         request: Request,
@@ -293,8 +298,7 @@ class InFlight:
         waiter, self.waits = type(self.waits), None
         compiled_rules, asked = self._adaptive.compiled_rules, len(self.in_force)
         if has_place:
-            ticket = self.held[-1][2]
-            self.waited_s += (ticket.began or ticket.came) - ticket.came
+            self.waited_s += self.held[-1][2].waited_s
             self._take(compiled_rules[asked:], waiter)  # type: ignore[arg-type]  # of one kind or the other
         else:
             self._refuse(compiled_rules[asked - 1], self.held[-1][1])

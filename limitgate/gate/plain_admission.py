@@ -37,10 +37,10 @@ class PlainAdmission:
     # without an `__init__`, which takes as long as all the rest
     __slots__ = ("coming", "decision", "keys", "prepared", "reading", "request", "rules")
     coming: Awaitable[AnyReading] | None
-    """The store's reading where it has to be awaited: nothing is decided until `Gate.answered` is told. None elsewhere."""
+    """The reading of an `AsyncStore` that has to be awaited: nothing is decided until `Gate.answered` is told. Else None."""
     decision: Decision
     keys: Sequence[str]
-    """Keys of what is asked; only where the reading is ``coming``."""
+    """Keys of what is asked, where a store is."""
     prepared: PreparedPlan
     reading: PlainSpend | Unasked
     request: Any

@@ -173,7 +173,7 @@ class Work(Places):
     def _served(self, owner: Hashable, ticket: Ticket, *, has_place: bool) -> Decision:
         if not has_place:
             raise RateLimited(self._refusal(ticket.priority))
-        return self._entered(owner, ticket, (ticket.began or ticket.came) - ticket.came)
+        return self._entered(owner, ticket, ticket.waited_s)
 
     def _entered(self, owner: Hashable, ticket: Ticket, delay: float = 0.0) -> Decision:
         with self._lock:

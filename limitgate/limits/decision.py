@@ -296,6 +296,7 @@ _SLOTS: Any = vars(Decision)
 set_settlement: Callable[[Decision, Settlement | SettlementOwner], None] = _SLOTS["settlement"].__set__
 """Has a deferred decision lead to a settlement, in the place of the request that would open one."""
 _set_evidence: Callable[[Decision, Sequence[BucketReading]], None] = _SLOTS["evidence"].__set__
+_set_in_force: Callable[[Decision, tuple[InForce, ...]], None] = _SLOTS["in_force"].__set__
 _new = object.__new__
 OVER = Settlement()
 """The settlement of decisions that nobody has looked at until their requests were over."""
@@ -332,7 +333,7 @@ def deferred(evidence: Sequence[BucketReading], owner: SettlementOwner) -> Decis
 def deferred_under_places(evidence: Sequence[BucketReading], owner: SettlementOwner, in_force: tuple[InForce, ...]) -> Decision:
     """Make a `deferred` decision about a request that has places under adaptive limits, see `under_places`."""
     decision = deferred(evidence, owner)
-    _SLOTS["in_force"].__set__(decision, in_force)
+    _set_in_force(decision, in_force)
     return decision
 
 

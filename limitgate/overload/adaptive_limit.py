@@ -66,6 +66,11 @@ class Ticket:
         """True while it waits, if it is not over."""
         return self.began is None
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds that it has waited for its place, which it had to; 0 until it has that, and once it is over."""
+        return 0.0 if self.began is None else self.began - self.came
+
 
 class Served(NamedTuple):
     """Requests whose waiting is over."""

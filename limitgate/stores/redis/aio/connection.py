@@ -53,7 +53,7 @@ class AsyncConnection(asyncio.Protocol):
         """Send what waits to be sent, together."""
         unsent = self._unsent
         if unsent:
-            self._transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
+            self._transport.write(b"".join(unsent))
             unsent.clear()
 
     def silence(self) -> float:

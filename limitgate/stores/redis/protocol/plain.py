@@ -161,7 +161,7 @@ def note(plans, each, now):
         plan.now = now
         plan.debts = {debts}
         plan.admitted = verdict > 0
-        if verdict != 1:
+        if verdict != {admitted}:
             all_admitted = False
     return all_admitted
 """
@@ -176,7 +176,10 @@ def _layout(shape: PlainShape) -> tuple[struct.Struct, _Note]:
     windows = sum(windows for windows, _ in shape.buckets)
     each = partial(each_window, windows)
     source = _NOTE.format(
-        numbers=each("whole{n}, rest{n},"), counts=each("count{n},"), debts=f"({each('whole{n} * count{n} + rest{n},')})"
+        admitted=ADMITTED,
+        numbers=each("whole{n}, rest{n},"),
+        counts=each("count{n},"),
+        debts=f"({each('whole{n} * count{n} + rest{n},')})",
     )
     return struct.Struct(f"<{1 + 2 * windows}q"), compiled(source, "note")
 

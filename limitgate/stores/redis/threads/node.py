@@ -77,9 +77,7 @@ class Node:
         """Raise a `StoreError` if nobody is to wait for this server."""
         if self._probe_due is not None:
             self.look()
-        breaker = self._server.breaker
-        if breaker.state != "closed":
-            breaker.check()
+        self._server.breaker.check()
 
     def look(self) -> None:
         """Probe in this thread if it is time to, as no other could be started for it; others do not wait meanwhile."""
@@ -95,9 +93,7 @@ class Node:
 
     def exchange(self, plans: Sequence[AnyPlan], patience: Patience) -> list[Outcome]:
         """Carry out plans that share a call. Raises `StoreError` once ``patience`` is over."""
-        breaker = self._server.breaker
-        if breaker.state != "closed":
-            breaker.check()
+        self._server.breaker.check()
         call = Call(plans, common_shape(plans))
         self._replies.outgoing(call)
         answer = self._ask(call, patience)

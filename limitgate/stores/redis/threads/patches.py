@@ -6,7 +6,7 @@ import threading
 
 from limitgate.errors import ConfigError
 
-LOCK = threading.Lock
+_LOCK = threading.Lock
 """Type of the locks here."""
 _PATCHES = {
     "gevent": "gevent.monkey.patch_all()",
@@ -17,7 +17,7 @@ _PATCHES = {
 def check_patches() -> None:
     """Raise `ConfigError` if threads were replaced after LimitGate was imported: a wait would stop the whole process."""
     lock = threading.Lock
-    if lock is LOCK:
+    if lock is _LOCK:
         return
     library = str(getattr(lock, "__module__", "")).partition(".")[0]
     if library in _PATCHES:

@@ -71,14 +71,11 @@ class ConnectionPool:
         That is looked at if nobody has within `LOOK_EVERY` seconds, or ``by_looking``: a call that was sent on a connection
         that has ended since is sent again, as a rule (`Session.may_repeat`).
         """
-        while True:
-            try:
-                connection = self._idle.pop()
-            except IndexError:
-                return self._made(patience)
+        while (connection := self._pop()) is not None:
             if (not by_looking and monotonic() - connection.looked_at < LOOK_EVERY) or connection.is_quiet():
                 return connection
             connection.close()
+        return self._made(patience)
 
     def give(self, connection: SyncConnection) -> None:
         """Leave a connection for the next call, or close it if it is not fit for one."""

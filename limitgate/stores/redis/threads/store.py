@@ -26,7 +26,7 @@ from limitgate.stores.redis.replies import Outcome, RedisReplies
 from limitgate.stores.redis.threads.cluster import SyncCluster
 from limitgate.stores.redis.threads.coalescer import CallCoalescer
 from limitgate.stores.redis.threads.node import Node
-from limitgate.stores.redis.threads.patches import LOCK, check_patches
+from limitgate.stores.redis.threads.patches import check_patches
 from limitgate.stores.redis.threads.patience import Patience
 
 
@@ -52,13 +52,11 @@ class SyncServers(Protocol):
 class _Use:
     """A thread's use of a store."""
 
-    __slots__ = ("closes", "is_asking", "is_background")
+    __slots__ = ("closes", "is_asking")
 
     def __init__(self) -> None:
         self.is_asking = self.closes = False
         """True in the midst of a call; True if to close the store afterwards."""
-        self.is_background = background.this_thread.is_background
-        """True in a thread that works for stores."""
 
 
 class _ThreadState(threading.local):
@@ -132,11 +130,9 @@ class RedisStore(RedisReplies):
         return self._ask(template.asked(keys), timeout)
 
     def _ask(self, plan: AnyPlan, timeout: float) -> AnyReading:
-        if threading.Lock is not LOCK:
-            check_patches()
+        check_patches()
         use = self._this_thread.use
-        if use.is_asking or use.is_background:
-            raise _interrupted()
+        _check_is_outermost(use)
         try:
             use.is_asking = True
             reading: AnyReading | None = None if type(plan) is PlainSpend else self.locally(plan)
@@ -154,8 +150,7 @@ class RedisStore(RedisReplies):
         """Carry out ``request`` in one round trip. Raises `StoreError` within about ``timeout`` seconds."""
         check_patches()
         use = self._this_thread.use
-        if use.is_asking or use.is_background:
-            raise _interrupted()
+        _check_is_outermost(use)
         patience = Patience(timeout)
         try:
             use.is_asking = True
@@ -229,6 +224,7 @@ def _connect(store: ref[RedisStore]) -> None:
             connecting._servers.connect()  # noqa: SLF001 - a thread of the store's own
 
 
-def _interrupted() -> StoreError:
-    """The failure of a call in the midst of another one of its thread, or in a thread that works for stores."""
-    return StoreError("a call of this thread was interrupted by one to the same store, expected it from outside", "timeout")
+def _check_is_outermost(use: _Use) -> None:
+    """Raise `StoreError` in the midst of another call of this thread, or in a thread that works for the store."""
+    if use.is_asking or background.this_thread.is_background:
+        raise StoreError("a call of this thread was interrupted by one to the same store, expected it from outside", "timeout")
