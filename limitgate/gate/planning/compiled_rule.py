@@ -18,7 +18,7 @@ from limitgate.observing.counts import Counts
 from limitgate.rules.rule import Rule
 
 ChargeSpec = tuple[str, int, Priority]
-"""Text of a bucket's key, cost and priority, of which one rule's charges follow."""
+"""Key of a bucket less its suffix, cost and priority, from which one rule's charges follow."""
 
 
 class CompiledRule:
@@ -37,6 +37,7 @@ class CompiledRule:
         "has_slots",
         "is_by_outcome",
         "is_decorator",
+        "is_guarded",
         "limits_by",
         "name",
         "places",
@@ -70,6 +71,8 @@ class CompiledRule:
         self._key = Key(rule.key, self._owner, "\n".join(rule.paths), secret, inventable)
         self._cardinality = cardinality
         self._is_inventable = self._key.is_inventable
+        self.is_guarded = cardinality is not None and self._is_inventable
+        """True if its key has to pass `admitted_key`, since clients may make up values of it."""
         self.enforced = not (shadow or rule.shadow)
         self.row = None if counts is None or rule.exempt else counts.rule(rule)
         """Its figures, None without observers."""
@@ -103,18 +106,18 @@ class CompiledRule:
     def spec(self, subject: Subject, values: Sequence[Value] = ()) -> ChargeSpec:
         """The spec of the charges that a request of this subject has by this rule."""
         cost = self.rule.cost_of(subject.request) if self._cost is None else self._cost
-        text, is_inventable = self._key.text(subject), self._is_inventable
-        if values:
-            text += given(values, subject)
-            is_inventable = is_inventable or any(value.is_inventable for value in values)
-        cardinality = self._cardinality
-        if is_inventable and cardinality is not None and not cardinality.know((self._owner, text)):
-            text = self._opened(cardinality, text, subject, values)
-        return (text, cost, subject.priority) if self._is_graded else (text, cost, NORMAL)
+        key = self._key_of(subject, values)
+        if self.is_guarded or (values and self._cardinality is not None and any(value.is_inventable for value in values)):
+            key = self.admitted_key(key, subject, values)
+        return (key, cost, subject.priority) if self._is_graded else (key, cost, NORMAL)
 
-    def charges(self, text: str, cost: int, priority: Priority) -> list[Charge]:
+    def _key_of(self, subject: Subject, values: Sequence[Value]) -> str:
+        text = self._key.text(subject)
+        return self._prefix + self._key.digest(text + given(values, subject) if values else text)
+
+    def charges(self, key: str, cost: int, priority: Priority) -> list[Charge]:
         """The charges of a spec, one for each bucket."""
-        key, enforced, name, wait = self._prefix + self._key.digest(text), self.enforced, self.rule.name, self._max_wait_us
+        enforced, name, wait = self.enforced, self.rule.name, self._max_wait_us
         return [
             Charge(key + bucket.suffix, bucket, min(cost, 1) if bucket.has_slots else cost, enforced, name, None, wait)
             for bucket in self.rule.buckets_for(priority)
@@ -122,25 +125,26 @@ class CompiledRule:
 
     def charges_of(self, subject: Subject, values: Sequence[Value] = ()) -> list[Charge]:
         """The charges of one request, at a cost of 1 where that is worked out for each; whether the bucket is known or not."""
-        return self.charges(self._key.text(subject) + given(values, subject), self._cost or 1, subject.priority)
+        return self.charges(self._key_of(subject, values), self._cost or 1, subject.priority)
 
     @property
     def has_fixed_charge(self) -> bool:
-        """True if its charges depend on nothing but who asks, and on nothing that a client can make up."""
-        is_fixed = self._cost is not None and not (self._is_graded or self.rule.charge_if)
-        return is_fixed and (self._cardinality is None or not self._is_inventable)
+        """True if its charges depend only on the caller."""
+        return self._cost is not None and not (self._is_graded or self.rule.charge_if)
 
     def prepared(self, subject: Subject) -> tuple[PreparedKey, list[Charge]]:
         """Key of this rule for all requests of a subject's tier, method and route, and the charges less their keys."""
         charges = [charge._replace(key="") for charge in self.charges("", self._cost or 0, NORMAL)]
         return self._key.prepared(subject, self._prefix), charges
 
-    def _opened(self, cardinality: CardinalityGuard, text: str, subject: Subject, values: Sequence[Value]) -> str:
-        """The text of a bucket that was not known; of its source's overflow bucket where that has opened too many."""
-        bucket = self._owner, text
+    def admitted_key(self, key: str, subject: Subject, values: Sequence[Value] = ()) -> str:
+        """The key itself if its bucket is known or may be opened, else the key of the overflow bucket of its source."""
+        cardinality = self._cardinality
+        if cardinality is None or cardinality.know(key):
+            return key
         is_given = any(value.is_inventable and value.text for value in values)
         if not (self._key.is_invented(subject) or (is_given and not subject.is_real)):
-            cardinality.note(bucket)
-            return text
+            cardinality.note(key)
+            return key
         source = subject.address()
-        return text if cardinality.open(bucket, source, self.rule.name) else overflow(source)
+        return key if cardinality.open(key, source, self.rule.name) else self._prefix + self._key.digest(overflow(source))

@@ -66,7 +66,7 @@ class PreparedPlan:
     for charges that are not plain.
     """
 
-    __slots__ = ("adaptive", "compiled_rules", "counter", "is_by_address", "keys", "marks", "template")
+    __slots__ = ("adaptive", "compiled_rules", "counter", "guarded", "is_by_address", "keys", "marks", "template")
 
     def __init__(
         self,
@@ -89,12 +89,17 @@ class PreparedPlan:
         """The rules behind the charges."""
         self.keys: list[PreparedKey] = [key for key, _ in prepared]
         """The keys less what the client contributes."""
+        self.guarded = [(place, each) for place, each in enumerate(self.compiled_rules) if each.is_guarded] if prepared else []
+        """Rules whose keys clients may make up, with their places."""
         self.is_by_address = all(key.is_by_address for key in self.keys)
         """True if nothing of a request but its client's address is in the keys."""
 
     def keys_of(self, subject: Subject) -> Sequence[str]:
         """Keys for a subject of the same tier."""
-        return [key.of(subject) for key in self.keys]
+        keys = [key.of(subject) for key in self.keys]
+        for place, compiled_rule in self.guarded:
+            keys[place] = compiled_rule.admitted_key(keys[place], subject)
+        return keys
 
     def request_plan(self, plan: Plan) -> RequestPlan:
         """The plan of one request, made of the template with its keys."""
