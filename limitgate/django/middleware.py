@@ -23,8 +23,9 @@ from limitgate.gate.lifecycle.build import build_gate
 from limitgate.gate.load import end_undecided
 from limitgate.gate.nesting import overall_decision, response_fields
 from limitgate.gate.plain_admission import AnyAdmission, PlainAdmission, whole_admission
+from limitgate.http.rate_fields import raw
 from limitgate.http.request import UserWanted
-from limitgate.http.response import Refusal, raw
+from limitgate.http.response import Refusal
 from limitgate.limits.decision import Decision
 from limitgate.routes.django import DjangoRoutes
 from limitgate.rules import decorators

@@ -14,8 +14,9 @@ from limitgate.gate.gate import Gate
 from limitgate.gate.load import BUFFERED, InFlight
 from limitgate.gate.nesting import end_in_flight, overall_decision, overall_outcome, raw_response_fields
 from limitgate.gate.wait_queue import Waiter
+from limitgate.http.rate_fields import Fields, raw
 from limitgate.http.request import Scope
-from limitgate.http.response import Fields, Refusal, raw
+from limitgate.http.response import Refusal
 from limitgate.limits.decision import Decision
 from limitgate.routes.handlers import STATUS
 

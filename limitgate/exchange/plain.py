@@ -18,8 +18,8 @@ from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
 from limitgate.gate.load import InFlight
 from limitgate.gate.plain_admission import PlainAdmission
+from limitgate.http.rate_fields import Fields, raw
 from limitgate.http.request import Environ, Request, Scope
-from limitgate.http.response import Fields, raw
 from limitgate.limits.decision import DeferredDecision
 from limitgate.rules.decorators import Mark
 

@@ -8,7 +8,7 @@ from typing import IO, Any, TypeVar
 from limitgate.exchange.base import Exchange
 from limitgate.gate.admission import Admission
 from limitgate.gate.nesting import response_fields
-from limitgate.http.response import Fields, raw
+from limitgate.http.rate_fields import Fields, raw
 from limitgate.rules.decorators import decided_marks
 
 T = TypeVar("T")

@@ -15,8 +15,9 @@ from limitgate.gate.flow import Budget
 from limitgate.gate.load import InFlight
 from limitgate.gate.planning.request_plan import PreparedPlan, RequestPlan
 from limitgate.gate.planning.rules_in_force import RulesInForce
+from limitgate.http.rate_fields import Fields, RawFields, full_at, raw, raw_x_ratelimit
 from limitgate.http.request import Request
-from limitgate.http.response import Fields, RawFields, Refusal, full_at, raw, raw_x_ratelimit, refusal, unavailable
+from limitgate.http.response import Refusal, refusal, unavailable
 from limitgate.limits.decision import Decision, Settlement, admitted_in_flight, under_places
 from limitgate.limits.plan import Plan, Reading, Source
 from limitgate.limits.template import PlainSpend

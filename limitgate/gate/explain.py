@@ -19,8 +19,8 @@ from limitgate.gate.planning.planner import Planner
 from limitgate.gate.planning.request_plan import RequestPlan
 from limitgate.http.client_ip import Hop, Networks
 from limitgate.http.paths import PathIndex, segments
+from limitgate.http.rate_fields import Fields
 from limitgate.http.request import Request
-from limitgate.http.response import Fields
 from limitgate.limits.decision import Decision
 from limitgate.limits.plan import Plan, Reading
 from limitgate.messages.listed import listed

@@ -12,7 +12,7 @@ from itertools import chain
 from weakref import ref
 
 from limitgate.gate.admission import Admission
-from limitgate.http.response import Fields, RawFields, rate_fields, raw
+from limitgate.http.rate_fields import Fields, RawFields, rate_fields, raw
 from limitgate.limits.decision import Decision, joined
 from limitgate.messages.listed import listed
 from limitgate.observing.counts import outweighs

@@ -8,8 +8,9 @@ from typing import Any, final
 from limitgate.gate.admission import Admission
 from limitgate.gate.planning.request_plan import PreparedPlan
 from limitgate.gate.planning.rules_in_force import RulesInForce
+from limitgate.http.rate_fields import Fields, Numbers, RawFields, raw, raw_x_ratelimit, x_ratelimit
 from limitgate.http.request import Request
-from limitgate.http.response import Fields, RawFields, Refusal, full_at, raw, raw_x_ratelimit, x_ratelimit
+from limitgate.http.response import Refusal
 from limitgate.limits.decision import OVER, Decision, DeferredDecision, fewest_places, set_settlement
 from limitgate.limits.plan import Source
 from limitgate.limits.template import AnyReading, PlainSpend, PlanTemplate
@@ -102,29 +103,30 @@ class PlainAdmission:
 
     def fields(self) -> Fields:
         """Rate fields."""
-        decision = self.decision
-        reading: Any = self.reading
-        if not self.rules.has_commonest_style:
-            return self.rules.fields(decision, reading.now)
-        if type(decision) is DeferredDecision:  # then the reading is a `PlainSpend`
-            limit, remaining, refill_us, _ = reading.template.tightest(reading.debts)
-            if self.prepared.adaptive is not None and (fewest := fewest_places(decision.in_force, remaining)) is not None:
-                _, limit, remaining = fewest
-                refill_us = 0
-            return x_ratelimit(limit, remaining, reading.now + refill_us)
-        return x_ratelimit(decision.limit, decision.remaining, full_at(decision, reading.now))
+        rules, reading = self.rules, self.reading
+        if isinstance(reading, Unasked) or not reading.template.is_enforced:
+            return rules.fields(self.decision, reading.now)
+        limit, remaining, full_at_us = self._tightest(reading)
+        if rules.has_commonest_style:
+            return x_ratelimit(limit, remaining, full_at_us)
+        windows = reading.template.windows(reading.debts)
+        return self.prepared.field_writer(rules.header_styles, rules.rule_names)(Numbers(limit, remaining, full_at_us, windows))
 
     def raw_fields(self) -> RawFields:
         """Rate fields as ASGI wants them."""
-        if type(self.decision) is DeferredDecision and self.rules.has_commonest_style:
-            reading: Any = self.reading  # a `PlainSpend`, as nothing else is deferred
-            tightest = reading.template.tightest  # no method, so called by a name of its own
-            limit, remaining, refill_us, _ = tightest(reading.debts)
-            if self.prepared.adaptive is not None and (fewest := fewest_places(self.decision.in_force, remaining)) is not None:
-                _, limit, remaining = fewest
-                refill_us = 0
-            return raw_x_ratelimit(limit, remaining, reading.now + refill_us)
+        reading = self.reading
+        if self.rules.has_commonest_style and type(reading) is PlainSpend and reading.template.is_enforced:
+            return raw_x_ratelimit(*self._tightest(reading))
         return raw(self.fields())
+
+    def _tightest(self, reading: PlainSpend) -> tuple[int, int, int]:
+        """Burst and remaining of the tightest window, and the Unix µs at which it is full again."""
+        tightest = reading.template.tightest  # a function in a slot: called by a name of its own, it takes less time
+        limit, remaining, refill_us, _ = tightest(reading.debts)
+        if self.prepared.adaptive is not None and (fewest := fewest_places(self.decision.in_force, remaining)) is not None:
+            _, limit, remaining = fewest
+            refill_us = 0
+        return limit, remaining, reading.now + refill_us
 
 
 class Shed:

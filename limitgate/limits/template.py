@@ -154,6 +154,13 @@ class PlanTemplate:
             True, burst, left, 0.0, refill / SECOND, charge.cost, charge.rule, False, 0.0, reading, True, settlement
         )
 
+    def windows(self, debts: Sequence[int]) -> list[tuple[int, int]]:
+        """Per window the whole requests that fit once the charges are made, and the seconds until it is full, rounded up."""
+        return [
+            ((room - debt) // ticks, -(-(debt + increment) // (count * SECOND)))
+            for debt, (_, _, (room, ticks, (count, increment, _, _, _))) in zip(debts, self._windows)
+        ]
+
     def _tightest_of_admitted(self, debts: Sequence[int]) -> Tightest:
         """`tightest`, of any debts that leave room."""
         tightest = self._tightest_of_all(debts)

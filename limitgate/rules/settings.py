@@ -17,7 +17,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from limitgate.errors import ConfigError
 from limitgate.http.client_ip import TrustedProxies
-from limitgate.http.response import STYLES
+from limitgate.http.rate_fields import STYLES
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.masking import Names
 from limitgate.messages.suggestions import expected_of, meant

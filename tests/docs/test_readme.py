@@ -12,7 +12,7 @@ import pytest
 import limitgate
 from limitgate import ConfigError, Settings, open_store
 from limitgate.command.group import VERBS
-from limitgate.http.response import STYLES
+from limitgate.http.rate_fields import STYLES
 from limitgate.rules.key_parts import PARTS
 from tests.support.markdown import PAGES, ROOT, rows, text_of
 

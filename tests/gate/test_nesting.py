@@ -11,7 +11,7 @@ from limitgate import MemoryStore
 from limitgate.gate.admission import Admission, Charged
 from limitgate.gate.nesting import any_has_own_cost, enter, overall_decision, response_fields, unanswered
 from limitgate.gate.planning.rules_in_force import RulesInForce
-from limitgate.http.response import rate_fields
+from limitgate.http.rate_fields import rate_fields
 from limitgate.limits.decision import decide
 from limitgate.rules.rule import Rule
 from tests.gate.planning.test_planner import asked, planner

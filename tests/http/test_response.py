@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from limitgate import Decision, LimitGateWSGI, MemoryStore, Rule, StoreError
-from limitgate.http import response
-from limitgate.http.response import full_at, rate_fields, raw, raw_x_ratelimit
+from limitgate.http import rate_fields as styles
+from limitgate.http.rate_fields import full_at, rate_fields, raw, raw_x_ratelimit
 from tests.support.clock import Clock
 
 START = Clock().now // 1_000_000
@@ -515,4 +515,4 @@ def test_fields_of_many_numbers_are_forgotten_again() -> None:
     """However many numbers responses have, few are remembered; those that are forgotten are made anew."""
     for left in (*range(5000), 1, 4999):
         assert [value for _, value in raw_x_ratelimit(left, left, left * 1_000_000)] == [b"%d" % left] * 3
-    assert all(len(each) <= 1024 for each in (response._LIMIT, response._REMAINING, response._RESET))
+    assert all(len(each) <= 1024 for each in (styles._RAW_LIMIT, styles._RAW_REMAINING, styles._RAW_RESET))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from limitgate import LimitGateWSGI, MemoryStore, Rule
-from limitgate.http.response import STYLES
+from limitgate.http.rate_fields import STYLES
 from limitgate.outbound import response_fields
 from limitgate.outbound.response_fields import LONGEST, Answer, answer_of
 from tests.support.clock import Clock

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.identity import Subject
+from limitgate.http.rate_fields import Writer, prepared_fields
 from limitgate.keys import PreparedKey
 from limitgate.limits.plan import Charge, Plan
 from limitgate.limits.template import PlanTemplate
@@ -66,7 +67,17 @@ class PreparedPlan:
     for charges that are not plain.
     """
 
-    __slots__ = ("adaptive", "compiled_rules", "counter", "guarded", "is_by_address", "keys", "marks", "template")
+    __slots__ = (
+        "_field_writer",
+        "adaptive",
+        "compiled_rules",
+        "counter",
+        "guarded",
+        "is_by_address",
+        "keys",
+        "marks",
+        "template",
+    )
 
     def __init__(
         self,
@@ -78,6 +89,7 @@ class PreparedPlan:
         prepared = [compiled_rule.prepared(subject) for compiled_rule in compiled_rules] if subject is not None else []
         self.template = PlanTemplate([charge for _, charges in prepared for charge in charges]) if prepared else None
         """The charges; None where no rule applies."""
+        self._field_writer: Writer | None = None
         rows = [each.row for each, (_, charges) in zip(compiled_rules, prepared) for _ in charges if each.row is not None]
         self.counter = PlainCounter(self.template, rows) if self.template and rows else None
         """Counts the decisions of the rules; None without observers."""
@@ -100,6 +112,13 @@ class PreparedPlan:
         for place, compiled_rule in self.guarded:
             keys[place] = compiled_rule.admitted_key(keys[place], subject)
         return keys
+
+    def field_writer(self, styles: tuple[str, ...], rules: frozenset[str]) -> Writer:
+        """The function that writes the rate fields of these requests, in the styles and beside the rules of their gate."""
+        if self._field_writer is None:
+            charges = () if self.template is None else self.template.charges
+            self._field_writer = prepared_fields(styles, tuple([(each.rule or "", (each.bucket,)) for each in charges]), rules)
+        return self._field_writer
 
     def request_plan(self, plan: Plan) -> RequestPlan:
         """The plan of one request, made of the template with its keys."""

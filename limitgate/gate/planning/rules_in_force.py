@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from limitgate.gate.planning.planner import Planner
-from limitgate.http.response import Fields, rate_fields
+from limitgate.http.rate_fields import Fields, rate_fields
 from limitgate.limits.decision import Decision
 from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.observing.counts import Counts

@@ -1,0 +1,195 @@
+"""Rate fields of responses, in each header style. Names and values are text, in the case people write them.
+
+What depends on the rules alone, such as the policies of draft-11, is prepared once; a response fills in the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence, Set as AbstractSet
+from functools import lru_cache
+from itertools import count
+from math import ceil, floor, inf, isinf
+from typing import NamedTuple
+
+from limitgate.limits.bucket import Bucket
+from limitgate.limits.decision import SECOND, Decision, Standing
+from limitgate.limits.limit import unit_of
+
+Fields = list[tuple[str, str]]
+RawFields = list[tuple[bytes, bytes]]
+
+
+class Numbers(NamedTuple):
+    """The numbers that rate fields tell of one request."""
+
+    limit: int
+    """Burst of the tightest window."""
+    remaining: int
+    """Whole requests that still fit into the tightest window."""
+    full_at_us: int
+    """Unix µs at which the tightest window is full again."""
+    windows: Sequence[tuple[int, int]] | Sequence[tuple[int, int | None]]
+    """Per window the whole requests that still fit, and the seconds to wait, rounded up; None if waiting cannot help."""
+
+
+def rate_fields(styles: Iterable[str], decision: Decision, now: int, rules: frozenset[str] = frozenset()) -> Fields:
+    """Rate fields of a response in each of ``styles``; ``now`` is the store's clock in Unix µs.
+
+    ``rules`` are the names of all rules of the gate: no policy of another rule gets one of these names.
+    """
+    styles = tuple(styles)
+    limit, remaining, full_at_us = decision.limit, decision.remaining, full_at(decision, now)
+    if styles == ("x-ratelimit",):
+        return x_ratelimit(limit, remaining, full_at_us)
+    groups: dict[tuple[str, str], list[Standing]] = {}
+    for standing in decision.standings:
+        charge = standing.charge
+        groups.setdefault((charge.rule or "", charge.key.removesuffix(charge.bucket.suffix)), []).append(standing)
+    buckets = tuple([(rule, tuple([each.charge.bucket for each in group])) for (rule, _), group in groups.items()])
+    windows: list[tuple[int, int | None]] = []
+    for window in [window for group in groups.values() for standing in group for window in standing.windows()]:
+        wait = window.retry_after or (window.reset_after if window.period else inf)
+        windows.append((window.remaining, None if isinf(wait) else ceil(wait)))
+    return prepared_fields(styles, buckets, rules)(Numbers(limit, remaining, full_at_us, windows))
+
+
+Buckets = tuple[tuple[str, tuple[Bucket, ...]], ...]
+"""Names of rules, each with its buckets."""
+Writer = Callable[[Numbers], Fields]
+
+
+@lru_cache(maxsize=1024)
+def prepared_fields(styles: tuple[str, ...], buckets: Buckets, rules: frozenset[str]) -> Writer:
+    """Return the function that writes the rate fields of requests with these buckets in each of ``styles``; cached."""
+    writers = [STYLES[style](buckets, rules) for style in styles]
+    if len(writers) == 1:
+        return writers[0]
+
+    def write(numbers: Numbers) -> Fields:
+        return [field for write_style in writers for field in write_style(numbers)]
+
+    return write
+
+
+def raw(fields: Iterable[tuple[str, str]]) -> RawFields:
+    """Encode fields for ASGI: bytes, names in lower case."""
+    return [(_RAW_NAMES.get(name) or name.lower().encode(), value.encode()) for name, value in fields]
+
+
+_LIMIT, _REMAINING, _RESET = "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"
+_POLICY, _STATE = "RateLimit-Policy", "RateLimit"
+_RAW_NAMES = {name: name.lower().encode() for name in (_LIMIT, _REMAINING, _RESET, _POLICY, _STATE)}
+"""Encoded forms of the commonest names."""
+
+
+def x_ratelimit(limit: int, remaining: int, full_at_us: int) -> Fields:
+    """The commonest convention: the tightest window, and as Unix time when it is full again, here in Unix µs."""
+    return [(_LIMIT, str(limit)), (_REMAINING, str(remaining)), (_RESET, str(-(-full_at_us // SECOND)))]
+
+
+def raw_x_ratelimit(limit: int, remaining: int, full_at_us: int) -> RawFields:
+    """The fields of style ``x-ratelimit`` as `raw` gives them. Remembered, as most have numbers that others had lately."""
+    reset = -(-full_at_us // SECOND)
+    try:
+        return [_RAW_LIMIT[limit], _RAW_REMAINING[remaining], _RAW_RESET[reset]]
+    except KeyError:
+        fields = raw(x_ratelimit(limit, remaining, full_at_us))
+        for known, number, field in zip((_RAW_LIMIT, _RAW_REMAINING, _RAW_RESET), (limit, remaining, reset), fields):
+            if len(known) >= _NUMBERS:
+                known.clear()
+            known[number] = field
+        return fields
+
+
+def full_at(decision: Decision, now: int) -> int:
+    """Unix µs at which the tightest window is full again, by a decision of ``now``."""
+    return now + floor(decision.reset_after * SECOND + 0.5)  # exact below 2**53 µs, 285 years
+
+
+_NUMBERS = 1024
+"""Numbers that are remembered of a field, in about 150 bytes each."""
+_RAW_LIMIT: dict[int, tuple[bytes, bytes]] = {}
+_RAW_REMAINING: dict[int, tuple[bytes, bytes]] = {}
+_RAW_RESET: dict[int, tuple[bytes, bytes]] = {}
+
+
+def _x_ratelimit(_: Buckets, __: frozenset[str]) -> Writer:
+    return lambda numbers: x_ratelimit(numbers.limit, numbers.remaining, numbers.full_at_us)
+
+
+_UNITS = ("second", "minute", "hour", "day")
+"""Units that the convention has fields for."""
+
+
+def _x_ratelimit_windows(buckets: Buckets, _: frozenset[str]) -> Writer:
+    """Two fields for each unit of time; of several windows of a unit the one with the least remaining."""
+    limits = [limit for _, of_rule in buckets for bucket in of_rule for limit in bucket.limits]
+    units = [(unit_of(limit.period), limit.burst) for limit in limits]
+
+    def write(numbers: Numbers) -> Fields:
+        tightest: dict[str, tuple[int, int]] = {}
+        for (unit, burst), (left, _) in zip(units, numbers.windows, strict=True):
+            if unit in _UNITS and (unit not in tightest or left < tightest[unit][1]):
+                tightest[unit] = burst, left
+        fields: Fields = []
+        for unit, (burst, left) in tightest.items():
+            fields.append((f"X-RateLimit-Limit-{unit.title()}", str(burst)))
+            fields.append((f"X-RateLimit-Remaining-{unit.title()}", str(left)))
+        return fields
+
+    return write
+
+
+def _draft_11(buckets: Buckets, rules: frozenset[str]) -> Writer:
+    """draft-ietf-httpapi-ratelimit-headers-11 sections 3 and 4: RFC 9651 lists of strings with parameters.
+
+    Adaptive limits are none of its policies, and an empty list is not sent (RFC 9651 section 3.1).
+    """
+    applying = {rule for rule, _ in buckets}
+    reserved = rules if applying <= rules else rules | applying
+    policies: dict[str, str] = {}
+    for rule, of_rule in buckets:
+        for name, policy in _policies(rule, of_rule, reserved):
+            # Another gate, or a dependency, may have a rule of the same name.
+            policies[_numbered(name, policies.keys() | reserved) if name in policies else name] = policy
+    policy_field = _POLICY, ", ".join([f'"{name}";{parameters}' for name, parameters in policies.items()])
+    heads = [f'"{name}";r=' for name in policies]
+
+    def write(numbers: Numbers) -> Fields:
+        states = [
+            f"{head}{left}" if wait is None else f"{head}{left};t={wait}"
+            for head, (left, wait) in zip(heads, numbers.windows, strict=True)
+        ]
+        return [policy_field, (_STATE, ", ".join(states))] if states else []
+
+    return write
+
+
+def _policies(rule: str, buckets: tuple[Bucket, ...], reserved: frozenset[str]) -> list[tuple[str, str]]:
+    """Name and parameters of the policy of each window of a rule. A rule's name needs no escaping, see `Rule`.
+
+    Windows of a rule that has several avoid the names of rules, which are ``reserved``.
+    """
+    found: dict[str, str] = {}
+    limits = [limit for windows in buckets for limit in windows.limits]
+    for limit in limits:
+        kind = (unit_of(limit.period) or f"{limit.period}s") if limit.period else "concurrent"
+        name = rule if len(limits) == 1 else f"{rule}-{kind}"
+        if len(limits) > 1 and (name in reserved or name in found):
+            name = _numbered(name, reserved | found.keys())
+        unit = f"w={limit.period}" if limit.period else 'qu="concurrent-requests"'
+        found[name] = f"q={limit.count};{unit}"
+    return list(found.items())
+
+
+def _numbered(name: str, taken: AbstractSet[str]) -> str:
+    """The name with the smallest number from 2 on that makes it unique."""
+    return next(each for number in count(2) if (each := f"{name}-{number}") not in taken)
+
+
+STYLES: dict[str, Callable[[Buckets, frozenset[str]], Writer]] = {
+    "x-ratelimit": _x_ratelimit,
+    "x-ratelimit-windows": _x_ratelimit_windows,
+    "draft-11": _draft_11,
+}
+"""Per style the function that prepares its fields, from the buckets of a request and the names of all rules of the gate."""
