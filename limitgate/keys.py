@@ -49,9 +49,9 @@ class Key:
         secret: bytes = b"",
         inventable: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        parts = [[(label, _field_of(label), inventable(label)) for label in check_part(name)] for name in names]
-        self._inventable = [fields for fields in parts if any(made_up for _, _, made_up in fields)]
         self._labels = [check_part(name) for name in names]
+        parts = [[(label, inventable(label)) for label in labels] for labels in self._labels]
+        self._inventable = [part for part in parts if any(made_up for _, made_up in part)]
         self._parts = [_part(labels, pattern) for labels in self._labels]
         self._hash = hashlib.blake2b(_field("owner", owner).encode(), digest_size=16, key=secret)
 
@@ -79,7 +79,7 @@ class Key:
 
     def is_invented(self, subject: Subject) -> bool:
         """True if one of these parts counts for this subject, so that its bucket may be one that the client made up."""
-        return not subject.is_real and any(_first(fields, subject) for fields in self._inventable)
+        return not subject.is_real and any(_is_made_up(part, subject) for part in self._inventable)
 
     def digest(self, text: str) -> str:
         """The 32 hex digits that name the bucket of ``text``."""
@@ -202,12 +202,16 @@ def given(values: Sequence[Value], subject: Subject) -> str:
 
 def _part(labels: Sequence[str], pattern: str) -> Callable[[Subject], str]:
     """A function that reads one part: its first alternative that is present, else the client's address."""
-    fields = [(label, _field_of(label)) for label in labels]
+    readers = [(label, _reader(label)) for label in labels]
     own_pattern = _field("pattern", pattern) if "path" in labels else None
 
     def contribution(subject: Subject) -> str:
-        for label, read in fields:
-            field = subject.field(label, read)
+        fields = subject.fields
+        for label, read in readers:
+            field = fields.get(label)
+            if field is None:
+                value = read(subject)
+                field = fields[label] = _field(label, value) if value else ""
             if field:
                 return field
         if own_pattern is not None:
@@ -223,9 +227,9 @@ def _absent(subject: Subject) -> str:
     return "nobody," if address is None else _field("absent", address)
 
 
-def _first(fields: Sequence[tuple[str, Callable[[Subject], str], bool]], subject: Subject) -> bool:
+def _is_made_up(labels: Sequence[tuple[str, bool]], subject: Subject) -> bool:
     """True if the first alternative that is present is one whose value clients may make up."""
-    return next((made_up for label, read, made_up in fields if subject.field(label, read)), False)
+    return next((made_up for label, made_up in labels if part_of(subject, label)), False)
 
 
 def _field(label: str, value: str) -> str:
@@ -239,17 +243,6 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _field_of(label: str) -> Callable[[Subject], str]:
-    """A function that makes the field of one alternative, empty where that is absent."""
-    read = _reader(label)
-
-    def field(subject: Subject) -> str:
-        value = read(subject)
-        return _field(label, value) if value else ""
-
-    return field
-
-
 def part_of(subject: Subject, label: str) -> str | None:
     """Value that a subject has for an alternative of a key's part; empty or None if it is absent."""
     return _reader(label)(subject)
@@ -258,7 +251,7 @@ def part_of(subject: Subject, label: str) -> str | None:
 def _reader(label: str) -> Callable[[Subject], str | None]:
     if label.startswith("header:"):
         name = label.removeprefix("header:")
-        return lambda subject: subject.request.headers.identity(name)
+        return lambda subject: subject.request.opened_headers().identity(name)
     return _READERS[label]
 
 
@@ -267,7 +260,7 @@ def _host(subject: Subject) -> str:
 
     Frameworks look no further than the first colon, so what is no port behind it makes no other host.
     """
-    host = subject.request.headers.identity("host")
+    host = subject.request.opened_headers().identity("host")
     bracket = host.find("]") + 1 if host.startswith("[") else 0
     host = host[:bracket] or host.partition(":")[0].partition(",")[0]
     return host.lower().strip().removesuffix(".")

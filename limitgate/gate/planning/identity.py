@@ -27,7 +27,7 @@ _user_of = attrgetter("user")
 class Subject:
     """A request with its caller and tier: all that the parts of keys read."""
 
-    __slots__ = ("_fields", "_identities", "caller", "request", "route", "tier")
+    __slots__ = ("_identities", "caller", "fields", "request", "route", "tier")
 
     def __init__(self, request: Request, caller: Caller | None, tier: str, identities: Identities) -> None:
         self.request = request
@@ -37,14 +37,8 @@ class Subject:
         self.route: str | None = None
         """The template of the framework's route, None where it is not known."""
         self._identities = identities
-        self._fields: dict[str, str] = {}
-
-    def field(self, label: str, read: Callable[[Subject], str]) -> str:
-        """The field of a key's text that ``read`` makes of this subject for a label, made once for all keys."""
-        field = self._fields.get(label)
-        if field is None:
-            field = self._fields[label] = read(self)
-        return field
+        self.fields: dict[str, str] = {}
+        """Fields of keys' texts by the labels of their parts, each made once for all keys; empty for an absent part."""
 
     @property
     def api_key(self) -> str | None:
@@ -215,7 +209,7 @@ class Identities:
         return None if presented is None else self._callers.with_key(presented)
 
     def _presented(self, request: Request) -> str | None:
-        value = request.headers.identity(self._api_key_header)
+        value = request.opened_headers().identity(self._api_key_header)
         if self._api_key_header == "authorization":
             value = value[7:].strip() if value[:7].lower() == "bearer " else ""
         return value or None
