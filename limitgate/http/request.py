@@ -409,6 +409,8 @@ class Request:
     """The `limitgate.Caller` that was identified, None if nobody was; known to callables of rules, not to ``identify``."""
     given_limits: dict[int, Any] | None = None
     """Limits that callables have given for this request, by the ids of rules: each is asked once."""
+    met: dict[int, bool] | None = None
+    """Whether this request meets the conditions of rules, by their ids: each is asked once."""
     in_flight: Any = None
     """The `limitgate.gate.load.InFlight` of this request, None where no adaptive limit is for it, or none was asked yet."""
     is_over = False

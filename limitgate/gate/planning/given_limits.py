@@ -11,6 +11,7 @@ from typing import Any, final
 from limitgate.errors import ConfigError
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.request_plan import AdaptiveMatch, PreparedPlan, RequestPlan, keep
+from limitgate.gate.planning.rule_match import RuleMatch, is_met
 from limitgate.http.request import Request
 from limitgate.limits.limit import Limit
 from limitgate.messages.diagnostics import Diagnosis, Once
@@ -19,6 +20,8 @@ from limitgate.rules.rule import is_placed
 
 REMEMBERED, _LONG = 4096, 200
 """Rules with other limits that are remembered, and the characters that the text of one may have."""
+_MOST_MET = 256
+"""Combinations of conditions whose plans are remembered for one route."""
 _AT_HAND = (str, Limit, list, tuple, type(None))
 _TOLD = 200
 """Characters of a mistake that are logged."""
@@ -176,6 +179,43 @@ class GivenPlans:
             with suppress(TypeError):
                 keep(self._plans, limits, prepared, most=REMEMBERED)
         return prepared
+
+
+@final
+class ConditionalPlans:
+    """Stands for the prepared plan of requests whose rules have conditions: there is one for all that meet the same ones.
+
+    ``prepare`` makes it of the rules that are for a request and all that are like it, None where it cannot be prepared.
+    ``unlimited`` is the plan of requests that a rule exempts.
+    """
+
+    __slots__ = ("_conditions", "_match", "_plans", "_prepare", "_unlimited")
+
+    def __init__(
+        self,
+        match: RuleMatch,
+        prepare: Callable[[Request, tuple[CompiledRule, ...]], PreparedPlan | GivenPlans | None],
+        unlimited: PreparedPlan,
+    ) -> None:
+        self._match = match
+        self._conditions = match.conditions()
+        self._prepare = prepare
+        self._unlimited = unlimited
+        self._plans: dict[tuple[bool, ...], PreparedPlan | GivenPlans | None] = {}
+        """By what each condition says."""
+
+    def plan_of(self, request: Request) -> PreparedPlan | GivenPlans | None:
+        """The plan of a request. Raises whatever a condition does."""
+        match = self._match
+        if match.exempting and match.exempts(request):
+            return self._unlimited
+        met = tuple([is_met(rule, request) for rule in self._conditions])
+        try:
+            return self._plans[met]
+        except KeyError:
+            prepared = self._prepare(request, match.narrowed(request))
+            keep(self._plans, met, prepared, most=_MOST_MET)
+            return prepared
 
 
 def is_short(limits: tuple[Any, ...]) -> bool:

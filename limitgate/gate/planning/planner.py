@@ -12,7 +12,7 @@ from limitgate.errors import ConfigError
 from limitgate.gate.planning.adaptive_limits import AdaptiveLimits
 from limitgate.gate.planning.cardinality import CardinalityGuard
 from limitgate.gate.planning.compiled_rule import ChargeSpec, CompiledRule
-from limitgate.gate.planning.given_limits import REMEMBERED, GivenLimits, GivenPlans, PendingPlan, is_short
+from limitgate.gate.planning.given_limits import REMEMBERED, ConditionalPlans, GivenLimits, GivenPlans, PendingPlan, is_short
 from limitgate.gate.planning.identity import Identities, Subject
 from limitgate.gate.planning.request_plan import UNLIMITED, AdaptiveMatch, PreparedPlan, RequestPlan, keep
 from limitgate.gate.planning.rule_match import EXEMPT, CompiledRules, RuleMatch
@@ -39,7 +39,9 @@ ExtraRule = tuple[Rule, Sequence[Value]]
 """A rule that an application asks for while a request is under way, and the further parts of its key."""
 
 
-_UNKNOWN: tuple[object, PreparedPlan | GivenPlans | None] = object(), None
+AnyPlans = PreparedPlan | GivenPlans | ConditionalPlans
+"""The prepared plan of requests, or what finds it by what callables say of a request."""
+_UNKNOWN: tuple[object, AnyPlans | None] = object(), None
 _UNLIMITED = PreparedPlan((), None, EVERYTHING)
 
 
@@ -151,11 +153,11 @@ class Planner:
         """By tier, method, path and root path."""
         self._match_of = lru_cache(maxsize=_PATHS)(RuleMatch)
         """Shared by all paths at which the same rules apply: clients choose paths."""
-        self._ways: dict[tuple[str, str, str, str], tuple[object, PreparedPlan | GivenPlans | None]] = {}
+        self._ways: dict[tuple[str, str, str, str], tuple[object, AnyPlans | None]] = {}
         """By tier, method, path and root path the version of the routes, and the prepared plan; None where there is none."""
         self._templates: dict[tuple[str, str, str, str], tuple[object, str | None, tuple[Mark, ...]]] = {}
         """By the same, where there is no prepared plan, the version of the routes, and template and decorators of the route."""
-        self._prepared: dict[Any, PreparedPlan | GivenPlans] = {}
+        self._prepared: dict[Any, AnyPlans] = {}
         """By tier, method, template of the route, rules and decorators."""
         self._decorated: dict[int, CompiledRule] = {}
         compiled = {tier: list(self._compiled_tier(of_tier)) for tier, of_tier in rules.tiers.items()}
@@ -246,7 +248,7 @@ class Planner:
             return request_plan._replace(marks=marks, messages=self._charged(message_rules, subject))
         return request_plan._replace(marks=marks) if marks else request_plan
 
-    def prepared(  # noqa: C901, PLR0911 - each call more costs all requests
+    def prepared(  # noqa: C901 - each call more costs all requests
         self, request: Request, identified: Caller | None, begin: Begin | None = None
     ) -> tuple[PreparedPlan, Sequence[str]] | None:
         """Plan an HTTP request that comes by no other gate: a prepared plan, and its keys.
@@ -268,12 +270,12 @@ class Planner:
         known, prepared = self._ways.get((tier, request.sent_method, request.sent, request.root), _UNKNOWN)
         if known is not version:
             prepared = self._prepare(tier, request, version)
-            if begin is None and prepared is not None and prepared.adaptive is not None:
-                return None  # of the first decorator that was met
+        if type(prepared) is ConditionalPlans:
+            prepared = prepared.plan_of(request)
         if prepared is None:
             return None
-        if begin is not None and prepared.adaptive is not None and not begin(request, prepared.adaptive, caller):
-            return None
+        if prepared.adaptive is not None and (begin is None or not begin(request, prepared.adaptive, caller)):
+            return None  # without ``begin`` it is the first decorator with an adaptive limit that was met
         if type(prepared) is GivenPlans:
             prepared = prepared.plan_of(request)
             if prepared is None:
@@ -412,7 +414,7 @@ class Planner:
         route = self._routes.find(request)
         return (None, ()) if route is None else (route.template, route.marks)
 
-    def _prepare(self, tier: str, request: Request, version: object) -> PreparedPlan | GivenPlans | None:
+    def _prepare(self, tier: str, request: Request, version: object) -> AnyPlans | None:
         """Find what the requests of a tier, method, path and root path have in common, and remember it unless they are long.
 
         Clients choose paths, so most of what is kept is shared by all paths of the same rules and route.
@@ -429,36 +431,45 @@ class Planner:
         prepared = self._preparable(tier, request, version, match, template, marks)
         if sum(map(len, way)) <= _SHORT:
             keep(self._ways, way, (version, prepared), most=self._most_paths)
-            if asks_route and prepared is None:
+            if asks_route and type(prepared) is not PreparedPlan:
                 keep(self._templates, way, (version, template, marks), most=self._most_paths)
         return prepared
 
     def _preparable(  # noqa: PLR0917 - all that tells one plan from another
         self, tier: str, request: Request, version: object, match: RuleMatch, template: str | None, marks: tuple[Mark, ...]
-    ) -> PreparedPlan | GivenPlans | None:
+    ) -> AnyPlans | None:
         if version is None or request.method_class in ("OPTIONS", "other"):  # a preflight's headers matter; invented are many
             return None
         if match is EXEMPT or "exempt" in marks:
             return _UNLIMITED
         if marks:
             match = self._match_of(match.compiled_rules + self._compiled_marks(marks, request), match.exempting)
+        alike = tier, request.method, template, match.compiled_rules, match.exempting, tuple(map(id, marks))
+        prepared = self._prepared.get(alike)
+        if prepared is None:
+            if match.is_conditional:
+                prepared = ConditionalPlans(match, partial(self._prepared_for, tier, template, marks), _UNLIMITED)
+            else:
+                prepared = self._prepared_for(tier, template, marks, request, match.compiled_rules)
+            if prepared is not None:
+                keep(self._prepared, alike, prepared, most=_PATHS)
+        return prepared
+
+    def _prepared_for(
+        self, tier: str, template: str | None, marks: tuple[Mark, ...], request: Request, applying: CompiledRules
+    ) -> PreparedPlan | GivenPlans | None:
+        """What the requests of a tier, method and route have in common to which these rules apply."""
+        match = self._match_of(applying)
         compiled_rules = match.request_rules
-        if match.is_conditional or match.denying or not all(each.has_fixed_charge for each in compiled_rules):
+        if match.denying or not all(each.has_fixed_charge for each in compiled_rules):
             return None
         adaptive = None
         if match.adaptive_rules:
             adaptive = AdaptiveMatch(match.adaptive_rules, (request.method_class, template))
-        alike = tier, request.method, template, compiled_rules, match.adaptive_rules, tuple(map(id, marks))
-        prepared = self._prepared.get(alike)
-        if prepared is None:
-            prepare = partial(self._prepared_plan, tier, template, marks, adaptive)
-            if any(each.limits_by is not None for each in compiled_rules):
-                prepared = GivenPlans(self._given, compiled_rules, prepare, adaptive)
-            else:
-                prepared = prepare(request, compiled_rules)
-            if prepared is not None:
-                keep(self._prepared, alike, prepared, most=_PATHS)
-        return prepared
+        prepare = partial(self._prepared_plan, tier, template, marks, adaptive)
+        if any(each.limits_by is not None for each in compiled_rules):
+            return GivenPlans(self._given, compiled_rules, prepare, adaptive)
+        return prepare(request, compiled_rules)
 
     def _prepared_plan(  # noqa: PLR0917 - all that tells one plan from another
         self,

@@ -8,7 +8,7 @@ from typing import Any
 
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.http.request import Request
-from limitgate.rules.rule import unreplaced
+from limitgate.rules.rule import Rule, unreplaced
 
 CompiledRules = tuple[CompiledRule, ...]
 Given = tuple[Any, ...]
@@ -76,12 +76,28 @@ class RuleMatch:
 
     def exempts(self, request: Request) -> bool:
         """True if exempt rules that are for a request cover every interpretation of its path."""
-        admitting = {each for each in set(chain(*self.exempting)) if each.rule.admits(request)}
+        admitting = {each for each in set(chain(*self.exempting)) if is_met(each.rule, request)}
         return bool(self.exempting) and not any(admitting.isdisjoint(one) for one in self.exempting)
+
+    def conditions(self) -> list[Rule]:
+        """The rules whose ``clients`` and ``when`` have to be asked."""
+        return [each.rule for each in self.compiled_rules if each.rule.is_conditional]
 
     def narrowed(self, request: Request) -> CompiledRules:
         """The rules that are for a request, by ``clients`` and ``when``."""
-        return tuple([each for each in self.compiled_rules if each.rule.admits(request)])
+        return tuple([each for each in self.compiled_rules if is_met(each.rule, request)])
+
+
+def is_met(rule: Rule, request: Request) -> bool:
+    """True if a request meets the conditions of a rule, which are asked once for it. Raises whatever ``when`` does."""
+    met = request.met
+    if met is None:
+        met = request.met = {}
+    key = id(rule)
+    known = met.get(key)
+    if known is None:
+        known = met[key] = rule.admits(request)
+    return known
 
 
 def _applying(compiled_rules: Sequence[CompiledRule]) -> Sequence[CompiledRule]:
