@@ -116,6 +116,10 @@ class PlainAdmission:
         """Rate fields as ASGI wants them."""
         reading = self.reading
         if self.rules.has_commonest_style and type(reading) is PlainSpend and reading.template.is_enforced:
+            if self.prepared.adaptive is None:  # `_tightest` without its call, for almost every request
+                tightest = reading.template.tightest
+                limit, remaining, refill_us, _ = tightest(reading.debts)
+                return raw_x_ratelimit(limit, remaining, reading.now + refill_us)
             return raw_x_ratelimit(*self._tightest(reading))
         return raw(self.fields())
 

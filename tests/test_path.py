@@ -1,0 +1,176 @@
+"""How far a request goes through the package: the calls that it makes, the files that it visits, and how often it comes back.
+
+The budgets are what the way takes today. A change that needs more raises them in the same commit and says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple, Self
+
+import pytest
+
+import limitgate
+from limitgate import Caller, LimitGate, LimitGateWSGI, Rule
+from tests.support.redis_server import RedisServer
+
+PACKAGE = str(Path(limitgate.__file__).parent)
+WARM = 1100
+"""Requests after which nothing is looked for any more that only the first ones are checked for."""
+WIDE = ("900000/second", "1000000/minute")
+
+
+class Way(NamedTuple):
+    """Figures of one request, or what they may be at most."""
+
+    calls: int
+    files: int
+    returns: int
+    """Number of times that it comes back to a file which it had left."""
+
+
+class Tracer:
+    """Notes the files of the package's functions while it is entered, in the order of their calls."""
+
+    def __init__(self) -> None:
+        self.files: list[str] = []
+
+    def __enter__(self) -> Self:
+        sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _note(self, frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            self.files.append(frame.f_code.co_filename)
+
+    def way(self) -> Way:
+        """The figures of what was traced."""
+        entered = [file for file, before in zip(self.files, [None, *self.files]) if file != before]
+        return Way(len(self.files), len(set(entered)), len(entered) - len(set(entered)))
+
+
+async def receive() -> dict[str, Any]:
+    return {"type": "http.request", "body": b""}
+
+
+async def send(_: object) -> None: ...
+
+
+async def asgi_app(_: object, __: object, send: Callable[..., Any]) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"yes"})
+
+
+def wsgi_app(_: object, start_response: Callable[..., Any]) -> list[bytes]:
+    start_response("200 OK", [])
+    return [b"yes"]
+
+
+def way_of_asgi(warm: int, **options: Any) -> Way:
+    gate = LimitGate(asgi_app, **options)
+
+    async def ask() -> None:
+        scope = {"type": "http", "method": "GET", "path": "/api/hello", "root_path": "", "query_string": b""}
+        scope |= {"headers": [(b"x-id", b"ann")], "client": ("203.0.113.9", 1), "server": ("here", 80), "scheme": "http"}
+        await gate(scope, receive, send)
+
+    async def trace() -> Way:
+        for _ in range(warm):
+            await ask()
+        with Tracer() as tracer:
+            await ask()
+        return tracer.way()
+
+    return asyncio.run(trace())
+
+
+def way_of_wsgi(warm: int, **options: Any) -> Way:
+    gate = LimitGateWSGI(wsgi_app, **options)
+
+    def ask() -> None:
+        environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/api/hello", "REMOTE_ADDR": "203.0.113.9", "HTTP_X_ID": "ann"}
+        body: Any = gate(environ | {"wsgi.input": BytesIO()}, lambda *_: None)
+        list(body)
+        getattr(body, "close", bool)()
+
+    for _ in range(warm):
+        ask()
+    with Tracer() as tracer:
+        ask()
+    return tracer.way()
+
+
+def rule(*limits: str, **options: Any) -> list[Rule]:
+    return [Rule("rule", *(limits or WIDE), path="/api/**", **options)]
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "admitted": {"rules": rule()},
+    "refused": {"rules": rule("5/second", "100/minute")},
+    "identify": {"rules": rule(), "identify": lambda _: Caller("ann")},
+    "header in the key": {"rules": rule(key=["header:x-id"])},
+    "condition": {"rules": rule(when=lambda _: True)},
+    "draft-11": {"rules": rule(), "headers": ("draft-11",)},
+    "three rules": {"rules": [Rule(f"rule{number}", *WIDE, path="/api/**") for number in range(3)]},
+    "outcome": {"rules": rule(charge_if={"status": [401]})},
+    "slots": {"rules": rule("20 at once")},
+    "adaptive": {"rules": rule(adaptive=True)},
+}
+BUDGETS = {
+    "asgi admitted": Way(19, 11, 3),
+    "wsgi admitted": Way(20, 11, 5),
+    "asgi refused": Way(54, 20, 15),
+    "wsgi refused": Way(50, 19, 16),
+    "asgi identify": Way(25, 14, 4),
+    "wsgi identify": Way(25, 14, 5),
+    "asgi header in the key": Way(36, 15, 5),
+    "wsgi header in the key": Way(36, 15, 7),
+    "asgi condition": Way(23, 14, 3),
+    "wsgi condition": Way(24, 14, 5),
+    "asgi draft-11": Way(27, 13, 3),
+    "wsgi draft-11": Way(24, 13, 5),
+    "asgi three rules": Way(28, 12, 4),
+    "wsgi three rules": Way(29, 12, 6),
+    "asgi outcome": Way(168, 27, 61),
+    "wsgi outcome": Way(162, 28, 61),
+    "asgi slots": Way(204, 27, 69),
+    "wsgi slots": Way(215, 28, 79),
+    "asgi adaptive": Way(34, 15, 13),
+    "wsgi adaptive": Way(40, 16, 17),
+    "redis admitted": Way(48, 22, 20),
+    "redis refused": Way(63, 22, 19),
+    "redis header in the key": Way(65, 26, 22),
+    "asgi first": Way(288, 34, 79),
+    "wsgi first": Way(260, 33, 77),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_way_of_a_request_stays_short_in_memory(case: str) -> None:
+    found = {"asgi": way_of_asgi(WARM, **CASES[case]), "wsgi": way_of_wsgi(WARM, **CASES[case])}
+    budgets = {"asgi": BUDGETS[f"asgi {case}"], "wsgi": BUDGETS[f"wsgi {case}"]}
+    assert all(most >= taken for door, way in found.items() for most, taken in zip(budgets[door], way)), found
+
+
+@pytest.mark.parametrize("case", ["admitted", "refused", "header in the key"])
+def test_the_way_of_a_request_stays_short_on_redis(case: str, redis_server: RedisServer) -> None:
+    # A call that comes while an earlier one is under way takes more, so the shortest of a few counts.
+    found = min(way_of_asgi(WARM, store=redis_server.url, **CASES[case]) for _ in range(3))
+    assert all(most >= taken for most, taken in zip(BUDGETS[f"redis {case}"], found)), found
+
+
+def test_the_first_request_of_a_process_takes_a_bounded_way() -> None:
+    program = "from tests.test_path import *; print(*way_of_asgi(0, rules=rule())); print(*way_of_wsgi(0, rules=rule()))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    asgi, wsgi = [Way(*map(int, line.split())) for line in done.stdout.splitlines()]
+    assert all(most >= taken for most, taken in zip(BUDGETS["asgi first"], asgi)), asgi
+    assert all(most >= taken for most, taken in zip(BUDGETS["wsgi first"], wsgi)), wsgi
