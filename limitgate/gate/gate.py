@@ -160,7 +160,7 @@ class Gate:
                 prepared, keys = found
                 template = prepared.template
                 if template is None:
-                    return _admitted_unasked(request, rules, prepared)
+                    return self._decide_bound(request, rules, prepared, keys)
                 admitted = PlainAdmission()
                 admitted.request = request
                 admitted.rules = rules
@@ -181,6 +181,16 @@ class Gate:
         self._spend(admission, request_plan)
         if request_plan.denying is not None:
             _deny(admission, request_plan.denying)
+        if isinstance(admission.booking, Booking):
+            self.turns.wait_for(admission, admission.booking)
+        return admission
+
+    def _decide_bound(self, request: Request, rules: RulesInForce, prepared: PreparedPlan, keys: Sequence[str]) -> AnyAdmission:
+        """`decide` about a request that is charged nothing, or by a plan that is not plain."""
+        if not prepared.compiled_rules:
+            return _admitted_unasked(request, rules, prepared)
+        admission = _admission_prepared(request, rules, prepared)
+        self._spend(admission, prepared.bound(keys, request.caller))
         if isinstance(admission.booking, Booking):
             self.turns.wait_for(admission, admission.booking)
         return admission
@@ -232,7 +242,7 @@ class Gate:
         prepared, keys = found
         template = prepared.template
         if template is None:
-            return _admitted_unasked(request, rules, prepared)
+            return self._ask_bound(request, rules, prepared, keys)
         admitted = PlainAdmission()
         admitted.request = request
         admitted.rules = rules
@@ -247,6 +257,15 @@ class Gate:
         except StoreError as error:
             return self.ago_on(admitted, error)
         return admitted
+
+    def _ask_bound(
+        self, request: Request, rules: RulesInForce, prepared: PreparedPlan, keys: Sequence[str]
+    ) -> AnyAdmission | Coroutine[Any, Any, AnyAdmission]:
+        """`ask` about a request that is charged nothing, or by a plan that is not plain."""
+        if not prepared.compiled_rules:
+            return _admitted_unasked(request, rules, prepared)
+        admission = _admission_prepared(request, rules, prepared)
+        return self._aspend_planned(admission, prepared.bound(keys, request.caller))
 
     def _ask_identifying(self, request: Request, outer: Admission | None) -> AnyAdmission | Coroutine[Any, Any, AnyAdmission]:
         """`ask` about a request whose caller ``identify`` may know."""

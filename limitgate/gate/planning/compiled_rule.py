@@ -27,7 +27,6 @@ class CompiledRule:
     __slots__ = (
         "_cardinality",
         "_cost",
-        "_is_graded",
         "_is_inventable",
         "_key",
         "_max_wait_us",
@@ -37,6 +36,7 @@ class CompiledRule:
         "has_slots",
         "is_by_outcome",
         "is_decorator",
+        "is_graded",
         "is_guarded",
         "limits_by",
         "name",
@@ -79,7 +79,8 @@ class CompiledRule:
         self._prefix = f"{key_prefix}:{rule.name}:"
         self._max_wait_us = rule.max_wait_us
         self._cost = None if callable(rule.cost) else rule.cost
-        self._is_graded = rule.reserve is not None
+        self.is_graded = rule.reserve is not None
+        """True if its charges depend on the priority of the caller."""
         self.places = None if rule.adaptive is None or adaptive_limits is None else adaptive_limits.of(rule, kind)
         """Places under its adaptive limit; None where it has none, or nobody is in flight."""
         self.priority = rule.priority
@@ -109,7 +110,7 @@ class CompiledRule:
         key = self._key_of(subject, values)
         if self.is_guarded or (values and self._cardinality is not None and any(value.is_inventable for value in values)):
             key = self.admitted_key(key, subject, values)
-        return (key, cost, subject.priority) if self._is_graded else (key, cost, NORMAL)
+        return (key, cost, subject.priority) if self.is_graded else (key, cost, NORMAL)
 
     def _key_of(self, subject: Subject, values: Sequence[Value]) -> str:
         text = self._key.text(subject)
@@ -128,14 +129,13 @@ class CompiledRule:
         return self.charges(self._key_of(subject, values), self._cost or 1, subject.priority)
 
     @property
-    def has_fixed_charge(self) -> bool:
-        """True if its charges depend only on the caller."""
-        return self._cost is not None and not (self._is_graded or self.rule.charge_if)
+    def cost(self) -> int | None:
+        """What it charges; None if that is worked out for each request."""
+        return self._cost
 
-    def prepared(self, subject: Subject) -> tuple[PreparedKey, list[Charge]]:
-        """Key of this rule for all requests of a subject's tier, method and route, and the charges less their keys."""
-        charges = [charge._replace(key="") for charge in self.charges("", self._cost or 0, NORMAL)]
-        return self._key.prepared(subject, self._prefix), charges
+    def prepared_key(self, subject: Subject) -> PreparedKey:
+        """Key of this rule for all requests of a subject's tier, method and route."""
+        return self._key.prepared(subject, self._prefix)
 
     def admitted_key(self, key: str, subject: Subject, values: Sequence[Value] = ()) -> str:
         """The key itself if its bucket is known or may be opened, else the key of the overflow bucket of its source."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
-from contextlib import suppress
 from functools import lru_cache, partial
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -42,7 +41,7 @@ ExtraRule = tuple[Rule, Sequence[Value]]
 AnyPlans = PreparedPlan | GivenPlans | ConditionalPlans
 """The prepared plan of requests, or what finds it by what callables say of a request."""
 _UNKNOWN: tuple[object, AnyPlans | None] = object(), None
-_UNLIMITED = PreparedPlan((), None, EVERYTHING)
+_UNLIMITED = PreparedPlan((), (), (), EVERYTHING)
 
 
 def _charge(compiled_rules: Sequence[CompiledRule], specs: Iterable[ChargeSpec]) -> RequestPlan:
@@ -280,6 +279,8 @@ class Planner:
             prepared = prepared.plan_of(request)
             if prepared is None:
                 return None
+        if prepared.asks_costs:
+            prepared = prepared.with_costs(request)
         if prepared.is_by_address:
             client = request.peer if identities.proxies.take_peers else request.resolved_client()
             return prepared, keys_of_client(prepared.keys, client, identities.ipv6_prefix)
@@ -461,7 +462,7 @@ class Planner:
         """What the requests of a tier, method and route have in common to which these rules apply."""
         match = self._match_of(applying)
         compiled_rules = match.request_rules
-        if match.denying or not all(each.has_fixed_charge for each in compiled_rules):
+        if match.denying:
             return None
         adaptive = None
         if match.adaptive_rules:
@@ -479,13 +480,12 @@ class Planner:
         adaptive: AdaptiveMatch | None,
         request: Request,
         compiled_rules: CompiledRules,
-    ) -> PreparedPlan | None:
-        """The plan of all requests that have the tier, method and route of this one; None if its charges are not plain."""
+    ) -> PreparedPlan:
+        """The plan of all requests that have the tier, method and route of this one."""
         subject = Subject(request, None, tier, self._identities)
         subject.route = template
-        with suppress(ValueError):
-            return PreparedPlan(compiled_rules, subject, marks, adaptive)
-        return None
+        keys = [each.prepared_key(subject) for each in compiled_rules]
+        return PreparedPlan(compiled_rules, keys, tuple([each.cost for each in compiled_rules]), marks, adaptive)
 
     def _charged(self, compiled_rules: tuple[CompiledRule, ...], subject: Subject) -> RequestPlan:
         return _charge(compiled_rules, [compiled_rule.spec(subject) for compiled_rule in compiled_rules])

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Container, Hashable, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.identity import Subject
 from limitgate.http.rate_fields import Writer, prepared_fields
+from limitgate.http.request import Request
 from limitgate.keys import PreparedKey
 from limitgate.limits.plan import Charge, Plan
+from limitgate.limits.priority import NORMAL
 from limitgate.limits.template import PlanTemplate
 from limitgate.observing.counts import RuleRow
 from limitgate.observing.plain_counter import PlainCounter
+from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import EVERYTHING, Mark
+
+CompiledRules = tuple[CompiledRule, ...]
 
 
 class RequestPlan(NamedTuple):
@@ -61,19 +67,23 @@ UNLIMITED = RequestPlan(None, (), EVERYTHING)
 
 
 class PreparedPlan:
-    """Plan of requests of one tier, method, path and root path, of which the key of who asks is all that is missing.
+    """Plan of requests of one tier, method, path and root path; what who asks contributes to the keys is all that is missing.
 
-    Almost every request has one: its charges are plain, see `limitgate.limits.template`, or there are none. Raises `ValueError`
-    for charges that are not plain.
+    ``keys`` are those of the rules, and ``costs`` what each rule charges, None for one that works it out for each request.
     """
 
     __slots__ = (
+        "_by_costs",
         "_field_writer",
         "adaptive",
+        "asks_costs",
         "compiled_rules",
+        "costs",
         "counter",
         "guarded",
+        "has_slots",
         "is_by_address",
+        "is_by_outcome",
         "keys",
         "marks",
         "template",
@@ -81,30 +91,55 @@ class PreparedPlan:
 
     def __init__(
         self,
-        compiled_rules: Sequence[CompiledRule],
-        subject: Subject | None,
+        compiled_rules: CompiledRules,
+        keys: Sequence[PreparedKey],
+        costs: tuple[int | None, ...],
         marks: Container[Mark],
         adaptive: AdaptiveMatch | None = None,
     ) -> None:
-        prepared = [compiled_rule.prepared(subject) for compiled_rule in compiled_rules] if subject is not None else []
-        self.template = PlanTemplate([charge for _, charges in prepared for charge in charges]) if prepared else None
-        """The charges; None where no rule applies."""
-        self._field_writer: Writer | None = None
-        rows = [each.row for each, (_, charges) in zip(compiled_rules, prepared) for _ in charges if each.row is not None]
-        self.counter = PlainCounter(self.template, rows) if self.template and rows else None
-        """Counts the decisions of the rules; None without observers."""
-        self.adaptive = adaptive
-        """Adaptive limits to ask before; None for none."""
+        self.compiled_rules = compiled_rules
+        """The rules behind the charges; none where nothing is charged."""
+        self.keys = keys
+        """The keys less what the client contributes."""
+        self.costs = costs
+        self.asks_costs = None in costs
+        """True if `with_costs` has to be asked before anything is charged."""
         self.marks = marks
         """Decorators that were taken into account."""
-        self.compiled_rules = tuple(compiled_rules)
-        """The rules behind the charges."""
-        self.keys: list[PreparedKey] = [key for key, _ in prepared]
-        """The keys less what the client contributes."""
-        self.guarded = [(place, each) for place, each in enumerate(self.compiled_rules) if each.is_guarded] if prepared else []
+        self.adaptive = adaptive
+        """Adaptive limits to ask before; None for none."""
+        self.template = _template(compiled_rules, costs)
+        """The charges, if they are plain, see `limitgate.limits.template`; else None, also where nothing is charged."""
+        rows = [each.row for each in compiled_rules if each.row is not None]
+        self.counter = PlainCounter(self.template, rows) if self.template and rows else None
+        """Counts the decisions of plain plans; None without observers."""
+        self.guarded = [(place, each) for place, each in enumerate(compiled_rules) if each.is_guarded]
         """Rules whose keys clients may make up, with their places."""
-        self.is_by_address = all(key.is_by_address for key in self.keys)
+        self.is_by_address = all(key.is_by_address for key in keys)
         """True if nothing of a request but its client's address is in the keys."""
+        self.is_by_outcome = any(each.is_by_outcome for each in compiled_rules)
+        """True if a rule is charged by the outcome."""
+        self.has_slots = any(each.has_slots for each in compiled_rules)
+        """True if it takes slots for requests in flight, which have to be given back."""
+        self._field_writer: Writer | None = None
+        self._by_costs: dict[tuple[int, ...], PreparedPlan | None] = {}
+        """Plans by what the rules charge; None for costs that were met once."""
+
+    def with_costs(self, request: Request) -> PreparedPlan:
+        """The plan at the costs of a request. Each callable is called once for it; raises whatever one does.
+
+        Costs that come again are prepared. Others, such as numbers of tokens, would each take longer to prepare than to charge.
+        """
+        costs = tuple([each.rule.cost_of(request) for each in self.compiled_rules])
+        known = self._by_costs.get(costs, self)
+        if known is None:
+            known = PreparedPlan(self.compiled_rules, self.keys, costs, self.marks, self.adaptive)
+            self._by_costs[costs] = known
+        elif known is self:
+            keep(self._by_costs, costs, None, most=_MOST_COSTS)
+            known = copy(self)
+            known.costs, known.asks_costs = costs, False
+        return known
 
     def keys_of(self, subject: Subject) -> Sequence[str]:
         """Keys for a subject of the same tier."""
@@ -123,6 +158,35 @@ class PreparedPlan:
     def request_plan(self, plan: Plan) -> RequestPlan:
         """The plan of one request, made of the template with its keys."""
         return RequestPlan(plan, self.compiled_rules, self.marks)
+
+    def bound(self, keys: Sequence[str], caller: Caller | None) -> RequestPlan:
+        """The plan of one request, of any kind, with its keys and its caller."""
+        priority = NORMAL if caller is None else caller.priority
+        charges: list[Charge] = []
+        behind: list[CompiledRule] = []
+        for compiled_rule, key, cost in zip(self.compiled_rules, keys, self.costs):
+            of_rule = compiled_rule.charges(key, cost or 0, priority if compiled_rule.is_graded else NORMAL)
+            charges += of_rule
+            behind += [compiled_rule] * len(of_rule)
+        plan = Plan.spend(charges)
+        if self.has_slots:
+            plan = plan.named()
+        return RequestPlan(plan, tuple(behind), self.marks, self.is_by_outcome, has_slots=self.has_slots)
+
+
+_MOST_COSTS = 256
+"""Costs of a plan that are remembered."""
+
+
+def _template(compiled_rules: CompiledRules, costs: Sequence[int | None]) -> PlanTemplate | None:
+    """The template of the charges of rules at these costs; None if they are not plain, or there are none."""
+    if not compiled_rules or None in costs or any(each.is_graded or each.is_by_outcome for each in compiled_rules):
+        return None
+    charges = [charge for rule, cost in zip(compiled_rules, costs) for charge in rule.charges("", cost or 0, NORMAL)]
+    try:
+        return PlanTemplate([charge._replace(key="") for charge in charges])
+    except ValueError:
+        return None
 
 
 def keep(kept: dict[Any, Any], key: object, value: object, *, most: int) -> None:
