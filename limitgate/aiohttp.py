@@ -160,13 +160,17 @@ async def _read(response: ClientResponse) -> bytes | None:
     """Read a body as decoded; None if it is longer than `MOST_READ`, as sent or as decoded, late or broken."""
     if "," in response.headers.get("Content-Encoding", ""):  # which aiohttp does not decode
         return None
-    body = b""
+    body, deadline = b"", asyncio.timeout(LONGEST_READ)
     try:
-        async with asyncio.timeout(LONGEST_READ):
+        async with deadline:
             while chunk := await response.content.read(MOST_READ + 1 - len(body)):
                 body += chunk
                 if len(body) > MOST_READ:
                     return None
-    except (ClientError, OSError):  # OSError: TimeoutError, too
+    except (ClientError, ConnectionError):
+        return None
+    except TimeoutError:
+        if not deadline.expired():  # it is that of the whole request, by which aiohttp interrupts only once
+            raise
         return None
     return body
