@@ -212,6 +212,15 @@ def test_an_answer_that_leaves_nothing_holds_the_next_back(use: Opens, service: 
     assert service.gaps[0] > 0.29
 
 
+def test_no_response_pauses_a_key_for_longer_than_the_longest_pause(use: Opens, service: Service) -> None:
+    """The refusal has the time that the service demanded, and the next request waits for no longer than the client allows."""
+    service.answers = [Told(429, {"Retry-After": "7200"})]
+    client = use(longest_pause=60, timeout=0)
+    assert client.refused("GET", service.url).decision.retry_after == 7200
+    assert 0 < client.refused("GET", service.url).decision.retry_after <= 60
+    assert len(service.asked) == 1
+
+
 KEYED = {"headers": {"idempotency-KEY": "1"}}
 REPEATED: list[tuple[str, dict[str, Any], bool]] = [
     ("PUT", {"body": b"x"}, True),
