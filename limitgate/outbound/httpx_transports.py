@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -246,11 +247,25 @@ def _transport_in(client: str) -> str:
 
 
 def _foreign(thing: object, library: Any) -> str | None:
-    """Name of the other library if an object's class derives from one of its classes; None if not."""
-    if isinstance(thing, (library.Request, library.Response, library.BaseTransport, library.AsyncBaseTransport)):
+    """Name of the other library if an object is of one of its classes; None if not.
+
+    The name of a class's module does not tell: openai overwrites that of httpx2's classes.
+    """
+    if isinstance(thing, _kinds(library)):
         return None
-    roots = [str(kind.__module__).partition(".")[0] for kind in type(thing).__mro__]
-    return next((root for root in roots if root in _LIBRARIES and root != library.__name__), None)
+    others = [(name, sys.modules.get(name)) for name in _LIBRARIES]
+    return next((name for name, other in others if other not in (None, library) and isinstance(thing, _kinds(other))), None)
+
+
+def _kinds(library: Any) -> tuple[type, ...]:
+    return (
+        library.Request,
+        library.Response,
+        library.BaseTransport,
+        library.AsyncBaseTransport,
+        library.Client,
+        library.AsyncClient,
+    )
 
 
 class _Outbound:

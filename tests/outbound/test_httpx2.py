@@ -63,6 +63,16 @@ def inner_of(library: Any, other: Any) -> dict[str, tuple[str, Making, str]]:
     }
 
 
+def test_names_of_modules_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing openai names itself as the module of httpx2's classes."""
+    for library, other in PAIRS:
+        for kind in (other.BaseTransport, other.AsyncBaseTransport, other.HTTPTransport, other.Request):
+            monkeypatch.setattr(kind, "__module__", "openai")
+        for what in ("sync", "async", "of ours"):
+            test_an_inner_transport_of_the_other_library(library, other, what)
+        test_a_transport_in_a_client_of_the_other_library(library, other, "RateLimitTransport", "Client")
+
+
 @pytest.mark.parametrize("what", inner_of(httpx, httpx2))
 @pytest.mark.parametrize(("library", "other"), PAIRS)
 def test_an_inner_transport_of_the_other_library(library: Any, other: Any, what: str) -> None:
