@@ -18,7 +18,7 @@ A request reads downwards: middleware > exchange > gate > rules, keys > stores >
                      planning/: which rules, whose bucket, what charge; lifecycle/: build, start, reload, workers
     exchange/        what passes between application and server: ASGI, WSGI; usage
     limiter/         the engine without HTTP: limiter, operations, reservation, slot, pace, adaptive work, stored limits
-    outbound/        polite clients; for httpx.py, requests.py and urllib3.py
+    outbound/        polite clients; for httpx.py, httpx2.py, aiohttp.py, requests.py and urllib3.py
     fastapi.py, flask.py, django/    integrations, thin; prometheus.py, opentelemetry.py for figures
     command/         the command `limitgate`, a module for each verb in verbs/; also python -m limitgate, __main__.py
     replay/          access logs through rules

@@ -87,7 +87,10 @@ class RateLimitAdapter(BaseAdapter):
 
     def handle_request(self, *_: object) -> NoReturn:
         """Say that this adapter is for requests. Raises `TypeError`."""
-        raise TypeError("RateLimitAdapter is for requests, expected RateLimitTransport of limitgate.httpx in httpx.Client")
+        raise TypeError(
+            "RateLimitAdapter is for requests, expected RateLimitTransport of limitgate.httpx in httpx.Client, "
+            "or of limitgate.httpx2 in httpx2.Client"
+        )
 
     __enter__ = handle_request
 

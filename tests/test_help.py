@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import limitgate.httpx2
 from limitgate import (
     Adaptive,
     AsyncLimiter,
@@ -31,6 +32,7 @@ from limitgate import (
     open_sync_store,
     usage,
 )
+from limitgate.aiohttp import RateLimitMiddleware
 from limitgate.fastapi import RateLimit
 from limitgate.gate.lifecycle.build import GateOptions
 from limitgate.httpx import AsyncRateLimitTransport, RateLimitTransport
@@ -122,7 +124,9 @@ CALLABLES = [
         open_sync_store,
         usage,
     ),
-    *(AsyncRateLimitTransport, RateLimitTransport, RateLimitAdapter, RateLimitPoolManager),
+    *(AsyncRateLimitTransport, RateLimitTransport),
+    *(limitgate.httpx2.AsyncRateLimitTransport, limitgate.httpx2.RateLimitTransport),
+    *(RateLimitMiddleware, RateLimitAdapter, RateLimitPoolManager),
 ]
 
 

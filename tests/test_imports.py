@@ -26,7 +26,7 @@ LAYERS = (
     "exchange",
     "middleware limiter",
     "outbound django fastapi flask opentelemetry prometheus",
-    "httpx requests urllib3 testing",
+    "aiohttp httpx httpx2 requests urllib3 testing",
     "replay",
     "command",
     "command.verbs",

@@ -14,6 +14,7 @@ import django.conf
 import fastapi
 import flask
 import httpx
+import httpx2
 import pytest
 import redis
 import requests
@@ -25,6 +26,7 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 from werkzeug.test import Client
 
+import limitgate.httpx2
 from limitgate import (
     AsyncLimiter,
     AsyncRedisStore,
@@ -488,6 +490,18 @@ WITHOUT_HTTP = {
     "an adapter of requests in httpx": (
         lambda: sent_by(httpx.Client(transport=RateLimitAdapter("5/m"))),
         "expected RateLimitTransport of limitgate.httpx",
+    ),
+    "an adapter of requests in httpx2": (
+        lambda: sent_by(httpx2.Client(transport=RateLimitAdapter("5/m"))),
+        "or of limitgate.httpx2 in httpx2.Client",
+    ),
+    "a transport of httpx2 in requests": (
+        lambda: limitgate.httpx2.RateLimitTransport("5/m").send(requests.Request("GET", "http://localhost/").prepare()),
+        "the transports of limitgate.httpx2 are for httpx2, expected RateLimitAdapter of limitgate.requests",
+    ),
+    "a sync transport in an async client of httpx2": (
+        lambda: asyncio.run(limitgate.httpx2.RateLimitTransport("5/m").handle_async_request()),
+        "expected AsyncRateLimitTransport in httpx2.AsyncClient",
     ),
     "a clock by the wrong unit": (lambda: frozen(1_700_000_000_000).__enter__(), "expected"),
 }

@@ -23,7 +23,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-import limitgate.httpx as door
+import limitgate.outbound.httpx_transports as door
 from limitgate import Adaptive, AsyncLimiter, Limiter, LimitGate, MemoryStore, RateLimited, Rule
 from limitgate.httpx import AsyncRateLimitTransport, RateLimitTransport
 from limitgate.outbound.throttle import MOST_READ
@@ -526,7 +526,7 @@ def test_several_event_loops_know_one_load() -> None:
 )
 def test_what_means_that_there_was_no_answer(error: BaseException, *, is_unanswered: bool) -> None:
     """What is wrong with the request, full here or given up is no fault of the host."""
-    for outbound in (door._AsyncOutbound(httpx.AsyncHTTPTransport()), door._SyncOutbound(httpx.HTTPTransport())):
+    for outbound in (door._AsyncOutbound(httpx, httpx.AsyncHTTPTransport()), door._SyncOutbound(httpx, httpx.HTTPTransport())):
         assert outbound.is_unanswered(error) is is_unanswered
 
 

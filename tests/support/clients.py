@@ -8,13 +8,17 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import aiohttp
 import httpx
+import httpx2
 import pytest
 import requests
 import urllib3
 from requests.adapters import HTTPAdapter
 
+import limitgate.aiohttp
 import limitgate.httpx
+import limitgate.httpx2
 import limitgate.requests
 import limitgate.urllib3
 from limitgate import AsyncLimiter, Limiter, RateLimited
@@ -41,6 +45,10 @@ class Client:
     """Our part, whose constructor takes the limits."""
     inner_is: str
     """The option of our part that takes the inner one."""
+    keeps_fields = False
+    """True if a refusal whose body was lost still has the fields that describe it, since nothing decodes it again."""
+    hears: Mapping[str, str] = {}
+    """Hostile refusals that the library itself treats in another way, and why."""
 
     def __init__(self, *limits: Any, inner: Any = None, **options: Any) -> None:
         self.ourselves = type(self).ours(*limits, **{self.inner_is: inner}, **options)
@@ -192,12 +200,16 @@ class Urllib3(Client):
 
 
 class Httpx(Client):
+    library: Any = httpx
     ours, inner_is = limitgate.httpx.RateLimitTransport, "transport"
-    opens: Callable[..., Any] = httpx.Client
 
     def __init__(self, *limits: Any, **options: Any) -> None:
         super().__init__(*limits, **options)
-        self.client = type(self).opens(transport=self.ourselves, timeout=PATIENCE, follow_redirects=True)
+        self.client = self.opens(transport=self.ourselves, timeout=PATIENCE, follow_redirects=True)
+
+    @property
+    def opens(self) -> Callable[..., Any]:
+        return self.library.Client
 
     def go(self, doing: Any) -> Any:
         return doing
@@ -206,24 +218,24 @@ class Httpx(Client):
         return self.reply(self.go(self.client.request(method, url, content=body, data=form, **options)))
 
     @staticmethod
-    def reply(response: httpx.Response) -> Reply:
+    def reply(response: Any) -> Reply:
         return Reply(response.status_code, response.content, response.headers)
 
-    @staticmethod
-    def host(url: str) -> str:
-        return limitgate.httpx.host(httpx.Request("GET", url))
+    @classmethod
+    def host(cls, url: str) -> str:
+        return limitgate.httpx.host(cls.library.Request("GET", url))
 
     @staticmethod
-    def path(request: httpx.Request) -> str:
+    def path(request: Any) -> str:
         return request.url.path
 
-    @staticmethod
-    def narrow() -> Any:
-        return httpx.HTTPTransport(limits=httpx.Limits(max_connections=1))
+    @classmethod
+    def narrow(cls) -> Any:
+        return cls.library.HTTPTransport(limits=cls.library.Limits(max_connections=1))
 
-    @staticmethod
-    def stuck() -> Any:
-        class Stuck(httpx.HTTPTransport):
+    @classmethod
+    def stuck(cls) -> Any:
+        class Stuck(cls.library.HTTPTransport):
             def close(self) -> None:
                 super().close()
                 raise OSError("stuck")
@@ -234,8 +246,14 @@ class Httpx(Client):
         self.client.close()
 
 
-class AsyncHttpx(Httpx):
-    ours, opens, limiter = limitgate.httpx.AsyncRateLimitTransport, httpx.AsyncClient, AsyncLimiter
+class Httpx2(Httpx):
+    library, ours = httpx2, limitgate.httpx2.RateLimitTransport
+
+
+class Awaiting(Client):
+    """A client whose requests are awaited, in an event loop of its own."""
+
+    limiter = AsyncLimiter
 
     def __init__(self, *limits: Any, **options: Any) -> None:
         self.runner = asyncio.Runner()
@@ -248,34 +266,12 @@ class AsyncHttpx(Httpx):
 
         return self.runner.run(finish())
 
-    def together(self, *urls: str) -> list[Reply]:
-        async def all_of_them() -> list[httpx.Response]:
-            return await asyncio.gather(*[self.client.get(url) for url in urls])
-
-        return [self.reply(response) for response in self.go(all_of_them())]
-
-    @staticmethod
-    def narrow() -> httpx.AsyncHTTPTransport:
-        return httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=1))
-
-    @staticmethod
-    def stuck() -> httpx.AsyncHTTPTransport:
-        class Stuck(httpx.AsyncHTTPTransport):
-            async def aclose(self) -> None:
-                await super().aclose()
-                raise OSError("stuck")
-
-        return Stuck()
-
     @staticmethod
     def bodies_read_once() -> list[Any]:
         async def parts() -> Any:
             yield b"x"
 
         return [parts()]
-
-    def end(self) -> None:
-        self.go(self.client.aclose())
 
     def close_limiter(self, limiter: AsyncLimiter) -> None:
         self.go(limiter.aclose())
@@ -285,4 +281,132 @@ class AsyncHttpx(Httpx):
         self.runner.close()
 
 
-CLIENTS = {"requests": Requests, "urllib3": Urllib3, "httpx": Httpx, "httpx async": AsyncHttpx}
+class AsyncHttpx(Awaiting, Httpx):
+    ours = limitgate.httpx.AsyncRateLimitTransport
+
+    @property
+    def opens(self) -> Callable[..., Any]:
+        return self.library.AsyncClient
+
+    def together(self, *urls: str) -> list[Reply]:
+        async def all_of_them() -> list[Any]:
+            return await asyncio.gather(*[self.client.get(url) for url in urls])
+
+        return [self.reply(response) for response in self.go(all_of_them())]
+
+    @classmethod
+    def narrow(cls) -> Any:
+        return cls.library.AsyncHTTPTransport(limits=cls.library.Limits(max_connections=1))
+
+    @classmethod
+    def stuck(cls) -> Any:
+        class Stuck(cls.library.AsyncHTTPTransport):
+            async def aclose(self) -> None:
+                await super().aclose()
+                raise OSError("stuck")
+
+        return Stuck()
+
+    def end(self) -> None:
+        self.go(self.client.aclose())
+
+
+class AsyncHttpx2(AsyncHttpx):
+    library, ours = httpx2, limitgate.httpx2.AsyncRateLimitTransport
+
+
+class Aiohttp(Awaiting):
+    """``inner`` makes the connector: a middleware has no inner part."""
+
+    ours = limitgate.aiohttp.RateLimitMiddleware
+    keeps_fields = True
+    hears: Mapping[str, str] = {
+        "no chunks": "aiohttp reads the beginning of a body together with the fields, and raises its own error",
+        "larger when zipped": "aiohttp counts bytes as decoded",
+    }
+
+    def __init__(self, *limits: Any, inner: Callable[[], aiohttp.BaseConnector] | None = None, **options: Any) -> None:
+        self.runner = asyncio.Runner()
+        self.ourselves = type(self).ours(*limits, **options)
+        self.session: aiohttp.ClientSession = self.go(self.opened(inner or aiohttp.TCPConnector))
+
+    async def opened(self, connector: Callable[[], aiohttp.BaseConnector]) -> aiohttp.ClientSession:
+        timeout = aiohttp.ClientTimeout(total=PATIENCE)
+        return aiohttp.ClientSession(connector=connector(), middlewares=[self.ourselves], timeout=timeout)
+
+    def request(self, method: str, url: str, *, body: Any = None, form: Any = None, **options: Any) -> Reply:
+        return self.go(self.asked(method, url, data=form if body is None else body, **options))
+
+    async def asked(self, method: str, url: str, **options: Any) -> Reply:
+        async with self.session.request(method, url, **options) as response:
+            return await self.read(response)
+
+    @staticmethod
+    async def read(response: aiohttp.ClientResponse) -> Reply:
+        return Reply(response.status, await response.read(), {name.lower(): it for name, it in response.headers.items()})
+
+    @classmethod
+    def reply(cls, response: aiohttp.ClientResponse) -> Reply:
+        return asyncio.run(cls.read(response))
+
+    def together(self, *urls: str) -> list[Reply]:
+        async def all_of_them() -> list[Reply]:
+            return await asyncio.gather(*[self.asked("GET", url) for url in urls])
+
+        return self.go(all_of_them())
+
+    @staticmethod
+    def host(url: str) -> str:
+        keys: list[str] = []
+
+        def key(request: aiohttp.ClientRequest) -> str:
+            keys.append(limitgate.aiohttp.host(request))
+            raise Interrupted
+
+        async def ask() -> None:
+            polite = limitgate.aiohttp.RateLimitMiddleware(key=key)
+            async with aiohttp.ClientSession(middlewares=[polite]) as session:
+                await session.get(url)
+
+        with pytest.raises(Interrupted):
+            asyncio.run(ask())
+        return keys[0]
+
+    @staticmethod
+    def path(request: aiohttp.ClientRequest) -> str:
+        return request.url.path
+
+    @staticmethod
+    def narrow() -> Callable[[], aiohttp.BaseConnector]:
+        return lambda: aiohttp.TCPConnector(limit=1)
+
+    @staticmethod
+    def stuck() -> Callable[[], aiohttp.BaseConnector]:
+        class Stuck(aiohttp.TCPConnector):
+            async def close(self, **options: Any) -> None:
+                await super().close(**options)
+                raise OSError("stuck")
+
+        return Stuck
+
+    @staticmethod
+    def bodies_read_once() -> list[Any]:
+        return [io.BytesIO(b"x"), *Awaiting.bodies_read_once()]
+
+    def end(self) -> None:
+        async def closed() -> None:
+            async with self.ourselves:
+                await self.session.close()
+
+        self.go(closed())
+
+
+CLIENTS = {
+    "requests": Requests,
+    "urllib3": Urllib3,
+    "httpx": Httpx,
+    "httpx async": AsyncHttpx,
+    "httpx2": Httpx2,
+    "httpx2 async": AsyncHttpx2,
+    "aiohttp": Aiohttp,
+}

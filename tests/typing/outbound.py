@@ -1,11 +1,15 @@
-"""The transports for httpx."""
+"""The transports for httpx and httpx2, and the middleware for aiohttp."""
 
 from __future__ import annotations
 
 from typing import Any, assert_type
 
+import aiohttp
 import httpx
+import httpx2
 
+import limitgate.aiohttp
+import limitgate.httpx2
 from limitgate import Adaptive, AsyncLimiter, Configured, Decision, Limit, Limiter, RateLimited
 from limitgate.httpx import AsyncRateLimitTransport, RateLimitTransport, host, repeatable
 
@@ -47,6 +51,39 @@ def under_threads(limiter: Limiter, on_asyncio: AsyncLimiter) -> None:
     RateLimitTransport("10/second", adaptive=20)  # type: ignore[arg-type]
     RateLimitTransport("10/second", throttle="yes")  # type: ignore[arg-type]
     httpx.AsyncClient(transport=transport)  # type: ignore[arg-type]
+
+
+async def on_httpx2(limiter: AsyncLimiter, blocking: Limiter) -> None:
+    """The same names for httpx2, whose transports and requests are others."""
+    transport = limitgate.httpx2.AsyncRateLimitTransport("10/second", limiter=limiter, key=limitgate.httpx2.host)
+    async with httpx2.AsyncClient(transport=transport) as client:
+        assert_type(await client.get("https://example.com"), httpx2.Response)
+    sync = limitgate.httpx2.RateLimitTransport("10/second", limiter=blocking, transport=httpx2.HTTPTransport(), strict=True)
+    with httpx2.Client(transport=sync) as direct:
+        assert_type(direct.get("https://example.com"), httpx2.Response)
+    assert_type(sync.handle_request(httpx2.Request("GET", "https://example.com")), httpx2.Response)
+    httpx.Client(transport=sync)  # type: ignore[arg-type]
+    httpx2.Client(transport=RateLimitTransport())  # type: ignore[arg-type]
+    httpx2.AsyncClient(transport=sync)  # type: ignore[arg-type]
+    limitgate.httpx2.RateLimitTransport(transport=httpx.HTTPTransport())  # type: ignore[arg-type]
+    limitgate.httpx2.RateLimitTransport(key=by_tenant)  # type: ignore[arg-type]
+    sync.handle_request(httpx.Request("GET", "https://example.com"))  # type: ignore[arg-type]
+
+
+def by_path(request: aiohttp.ClientRequest) -> str | None:
+    """Some key function."""
+    return request.url.path
+
+
+async def on_aiohttp(limiter: AsyncLimiter, blocking: Limiter) -> None:
+    """A `RateLimitMiddleware` is one for a `ClientSession`, and takes an `AsyncLimiter`."""
+    polite = limitgate.aiohttp.RateLimitMiddleware("10/second", limiter=limiter, key=by_path, timeout=None)
+    async with polite, aiohttp.ClientSession(middlewares=[polite]) as session, session.get("https://example.com") as response:
+        assert_type(response, aiohttp.ClientResponse)
+    await limitgate.aiohttp.RateLimitMiddleware(Limit("1000/day"), repeatable=limitgate.aiohttp.repeatable).aclose()
+    limitgate.aiohttp.RateLimitMiddleware("10/second", limiter=blocking)  # type: ignore[arg-type]
+    limitgate.aiohttp.RateLimitMiddleware("10/second", key=by_tenant)  # type: ignore[arg-type]
+    limitgate.aiohttp.RateLimitMiddleware("10/second", retries=5)  # type: ignore[call-arg]
 
 
 def refusals(refused: RateLimited) -> None:

@@ -1,0 +1,404 @@
+"""Transports that wait their turn, for httpx and for httpx2: one API, but no class in common.
+
+`limitgate.httpx` and `limitgate.httpx2` each name their library. Neither of the two is imported here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
+from types import TracebackType
+from typing import Any, ClassVar, Generic, NoReturn, Protocol, Self, TypeVar, Unpack
+
+from limitgate.errors import ConfigError
+from limitgate.limiter.limiter import AsyncLimiter, Limiter
+from limitgate.limiter.stored_limits import Configured
+from limitgate.limits.limit import Limit
+from limitgate.outbound.deadline import shut_after
+from limitgate.outbound.options import ClientOptions
+from limitgate.outbound.response_fields import Answer, answer_of
+from limitgate.outbound.throttle import LONGEST_READ, MOST_READ, OF_BODIES, ClientThrottle, arun, is_idempotent, run
+from limitgate.process import waiting
+
+_LIBRARIES = ("httpx", "httpx2")
+_PIECE = 64
+"""Bytes of a refusal's body that are decoded together."""
+
+
+class URL(Protocol):
+    """URL of either library."""
+
+    @property
+    def netloc(self) -> bytes:
+        """Host, with its port if it is not that of the scheme."""
+
+
+class AnyRequest(Protocol):
+    """Request of either library."""
+
+    method: str
+
+    @property
+    def url(self) -> URL:
+        """Where it goes."""
+
+    @property
+    def headers(self) -> Iterable[str]:
+        """Names of its fields."""
+
+
+Request = TypeVar("Request", bound=AnyRequest)
+Response = TypeVar("Response")
+Inner = TypeVar("Inner")
+"""Transport that sends."""
+
+
+def host(request: AnyRequest) -> str:
+    """Default key: the host of a request, with its port if it is not that of the scheme."""
+    name = request.url.netloc.decode("ascii").lower()
+    return name.replace(".:", ":").removesuffix(".")  # a name that ends in a dot is the same one
+
+
+def repeatable(request: AnyRequest) -> bool:
+    """True if a request may be sent twice: by its method, or since it has an ``Idempotency-Key``."""
+    return is_idempotent(request.method, request.headers)
+
+
+class _Transport(Generic[Request, Response, Inner]):
+    """What both kinds of transports have in common."""
+
+    _library: Any
+    """The module of the library whose requests are sent."""
+    _kind: ClassVar[str]
+    """Its client that takes such a transport."""
+    _other: ClassVar[str]
+    """Its other client, in which this one was put by mistake if it is called there."""
+
+    def _wrong_client(self, request: Request | None) -> Exception:
+        """Error for a call by the client of the other kind, of this library or of the other one."""
+        mixed = None if request is None else self._mixed(request, self._other)
+        ours, theirs = _transport_in(self._kind), _transport_in(self._other)
+        library = self._library.__name__
+        return mixed or TypeError(f"{ours} is for {library}.{self._kind}, expected {theirs} in {library}.{self._other}")
+
+    def _mixed(self, request: object, client: str) -> ConfigError | None:
+        """Error for a request of the other library, sent by its client; None for one of ours."""
+        theirs = _foreign(request, self._library)
+        if theirs is None:
+            return None
+        transport, library = _transport_in(self._kind), self._library.__name__
+        return ConfigError(
+            f"{transport} of limitgate.{library} is for {library} and was given a request of {theirs}, "
+            f"expected {_transport_in(client)} of limitgate.{theirs} in {theirs}.{client}"
+        )
+
+    def _inner(self, transport: Any, method: str, base: str) -> Any:
+        """Inner transport, a new one if there is none. Raises `ConfigError` for one that cannot send our requests."""
+        library, own = self._library.__name__, base.replace("Base", "HTTP")
+        if transport is None:
+            return getattr(self._library, own)()
+        if theirs := _foreign(transport, self._library):
+            raise ConfigError(
+                f"transport is {transport!r:.80} of {theirs}, expected one of {library} such as {library}.{own}(), "
+                f"or limitgate.{theirs} for clients of {theirs}"
+            )
+        if isinstance(transport, type) or not callable(getattr(transport, method, None)):
+            raise ConfigError(f"transport is {transport!r:.80}, expected {library}.{base}, such as {library}.{own}()")
+        return transport
+
+    def send(self, *_: object, **__: object) -> NoReturn:
+        """Say which library this transport is for. Raises `TypeError`."""
+        library = self._library.__name__
+        cure = "expected RateLimitAdapter of limitgate.requests in a Session"
+        raise TypeError(f"the transports of limitgate.{library} are for {library}, {cure}")
+
+
+class AsyncTransport(_Transport[Request, Response, Inner]):
+    """Base of ``AsyncRateLimitTransport``."""
+
+    _kind, _other = "AsyncClient", "Client"
+
+    def __init__(
+        self,
+        *limits: Limit | str | Configured,
+        limiter: AsyncLimiter | str = "memory://",
+        transport: Inner | None = None,
+        key: Callable[[Request], str | None] = host,
+        repeatable: Callable[[Request], bool] = repeatable,
+        **options: Unpack[ClientOptions],
+    ) -> None:
+        self._throttle = ClientThrottle(limits, limiter, AsyncLimiter, key=key, repeatable=repeatable, **options)
+        self._transport = self._inner(transport, "handle_async_request", "AsyncBaseTransport")
+        self._outbound = _AsyncOutbound(self._library, self._transport)
+
+    async def handle_async_request(self, request: Request) -> Response:
+        """Send a request in its turn. Raises `RateLimited`, `StoreError`, and whatever the inner transport raises.
+
+        Raises `ConfigError` for a request of the other library.
+        """
+        if mixed := self._mixed(request, self._kind):
+            raise mixed
+        response: Response = await arun(self._throttle.exchange(self._outbound, request))
+        return response
+
+    def handle_request(self, request: Request | None = None) -> NoReturn:
+        """Say that this transport is for an ``AsyncClient``. Raises `TypeError`, or `ConfigError` in the other library."""
+        raise self._wrong_client(request)
+
+    __enter__ = handle_request
+
+    async def __aenter__(self) -> Self:
+        """Enter the inner transport, which may have something to open."""
+        await self._transport.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        try:
+            await self._transport.__aexit__(exc_type, exc_value, traceback)
+        finally:
+            await self._close_store()
+
+    async def aclose(self) -> None:
+        """Close the inner transport, and the store if it was opened here."""
+        try:
+            await self._transport.aclose()
+        finally:
+            await self._close_store()
+
+    async def _close_store(self) -> None:
+        if self._throttle.owned:
+            await self._throttle.owned.aclose()
+
+
+class SyncTransport(_Transport[Request, Response, Inner]):
+    """Base of ``RateLimitTransport``."""
+
+    _kind, _other = "Client", "AsyncClient"
+
+    def __init__(
+        self,
+        *limits: Limit | str | Configured,
+        limiter: Limiter | str = "memory://",
+        transport: Inner | None = None,
+        key: Callable[[Request], str | None] = host,
+        repeatable: Callable[[Request], bool] = repeatable,
+        **options: Unpack[ClientOptions],
+    ) -> None:
+        self._throttle = ClientThrottle(limits, limiter, Limiter, key=key, repeatable=repeatable, **options)
+        self._transport = self._inner(transport, "handle_request", "BaseTransport")
+        self._outbound = _SyncOutbound(self._library, self._transport)
+
+    def handle_request(self, request: Request) -> Response:
+        """Send a request in its turn. Raises `RateLimited`, `StoreError`, and whatever the inner transport raises.
+
+        Raises `ConfigError` for a request of the other library.
+        """
+        if mixed := self._mixed(request, self._kind):
+            raise mixed
+        response: Response = run(self._throttle.exchange(self._outbound, request))
+        return response
+
+    async def handle_async_request(self, request: Request | None = None) -> NoReturn:
+        """Say that this transport is for a ``Client``. Raises `TypeError`, or `ConfigError` in the other library."""
+        raise self._wrong_client(request)
+
+    __aenter__ = handle_async_request
+
+    def __enter__(self) -> Self:
+        """Enter the inner transport, which may have something to open."""
+        self._transport.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        try:
+            self._transport.__exit__(exc_type, exc_value, traceback)
+        finally:
+            self._close_store()
+
+    def close(self) -> None:
+        """Close the inner transport, and the store if it was opened here."""
+        try:
+            self._transport.close()
+        finally:
+            self._close_store()
+
+    def _close_store(self) -> None:
+        if self._throttle.owned:
+            self._throttle.owned.close()
+
+
+def _transport_in(client: str) -> str:
+    """Name of our transport in a client."""
+    return client.replace("Client", "RateLimitTransport")
+
+
+def _foreign(thing: object, library: Any) -> str | None:
+    """Name of the other library if an object is of one of its classes; None if not.
+
+    The name of a class's module does not tell: openai overwrites that of httpx2's classes.
+    """
+    if isinstance(thing, _kinds(library)):
+        return None
+    others = [(name, sys.modules.get(name)) for name in _LIBRARIES]
+    return next((name for name, other in others if other not in (None, library) and isinstance(thing, _kinds(other))), None)
+
+
+def _kinds(library: Any) -> tuple[type, ...]:
+    return (
+        library.Request,
+        library.Response,
+        library.BaseTransport,
+        library.AsyncBaseTransport,
+        library.Client,
+        library.AsyncClient,
+    )
+
+
+class _Outbound:
+    """What both kinds of `Transport` have in common."""
+
+    def __init__(self, library: Any, transport: Any) -> None:
+        self._library = library
+        self._transport = transport
+        self._unanswered = (
+            library.TimeoutException,
+            library.NetworkError,
+            library.ProxyError,
+            library.RemoteProtocolError,
+            ConnectionError,
+            TimeoutError,
+        )
+        """Errors of a request that the host did not answer; the builtin ones are those of transports of another origin."""
+
+    def is_unanswered(self, error: BaseException) -> bool:
+        """True for no connection, no answer, or none in time. A full connection pool is not the host's doing."""
+        return isinstance(error, self._unanswered) and not isinstance(error, self._library.PoolTimeout)
+
+    def repeatable(self, request: Any) -> bool:
+        """True if the body of a request is in memory, so that it can be sent again."""
+        try:
+            _ = request.content
+        except self._library.RequestNotRead:
+            return False
+        return True
+
+    def _answered(self, request: Any, response: Any) -> tuple[Any, Answer]:
+        library = self._library
+        if theirs := _foreign(response, library):
+            raise ConfigError(
+                f"transport {self._transport!r:.80} answered with a response of {theirs}, expected one of {library.__name__}"
+            )
+        response.request = request
+        return response, answer_of(response.status_code, response.headers.get, time.time())
+
+    def _having_read(self, response: Any, body: bytes | None) -> Any:
+        """Response with its body as it was on the wire; without one if that is not known, or cannot be decoded."""
+        same = partial(self._library.Response, response.status_code, request=response.request, extensions=response.extensions)
+        headers = response.headers.raw
+        if body is not None and self._is_readable(response.headers, body):
+            return same(headers=headers, content=body)
+        return same(headers=[each for each in headers if each[0].lower().decode("latin-1") not in OF_BODIES])
+
+    def _is_readable(self, headers: Any, body: bytes) -> bool:
+        """True if a body can be decoded to no more bytes than may be read from the wire."""
+        encoding = headers.get("content-encoding", "")
+        if not encoding:
+            return True
+        if "," in encoding:  # a byte that was encoded twice may stand for a million
+            return False
+        pieces = (body[at : at + _PIECE] for at in range(0, len(body), _PIECE))
+        size = 0
+        with suppress(self._library.DecodingError):
+            for part in self._library.Response(200, headers={"content-encoding": encoding}, content=pieces).iter_bytes():
+                size += len(part)
+                if size > MOST_READ:
+                    return False
+            return True
+        return False
+
+
+class _AsyncOutbound(_Outbound):
+    """The `Transport` of an async transport."""
+
+    async def sleep(self, seconds: float) -> None:
+        await waiting.asleep(seconds)
+
+    async def send(self, request: Any) -> tuple[Any, Answer]:
+        return self._answered(request, await self._transport.handle_async_request(request))
+
+    async def discard(self, response: Any) -> Any:
+        body = b""
+        try:
+            async with asyncio.timeout(LONGEST_READ):
+                async for chunk in response.stream:
+                    body += chunk
+                    if len(body) > MOST_READ:
+                        return self._having_read(response, None)
+        except (TimeoutError, self._library.TransportError):
+            return self._having_read(response, None)
+        finally:
+            await response.aclose()
+        return self._having_read(response, body)
+
+    async def close(self, response: Any) -> None:
+        await response.aclose()
+
+
+class _SyncOutbound(_Outbound):
+    """The `Transport` of a sync transport."""
+
+    def sleep(self, seconds: float) -> None:
+        waiting.sleep(seconds)
+
+    def send(self, request: Any) -> tuple[Any, Answer]:
+        return self._answered(request, self._transport.handle_request(request))
+
+    def discard(self, response: Any) -> Any:
+        body, until = b"", time.monotonic() + LONGEST_READ
+        try:
+            with _reading_briefly(response.request), _deadline(response):
+                for chunk in response.stream:
+                    body += chunk
+                    if len(body) > MOST_READ or time.monotonic() > until:
+                        return self._having_read(response, None)
+        except self._library.TransportError:
+            return self._having_read(response, None)
+        finally:
+            response.close()
+        # The end of the body may be that of the deadline.
+        return self._having_read(response, body if time.monotonic() <= until else None)
+
+    def close(self, response: Any) -> None:
+        response.close()
+
+
+@contextmanager
+def _reading_briefly(request: Any) -> Iterator[None]:
+    """Shorten the read timeout of a request, which transports look up in it, to that of a refusal's body."""
+    timeouts = request.extensions.get("timeout", {})
+    request.extensions["timeout"] = {**timeouts, "read": min(timeouts.get("read") or LONGEST_READ, LONGEST_READ)}
+    try:
+        yield
+    finally:
+        request.extensions["timeout"] = timeouts
+
+
+def _deadline(response: Any) -> AbstractContextManager[None]:
+    """End the reading of a response of HTTP/1 after `LONGEST_READ` seconds; a connection of HTTP/2 has others on it."""
+    stream = response.extensions.get("network_stream")
+    line = stream.get_extra_info("socket") if stream and response.http_version.startswith("HTTP/1") else None
+    return shut_after(LONGEST_READ, line.fileno()) if line else nullcontext()
