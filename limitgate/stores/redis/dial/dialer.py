@@ -19,7 +19,6 @@ from redis.exceptions import (
     ConnectionError as RedisConnectionError,
     InvalidResponse,
     RedisError,
-    ResponseError,
     TimeoutError as RedisTimeoutError,
 )
 from redis.retry import Retry
@@ -41,7 +40,7 @@ from limitgate.stores.redis.dial.url import (
     sentinel_name,
     server_name,
 )
-from limitgate.stores.redis.errors import is_no_room
+from limitgate.stores.redis.errors import is_no_room, without_secrets
 
 CONNECT_TIMEOUT = 1.5
 """Seconds that connecting may take in the background; recovery from a connect that hangs takes as long."""
@@ -315,9 +314,12 @@ def _connected(connection: Any) -> Any:
         connection.connect()
     except BaseException as error:
         connection.disconnect()
-        _hush(error)
-        raise
-    return connection
+        if not isinstance(error, Exception):
+            raise
+        failure = without_secrets(error, connection.username, connection.password)
+    else:
+        return connection
+    raise failure  # only here, as the error that it may replace would be its context
 
 
 async def _aconnected(connection: Any) -> Any:
@@ -325,15 +327,12 @@ async def _aconnected(connection: Any) -> Any:
         await connection.connect()
     except BaseException as error:
         await connection.disconnect(nowait=True)
-        _hush(error)
-        raise
-    return connection
-
-
-def _hush(error: BaseException) -> None:
-    """Cut off what a server repeats of a command that it does not know: of HELLO and AUTH, that is the password."""
-    if isinstance(error, ResponseError):
-        error.args = (str(error).partition(", with args beginning with")[0],)
+        if not isinstance(error, Exception):
+            raise
+        failure = without_secrets(error, connection.username, connection.password)
+    else:
+        return connection
+    raise failure
 
 
 def _asked(connection: Any, command: Sequence[str]) -> Any:
