@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import Any
 
-from limitgate.own_errors import survived
+from limitgate.own_errors import raise_interruption, survived
 
 
 class _ThreadState(threading.local):
@@ -24,7 +24,11 @@ def start(name: str, target: Callable[..., object], *args: Any) -> threading.Thr
     Its context is empty, because green threads would copy that of the request.
     """
     thread = threading.Thread(target=Context().run, args=[_run, target, *args], name=f"limitgate-{name}", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise_interruption(error)
+        raise
     return thread
 
 

@@ -10,7 +10,7 @@ import os
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from inspect import signature
+from inspect import iscoroutinefunction, signature
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from limitgate.errors import ConfigError
-from limitgate.own_errors import survived
+from limitgate.own_errors import raise_interruption, survived
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.dial.inspection import Inspection
 from limitgate.stores.redis.dial.resolver import Resolver
@@ -121,6 +121,8 @@ class Dialer:
             raise ConfigError("store: a Redis Cluster has one database, expected no other than 0")
         self._class = pool.connection_class
         self._options = {**pool.connection_kwargs, "driver_info": made.driver_info}  # else each reads a version from disk
+        if not iscoroutinefunction(self._class.connect):
+            self._options["command_packer"] = _Packer()
         self._sentinels = where.sentinels
         self._resolver = Resolver()
         self._inspection = inspection
@@ -240,6 +242,7 @@ class Dialer:
                 reached = self._reached(sentinel_name(sentinel), self._sentinel(sentinel, **brief))
                 return self._named_by(sentinel, _asked(reached, self._question))
             except Exception as error:
+                raise_interruption(error)
                 if is_no_room(error):  # no fault of this Sentinel's
                     raise
                 self._passed_over(sentinel, error)
@@ -295,6 +298,16 @@ class Dialer:
         return NoMasterError(f"no Sentinel tells where the master is: {'; '.join(map(str, failures))}")
 
 
+class _Packer:
+    """Packs the commands that redis-py sends to connect under threads, in place of hiredis, see `wire.arguments`."""
+
+    @staticmethod
+    def pack(*words: Any) -> list[bytes]:
+        """Pack a command in RESP."""
+        packed = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+        return [b"*%d\r\n" % len(packed) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in packed])]
+
+
 def _options_of(connection_class: type) -> frozenset[str]:
     """Names of the options that a URL may have for connections of a class."""
     makers = [vars(kind)["__init__"] for kind in connection_class.__mro__[:-1] if "__init__" in vars(kind)]
@@ -316,6 +329,7 @@ def _connected(connection: Any) -> Any:
         connection.disconnect()
         if not isinstance(error, Exception):
             raise
+        raise_interruption(error)
         failure = without_secrets(error, connection.username, connection.password)
     else:
         return connection
@@ -359,6 +373,7 @@ def _said(connection: Any, command: Sequence[Any]) -> object:
         return connection.read_response(disable_decoding=True, disconnect_on_error=False)
     except BaseException as error:
         if _is_answer(error):
+            raise_interruption(error)
             return error
         connection.disconnect()
         raise

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any
 
 from limitgate.errors import StoreError
-from limitgate.own_errors import own_error
+from limitgate.own_errors import own_error, raise_interruption
 from limitgate.stores.redis import background
 from limitgate.stores.redis.dial.dialer import Dial
 from limitgate.stores.redis.errors import store_error
@@ -59,7 +59,9 @@ class ConnectionPool:
         self._idle: deque[SyncConnection] = deque()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._wanted = self._connecting = 0
+        self._wanted = 0
+        self._connecting: set[object] = set()
+        """Attempts of other threads under way."""
         self._failure: tuple[float, Exception | None] = 0.0, None
         self._retired = False
         self._closings = 0
@@ -119,7 +121,7 @@ class ConnectionPool:
             self._wanted += 1
             try:
                 while (connection := self._pop()) is None:
-                    if self._connecting < min(self._wanted, MAX_CONNECTING) and not self._begin_to_connect():
+                    if len(self._connecting) < min(self._wanted, MAX_CONNECTING) and not self._begin_to_connect():
                         break
                     self._wait(waiting)
                     began, failure = self._failure
@@ -131,11 +133,16 @@ class ConnectionPool:
 
     def _begin_to_connect(self) -> bool:
         """Have another thread connect. False if none can be started now."""
+        attempt = object()
         try:
-            background.start("connect", self._connect, self._closings)
+            self._connecting.add(attempt)
+            background.start("connect", self._connect, self._closings, attempt)
         except RuntimeError:
+            self._connecting.discard(attempt)
             return False
-        self._connecting += 1
+        except BaseException:  # a signal's handler may raise anywhere; the thread runs, or it does not
+            self._connecting.discard(attempt)
+            raise
         return True
 
     def _wait(self, waiting: _WaitForConnection) -> None:
@@ -154,11 +161,12 @@ class ConnectionPool:
         try:
             return _driven(self._dial(within=max(patience.left, SHORTEST)))
         except Exception as error:
+            raise_interruption(error)
             raise store_error(error) from error
         finally:
             patience.waited_in_vain(monotonic() - began)
 
-    def _connect(self, closings: int) -> None:
+    def _connect(self, closings: int, attempt: object) -> None:
         """Connect; ``closings`` tells whether the pool was closed meanwhile."""
         began = monotonic()
         connection: SyncConnection | None = None
@@ -169,7 +177,7 @@ class ConnectionPool:
             failure = error
         finally:  # also where this thread is killed, as gevent can
             with self._lock:
-                self._connecting -= 1
+                self._connecting.discard(attempt)
                 is_awaited = self._wanted > 0
                 if connection is None:
                     self._failure = began, failure

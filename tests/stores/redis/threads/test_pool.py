@@ -214,4 +214,4 @@ def test_a_pool_that_was_closed_keeps_connections_again() -> None:
         pool.take(Patience(0.001))
     may_connect.set()
     pool.take(Patience(PATIENT)).close()
-    assert pool._connecting == 0
+    assert not pool._connecting
