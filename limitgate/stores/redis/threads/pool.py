@@ -17,38 +17,13 @@ from limitgate.stores.redis import background
 from limitgate.stores.redis.dial.dialer import Dial
 from limitgate.stores.redis.errors import store_error
 from limitgate.stores.redis.threads.connection import SyncConnection
-from limitgate.stores.redis.threads.patience import SHORTEST, Patience
+from limitgate.stores.redis.threads.patience import SHORTEST, Patience, WaitForThread
 
 MAX_CONNECTING = 4
 """Threads that connect to a server at a time."""
-STARVED_TURNS = 40
-"""How often a thread that connects may have to wait for the GIL: 5 to 25 times were measured."""
-LATE_S = 0.004
-"""Seconds by which a thread comes late that has waited for the GIL; others keep it for 5 ms."""
 LOOK_EVERY = 1.0
 """Seconds for which a connection is believed to be as it was when somebody looked. Whether a server that sends what nobody has
 asked for is noticed depends on it, so it is short; calls that come one after the other need no look each."""
-
-
-class _WaitForConnection:
-    """A thread's wait for another one to connect, which may be starved of the GIL as well and hears nothing then."""
-
-    def __init__(self, patience: Patience) -> None:
-        self.patience = patience
-        self._turns = 0.0
-        """How often the one that connects has waited for the GIL meanwhile, at most."""
-
-    def waited_in_vain(self, slice_: float, elapsed: float) -> None:
-        """A slice is over, which has taken ``elapsed`` seconds until this thread had the GIL again.
-
-        The other one waits as long for each of its turns. What may have been nothing else is not counted, and after that only
-        its share of the time.
-        """
-        late_s = elapsed - slice_
-        if late_s > LATE_S and self._turns < STARVED_TURNS:
-            self._turns += elapsed / late_s
-        else:
-            self.patience.waited_in_vain(slice_ * slice_ / elapsed if late_s > slice_ else slice_)
 
 
 class ConnectionPool:
@@ -116,7 +91,7 @@ class ConnectionPool:
     def _made(self, patience: Patience) -> SyncConnection:
         """A new connection, made by another thread if one can be started, so that it serves the next if it comes late."""
         arrived = monotonic()
-        waiting = _WaitForConnection(patience)
+        waiting = WaitForThread(patience)
         with self._lock:
             self._wanted += 1
             try:
@@ -145,7 +120,7 @@ class ConnectionPool:
             raise
         return True
 
-    def _wait(self, waiting: _WaitForConnection) -> None:
+    def _wait(self, waiting: WaitForThread) -> None:
         """Wait until something has changed. Raises `StoreError` once patience is over."""
         patience = waiting.patience
         slice_, began = patience.slice(), monotonic()
