@@ -28,7 +28,7 @@ Exchange = Callable[[Sequence[AnyPlan], Patience], Sequence[AnyReading | StoreEr
 
 _GOES = "goes"
 HANGS = 0.5
-"""Seconds beyond its timeout for which a thread waits for another one, if it is in time itself to see them pass."""
+"""Seconds beyond its timeout for which a thread waits for the same other one, if it is in time itself to see them pass."""
 _LOOK_EVERY = 0.05
 """Seconds between two looks at one that may hang."""
 
@@ -108,15 +108,15 @@ class CallCoalescer:
     def _wait(self, mine: _Request) -> None:
         """Wait for an answer or this thread's turn, or until Redis was silent, or the thread that went hung, for too long."""
         wake, left = mine.wake, mine.due - self.listening.spent
-        waiting, began = None, 0.0
+        waiting, began, leader = None, 0.0, None
         while not wake.acquire(True, left if left > SHORTEST else SHORTEST):  # noqa: FURB136 - in half the time
             if mine.outcome is not None:  # whoever went was interrupted while it woke others
                 return
             if waiting is None:
                 waiting = WaitForThread(Patience(HANGS))
-            else:
+            elif self._turn.get(_GOES) is leader:  # else there was progress
                 waiting.waited_in_vain(left, monotonic() - began)
-            left, began = min(mine.due - self.listening.spent, _LOOK_EVERY), monotonic()
+            leader, left, began = self._turn.get(_GOES), min(mine.due - self.listening.spent, _LOOK_EVERY), monotonic()
             if left <= 0 or waiting.patience.is_over:
                 self._give_up(mine)
                 return
