@@ -341,6 +341,10 @@ STORM = """
                 where = outer.f_code.co_name
         raise Soft
 
+    def until_struck(before):
+        while struck == before:
+            time.sleep(0.0001)
+
     outcomes, several = collections.Counter(), [Limit(f"{{1000 + n}}/day") for n in range(6)]
     with Limiter({url!r}, timeout=20) as limiter:
         signal.signal(signal.SIGALRM, handler)
@@ -351,8 +355,7 @@ STORM = """
                 signal.setitimer(signal.ITIMER_REAL, 0.00002 + asked % 80 * 0.00001)
                 try:
                     limiter.hit("plain", "100000/second") if asked % 2 else limiter.hit("several", *several, cost=asked % 3)
-                    while struck == before:
-                        time.sleep(0.0001)
+                    until_struck(before)
                 finally:
                     signal.setitimer(signal.ITIMER_REAL, 0)
                 outcomes[f"went on after {{where}}"] += 1
